@@ -1,0 +1,222 @@
+//! The crate's one error type.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What can go wrong between ranks. Errors are `Clone`: a group that failed answers every later call with the same cause.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    // ---- mistakes of the caller: the group stays usable ----
+    /// An argument of a call or a field of a configuration cannot be used.
+    #[error("{what}: got {got}; {help}")]
+    InvalidArgument {
+        /// The argument, field or environment variable.
+        what: String,
+        /// The value as it was given.
+        got: String,
+        /// What would be accepted.
+        help: String,
+    },
+    /// A rank that does not exist in the group.
+    #[error("{operation}: rank {rank} does not exist in a group of {world_size}; ranks go from 0 to {}", world_size - 1)]
+    RankOutOfRange {
+        /// The call.
+        operation: String,
+        /// The rank that was asked for.
+        rank: usize,
+        /// Ranks in the group, at least 1.
+        world_size: usize,
+    },
+    /// The operation is not defined for tensors of this dtype.
+    #[error("{operation}: dtype {dtype:?} is not supported; {help}")]
+    UnsupportedDtype {
+        /// The call.
+        operation: String,
+        /// The tensor's dtype.
+        dtype: candle_core::DType,
+        /// Which ones are.
+        help: String,
+    },
+    /// Input and output of one call do not fit each other.
+    #[error("{operation}: {what} has {got} elements, expected {expected}")]
+    ElementCount {
+        /// The call.
+        operation: String,
+        /// Which tensor.
+        what: &'static str,
+        /// Elements it should have.
+        expected: usize,
+        /// Elements it has.
+        got: usize,
+    },
+    /// A candle operation on one of the tensors failed.
+    #[error("{operation}: {source}")]
+    Tensor {
+        /// The call.
+        operation: String,
+        /// Candle's error.
+        source: Arc<candle_core::Error>,
+    },
+    /// Off loopback every job needs a secret.
+    #[error(
+        "refusing to use the address {address} without a secret: set GIRANDOLE_SECRET_FILE to a file of mode 0600 \
+         that holds 64 hexadecimal digits, the same on every host"
+    )]
+    NoSecret {
+        /// The address that is not loopback.
+        address: String,
+    },
+
+    // ---- meeting ----
+    /// The meeting point's address is taken.
+    #[error("cannot listen on {address}: {reason}; choose another port or end the program that holds it")]
+    Listen {
+        /// The address.
+        address: String,
+        /// The operating system's reason.
+        reason: String,
+    },
+    /// Not all ranks came together in time.
+    #[error("rank {rank}: the group of {world_size} did not meet at {address} within {:.1} s: {detail}", waited.as_secs_f64())]
+    Rendezvous {
+        /// This rank.
+        rank: usize,
+        /// Ranks expected.
+        world_size: usize,
+        /// The meeting point.
+        address: String,
+        /// Time spent.
+        waited: Duration,
+        /// Who is missing, or what the last try said.
+        detail: String,
+    },
+    /// A rank with the job's secret was turned away, because it does not fit the group.
+    #[error("rank {rank} was refused at {address}: {reason}")]
+    Refused {
+        /// The rank that asked.
+        rank: usize,
+        /// The meeting point.
+        address: String,
+        /// Why.
+        reason: String,
+    },
+
+    // ---- failures of the transport: the group is poisoned ----
+    /// A rank's process ended, or its connection broke.
+    #[error("rank {rank} (host {host}) died during {operation}")]
+    PeerDied {
+        /// The rank that is gone.
+        rank: usize,
+        /// Its host name.
+        host: String,
+        /// What this rank was doing.
+        operation: String,
+    },
+    /// A rank closed its group while others still counted on it.
+    #[error(
+        "rank {rank} (host {host}) left the group before {operation} was done: it ended its part, or failed for a \
+         reason of its own that its own output tells"
+    )]
+    PeerLeft {
+        /// The rank that left.
+        rank: usize,
+        /// Its host name.
+        host: String,
+        /// What this rank was doing.
+        operation: String,
+    },
+    /// A rank did not take part in time.
+    #[error(
+        "rank {rank} (host {host}) did not take part in {operation} within {:.1} s: {detail}; a longer time-out can be \
+         set (--timeout, TcpConfig::timeout)", waited.as_secs_f64()
+    )]
+    Timeout {
+        /// The rank that was waited for.
+        rank: usize,
+        /// Its host name.
+        host: String,
+        /// What was waited for.
+        operation: String,
+        /// How long.
+        waited: Duration,
+        /// What is known of the rank: it does not answer at all, or what it does instead.
+        detail: String,
+    },
+    /// Ranks called different operations at the same place.
+    #[error(
+        "the ranks do not agree on the call: rank {odd_rank} called {odd_call}, rank {rank} called {call}; every rank \
+         must make the same calls, in the same order, with the same dtype and element count"
+    )]
+    Mismatch {
+        /// The rank that differs from most; with two ranks, the higher one.
+        odd_rank: usize,
+        /// Its call.
+        odd_call: String,
+        /// A rank to compare it with.
+        rank: usize,
+        /// That rank's call.
+        call: String,
+    },
+    /// A rank sent what no rank of this version sends.
+    #[error("rank {rank} (host {host}) broke the protocol during {operation}: {detail}")]
+    Protocol {
+        /// The rank.
+        rank: usize,
+        /// Its host name.
+        host: String,
+        /// What this rank was doing.
+        operation: String,
+        /// What was wrong.
+        detail: String,
+    },
+    /// The operating system refused something.
+    #[error("{what}: {reason}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// The reason.
+        reason: String,
+    },
+
+    // ---- launching ----
+    /// A worker process failed; this is the first one that did, the others were ended after it.
+    #[error(transparent)]
+    Worker(#[from] Box<crate::launch::WorkerFailure>),
+    /// The launcher was asked to stop by a signal, and has ended its workers.
+    #[error("stopped by signal {signal}")]
+    Interrupted {
+        /// The signal's number.
+        signal: i32,
+    },
+}
+
+/// `Result` with this crate's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// True where the fault is another rank's: this process only noticed. A program that ends for such a reason exits with
+    /// [`crate::launch::EXIT_PEER_FAILED`], so that its launcher looks for the first cause elsewhere.
+    ///
+    /// ```
+    /// let died = comm::Error::PeerDied { rank: 1, host: "a".into(), operation: "barrier #3".into() };
+    /// assert!(died.is_peer_failure());
+    /// ```
+    pub fn is_peer_failure(&self) -> bool {
+        matches!(self, Error::PeerDied { .. } | Error::PeerLeft { .. } | Error::Timeout { .. } | Error::Mismatch { .. } | Error::Protocol { .. })
+    }
+
+    pub(crate) fn system(what: impl Into<String>, reason: impl std::fmt::Display) -> Self {
+        Error::System { what: what.into(), reason: reason.to_string() }
+    }
+
+    pub(crate) fn invalid(what: impl Into<String>, got: impl std::fmt::Display, help: impl Into<String>) -> Self {
+        Error::InvalidArgument { what: what.into(), got: got.to_string(), help: help.into() }
+    }
+}
+
+impl From<Error> for candle_core::Error {
+    fn from(error: Error) -> Self {
+        candle_core::Error::wrap(error)
+    }
+}
