@@ -1,4 +1,5 @@
 //! What holds for every data set, number of ranks and tail: proptest, against a plain reference.
+#![allow(clippy::unwrap_used)] // in helpers too; in tests it is allowed anyway
 
 use std::collections::HashMap;
 
@@ -17,7 +18,7 @@ fn reference(order: &[usize], whole: &[usize], ranks: usize, tail: Tail) -> Vec<
         Tail::Pad => {
             // Padding goes on where the order ends: at its start, and round again.
             let mut padding = whole.iter().copied().cycle();
-            while order.len() % ranks != 0 {
+            while !order.len().is_multiple_of(ranks) {
                 order.extend(padding.next());
             }
         }

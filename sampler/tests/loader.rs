@@ -1,4 +1,5 @@
 //! The data loader: order, errors, panics, ending early.
+#![allow(clippy::unwrap_used)] // in helpers too; in tests it is allowed anyway
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
