@@ -1,0 +1,85 @@
+//! What every backend must do alike: each collective over ranks, lengths, dtypes and ops, equal to a plain computation.
+
+mod cases;
+mod reference;
+
+use comm::{Communicator, Local, Result};
+
+/// Runs `body` on every rank of a group of one backend.
+trait Backend {
+    fn run(&self, world_size: usize, body: &(dyn Fn(&dyn Communicator) -> Result<()> + Sync));
+}
+
+struct Threads;
+
+impl Backend for Threads {
+    fn run(&self, world_size: usize, body: &(dyn Fn(&dyn Communicator) -> Result<()> + Sync)) {
+        Local::run(world_size, |comm| body(comm))
+            .unwrap_or_else(|error| panic!("{world_size} ranks: {error}"));
+    }
+}
+
+macro_rules! suite {
+    ($name:ident, $backend:expr) => {
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn all_reduce() {
+                cases::all_reduce(&$backend);
+            }
+
+            #[test]
+            fn reduce() {
+                cases::reduce(&$backend);
+            }
+
+            #[test]
+            fn broadcast() {
+                cases::broadcast(&$backend);
+            }
+
+            #[test]
+            fn all_gather() {
+                cases::all_gather(&$backend);
+            }
+
+            #[test]
+            fn reduce_scatter() {
+                cases::reduce_scatter(&$backend);
+            }
+
+            #[test]
+            fn messages() {
+                cases::messages(&$backend);
+            }
+
+            #[test]
+            fn barrier() {
+                cases::barrier(&$backend);
+            }
+
+            #[test]
+            fn queued_operations_keep_their_order() {
+                cases::queued(&$backend);
+            }
+
+            #[test]
+            fn mistakes_leave_the_group_usable() {
+                cases::mistakes(&$backend);
+            }
+        }
+    };
+}
+
+suite!(local, Threads);
+
+#[test]
+fn the_trait_is_object_safe_and_shared_between_threads() {
+    fn takes(_: &(dyn Communicator + Send + Sync)) {}
+    Local::run(1, |comm| {
+        takes(comm);
+        Ok(())
+    })
+    .unwrap();
+}
