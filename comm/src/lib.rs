@@ -30,6 +30,7 @@ mod runner;
 pub mod schedule;
 mod storage;
 mod supervisor;
+mod tcp;
 mod verdict;
 mod work;
 
@@ -37,4 +38,5 @@ pub use communicator::{Communicator, Stats};
 pub use error::{Error, Result};
 pub use local::{Local, LocalConfig};
 pub use operation::{Operation, ReduceOp};
+pub use tcp::{InitMethod, Secret, Tcp, TcpConfig};
 pub use work::Work;

@@ -37,7 +37,6 @@ use std::sync::mpsc;
 
 pub use config::SpawnConfig;
 pub use failure::{ExitKind, WorkerFailure};
-#[allow(unused_imports, reason = "for the rendezvous")]
 pub(crate) use listener::inherited_listener;
 pub use worker::{is_worker, report_result, worker_guard};
 

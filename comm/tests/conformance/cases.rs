@@ -39,7 +39,7 @@ fn grid(
     }
 }
 
-pub fn all_reduce(backend: &dyn Backend) {
+pub(crate) fn all_reduce(backend: &dyn Backend) {
     grid(backend, |comm, dtype, op, len| {
         let tensor = input(comm.rank(), len, op, dtype);
         comm.all_reduce(&tensor, op)?.wait()?;
@@ -49,7 +49,7 @@ pub fn all_reduce(backend: &dyn Backend) {
     });
 }
 
-pub fn reduce(backend: &dyn Backend) {
+pub(crate) fn reduce(backend: &dyn Backend) {
     grid(backend, |comm, dtype, op, len| {
         let root = len % comm.world_size();
         let tensor = input(comm.rank(), len, op, dtype);
@@ -63,7 +63,7 @@ pub fn reduce(backend: &dyn Backend) {
     });
 }
 
-pub fn broadcast(backend: &dyn Backend) {
+pub(crate) fn broadcast(backend: &dyn Backend) {
     grid(backend, |comm, dtype, op, len| {
         let root = (len + 1) % comm.world_size();
         let tensor = input(comm.rank(), len, op, dtype);
@@ -73,7 +73,7 @@ pub fn broadcast(backend: &dyn Backend) {
     });
 }
 
-pub fn all_gather(backend: &dyn Backend) {
+pub(crate) fn all_gather(backend: &dyn Backend) {
     grid(backend, |comm, dtype, op, len| {
         let world_size = comm.world_size();
         let output = Tensor::zeros((world_size, len), dtype, &Device::Cpu)?;
@@ -91,7 +91,7 @@ pub fn all_gather(backend: &dyn Backend) {
     });
 }
 
-pub fn reduce_scatter(backend: &dyn Backend) {
+pub(crate) fn reduce_scatter(backend: &dyn Backend) {
     grid(backend, |comm, dtype, op, len| {
         let (rank, world_size) = (comm.rank(), comm.world_size());
         let whole = input(rank, len * world_size, op, dtype);
@@ -106,7 +106,7 @@ pub fn reduce_scatter(backend: &dyn Backend) {
 }
 
 /// A ring of messages, several in flight, and one view in the middle of a tensor.
-pub fn messages(backend: &dyn Backend) {
+pub(crate) fn messages(backend: &dyn Backend) {
     for world_size in WORLD_SIZES.into_iter().skip(1) {
         backend.run(world_size, &|comm| {
             let (rank, next) = (comm.rank(), (comm.rank() + 1) % world_size);
@@ -137,7 +137,7 @@ pub fn messages(backend: &dyn Backend) {
     }
 }
 
-pub fn barrier(backend: &dyn Backend) {
+pub(crate) fn barrier(backend: &dyn Backend) {
     for world_size in WORLD_SIZES {
         let arrived = AtomicUsize::new(0);
         let ranks_are_threads = AtomicUsize::new(0);
@@ -160,7 +160,7 @@ pub fn barrier(backend: &dyn Backend) {
 }
 
 /// Many operations submitted before any is waited for, some waited for out of order, some never.
-pub fn queued(backend: &dyn Backend) {
+pub(crate) fn queued(backend: &dyn Backend) {
     backend.run(3, &|comm| {
         let tensors: Vec<Tensor> =
             (0..50).map(|index| input(comm.rank(), index, ReduceOp::Sum, DType::F32)).collect();
@@ -184,7 +184,7 @@ pub fn queued(backend: &dyn Backend) {
     });
 }
 
-pub fn mistakes(backend: &dyn Backend) {
+pub(crate) fn mistakes(backend: &dyn Backend) {
     backend.run(2, &|comm| {
         let tensor = Tensor::zeros((2, 3), DType::F32, &Device::Cpu)?;
         let errors = [

@@ -3,7 +3,9 @@
 mod cases;
 mod reference;
 
-use comm::{Communicator, Local, Result};
+use std::time::Duration;
+
+use comm::{Communicator, InitMethod, Local, Result, Secret, Tcp, TcpConfig};
 
 /// Runs `body` on every rank of a group of one backend.
 trait Backend {
@@ -16,6 +18,31 @@ impl Backend for Threads {
     fn run(&self, world_size: usize, body: &(dyn Fn(&dyn Communicator) -> Result<()> + Sync)) {
         Local::run(world_size, |comm| body(comm))
             .unwrap_or_else(|error| panic!("{world_size} ranks: {error}"));
+    }
+}
+
+/// TCP connections, with a thread for each rank.
+struct Sockets;
+
+impl Backend for Sockets {
+    fn run(&self, world_size: usize, body: &(dyn Fn(&dyn Communicator) -> Result<()> + Sync)) {
+        let folder = tempfile::tempdir().unwrap();
+        let config = TcpConfig {
+            world_size,
+            init_method: InitMethod::File(folder.path().join("meeting")),
+            timeout: Duration::from_secs(60),
+            secret: Some(Secret::random().unwrap()),
+            ..TcpConfig::default()
+        };
+        std::thread::scope(|scope| {
+            for rank in 0..world_size {
+                let config = TcpConfig { rank, ..config.clone() };
+                scope.spawn(move || {
+                    let run = || body(&Tcp::connect(&config)?);
+                    run().unwrap_or_else(|error| panic!("rank {rank} of {world_size}: {error}"));
+                });
+            }
+        });
     }
 }
 
@@ -73,6 +100,7 @@ macro_rules! suite {
 }
 
 suite!(local, Threads);
+suite!(tcp, Sockets);
 
 #[test]
 fn the_trait_is_object_safe_and_shared_between_threads() {

@@ -27,6 +27,7 @@ use self::place::Place;
 use super::acceptor::Limits;
 use super::handshake::{Caller, Credentials, Purpose};
 use super::{InitMethod, TcpConfig};
+use crate::launch::inherited_listener;
 use crate::{Error, Result};
 
 /// What is known of a rank's process.
@@ -91,10 +92,6 @@ pub(crate) fn meet_with(config: &TcpConfig, options: Options) -> Result<Meeting>
         0 => leader::lead(&plan, listener),
         _ => member::join(&plan),
     }
-}
-
-fn inherited_listener() -> Option<TcpListener> {
-    None
 }
 
 /// One rank's part in a meeting.
