@@ -74,7 +74,13 @@ impl MetricsWriter {
     ///
     /// # Errors
     /// [`FileError::Write`], for instance where the disk is full.
-    pub fn step(&mut self, run: Option<&str>, epoch: usize, batch: usize, loss: f32) -> Result<(), FileError> {
+    pub fn step(
+        &mut self,
+        run: Option<&str>,
+        epoch: usize,
+        batch: usize,
+        loss: f32,
+    ) -> Result<(), FileError> {
         self.line(&Line::Step { run, epoch, batch, loss })
     }
 
@@ -108,8 +114,12 @@ mod tests {
             metrics.step(None, 0, 0, loss).unwrap();
         }
         let memory = [5, 6];
-        metrics.summary(&Summary { run: None, seconds: 0.25, world_size: 2, peak_rss_bytes: &memory }).unwrap();
-        metrics.summary(&Summary { run: Some("ddp"), seconds: 1.0, world_size: 3, ..Summary::default() }).unwrap();
+        metrics
+            .summary(&Summary { run: None, seconds: 0.25, world_size: 2, peak_rss_bytes: &memory })
+            .unwrap();
+        metrics
+            .summary(&Summary { run: Some("ddp"), seconds: 1.0, world_size: 3, ..Summary::default() })
+            .unwrap();
         let expected = [
             r#"{"event":"step","epoch":0,"batch":1,"loss":4.67}"#,
             r#"{"event":"step","run":"single","epoch":3,"batch":200,"loss":0.3}"#,

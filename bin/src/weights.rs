@@ -66,7 +66,13 @@ impl TensorFile {
     /// # std::fs::remove_file(&path)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn tensor(&self, name: &str, shape: &[Option<usize>], dtype: DType, device: &Device) -> Result<Tensor> {
+    pub fn tensor(
+        &self,
+        name: &str,
+        shape: &[Option<usize>],
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
         let Ok(view) = self.tensors.get(name) else {
             return Err(self.missing(name, describe(dtype, shape)));
         };
@@ -135,7 +141,8 @@ pub fn save_weights(path: &Path, vars: &VarMap) -> Result<()> {
     let draft = Draft::create(path, &target)?;
     let written = || -> std::io::Result<()> {
         let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-        safetensors::serialize_to_file(&tensors, Some(metadata), &draft.path).map_err(std::io::Error::other)?;
+        safetensors::serialize_to_file(&tensors, Some(metadata), &draft.path)
+            .map_err(std::io::Error::other)?;
         fs::set_permissions(&draft.path, draft.permissions.clone())?;
         File::open(&draft.path)?.sync_all()?;
         fs::rename(&draft.path, &target)?;
@@ -163,7 +170,9 @@ struct Draft {
 impl Draft {
     fn create(path: &Path, target: &Path) -> Result<Self> {
         let refuse = |error: std::io::Error| FileError::write(path, error);
-        let Some(name) = target.file_name() else { return Err(FileError::write(path, "the path names no file")) };
+        let Some(name) = target.file_name() else {
+            return Err(FileError::write(path, "the path names no file"));
+        };
         let old = match OpenOptions::new().write(true).open(target) {
             Ok(old) => Some(old.metadata().map_err(refuse)?.permissions()),
             Err(error) if error.kind() == ErrorKind::NotFound => None,

@@ -57,9 +57,18 @@ fn every_misfit_is_one_line_and_changes_nothing() {
             vec![("fc.weight", weight()), ("fc.bias", bias()), ("more", weight())],
             vec!["`more`", "F32 [2, 3]", "fc.bias, fc.weight"],
         ),
-        (vec![("fc.weight", other(&[3, 2], DType::F32)), ("fc.bias", bias())], vec!["`fc.weight`", "F32 [3, 2]", "F32 [2, 3]"]),
-        (vec![("fc.weight", weight()), ("fc.bias", other(&[1], DType::F16))], vec!["`fc.bias`", "F16 [1]", "F64 [1]"]),
-        (vec![("module.fc.weight", weight()), ("module.fc.bias", bias())], vec!["`fc.bias`", "model.module.state_dict()"]),
+        (
+            vec![("fc.weight", other(&[3, 2], DType::F32)), ("fc.bias", bias())],
+            vec!["`fc.weight`", "F32 [3, 2]", "F32 [2, 3]"],
+        ),
+        (
+            vec![("fc.weight", weight()), ("fc.bias", other(&[1], DType::F16))],
+            vec!["`fc.bias`", "F16 [1]", "F64 [1]"],
+        ),
+        (
+            vec![("module.fc.weight", weight()), ("module.fc.bias", bias())],
+            vec!["`fc.bias`", "model.module.state_dict()"],
+        ),
         (vec![], vec!["`fc.bias`", "holds none"]),
     ];
     for (tensors, words) in cases {
@@ -81,7 +90,8 @@ fn broken_files_are_named() {
     save_weights(&path, &vars(0.)).unwrap();
     let whole = fs::read(&path).unwrap();
     let huge = [&u64::MAX.to_le_bytes()[..], b"{}"].concat();
-    for bytes in [&whole[..whole.len() - 1], &whole[..20], &whole[..4], b"", b"not a safetensors file", &huge] {
+    for bytes in [&whole[..whole.len() - 1], &whole[..20], &whole[..4], b"", b"not a safetensors file", &huge]
+    {
         fs::write(&path, bytes).unwrap();
         let line = load_weights(&path, &vars(0.)).unwrap_err().to_string();
         assert!(line.contains("is not a whole safetensors file") && !line.contains('\n'), "{line}");
@@ -114,8 +124,12 @@ fn places_that_cannot_be_written_are_found_early() {
     let folder = tempfile::tempdir().unwrap();
     let sub = folder.path().join("sub");
     fs::create_dir(&sub).unwrap();
-    for path in [folder.path().join("no/such/m"), sub, PathBuf::from(""), PathBuf::from("/dev/null"), "..".into()] {
-        for line in [check_writable(&path), save_weights(&path, &vars(0.))].map(|result| result.unwrap_err().to_string()) {
+    for path in
+        [folder.path().join("no/such/m"), sub, PathBuf::from(""), PathBuf::from("/dev/null"), "..".into()]
+    {
+        for line in [check_writable(&path), save_weights(&path, &vars(0.))]
+            .map(|result| result.unwrap_err().to_string())
+        {
             assert!(line.starts_with("cannot write ") && !line.contains('\n'), "{line}");
         }
     }
@@ -128,7 +142,8 @@ fn places_that_cannot_be_written_are_found_early() {
 fn links_and_permissions_stay() {
     use std::os::unix::fs::{PermissionsExt, symlink};
     let folder = tempfile::tempdir().unwrap();
-    let (plain, path, link) = (folder.path().join("plain"), folder.path().join("m"), folder.path().join("link"));
+    let (plain, path, link) =
+        (folder.path().join("plain"), folder.path().join("m"), folder.path().join("link"));
     File::create(&plain).unwrap();
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     save_weights(&path, &vars(0.)).unwrap();
