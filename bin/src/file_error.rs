@@ -1,0 +1,98 @@
+//! Files that an option names and that cannot be used: one line each, with the path first.
+
+use std::path::{Path, PathBuf};
+
+/// Why a file that the command line names cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FileError {
+    /// It cannot be read.
+    #[error("cannot read {}: {reason}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        reason: String,
+    },
+    /// It cannot be written.
+    #[error("cannot write {}: {reason}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        reason: String,
+    },
+    /// It is no safetensors file, or not all of one.
+    #[error("{} is not a whole safetensors file: {reason}", path.display())]
+    NotSafetensors {
+        /// The file.
+        path: PathBuf,
+        /// What does not fit.
+        reason: String,
+    },
+    /// A tensor is not in the file.
+    #[error("{} has no tensor `{name}` ({expected}); it holds {held}", path.display())]
+    MissingTensor {
+        /// The file.
+        path: PathBuf,
+        /// The tensor that is looked for.
+        name: String,
+        /// Its dtype and shape.
+        expected: String,
+        /// The names that the file has.
+        held: String,
+    },
+    /// The file has a tensor that the model has not.
+    #[error("{} has a tensor `{name}` ({got}) that the model has not; the model holds {held}", path.display())]
+    ExtraTensor {
+        /// The file.
+        path: PathBuf,
+        /// The tensor that is too many.
+        name: String,
+        /// Its dtype and shape.
+        got: String,
+        /// The names that the model has.
+        held: String,
+    },
+    /// A tensor is of another dtype or shape.
+    #[error("{}: tensor `{name}` is {got}, expected {expected}", path.display())]
+    TensorMismatch {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// The dtype and shape that are needed.
+        expected: String,
+        /// The dtype and shape that the file has.
+        got: String,
+    },
+    /// A tensor could not be brought into memory or onto its device.
+    #[error("{}: tensor `{name}`: {reason}", path.display())]
+    Tensor {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Candle's reason.
+        reason: String,
+    },
+}
+
+impl FileError {
+    pub(crate) fn read(path: &Path, reason: impl std::fmt::Display) -> Self {
+        Self::Read { path: path.to_path_buf(), reason: first_line(reason) }
+    }
+
+    pub(crate) fn write(path: &Path, reason: impl std::fmt::Display) -> Self {
+        Self::Write { path: path.to_path_buf(), reason: first_line(reason) }
+    }
+
+    pub(crate) fn tensor(path: &Path, name: &str, reason: impl std::fmt::Display) -> Self {
+        Self::Tensor { path: path.to_path_buf(), name: name.to_string(), reason: first_line(reason) }
+    }
+}
+
+/// Candle's errors print a backtrace below their message where RUST_BACKTRACE is set.
+pub(crate) fn first_line(reason: impl std::fmt::Display) -> String {
+    reason.to_string().lines().next().unwrap_or_default().to_string()
+}

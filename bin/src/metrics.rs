@@ -1,0 +1,160 @@
+//! `--metrics FILE.jsonl`: one JSON object a line for each step, and one for the whole run.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::file_error::FileError;
+
+/// The last line of a run.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Summary<'a> {
+    /// Which run of the experiment, where it has several (`single`, `ddp`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run: Option<&'a str>,
+    /// Time of the training loop alone, in seconds.
+    pub seconds: f64,
+    /// Ranks that took part.
+    pub world_size: usize,
+    /// The most memory that each rank held, in bytes, by rank; left out where nothing is known.
+    #[serde(skip_serializing_if = "<[u64]>::is_empty")]
+    pub peak_rss_bytes: &'a [u64],
+}
+
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
+enum Line<'a> {
+    Step {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        run: Option<&'a str>,
+        epoch: usize,
+        batch: usize,
+        /// As short as it can be and still give the same f32; `null` where it is not finite.
+        loss: f32,
+    },
+    Summary(&'a Summary<'a>),
+}
+
+/// Writes the lines of `--metrics`.
+///
+/// Lines are buffered (a step costs far less than a microsecond), and reach the file with [`MetricsWriter::summary`], or
+/// where the writer is dropped.
+///
+/// ```
+/// use girandole::metrics::{MetricsWriter, Summary};
+///
+/// let path = std::env::temp_dir().join(format!("metrics-{}.jsonl", std::process::id()));
+/// let mut metrics = MetricsWriter::create(&path)?;
+/// metrics.step(Some("ddp"), 0, 0, 4.67)?;
+/// metrics.summary(&Summary { run: Some("ddp"), seconds: 0.5, world_size: 2, ..Summary::default() })?;
+/// let text = std::fs::read_to_string(&path)?;
+/// assert!(text.starts_with(r#"{"event":"step","run":"ddp","epoch":0,"batch":0,"loss":4.67}"#));
+/// # std::fs::remove_file(&path)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct MetricsWriter {
+    path: PathBuf,
+    out: BufWriter<File>,
+}
+
+impl MetricsWriter {
+    /// Creates the file, or empties it. Called before any work is done, so that a wrong path costs nothing.
+    ///
+    /// # Errors
+    /// [`FileError::Write`] with the path and the system's reason.
+    pub fn create(path: &Path) -> Result<Self, FileError> {
+        let file = File::create(path).map_err(|error| FileError::write(path, error))?;
+        Ok(Self { path: path.to_path_buf(), out: BufWriter::with_capacity(1 << 16, file) })
+    }
+
+    /// One step; `run` says which run of the experiment it is of, where it has several.
+    ///
+    /// # Errors
+    /// [`FileError::Write`], for instance where the disk is full.
+    pub fn step(
+        &mut self,
+        run: Option<&str>,
+        epoch: usize,
+        batch: usize,
+        loss: f32,
+    ) -> Result<(), FileError> {
+        self.line(&Line::Step { run, epoch, batch, loss })
+    }
+
+    /// The end of a run. All lines so far are in the file after it.
+    ///
+    /// # Errors
+    /// [`FileError::Write`], for instance where the disk is full.
+    pub fn summary(&mut self, summary: &Summary<'_>) -> Result<(), FileError> {
+        self.line(&Line::Summary(summary))?;
+        self.out.flush().map_err(|error| FileError::write(&self.path, error))
+    }
+
+    fn line(&mut self, line: &Line<'_>) -> Result<(), FileError> {
+        serde_json::to_writer(&mut self.out, line).map_err(|error| FileError::write(&self.path, error))?;
+        self.out.write_all(b"\n").map_err(|error| FileError::write(&self.path, error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_those_of_the_contract() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.jsonl");
+        let mut metrics = MetricsWriter::create(&path).unwrap();
+        metrics.step(None, 0, 1, 4.67).unwrap();
+        metrics.step(Some("single"), 3, 200, 0.1 + 0.2).unwrap();
+        for loss in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            metrics.step(None, 0, 0, loss).unwrap();
+        }
+        let memory = [5, 6];
+        metrics
+            .summary(&Summary { run: None, seconds: 0.25, world_size: 2, peak_rss_bytes: &memory })
+            .unwrap();
+        metrics
+            .summary(&Summary { run: Some("ddp"), seconds: 1.0, world_size: 3, ..Summary::default() })
+            .unwrap();
+        let expected = [
+            r#"{"event":"step","epoch":0,"batch":1,"loss":4.67}"#,
+            r#"{"event":"step","run":"single","epoch":3,"batch":200,"loss":0.3}"#,
+            r#"{"event":"step","epoch":0,"batch":0,"loss":null}"#,
+            r#"{"event":"step","epoch":0,"batch":0,"loss":null}"#,
+            r#"{"event":"step","epoch":0,"batch":0,"loss":null}"#,
+            r#"{"event":"summary","seconds":0.25,"world_size":2,"peak_rss_bytes":[5,6]}"#,
+            r#"{"event":"summary","run":"ddp","seconds":1.0,"world_size":3}"#,
+        ];
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+        assert!(text.ends_with('\n'));
+    }
+
+    #[test]
+    fn every_f32_comes_back_as_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.jsonl");
+        let losses = [0.1, f32::MIN_POSITIVE, f32::MAX, 1e-45, 16_777_217.0, -0.0, 3.402_823e38, 1.0 / 3.0];
+        let mut metrics = MetricsWriter::create(&path).unwrap();
+        losses.iter().for_each(|&loss| metrics.step(None, 0, 0, loss).unwrap());
+        drop(metrics);
+        for (line, loss) in std::fs::read_to_string(&path).unwrap().lines().zip(losses) {
+            let digits = line.split("\"loss\":").nth(1).unwrap().trim_end_matches('}');
+            assert_eq!(digits.parse::<f32>().unwrap().to_bits(), loss.to_bits(), "{digits}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_path_is_one_line_with_path_and_reason() {
+        let folder = tempfile::tempdir().unwrap();
+        for path in [folder.path().join("no/such/m.jsonl"), folder.path().to_path_buf()] {
+            let line = MetricsWriter::create(&path).unwrap_err().to_string();
+            assert!(line.starts_with(&format!("cannot write {}: ", path.display())), "{line}");
+            assert!(!line.contains('\n'), "{line}");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! `--trace FILE.json`: what each rank did when, as a Chrome trace that opens in Perfetto.
+//!
+//! [`install`] sets up logging for a process; with `record` it also keeps all spans in memory. At the end each rank's
+//! [`TraceRecorder::finish`] gives its [`RankTrace`], and [`merge`] makes one file of all of them.
+
+mod merge;
+
+use std::io::Write;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use tracing_chrome::{ChromeLayerBuilder, FlushGuard, TraceStyle};
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::prelude::*;
+
+pub use merge::merge;
+
+/// Why there is no trace.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TraceError {
+    /// Logging can be set up once in a process.
+    #[error("logging has been set up before in this process; set it up once, before anything is logged")]
+    AlreadyInstalled,
+    /// What a rank recorded is no trace.
+    #[error("the trace of rank {rank} ({host}) cannot be read: {reason}")]
+    Malformed {
+        /// The rank.
+        rank: usize,
+        /// Its host.
+        host: String,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// Sets up logging for this process: warnings and errors go to stderr, one line each. With `record`, spans and events of
+/// every level are recorded too; without, a span costs no more than a look at a global variable.
+///
+/// # Errors
+/// [`TraceError::AlreadyInstalled`] where logging has been set up before.
+///
+/// ```
+/// let recorder = girandole::trace::install(true)?;
+/// tracing::info_span!("step", batch = 1).in_scope(|| { /* work */ });
+/// let part = recorder.map(|recorder| recorder.finish(0, "localhost"));
+/// let json = girandole::trace::merge(&Vec::from_iter(part))?;
+/// assert!(json.contains(r#""name":"step""#));
+/// # Ok::<(), girandole::trace::TraceError>(())
+/// ```
+pub fn install(record: bool) -> Result<Option<TraceRecorder>, TraceError> {
+    let warnings = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .with_target(false)
+        .without_time()
+        .with_filter(LevelFilter::WARN);
+    let subscriber = tracing_subscriber::registry().with(warnings);
+    if !record {
+        return subscriber.try_init().map(|()| None).map_err(|_| TraceError::AlreadyInstalled);
+    }
+    let bytes = SharedBytes::default();
+    let (layer, guard) = ChromeLayerBuilder::new()
+        .writer(bytes.clone())
+        .include_args(true)
+        .include_locations(false)
+        .trace_style(TraceStyle::Threaded)
+        .build();
+    // The layer's clock starts where it is built.
+    let started_unix_us =
+        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
+    subscriber.with(layer).try_init().map_err(|_| TraceError::AlreadyInstalled)?;
+    Ok(Some(TraceRecorder { bytes, guard, started_unix_us }))
+}
+
+/// Records the spans of this process, each thread on a track of its own. Made by [`install`].
+pub struct TraceRecorder {
+    bytes: SharedBytes,
+    guard: FlushGuard,
+    started_unix_us: u64,
+}
+
+impl std::fmt::Debug for TraceRecorder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TraceRecorder")
+            .field("started_unix_us", &self.started_unix_us)
+            .finish_non_exhaustive()
+    }
+}
+
+impl TraceRecorder {
+    /// Ends the recording, and gives what was recorded. Spans that are still open have no end in it.
+    pub fn finish(self, rank: usize, host: &str) -> RankTrace {
+        // Waits for the thread that writes.
+        drop(self.guard);
+        let bytes = std::mem::take(&mut *self.bytes.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let json = String::from_utf8(bytes).unwrap_or_default();
+        RankTrace { rank, host: host.to_string(), started_unix_us: self.started_unix_us, json }
+    }
+}
+
+/// What one rank recorded.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RankTrace {
+    /// The rank.
+    pub rank: usize,
+    /// Where it ran.
+    pub host: String,
+    /// When its clock showed 0: microseconds since 1970, by its host's clock.
+    pub started_unix_us: u64,
+    /// A Chrome trace: a JSON array of events.
+    pub json: String,
+}
+
+/// Memory that the trace's thread writes to and its recorder reads.
+#[derive(Clone, Default)]
+struct SharedBytes(Arc<Mutex<Vec<u8>>>);
+
+impl Write for SharedBytes {
+    fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(buf);
+        Ok(buf.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}

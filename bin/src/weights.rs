@@ -1,0 +1,234 @@
+//! Tensors in safetensors files: `--init`, `--data` and `--save`.
+//!
+//! Files are read whole, never mapped, so that a file that changes meanwhile cannot do harm.
+
+use std::collections::HashMap;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
+
+use candle_core::safetensors::{BufferedSafetensors, Load};
+use candle_core::{DType, Device, Tensor};
+use candle_nn::VarMap;
+use safetensors::tensor::TensorView;
+
+use crate::file_error::{FileError, first_line};
+
+type Result<T> = std::result::Result<T, FileError>;
+
+/// A safetensors file in memory.
+pub struct TensorFile {
+    path: PathBuf,
+    tensors: BufferedSafetensors,
+}
+
+impl std::fmt::Debug for TensorFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TensorFile").field("path", &self.path).field("names", &self.names()).finish()
+    }
+}
+
+impl TensorFile {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// Where it cannot be read, is no safetensors file, or has been cut short.
+    pub fn open(path: &Path) -> Result<Self> {
+        let bytes = fs::read(path).map_err(|error| FileError::read(path, error))?;
+        let tensors = BufferedSafetensors::new(bytes).map_err(|error| FileError::NotSafetensors {
+            path: path.to_path_buf(),
+            reason: first_line(error),
+        })?;
+        Ok(Self { path: path.to_path_buf(), tensors })
+    }
+
+    /// The names of its tensors, sorted.
+    pub fn names(&self) -> Vec<String> {
+        let mut names: Vec<_> = self.tensors.tensors().into_iter().map(|(name, _)| name).collect();
+        names.sort();
+        names
+    }
+
+    /// One tensor, of this dtype and this shape; a dimension given as `None` may be of any size.
+    ///
+    /// # Errors
+    /// Where there is no such tensor, or it is of another dtype or shape.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use girandole::weights::TensorFile;
+    ///
+    /// let path = std::env::temp_dir().join(format!("data-{}.safetensors", std::process::id()));
+    /// Tensor::zeros((100, 20), DType::F32, &Device::Cpu)?.save_safetensors("x", &path)?;
+    /// let x = TensorFile::open(&path)?.tensor("x", &[None, Some(20)], DType::F32, &Device::Cpu)?;
+    /// assert_eq!(x.dims(), [100, 20]);
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn tensor(
+        &self,
+        name: &str,
+        shape: &[Option<usize>],
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
+        let Ok(view) = self.tensors.get(name) else {
+            return Err(self.missing(name, describe(dtype, shape)));
+        };
+        let fits = shape.len() == view.shape().len()
+            && shape.iter().zip(view.shape()).all(|(want, got)| want.is_none_or(|want| want == *got));
+        if !fits || DType::try_from(view.dtype()).ok() != Some(dtype) {
+            return Err(FileError::TensorMismatch {
+                path: self.path.clone(),
+                name: name.to_string(),
+                expected: describe(dtype, shape),
+                got: describe_view(&view),
+            });
+        }
+        view.load(device).map_err(|error| FileError::tensor(&self.path, name, error))
+    }
+
+    fn missing(&self, name: &str, expected: String) -> FileError {
+        let mut held = listing(&self.names());
+        if self.tensors.get(&format!("module.{name}")).is_ok() {
+            held += " (saved from a DistributedDataParallel: save model.module.state_dict() instead)";
+        }
+        FileError::MissingTensor { path: self.path.clone(), name: name.to_string(), expected, held }
+    }
+}
+
+/// Sets every variable of `vars` to the tensor of the same name in a file. All must fit, the file may hold no others, and
+/// nothing is changed unless that is so.
+///
+/// # Errors
+/// One line that names the file, the first tensor that does not fit, what was expected and what was found.
+pub fn load_weights(path: &Path, vars: &VarMap) -> Result<()> {
+    let file = TensorFile::open(path)?;
+    let vars = vars.data().lock().unwrap_or_else(PoisonError::into_inner);
+    let mut held: Vec<String> = vars.keys().cloned().collect();
+    held.sort();
+    let mut values = Vec::with_capacity(held.len());
+    for name in &held {
+        let var = &vars[name];
+        let shape: Vec<_> = var.dims().iter().copied().map(Some).collect();
+        values.push((name, var, file.tensor(name, &shape, var.dtype(), var.device())?));
+    }
+    if let Some(name) = file.names().into_iter().find(|name| !vars.contains_key(name)) {
+        let got = file.tensors.get(&name).map(|view| describe_view(&view)).unwrap_or_default();
+        return Err(FileError::ExtraTensor { path: path.to_path_buf(), name, got, held: listing(&held) });
+    }
+    for (name, var, value) in values {
+        var.set(&value).map_err(|error| FileError::tensor(path, name, error))?;
+    }
+    Ok(())
+}
+
+/// Writes all variables to a safetensors file under their names, which are PyTorch's where the model's are.
+///
+/// The file appears whole or not at all: it is written beside its place, brought to disk, and renamed.
+///
+/// # Errors
+/// [`FileError::Write`] with the path and the reason; an older file is then as it was.
+pub fn save_weights(path: &Path, vars: &VarMap) -> Result<()> {
+    let target = target(path)?;
+    let mut tensors = HashMap::new();
+    for (name, var) in vars.data().lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        // To the host here, where a failure is an error; safetensors would panic.
+        let tensor = var.as_detached_tensor().to_device(&Device::Cpu);
+        tensors.insert(name.clone(), tensor.map_err(|error| FileError::tensor(path, name, error))?);
+    }
+    let draft = Draft::create(path, &target)?;
+    let written = || -> std::io::Result<()> {
+        let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+        safetensors::serialize_to_file(&tensors, Some(metadata), &draft.path)
+            .map_err(std::io::Error::other)?;
+        fs::set_permissions(&draft.path, draft.permissions.clone())?;
+        File::open(&draft.path)?.sync_all()?;
+        fs::rename(&draft.path, &target)?;
+        // The folder too, or the new name may be lost when the machine stops. Not every system lets a folder be opened.
+        File::open(folder(&target)).map_or(Ok(()), |folder| folder.sync_all())
+    };
+    written().map_err(|error| FileError::write(path, error))
+}
+
+/// Whether [`save_weights`] will be able to write there, found out without a change to a file that exists.
+///
+/// # Errors
+/// [`FileError::Write`] with the path and the reason.
+pub fn check_writable(path: &Path) -> Result<()> {
+    Draft::create(path, &target(path)?).map(drop)
+}
+
+/// A file beside the one to be written, removed when dropped (unless it has been renamed).
+struct Draft {
+    path: PathBuf,
+    /// Those of the file that is replaced, or else of any new file.
+    permissions: Permissions,
+}
+
+impl Draft {
+    fn create(path: &Path, target: &Path) -> Result<Self> {
+        let refuse = |error: std::io::Error| FileError::write(path, error);
+        let Some(name) = target.file_name() else {
+            return Err(FileError::write(path, "the path names no file"));
+        };
+        let old = match OpenOptions::new().write(true).open(target) {
+            Ok(old) => Some(old.metadata().map_err(refuse)?.permissions()),
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(error) => return Err(refuse(error)),
+        };
+        let draft = target.with_file_name(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
+        // What a killed process of the same number left; never opened, it could be a link to something else.
+        let _ = fs::remove_file(&draft);
+        let fresh = File::create_new(&draft).map_err(refuse)?;
+        let permissions = old.map_or_else(|| fresh.metadata().map(|fresh| fresh.permissions()), Ok);
+        Ok(Self { path: draft, permissions: permissions.map_err(refuse)? })
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// The file that will be replaced: where `path` is a link, what it points to.
+fn target(path: &Path) -> Result<PathBuf> {
+    match fs::metadata(path) {
+        // A rename would put a file in the place of a device or pipe.
+        Ok(found) if !found.is_file() => Err(FileError::write(path, "it is not a regular file")),
+        Ok(_) => path.canonicalize().map_err(|error| FileError::write(path, error)),
+        Err(_) => Ok(path.to_path_buf()),
+    }
+}
+
+fn folder(target: &Path) -> &Path {
+    match target.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    }
+}
+
+/// `F32 [10, 20]`, with `*` for any size.
+fn describe(dtype: DType, shape: &[Option<usize>]) -> String {
+    let dims: Vec<_> = shape.iter().map(|dim| dim.map_or("*".to_string(), |dim| dim.to_string())).collect();
+    format!("{dtype:?} [{}]", dims.join(", "))
+}
+
+fn describe_view(view: &TensorView<'_>) -> String {
+    format!("{:?} {:?}", view.dtype(), view.shape())
+}
+
+/// The names, or the first few of many.
+fn listing(names: &[String]) -> String {
+    const SHOWN: usize = 8;
+    match names.len() {
+        0 => "none".to_string(),
+        count if count <= SHOWN => names.join(", "),
+        count => format!("{} and {} more", names[..SHOWN].join(", "), count - SHOWN),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,81 @@
+//! One step by candle's tensor operations, for devices and dtypes that have no step in place.
+
+use candle_core::{DType, Result, Tensor, Var};
+
+use super::{Direction, SgdConfig};
+
+pub(super) fn step(
+    var: &Var,
+    grad: &Tensor,
+    direction: &mut Option<Direction>,
+    config: &SgdConfig,
+) -> Result<()> {
+    let wide = match var.dtype() {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    };
+    // Detached: a direction that remembered its operations would keep every step's tensors alive.
+    let param = var.as_detached_tensor().to_dtype(wide)?;
+    let mut update = grad.detach().to_dtype(wide)?;
+    if config.weight_decay != 0. {
+        update = (update + (&param * config.weight_decay)?)?;
+    }
+    if config.momentum != 0. {
+        let fresh = match direction {
+            Some(Direction::Tensor(last)) => {
+                ((&*last * config.momentum)? + (&update * (1. - config.dampening))?)?
+            }
+            // A copy: the gradient's memory may be written again before the next step.
+            _ => update.copy()?,
+        };
+        update = if config.nesterov { (update + (&fresh * config.momentum)?)? } else { fresh.clone() };
+        *direction = Some(Direction::Tensor(fresh));
+    }
+    var.set(&(param - (update * config.learning_rate)?)?.to_dtype(var.dtype())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::super::host;
+    use super::*;
+
+    #[test]
+    fn agrees_with_the_step_in_place() -> Result<()> {
+        for (momentum, dampening, weight_decay, nesterov) in [
+            (0., 0., 0., false),
+            (0., 0., 0.1, false),
+            (0.9, 0., 0.1, true),
+            (0.9, 0.3, 0., false),
+            (0.9, 0., 0., true),
+        ] {
+            let config = SgdConfig { learning_rate: 0.1, momentum, dampening, weight_decay, nesterov };
+            let start = Tensor::randn(0f32, 1., 37, &Device::Cpu)?;
+            let (a, b) = (Var::from_tensor(&start)?, Var::from_tensor(&start.copy()?)?);
+            let (mut da, mut db) = (None, None);
+            for _ in 0..4 {
+                let grad = Tensor::randn(0f32, 1., 37, &Device::Cpu)?;
+                host::step(&a, &grad, &mut da, &config)?;
+                step(&b, &grad, &mut db, &config)?;
+            }
+            let gap = (a.as_tensor() - b.as_tensor())?.abs()?.max_all()?.to_scalar::<f32>()?;
+            assert!(gap < 1e-6, "{config:?}: {gap}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn half_types_step_in_f32() -> Result<()> {
+        for dtype in [DType::F16, DType::BF16] {
+            let var = Var::from_tensor(&Tensor::new(&[1f32, -2.], &Device::Cpu)?.to_dtype(dtype)?)?;
+            let grad = Tensor::new(&[0.5f32, 0.25], &Device::Cpu)?.to_dtype(dtype)?;
+            let config = SgdConfig { learning_rate: 0.5, momentum: 0.5, ..SgdConfig::default() };
+            let mut direction = None;
+            step(&var, &grad, &mut direction, &config)?;
+            step(&var, &grad, &mut direction, &config)?;
+            assert_eq!(var.to_dtype(DType::F32)?.to_vec1::<f32>()?, [0.375, -2.3125]);
+        }
+        Ok(())
+    }
+}

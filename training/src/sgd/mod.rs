@@ -1,0 +1,171 @@
+//! Stochastic gradient descent with momentum, by PyTorch's formulas.
+
+mod fallback;
+mod host;
+
+use candle_core::backprop::GradStore;
+use candle_core::{CpuStorage, DType, Device, Tensor, Var};
+use candle_nn::Optimizer;
+
+use crate::{Error, Result};
+
+const NAME: &str = "Sgd";
+
+/// How [`Sgd`] steps. The defaults are PyTorch's.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SgdConfig {
+    /// Step size, 0 or more. Default 0.001.
+    pub learning_rate: f64,
+    /// How much of the last step's direction is kept, 0 or more; 0 keeps no state. Default 0.
+    pub momentum: f64,
+    /// How much less of a new gradient goes into the direction once there is one. Default 0.
+    pub dampening: f64,
+    /// Strength of the pull to zero (L2 penalty), 0 or more. Default 0.
+    pub weight_decay: f64,
+    /// Looks ahead along the direction; needs momentum, and no dampening. Default false.
+    pub nesterov: bool,
+}
+
+impl Default for SgdConfig {
+    fn default() -> Self {
+        Self { learning_rate: 1e-3, momentum: 0., dampening: 0., weight_decay: 0., nesterov: false }
+    }
+}
+
+impl SgdConfig {
+    /// Says which field cannot be used, if one cannot.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`]: a value that is not finite, a negative one (but for `dampening`), or `nesterov` without
+    /// momentum or with dampening.
+    pub fn validate(&self) -> Result<()> {
+        let invalid = |field, got, help| Err(Error::InvalidConfig { optimizer: NAME, field, got, help });
+        let not_negative = [
+            ("learning_rate", self.learning_rate),
+            ("momentum", self.momentum),
+            ("weight_decay", self.weight_decay),
+        ];
+        for (field, got) in not_negative {
+            if !(got.is_finite() && got >= 0.) {
+                return invalid(field, got, "it must be a finite number, 0 or more");
+            }
+        }
+        if !self.dampening.is_finite() {
+            return invalid("dampening", self.dampening, "it must be a finite number");
+        }
+        if self.nesterov && self.momentum == 0. {
+            return invalid("momentum", self.momentum, "nesterov needs a momentum above 0");
+        }
+        if self.nesterov && self.dampening != 0. {
+            return invalid("dampening", self.dampening, "nesterov needs a dampening of 0");
+        }
+        Ok(())
+    }
+}
+
+/// Stochastic gradient descent with momentum, weight decay and Nesterov's look-ahead.
+///
+/// With gradient g, parameter p and direction b, a step is, as in PyTorch:
+/// `g += weight_decay * p`; `b = g` at the first step, then `b = momentum * b + (1 - dampening) * g`;
+/// `p -= learning_rate * d` with d = b, or `g + momentum * b` with `nesterov`, or g without momentum.
+/// A parameter without a gradient is left alone, its direction too.
+///
+/// On a CPU, f32 and f64 parameters are updated in place in one pass, in a fixed order. Elsewhere, and for f16 and bf16,
+/// candle's tensor operations do it; the two half types are computed in f32 and keep an f32 direction.
+///
+/// # Cost
+/// Without momentum no memory; with it, one copy of the parameters.
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use candle_nn::Optimizer;
+/// use training::{Sgd, SgdConfig};
+///
+/// let weight = Var::new(&[1f32, 2.], &Device::Cpu)?;
+/// let config = SgdConfig { learning_rate: 0.1, momentum: 0.9, ..SgdConfig::default() };
+/// let mut sgd = Sgd::new(vec![weight.clone()], config)?;
+/// sgd.backward_step(&weight.as_tensor().sum_all()?)?;
+/// assert_eq!(weight.to_vec1::<f32>()?, [0.9, 1.9]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Sgd {
+    config: SgdConfig,
+    slots: Vec<Slot>,
+}
+
+/// A parameter and its direction, once it has one.
+#[derive(Debug)]
+struct Slot {
+    var: Var,
+    direction: Option<Direction>,
+}
+
+#[derive(Debug)]
+enum Direction {
+    Host(CpuStorage),
+    Tensor(Tensor),
+}
+
+impl Sgd {
+    /// How it steps now.
+    pub fn config(&self) -> &SgdConfig {
+        &self.config
+    }
+}
+
+impl Optimizer for Sgd {
+    type Config = SgdConfig;
+
+    /// Takes the float variables of `vars`; others cannot be trained, and are left out.
+    fn new(vars: Vec<Var>, config: SgdConfig) -> candle_core::Result<Self> {
+        config.validate()?;
+        let float = vars.into_iter().filter(|var| var.dtype().is_float());
+        Ok(Self { config, slots: float.map(|var| Slot { var, direction: None }).collect() })
+    }
+
+    fn step(&mut self, grads: &GradStore) -> candle_core::Result<()> {
+        // `set_learning_rate` cannot refuse a value, so it is looked at here.
+        self.config.validate()?;
+        for (index, slot) in self.slots.iter_mut().enumerate() {
+            if let Some(grad) = grads.get(&slot.var) {
+                check(index, &slot.var, grad)?;
+                slot.step(grad, &self.config)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn learning_rate(&self) -> f64 {
+        self.config.learning_rate
+    }
+
+    fn set_learning_rate(&mut self, lr: f64) {
+        self.config.learning_rate = lr;
+    }
+}
+
+impl Slot {
+    fn step(&mut self, grad: &Tensor, config: &SgdConfig) -> candle_core::Result<()> {
+        let on_host = matches!(self.var.device(), Device::Cpu);
+        if on_host && matches!(self.var.dtype(), DType::F32 | DType::F64) {
+            host::step(&self.var, grad, &mut self.direction, config)
+        } else {
+            fallback::step(&self.var, grad, &mut self.direction, config)
+        }
+    }
+}
+
+fn check(index: usize, var: &Var, grad: &Tensor) -> Result<()> {
+    if var.shape() == grad.shape() && var.dtype() == grad.dtype() {
+        return Ok(());
+    }
+    Err(Error::GradientMismatch {
+        optimizer: NAME,
+        index,
+        expected: var.dims().to_vec(),
+        got: grad.dims().to_vec(),
+        dtype: var.dtype(),
+        got_dtype: grad.dtype(),
+    })
+}
