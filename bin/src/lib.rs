@@ -1,1 +1,18 @@
-//! bin
+//! Girandole's command line, as a library: the experiments, their models, and what they write.
+//!
+//! The program is `girandole`; benches train the same models through this library.
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, reason = "what an experiment prints is its result")]
+
+pub mod cli;
+pub mod console;
+pub mod error;
+pub mod experiments;
+pub mod file_error;
+pub mod metrics;
+pub mod models;
+pub mod options;
+pub mod report;
+pub mod start;
+pub mod trace;
+pub mod weights;

@@ -1,2 +1,7 @@
-//! bin
-fn main() {}
+//! The program `girandole`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    girandole::cli::main()
+}

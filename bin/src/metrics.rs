@@ -70,6 +70,24 @@ impl MetricsWriter {
         Ok(Self { path: path.to_path_buf(), out: BufWriter::with_capacity(1 << 16, file) })
     }
 
+    /// Goes on in a file that another process has begun.
+    ///
+    /// # Errors
+    /// [`FileError::Write`] with the path and the system's reason.
+    pub fn append(path: &Path) -> Result<Self, FileError> {
+        let file = File::options().append(true).create(true).open(path);
+        let file = file.map_err(|error| FileError::write(path, error))?;
+        Ok(Self { path: path.to_path_buf(), out: BufWriter::with_capacity(1 << 16, file) })
+    }
+
+    /// Writes what is buffered.
+    ///
+    /// # Errors
+    /// [`FileError::Write`], for instance where the disk is full.
+    pub fn flush(&mut self) -> Result<(), FileError> {
+        self.out.flush().map_err(|error| FileError::write(&self.path, error))
+    }
+
     /// One step; `run` says which run of the experiment it is of, where it has several.
     ///
     /// # Errors
@@ -90,7 +108,7 @@ impl MetricsWriter {
     /// [`FileError::Write`], for instance where the disk is full.
     pub fn summary(&mut self, summary: &Summary<'_>) -> Result<(), FileError> {
         self.line(&Line::Summary(summary))?;
-        self.out.flush().map_err(|error| FileError::write(&self.path, error))
+        self.flush()
     }
 
     fn line(&mut self, line: &Line<'_>) -> Result<(), FileError> {

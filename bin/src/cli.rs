@@ -1,0 +1,49 @@
+//! The command line.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use comm::launch;
+
+use crate::error::Result;
+use crate::experiments::ddp_linear::{self, DdpLinearOptions};
+
+// The feature that it is named for in Cargo.toml gives candle's matrix products AVX-512.
+use gemm as _;
+
+/// Distributed training for candle: experiments that run on one machine or many.
+#[derive(Debug, Parser)]
+#[command(name = "girandole", version, about, long_about = None, max_term_width = 110)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// One process against data-parallel ranks on y = 2x + 3 + noise
+    DdpLinear(DdpLinearOptions),
+}
+
+impl Command {
+    fn run(&self) -> Result<()> {
+        match self {
+            Command::DdpLinear(options) => ddp_linear::run(options),
+        }
+    }
+}
+
+/// Runs the program: parses, runs the command, and says in one line what went wrong.
+pub fn main() -> ExitCode {
+    let result = launch::worker_guard().map_err(Into::into).and_then(|()| Cli::parse().command.run());
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            match std::env::var("RANK") {
+                Ok(rank) => eprintln!("rank {rank}: error: {error}"),
+                Err(_) => eprintln!("error: {error}"),
+            }
+            ExitCode::from(error.exit_code())
+        }
+    }
+}

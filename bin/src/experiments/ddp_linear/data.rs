@@ -1,0 +1,94 @@
+//! Data and initial weights of document 002, from the seed or from files.
+
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Tensor};
+use candle_nn::{VarBuilder, VarMap};
+use sampler::{BoxError, DataLoader, DataLoaderConfig, Generator, Sampler, SharedGenerator};
+use training::TorchInit;
+
+use crate::error::Result;
+use crate::models::linear::SimpleModel;
+use crate::weights::{TensorFile, load_weights};
+
+use super::options::DdpLinearOptions;
+
+/// One x with its y.
+type Sample = (f32, f32);
+
+/// What a process begins with: the same on every rank.
+pub(super) struct Setup {
+    samples: Arc<Vec<Sample>>,
+    /// Drawn from by the data, then the weights, then the order of one process.
+    pub(super) generator: SharedGenerator,
+    /// The model's variables, filled with initial weights.
+    pub(super) vars: VarMap,
+    device: Device,
+}
+
+/// The inputs and labels of one step, each of shape (batch, 1).
+pub(super) type Batch = (Tensor, Tensor);
+
+/// Batches in the order of a sampler.
+pub(super) type Loader = DataLoader<Vec<Sample>, Batch>;
+
+impl Setup {
+    pub(super) fn new(options: &DdpLinearOptions) -> Result<Self> {
+        let device = options.common.device()?;
+        let generator = SharedGenerator::from(Generator::new(options.common.seed));
+        let samples = match &options.common.data {
+            Some(path) => read(&TensorFile::open(path)?, &device)?,
+            None => generator.with(|generator| draw(generator, options.samples))?,
+        };
+        let vars = VarMap::new();
+        let setup = Self { samples: Arc::new(samples), generator, vars, device };
+        // Makes the variables; the model itself is built again by whoever trains it.
+        SimpleModel::new(setup.builder())?;
+        if let Some(path) = &options.common.init {
+            load_weights(path, &setup.vars)?;
+        }
+        Ok(setup)
+    }
+
+    /// Gives a model this setup's variables.
+    pub(super) fn builder(&self) -> VarBuilder<'static> {
+        TorchInit::var_builder(&self.generator, &self.vars, DType::F32, &self.device)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.samples.len()
+    }
+
+    pub(super) fn loader(&self, sampler: Box<dyn Sampler>, batch_size: usize) -> Result<Loader> {
+        let device = self.device.clone();
+        let collate = move |samples: Vec<Sample>| -> std::result::Result<Batch, BoxError> {
+            let shape = (samples.len(), 1);
+            let (x, y): (Vec<f32>, Vec<f32>) = samples.into_iter().unzip();
+            Ok((Tensor::from_vec(x, shape, &device)?, Tensor::from_vec(y, shape, &device)?))
+        };
+        let config = DataLoaderConfig { batch_size, ..DataLoaderConfig::default() };
+        Ok(DataLoader::new(self.samples.clone(), sampler, collate, config)?)
+    }
+
+    /// The weight and the bias as they are now.
+    pub(super) fn parameters(&self) -> Result<(f32, f32)> {
+        let builder = self.builder().pp("linear");
+        let weight = builder.get((1, 1), "weight")?.flatten_all()?.to_vec1::<f32>()?[0];
+        let bias = builder.get(1, "bias")?.to_vec1::<f32>()?[0];
+        Ok((weight, bias))
+    }
+}
+
+/// y = 2 x + 3 + 0.1 noise, rounded after each operation as PyTorch does.
+fn draw(generator: &mut Generator, len: usize) -> Result<Vec<Sample>> {
+    let x = generator.randn(len)?;
+    let noise = generator.randn(len)?;
+    Ok(x.into_iter().zip(noise).map(|(x, noise)| (x, (2.0 * x + 3.0) + 0.1 * noise)).collect())
+}
+
+fn read(file: &TensorFile, device: &Device) -> Result<Vec<Sample>> {
+    let x = file.tensor("x", &[None, Some(1)], DType::F32, device)?;
+    let y = file.tensor("y", &[Some(x.dim(0)?), Some(1)], DType::F32, device)?;
+    let values = |tensor: Tensor| tensor.flatten_all()?.to_vec1::<f32>();
+    Ok(values(x)?.into_iter().zip(values(y)?).collect())
+}

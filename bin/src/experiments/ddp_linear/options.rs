@@ -1,0 +1,61 @@
+//! The options of `ddp-linear`.
+
+use clap::Args;
+
+use crate::error::{Error, Result};
+use crate::options::{CommonOptions, at_least_one, learning_rate};
+
+/// Options of `ddp-linear`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Trains y = w x + b on samples of y = 2 x + 3 + 0.1 noise: in this process alone, then on --world-size ranks with \
+averaged gradients, and compares the times.
+
+--data FILE holds the tensors x and y, both f32 of shape (samples, 1); --init and --save hold linear.weight (1, 1) and \
+linear.bias (1).
+
+Each rank takes --batch-size samples a step and the learning rate is multiplied by the number of ranks, as document 002 \
+does; with --keep-total-batch a rank takes --batch-size / ranks samples, and the learning rate stays.")]
+pub struct DdpLinearOptions {
+    #[command(flatten)]
+    pub(crate) common: CommonOptions,
+    /// Passes over the data
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub(crate) epochs: usize,
+    /// Samples a step, of each rank
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub(crate) batch_size: usize,
+    /// Learning rate of one process
+    #[arg(long, default_value_t = 0.01, allow_negative_numbers = true)]
+    pub(crate) lr: f64,
+    /// Samples in the data set
+    #[arg(long, value_name = "N", default_value_t = 10_000, conflicts_with = "data")]
+    pub(crate) samples: usize,
+    /// Split one process's batch over the ranks, so that a step sees as many samples
+    #[arg(long)]
+    pub(crate) keep_total_batch: bool,
+}
+
+impl DdpLinearOptions {
+    /// Checks the values that were given.
+    pub(super) fn check(&self, world_size: usize) -> Result<()> {
+        at_least_one("--batch-size", self.batch_size)?;
+        at_least_one("--epochs", self.epochs)?;
+        at_least_one("--samples", self.samples)?;
+        learning_rate(self.lr)?;
+        if self.keep_total_batch && self.batch_size < world_size {
+            let help = format!("with --keep-total-batch it is split over {world_size} ranks: give {world_size} or more");
+            return Err(Error::Option { option: "--batch-size", got: self.batch_size.to_string(), help });
+        }
+        self.common.check()
+    }
+
+    /// Samples that each of `world_size` ranks takes in a step.
+    pub(super) fn rank_batch_size(&self, world_size: usize) -> usize {
+        if self.keep_total_batch { self.batch_size / world_size } else { self.batch_size }
+    }
+
+    pub(super) fn ddp_lr(&self, world_size: usize) -> f64 {
+        if self.keep_total_batch { self.lr } else { self.lr * world_size as f64 }
+    }
+}

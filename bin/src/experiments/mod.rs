@@ -1,0 +1,3 @@
+//! One folder or file an experiment.
+
+pub mod ddp_linear;

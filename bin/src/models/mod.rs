@@ -1,0 +1,3 @@
+//! The models of the documents.
+
+pub mod linear;
