@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::fault::{Fault, Try};
+use super::fault::Try;
 use super::wire::Wire;
 use crate::{Error, Result};
 
