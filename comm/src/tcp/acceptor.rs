@@ -145,3 +145,78 @@ fn is_momentary(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, WouldBlock};
     matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted | WouldBlock)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::net::TcpStream;
+    use std::sync::mpsc;
+
+    fn listener() -> (TcpListener, std::net::SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        (listener, address)
+    }
+
+    #[test]
+    fn the_silent_are_sent_away_when_it_stops() {
+        let (listener, address) = listener();
+        let limits = Limits { handshake: Duration::from_secs(3600), at_once: 8 };
+        let (here, came) = mpsc::channel();
+        let greet = move |mut wire: Wire, deadline| {
+            here.send(()).unwrap();
+            wire.read::<1>(deadline).map(drop)
+        };
+        let acceptor = Acceptor::start(listener, limits, Arc::new(greet)).unwrap();
+        let mut silent = TcpStream::connect(address).unwrap();
+        came.recv().unwrap();
+        drop(acceptor);
+        assert_eq!(silent.read(&mut [0]).unwrap(), 0);
+        assert!(TcpStream::connect(address).is_err(), "the listener is closed");
+    }
+
+    #[test]
+    fn those_who_are_too_many_are_closed_at_once() {
+        let (listener, address) = listener();
+        let limits = Limits { handshake: Duration::from_secs(3600), at_once: 2 };
+        let (here, came) = mpsc::channel();
+        let greet = move |mut wire: Wire, deadline| {
+            here.send(()).unwrap();
+            wire.read::<1>(deadline).map(drop)
+        };
+        let _acceptor = Acceptor::start(listener, limits, Arc::new(greet)).unwrap();
+        let held: Vec<_> = (0..2).map(|_| TcpStream::connect(address).unwrap()).collect();
+        held.iter().for_each(|_| came.recv().unwrap());
+        let mut third = TcpStream::connect(address).unwrap();
+        assert_eq!(third.read(&mut [0]).unwrap(), 0);
+        drop(held);
+        // Their places become free some time after they are gone.
+        while came.try_recv().is_err() {
+            third = TcpStream::connect(address).unwrap();
+            third.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+            let _ = third.read(&mut [0]);
+        }
+    }
+
+    #[test]
+    fn who_drips_is_cut_off_at_the_deadline() {
+        let (listener, address) = listener();
+        let limits = Limits { handshake: Duration::from_millis(100), at_once: 2 };
+        let (end, ended) = mpsc::channel();
+        let greet = move |mut wire: Wire, deadline| {
+            let fault = wire.read::<1000>(deadline).map(drop);
+            end.send(format!("{fault:?}")).unwrap();
+            fault
+        };
+        let _acceptor = Acceptor::start(listener, limits, Arc::new(greet)).unwrap();
+        let mut dripping = TcpStream::connect(address).unwrap();
+        let outcome = loop {
+            let _ = std::io::Write::write(&mut dripping, &[7]);
+            if let Ok(outcome) = ended.recv_timeout(Duration::from_millis(5)) {
+                break outcome;
+            }
+        };
+        assert_eq!(outcome, "Err(TimedOut)");
+    }
+}

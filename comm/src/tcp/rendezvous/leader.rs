@@ -36,7 +36,7 @@ pub(super) fn lead(plan: &Plan<'_>, given: Option<TcpListener>) -> Result<Meetin
         Arc::new(move |wire, until| greet_data.greet(wire, until)),
     )?;
     let greet = Arc::clone(&roster);
-    let _control =
+    let control =
         Acceptor::start(listener, plan.limits, Arc::new(move |wire, until| greet.greet(wire, until)))?;
 
     let gathered = roster.gather(plan);
@@ -47,17 +47,20 @@ pub(super) fn lead(plan: &Plan<'_>, given: Option<TcpListener>) -> Result<Meetin
     let table = Table { session, ranks };
     let peers = table.ranks.iter().map(Entry::info).collect();
     if let Err(error) = gathered.and_then(|()| connect_all(plan, &mut members, table)) {
+        // Who came meanwhile shall know it too.
+        drop(control);
+        members.extend(roster.take_wires());
         dismiss(members, &error);
         return Err(error);
     }
 
     let broken = |fault: Fault| Error::system("connecting the ranks", fault);
     let data = desk.take().map_err(broken)?;
-    let mut control = vec![None];
+    let mut connections = vec![None];
     for (_, wire, _) in members {
-        control.push(Some(wire.into_stream().map_err(broken)?));
+        connections.push(Some(wire.into_stream().map_err(broken)?));
     }
-    Ok(Meeting { peers, control, data })
+    Ok(Meeting { peers, control: connections, data })
 }
 
 /// Gives everybody the table, and waits until everybody has made its connections.

@@ -132,7 +132,8 @@ impl Plan<'_> {
 
     /// Where this rank waits for the data connections of higher ranks.
     fn listen_for_data(&self) -> Result<(TcpListener, u16)> {
-        let listener = listen(SocketAddr::new(self.config.bind, 0), "")?;
+        let address = SocketAddr::new(self.config.bind, 0);
+        let listener = TcpListener::bind(address).map_err(|reason| cannot_listen(address, &reason))?;
         let port =
             listener.local_addr().map_err(|reason| Error::system("a listener's address", reason))?.port();
         Ok((listener, port))
@@ -167,9 +168,8 @@ fn died(rank: usize, host: impl Into<String>) -> Error {
     Error::PeerDied { rank, host: host.into(), operation: "rendezvous".into() }
 }
 
-fn listen(address: SocketAddr, hint: &str) -> Result<TcpListener> {
-    TcpListener::bind(address)
-        .map_err(|reason| Error::Listen { address: address.to_string(), reason: format!("{reason}{hint}") })
+fn cannot_listen(address: SocketAddr, reason: &std::io::Error) -> Error {
+    Error::Listen { address: address.to_string(), reason: reason.to_string() }
 }
 
 fn random_nonce() -> Result<[u8; 32]> {

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
 
 use super::meeting_file::{self, MeetingFile};
-use super::{Plan, listen, random_nonce};
+use super::{Plan, cannot_listen, random_nonce};
 use crate::tcp::InitMethod;
 use crate::tcp::config::master_from_env;
 use crate::tcp::fault::{Fault, Try};
@@ -115,16 +115,18 @@ fn resolve(host: &str, port: u16) -> std::result::Result<Vec<SocketAddr>, String
 
 /// Listens on the first address that is this host's. One that is taken is an error: the others would look there.
 fn listen_on_first(addresses: &[SocketAddr]) -> Result<TcpListener> {
-    let mut result = Err(Error::system("the meeting point", "no address"));
+    let foreign = |address: String| {
+        let reason = "the meeting point must be an address of the host of rank 0".into();
+        Error::Listen { address, reason }
+    };
     for &address in addresses {
         match TcpListener::bind(address) {
-            Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {
-                result = listen(address, ": the meeting point must be an address of the host of rank 0");
-            }
-            _ => return listen(address, ""),
+            Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {}
+            other => return other.map_err(|reason| cannot_listen(address, &reason)),
         }
     }
-    result
+    let names: Vec<_> = addresses.iter().map(SocketAddr::to_string).collect();
+    Err(foreign(names.join(", ")))
 }
 
 #[cfg(test)]

@@ -1,1 +1,237 @@
+//! Ranks as threads: those who meet, those who do not, and those who should not.
 
+mod misfits;
+mod strangers;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Ipv6Addr, TcpListener, TcpStream};
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use super::*;
+use crate::tcp::Secret;
+
+/// Long enough for a busy machine; a test that comes near it fails.
+const LONG: Duration = Duration::from_secs(60);
+
+fn secret() -> Option<Secret> {
+    Some(Secret::from_hex(&"5e".repeat(32)).unwrap())
+}
+
+fn point() -> (TcpListener, u16) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    (listener, port)
+}
+
+fn tcp(rank: usize, world_size: usize, port: u16) -> TcpConfig {
+    let init_method = InitMethod::Tcp { host: "127.0.0.1".into(), port };
+    TcpConfig { rank, world_size, init_method, timeout: LONG, secret: secret(), ..TcpConfig::default() }
+}
+
+fn file(rank: usize, world_size: usize, path: &Path) -> TcpConfig {
+    TcpConfig { init_method: InitMethod::File(path.into()), ..tcp(rank, world_size, 1) }
+}
+
+fn leading(config: TcpConfig, listener: TcpListener) -> thread::JoinHandle<Result<Meeting>> {
+    let options = Options { listener: Some(listener), ..Options::default() };
+    thread::spawn(move || meet_with(&config, options))
+}
+
+fn joining(config: TcpConfig) -> thread::JoinHandle<Result<Meeting>> {
+    thread::spawn(move || meet(&config))
+}
+
+fn ends(ranks: Vec<thread::JoinHandle<Result<Meeting>>>) -> Vec<Result<Meeting>> {
+    ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+}
+
+fn meetings(ranks: Vec<thread::JoinHandle<Result<Meeting>>>) -> Vec<Meeting> {
+    ends(ranks).into_iter().map(|end| end.unwrap()).collect()
+}
+
+/// Sends over each connection who sits at which end, and reads the same on the other.
+fn check(meetings: &[Meeting]) {
+    let number = |rank: usize| u8::try_from(rank).unwrap();
+    let sockets = |meeting: usize| {
+        let Meeting { control, data, .. } = &meetings[meeting];
+        let kinds = [(b'c', control), (b'd', data)];
+        kinds
+            .into_iter()
+            .flat_map(|(kind, all)| all.iter().enumerate().map(move |(to, socket)| (kind, to, socket)))
+    };
+    for (own, meeting) in meetings.iter().enumerate() {
+        assert!(
+            meeting.peers.iter().all(|peer| *peer == PeerInfo::own())
+                && meeting.peers.len() == meetings.len()
+        );
+        for (kind, to, socket) in sockets(own) {
+            let expected = own != to && (kind == b'd' || own == 0 || to == 0);
+            assert_eq!(socket.is_some(), expected, "{} from {own} to {to}", char::from(kind));
+            let Some(mut socket) = socket.as_ref() else { continue };
+            assert!(socket.nodelay().unwrap());
+            socket.write_all(&[kind, number(own), number(to)]).unwrap();
+        }
+    }
+    for (own, (kind, to, socket)) in
+        (0..meetings.len()).flat_map(|own| sockets(own).map(move |all| (own, all)))
+    {
+        let Some(mut socket) = socket.as_ref() else { continue };
+        let mut message = [0; 3];
+        socket.set_read_timeout(Some(LONG)).unwrap();
+        socket.read_exact(&mut message).unwrap();
+        assert_eq!(message, [kind, number(to), number(own)]);
+    }
+}
+
+#[test]
+fn one_rank_needs_nobody() {
+    let config = TcpConfig { init_method: "tcp://host.invalid:1".parse().unwrap(), ..tcp(0, 1, 1) };
+    check(&[meet(&config).unwrap()]);
+}
+
+#[test]
+fn ranks_meet_at_an_address() {
+    for world_size in 2..=5 {
+        let (listener, port) = point();
+        let others = (1..world_size).map(|rank| joining(tcp(rank, world_size, port)));
+        let mut ranks: Vec<_> = others.collect();
+        ranks.insert(0, leading(tcp(0, world_size, port), listener));
+        check(&meetings(ranks));
+    }
+}
+
+#[test]
+fn without_a_secret_ranks_meet_on_loopback() {
+    let (listener, port) = point();
+    let open = |rank| TcpConfig { secret: None, ..tcp(rank, 3, port) };
+    check(&meetings(vec![leading(open(0), listener), joining(open(1)), joining(open(2))]));
+}
+
+#[test]
+fn ranks_meet_on_ipv6() {
+    let Ok(listener) = TcpListener::bind((Ipv6Addr::LOCALHOST, 0)) else { return };
+    let port = listener.local_addr().unwrap().port();
+    let config = |rank| TcpConfig {
+        init_method: format!("tcp://[::1]:{port}").parse().unwrap(),
+        bind: Ipv6Addr::LOCALHOST.into(),
+        ..tcp(rank, 3, port)
+    };
+    check(&meetings(vec![leading(config(0), listener), joining(config(1)), joining(config(2))]));
+}
+
+#[test]
+fn ranks_that_listen_everywhere_find_each_other() {
+    let (listener, port) = point();
+    let config = |rank| TcpConfig { bind: "0.0.0.0".parse().unwrap(), ..tcp(rank, 3, port) };
+    check(&meetings(vec![leading(config(0), listener), joining(config(1)), joining(config(2))]));
+}
+
+#[test]
+fn many_ranks_take_turns_where_few_are_let_in_at_once() {
+    let (listener, port) = point();
+    let options = |listener| Options { listener, limits: Limits { at_once: 2, ..Limits::default() } };
+    let leader = options(Some(listener));
+    let mut ranks = vec![thread::spawn(move || meet_with(&tcp(0, 16, port), leader))];
+    ranks.extend((1..16).map(|rank| thread::spawn(move || meet_with(&tcp(rank, 16, port), options(None)))));
+    check(&meetings(ranks));
+}
+
+#[test]
+fn a_group_can_meet_again_at_the_same_port() {
+    // The port is free between the two, and another test may take it: then the next one is tried.
+    let met_again = (0..10).any(|_| {
+        let (listener, port) = point();
+        check(&meetings(vec![leading(tcp(0, 2, port), listener), joining(tcp(1, 2, port))]));
+        let short = TcpConfig { timeout: Duration::from_secs(5), ..tcp(1, 2, port) };
+        let mut ends = ends(vec![joining(tcp(0, 2, port)), joining(short)]);
+        match (ends.remove(0), ends.remove(0)) {
+            (Ok(leader), Ok(other)) => {
+                check(&[leader, other]);
+                true
+            }
+            (Err(Error::Listen { .. }), _) => false,
+            other => panic!("{other:?}"),
+        }
+    });
+    assert!(met_again);
+}
+
+/// A rank as a process: this test, started again with a launcher's variables.
+fn process(rank: &str, port: &str) -> std::process::Child {
+    let name = "tcp::rendezvous::tests::processes_meet_through_the_environment";
+    std::process::Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture"])
+        .env("GIRANDOLE_TEST_RANK", "1")
+        .env("GIRANDOLE_SECRET", secret().unwrap().to_hex())
+        .env("GIRANDOLE_TIMEOUT", "20")
+        .envs([("RANK", rank), ("WORLD_SIZE", "3"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", port)])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn processes_meet_through_the_environment() {
+    if std::env::var_os("GIRANDOLE_TEST_RANK").is_some() {
+        let meeting = meet(&TcpConfig::from_env().unwrap()).unwrap();
+        let pids: std::collections::HashSet<_> = meeting.peers.iter().map(|peer| peer.pid).collect();
+        assert!(pids.len() == 3 && pids.contains(&std::process::id()));
+        return;
+    }
+    // Another test may take the port meanwhile: then the next one is tried.
+    let met = (0..3).any(|_| {
+        let port = point().1.to_string();
+        let mut ranks = ["0", "1", "2"].map(|rank| process(rank, &port));
+        let ends = ranks.each_mut().map(|rank| rank.wait().unwrap().success());
+        ends == [true; 3]
+    });
+    assert!(met);
+}
+
+#[test]
+fn ranks_meet_through_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("meeting");
+    for world_size in 2..=5 {
+        let ranks = (0..world_size).rev().map(|rank| joining(file(rank, world_size, &path)));
+        let mut ranks: Vec<_> = ranks.collect();
+        ranks.reverse();
+        check(&meetings(ranks));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "the file is gone");
+    }
+}
+
+#[test]
+fn what_an_earlier_run_left_in_the_file_does_no_harm() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("meeting");
+    let nonce = [7u8; 32];
+    let gone = point().1;
+    // One that takes connections and never says anything, and the meeting point of another run.
+    let (silent, other_run) = (point(), point());
+    let options = Options { listener: Some(other_run.0), ..Options::default() };
+    let other_leader = thread::spawn(move || {
+        meet_with(&TcpConfig { timeout: Duration::from_secs(3), ..tcp(0, 2, 1) }, options)
+    });
+    for port in [gone, silent.1, other_run.1] {
+        let stale = serde_json::json!({ "address": format!("127.0.0.1:{port}"), "nonce": nonce });
+        for stale in [stale.to_string().into_bytes(), b"\0rubbish".to_vec()] {
+            fs::write(&path, stale).unwrap();
+            let limits = Limits { handshake: Duration::from_millis(500), ..Limits::default() };
+            let options = move || Options { listener: None, limits };
+            let start = |rank| {
+                let config = file(rank, 3, &path);
+                thread::spawn(move || meet_with(&config, options()))
+            };
+            let others = [start(1), start(2)];
+            let ranks = std::iter::once(start(0)).chain(others).collect();
+            check(&meetings(ranks));
+            assert!(!path.exists());
+        }
+    }
+    assert!(other_leader.join().unwrap().is_err());
+}
