@@ -1,7 +1,217 @@
-//! placeholder
-#[derive(Debug)]
-pub(crate) struct Ticket {}
+//! The queue of a communicator: operations run one at a time and in order, on its own thread or on that of whoever waits.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use crate::runner::Run;
+use crate::supervisor::Supervisor;
+use crate::{Error, Operation, Result, Stats, Work};
+
+/// Runs what is submitted. Dropping it finishes what is queued, which is bounded by the group's time-out.
+pub(crate) struct Engine {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    rank: usize,
+    world_size: usize,
+}
+
+/// The result of one operation, some day.
+pub(crate) struct Ticket {
+    shared: Arc<Shared>,
+    result: Mutex<Option<Result<()>>>,
+}
+
+struct Shared {
+    queue: Mutex<Queue>,
+    /// For those who wait for a result.
+    settled: Condvar,
+    /// For the communicator's own thread.
+    submitted: Condvar,
+    runner: Mutex<Box<dyn Run>>,
+    supervisor: Arc<dyn Supervisor>,
+    failed: Mutex<Option<Error>>,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<(Arc<Ticket>, Operation)>,
+    /// Some thread runs an operation.
+    running: bool,
+    waiters: usize,
+    closing: bool,
+}
+
+impl Engine {
+    pub(crate) fn new(
+        rank: usize,
+        world_size: usize,
+        runner: Box<dyn Run>,
+        supervisor: Arc<dyn Supervisor>,
+    ) -> Self {
+        let shared = Shared {
+            queue: Mutex::default(),
+            settled: Condvar::new(),
+            submitted: Condvar::new(),
+            runner: Mutex::new(runner),
+            supervisor,
+            failed: Mutex::default(),
+        };
+        Self { shared: Arc::new(shared), thread: Mutex::default(), rank, world_size }
+    }
+
+    /// Queues an operation for the communicator's own thread, which is started when first needed.
+    pub(crate) fn submit(&self, operation: Operation) -> Result<Work> {
+        let ticket = self.enqueue(operation)?;
+        let mut thread = lock(&self.thread);
+        if thread.is_none() {
+            let shared = self.shared.clone();
+            let name = "comm".to_string();
+            let started = std::thread::Builder::new().name(name).spawn(move || shared.serve());
+            // Without a thread of its own, the operation runs when somebody waits for it.
+            *thread = started.inspect_err(|reason| tracing::warn!("cannot start a thread: {reason}")).ok();
+        }
+        drop(thread);
+        self.shared.submitted.notify_one();
+        Ok(Work { ticket })
+    }
+
+    /// Runs an operation after those queued, on this thread where no other is at it.
+    pub(crate) fn run(&self, operation: Operation) -> Result<()> {
+        self.enqueue(operation)?.wait()
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        lock(&self.shared.runner).stats()
+    }
+
+    fn enqueue(&self, operation: Operation) -> Result<Arc<Ticket>> {
+        operation.validate(self.rank, self.world_size)?;
+        self.shared.check(&operation)?;
+        let ticket = Arc::new(Ticket { shared: self.shared.clone(), result: Mutex::default() });
+        lock(&self.shared.queue).jobs.push_back((ticket.clone(), operation));
+        Ok(ticket)
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        lock(&self.shared.queue).closing = true;
+        self.shared.submitted.notify_all();
+        if let Some(thread) = lock(&self.thread).take() {
+            // The thread itself never panics: operations are caught.
+            let _ = thread.join();
+        }
+    }
+}
+
 impl Ticket {
-    pub(crate) fn wait(&self) -> crate::Result<()> { Ok(()) }
-    pub(crate) fn is_done(&self) -> bool { true }
+    pub(crate) fn wait(&self) -> Result<()> {
+        let shared = &self.shared;
+        let mut queue = lock(&shared.queue);
+        loop {
+            if let Some(result) = lock(&self.result).clone() {
+                return result;
+            }
+            queue = match shared.run_next(queue) {
+                Ok(queue) => queue,
+                Err(mut queue) => {
+                    queue.waiters += 1;
+                    let mut queue = shared.settled.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                    queue.waiters -= 1;
+                    queue
+                }
+            };
+        }
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        lock(&self.result).is_some()
+    }
+}
+
+impl Shared {
+    /// The life of the communicator's own thread.
+    fn serve(&self) {
+        let mut queue = lock(&self.queue);
+        loop {
+            queue = match self.run_next(queue) {
+                Ok(queue) => queue,
+                Err(queue) if queue.closing && queue.jobs.is_empty() => return,
+                // Another thread runs an operation: it is told of when that is done.
+                Err(mut queue) if queue.running => {
+                    queue.waiters += 1;
+                    let mut queue = self.settled.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                    queue.waiters -= 1;
+                    queue
+                }
+                Err(queue) => self.submitted.wait(queue).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+
+    /// Runs the next operation, if there is one and no other is running; `Err` gives the queue back where nothing was done.
+    fn run_next<'a>(
+        &'a self,
+        mut queue: MutexGuard<'a, Queue>,
+    ) -> std::result::Result<MutexGuard<'a, Queue>, MutexGuard<'a, Queue>> {
+        if queue.running {
+            return Err(queue);
+        }
+        let Some((ticket, operation)) = queue.jobs.pop_front() else { return Err(queue) };
+        queue.running = true;
+        drop(queue);
+        let result = self.execute(&operation);
+        // Its tensors are free before anybody hears that it is done.
+        drop(operation);
+        *lock(&ticket.result) = Some(result);
+        let mut queue = lock(&self.queue);
+        queue.running = false;
+        if queue.waiters > 0 {
+            self.settled.notify_all();
+        }
+        Ok(queue)
+    }
+
+    fn execute(&self, operation: &Operation) -> Result<()> {
+        self.check(operation)?;
+        let run = || lock(&self.runner).run(operation);
+        let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
+            Err(Error::system(operation.name(), "a bug in Girandole: the operation panicked"))
+        });
+        if let Err(error) = &result {
+            // Some ranks may have done their part: the group is of no use any more, whatever the reason.
+            lock(&self.failed).get_or_insert_with(|| error.clone());
+        }
+        result
+    }
+
+    /// The first cause, where the group has failed.
+    fn check(&self, operation: &Operation) -> Result<()> {
+        if let Some(error) = &*lock(&self.failed) {
+            return Err(error.clone());
+        }
+        let Some(cause) = self.supervisor.failure() else { return Ok(()) };
+        let error = self.supervisor.error(&cause, operation.name().into());
+        Err(lock(&self.failed).get_or_insert(error).clone())
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} of {}", self.rank, self.world_size)
+    }
+}
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_done() { "done" } else { "under way" })
+    }
+}
+
+/// Locks; a panic elsewhere while it was locked has left nothing half-done here.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

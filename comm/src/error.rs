@@ -203,20 +203,66 @@ impl Error {
     /// assert!(died.is_peer_failure());
     /// ```
     pub fn is_peer_failure(&self) -> bool {
-        matches!(self, Error::PeerDied { .. } | Error::PeerLeft { .. } | Error::Timeout { .. } | Error::Mismatch { .. } | Error::Protocol { .. })
+        matches!(
+            self,
+            Error::PeerDied { .. }
+                | Error::PeerLeft { .. }
+                | Error::Timeout { .. }
+                | Error::Mismatch { .. }
+                | Error::Protocol { .. }
+        )
     }
 
     pub(crate) fn system(what: impl Into<String>, reason: impl std::fmt::Display) -> Self {
         Error::System { what: what.into(), reason: reason.to_string() }
     }
 
-    pub(crate) fn invalid(what: impl Into<String>, got: impl std::fmt::Display, help: impl Into<String>) -> Self {
+    pub(crate) fn invalid(
+        what: impl Into<String>,
+        got: impl std::fmt::Display,
+        help: impl Into<String>,
+    ) -> Self {
         Error::InvalidArgument { what: what.into(), got: got.to_string(), help: help.into() }
     }
 }
 
 impl From<Error> for candle_core::Error {
     fn from(error: Error) -> Self {
-        candle_core::Error::wrap(error)
+        // As an I/O error it can be found again on the way back, see below.
+        candle_core::Error::Io(std::io::Error::other(error))
+    }
+}
+
+impl From<candle_core::Error> for Error {
+    fn from(source: candle_core::Error) -> Self {
+        match find(&source) {
+            Some(error) => error.clone(),
+            None => Error::Tensor { operation: "tensor operation".into(), source: Arc::new(source) },
+        }
+    }
+}
+
+/// Our own error on its way back through candle.
+fn find(error: &candle_core::Error) -> Option<&Error> {
+    match error {
+        candle_core::Error::Io(error) => error.get_ref()?.downcast_ref(),
+        candle_core::Error::Context { inner, .. }
+        | candle_core::Error::WithPath { inner, .. }
+        | candle_core::Error::WithBacktrace { inner, .. } => find(inner),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_errors_survive_candle() {
+        let ours = Error::PeerLeft { rank: 1, host: "a".into(), operation: "barrier #1".into() };
+        let message = ours.to_string();
+        let through = candle_core::Error::from(ours).context("in the model").bt();
+        assert!(through.to_string().contains(&message));
+        assert!(matches!(Error::from(through), Error::PeerLeft { rank: 1, .. }));
     }
 }

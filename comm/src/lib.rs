@@ -1,14 +1,42 @@
 //! Ranks that talk: the [`Communicator`] trait, its backends, how ranks find each other and how they are started.
+//!
+//! ```
+//! use candle_core::{DType, Device, Tensor};
+//! use comm::{Communicator, Local, ReduceOp};
+//!
+//! let means = Local::run(4, |comm| {
+//!     let tensor = (Tensor::ones(8, DType::F32, &Device::Cpu)? * comm.rank() as f64)?;
+//!     comm.all_reduce(&tensor, ReduceOp::Avg)?.wait()?;
+//!     Ok(tensor.to_vec1::<f32>()?[0])
+//! })?;
+//! assert_eq!(means, [1.5; 4]);
+//! # Ok::<(), comm::Error>(())
+//! ```
 #![forbid(unsafe_code)]
 
+pub mod algorithm;
 mod communicator;
+mod element;
 mod engine;
 mod error;
+mod executor;
+mod fingerprint;
 pub mod launch;
+mod links;
+mod local;
 mod operation;
+mod patience;
+mod runner;
+pub mod schedule;
+mod storage;
+mod supervisor;
+mod tcp;
+mod verdict;
 mod work;
 
 pub use communicator::{Communicator, Stats};
 pub use error::{Error, Result};
+pub use local::{Local, LocalConfig};
 pub use operation::{Operation, ReduceOp};
+pub use tcp::{InitMethod, Secret, Tcp, TcpConfig};
 pub use work::Work;

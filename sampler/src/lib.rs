@@ -1,1 +1,64 @@
-//! sampler
+//! Which sample goes to which rank: index arithmetic, PyTorch's random numbers, a data loader.
+//!
+//! - [`DistributedSampler`] deals the indices of a data set out to ranks in PyTorch's order, index for index, and
+//!   goes on in the middle of an epoch from a [`SamplerState`], also at another number of ranks.
+//! - [`SequentialSampler`] and [`RandomSampler`] serve one process; [`BatchSampler`] cuts any [`Sampler`]'s indices
+//!   into batches.
+//! - [`DataLoader`] turns them into batches of samples of a [`Dataset`], on the calling thread or on workers.
+//! - [`Generator`] gives PyTorch's CPU random numbers to the bit, and [`initial`] the values that PyTorch's layers
+//!   start from.
+//!
+//! Nothing here knows a tensor or another rank: what comes out are indices, `f32`s and whatever a collate function
+//! makes.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use sampler::{DataLoader, DataLoaderConfig, DistributedSampler, DistributedSamplerConfig, Sampler};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let dataset = Arc::new((0..10).map(|i| i as f32).collect::<Vec<_>>());
+//! let config = DistributedSamplerConfig { dataset_len: 10, num_replicas: 2, rank: 0, ..Default::default() };
+//! let sampler = DistributedSampler::new(config)?;
+//! let loader_config = DataLoaderConfig { batch_size: 2, ..Default::default() };
+//! let mut loader = DataLoader::new(dataset, sampler, |items| Ok(items), loader_config)?;
+//! for epoch in 0..2 {
+//!     loader.set_epoch(epoch);
+//!     for batch in loader.batches()? {
+//!         let _batch: Vec<f32> = batch?;
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod allocation;
+mod batch;
+mod dataset;
+mod distributed;
+mod elementary;
+mod error;
+mod fetch;
+mod generator;
+pub mod initial;
+mod loader;
+mod normal;
+mod permutation;
+mod random;
+mod sequential;
+mod share;
+mod state;
+mod traits;
+mod workers;
+
+pub use batch::{BatchIndices, BatchSampler};
+pub use dataset::Dataset;
+pub use distributed::{DistributedIndices, DistributedSampler, DistributedSamplerConfig};
+pub use error::{BoxError, SamplerError};
+pub use generator::Generator;
+pub use loader::{Batches, DataLoader, DataLoaderConfig};
+pub use random::{RandomSampler, SharedGenerator};
+pub use sequential::SequentialSampler;
+pub use share::Tail;
+pub use state::SamplerState;
+pub use traits::{Indices, Sampler};

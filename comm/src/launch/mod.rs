@@ -1,11 +1,87 @@
-//! Starting ranks as processes.
+//! Starting ranks as processes of this machine, and looking after them.
+//!
+//! [`spawn`] starts `world_size` copies of a program, gives each its rank through the environment, forwards their
+//! output line by line, and returns once all have ended. When one fails the others are ended too, and the error
+//! names the first cause. A program that is started this way calls [`worker_guard`] first thing in `main`, so that
+//! no rank outlives its launcher, however that one ends.
+//!
+//! ```no_run
+//! use comm::launch::{self, SpawnConfig};
+//!
+//! fn main() -> comm::Result<()> {
+//!     launch::worker_guard()?;
+//!     if launch::is_worker() {
+//!         // ... join the group, train ...
+//!         return launch::report_result("{\"loss\":0.5}");
+//!     }
+//!     let results = launch::spawn(&SpawnConfig { world_size: 4, ..SpawnConfig::default() })?;
+//!     assert_eq!(results[0].as_deref(), Some("{\"loss\":0.5}"));
+//!     Ok(())
+//! }
+//! ```
 
-/// A worker process that failed.
-#[derive(Debug, Clone, thiserror::Error)]
-#[error("rank {rank} failed: {status}")]
-pub struct WorkerFailure {
-    /// Its rank.
-    pub rank: usize,
-    /// How it ended.
-    pub status: String,
+mod config;
+mod environment;
+mod failure;
+mod forward;
+mod lines;
+mod listener;
+mod signals;
+mod sink;
+mod start;
+mod supervise;
+mod watch;
+mod worker;
+
+use std::sync::mpsc;
+
+pub use config::SpawnConfig;
+pub use failure::{ExitKind, WorkerFailure};
+pub(crate) use listener::inherited_listener;
+pub use worker::{is_worker, report_result, worker_guard};
+
+use crate::Result;
+
+/// Exit code of a worker that ends only because another rank failed (`EX_TEMPFAIL` of `sysexits.h`). [`spawn`] looks
+/// for the first cause among the other ranks.
+pub const EXIT_PEER_FAILED: i32 = 75;
+
+/// Starts the ranks of one job as processes of this machine, waits until all have ended, and returns what each one
+/// passed to [`report_result`] (its last report), by rank.
+///
+/// Each rank finds in its environment: `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `GROUP_RANK`,
+/// `MASTER_ADDR` and `MASTER_PORT`, as under `torchrun`; the job's secret and id; and `RAYON_NUM_THREADS`, the cores
+/// divided by the ranks, unless that is set already. Rank 0 inherits the listening socket of `MASTER_PORT` as its
+/// standard input, so that nobody can take the port in between; the other ranks' standard input is empty.
+///
+/// Standard output and standard error of the ranks go to those of this process, in whole lines. While the call lasts,
+/// SIGINT, SIGTERM and SIGHUP are passed on to the ranks; after it they do again what they did before.
+///
+/// # Errors
+/// - [`Error::Worker`](crate::Error::Worker): a rank failed. The others were given
+///   [`grace`](SpawnConfig::grace) to end by themselves and were then ended.
+/// - [`Error::Interrupted`](crate::Error::Interrupted): one of the signals above arrived, or (as SIGPIPE) nobody reads
+///   this process's standard output any more. The ranks were ended.
+/// - [`Error::InvalidArgument`](crate::Error::InvalidArgument): a world size of 0, more ranks than this process may have
+///   pipes, a program that cannot be run.
+/// - [`Error::System`](crate::Error::System): the system has no room for that many processes, or refuses something else.
+///
+/// In every case no process that it started is left, unless the system cannot end it (a process that hangs inside
+/// the kernel).
+///
+/// ```no_run
+/// use comm::launch::{SpawnConfig, spawn};
+///
+/// let config = SpawnConfig { program: Some("/bin/sh".into()), args: Some(vec!["-c".into(), "echo $RANK".into()]), ..SpawnConfig::default() };
+/// spawn(&SpawnConfig { world_size: 2, ..config })?;
+/// # Ok::<(), comm::Error>(())
+/// ```
+pub fn spawn(config: &SpawnConfig) -> Result<Vec<Option<String>>> {
+    config.check()?;
+    let (sender, events) = mpsc::channel();
+    // Before the first rank, so that a signal that comes while they are started reaches them too.
+    let signals = signals::SignalRelay::start(&sender)?;
+    let mut workers = start::start(config, &sender)?;
+    let output = forward::Output::start(&mut workers, &sender)?;
+    supervise::Supervisor::new(config, workers, output, events, signals).run()
 }

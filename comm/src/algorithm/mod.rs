@@ -1,0 +1,26 @@
+//! The algorithms, one a file, each a pure function from rank, world size and length to a [`Schedule`].
+
+pub mod binomial_broadcast;
+pub mod binomial_reduce;
+pub mod dissemination_barrier;
+pub mod recursive_doubling;
+pub mod ring_all_gather;
+pub mod ring_all_reduce;
+pub mod ring_reduce_scatter;
+
+use crate::schedule::Schedule;
+
+/// Up to this many bytes, an all-reduce takes the algorithm of few steps; above, the one of few bytes.
+pub const LATENCY_BYTES: usize = 32 * 1024;
+
+/// The all-reduce for a buffer of `len` elements of `element_bytes` each.
+pub fn all_reduce(rank: usize, world_size: usize, len: usize, element_bytes: usize) -> Schedule {
+    if len.saturating_mul(element_bytes) <= LATENCY_BYTES {
+        recursive_doubling::schedule(rank, world_size, len)
+    } else {
+        ring_all_reduce::schedule(rank, world_size, len)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod simulate;

@@ -1,0 +1,183 @@
+//! What a rank says of its call before any data: two ranks whose fingerprints differ do not agree on the program.
+
+use std::fmt;
+
+use candle_core::DType;
+use serde::{Deserialize, Serialize};
+
+use crate::ReduceOp;
+
+/// Bytes of an encoded fingerprint.
+pub(crate) const LEN: usize = 32;
+const MAGIC: [u8; 4] = *b"GRF1";
+const NO_REDUCE: u8 = u8::MAX;
+const NO_ROOT: u32 = u32::MAX;
+
+/// The kind of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) enum Kind {
+    AllReduce,
+    Reduce,
+    Broadcast,
+    AllGather,
+    ReduceScatter,
+    Barrier,
+    /// Between two ranks; both sides say `Message`, so that a send and its recv agree.
+    Message,
+}
+
+const KINDS: [(Kind, &str); 7] = [
+    (Kind::AllReduce, "all_reduce"),
+    (Kind::Reduce, "reduce"),
+    (Kind::Broadcast, "broadcast"),
+    (Kind::AllGather, "all_gather"),
+    (Kind::ReduceScatter, "reduce_scatter"),
+    (Kind::Barrier, "barrier"),
+    (Kind::Message, "message"),
+];
+const REDUCES: [(ReduceOp, &str); 5] = [
+    (ReduceOp::Sum, "sum"),
+    (ReduceOp::Avg, "avg"),
+    (ReduceOp::Product, "product"),
+    (ReduceOp::Min, "min"),
+    (ReduceOp::Max, "max"),
+];
+const DTYPES: [(DType, &str); 7] = [
+    (DType::F64, "f64"),
+    (DType::F32, "f32"),
+    (DType::F16, "f16"),
+    (DType::BF16, "bf16"),
+    (DType::U8, "u8"),
+    (DType::U32, "u32"),
+    (DType::I64, "i64"),
+];
+
+/// The call a rank makes: equal on all ranks that take part, or the call is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct Fingerprint {
+    /// Counts the group's collectives from 1; for messages, those from one rank to another.
+    pub(crate) sequence: u64,
+    pub(crate) kind: Kind,
+    /// Index into [`REDUCES`].
+    reduce: Option<u8>,
+    /// Index into [`DTYPES`].
+    dtype: Option<u8>,
+    /// The root of a rooted collective; the sender of a message.
+    pub(crate) root: Option<u32>,
+    /// Elements of the tensor (of the smaller one, where there are two).
+    pub(crate) elements: u64,
+}
+
+impl Fingerprint {
+    pub(crate) fn new(kind: Kind, sequence: u64) -> Self {
+        Self { sequence, kind, reduce: None, dtype: None, root: None, elements: 0 }
+    }
+
+    /// `dtype` must be one that [`supports`] accepts; any other one counts as none.
+    pub(crate) fn tensor(self, dtype: DType, elements: usize) -> Self {
+        Self { dtype: position(&DTYPES, &dtype), elements: elements as u64, ..self }
+    }
+
+    pub(crate) fn reduce(self, op: ReduceOp) -> Self {
+        Self { reduce: position(&REDUCES, &op), ..self }
+    }
+
+    pub(crate) fn root(self, root: usize) -> Self {
+        Self { root: Some(root as u32), ..self }
+    }
+
+    pub(crate) fn is_message(&self) -> bool {
+        self.kind == Kind::Message
+    }
+
+    pub(crate) fn encode(&self) -> [u8; LEN] {
+        let mut bytes = [0; LEN];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4] = position(&KINDS, &self.kind).unwrap_or(u8::MAX);
+        bytes[5] = self.reduce.unwrap_or(NO_REDUCE);
+        bytes[6] = self.dtype.unwrap_or(u8::MAX);
+        bytes[8..12].copy_from_slice(&self.root.unwrap_or(NO_ROOT).to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[24..].copy_from_slice(&self.elements.to_le_bytes());
+        bytes
+    }
+
+    /// None where no encoder could have made these bytes.
+    pub(crate) fn decode(bytes: &[u8; LEN]) -> Option<Self> {
+        let byte = |at: usize, len: usize| match bytes[at] {
+            u8::MAX => Some(None),
+            index if usize::from(index) < len => Some(Some(index)),
+            _ => None,
+        };
+        let (a, b, c) = (&bytes[8..12], &bytes[16..24], &bytes[24..]);
+        let root = u32::from_le_bytes(a.try_into().ok()?);
+        let decoded = Self {
+            sequence: u64::from_le_bytes(b.try_into().ok()?),
+            kind: KINDS.get(usize::from(bytes[4]))?.0,
+            reduce: byte(5, REDUCES.len())?,
+            dtype: byte(6, DTYPES.len())?,
+            root: (root != NO_ROOT).then_some(root),
+            elements: u64::from_le_bytes(c.try_into().ok()?),
+        };
+        (decoded.encode() == *bytes).then_some(decoded)
+    }
+}
+
+/// Whether tensors of this dtype can be sent.
+pub(crate) fn supports(dtype: DType) -> bool {
+    position(&DTYPES, &dtype).is_some()
+}
+
+fn position<T: PartialEq>(table: &[(T, &str)], wanted: &T) -> Option<u8> {
+    table.iter().position(|(entry, _)| entry == wanted).map(|index| index as u8)
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = KINDS.iter().find(|(kind, _)| *kind == self.kind).map_or("?", |(_, name)| name);
+        write!(f, "{name} #{}", self.sequence)?;
+        let mut details = Vec::new();
+        if let Some(root) = self.root {
+            let what = if self.is_message() { "from rank" } else { "root" };
+            details.push(format!("{what} {root}"));
+        }
+        details.extend(self.reduce.map(|index| REDUCES[usize::from(index)].1.to_string()));
+        if let Some(index) = self.dtype {
+            details.push(format!("{}, {} elements", DTYPES[usize::from(index)].1, self.elements));
+        }
+        if details.is_empty() { Ok(()) } else { write!(f, " ({})", details.join(", ")) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn reads_like_the_call() {
+        let call = Fingerprint::new(Kind::AllReduce, 17).reduce(ReduceOp::Sum).tensor(DType::F32, 1024);
+        assert_eq!(call.to_string(), "all_reduce #17 (sum, f32, 1024 elements)");
+        let call = Fingerprint::new(Kind::Broadcast, 3).root(0).tensor(DType::BF16, 10);
+        assert_eq!(call.to_string(), "broadcast #3 (root 0, bf16, 10 elements)");
+        assert_eq!(Fingerprint::new(Kind::Barrier, 1).to_string(), "barrier #1");
+    }
+
+    proptest! {
+        #[test]
+        fn survives_encoding(kind in 0..KINDS.len(), reduce in 0..REDUCES.len(), dtype in 0..DTYPES.len(),
+                             root in 0..1000usize, sequence: u64, elements in 0..usize::MAX) {
+            let call = Fingerprint::new(KINDS[kind].0, sequence)
+                .reduce(REDUCES[reduce].0).tensor(DTYPES[dtype].0, elements).root(root);
+            prop_assert_eq!(Fingerprint::decode(&call.encode()), Some(call));
+        }
+
+        #[test]
+        fn any_bytes_decode_or_are_refused(bytes: [u8; LEN]) {
+            if let Some(call) = Fingerprint::decode(&bytes) {
+                prop_assert_eq!(call.encode(), bytes);
+                let _ = call.to_string();
+            }
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! What to start.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::process::{Resource, getrlimit};
+
+use crate::{Error, Result};
+
+/// Files that a process has open besides those that the launcher needs for each rank.
+const FILES_ASIDE: u64 = 32;
+/// Files for each rank: two pipes, and a handle of the process.
+const FILES_PER_RANK: u64 = 3;
+
+/// What [`spawn`](super::spawn) starts.
+///
+/// ```
+/// use comm::launch::SpawnConfig;
+///
+/// let config = SpawnConfig { world_size: 4, ..SpawnConfig::default() };
+/// assert!(config.program.is_none());
+/// ```
+#[derive(Debug, Clone)]
+pub struct SpawnConfig {
+    /// Number of ranks. Default: 1.
+    pub world_size: usize,
+    /// The program that each rank runs. Default: `None`, the executable of this process.
+    pub program: Option<PathBuf>,
+    /// Its arguments, without the program's name. Default: `None`, those of this process.
+    pub args: Option<Vec<OsString>>,
+    /// Variables to add to the environment that the ranks inherit from this process. What a rank must be told (`RANK`
+    /// and the like) cannot be overridden. Default: none.
+    pub env: Vec<(OsString, OsString)>,
+    /// How long the other ranks may take to end by themselves once one has failed, or once a signal was passed on to
+    /// them. Default: 1 s, so that everything is over within 2 s.
+    pub grace: Duration,
+}
+
+impl Default for SpawnConfig {
+    fn default() -> Self {
+        Self { world_size: 1, program: None, args: None, env: Vec::new(), grace: Duration::from_secs(1) }
+    }
+}
+
+impl SpawnConfig {
+    /// Refuses what cannot work before anything is started.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.world_size == 0 {
+            return Err(Error::invalid("world_size", 0, "at least 1 rank is needed"));
+        }
+        let Some(files) = getrlimit(Resource::Nofile).current else { return Ok(()) };
+        let room = files.saturating_sub(FILES_ASIDE) / FILES_PER_RANK;
+        if self.world_size as u64 > room {
+            let help = format!(
+                "this process may have {files} files open, enough for {room} ranks on this machine; start fewer, or \
+                 raise the limit (ulimit -n)"
+            );
+            return Err(Error::invalid("world_size", self.world_size, help));
+        }
+        Ok(())
+    }
+
+    /// True where the ranks would find this variable set already.
+    pub(super) fn sets(&self, variable: &str) -> bool {
+        self.env.iter().any(|(name, _)| name == variable) || std::env::var_os(variable).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_ranks_and_too_many_are_refused() {
+        let none = SpawnConfig { world_size: 0, ..SpawnConfig::default() }.check().unwrap_err();
+        assert_eq!(none.to_string(), "world_size: got 0; at least 1 rank is needed");
+        if getrlimit(Resource::Nofile).current.is_some() {
+            let many = SpawnConfig { world_size: usize::MAX, ..SpawnConfig::default() }.check().unwrap_err();
+            assert!(many.to_string().contains("ulimit -n"), "{many}");
+        }
+    }
+
+    #[test]
+    fn variables_of_the_configuration_count_as_set() {
+        let config =
+            SpawnConfig { env: vec![("LAUNCH_TEST_SET".into(), "".into())], ..SpawnConfig::default() };
+        assert!(config.sets("LAUNCH_TEST_SET"));
+        assert!(!config.sets("LAUNCH_TEST_NOT_SET"));
+    }
+}

@@ -1,0 +1,192 @@
+//! How a rank ended, and which one is to blame.
+
+use std::fmt;
+use std::process::ExitStatus;
+
+use super::EXIT_PEER_FAILED;
+
+/// Lines of standard error that are repeated in the message; they have been forwarded before.
+const LINES_SHOWN: usize = 5;
+const SIGKILL: i32 = 9;
+const SIGTERM: i32 = 15;
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExitKind {
+    /// By itself, with this code.
+    Code(i32),
+    /// By the signal of this number.
+    Signal(i32),
+}
+
+impl ExitKind {
+    pub(super) fn success(self) -> bool {
+        self == ExitKind::Code(0)
+    }
+}
+
+impl From<ExitStatus> for ExitKind {
+    fn from(status: ExitStatus) -> Self {
+        use std::os::unix::process::ExitStatusExt;
+        match status.code() {
+            Some(code) => ExitKind::Code(code),
+            None => ExitKind::Signal(status.signal().unwrap_or_default()),
+        }
+    }
+}
+
+impl fmt::Display for ExitKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ExitKind::Code(code) => write!(f, "exited with code {code}"),
+            ExitKind::Signal(number) => match signal_hook::low_level::signal_name(*number) {
+                Some(name) => write!(f, "was killed by signal {name}"),
+                None => write!(f, "was killed by signal {number}"),
+            },
+        }
+    }
+}
+
+/// A rank whose process failed, the first one of its job that did so by its own fault.
+///
+/// ```
+/// use comm::launch::{ExitKind, WorkerFailure};
+///
+/// let failure = WorkerFailure {
+///     rank: 1,
+///     pid: 123,
+///     status: ExitKind::Signal(9),
+///     stderr_tail: vec!["[step 7] loss 0.3".into()],
+///     also_failed: 0,
+/// };
+/// assert_eq!(
+///     failure.to_string(),
+///     "rank 1 (pid 123) was killed by signal SIGKILL\n  its last lines on stderr:\n    [step 7] loss 0.3"
+/// );
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerFailure {
+    /// Its rank.
+    pub rank: usize,
+    /// Its process id.
+    pub pid: u32,
+    /// How it ended.
+    pub status: ExitKind,
+    /// The last lines of its standard error, 20 at most, oldest first. The message shows the last 5.
+    pub stderr_tail: Vec<String>,
+    /// How many other ranks failed too, those not counted that the launcher ended.
+    pub also_failed: usize,
+}
+
+impl fmt::Display for WorkerFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} (pid {}) {}", self.rank, self.pid, self.status)?;
+        let shown = &self.stderr_tail[self.stderr_tail.len().saturating_sub(LINES_SHOWN)..];
+        if !shown.is_empty() {
+            write!(f, "\n  its last lines on stderr:")?;
+        }
+        for line in shown {
+            write!(f, "\n    {line}")?;
+        }
+        match self.also_failed {
+            0 => Ok(()),
+            1 => write!(f, "\n  1 other rank failed after it"),
+            others => write!(f, "\n  {others} other ranks failed after it"),
+        }
+    }
+}
+
+impl std::error::Error for WorkerFailure {}
+
+/// The end of one rank.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ended {
+    pub(super) rank: usize,
+    pub(super) status: ExitKind,
+    /// The launcher had told it to end before.
+    pub(super) told: bool,
+}
+
+impl Ended {
+    /// A failure of its own. A rank that was told to end may do so with any code, but not crash.
+    fn failed(&self) -> bool {
+        match self.status {
+            ExitKind::Code(_) => !self.told && !self.status.success(),
+            ExitKind::Signal(SIGTERM | SIGKILL) => !self.told,
+            ExitKind::Signal(_) => true,
+        }
+    }
+
+    /// A failure that may well be nothing but the effect of `signal` on that rank, or on its peers.
+    fn explained_by(&self, signal: i32) -> bool {
+        self.told
+            || self.status == ExitKind::Signal(signal)
+            || self.status == ExitKind::Code(128 + signal)
+            || self.status == ExitKind::Code(EXIT_PEER_FAILED)
+    }
+}
+
+/// The rank to blame, and how many others failed. `ended` is in the order of time; `signal` is what stopped the job, if
+/// it was stopped. The first cause is the earliest failure that is not put down to another rank.
+pub(super) fn first_cause(ended: &[Ended], signal: Option<i32>) -> Option<(Ended, usize)> {
+    let failed: Vec<_> = ended.iter().filter(|end| end.failed()).collect();
+    let own = failed.iter().find(|end| end.status != ExitKind::Code(EXIT_PEER_FAILED));
+    let cause = **own.or(failed.first())?;
+    let excused = signal.is_some_and(|signal| cause.explained_by(signal));
+    (!excused).then_some((cause, failed.len() - 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end(rank: usize, status: ExitKind) -> Ended {
+        Ended { rank, status, told: false }
+    }
+
+    fn told(rank: usize, status: ExitKind) -> Ended {
+        Ended { rank, status, told: true }
+    }
+
+    fn blamed(ended: &[Ended], signal: Option<i32>) -> Option<(usize, usize)> {
+        first_cause(ended, signal).map(|(cause, others)| (cause.rank, others))
+    }
+
+    #[test]
+    fn the_earliest_failure_that_is_not_put_down_to_a_peer_is_the_cause() {
+        use ExitKind::{Code, Signal};
+        assert_eq!(blamed(&[end(0, Code(0)), end(1, Code(0))], None), None);
+        assert_eq!(blamed(&[end(2, Code(75)), end(0, Code(75)), end(1, Signal(9))], None), Some((1, 2)));
+        assert_eq!(blamed(&[end(2, Code(0)), end(0, Code(75)), end(1, Code(75))], None), Some((0, 1)));
+        assert_eq!(blamed(&[end(1, Code(3)), end(0, Signal(11))], None), Some((1, 1)));
+    }
+
+    #[test]
+    fn a_rank_that_the_launcher_ended_is_not_the_cause() {
+        use ExitKind::{Code, Signal};
+        let others = [told(1, Signal(15)), told(2, Signal(9)), told(3, Code(1))];
+        assert_eq!(blamed(&[&[end(0, Code(75))], &others[..]].concat(), None), Some((0, 0)));
+        // ... unless it crashed in a way that no launcher causes.
+        assert_eq!(blamed(&[end(0, Code(75)), told(1, Signal(11))], None), Some((1, 1)));
+    }
+
+    #[test]
+    fn what_a_signal_to_the_job_explains_is_no_failure() {
+        use ExitKind::{Code, Signal};
+        assert_eq!(blamed(&[end(0, Signal(2)), told(1, Signal(2))], Some(2)), None);
+        assert_eq!(blamed(&[end(0, Code(130)), end(1, Code(75))], Some(2)), None);
+        assert_eq!(blamed(&[end(0, Code(3)), told(1, Signal(2))], Some(2)), Some((0, 1)));
+    }
+
+    #[test]
+    fn the_message_has_the_last_five_lines() {
+        let tail = (0..20).map(|i| format!("line {i}")).collect();
+        let status = ExitKind::Code(3);
+        let failure = WorkerFailure { rank: 1, pid: 9, status, stderr_tail: tail, also_failed: 2 };
+        let mut expected =
+            vec!["rank 1 (pid 9) exited with code 3".to_owned(), "  its last lines on stderr:".into()];
+        expected.extend((15..20).map(|i| format!("    line {i}")));
+        expected.push("  2 other ranks failed after it".into());
+        assert_eq!(failure.to_string(), expected.join("\n"));
+    }
+}

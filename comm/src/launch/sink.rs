@@ -1,0 +1,139 @@
+//! Where the ranks' lines go: this process's standard output or standard error.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, PipeReader, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{FileType, fstat};
+
+/// A pipe that can be written to takes at least this many bytes without blocking.
+const PIECE: usize = 4096;
+
+/// The pipe of a rank that is in the middle of an over-long line of a file.
+type UnfinishedLine = Arc<Mutex<Option<usize>>>;
+
+/// One file that lines are written to, each by one write where the system allows it.
+#[derive(Debug)]
+pub(super) struct Sink {
+    file: File,
+    /// Largest write that is tried at once, in bytes.
+    piece: usize,
+    unfinished: UnfinishedLine,
+    /// Hangs up when nothing is to be written any more.
+    abandon: PipeReader,
+}
+
+impl Sink {
+    /// Sinks for this process's standard output and standard error.
+    pub(super) fn standard(abandon: &PipeReader) -> io::Result<(Sink, Sink)> {
+        // What the program itself has printed comes first.
+        io::stdout().flush()?;
+        let mut out = Sink::new(io::stdout().as_fd(), abandon)?;
+        let err = Sink::new(io::stderr().as_fd(), abandon)?;
+        // With `2>&1` both are one file; a line of one must not break into a long line of the other.
+        let (a, b) = (fstat(&out.file)?, fstat(&err.file)?);
+        if (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino) {
+            out.unfinished = Arc::clone(&err.unfinished);
+        }
+        Ok((out, err))
+    }
+
+    fn new(file: BorrowedFd<'_>, abandon: &PipeReader) -> io::Result<Self> {
+        let file = File::from(file.try_clone_to_owned()?);
+        let never_blocks = FileType::from_raw_mode(fstat(&file)?.st_mode) == FileType::RegularFile;
+        let piece = if never_blocks { usize::MAX } else { PIECE };
+        Ok(Self { file, piece, unfinished: UnfinishedLine::default(), abandon: abandon.try_clone()? })
+    }
+
+    /// Writes a piece of text that came from the pipe `source`. A line that another pipe has begun is ended first.
+    pub(super) fn write(&mut self, source: usize, text: &[u8]) -> io::Result<()> {
+        let unfinished = Arc::clone(&self.unfinished);
+        let mut unfinished = unfinished.lock().unwrap_or_else(PoisonError::into_inner);
+        if unfinished.is_some_and(|begun| begun != source) {
+            self.write_all(b"\n")?;
+        }
+        *unfinished = (!text.ends_with(b"\n")).then_some(source);
+        self.write_all(text)
+    }
+
+    /// Ends the line that this pipe has begun, if it has.
+    pub(super) fn finish(&mut self, source: usize) -> io::Result<()> {
+        let unfinished = Arc::clone(&self.unfinished);
+        let mut unfinished = unfinished.lock().unwrap_or_else(PoisonError::into_inner);
+        if *unfinished == Some(source) {
+            *unfinished = None;
+            self.write_all(b"\n")?;
+        }
+        Ok(())
+    }
+
+    fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            self.wait_for_room()?;
+            match self.file.write(&bytes[..bytes.len().min(self.piece)]) {
+                Ok(written) => bytes = &bytes[written..],
+                Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    /// Blocks until the file takes more, or until the sink is abandoned.
+    fn wait_for_room(&self) -> io::Result<()> {
+        loop {
+            let mut fds =
+                [PollFd::new(&self.file, PollFlags::OUT), PollFd::new(&self.abandon, PollFlags::empty())];
+            match poll(&mut fds, None) {
+                Err(rustix::io::Errno::INTR) => continue,
+                other => other?,
+            };
+            if !fds[1].revents().is_empty() {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            if !fds[0].revents().is_empty() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, pipe};
+
+    #[test]
+    fn a_line_that_another_source_has_begun_is_ended_first() {
+        let (_keep, abandon) = {
+            let (r, w) = pipe().unwrap();
+            (w, r)
+        };
+        let (mut reader, writer) = pipe().unwrap();
+        let mut sink = Sink::new(writer.as_fd(), &abandon).unwrap();
+        drop(writer);
+        for (source, text) in
+            [(0, "begun"), (0, " on\n"), (1, "half"), (0, "whole\n"), (1, " line"), (2, "last")]
+        {
+            sink.write(source, text.as_bytes()).unwrap();
+        }
+        sink.finish(1).unwrap();
+        sink.finish(2).unwrap();
+        drop(sink);
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "begun on\nhalf\nwhole\n line\nlast\n");
+    }
+
+    #[test]
+    fn a_full_pipe_that_nobody_reads_is_given_up_when_abandoned() {
+        let (abandon, keep) = pipe().unwrap();
+        let (_reader, writer) = pipe().unwrap();
+        let mut sink = Sink::new(writer.as_fd(), &abandon).unwrap();
+        let thread = std::thread::spawn(move || sink.write(0, &[b'x'; 1 << 20]));
+        drop(keep);
+        assert_eq!(thread.join().unwrap().unwrap_err().kind(), ErrorKind::TimedOut);
+    }
+}

@@ -1,0 +1,147 @@
+//! What a process does that a launcher has started.
+
+use std::io::Write;
+
+use rustix::process::{Pid, getppid};
+
+use super::EXIT_PEER_FAILED;
+use super::environment::SPAWNER_PID;
+use super::lines::{MAX_RESULT, RESULT_PREFIX};
+use crate::{Error, Result};
+
+/// True where [`spawn`](super::spawn) started this process.
+///
+/// ```
+/// assert!(!comm::launch::is_worker());
+/// ```
+pub fn is_worker() -> bool {
+    std::env::var_os(SPAWNER_PID).is_some()
+}
+
+/// Makes sure that this process does not outlive the launcher that started it, not even where that one is killed with
+/// SIGKILL. To be called first thing in `main`; does nothing where no launcher started it.
+///
+/// On Linux the kernel ends this process together with its parent, also when it is stopped. That stays so for a program
+/// that this process executes in its own place, but not for its children. Where another process stands between the
+/// launcher and this one, and on other systems, a thread watches the launcher.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] where `GIRANDOLE_SPAWNER_PID` is no process id, [`Error::System`] where the system refuses.
+///
+/// ```no_run
+/// fn main() -> comm::Result<()> {
+///     comm::launch::worker_guard()?;
+///     // ...
+///     Ok(())
+/// }
+/// ```
+pub fn worker_guard() -> Result<()> {
+    let Some(value) = std::env::var_os(SPAWNER_PID) else { return Ok(()) };
+    let value = value.to_string_lossy();
+    let spawner = value.parse().ok().filter(|&pid| pid > 0).and_then(Pid::from_raw);
+    let help = "the process id of the launcher; unset it to run without one";
+    let spawner = spawner.ok_or_else(|| Error::invalid(SPAWNER_PID, &value, help))?;
+    guard::against_the_end_of(spawner)
+}
+
+/// Ends this process because its launcher is gone.
+fn leave() -> ! {
+    std::process::exit(EXIT_PEER_FAILED)
+}
+
+#[cfg(target_os = "linux")]
+mod guard {
+    use std::os::fd::OwnedFd;
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::io::Errno;
+    use rustix::process::{PidfdFlags, Signal, pidfd_open, set_parent_process_death_signal};
+
+    use super::{Error, Pid, Result, getppid, leave};
+
+    pub(super) fn against_the_end_of(spawner: Pid) -> Result<()> {
+        let refused = |e| Error::system("cannot tie this process to its launcher", e);
+        set_parent_process_death_signal(Some(Signal::KILL)).map_err(refused)?;
+        if getppid() == Some(spawner) {
+            return Ok(());
+        }
+        // The launcher ended before the call above, or another process stands in between.
+        let handle = match pidfd_open(spawner, PidfdFlags::empty()) {
+            Ok(handle) => handle,
+            Err(Errno::SRCH) => leave(),
+            Err(e) => return Err(refused(e)),
+        };
+        if has_ended(&handle, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+            leave();
+        }
+        let watch = move || {
+            while !has_ended(&handle, None) {}
+            leave();
+        };
+        let thread = std::thread::Builder::new().name("launcher".into()).spawn(watch);
+        thread.map(drop).map_err(|e| Error::system("cannot watch the launcher", e))
+    }
+
+    /// Waits for the end of a process, `None`: for as long as it takes.
+    fn has_ended(handle: &OwnedFd, timeout: Option<&Timespec>) -> bool {
+        let mut fds = [PollFd::new(handle, PollFlags::IN)];
+        poll(&mut fds, timeout).is_ok_and(|ready| ready > 0)
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod guard {
+    use std::time::Duration;
+
+    use super::{Error, Pid, Result, getppid, leave};
+
+    /// How often the parent is looked at.
+    const PERIOD: Duration = Duration::from_millis(500);
+
+    pub(super) fn against_the_end_of(spawner: Pid) -> Result<()> {
+        let gone = move || rustix::process::test_kill_process(spawner) == Err(rustix::io::Errno::SRCH);
+        let parent = getppid();
+        if parent != Some(spawner) && gone() {
+            leave();
+        }
+        let watch = move || {
+            while getppid() == parent && !gone() {
+                std::thread::sleep(PERIOD);
+            }
+            leave();
+        };
+        let thread = std::thread::Builder::new().name("launcher".into()).spawn(watch);
+        thread.map(drop).map_err(|e| Error::system("cannot watch the launcher", e))
+    }
+}
+
+/// Passes one line of text, JSON as a rule, to the launcher, whose [`spawn`](super::spawn) returns it. The last report
+/// of a rank counts. Does nothing where no launcher started this process.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for text of several lines or of more than 64 MiB, [`Error::System`] where standard output
+/// cannot be written.
+///
+/// ```
+/// comm::launch::report_result("{\"loss\":0.5}")?;
+/// assert!(comm::launch::report_result("two\nlines").is_err());
+/// # Ok::<(), comm::Error>(())
+/// ```
+pub fn report_result(text: &str) -> Result<()> {
+    if text.contains('\n') {
+        return Err(Error::invalid("result", format!("{text:.40?}..."), "one line of text"));
+    }
+    if text.len() > MAX_RESULT {
+        return Err(Error::invalid(
+            "result",
+            format!("{} bytes", text.len()),
+            format!("at most {MAX_RESULT} bytes"),
+        ));
+    }
+    if !is_worker() {
+        return Ok(());
+    }
+    let mut out = std::io::stdout().lock();
+    let written = out.write_all(format!("{RESULT_PREFIX}{text}\n").as_bytes()).and_then(|()| out.flush());
+    written.map_err(|e| Error::system("cannot report to the launcher", e))
+}

@@ -1,0 +1,30 @@
+//! What the executor needs of a transport: ordered, reliable streams of bytes to each peer, never blocking.
+
+use std::time::Duration;
+
+/// The stream to or from a peer has ended or broken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Closed;
+
+/// A stream that the executor waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Wait {
+    pub(crate) peer: usize,
+    pub(crate) read: bool,
+    pub(crate) write: bool,
+}
+
+/// One rank's ends of the streams to all its peers.
+pub(crate) trait Links: Send {
+    /// Hands over `head`, then `body`, as far as there is room; the number of bytes taken, 0 where there is no room now.
+    fn try_send(&mut self, peer: usize, head: &[u8], body: &[u8]) -> Result<usize, Closed>;
+
+    /// Fills `into` as far as bytes have arrived; their number, 0 where there are none now. `into` is not empty.
+    fn try_recv(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Closed>;
+
+    /// Sleeps until one of `waits` can go on, something else woke it, or the time is over.
+    fn park(&mut self, waits: &[Wait], timeout: Duration);
+
+    /// How often to try again before parking: pays where a peer has a core of its own.
+    fn spins(&self) -> u32;
+}

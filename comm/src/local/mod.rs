@@ -1,0 +1,149 @@
+//! Ranks as threads of one process: for tests, examples and simulations.
+
+mod links;
+mod shared;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine::Engine;
+use crate::runner::Runner;
+use crate::{Communicator, Error, Operation, Result, Stats, Work};
+
+use links::LocalLinks;
+use shared::Shared;
+
+/// One rank of a group whose ranks are threads of this process.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use comm::{Communicator, Local, ReduceOp};
+///
+/// let sums = Local::run(3, |comm| {
+///     let tensor = Tensor::new(&[comm.rank() as f32, 1.0], &Device::Cpu)?;
+///     comm.all_reduce(&tensor, ReduceOp::Sum)?.wait()?;
+///     Ok(tensor.to_vec1::<f32>()?)
+/// })?;
+/// assert_eq!(sums, vec![vec![3.0, 3.0]; 3]);
+/// # Ok::<(), comm::Error>(())
+/// ```
+pub struct Local {
+    rank: usize,
+    shared: Arc<Shared>,
+    // Ends before the rank is said to have left.
+    engine: Option<Engine>,
+}
+
+/// How a group of threads waits.
+#[derive(Debug, Clone)]
+pub struct LocalConfig {
+    /// The longest an operation may go on without progress. Default: 300 s.
+    pub timeout: Duration,
+    /// After this long without progress a warning names the rank that is waited for. Default: 30 s.
+    pub slow_warning: Duration,
+}
+
+impl Default for LocalConfig {
+    fn default() -> Self {
+        Self { timeout: Duration::from_secs(300), slow_warning: Duration::from_secs(30) }
+    }
+}
+
+impl Local {
+    /// The ranks of a new group, to be moved to a thread each.
+    ///
+    /// # Errors
+    /// A world size of 0.
+    pub fn group(world_size: usize, config: &LocalConfig) -> Result<Vec<Self>> {
+        if world_size == 0 {
+            return Err(Error::invalid("world size", world_size, "a group has at least 1 rank"));
+        }
+        let shared = Arc::new(Shared::new(world_size, config));
+        let member = |rank| {
+            let supervisor = shared.supervisor(rank);
+            let links = LocalLinks::new(rank, shared.clone());
+            let runner = Box::new(Runner::new(rank, world_size, links, supervisor.clone()));
+            let engine = Some(Engine::new(rank, world_size, runner, supervisor));
+            Self { rank, shared: shared.clone(), engine }
+        };
+        Ok((0..world_size).map(member).collect())
+    }
+
+    /// Runs `body` on `world_size` threads, each with its rank of a new group; the results, by rank.
+    ///
+    /// # Errors
+    /// The first error that is not a mere consequence of another rank's; a panic in `body` counts as the death of its rank.
+    pub fn run<T: Send>(world_size: usize, body: impl Fn(&Local) -> Result<T> + Sync) -> Result<Vec<T>> {
+        let group = Self::group(world_size, &LocalConfig::default())?;
+        let run = |comm: Local| body(&comm);
+        let results: Vec<Result<T>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = group.into_iter().map(|comm| scope.spawn(|| run(comm))).collect();
+            let died = |rank| Error::PeerDied {
+                rank,
+                host: "this process".into(),
+                operation: "Local::run: it panicked".into(),
+            };
+            threads
+                .into_iter()
+                .enumerate()
+                .map(|(rank, thread)| thread.join().unwrap_or_else(|_| Err(died(rank))))
+                .collect()
+        });
+        let first_cause = results
+            .iter()
+            .filter_map(|result| result.as_ref().err())
+            .min_by_key(|error| error.is_peer_failure());
+        match first_cause.cloned() {
+            Some(error) => Err(error),
+            None => results.into_iter().collect(),
+        }
+    }
+
+    fn engine(&self) -> Result<&Engine> {
+        self.engine.as_ref().ok_or_else(|| Error::system("local group", "it is closed"))
+    }
+}
+
+impl Communicator for Local {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.shared.world_size()
+    }
+
+    fn backend(&self) -> &'static str {
+        "local"
+    }
+
+    fn stats(&self) -> Stats {
+        self.engine.as_ref().map(Engine::stats).unwrap_or_default()
+    }
+
+    fn submit(&self, operation: Operation) -> Result<Work> {
+        self.engine()?.submit(operation)
+    }
+
+    fn run(&self, operation: Operation) -> Result<()> {
+        self.engine()?.run(operation)
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        let died = std::thread::panicking();
+        if died {
+            self.shared.leave(self.rank, died);
+        }
+        self.engine.take();
+        self.shared.leave(self.rank, died);
+    }
+}
+
+impl fmt::Debug for Local {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Local(rank {} of {})", self.rank, self.world_size())
+    }
+}

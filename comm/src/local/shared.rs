@@ -1,0 +1,194 @@
+//! What the threads of one group share: their streams, what each is doing, and the cause of a failure.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::engine::lock;
+use crate::fingerprint::Fingerprint;
+use crate::links::Closed;
+use crate::supervisor::Supervisor;
+use crate::verdict::{Activity, Cause, Question, Status, judge};
+
+use super::LocalConfig;
+
+/// Bytes a stream holds before its writer must wait.
+const STREAM_BYTES: usize = 1 << 20;
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    /// By rank: its inbox.
+    inboxes: Vec<Inbox>,
+    statuses: Vec<Mutex<Status>>,
+    failure: Mutex<Option<Cause>>,
+    config: LocalConfig,
+}
+
+/// The streams to one rank.
+#[derive(Debug, Default)]
+struct Inbox {
+    state: Mutex<InboxState>,
+    /// Rung when anything changes that this rank may wait for.
+    bell: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct InboxState {
+    /// By sender, made when first written to.
+    streams: HashMap<usize, VecDeque<u8>>,
+    rings: u64,
+}
+
+impl Shared {
+    pub(super) fn new(world_size: usize, config: &LocalConfig) -> Self {
+        let inboxes = (0..world_size).map(|_| Inbox::default()).collect();
+        let statuses = (0..world_size).map(|_| Mutex::new(Status::Active(Activity::default()))).collect();
+        Self { inboxes, statuses, failure: Mutex::default(), config: config.clone() }
+    }
+
+    pub(super) fn world_size(&self) -> usize {
+        self.inboxes.len()
+    }
+
+    pub(super) fn supervisor(self: &Arc<Self>, rank: usize) -> Arc<dyn Supervisor> {
+        Arc::new(Member { rank, shared: self.clone() })
+    }
+
+    /// Writes as far as there is room.
+    pub(super) fn write(&self, from: usize, to: usize, parts: [&[u8]; 2]) -> Result<usize, Closed> {
+        if self.is_gone(to) || lock(&self.failure).is_some() {
+            return Err(Closed);
+        }
+        let inbox = &self.inboxes[to];
+        let mut state = lock(&inbox.state);
+        let stream = state.streams.entry(from).or_default();
+        let before = stream.len();
+        for part in parts {
+            let room = STREAM_BYTES.saturating_sub(stream.len());
+            stream.extend(&part[..part.len().min(room)]);
+        }
+        let written = stream.len() - before;
+        if written > 0 {
+            state.rings += 1;
+            inbox.bell.notify_all();
+        }
+        Ok(written)
+    }
+
+    /// Reads what has come; the end of a stream shows once it is empty.
+    pub(super) fn read(&self, from: usize, to: usize, into: &mut [u8]) -> Result<usize, Closed> {
+        // Asked first: what was written before the sender left is still read.
+        let ended = self.is_gone(from) || lock(&self.failure).is_some();
+        let mut state = lock(&self.inboxes[to].state);
+        let stream = state.streams.entry(from).or_default();
+        let len = into.len().min(stream.len());
+        if len == 0 {
+            return if ended { Err(Closed) } else { Ok(0) };
+        }
+        let (front, back) = stream.as_slices();
+        let of_front = len.min(front.len());
+        into[..of_front].copy_from_slice(&front[..of_front]);
+        into[of_front..len].copy_from_slice(&back[..len - of_front]);
+        let was_full = stream.len() >= STREAM_BYTES;
+        stream.drain(..len);
+        drop(state);
+        if was_full {
+            self.ring(from);
+        }
+        Ok(len)
+    }
+
+    /// A number that changes whenever the rank's bell is rung.
+    pub(super) fn rings(&self, rank: usize) -> u64 {
+        lock(&self.inboxes[rank].state).rings
+    }
+
+    /// Sleeps until the bell has been rung since `heard`, or the time is over.
+    pub(super) fn sleep(&self, rank: usize, heard: u64, timeout: Duration) {
+        let inbox = &self.inboxes[rank];
+        let state = lock(&inbox.state);
+        let woken = inbox.bell.wait_timeout_while(state, timeout, |state| state.rings == heard);
+        drop(woken.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// A rank is gone; of a death everybody hears at once.
+    pub(super) fn leave(&self, rank: usize, died: bool) {
+        *lock(&self.statuses[rank]) = if died { Status::Died } else { Status::Left };
+        if died {
+            lock(&self.failure).get_or_insert(Cause::Died { rank });
+        }
+        self.ring_all();
+    }
+
+    fn is_gone(&self, rank: usize) -> bool {
+        !matches!(*lock(&self.statuses[rank]), Status::Active(_))
+    }
+
+    fn ring(&self, rank: usize) {
+        let inbox = &self.inboxes[rank];
+        lock(&inbox.state).rings += 1;
+        inbox.bell.notify_all();
+    }
+
+    fn ring_all(&self) {
+        (0..self.world_size()).for_each(|rank| self.ring(rank));
+    }
+}
+
+/// One rank's view of the group.
+#[derive(Debug)]
+struct Member {
+    rank: usize,
+    shared: Arc<Shared>,
+}
+
+impl Member {
+    fn activity(&self, change: impl FnOnce(&mut Activity)) {
+        if let Status::Active(activity) = &mut *lock(&self.shared.statuses[self.rank]) {
+            change(activity);
+        }
+    }
+}
+
+impl Supervisor for Member {
+    fn begin(&self, call: Fingerprint) {
+        self.activity(|activity| activity.begin(call));
+    }
+
+    fn end(&self) {
+        self.activity(Activity::end);
+    }
+
+    fn failure(&self) -> Option<Cause> {
+        lock(&self.shared.failure).clone()
+    }
+
+    fn ask(&self, question: Question) -> Option<Cause> {
+        let mut failure = lock(&self.shared.failure);
+        if failure.is_none() {
+            let statuses: Vec<Status> =
+                self.shared.statuses.iter().map(|status| lock(status).clone()).collect();
+            let cause = judge(self.rank, &question, &statuses);
+            if !question.is_fatal() || cause.is_none() {
+                return cause;
+            }
+            *failure = cause;
+        }
+        let cause = failure.clone();
+        drop(failure);
+        self.shared.ring_all();
+        cause
+    }
+
+    fn host(&self, _rank: usize) -> String {
+        "this process".into()
+    }
+
+    fn timeout(&self) -> Duration {
+        self.shared.config.timeout
+    }
+
+    fn slow_warning(&self) -> Duration {
+        self.shared.config.slow_warning
+    }
+}

@@ -1,0 +1,91 @@
+//! Waiting for a peer: spin shortly, then sleep, ask around, warn, and give up when the time is over.
+
+use std::time::{Duration, Instant};
+
+use crate::fingerprint::Fingerprint;
+use crate::links::{Links, Wait};
+use crate::supervisor::Supervisor;
+use crate::verdict::{Cause, Question};
+use crate::{Error, Result};
+
+/// After this long without a byte the other ranks are asked for the first time whether they are in another call.
+const FIRST_QUESTION: Duration = Duration::from_secs(1);
+
+/// How long one wait has lasted, and what has been done about it.
+pub(crate) struct Patience {
+    spins: u32,
+    spun: u32,
+    since: Option<Instant>,
+    next_question: Duration,
+    warned: bool,
+}
+
+impl Patience {
+    /// `spins`: how often to return at once, for another try, before sleeping.
+    pub(crate) fn new(spins: u32) -> Self {
+        Self { spins, spun: 0, since: None, next_question: FIRST_QUESTION, warned: false }
+    }
+
+    /// Something has moved.
+    pub(crate) fn reset(&mut self) {
+        *self = Self::new(self.spins);
+    }
+
+    /// Lets some time pass. `waits` is not empty.
+    pub(crate) fn wait(
+        &mut self,
+        links: &mut dyn Links,
+        waits: &[Wait],
+        supervisor: &dyn Supervisor,
+        call: &Fingerprint,
+    ) -> Result<()> {
+        if self.spun < self.spins {
+            self.spun += 1;
+            std::hint::spin_loop();
+            return Ok(());
+        }
+        if let Some(cause) = supervisor.failure() {
+            return Err(supervisor.error(&cause, call.to_string()));
+        }
+        let waited = self.since.get_or_insert_with(Instant::now).elapsed();
+        let peer = waits.iter().find(|wait| wait.read).unwrap_or(&waits[0]).peer;
+        if waited >= supervisor.timeout() {
+            return Err(blame(supervisor, Question::Stuck { peer, last: true }, call));
+        }
+        if !self.warned && waited >= supervisor.slow_warning() {
+            self.warned = true;
+            warn(supervisor, peer, call, waited);
+        }
+        if waited >= self.next_question {
+            self.next_question *= 2;
+            if let Some(cause) = supervisor.ask(Question::Stuck { peer, last: false }) {
+                return Err(supervisor.error(&cause, call.to_string()));
+            }
+        }
+        let mut next = self.next_question.min(supervisor.timeout());
+        if !self.warned {
+            next = next.min(supervisor.slow_warning());
+        }
+        links.park(waits, next.saturating_sub(waited).max(Duration::from_millis(1)));
+        Ok(())
+    }
+}
+
+/// The error of a call that cannot go on; where nobody knows better, the rank that the question is about is to blame.
+pub(crate) fn blame(supervisor: &dyn Supervisor, question: Question, call: &Fingerprint) -> Error {
+    let known = supervisor.failure().or_else(|| supervisor.ask(question.clone()));
+    let cause = known.unwrap_or_else(|| match question {
+        Question::Lost { peer } => Cause::Died { rank: peer },
+        _ => Cause::Stalled { rank: question.peer(), detail: "nobody could say what it does".into() },
+    });
+    supervisor.error(&cause, call.to_string())
+}
+
+fn warn(supervisor: &dyn Supervisor, peer: usize, call: &Fingerprint, waited: Duration) {
+    let (rank, detail) = match supervisor.ask(Question::Suspect { peer }) {
+        Some(Cause::Stalled { rank, detail }) => (rank, detail),
+        _ => (peer, "nobody could say what it does".into()),
+    };
+    let (host, seconds) = (supervisor.host(rank), waited.as_secs());
+    tracing::warn!("{call}: waiting for rank {rank} (host {host}) for {seconds} s: {detail}");
+}

@@ -1,0 +1,37 @@
+//! What the executor needs to know of the other ranks beside their bytes.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use crate::Error;
+use crate::fingerprint::Fingerprint;
+use crate::verdict::{Cause, Question};
+
+/// A rank's view of the whole group: it tells what this rank does, and finds out who is to blame.
+pub(crate) trait Supervisor: Send + Sync + Debug {
+    /// This rank enters a call.
+    fn begin(&self, call: Fingerprint);
+
+    /// The call ended, well or not.
+    fn end(&self);
+
+    /// The cause for which the group has failed, if it has. Cheap.
+    fn failure(&self) -> Option<Cause>;
+
+    /// Looks for a cause, in bounded time. Where there is one, the whole group has failed with it, and every rank knows.
+    fn ask(&self, question: Question) -> Option<Cause>;
+
+    /// The host name of a rank.
+    fn host(&self, rank: usize) -> String;
+
+    /// The longest that a call may go on without a byte.
+    fn timeout(&self) -> Duration;
+
+    /// After this long without a byte a warning names the rank that is waited for.
+    fn slow_warning(&self) -> Duration;
+
+    /// The error of a call that was interrupted by `cause`.
+    fn error(&self, cause: &Cause, operation: String) -> Error {
+        cause.to_error(operation, self.timeout(), |rank| self.host(rank))
+    }
+}

@@ -1,0 +1,200 @@
+//! What the control thread and the threads that run operations share.
+
+use std::io::Write;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::engine::lock;
+use crate::fingerprint::Fingerprint;
+use crate::supervisor::Supervisor;
+use crate::tcp::links::Streams;
+use crate::tcp::{PeerInfo, TcpConfig};
+use crate::verdict::{Activity, Cause, Question};
+use crate::{Error, Result};
+
+/// How long rank 0 waits for what the ranks say of themselves.
+pub(super) const PROBE_PATIENCE: Duration = Duration::from_millis(400);
+/// How long a rank waits for rank 0's answer, which may have to wait for those of others.
+const ANSWER_PATIENCE: Duration = Duration::from_millis(900);
+
+/// One rank's office for questions and verdicts.
+#[derive(Debug)]
+pub(in crate::tcp) struct Bureau {
+    rank: usize,
+    peers: Vec<PeerInfo>,
+    timeout: Duration,
+    slow_warning: Duration,
+    streams: Arc<Streams>,
+    activity: Mutex<Activity>,
+    desk: Mutex<Desk>,
+    /// Something on the desk has changed.
+    changed: Condvar,
+    failed: AtomicBool,
+    /// A byte written here wakes the control thread.
+    bell: UnixStream,
+}
+
+#[derive(Debug, Default)]
+struct Desk {
+    failure: Option<Cause>,
+    questions: Vec<(u64, Question)>,
+    answers: Vec<(u64, Option<Cause>)>,
+    next_id: u64,
+    closing: Option<Closing>,
+}
+
+/// How the group is closed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Closing {
+    pub(super) goodbye: bool,
+}
+
+impl Bureau {
+    /// The bureau, and the end of the bell that the control thread listens to.
+    pub(in crate::tcp) fn new(
+        config: &TcpConfig,
+        peers: Vec<PeerInfo>,
+        streams: Arc<Streams>,
+    ) -> Result<(Self, UnixStream)> {
+        let pair = UnixStream::pair().and_then(|(bell, ear)| {
+            bell.set_nonblocking(true)?;
+            ear.set_nonblocking(true)?;
+            Ok((bell, ear))
+        });
+        let (bell, ear) = pair.map_err(|reason| Error::system("making a socket pair", reason))?;
+        let bureau = Self {
+            rank: config.rank,
+            peers,
+            timeout: config.bounded_timeout(),
+            slow_warning: config.slow_warning,
+            streams,
+            activity: Mutex::default(),
+            desk: Mutex::default(),
+            changed: Condvar::new(),
+            failed: AtomicBool::new(false),
+            bell,
+        };
+        Ok((bureau, ear))
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    pub(super) fn world_size(&self) -> usize {
+        self.peers.len()
+    }
+
+    pub(super) fn activity(&self) -> Activity {
+        lock(&self.activity).clone()
+    }
+
+    /// Asks the control thread to end, and to say goodbye before where that is true.
+    pub(in crate::tcp) fn close(&self, goodbye: bool) {
+        lock(&self.desk).closing = Some(Closing { goodbye });
+        if !goodbye {
+            self.shut_streams();
+        }
+        self.ring();
+    }
+
+    pub(super) fn closing(&self) -> Option<Closing> {
+        lock(&self.desk).closing
+    }
+
+    pub(super) fn take_questions(&self) -> Vec<(u64, Question)> {
+        std::mem::take(&mut lock(&self.desk).questions)
+    }
+
+    pub(super) fn answer(&self, id: u64, cause: Option<Cause>) {
+        lock(&self.desk).answers.push((id, cause));
+        self.changed.notify_all();
+    }
+
+    /// The group has failed: from now on nobody waits for data. False where it had failed before.
+    pub(super) fn fail(&self, cause: Cause) -> bool {
+        let mut desk = lock(&self.desk);
+        if desk.failure.is_some() {
+            return false;
+        }
+        desk.failure = Some(cause);
+        drop(desk);
+        self.failed.store(true, Ordering::Release);
+        self.changed.notify_all();
+        self.shut_streams();
+        true
+    }
+
+    fn shut_streams(&self) {
+        for stream in self.streams.iter().flatten() {
+            // One that is closed already is as good.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn ring(&self) {
+        // A full bell rings already.
+        let _ = (&self.bell).write(&[0]);
+    }
+}
+
+impl Supervisor for Bureau {
+    fn begin(&self, call: Fingerprint) {
+        lock(&self.activity).begin(call);
+    }
+
+    fn end(&self) {
+        lock(&self.activity).end();
+    }
+
+    fn failure(&self) -> Option<Cause> {
+        if self.failed.load(Ordering::Acquire) { lock(&self.desk).failure.clone() } else { None }
+    }
+
+    fn ask(&self, question: Question) -> Option<Cause> {
+        let deadline = Instant::now() + ANSWER_PATIENCE;
+        let mut desk = lock(&self.desk);
+        let id = desk.next_id;
+        desk.next_id += 1;
+        desk.questions.push((id, question.clone()));
+        drop(desk);
+        self.ring();
+        let mut desk = lock(&self.desk);
+        loop {
+            if let Some(cause) = &desk.failure {
+                return Some(cause.clone());
+            }
+            if let Some(index) = desk.answers.iter().position(|(answered, _)| *answered == id) {
+                return desk.answers.swap_remove(index).1;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            desk = self.changed.wait_timeout(desk, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(desk);
+        // Rank 0 itself does not answer.
+        if !matches!(question, Question::Stuck { last: true, .. }) {
+            return None;
+        }
+        let detail = "its process does not answer (stopped, or its host is gone)".into();
+        self.fail(Cause::Stalled { rank: 0, detail });
+        self.failure()
+    }
+
+    fn host(&self, rank: usize) -> String {
+        self.peers.get(rank).map(|peer| peer.host.clone()).unwrap_or_default()
+    }
+
+    fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    fn slow_warning(&self) -> Duration {
+        self.slow_warning
+    }
+}

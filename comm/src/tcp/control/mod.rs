@@ -1,0 +1,36 @@
+//! The control connections, by which ranks learn of each other's death, tell what they do, and agree on one cause.
+//!
+//! They form a star around rank 0: each rank has a thread that does nothing but listen to them. So a rank that computes, or
+//! whose data connections are quiet, answers all the same, and one that is stopped does not.
+
+mod bureau;
+mod center;
+mod leaf;
+mod wire;
+
+pub(super) use bureau::Bureau;
+
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use crate::{Error, Result};
+
+/// Starts the thread that serves this rank's control connections.
+pub(super) fn serve(
+    bureau: Arc<Bureau>,
+    ear: UnixStream,
+    connections: Vec<Option<TcpStream>>,
+) -> Result<JoinHandle<()>> {
+    for connection in connections.iter().flatten() {
+        connection.set_nonblocking(true).map_err(|reason| Error::system("control connection", reason))?;
+    }
+    let wires: Vec<Option<wire::Wire>> = connections.into_iter().map(|c| c.map(wire::Wire::new)).collect();
+    let thread = std::thread::Builder::new().name("comm-control".into());
+    let body = move || match bureau.rank() {
+        0 => center::Center::new(&bureau, &ear, wires).serve(),
+        _ => leaf::serve(&bureau, &ear, wires.into_iter().flatten().next()),
+    };
+    thread.spawn(body).map_err(|reason| Error::system("starting a thread", reason))
+}

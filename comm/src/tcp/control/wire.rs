@@ -1,0 +1,99 @@
+//! Messages on a control connection: one JSON object a line.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use serde::{Deserialize, Serialize};
+
+use crate::tcp::links::timespec;
+use crate::verdict::{Activity, Cause, Question};
+
+/// The longest line that is read; real ones have less than 2 KiB.
+const MAX_LINE: usize = 64 * 1024;
+/// How long a message may wait for room; rank 0 must not hang on a rank that is stopped.
+const WRITE_PATIENCE: Duration = Duration::from_millis(100);
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) enum Message {
+    /// To rank 0: who is to blame?
+    Ask { id: u64, question: Question },
+    /// From rank 0: what are you doing?
+    Probe { inquiry: u64 },
+    /// The answer to a probe.
+    Doing { inquiry: u64, activity: Activity },
+    /// From rank 0: the answer to a question, where the group goes on.
+    Answer { id: u64, cause: Option<Cause> },
+    /// From rank 0: the group has failed.
+    Verdict(Cause),
+    /// The sender closes its group and needs nothing more.
+    Goodbye,
+}
+
+/// One control connection.
+pub(super) struct Wire {
+    stream: TcpStream,
+    pending: Vec<u8>,
+}
+
+/// The other side is gone, or does not keep to the protocol.
+pub(super) struct Ended;
+
+impl Wire {
+    pub(super) fn new(stream: TcpStream) -> Self {
+        Self { stream, pending: Vec::new() }
+    }
+
+    pub(super) fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// Reads what has come.
+    pub(super) fn read(&mut self) -> (Vec<Message>, Result<(), Ended>) {
+        let mut chunk = [0; 4096];
+        let ended = loop {
+            match self.stream.read(&mut chunk) {
+                Ok(0) => break Err(Ended),
+                Ok(got) => self.pending.extend_from_slice(&chunk[..got]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => break Err(Ended),
+            }
+            if self.pending.len() > MAX_LINE {
+                break Ok(());
+            }
+        };
+        let mut messages = Vec::new();
+        while let Some(end) = self.pending.iter().position(|byte| *byte == b'\n') {
+            match serde_json::from_slice(&self.pending[..end]) {
+                Ok(message) => messages.push(message),
+                Err(_) => return (messages, Err(Ended)),
+            }
+            self.pending.drain(..=end);
+        }
+        let too_long = self.pending.len() > MAX_LINE;
+        (messages, if too_long { Err(Ended) } else { ended })
+    }
+
+    /// Writes a message; where the other side takes nothing for a while, it is lost, and reading will show why.
+    pub(super) fn write(&mut self, message: &Message) {
+        let Ok(mut line) = serde_json::to_vec(message) else { return };
+        line.push(b'\n');
+        let mut rest = &line[..];
+        while !rest.is_empty() {
+            match self.stream.write(rest) {
+                Ok(written) => rest = &rest[written..],
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    let mut polled = [PollFd::from_borrowed_fd(self.stream.as_fd(), PollFlags::OUT)];
+                    if !matches!(poll(&mut polled, Some(&timespec(WRITE_PATIENCE))), Ok(ready) if ready > 0) {
+                        return;
+                    }
+                }
+                Err(_) => return,
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Why one try to connect two ranks came to nothing.
+
+use std::fmt;
+use std::io;
+
+use super::handshake::VERSION;
+
+/// Why one try to connect two ranks came to nothing. Most are tried again until the time-out; the last one is told then.
+#[derive(Debug)]
+pub(crate) enum Fault {
+    /// The other side closed the connection.
+    Closed,
+    /// The other side said nothing for too long.
+    TimedOut,
+    /// This side is no longer interested.
+    Stopped,
+    /// The operating system's reason.
+    Io(io::Error),
+    /// The other side does not speak our protocol.
+    NotOurs,
+    /// The other side speaks another version of it.
+    Version(u16),
+    /// The other side does not hold the job's secret.
+    BadProof,
+    /// The other side closed the connection when it had seen this side's proof.
+    ProofRefused,
+    /// The other side holds the secret, and expects no such rank (now).
+    NotAwaited,
+    /// The other side holds the secret, and is not the rank that was looked for.
+    OtherRank(u32),
+    /// The other side holds the secret, and sent what no rank sends.
+    Malformed(String),
+    /// The meeting's file cannot be used (yet).
+    File(String),
+    /// The meeting's host has no address (yet).
+    Resolve(String),
+    /// The system has no random numbers to give.
+    NoRandomness,
+}
+
+/// The outcome of one try.
+pub(crate) type Try<T> = std::result::Result<T, Fault>;
+
+impl Fault {
+    /// True where the other side is a rank of some job, whose mind another try will hardly change.
+    pub(crate) fn is_settled(&self) -> bool {
+        matches!(self, Fault::ProofRefused | Fault::Version(_))
+    }
+}
+
+impl From<io::Error> for Fault {
+    fn from(error: io::Error) -> Self {
+        use io::ErrorKind::{
+            BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, TimedOut, UnexpectedEof,
+        };
+        match error.kind() {
+            BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof => Fault::Closed,
+            TimedOut => Fault::TimedOut,
+            _ => Fault::Io(error),
+        }
+    }
+}
+
+impl From<rustix::io::Errno> for Fault {
+    fn from(error: rustix::io::Errno) -> Self {
+        io::Error::from(error).into()
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fault::Closed => f.write_str("the connection was closed"),
+            Fault::TimedOut => f.write_str("no answer came"),
+            Fault::Stopped => f.write_str("the meeting was over"),
+            Fault::Io(error) => write!(f, "{error}"),
+            Fault::NotOurs => f.write_str("what listens there is no rank of Girandole"),
+            Fault::Version(theirs) => write!(
+                f,
+                "what listens there speaks version {theirs} of the protocol, this rank version {VERSION}: run the same \
+                 build everywhere"
+            ),
+            Fault::BadProof => f.write_str("what listens there could not prove that it belongs to this job"),
+            Fault::ProofRefused => f.write_str(
+                "the other side did not accept this rank's proof: the secret (GIRANDOLE_SECRET, GIRANDOLE_SECRET_FILE) \
+                 or the job id (GIRANDOLE_JOB_ID) differs",
+            ),
+            Fault::NotAwaited => f.write_str("the other side does not expect this rank"),
+            Fault::OtherRank(rank) => write!(f, "rank {rank} answered instead"),
+            Fault::Malformed(what) => write!(f, "the other side sent {what}"),
+            Fault::File(reason) | Fault::Resolve(reason) => f.write_str(reason),
+            Fault::NoRandomness => f.write_str("the system gave no random numbers"),
+        }
+    }
+}

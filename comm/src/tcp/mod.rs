@@ -1,0 +1,141 @@
+//! Ranks as processes that talk over TCP.
+
+mod acceptor;
+mod config;
+mod control;
+mod fault;
+mod handshake;
+mod init_method;
+mod links;
+mod rendezvous;
+mod secret;
+mod wire;
+
+pub use config::TcpConfig;
+pub use init_method::InitMethod;
+pub use secret::Secret;
+
+pub(crate) use rendezvous::{Meeting, PeerInfo, meet};
+
+use std::fmt;
+use std::net::TcpStream;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use crate::engine::{Engine, lock};
+use crate::runner::Runner;
+use crate::{Communicator, Error, Operation, Result, Stats, Work};
+
+use control::Bureau;
+use links::TcpLinks;
+
+/// How often a rank tries again before it sleeps, where every rank of its host has a core: about 30 microseconds.
+const SPINS: u32 = 80;
+
+/// One rank of a group of processes, on one host or several, that talk over TCP.
+///
+/// Dropping it closes the group for this rank, after what is queued is done: the others may go on without it.
+///
+/// ```no_run
+/// use candle_core::{DType, Device, Tensor};
+/// use comm::{Communicator, ReduceOp, Tcp, TcpConfig};
+///
+/// // RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as every launcher sets them.
+/// let comm = Tcp::connect(&TcpConfig::from_env()?)?;
+/// let tensor = Tensor::ones(4, DType::F32, &Device::Cpu)?;
+/// comm.all_reduce(&tensor, ReduceOp::Sum)?.wait()?;
+/// # Ok::<(), comm::Error>(())
+/// ```
+pub struct Tcp {
+    rank: usize,
+    world_size: usize,
+    bureau: Arc<Bureau>,
+    engine: Option<Engine>,
+    control: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Tcp {
+    /// Meets the other ranks and connects to them.
+    ///
+    /// # Errors
+    /// A configuration that cannot be used, [`Error::Listen`], [`Error::NoSecret`], [`Error::Refused`], and
+    /// [`Error::Rendezvous`] when not all ranks came in time.
+    pub fn connect(config: &TcpConfig) -> Result<Self> {
+        Self::join(config, meet(config)?)
+    }
+
+    fn join(config: &TcpConfig, meeting: Meeting) -> Result<Self> {
+        let Meeting { peers, control, data } = meeting;
+        let &TcpConfig { rank, world_size, .. } = config;
+        for stream in data.iter().flatten() {
+            prepare(stream).map_err(|reason| Error::system("data connection", reason))?;
+        }
+        let neighbours = peers.iter().filter(|peer| peer.host == peers[rank].host).count();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let spins = if neighbours <= cores { SPINS } else { 1 };
+        let streams = Arc::new(data);
+        let (bureau, ear) = Bureau::new(config, peers, streams.clone())?;
+        let bureau = Arc::new(bureau);
+        let thread = if world_size > 1 { Some(control::serve(bureau.clone(), ear, control)?) } else { None };
+        let runner = Runner::new(rank, world_size, TcpLinks::new(streams, spins), bureau.clone());
+        let engine = Some(Engine::new(rank, world_size, Box::new(runner), bureau.clone()));
+        Ok(Self { rank, world_size, bureau, engine, control: Mutex::new(thread) })
+    }
+
+    fn engine(&self) -> Result<&Engine> {
+        self.engine.as_ref().ok_or_else(|| Error::system("group", "it is closed"))
+    }
+}
+
+fn prepare(stream: &TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    stream.set_nonblocking(true)
+}
+
+impl Communicator for Tcp {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    fn backend(&self) -> &'static str {
+        "tcp"
+    }
+
+    fn stats(&self) -> Stats {
+        self.engine.as_ref().map(Engine::stats).unwrap_or_default()
+    }
+
+    fn submit(&self, operation: Operation) -> Result<Work> {
+        self.engine()?.submit(operation)
+    }
+
+    fn run(&self, operation: Operation) -> Result<()> {
+        self.engine()?.run(operation)
+    }
+}
+
+impl Drop for Tcp {
+    fn drop(&mut self) {
+        // A rank that panics has not left, it has died: the others learn it from the connections that close.
+        let died = std::thread::panicking();
+        if !died {
+            self.engine.take();
+        }
+        self.bureau.close(!died);
+        if let Some(thread) = lock(&self.control).take() {
+            // It never panics, and ends when told to.
+            let _ = thread.join();
+        }
+        self.engine.take();
+    }
+}
+
+impl fmt::Debug for Tcp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tcp(rank {} of {})", self.rank, self.world_size)
+    }
+}

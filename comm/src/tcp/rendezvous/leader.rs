@@ -1,0 +1,124 @@
+//! Rank 0's part in a meeting.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+
+use super::desk::Desk;
+use super::message::{Entry, Failure, LIMIT, Table, ToLeader, ToMember};
+use super::place::OpenPlace;
+use super::roster::{Roster, bad_news, name_ranks, protocol};
+use super::{Meeting, Plan, died, random_nonce};
+use crate::tcp::acceptor::Acceptor;
+use crate::tcp::fault::Fault;
+use crate::tcp::handshake::Purpose;
+use crate::tcp::wire::{Wire, wait_any};
+use crate::{Error, Result};
+
+/// How long to try to tell the others that there will be no group.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+type Members = Vec<(usize, Wire, Entry)>;
+
+/// Waits for the others, and sees to it that all are connected.
+pub(super) fn lead(plan: &Plan<'_>, given: Option<TcpListener>) -> Result<Meeting> {
+    let OpenPlace { listener, credentials, _file } = plan.open_place(given)?;
+    let (data_listener, port) = plan.listen_for_data()?;
+    let session = random_nonce()?;
+    let desk = Arc::new(Desk::new(plan.caller(Purpose::Data), credentials.bound_to(&session)));
+    let roster = Arc::new(Roster::new(plan.world_size(), credentials));
+    let greet_data = { Arc::clone(&desk) };
+    let _data = Acceptor::start(
+        data_listener,
+        plan.limits,
+        Arc::new(move |wire, until| greet_data.greet(wire, until)),
+    )?;
+    let greet = Arc::clone(&roster);
+    let _control =
+        Acceptor::start(listener, plan.limits, Arc::new(move |wire, until| greet.greet(wire, until)))?;
+
+    let gathered = roster.gather(plan);
+    let mut members = roster.take_wires();
+    let address = SocketAddr::new(plan.config.bind, port);
+    let own = Entry { address, host: plan.own.host.clone(), pid: plan.own.pid };
+    let ranks = std::iter::once(own).chain(members.iter().map(|(.., entry)| entry.clone())).collect();
+    let table = Table { session, ranks };
+    let peers = table.ranks.iter().map(Entry::info).collect();
+    if let Err(error) = gathered.and_then(|()| connect_all(plan, &mut members, table)) {
+        dismiss(members, &error);
+        return Err(error);
+    }
+
+    let broken = |fault: Fault| Error::system("connecting the ranks", fault);
+    let data = desk.take().map_err(broken)?;
+    let mut control = vec![None];
+    for (_, wire, _) in members {
+        control.push(Some(wire.into_stream().map_err(broken)?));
+    }
+    Ok(Meeting { peers, control, data })
+}
+
+/// Gives everybody the table, and waits until everybody has made its connections.
+fn connect_all(plan: &Plan<'_>, members: &mut Members, table: Table) -> Result<()> {
+    tell_all(plan, members, &ToMember::Table(table))?;
+    let mut connected = vec![false; members.len()];
+    while connected.contains(&false) {
+        let fds: Vec<_> = members.iter().map(|(_, wire, _)| (wire.fd(), PollFlags::IN)).collect();
+        let ready =
+            wait_any(&fds, plan.deadline).map_err(|reason| Error::system("waiting for the ranks", reason))?;
+        if !ready.contains(&true) {
+            let late =
+                members.iter().zip(&connected).filter(|(_, done)| !**done).map(|((rank, ..), _)| *rank);
+            let late = name_ranks(&late.collect::<Vec<_>>());
+            return Err(
+                plan.failed(format!("all ranks are here, but {late} could not connect to all lower ones"))
+            );
+        }
+        // A rank that has died explains what others complain of.
+        if let Some((rank, _, entry)) = members.iter().find(|(_, wire, _)| !wire.is_open()) {
+            return Err(died(*rank, entry.host.as_str()));
+        }
+        for (((rank, wire, entry), connected), _) in
+            members.iter_mut().zip(&mut connected).zip(&ready).filter(|(_, ready)| **ready)
+        {
+            if *connected {
+                return Err(bad_news(plan, *rank, wire, entry));
+            }
+            *connected = hear(plan, *rank, wire, entry)?;
+        }
+    }
+    tell_all(plan, members, &ToMember::Complete)
+}
+
+/// True when the rank says that it is connected.
+fn hear(plan: &Plan<'_>, rank: usize, wire: &mut Wire, entry: &Entry) -> Result<bool> {
+    match wire.receive(LIMIT, plan.deadline) {
+        Ok(ToLeader::Connected) => Ok(true),
+        Ok(ToLeader::Failed(failure)) => Err(plan.failed_elsewhere(failure)),
+        Err(Fault::Closed) => Err(died(rank, entry.host.as_str())),
+        Err(fault) => Err(protocol(rank, entry, &fault.to_string())),
+    }
+}
+
+fn tell_all(plan: &Plan<'_>, members: &mut Members, message: &ToMember) -> Result<()> {
+    members.iter_mut().try_for_each(|(rank, wire, entry)| {
+        wire.send(message, plan.deadline).map_err(|fault| match fault {
+            Fault::Closed => died(*rank, entry.host.as_str()),
+            fault => {
+                plan.failed(format!("nothing can be sent to rank {rank} (host {}): {fault}", entry.host))
+            }
+        })
+    })
+}
+
+/// Tells those who came that there will be no group, and why.
+fn dismiss(members: Members, error: &Error) {
+    let until = Instant::now() + FAREWELL;
+    for (_, mut wire, _) in members {
+        if wire.send(&ToMember::Failed(Failure::of(error)), until).is_ok() {
+            wire.hang_up();
+        }
+    }
+}

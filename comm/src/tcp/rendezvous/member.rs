@@ -1,0 +1,234 @@
+//! The part of every rank but 0 in a meeting.
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+
+use super::desk::Desk;
+use super::message::{Entry, Failure, HELLO_LIMIT, Hello, LIMIT, Table, ToLeader, ToMember};
+use super::place::Place;
+use super::{BackOff, Meeting, Plan, died};
+use crate::tcp::acceptor::Acceptor;
+use crate::tcp::fault::{Fault, Try};
+use crate::tcp::handshake::{Credentials, Purpose, Status, Verdict};
+use crate::tcp::wire::{Wire, wait_any};
+use crate::{Error, Result};
+
+/// So many times in a row a rank of some job must turn this one away before this one believes it.
+const SETTLED: usize = 5;
+/// How long rank 0 may take to explain why another rank is not there any more.
+const EXPLANATION: Duration = Duration::from_millis(300);
+
+/// Goes to rank 0, and from there to all others.
+pub(super) fn join(plan: &Plan<'_>) -> Result<Meeting> {
+    let (wire, credentials) = find_leader(plan)?;
+    let mut leader = Leader { plan, wire };
+    let (listener, port) = plan.listen_for_data()?;
+    let table = leader.introduce(port)?;
+    let desk = Arc::new(Desk::new(plan.caller(Purpose::Data), credentials.bound_to(&table.session)));
+    let greet = Arc::clone(&desk);
+    let _data =
+        Acceptor::start(listener, plan.limits, Arc::new(move |wire, until| greet.greet(wire, until)))?;
+
+    let credentials = credentials.bound_to(&table.session);
+    for (rank, entry) in table.ranks.iter().enumerate().take(plan.config.rank) {
+        desk.keep(rank, leader.connect_to(rank, entry, &credentials)?);
+    }
+    leader.wait_for_all()?;
+
+    let broken = |fault: Fault| Error::system("connecting the ranks", fault);
+    let mut control: Vec<_> = (0..plan.config.world_size).map(|_| None).collect();
+    control[0] = Some(leader.wire.into_stream().map_err(broken)?);
+    let peers = table.ranks.iter().map(Entry::info).collect();
+    Ok(Meeting { peers, control, data: desk.take().map_err(broken)? })
+}
+
+/// Tries until rank 0 is there.
+fn find_leader(plan: &Plan<'_>) -> Result<(Wire, Credentials)> {
+    let mut back_off = BackOff::new();
+    let mut settled = 0;
+    let mut last: Option<Fault> = None;
+    let slow_warning =
+        plan.config.slow_warning.clamp(Duration::from_millis(100), Duration::from_secs(1 << 25));
+    let mut warn_at = plan.started + slow_warning;
+    loop {
+        let fault = match try_leader(plan)? {
+            Ok(found) => return Ok(found),
+            Err(fault) => fault,
+        };
+        settled = if fault.is_settled() { settled + 1 } else { 0 };
+        let now = Instant::now();
+        // A try that was cut short by the deadline says less than the one before it.
+        let fault = match (fault, last) {
+            (Fault::TimedOut, Some(last)) if now >= plan.deadline => last,
+            (fault, _) => fault,
+        };
+        let sure = settled >= SETTLED && matches!(plan.place, Place::Address { .. });
+        if sure || now >= plan.deadline {
+            return Err(plan.failed(format!("rank 0 was not found there: {fault}")));
+        }
+        if now >= warn_at {
+            tracing::warn!(place = %plan.place, "still looking for rank 0: {fault}");
+            warn_at = now + slow_warning;
+        }
+        last = Some(fault);
+        back_off.pause(plan.deadline);
+    }
+}
+
+/// One try at each address that rank 0 may have. The outer error is final.
+fn try_leader(plan: &Plan<'_>) -> Result<Try<(Wire, Credentials)>> {
+    let (addresses, credentials) = match plan.find_place() {
+        Ok(found) => found,
+        Err(fault) => return Ok(Err(fault)),
+    };
+    let mut worst = Fault::Closed;
+    for address in addresses {
+        plan.check_secret(address.ip())?;
+        let until = plan.deadline.min(Instant::now() + plan.limits.handshake);
+        match Wire::connect(address, &credentials, plan.caller(Purpose::Control), until) {
+            Ok((wire, verdict)) if verdict.rank == 0 => {
+                check_verdict(plan, verdict)?;
+                return Ok(Ok((wire, credentials)));
+            }
+            Ok((_, verdict)) => worst = Fault::OtherRank(verdict.rank),
+            Err(_) if worst.is_settled() => {}
+            Err(fault) => worst = fault,
+        }
+    }
+    Ok(Err(worst))
+}
+
+fn check_verdict(plan: &Plan<'_>, verdict: Verdict) -> Result<()> {
+    let own = plan.config.world_size;
+    let reason = match verdict.status {
+        Status::Admitted => return Ok(()),
+        Status::OtherWorldSize => format!(
+            "it was started with world size {own}, the group there has {}; give every rank the same WORLD_SIZE",
+            verdict.world_size
+        ),
+        Status::NotAwaited => "no such rank is expected there".into(),
+    };
+    Err(refused(plan, reason))
+}
+
+fn refused(plan: &Plan<'_>, reason: String) -> Error {
+    Error::Refused { rank: plan.config.rank, address: plan.place.to_string(), reason }
+}
+
+/// The connection to rank 0, and whose it is.
+struct Leader<'a> {
+    plan: &'a Plan<'a>,
+    wire: Wire,
+}
+
+impl Leader<'_> {
+    /// Says who this rank is, and waits until all others have done so.
+    fn introduce(&mut self, port: u16) -> Result<Table> {
+        let plan = self.plan;
+        // Rank 0 knows who is missing: it shall say so before this rank's own time is over.
+        let left = plan.deadline.saturating_duration_since(Instant::now());
+        let patience = left - (left / 20).min(Duration::from_millis(500));
+        let hello = Hello {
+            ip: plan.published_ip(),
+            port,
+            host: plan.own.host.clone(),
+            pid: plan.own.pid,
+            patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
+        };
+        self.wire.send(&hello, plan.deadline).map_err(|fault| self.lost(fault, ""))?;
+        let limit = HELLO_LIMIT * (plan.config.world_size + 1);
+        match self.hear(limit.max(LIMIT), "other ranks have not come")? {
+            ToMember::Table(table) if table.ranks.len() == plan.config.world_size => Ok(table),
+            _ => Err(self.lost(Fault::Malformed("something else than the table of ranks".into()), "")),
+        }
+    }
+
+    /// Connects to a lower rank, and meanwhile listens to what rank 0 says.
+    fn connect_to(&mut self, rank: usize, entry: &Entry, credentials: &Credentials) -> Result<Wire> {
+        let plan = self.plan;
+        let mut address = entry.address;
+        if address.ip().is_unspecified() {
+            let leader = self.wire.peer().map_err(|fault| self.lost(fault, ""))?;
+            address = SocketAddr::new(leader.ip(), address.port());
+        }
+        plan.check_secret(address.ip())?;
+        let mut back_off = BackOff::new();
+        loop {
+            let until = plan.deadline.min(Instant::now() + plan.limits.handshake);
+            let fault = match Wire::connect(address, credentials, plan.caller(Purpose::Data), until) {
+                Ok((wire, Verdict { status: Status::Admitted, rank: theirs, .. }))
+                    if theirs as usize == rank =>
+                {
+                    return Ok(wire);
+                }
+                Ok((_, Verdict { rank: theirs, .. })) if theirs as usize != rank => Fault::OtherRank(theirs),
+                Ok(_) => Fault::NotAwaited,
+                Err(fault) => fault,
+            };
+            // It has listened since before it was in the table.
+            let gone = matches!(&fault, Fault::Io(error) if error.kind() == ErrorKind::ConnectionRefused);
+            let explained = Instant::now() + if gone { EXPLANATION } else { Duration::ZERO };
+            if wait_any(&[(self.wire.fd(), PollFlags::IN)], explained).is_ok_and(|ready| ready[0]) {
+                self.hear(LIMIT, "")?;
+                return Err(self.lost(Fault::Malformed("something before its time".into()), ""));
+            }
+            if gone || Instant::now() >= plan.deadline {
+                let own = plan.config.rank;
+                let error = plan.failed(format!(
+                    "rank {own} (host {}) cannot reach rank {rank} (host {}) at {address}: {fault}",
+                    plan.own.host, entry.host
+                ));
+                return Err(self.give_up(error));
+            }
+            back_off.pause(plan.deadline);
+        }
+    }
+
+    /// Tells rank 0 that this rank is connected, and waits until all are.
+    fn wait_for_all(&mut self) -> Result<()> {
+        self.wire.send(&ToLeader::Connected, self.plan.deadline).map_err(|fault| self.lost(fault, ""))?;
+        match self.hear(LIMIT, "other ranks could not connect to each other")? {
+            ToMember::Complete => Ok(()),
+            _ => Err(self.lost(Fault::Malformed("something else than that all are connected".into()), "")),
+        }
+    }
+
+    /// What rank 0 says, unless that is the end of it.
+    fn hear(&mut self, limit: usize, waiting_because: &str) -> Result<ToMember> {
+        match self.wire.receive(limit, self.plan.deadline) {
+            Ok(ToMember::Failed(failure)) => Err(self.plan.failed_elsewhere(failure)),
+            Ok(ToMember::Refused(reason)) => Err(refused(self.plan, reason)),
+            Ok(message) => Ok(message),
+            Err(fault) => Err(self.lost(fault, waiting_because)),
+        }
+    }
+
+    /// The connection to rank 0 is of no more use.
+    fn lost(&mut self, fault: Fault, waiting_because: &str) -> Error {
+        let host =
+            self.wire.peer().map_or_else(|_| self.plan.place.to_string(), |peer| peer.ip().to_string());
+        match fault {
+            Fault::Closed => died(0, host),
+            Fault::TimedOut => {
+                let error = self.plan.failed(format!("rank 0 is there, {waiting_because}"));
+                self.give_up(error)
+            }
+            fault => {
+                Error::Protocol { rank: 0, host, operation: "rendezvous".into(), detail: fault.to_string() }
+            }
+        }
+    }
+
+    /// Tells rank 0, so that it can tell the others.
+    fn give_up(&mut self, error: Error) -> Error {
+        let until = Instant::now() + Duration::from_millis(200);
+        if self.wire.send(&ToLeader::Failed(Failure::of(&error)), until).is_ok() {
+            self.wire.hang_up();
+        }
+        error
+    }
+}

@@ -1,0 +1,149 @@
+//! The meeting point: where rank 0 listens, and where the others look for it.
+
+use std::fmt;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::path::PathBuf;
+
+use super::meeting_file::{self, MeetingFile};
+use super::{Plan, listen, random_nonce};
+use crate::tcp::InitMethod;
+use crate::tcp::config::master_from_env;
+use crate::tcp::fault::{Fault, Try};
+use crate::tcp::handshake::Credentials;
+use crate::tcp::init_method::HostPort;
+use crate::{Error, Result};
+
+/// An init method with all its blanks filled in.
+#[derive(Debug, Clone)]
+pub(super) enum Place {
+    Address { host: String, port: u16 },
+    File(PathBuf),
+}
+
+impl Place {
+    pub(super) fn of(method: &InitMethod) -> Result<Self> {
+        Ok(match method {
+            InitMethod::Env => {
+                let (host, port) = master_from_env()?;
+                Self::Address { host, port }
+            }
+            InitMethod::Tcp { host, port } => Self::Address { host: host.clone(), port: *port },
+            InitMethod::File(path) => Self::File(path.clone()),
+        })
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address { host, port } => HostPort(host, *port).fmt(f),
+            Self::File(path) => write!(f, "file://{}", path.display()),
+        }
+    }
+}
+
+/// The meeting point as rank 0 holds it.
+pub(super) struct OpenPlace {
+    pub(super) listener: TcpListener,
+    pub(super) credentials: Credentials,
+    /// Removes the file in the end, where there is one.
+    pub(super) _file: Option<MeetingFile>,
+}
+
+impl Plan<'_> {
+    /// Rank 0 opens the meeting point.
+    pub(super) fn open_place(&self, given: Option<TcpListener>) -> Result<OpenPlace> {
+        let credentials = self.credentials();
+        match &self.place {
+            Place::Address { host, port } => {
+                let addresses = resolve(host, *port).map_err(|reason| {
+                    Error::invalid(
+                        "the meeting point's host",
+                        host,
+                        format!("{reason}; give an address of this host"),
+                    )
+                })?;
+                addresses.iter().try_for_each(|address| self.check_secret(address.ip()))?;
+                let listener = match given {
+                    Some(listener) => {
+                        let address = listener
+                            .local_addr()
+                            .map_err(|reason| Error::system("the meeting point", reason))?;
+                        self.check_secret(address.ip())?;
+                        listener
+                    }
+                    None => listen_on_first(&addresses)?,
+                };
+                Ok(OpenPlace { listener, credentials, _file: None })
+            }
+            Place::File(path) => {
+                if self.config.bind.is_unspecified() {
+                    let help = "with file://, give the one address by which the other ranks reach this host";
+                    return Err(Error::invalid("bind (GIRANDOLE_BIND)", self.config.bind, help));
+                }
+                let (listener, port) = self.listen_for_data()?;
+                let nonce = random_nonce()?;
+                let file = MeetingFile::write(path, SocketAddr::new(self.config.bind, port), nonce)?;
+                Ok(OpenPlace { listener, credentials: credentials.bound_to(&nonce), _file: Some(file) })
+            }
+        }
+    }
+
+    /// Another rank looks up where rank 0 might be, anew for each try.
+    pub(super) fn find_place(&self) -> Try<(Vec<SocketAddr>, Credentials)> {
+        let credentials = self.credentials();
+        match &self.place {
+            Place::Address { host, port } => Ok((resolve(host, *port).map_err(Fault::Resolve)?, credentials)),
+            Place::File(path) => {
+                let (address, nonce) =
+                    meeting_file::read(path, self.config.secret.is_none()).map_err(Fault::File)?;
+                Ok((vec![address], credentials.bound_to(&nonce)))
+            }
+        }
+    }
+}
+
+fn resolve(host: &str, port: u16) -> std::result::Result<Vec<SocketAddr>, String> {
+    let found = (host, port).to_socket_addrs().map(Vec::from_iter);
+    match found {
+        Ok(addresses) if !addresses.is_empty() => Ok(addresses),
+        Ok(_) => Err(format!("the name {host} has no address")),
+        Err(reason) => Err(format!("the name {host} has no address ({reason})")),
+    }
+}
+
+/// Listens on the first address that is this host's. One that is taken is an error: the others would look there.
+fn listen_on_first(addresses: &[SocketAddr]) -> Result<TcpListener> {
+    let mut result = Err(Error::system("the meeting point", "no address"));
+    for &address in addresses {
+        match TcpListener::bind(address) {
+            Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {
+                result = listen(address, ": the meeting point must be an address of the host of rank 0");
+            }
+            _ => return listen(address, ""),
+        }
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_is_not_this_hosts_is_skipped() {
+        let foreign: SocketAddr = "192.0.2.1:0".parse().unwrap();
+        let own: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        let message = listen_on_first(&[foreign]).unwrap_err().to_string();
+        assert!(message.contains("192.0.2.1") && message.contains("host of rank 0"), "{message}");
+        assert!(listen_on_first(&[foreign, own]).unwrap().local_addr().unwrap().ip().is_loopback());
+    }
+
+    #[test]
+    fn a_port_in_use_is_an_error_at_once() {
+        let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+        let error = listen_on_first(&[holder.local_addr().unwrap()]).unwrap_err();
+        assert!(matches!(error, Error::Listen { .. }), "{error}");
+    }
+}

@@ -1,0 +1,272 @@
+//! Who has come to rank 0 so far.
+
+use std::fmt::Write;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::message::{Entry, HELLO_LIMIT, Hello, LIMIT, MAX_HOST, ToLeader, ToMember, tidy};
+use super::{Plan, died};
+use crate::tcp::fault::{Fault, Try};
+use crate::tcp::handshake::{Caller, Credentials, Purpose, Status, Verdict};
+use crate::tcp::wire::Wire;
+use crate::{Error, Result};
+
+/// How often rank 0 looks whether one of those who wait has died.
+const ROUND: Duration = Duration::from_millis(100);
+/// How long a message may take that has begun to come.
+const MESSAGE: Duration = Duration::from_secs(1);
+
+/// Who has come to rank 0 so far.
+pub(super) struct Roster {
+    credentials: Credentials,
+    world_size: u32,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    /// By rank; the first is never taken.
+    seats: Vec<Option<Seat>>,
+    /// Connections without proof.
+    strangers: usize,
+    /// The last rank with proof that did not fit.
+    refused: Option<String>,
+}
+
+struct Seat {
+    /// None once the meeting has gone on.
+    wire: Option<Wire>,
+    entry: Entry,
+    /// None for this host.
+    host_ip: Option<IpAddr>,
+    until: Instant,
+}
+
+impl Roster {
+    pub(super) fn new(world_size: u32, credentials: Credentials) -> Self {
+        let seats = (0..world_size).map(|_| None).collect();
+        let state = Mutex::new(State { seats, strangers: 0, refused: None });
+        Self { credentials, world_size, state, changed: Condvar::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a rank's control connection.
+    pub(super) fn greet(&self, mut wire: Wire, deadline: Instant) -> Try<()> {
+        let admission = wire.accept(&self.credentials, deadline).inspect_err(|fault| {
+            self.state().strangers += usize::from(!matches!(fault, Fault::Stopped));
+        })?;
+        let Caller { rank, world_size, purpose } = admission.caller;
+        let status = match () {
+            () if world_size != self.world_size => Status::OtherWorldSize,
+            () if purpose != Purpose::Control || rank == 0 || rank >= world_size => Status::NotAwaited,
+            () => Status::Admitted,
+        };
+        let verdict = Verdict { status, rank: 0, world_size: self.world_size };
+        wire.write(&admission.answer(verdict), deadline)?;
+        match status {
+            Status::Admitted => {}
+            Status::OtherWorldSize => {
+                self.note(format!(
+                    "rank {rank} came with world size {world_size}, this group has {}",
+                    self.world_size
+                ));
+                return Ok(());
+            }
+            Status::NotAwaited => return Err(Fault::NotAwaited),
+        }
+        let hello = wire.receive(HELLO_LIMIT, deadline)?;
+        if let Some((mut wire, reason)) = self.seat(rank as usize, wire, hello)? {
+            wire.send(&ToMember::Refused(reason.clone()), deadline)?;
+            self.note(format!("a second rank {rank} came: {reason}"));
+        }
+        Ok(())
+    }
+
+    fn note(&self, refused: String) {
+        tracing::warn!("refused: {refused}");
+        self.state().refused = Some(refused);
+    }
+
+    /// Gives the connection back, with a reason, where its place is taken.
+    fn seat(&self, rank: usize, mut wire: Wire, hello: Hello) -> Try<Option<(Wire, String)>> {
+        let from = wire.peer()?.ip().to_canonical();
+        let host_ip = (!wire.is_local()?).then_some(from);
+        let address = SocketAddr::new(hello.ip.unwrap_or(from), hello.port);
+        let entry = Entry { address, host: tidy(&hello.host, MAX_HOST), pid: hello.pid };
+        let patience = Duration::from_millis(hello.patience_ms).min(Duration::from_secs(1 << 25));
+        let mut state = self.state();
+        let Some(place) = state.seats.get_mut(rank) else { return Err(Fault::NotAwaited) };
+        if let Some(Seat { entry, .. }) = place {
+            let reason = format!("rank {rank} is already here, from host {}, pid {}", entry.host, entry.pid);
+            return Ok(Some((wire, reason)));
+        }
+        wire.detach();
+        *place = Some(Seat { wire: Some(wire), entry, host_ip, until: Instant::now() + patience });
+        self.changed.notify_all();
+        Ok(None)
+    }
+
+    /// Waits until all ranks are here. Fails when one of them cannot wait any longer, or dies.
+    pub(super) fn gather(&self, plan: &Plan<'_>) -> Result<()> {
+        let mut warn_at = plan.started + plan.config.slow_warning.min(plan.config.bounded_timeout());
+        let mut state = self.state();
+        loop {
+            if state.missing().is_empty() {
+                return state.check_reach(plan);
+            }
+            state.check_alive(plan)?;
+            let until = state.seats.iter().flatten().map(|seat| seat.until).fold(plan.deadline, Instant::min);
+            let now = Instant::now();
+            if now >= until {
+                return Err(plan.failed(state.complaint()));
+            }
+            if now >= warn_at {
+                tracing::warn!(place = %plan.place, "still waiting: {}", state.complaint());
+                warn_at = now + plan.config.slow_warning.max(ROUND).min(plan.config.bounded_timeout());
+            }
+            let wait = ROUND.min(until - now);
+            state = self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// All who are here: rank, connection, and what is known of them. They stay on the roster.
+    pub(super) fn take_wires(&self) -> Vec<(usize, Wire, Entry)> {
+        let mut state = self.state();
+        let seats = state.seats.iter_mut().enumerate();
+        seats
+            .filter_map(|(rank, seat)| {
+                let seat = seat.as_mut()?;
+                Some((rank, seat.wire.take()?, seat.entry.clone()))
+            })
+            .collect()
+    }
+}
+
+impl State {
+    fn missing(&self) -> Vec<usize> {
+        (1..self.seats.len()).filter(|&rank| self.seats[rank].is_none()).collect()
+    }
+
+    /// Nobody who waits for the table has anything to say but that there will be no group.
+    fn check_alive(&mut self, plan: &Plan<'_>) -> Result<()> {
+        for (rank, seat) in self.seats.iter_mut().enumerate() {
+            let Some(Seat { wire: Some(wire), entry, .. }) = seat else { continue };
+            if wire.has_news() {
+                return Err(bad_news(plan, rank, wire, entry));
+            }
+        }
+        Ok(())
+    }
+
+    /// An address on loopback is of no use to a rank on another host.
+    fn check_reach(&self, plan: &Plan<'_>) -> Result<()> {
+        let own = (plan.config.bind, None, plan.own.host.as_str());
+        let others = self
+            .seats
+            .iter()
+            .flatten()
+            .map(|seat| (seat.entry.address.ip(), seat.host_ip, seat.entry.host.as_str()));
+        let ranks: Vec<_> = std::iter::once(own).chain(others).collect();
+        unreachable_pair(&ranks).map_or(Ok(()), |complaint| Err(plan.failed(complaint)))
+    }
+
+    fn complaint(&self) -> String {
+        let missing = self.missing();
+        let verb = if missing.len() == 1 { "is" } else { "are" };
+        let mut text = format!("{} {verb} missing", name_ranks(&missing));
+        if self.strangers > 0 {
+            let count = self.strangers;
+            let _ = write!(text, "; {count} connection(s) came without proof of the job's secret and job id");
+        }
+        if let Some(refused) = &self.refused {
+            let _ = write!(text, "; refused: {refused}");
+        }
+        text
+    }
+}
+
+/// What it means that a rank says something which should have nothing to say.
+pub(super) fn bad_news(plan: &Plan<'_>, rank: usize, wire: &mut Wire, entry: &Entry) -> Error {
+    match wire.receive(LIMIT, Instant::now() + MESSAGE) {
+        Ok(ToLeader::Failed(mut failure)) => {
+            failure.detail = format!("rank {rank} (host {}) gave up: {}", entry.host, failure.detail);
+            plan.failed_elsewhere(failure)
+        }
+        Ok(ToLeader::Connected) => protocol(rank, entry, "it is connected before its time"),
+        Err(Fault::Closed) => died(rank, entry.host.as_str()),
+        Err(fault) => protocol(rank, entry, &fault.to_string()),
+    }
+}
+
+pub(super) fn protocol(rank: usize, entry: &Entry, detail: &str) -> Error {
+    let (host, operation) = (entry.host.clone(), "rendezvous".into());
+    Error::Protocol { rank, host, operation, detail: detail.into() }
+}
+
+/// `rank 2`, `ranks 2, 3 and 5`.
+pub(super) fn name_ranks(ranks: &[usize]) -> String {
+    const MOST: usize = 16;
+    let mut names: Vec<String> = ranks.iter().take(MOST).map(usize::to_string).collect();
+    if ranks.len() > MOST {
+        names.push(format!("{} more", ranks.len() - MOST));
+    }
+    match names.split_last() {
+        Some((last, [])) => format!("rank {last}"),
+        Some((last, rest)) => format!("ranks {} and {last}", rest.join(", ")),
+        None => "no rank".into(),
+    }
+}
+
+/// Each rank: where it listens, the address of its host where that is not rank 0's, and the host's name. A rank connects
+/// to all lower ones.
+fn unreachable_pair(ranks: &[(IpAddr, Option<IpAddr>, &str)]) -> Option<String> {
+    let pairs = (0..ranks.len()).flat_map(|low| (low + 1..ranks.len()).map(move |high| (low, high)));
+    pairs.into_iter().find_map(|(low, high)| {
+        let ((listens, host_ip, host), (_, other_ip, other)) = (ranks[low], ranks[high]);
+        (listens.is_loopback() && host_ip != other_ip).then(|| {
+            format!(
+                "rank {low} (host {host}) listens on {listens}, where rank {high} (host {other}) cannot reach it: set \
+                 GIRANDOLE_BIND (TcpConfig::bind) on each host to its address in your network"
+            )
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_named_as_people_would() {
+        assert_eq!(name_ranks(&[2]), "rank 2");
+        assert_eq!(name_ranks(&[2, 3]), "ranks 2 and 3");
+        assert_eq!(name_ranks(&[2, 3, 5]), "ranks 2, 3 and 5");
+        let many: Vec<usize> = (1..100).collect();
+        assert!(name_ranks(&many).ends_with(", 15, 16 and 83 more"));
+    }
+
+    #[test]
+    fn loopback_is_of_no_use_to_another_host() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let (here, there) = (None, Some(ip("10.0.0.2")));
+        let one_host = [(ip("127.0.0.1"), here, "a"), (ip("127.0.0.1"), here, "a")];
+        assert_eq!(unreachable_pair(&one_host), None);
+        let last_is_elsewhere = [(ip("10.0.0.1"), here, "a"), (ip("127.0.0.1"), there, "b")];
+        assert_eq!(unreachable_pair(&last_is_elsewhere), None, "nobody connects to the last rank");
+        let two_there =
+            [(ip("10.0.0.1"), here, "a"), (ip("127.0.0.1"), there, "b"), (ip("127.0.0.1"), there, "b")];
+        assert_eq!(unreachable_pair(&two_there), None, "they reach each other on loopback");
+        let wrong = [(ip("10.0.0.1"), here, "a"), (ip("127.0.0.1"), here, "a"), (ip("10.0.0.2"), there, "b")];
+        let complaint = unreachable_pair(&wrong).unwrap();
+        assert!(
+            complaint.contains("rank 1 (host a)") && complaint.contains("rank 2 (host b)"),
+            "{complaint}"
+        );
+        let wrong = [(ip("::1"), here, "a"), (ip("10.0.0.2"), there, "b")];
+        assert!(unreachable_pair(&wrong).unwrap().contains("rank 0 (host a) listens on ::1"));
+    }
+}

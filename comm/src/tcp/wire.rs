@@ -1,0 +1,208 @@
+//! A connection while ranks meet: every read and write has a deadline, and every message a limit.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::fault::{Fault, Try};
+use super::handshake::{Admission, Caller, Client, Credentials, Server, Verdict};
+
+/// Waits until one of `fds` is ready and tells which; all false at the deadline.
+pub(crate) fn wait_any(fds: &[(BorrowedFd<'_>, PollFlags)], deadline: Instant) -> io::Result<Vec<bool>> {
+    let mut polled: Vec<_> = fds.iter().map(|(fd, flags)| PollFd::new(fd, *flags)).collect();
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout =
+            Timespec { tv_sec: left.as_secs().min(1 << 30) as _, tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut polled, Some(&timeout)) {
+            Ok(0) if !left.is_zero() => {}
+            Ok(_) => return Ok(polled.iter().map(|fd| !fd.revents().is_empty()).collect()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// A TCP connection that is not yet part of a group.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    stream: TcpStream,
+    /// Becomes readable when nobody is interested in this connection any more.
+    stop: Option<Arc<UnixStream>>,
+}
+
+impl Wire {
+    pub(crate) fn new(stream: TcpStream, stop: Option<Arc<UnixStream>>) -> Try<Self> {
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        Ok(Self { stream, stop })
+    }
+
+    /// Connects and proves that this rank belongs to the job; tells what the other side makes of it.
+    pub(crate) fn connect(
+        address: SocketAddr,
+        credentials: &Credentials,
+        caller: Caller,
+        deadline: Instant,
+    ) -> Try<(Self, Verdict)> {
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let stream = TcpStream::connect_timeout(&address, left)?;
+        // Where nobody listens, a free local port may connect to itself, and then keep rank 0 from listening there.
+        if stream.local_addr()? == stream.peer_addr()? {
+            return Err(io::Error::from(io::ErrorKind::ConnectionRefused).into());
+        }
+        let mut wire = Self::new(stream, None)?;
+        let client = Client::new(credentials, caller)?;
+        wire.write(client.opening(), deadline)?;
+        let (claim, claimed) = client.claim(wire.read(deadline)?)?;
+        let refused = |fault| if matches!(fault, Fault::Closed) { Fault::ProofRefused } else { fault };
+        wire.write(&claim, deadline).map_err(refused)?;
+        let verdict = claimed.check(&wire.read(deadline).map_err(refused)?)?;
+        Ok((wire, verdict))
+    }
+
+    /// The listening side of [`Wire::connect`], up to the answer.
+    pub(crate) fn accept<'a>(
+        &mut self,
+        credentials: &'a Credentials,
+        deadline: Instant,
+    ) -> Try<Admission<'a>> {
+        let server = match Server::new(credentials, self.read(deadline)?) {
+            Err(fault @ Fault::Version(_)) => {
+                self.write(&Server::other_version()?, deadline)?;
+                return Err(fault);
+            }
+            other => other?,
+        };
+        self.write(server.opening(), deadline)?;
+        server.check(self.read(deadline)?)
+    }
+
+    pub(crate) fn read<const N: usize>(&mut self, deadline: Instant) -> Try<[u8; N]> {
+        let mut message = [0; N];
+        self.fill(&mut message, deadline)?;
+        Ok(message)
+    }
+
+    fn fill(&mut self, buffer: &mut [u8], deadline: Instant) -> Try<()> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match self.stream.read(&mut buffer[filled..]) {
+                Ok(0) => return Err(Fault::Closed),
+                Ok(count) => filled += count,
+                Err(error) => self.after(error, PollFlags::IN, deadline)?,
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn write(&mut self, message: &[u8], deadline: Instant) -> Try<()> {
+        let mut sent = 0;
+        while sent < message.len() {
+            match self.stream.write(&message[sent..]) {
+                Ok(count) => sent += count,
+                Err(error) => self.after(error, PollFlags::OUT, deadline)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the call that gave `error` can be made again.
+    fn after(&self, error: io::Error, flags: PollFlags, deadline: Instant) -> Try<()> {
+        match error.kind() {
+            io::ErrorKind::Interrupted => return Ok(()),
+            io::ErrorKind::WouldBlock => {}
+            _ => return Err(error.into()),
+        }
+        let mut fds = vec![(self.stream.as_fd(), flags)];
+        fds.extend(self.stop.iter().map(|stop| (stop.as_fd(), PollFlags::IN)));
+        let ready = wait_any(&fds, deadline)?;
+        match (ready[0], ready.get(1)) {
+            (_, Some(true)) => Err(Fault::Stopped),
+            (false, _) => Err(Fault::TimedOut),
+            _ => Ok(()),
+        }
+    }
+
+    /// Sends a message: its length in four bytes, then JSON.
+    pub(crate) fn send<T: Serialize>(&mut self, message: &T, deadline: Instant) -> Try<()> {
+        let mut frame = vec![0; 4];
+        serde_json::to_writer(&mut frame, message).map_err(|error| Fault::Malformed(error.to_string()))?;
+        let length =
+            u32::try_from(frame.len() - 4).map_err(|_| Fault::Malformed("too long a message".into()))?;
+        frame[..4].copy_from_slice(&length.to_le_bytes());
+        self.write(&frame, deadline)
+    }
+
+    /// Receives a message of at most `limit` bytes; a longer one is refused before any room is made for it.
+    pub(crate) fn receive<T: DeserializeOwned>(&mut self, limit: usize, deadline: Instant) -> Try<T> {
+        let length = u32::from_le_bytes(self.read(deadline)?) as usize;
+        if length > limit {
+            return Err(Fault::Malformed(format!(
+                "a message of {length} bytes, where at most {limit} are allowed"
+            )));
+        }
+        let mut message = vec![0; length];
+        self.fill(&mut message, deadline)?;
+        serde_json::from_slice(&message)
+            .map_err(|error| Fault::Malformed(format!("an unknown message ({error})")))
+    }
+
+    /// True where something has come that was not read yet, the end of the connection included.
+    pub(crate) fn has_news(&self) -> bool {
+        let now = Instant::now();
+        wait_any(&[(self.stream.as_fd(), PollFlags::IN)], now).is_ok_and(|ready| ready[0])
+    }
+
+    /// False where the other side has closed the connection, and nothing of it is left to be read.
+    pub(crate) fn is_open(&self) -> bool {
+        match self.stream.peek(&mut [0]) {
+            Ok(count) => count > 0,
+            Err(error) => matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
+        }
+    }
+
+    /// Goes on even if the acceptor that took this connection stops.
+    pub(crate) fn detach(&mut self) {
+        self.stop = None;
+    }
+
+    /// Closes the connection in such a way that the other side can still read what was sent: unread input would make the
+    /// system cut it off.
+    pub(crate) fn hang_up(&mut self) {
+        let _ = self.stream.shutdown(Shutdown::Write);
+        let mut rest = [0; 1024];
+        for _ in 0..64 {
+            if !matches!(self.stream.read(&mut rest), Ok(1..)) {
+                break;
+            }
+        }
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
+    pub(crate) fn peer(&self) -> Try<SocketAddr> {
+        Ok(self.stream.peer_addr()?)
+    }
+
+    /// True where the other side runs on this host.
+    pub(crate) fn is_local(&self) -> Try<bool> {
+        let peer = self.stream.peer_addr()?.ip().to_canonical();
+        Ok(peer.is_loopback() || peer == self.stream.local_addr()?.ip().to_canonical())
+    }
+
+    /// The connection as a group uses it: blocking.
+    pub(crate) fn into_stream(self) -> Try<TcpStream> {
+        self.stream.set_nonblocking(false)?;
+        Ok(self.stream)
+    }
+}

@@ -1,0 +1,302 @@
+//! Who is to blame: from what all ranks say they are doing, the one cause that all of them will report.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+use crate::fingerprint::Fingerprint;
+
+/// Calls that a rank remembers, to compare with those of ranks that lag behind or run ahead.
+const REMEMBERED: usize = 8;
+
+/// What one rank is doing.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Activity {
+    /// The latest calls, the last one newest.
+    calls: Vec<Fingerprint>,
+    /// Whether the newest call is still going on.
+    pub(crate) busy: bool,
+}
+
+impl Activity {
+    pub(crate) fn begin(&mut self, call: Fingerprint) {
+        if self.calls.len() == REMEMBERED {
+            self.calls.remove(0);
+        }
+        self.calls.push(call);
+        self.busy = true;
+    }
+
+    pub(crate) fn end(&mut self) {
+        self.busy = false;
+    }
+
+    pub(crate) fn current(&self) -> Option<&Fingerprint> {
+        self.calls.last().filter(|_| self.busy)
+    }
+
+    /// The call in the same place as `other`, among collectives.
+    fn counterpart(&self, other: &Fingerprint) -> Option<&Fingerprint> {
+        self.calls.iter().find(|call| !call.is_message() && call.sequence == other.sequence)
+    }
+
+    /// The last collective it took part in; 0 for none.
+    fn progress(&self) -> u64 {
+        self.calls.iter().filter(|call| !call.is_message()).map(|call| call.sequence).max().unwrap_or(0)
+    }
+
+    fn describe(&self) -> String {
+        match (self.current(), self.calls.last()) {
+            (Some(call), _) => format!("it is still in {call}"),
+            (None, Some(call)) => format!("it is outside of any operation, {call} was its last"),
+            (None, None) => "it has not called any operation yet".into(),
+        }
+    }
+}
+
+/// What is known of one rank when a cause is looked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Status {
+    /// It answered.
+    Active(Activity),
+    /// It closed its group.
+    Left,
+    /// Its process or connection is gone.
+    Died,
+    /// It was asked and does not answer.
+    Silent,
+}
+
+/// Why a rank asks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Question {
+    /// The stream to `peer` has ended.
+    Lost { peer: usize },
+    /// `peer` announced another call.
+    Mismatch { peer: usize, mine: Fingerprint, theirs: Fingerprint },
+    /// `peer` sent what is no announcement at all.
+    Garbage { peer: usize },
+    /// Nothing has come from `peer` for a while; `last` when the time-out is over.
+    Stuck { peer: usize, last: bool },
+    /// Nothing has come from `peer` for a while: whom would a time-out blame? The group goes on.
+    Suspect { peer: usize },
+}
+
+impl Question {
+    /// False where the answer is only for the rank that asks.
+    pub(crate) fn is_fatal(&self) -> bool {
+        !matches!(self, Question::Suspect { .. })
+    }
+
+    /// The rank that the question is about.
+    pub(crate) fn peer(&self) -> usize {
+        match self {
+            Question::Lost { peer }
+            | Question::Mismatch { peer, .. }
+            | Question::Garbage { peer }
+            | Question::Stuck { peer, .. }
+            | Question::Suspect { peer } => *peer,
+        }
+    }
+}
+
+/// What went wrong, in the words of ranks; the same on every rank.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Cause {
+    Died { rank: usize },
+    Left { rank: usize },
+    Stalled { rank: usize, detail: String },
+    Mismatch { odd_rank: usize, odd: Fingerprint, rank: usize, call: Fingerprint },
+    Protocol { rank: usize, detail: String },
+}
+
+impl Cause {
+    /// The error of a rank that was in `operation`.
+    pub(crate) fn to_error(
+        &self,
+        operation: String,
+        timeout: Duration,
+        host: impl Fn(usize) -> String,
+    ) -> Error {
+        match self.clone() {
+            Cause::Died { rank } => Error::PeerDied { rank, host: host(rank), operation },
+            Cause::Left { rank } => Error::PeerLeft { rank, host: host(rank), operation },
+            Cause::Stalled { rank, detail } => {
+                Error::Timeout { rank, host: host(rank), operation, waited: timeout, detail }
+            }
+            Cause::Mismatch { odd_rank, odd, rank, call } => {
+                Error::Mismatch { odd_rank, odd_call: odd.to_string(), rank, call: call.to_string() }
+            }
+            Cause::Protocol { rank, detail } => Error::Protocol { rank, host: host(rank), operation, detail },
+        }
+    }
+}
+
+/// The cause, as far as the statuses of all ranks show one. `asker` is the rank that asks.
+pub(crate) fn judge(asker: usize, question: &Question, statuses: &[Status]) -> Option<Cause> {
+    // A rank that is gone explains everything else.
+    if let Some(rank) = statuses.iter().position(|status| *status == Status::Died) {
+        return Some(Cause::Died { rank });
+    }
+    match question {
+        Question::Lost { peer } => Some(match statuses.get(*peer) {
+            Some(Status::Left) => Cause::Left { rank: *peer },
+            _ => Cause::Died { rank: *peer },
+        }),
+        Question::Garbage { peer } => {
+            Some(Cause::Protocol { rank: *peer, detail: "it sent bytes that announce no call".into() })
+        }
+        Question::Suspect { peer } => Some(laggard(asker, *peer, statuses)),
+        Question::Mismatch { peer, mine, theirs } => Some(odd_one(asker, mine, *peer, theirs, statuses)),
+        Question::Stuck { peer, last } => disagreement(statuses).or_else(|| {
+            if statuses.get(*peer) == Some(&Status::Left) {
+                Some(Cause::Left { rank: *peer })
+            } else if *last {
+                Some(laggard(asker, *peer, statuses))
+            } else {
+                None
+            }
+        }),
+    }
+}
+
+/// Of two ranks with different calls, the one that most others do not agree with; where they are equal, the higher one.
+fn odd_one(a: usize, a_call: &Fingerprint, b: usize, b_call: &Fingerprint, statuses: &[Status]) -> Cause {
+    let votes = |call: &Fingerprint| {
+        let same = |status: &&Status| matches!(status, Status::Active(activity) if activity.counterpart(call) == Some(call));
+        if call.is_message() { 0 } else { statuses.iter().filter(same).count() }
+    };
+    let ((low, low_call), (high, high_call)) =
+        if a < b { ((a, *a_call), (b, *b_call)) } else { ((b, *b_call), (a, *a_call)) };
+    if votes(&low_call) < votes(&high_call) {
+        Cause::Mismatch { odd_rank: low, odd: low_call, rank: high, call: high_call }
+    } else {
+        Cause::Mismatch { odd_rank: high, odd: high_call, rank: low, call: low_call }
+    }
+}
+
+/// Two ranks that are in different calls at the same place, though they have not talked to each other.
+fn disagreement(statuses: &[Status]) -> Option<Cause> {
+    let active = statuses.iter().enumerate().filter_map(|(rank, status)| match status {
+        Status::Active(activity) => Some((rank, activity)),
+        _ => None,
+    });
+    for (a, activity) in active.clone() {
+        let Some(call) = activity.current().filter(|call| !call.is_message()) else { continue };
+        for (b, other) in active.clone() {
+            if let Some(theirs) = other.counterpart(call).filter(|theirs| *theirs != call) {
+                return Some(odd_one(a, call, b, theirs, statuses));
+            }
+        }
+    }
+    None
+}
+
+/// The rank that the others wait for: one that does not answer, else one that is furthest behind.
+fn laggard(asker: usize, peer: usize, statuses: &[Status]) -> Cause {
+    if let Some(rank) = statuses.iter().position(|status| *status == Status::Silent) {
+        let detail = "its process does not answer (stopped, or its host is gone)".into();
+        return Cause::Stalled { rank, detail };
+    }
+    let in_collective = |rank: usize| match &statuses[rank] {
+        Status::Active(activity) => activity.current().is_none_or(|call| !call.is_message()),
+        _ => false,
+    };
+    let progress = |rank: usize| match &statuses[rank] {
+        // Within one call, a rank that is not (or no more) in it counts as behind those that wait in it.
+        Status::Active(activity) => (activity.progress(), activity.busy),
+        _ => (u64::MAX, true),
+    };
+    let everyone = 0..statuses.len();
+    let rank = match everyone.filter(|rank| *rank != asker).min_by_key(|rank| progress(*rank)) {
+        Some(rank) if in_collective(asker) && progress(rank) < progress(asker) => rank,
+        _ => peer,
+    };
+    let detail = match &statuses[rank] {
+        Status::Active(activity) => activity.describe(),
+        _ => "it gave no sign of what it does".into(),
+    };
+    Cause::Stalled { rank, detail }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ReduceOp;
+    use crate::fingerprint::Kind;
+    use candle_core::DType;
+
+    fn call(sequence: u64, elements: usize) -> Fingerprint {
+        Fingerprint::new(Kind::AllReduce, sequence).reduce(ReduceOp::Sum).tensor(DType::F32, elements)
+    }
+
+    fn within(call: Fingerprint) -> Status {
+        let mut activity = Activity::default();
+        activity.begin(call);
+        Status::Active(activity)
+    }
+
+    fn after(call: Fingerprint) -> Status {
+        let mut activity = Activity::default();
+        activity.begin(call);
+        activity.end();
+        Status::Active(activity)
+    }
+
+    #[test]
+    fn the_odd_rank_is_the_one_that_most_disagree_with() {
+        let question = Question::Mismatch { peer: 0, mine: call(4, 10), theirs: call(4, 11) };
+        let statuses = [within(call(4, 11)), within(call(4, 10)), within(call(4, 10))];
+        let cause = judge(1, &question, &statuses);
+        assert_eq!(
+            cause,
+            Some(Cause::Mismatch { odd_rank: 0, odd: call(4, 11), rank: 1, call: call(4, 10) })
+        );
+        let statuses = [within(call(4, 11)), within(call(4, 10))];
+        let cause = judge(1, &question, &statuses);
+        assert_eq!(
+            cause,
+            Some(Cause::Mismatch { odd_rank: 1, odd: call(4, 10), rank: 0, call: call(4, 11) })
+        );
+    }
+
+    #[test]
+    fn ranks_that_never_talked_are_found_to_disagree() {
+        let barrier = Fingerprint::new(Kind::Barrier, 2);
+        let question = Question::Stuck { peer: 1, last: false };
+        let cause = judge(0, &question, &[within(call(2, 1)), within(call(2, 1)), within(barrier)]);
+        assert_eq!(cause, Some(Cause::Mismatch { odd_rank: 2, odd: barrier, rank: 0, call: call(2, 1) }));
+        assert_eq!(judge(0, &question, &[within(call(2, 1)), after(call(1, 1))]), None);
+    }
+
+    #[test]
+    fn the_dead_explain_everything() {
+        let statuses = [within(call(1, 1)), Status::Silent, Status::Died];
+        for question in [Question::Lost { peer: 1 }, Question::Stuck { peer: 1, last: true }] {
+            assert_eq!(judge(0, &question, &statuses), Some(Cause::Died { rank: 2 }));
+        }
+    }
+
+    #[test]
+    fn a_time_out_names_who_is_silent_or_behind() {
+        let question = Question::Stuck { peer: 3, last: true };
+        let stalled = |statuses: &[Status]| match judge(0, &question, statuses) {
+            Some(Cause::Stalled { rank, detail }) => (rank, detail),
+            other => panic!("{other:?}"),
+        };
+        let waiting = within(call(5, 1));
+        let (rank, detail) = stalled(&[waiting.clone(), waiting.clone(), Status::Silent, waiting.clone()]);
+        assert_eq!(rank, 2);
+        assert!(detail.contains("does not answer"));
+        let (rank, detail) = stalled(&[waiting.clone(), after(call(4, 1)), waiting.clone(), waiting.clone()]);
+        assert_eq!(rank, 1);
+        assert!(detail.contains("outside of any operation"), "{detail}");
+        let (rank, detail) =
+            stalled(&[waiting.clone(), within(call(4, 1)), waiting.clone(), waiting.clone()]);
+        assert_eq!(rank, 1);
+        assert!(detail.contains("still in all_reduce #4"), "{detail}");
+        // All in the same call: only the silent stream is known.
+        assert_eq!(stalled(&[waiting.clone(), waiting.clone(), waiting.clone(), waiting]).0, 3);
+    }
+}

@@ -1,0 +1,113 @@
+//! What every backend must do alike: each collective over ranks, lengths, dtypes and ops, equal to a plain computation.
+
+mod cases;
+mod reference;
+
+use std::time::Duration;
+
+use comm::{Communicator, InitMethod, Local, Result, Secret, Tcp, TcpConfig};
+
+/// Runs `body` on every rank of a group of one backend.
+trait Backend {
+    fn run(&self, world_size: usize, body: &(dyn Fn(&dyn Communicator) -> Result<()> + Sync));
+}
+
+struct Threads;
+
+impl Backend for Threads {
+    fn run(&self, world_size: usize, body: &(dyn Fn(&dyn Communicator) -> Result<()> + Sync)) {
+        Local::run(world_size, |comm| body(comm))
+            .unwrap_or_else(|error| panic!("{world_size} ranks: {error}"));
+    }
+}
+
+/// TCP connections, with a thread for each rank.
+struct Sockets;
+
+impl Backend for Sockets {
+    fn run(&self, world_size: usize, body: &(dyn Fn(&dyn Communicator) -> Result<()> + Sync)) {
+        let folder = tempfile::tempdir().unwrap();
+        let config = TcpConfig {
+            world_size,
+            init_method: InitMethod::File(folder.path().join("meeting")),
+            timeout: Duration::from_secs(60),
+            secret: Some(Secret::random().unwrap()),
+            ..TcpConfig::default()
+        };
+        std::thread::scope(|scope| {
+            for rank in 0..world_size {
+                let config = TcpConfig { rank, ..config.clone() };
+                scope.spawn(move || {
+                    let run = || body(&Tcp::connect(&config)?);
+                    run().unwrap_or_else(|error| panic!("rank {rank} of {world_size}: {error}"));
+                });
+            }
+        });
+    }
+}
+
+macro_rules! suite {
+    ($name:ident, $backend:expr) => {
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn all_reduce() {
+                cases::all_reduce(&$backend);
+            }
+
+            #[test]
+            fn reduce() {
+                cases::reduce(&$backend);
+            }
+
+            #[test]
+            fn broadcast() {
+                cases::broadcast(&$backend);
+            }
+
+            #[test]
+            fn all_gather() {
+                cases::all_gather(&$backend);
+            }
+
+            #[test]
+            fn reduce_scatter() {
+                cases::reduce_scatter(&$backend);
+            }
+
+            #[test]
+            fn messages() {
+                cases::messages(&$backend);
+            }
+
+            #[test]
+            fn barrier() {
+                cases::barrier(&$backend);
+            }
+
+            #[test]
+            fn queued_operations_keep_their_order() {
+                cases::queued(&$backend);
+            }
+
+            #[test]
+            fn mistakes_leave_the_group_usable() {
+                cases::mistakes(&$backend);
+            }
+        }
+    };
+}
+
+suite!(local, Threads);
+suite!(tcp, Sockets);
+
+#[test]
+fn the_trait_is_object_safe_and_shared_between_threads() {
+    fn takes(_: &(dyn Communicator + Send + Sync)) {}
+    Local::run(1, |comm| {
+        takes(comm);
+        Ok(())
+    })
+    .unwrap();
+}

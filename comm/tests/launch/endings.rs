@@ -1,0 +1,85 @@
+//! The launcher itself is stopped or killed.
+
+use std::os::unix::process::ExitStatusExt;
+
+use rustix::process::{Signal, kill_process};
+
+use crate::job::Job;
+
+#[test]
+fn signals_are_passed_on() {
+    for signal in [Signal::INT, Signal::TERM] {
+        let job = Job::start("handler", 2);
+        job.ready(2);
+        job.signal(signal);
+        let finished = job.finish();
+        assert_eq!(finished.outcome(), format!("stopped by signal {}", signal.as_raw()));
+        let got = format!("got {}", signal.as_raw());
+        assert_eq!(
+            finished.stdout.iter().filter(|line| line.ends_with(&got)).count(),
+            2,
+            "{:?}",
+            finished.stdout
+        );
+    }
+}
+
+#[test]
+fn ranks_without_a_handler_end_by_the_signal() {
+    let job = Job::start("wait", 2);
+    job.ready(2);
+    job.signal(Signal::HUP);
+    assert_eq!(job.finish().outcome(), "stopped by signal 1");
+}
+
+#[test]
+fn ranks_that_ignore_a_signal_are_killed() {
+    let job = Job::start("hurry", 2);
+    job.ready(2);
+    job.signal(Signal::TERM);
+    assert_eq!(job.finish().outcome(), "stopped by signal 15");
+}
+
+#[test]
+fn after_a_job_the_process_is_as_it_was() {
+    let job = Job::start("twice", 3);
+    job.ready(1);
+    job.signal(Signal::TERM);
+    let finished = job.finish();
+    assert_eq!(finished.status.signal(), Some(15), "{}", finished.stderr);
+}
+
+#[test]
+fn no_rank_outlives_a_killed_launcher() {
+    let job = Job::start("wait", 3);
+    job.ready(3);
+    assert_eq!(job.processes().len(), 4);
+    job.kill_and_expect_no_orphan();
+}
+
+#[test]
+fn not_even_one_that_is_stopped() {
+    let job = Job::start("wait", 3);
+    let pids = job.ready(3);
+    kill_process(pids[1], Signal::STOP).unwrap();
+    job.kill_and_expect_no_orphan();
+}
+
+#[test]
+fn not_even_one_behind_a_shell() {
+    let job = Job::start("wrapped", 3);
+    job.ready(3);
+    job.kill_and_expect_no_orphan();
+}
+
+#[test]
+fn not_even_one_that_has_just_been_started() {
+    for processes in [1, 2, 2, 3, 3, 4, 4] {
+        let job = Job::start("wait", 3);
+        // As soon as so many of the four are there, wherever on their way they are.
+        while job.processes().len() < processes {
+            std::thread::yield_now();
+        }
+        job.kill_and_expect_no_orphan();
+    }
+}

@@ -1,0 +1,149 @@
+//! A launcher with its ranks, as seen from outside.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+/// Variables that reach launcher and ranks.
+pub(crate) const ROLE: &str = "LAUNCH_TEST_ROLE";
+pub(crate) const RANKS: &str = "LAUNCH_TEST_RANKS";
+const ID: &str = "LAUNCH_TEST_ID";
+
+/// After this long a test has failed; nothing takes nearly as long.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) struct Job {
+    launcher: Child,
+    lines: Option<Receiver<String>>,
+    stderr: Receiver<String>,
+    id: String,
+}
+
+/// What a launcher has left behind.
+pub(crate) struct Finished {
+    pub(crate) status: ExitStatus,
+    /// Lines of standard output that were not read before.
+    pub(crate) stdout: Vec<String>,
+    pub(crate) stderr: String,
+}
+
+impl Finished {
+    /// What `spawn` returned, as the launcher has written it.
+    pub(crate) fn outcome(&self) -> &str {
+        let at = self.stderr.find("OUTCOME ").unwrap_or_else(|| panic!("no outcome in {}", self.stderr));
+        self.stderr[at + "OUTCOME ".len()..].trim_end()
+    }
+}
+
+impl Job {
+    /// Starts a launcher whose ranks play this role.
+    pub(crate) fn start(role: &str, ranks: usize) -> Self {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let id = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let mut launcher = Command::new(std::env::current_exe().unwrap())
+            .args(["roles::process", "--exact", "--nocapture", "--quiet"])
+            .envs([(ROLE, role), (RANKS, &ranks.to_string()), (ID, &id)])
+            .env_remove("RAYON_NUM_THREADS")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (sender, lines) = channel();
+        let stdout = BufReader::new(launcher.stdout.take().unwrap());
+        std::thread::spawn(move || {
+            // Ends, and closes the pipe, when the test does not want to read any more.
+            stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+        });
+        let (sender, stderr) = channel();
+        let mut pipe = launcher.stderr.take().unwrap();
+        std::thread::spawn(move || {
+            let mut text = Vec::new();
+            pipe.read_to_end(&mut text).unwrap();
+            sender.send(String::from_utf8_lossy(&text).into_owned())
+        });
+        Self { launcher, lines: Some(lines), stderr, id }
+    }
+
+    /// The next line that the ranks have written.
+    pub(crate) fn line(&self) -> String {
+        self.lines.as_ref().unwrap().recv_timeout(PATIENCE).expect("another line")
+    }
+
+    /// Reads until each rank has written `ready PID`, by rank.
+    pub(crate) fn ready(&self, ranks: usize) -> Vec<Pid> {
+        let mut pids = vec![None; ranks];
+        while pids.iter().any(Option::is_none) {
+            let line = self.line();
+            let words: Vec<&str> = line.split(' ').collect();
+            if let ["rank", rank, "ready", pid] = words[..] {
+                pids[rank.parse::<usize>().unwrap()] = Pid::from_raw(pid.parse().unwrap());
+            }
+        }
+        pids.into_iter().flatten().collect()
+    }
+
+    /// Closes the reading end of the launcher's standard output.
+    pub(crate) fn stop_reading(&mut self) {
+        self.lines = None;
+    }
+
+    /// Signals the launcher.
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.launcher), signal).unwrap();
+    }
+
+    /// Waits for the launcher to end.
+    pub(crate) fn finish(mut self) -> Finished {
+        let launcher = pidfd_open(Pid::from_child(&self.launcher), PidfdFlags::empty()).unwrap();
+        let limit = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+        let ended = poll(&mut [PollFd::new(&launcher, PollFlags::IN)], Some(&limit)).unwrap();
+        assert_eq!(ended, 1, "the launcher hangs");
+        let status = self.launcher.wait().unwrap();
+        let stdout = self.lines.take().map(|lines| lines.iter().collect()).unwrap_or_default();
+        let stderr = self.stderr.recv_timeout(PATIENCE).unwrap();
+        Finished { status, stdout, stderr }
+    }
+
+    /// Kills the launcher the hard way, then waits until none of its processes is left, 2 s at most.
+    pub(crate) fn kill_and_expect_no_orphan(mut self) {
+        self.launcher.kill().unwrap();
+        let killed = Instant::now();
+        assert_eq!(self.launcher.wait().unwrap().signal(), Some(9));
+        loop {
+            let left = self.processes();
+            if left.is_empty() {
+                return;
+            }
+            assert!(killed.elapsed() < Duration::from_secs(2), "left: {left:?}");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Processes of this job that run, found by their environment.
+    pub(crate) fn processes(&self) -> Vec<Pid> {
+        let mark = format!("{ID}={}", self.id);
+        let all = std::fs::read_dir("/proc").unwrap().flatten();
+        let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        // Of a process that has ended, reaped or not, no environment can be read.
+        let ours = |pid: &i32| {
+            let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environment.split(|&byte| byte == 0).any(|variable| variable == mark.as_bytes())
+        };
+        pids.filter(ours).filter_map(Pid::from_raw).collect()
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        // In a test that fails: ranks end with their launcher. After `finish` there is nothing to end.
+        let _ = self.launcher.kill();
+        let _ = self.launcher.wait();
+    }
+}

@@ -1,0 +1,74 @@
+//! What the ranks print.
+
+use std::time::Instant;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::job::Job;
+
+fn assert_whole<'a>(lines: impl Iterator<Item = &'a str>) {
+    let mut next = [0; 4];
+    for line in lines {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [rank, number, text] = words[..] else { continue };
+        let Ok(rank) = rank.parse::<usize>() else { continue };
+        let letter = char::from(b'a' + rank as u8);
+        assert_eq!(number, next[rank].to_string(), "lines of a rank stay in order");
+        assert_eq!(text.len(), next[rank] * 7 % 9000);
+        assert!(text.chars().all(|other| other == letter), "{line}");
+        next[rank] += 1;
+    }
+    assert_eq!(next, [1000; 4]);
+}
+
+#[test]
+fn lines_of_four_ranks_are_whole_and_in_order() {
+    let finished = Job::start("lines", 4).finish();
+    assert!(finished.status.success());
+    assert_whole(finished.stdout.iter().map(String::as_str));
+    assert_whole(finished.stderr.lines());
+}
+
+#[test]
+fn an_over_long_line_of_one_rank_gets_through() {
+    let finished = Job::start("long line", 1).finish();
+    let line = finished.stdout.last().unwrap();
+    assert_eq!(line.len(), 3 << 20);
+    assert!(line.bytes().all(|byte| byte == b'a'));
+}
+
+#[test]
+fn over_long_lines_of_several_ranks_are_cut_but_not_mixed() {
+    let finished = Job::start("long line", 3).finish();
+    for letter in ["a", "b", "c"] {
+        let own = finished.stdout.iter().filter(|line| line.starts_with(letter));
+        let own: Vec<&str> = own.map(String::as_str).collect();
+        assert_eq!(own.concat(), letter.repeat(3 << 20));
+    }
+}
+
+#[test]
+fn when_nobody_reads_any_more_the_ranks_are_ended() {
+    let mut job = Job::start("broken pipe", 2);
+    while job.line() != "rank 1 goes on" {}
+    job.stop_reading();
+    let finished = job.finish();
+    assert_eq!(finished.outcome(), "stopped by signal 13");
+    assert!(!finished.stderr.contains("panicked"), "{}", finished.stderr);
+}
+
+#[test]
+fn a_grandchild_that_holds_the_pipes_does_not_hold_up_the_launcher() {
+    let start = Instant::now();
+    let job = Job::start("grandchild", 2);
+    let sleeps: Vec<i32> = (0..100)
+        .map(|_| job.line())
+        .filter_map(|line| line.strip_prefix("sleep ").and_then(|pid| pid.parse().ok()))
+        .take(2)
+        .collect();
+    let finished = job.finish();
+    // They are ours: children of the shells that were the ranks.
+    sleeps.iter().for_each(|&pid| kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap());
+    assert_eq!(finished.outcome(), "[None, None]");
+    assert!(start.elapsed().as_secs() < 60);
+}

@@ -1,0 +1,245 @@
+//! What launcher and ranks do when this test binary is started as one of them.
+
+use std::io::{Read, Write, stderr, stdin, stdout};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::process::exit;
+use std::time::{Duration, Instant};
+
+use comm::launch::{EXIT_PEER_FAILED, SpawnConfig, is_worker, report_result, spawn, worker_guard};
+use signal_hook::iterator::Signals;
+
+use crate::job::{RANKS, ROLE};
+
+/// Not a test by itself: the entry of launchers and ranks.
+#[test]
+fn process() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    if is_worker() {
+        worker_guard().unwrap();
+        play(&role, variable("RANK"));
+    } else {
+        launch(&role, variable(RANKS));
+    }
+}
+
+fn variable(name: &str) -> usize {
+    std::env::var(name).unwrap().parse().unwrap()
+}
+
+/// The launcher writes what `spawn` returned to standard error, and exits.
+fn launch(role: &str, ranks: usize) {
+    let shell = |script: &str| SpawnConfig {
+        world_size: ranks,
+        program: Some("/bin/sh".into()),
+        args: Some(vec!["-c".into(), script.into()]),
+        ..SpawnConfig::default()
+    };
+    // `args: None` starts this same function in the ranks.
+    let plain = SpawnConfig { world_size: ranks, ..SpawnConfig::default() };
+    let config = match role {
+        "hurry" | "broken pipe" => SpawnConfig { grace: Duration::from_millis(50), ..plain },
+        "grandchild" => shell("sleep 1000 & echo sleep $!"),
+        "threads" => SpawnConfig { env: vec![("RAYON_NUM_THREADS".into(), "7".into())], ..plain },
+        "wrapped" => {
+            let words = std::env::args().map(|arg| format!("'{arg}'")).collect::<Vec<_>>();
+            shell(&format!("{}; exit $?", words.join(" ")))
+        }
+        "no room" => no_room(&plain),
+        "twice" => return twice(&plain),
+        _ => plain,
+    };
+    finish(&spawn(&config));
+}
+
+fn finish(outcome: &comm::Result<Vec<Option<String>>>) -> ! {
+    match outcome {
+        Ok(results) => eprintln!("OUTCOME {results:?}"),
+        Err(error) => eprintln!("OUTCOME {error}"),
+    }
+    exit(i32::from(outcome.is_err()))
+}
+
+/// No files are left to this process when it comes to the last ranks.
+fn no_room(config: &SpawnConfig) -> ! {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let limit = rustix::process::Rlimit { current: Some(100), ..getrlimit(Resource::Nofile) };
+    setrlimit(Resource::Nofile, limit).unwrap();
+    let _files: Vec<_> = (0..70).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
+    finish(&spawn(config))
+}
+
+/// Two jobs one after the other; then this process must be as it was.
+fn twice(config: &SpawnConfig) {
+    let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
+    let files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    // What stays for good after a first job: the signal handlers.
+    assert!(spawn(config).is_ok());
+    let (before, files_before) = (threads(), files());
+    assert!(spawn(config).is_ok());
+    // A thread that was joined may be seen for another moment.
+    let start = Instant::now();
+    while threads() > before && start.elapsed() < Duration::from_secs(10) {
+        std::thread::yield_now();
+    }
+    assert_eq!((threads(), files()), (before, files_before));
+    ready(0);
+    forever();
+}
+
+fn ready(rank: usize) {
+    println!("rank {rank} ready {}", std::process::id());
+}
+
+fn forever() -> ! {
+    loop {
+        std::thread::park();
+    }
+}
+
+fn play(role: &str, rank: usize) {
+    match role {
+        "report" => report(rank),
+        "environment" | "threads" => environment(),
+        "lines" => lines(rank),
+        "long line" => long_line(rank),
+        "wait" | "wrapped" => {
+            ready(rank);
+            forever();
+        }
+        "code 3" => code_3(rank),
+        "peers" | "only peers" => peers(rank, role == "peers"),
+        "early" => early(rank),
+        "handler" | "hurry" => handler(rank, role == "handler"),
+        "broken pipe" => loop {
+            println!("rank {rank} goes on");
+        },
+        "no room" => {
+            ready(rank);
+            forever();
+        }
+        "twice" => report_result("done").unwrap(),
+        other => panic!("no role {other}"),
+    }
+}
+
+fn report(rank: usize) {
+    println!("a line");
+    print!("half of ");
+    if rank != 1 {
+        report_result("an earlier report").unwrap();
+        report_result(&format!("{{\"rank\":{rank}}}")).unwrap();
+    }
+    print!("a line");
+    stdout().flush().unwrap();
+    exit(0)
+}
+
+fn environment() {
+    let names = [
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "GIRANDOLE_SECRET",
+        "GIRANDOLE_JOB_ID",
+        "RAYON_NUM_THREADS",
+    ];
+    let words = names.map(|name| format!("{name}={}", std::env::var(name).unwrap_or_default()));
+    let secret = std::env::var("GIRANDOLE_SECRET").unwrap();
+    assert!(!std::env::args().any(|arg| arg.contains(&secret)));
+    report_result(&words.join(" ")).unwrap();
+}
+
+/// Writes to both streams in chunks that do not care for lines.
+fn lines(rank: usize) {
+    let letter = char::from(b'a' + rank as u8).to_string();
+    let line = |i: usize| format!("{rank} {i} {}\n", letter.repeat(i * 7 % 9000));
+    let text: String = (0..1000).map(line).collect();
+    let write = |mut stream: Box<dyn Write + Send>| {
+        for chunk in text.as_bytes().chunks(3001) {
+            stream.write_all(chunk).unwrap();
+            stream.flush().unwrap();
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| write(Box::new(stdout())));
+        scope.spawn(|| write(Box::new(stderr())));
+    });
+}
+
+fn long_line(rank: usize) {
+    let letter = char::from(b'a' + rank as u8).to_string();
+    print!("{}", letter.repeat(3 << 20));
+    stdout().flush().unwrap();
+    exit(0)
+}
+
+fn code_3(rank: usize) {
+    if rank != 1 {
+        forever();
+    }
+    (0..30).for_each(|i| eprintln!("line {i}"));
+    eprint!("the end");
+    exit(3)
+}
+
+/// Rank 0 is connected to all others. Who sees a connection end, ends as one whose peer has failed.
+fn peers(rank: usize, rank_1_waits: bool) {
+    let mut byte = [0];
+    if rank == 0 {
+        let listener = TcpListener::from(stdin().as_fd().try_clone_to_owned().unwrap());
+        let mut others: Vec<_> = (2..variable("WORLD_SIZE")).map(|_| listener.accept().unwrap().0).collect();
+        // Only rank 1 says something, so that it can be told from the others.
+        others.push(listener.accept().unwrap().0);
+        let position = |stream: &TcpStream| matches!(stream.peek(&mut [0]), Ok(1));
+        others.iter().for_each(|stream| stream.set_nonblocking(true).unwrap());
+        let first = loop {
+            match others.iter().position(position) {
+                Some(at) => break at,
+                None => std::thread::yield_now(),
+            }
+        };
+        others[first].set_nonblocking(false).unwrap();
+        ready(rank);
+        while matches!(others[first].read(&mut byte), Ok(1)) {}
+    } else {
+        let mut stream = TcpStream::connect(("127.0.0.1", variable("MASTER_PORT") as u16)).unwrap();
+        if rank == 1 {
+            stream.write_all(&[1]).unwrap();
+        }
+        ready(rank);
+        if rank_1_waits || rank != 1 {
+            let _ = stream.read(&mut byte);
+        }
+    }
+    eprintln!("rank {rank}: a peer failed");
+    exit(EXIT_PEER_FAILED)
+}
+
+/// Rank 0 is done at once; the others only when it is gone.
+fn early(rank: usize) {
+    if rank == 0 {
+        exit(0);
+    }
+    // The kernel answers for rank 0 as long as it lives, and closes the connection when it ends.
+    if let Ok(mut stream) = TcpStream::connect(("127.0.0.1", variable("MASTER_PORT") as u16)) {
+        let _ = stream.read(&mut [0]);
+    }
+    report_result("went on").unwrap();
+}
+
+/// Takes SIGINT and SIGTERM itself; a polite one then ends.
+fn handler(rank: usize, polite: bool) {
+    let mut signals = Signals::new([2, 15]).unwrap();
+    ready(rank);
+    for signal in signals.forever() {
+        println!("rank {rank} got {signal}");
+        if polite {
+            exit(0);
+        }
+    }
+}

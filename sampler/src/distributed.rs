@@ -1,0 +1,231 @@
+//! A data set dealt out to ranks, in PyTorch's order.
+
+use crate::permutation::Permutation;
+use crate::share::share;
+use crate::{Indices, Sampler, SamplerError, SamplerState, Tail};
+
+/// How a data set is dealt out. Every rank gives the same values but for `rank`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DistributedSamplerConfig {
+    /// Samples in the data set. Default 0.
+    pub dataset_len: usize,
+    /// How many ranks share it: the world size, or that of the data-parallel group. Default 1.
+    pub num_replicas: usize,
+    /// This process among them, from 0. Default 0.
+    pub rank: usize,
+    /// Whether each epoch has a random order of its own. Default true.
+    pub shuffle: bool,
+    /// Seed of these orders; to this the epoch is added. Default 0, whatever the run's seed, as in PyTorch.
+    pub seed: u64,
+    /// What becomes of the last samples where the ranks do not divide the data set. Default [`Tail::Pad`].
+    pub tail: Tail,
+}
+
+impl Default for DistributedSamplerConfig {
+    fn default() -> Self {
+        Self { dataset_len: 0, num_replicas: 1, rank: 0, shuffle: true, seed: 0, tail: Tail::Pad }
+    }
+}
+
+/// One rank's part of a data set: PyTorch's `DistributedSampler`, index for index.
+///
+/// An epoch has one order for all ranks, shuffled by `seed + epoch` or ascending, and rank r takes its positions r,
+/// r + ranks, r + 2 ranks and so on. Call [`set_epoch`](Sampler::set_epoch) at the start of every epoch: without it
+/// each epoch is as the one before.
+///
+/// # Cost
+///
+/// Without shuffling, constant memory and nothing computed ahead. With it, each rank makes the whole permutation at the
+/// start of an epoch, as PyTorch does: four bytes for each sample of the data set (eight from 2^32 samples on).
+///
+/// ```
+/// use sampler::{DistributedSampler, DistributedSamplerConfig, Sampler};
+///
+/// # fn main() -> Result<(), sampler::SamplerError> {
+/// let config =
+///     DistributedSamplerConfig { dataset_len: 10, num_replicas: 4, rank: 3, shuffle: false, ..Default::default() };
+/// let mut sampler = DistributedSampler::new(config)?;
+/// sampler.set_epoch(0);
+/// assert_eq!(sampler.iter()?.collect::<Vec<_>>(), [3, 7, 1]); // 1 is padding
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DistributedSampler {
+    config: DistributedSamplerConfig,
+    epoch: u64,
+    /// Position in the epoch's order from which on the ranks take turns: 0 unless resumed in the middle.
+    start: usize,
+    /// How many positions come to this rank.
+    count: usize,
+}
+
+impl DistributedSampler {
+    /// A sampler at the start of epoch 0.
+    ///
+    /// # Errors
+    ///
+    /// Where there are no ranks or the rank is none of them; where the padded epoch overflows a `usize`.
+    pub fn new(config: DistributedSamplerConfig) -> Result<Self, SamplerError> {
+        let count = count_from(&config, 0)?;
+        Ok(Self { config, epoch: 0, start: 0, count })
+    }
+
+    /// The values that this sampler was made with.
+    pub fn config(&self) -> &DistributedSamplerConfig {
+        &self.config
+    }
+
+    /// The current epoch.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The current epoch's indices for this rank, or those that are left of it after [`resume`](Self::resume).
+    ///
+    /// # Errors
+    ///
+    /// Where shuffling needs more memory than there is.
+    pub fn iter(&self) -> Result<DistributedIndices, SamplerError> {
+        let DistributedSamplerConfig { dataset_len, num_replicas, rank, shuffle, seed, .. } = self.config;
+        let order = if shuffle && self.count > 0 {
+            Some(Permutation::new(seed.wrapping_add(self.epoch), dataset_len)?)
+        } else {
+            None
+        };
+        let next = self.start.saturating_add(rank);
+        Ok(DistributedIndices { order, dataset_len, next, step: num_replicas, left: self.count })
+    }
+
+    /// Where the run stands when this rank is done with `taken` indices of the iteration that it is in.
+    ///
+    /// Count what was trained on, not what a loader has read ahead: [`Batches::samples`](crate::Batches::samples).
+    /// All ranks are taken to have gone through equally many. Under [`Tail::Uneven`] save rank 0's state: a rank that
+    /// has had its whole share says that the epoch is over, and rank 0 has the longest.
+    pub fn state(&self, taken: usize) -> SamplerState {
+        let DistributedSamplerConfig { dataset_len, num_replicas, shuffle, seed, .. } = self.config;
+        let consumed = if taken >= self.count {
+            dataset_len
+        } else {
+            self.start.saturating_add(taken.saturating_mul(num_replicas)).min(dataset_len)
+        };
+        SamplerState { dataset_len, seed, shuffle, epoch: self.epoch, consumed }
+    }
+
+    /// Goes on from a saved state, also at another number of ranks than it was saved at.
+    ///
+    /// What is left of the epoch is dealt out anew, each sample to one rank, but for the [`Tail`] at this number of
+    /// ranks; padding repeats samples from the epoch's start. At the same number of ranks the sequence is the very one
+    /// that was broken off. A later [`set_epoch`](Sampler::set_epoch) to *another* epoch begins that one whole; to the
+    /// resumed epoch it changes nothing, so that the training loop needs no case of its own.
+    ///
+    /// # Errors
+    ///
+    /// Where the state is of another data set length, seed or shuffling (the sampler is then as it was); where the
+    /// padded rest of the epoch overflows a `usize`.
+    ///
+    /// ```
+    /// use sampler::{DistributedSampler, DistributedSamplerConfig, Sampler};
+    ///
+    /// # fn main() -> Result<(), sampler::SamplerError> {
+    /// let config = DistributedSamplerConfig { dataset_len: 10, num_replicas: 2, shuffle: false, ..Default::default() };
+    /// let saved = DistributedSampler::new(config.clone())?.state(2); // 2 ranks x 2 samples done
+    ///
+    /// let mut sampler = DistributedSampler::new(DistributedSamplerConfig { num_replicas: 3, ..config })?;
+    /// sampler.resume(&saved)?;
+    /// sampler.set_epoch(saved.epoch);
+    /// assert_eq!(sampler.iter()?.collect::<Vec<_>>(), [4, 7]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn resume(&mut self, state: &SamplerState) -> Result<(), SamplerError> {
+        agree("data set length", self.config.dataset_len, state.dataset_len)?;
+        agree("seed", self.config.seed, state.seed)?;
+        agree("shuffle", self.config.shuffle, state.shuffle)?;
+        let start = state.consumed.min(state.dataset_len);
+        self.count = count_from(&self.config, start)?;
+        self.start = start;
+        self.epoch = state.epoch;
+        Ok(())
+    }
+}
+
+impl Sampler for DistributedSampler {
+    fn len(&self) -> usize {
+        self.count
+    }
+
+    fn indices(&mut self) -> Result<Indices, SamplerError> {
+        Ok(Box::new(self.iter()?))
+    }
+
+    fn set_epoch(&mut self, epoch: u64) {
+        if epoch == self.epoch {
+            return;
+        }
+        // `new` has counted the same successfully.
+        if let Ok(count) = count_from(&self.config, 0) {
+            (self.epoch, self.start, self.count) = (epoch, 0, count);
+        }
+    }
+
+    fn index_bound(&self) -> Option<usize> {
+        Some(self.config.dataset_len)
+    }
+}
+
+/// How many positions from `start` on come to the configured rank, having checked that the last can be counted.
+fn count_from(config: &DistributedSamplerConfig, start: usize) -> Result<usize, SamplerError> {
+    let DistributedSamplerConfig { dataset_len, num_replicas, rank, tail, .. } = *config;
+    let count = share(dataset_len - start, num_replicas, rank, tail)?;
+    let end = if tail == Tail::Pad { count.checked_mul(num_replicas) } else { Some(0) };
+    match end.and_then(|end| end.checked_add(start)) {
+        Some(_) => Ok(count),
+        None => Err(SamplerError::EpochTooLong { dataset_len, num_replicas }),
+    }
+}
+
+fn agree<T: PartialEq + ToString>(field: &'static str, expected: T, got: T) -> Result<(), SamplerError> {
+    if expected == got {
+        return Ok(());
+    }
+    Err(SamplerError::StateMismatch { field, expected: expected.to_string(), got: got.to_string() })
+}
+
+/// One rank's indices of one epoch; skipping ahead (`nth`) takes constant time.
+#[derive(Debug)]
+pub struct DistributedIndices {
+    order: Option<Permutation>,
+    dataset_len: usize,
+    next: usize,
+    step: usize,
+    left: usize,
+}
+
+impl Iterator for DistributedIndices {
+    type Item = usize;
+
+    fn next(&mut self) -> Option<usize> {
+        self.nth(0)
+    }
+
+    fn nth(&mut self, skipped: usize) -> Option<usize> {
+        if skipped >= self.left {
+            self.left = 0;
+            return None;
+        }
+        // Positions that are left were counted without overflow; the one after the last may saturate, unused.
+        let position = self.next + skipped * self.step;
+        self.next = position.saturating_add(self.step);
+        self.left -= skipped + 1;
+        // Padding goes round the order, several times where there are more ranks than samples.
+        let position = if position < self.dataset_len { position } else { position % self.dataset_len };
+        Some(self.order.as_ref().map_or(position, |order| order.at(position)))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl ExactSizeIterator for DistributedIndices {}

@@ -1,0 +1,187 @@
+//! The data loader: batches of samples in sampler order.
+
+use std::sync::Arc;
+
+use crate::fetch::{Collate, Fetch};
+use crate::workers::Workers;
+use crate::{BatchIndices, BatchSampler, BoxError, Dataset, Sampler, SamplerError};
+
+/// How a [`DataLoader`] works.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataLoaderConfig {
+    /// Samples in a batch. Default 1.
+    pub batch_size: usize,
+    /// Whether a last batch of fewer samples is left out. Default false.
+    pub drop_last: bool,
+    /// Threads that load batches ahead; 0 loads each batch on the calling thread, when it is asked for. Default 0.
+    pub num_workers: usize,
+    /// Batches that are under way or waiting, for each worker. Of no account without workers. Default 2.
+    pub prefetch_factor: usize,
+}
+
+impl Default for DataLoaderConfig {
+    fn default() -> Self {
+        Self { batch_size: 1, drop_last: false, num_workers: 0, prefetch_factor: 2 }
+    }
+}
+
+/// Batches of a data set's samples, in sampler order whatever the workers do.
+///
+/// `B` is what the collate function makes of a batch's samples.
+///
+/// # Cost
+///
+/// Without workers a batch costs one allocation over what data set and collate cost. With workers at most
+/// `num_workers * prefetch_factor` batches are held, besides the one in use; each epoch starts its own threads.
+///
+/// ```
+/// use std::sync::Arc;
+/// use sampler::{DataLoader, DataLoaderConfig, SequentialSampler};
+///
+/// # fn main() -> Result<(), sampler::SamplerError> {
+/// let dataset = Arc::new(vec![1.0f32, 2.0, 3.0, 4.0, 5.0]);
+/// let config = DataLoaderConfig { batch_size: 2, num_workers: 2, ..Default::default() };
+/// let sum = |items: Vec<f32>| Ok(items.iter().sum::<f32>());
+/// let mut loader = DataLoader::new(dataset, SequentialSampler::new(5), sum, config)?;
+/// let sums = loader.batches()?.collect::<Result<Vec<_>, _>>()?;
+/// assert_eq!(sums, [3.0, 7.0, 5.0]);
+/// # Ok(())
+/// # }
+/// ```
+pub struct DataLoader<D: Dataset, B, S = Box<dyn Sampler>> {
+    fetch: Fetch<D, B>,
+    sampler: BatchSampler<S>,
+    config: DataLoaderConfig,
+}
+
+impl<D, B, S> DataLoader<D, B, S>
+where
+    D: Dataset + 'static,
+    B: Send + 'static,
+    S: Sampler,
+{
+    /// A loader of the data set's samples in the sampler's order.
+    ///
+    /// # Errors
+    ///
+    /// Where the batch size is 0, or the prefetch factor with workers; where the sampler is for a longer data set.
+    pub fn new(
+        dataset: Arc<D>,
+        sampler: S,
+        collate: impl Fn(Vec<D::Item>) -> Result<B, BoxError> + Send + Sync + 'static,
+        config: DataLoaderConfig,
+    ) -> Result<Self, SamplerError> {
+        let dataset_len = dataset.len();
+        if let Some(bound) = sampler.index_bound().filter(|&bound| bound > dataset_len) {
+            return Err(SamplerError::SamplerExceedsDataset { bound, dataset_len });
+        }
+        if config.num_workers > 0 && config.prefetch_factor == 0 {
+            return Err(SamplerError::ZeroPrefetch { num_workers: config.num_workers });
+        }
+        let sampler = BatchSampler::new(sampler, config.batch_size, config.drop_last)?;
+        let collate: Arc<Collate<D::Item, B>> = Arc::new(collate);
+        Ok(Self { fetch: Fetch { dataset, collate }, sampler, config })
+    }
+
+    /// How many batches the next epoch gives.
+    pub fn len(&self) -> usize {
+        self.sampler.len()
+    }
+
+    /// Whether the next epoch gives no batch.
+    pub fn is_empty(&self) -> bool {
+        self.sampler.is_empty()
+    }
+
+    /// The data set.
+    pub fn dataset(&self) -> &Arc<D> {
+        &self.fetch.dataset
+    }
+
+    /// The sampler.
+    pub fn sampler(&self) -> &S {
+        self.sampler.sampler()
+    }
+
+    /// The sampler, to resume it.
+    pub fn sampler_mut(&mut self) -> &mut S {
+        self.sampler.sampler_mut()
+    }
+
+    /// Says which epoch [`batches`](Self::batches) begins next.
+    pub fn set_epoch(&mut self, epoch: u64) {
+        self.sampler_mut().set_epoch(epoch);
+    }
+
+    /// Begins an epoch, starting the workers where there are any. Epochs do not depend on each other: one may begin
+    /// while another goes on.
+    ///
+    /// # Errors
+    ///
+    /// Where the sampler cannot make its order, or a thread cannot be started.
+    pub fn batches(&mut self) -> Result<Batches<D, B>, SamplerError> {
+        let indices = self.sampler.batches()?;
+        let fetch = self.fetch.clone();
+        let source = if self.config.num_workers == 0 {
+            Source::Caller { fetch, indices, batch: 0, buffer: Vec::new() }
+        } else {
+            let window = self.config.num_workers.saturating_mul(self.config.prefetch_factor);
+            Source::Workers(Workers::start(fetch, indices, self.config.num_workers, window)?)
+        };
+        Ok(Batches { source, samples: 0 })
+    }
+}
+
+/// One epoch of a [`DataLoader`].
+///
+/// A batch that cannot be loaded comes out as an error in its place, whether a sample or the collate function failed
+/// or panicked; the batches after it come as if nothing had happened, so whoever wants to can skip it. Only a
+/// panicking *sampler* ends the epoch, after its error. (With `panic = "abort"` a panic ends the program, as ever.)
+///
+/// Dropping it early ends and joins its workers as soon as each is through with the one sample, or the one collate
+/// call, that it is at.
+pub struct Batches<D: Dataset, B> {
+    source: Source<D, B>,
+    samples: usize,
+}
+
+enum Source<D: Dataset, B> {
+    Caller { fetch: Fetch<D, B>, indices: BatchIndices, batch: usize, buffer: Vec<usize> },
+    Workers(Workers<D, B>),
+}
+
+/// A batch or why there is none, and how many samples it has.
+pub(crate) struct Loaded<B> {
+    pub(crate) batch: Result<B, SamplerError>,
+    pub(crate) samples: usize,
+}
+
+impl<D: Dataset, B> Batches<D, B> {
+    /// How many samples the batches so far had, those that failed included: what
+    /// [`DistributedSampler::state`](crate::DistributedSampler::state) wants to know. Batches that were only read
+    /// ahead do not count.
+    pub fn samples(&self) -> usize {
+        self.samples
+    }
+}
+
+impl<D: Dataset, B> Iterator for Batches<D, B> {
+    type Item = Result<B, SamplerError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let loaded = match &mut self.source {
+            Source::Workers(workers) => workers.next()?,
+            Source::Caller { fetch, indices, batch, buffer } => match indices.next_into(buffer) {
+                Ok(false) => return None,
+                Err(error) => Loaded { batch: Err(error), samples: 0 },
+                Ok(true) => {
+                    let loaded = fetch.fetch(*batch, buffer, || false)?;
+                    *batch += 1;
+                    Loaded { batch: loaded, samples: buffer.len() }
+                }
+            },
+        };
+        self.samples += loaded.samples;
+        Some(loaded.batch)
+    }
+}

@@ -1,0 +1,86 @@
+//! PyTorch's `randperm`, and a permutation kept in as little memory as its length allows.
+
+use crate::allocation::reserved;
+use crate::{Generator, SamplerError};
+
+/// From this length on, PyTorch draws 64 bits for each element and shuffles the other way round.
+const LONG: usize = (u32::MAX / 20) as usize;
+
+/// The numbers from 0 to `len` (exclusive) in `torch.randperm(len)`'s order, each through `from`.
+///
+/// # Source
+///
+/// Fisher and Yates' shuffle, forwards below 214,748,364 elements and "inside out" from there on, as PyTorch has it.
+pub(crate) fn shuffled<T>(
+    generator: &mut Generator,
+    len: usize,
+    from: impl Fn(usize) -> T,
+) -> Result<Vec<T>, SamplerError> {
+    let mut order = reserved(len, "a permutation")?;
+    if len < LONG {
+        order.extend((0..len).map(from));
+        for i in 0..len.saturating_sub(1) {
+            let offset = generator.next_u32() % (len - i) as u32;
+            order.swap(i, i + offset as usize);
+        }
+    } else {
+        for i in 0..len {
+            let other = generator.next_u64() % (i as u64 + 1);
+            order.push(from(i));
+            order.swap(i, other as usize);
+        }
+    }
+    Ok(order)
+}
+
+/// A permutation of the numbers below its length.
+#[derive(Debug)]
+pub(crate) enum Permutation {
+    /// Four bytes for each, as long as that is enough.
+    Narrow(Vec<u32>),
+    /// Eight bytes for each.
+    Wide(Vec<usize>),
+}
+
+impl Permutation {
+    /// The permutation that PyTorch's `randperm` gives from a fresh generator.
+    pub(crate) fn new(seed: u64, len: usize) -> Result<Self, SamplerError> {
+        let mut generator = Generator::new(seed);
+        Ok(match u32::try_from(len) {
+            Ok(_) => Self::Narrow(shuffled(&mut generator, len, |index| index as u32)?),
+            Err(_) => Self::Wide(shuffled(&mut generator, len, |index| index)?),
+        })
+    }
+
+    /// The number at a position below the length.
+    pub(crate) fn at(&self, position: usize) -> usize {
+        match self {
+            Self::Narrow(order) => order[position] as usize,
+            Self::Wide(order) => order[position],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn narrow_and_wide_agree() {
+        let wide = Generator::new(8).randperm(1000).unwrap();
+        let narrow = Permutation::new(8, 1000).unwrap();
+        assert!(matches!(narrow, Permutation::Narrow(_)));
+        assert!(wide.iter().enumerate().all(|(position, &index)| narrow.at(position) == index));
+    }
+
+    /// Values from PyTorch 2.15: `torch.randperm(214_748_364, generator=torch.Generator().manual_seed(3))`.
+    #[test]
+    #[ignore = "takes 860 MB and some seconds"]
+    fn a_long_permutation_is_pytorchs() {
+        let order = Permutation::new(3, LONG).unwrap();
+        let first: Vec<_> = (0..6).map(|position| order.at(position)).collect();
+        assert_eq!(first, [50815193, 116864026, 18612126, 8421410, 157113196, 174023950]);
+        let last: Vec<_> = (LONG - 4..LONG).map(|position| order.at(position)).collect();
+        assert_eq!(last, [15019188, 108813077, 122959525, 138283752]);
+    }
+}

@@ -1,0 +1,57 @@
+//! How many positions of an epoch one rank gets: arithmetic alone.
+
+use serde::{Deserialize, Serialize};
+
+use crate::SamplerError;
+
+/// What becomes of the last samples where the ranks do not divide the data set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Tail {
+    /// Ranks get equally many: the epoch's first samples come again at its end (PyTorch's default).
+    #[default]
+    Pad,
+    /// Ranks get equally many: the last samples are left out (PyTorch's `drop_last=True`).
+    Drop,
+    /// Each sample comes exactly once: the first ranks get one more. For evaluation, where each sample counts once.
+    Uneven,
+}
+
+/// How many of `remaining` positions come to a rank that takes every `num_replicas`-th, beginning at its own number.
+pub(crate) fn share(
+    remaining: usize,
+    num_replicas: usize,
+    rank: usize,
+    tail: Tail,
+) -> Result<usize, SamplerError> {
+    if num_replicas == 0 {
+        return Err(SamplerError::NoReplicas);
+    }
+    if rank >= num_replicas {
+        return Err(SamplerError::RankOutOfRange { rank, num_replicas });
+    }
+    Ok(match tail {
+        Tail::Pad => remaining.div_ceil(num_replicas),
+        Tail::Drop => remaining / num_replicas,
+        Tail::Uneven => remaining.saturating_sub(rank).div_ceil(num_replicas),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_at_the_edges() {
+        let of = |remaining, num_replicas, rank, tail| share(remaining, num_replicas, rank, tail).unwrap();
+        assert_eq!(of(0, 3, 2, Tail::Pad), 0);
+        assert_eq!(of(1, 3, 2, Tail::Pad), 1);
+        assert_eq!(of(1, 3, 2, Tail::Drop), 0);
+        assert_eq!(of(1, 3, 0, Tail::Uneven), 1);
+        assert_eq!(of(1, 3, 1, Tail::Uneven), 0);
+        assert_eq!(of(usize::MAX, 1, 0, Tail::Pad), usize::MAX);
+        assert_eq!(of(usize::MAX, usize::MAX, usize::MAX - 1, Tail::Uneven), 1);
+        assert!(share(5, 0, 0, Tail::Pad).is_err());
+        assert!(share(5, 2, 2, Tail::Pad).is_err());
+    }
+}
