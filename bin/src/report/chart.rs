@@ -1,0 +1,105 @@
+//! What all plots have in common: size, frame, colours.
+
+use plotters::chart::{ChartBuilder, ChartContext};
+use plotters::drawing::DrawingAreaErrorKind;
+use plotters::prelude::{Cartesian2d, Color, IntoDrawingArea, RGBColor, SVGBackend};
+
+use super::ReportError;
+use super::axis::Axis;
+
+/// The plotting library places things on whole pixels; drawn this much larger and shown smaller, they are finer.
+const FINENESS: u32 = 4;
+
+/// The series' colours: on a light page, as the plots are drawn, and what the page makes of them on a dark one.
+pub(super) const COLOURS: [(RGBColor, &str); 6] = [
+    (RGBColor(0x1D, 0x63, 0xD8), "#6EA8FF"),
+    (RGBColor(0xC4, 0x5A, 0x0A), "#FF9F55"),
+    (RGBColor(0x1A, 0x7F, 0x4B), "#4FCB8A"),
+    (RGBColor(0x80, 0x3F, 0xC4), "#C79BFF"),
+    (RGBColor(0xC2, 0x2A, 0x52), "#FF7F9E"),
+    (RGBColor(0x0B, 0x7A, 0x87), "#4CC9D8"),
+];
+
+const GREY: RGBColor = RGBColor(0x80, 0x80, 0x80);
+
+pub(super) type Frame<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Axis, Axis>>;
+pub(super) type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
+
+/// A plot for the page.
+#[derive(Debug, Clone)]
+pub(super) struct Chart {
+    /// What it shows.
+    pub(super) title: String,
+    /// What to say to who cannot see it.
+    pub(super) summary: String,
+    /// What each colour means, where there are several: its number and name.
+    pub(super) legend: Vec<(usize, String)>,
+    /// What else to know.
+    pub(super) note: String,
+    pub(super) svg: String,
+}
+
+/// Size and axes of a plot.
+pub(super) struct Layout<'a> {
+    /// In pixels of the page.
+    pub(super) size: (u32, u32),
+    pub(super) x: Axis,
+    pub(super) y: Axis,
+    pub(super) x_name: &'a str,
+    pub(super) y_name: &'a str,
+    /// Lines across the plot at the ticks of x.
+    pub(super) x_grid: bool,
+}
+
+/// The SVG of a plot: frame, ticks, names, and what `paint` puts in.
+pub(super) fn draw(
+    title: &str,
+    layout: Layout<'_>,
+    paint: impl FnOnce(&mut Frame<'_, '_>) -> Drawn,
+) -> Result<String, ReportError> {
+    let mut svg = String::new();
+    draw_into(&mut svg, layout, paint)
+        .map_err(|error| ReportError::Plot { chart: title.to_string(), reason: error.to_string() })?;
+    Ok(svg)
+}
+
+fn draw_into(svg: &mut String, layout: Layout<'_>, paint: impl FnOnce(&mut Frame<'_, '_>) -> Drawn) -> Drawn {
+    let size = (layout.size.0 * FINENESS, layout.size.1 * FINENESS);
+    let area = SVGBackend::with_string(svg, size).into_drawing_area();
+    let mut frame = ChartBuilder::on(&area)
+        .margin(px(6))
+        .margin_right(px(16))
+        .x_label_area_size(px(44))
+        .y_label_area_size(px(62))
+        .build_cartesian_2d(layout.x, layout.y)?;
+    let mut mesh = frame.configure_mesh();
+    if !layout.x_grid {
+        mesh.disable_x_mesh();
+    }
+    mesh.light_line_style(GREY.mix(0.))
+        .bold_line_style(GREY.mix(0.25).stroke_width(FINENESS))
+        .axis_style(GREY.stroke_width(FINENESS))
+        .set_all_tick_mark_size(px(4))
+        .label_style(("sans-serif", text(12)))
+        .axis_desc_style(("sans-serif", text(13)))
+        .x_desc(layout.x_name)
+        .y_desc(layout.y_name)
+        .draw()?;
+    paint(&mut frame)?;
+    area.present()
+}
+
+/// Pixels of the page in those of the plot.
+pub(super) fn px(length: i32) -> i32 {
+    length * FINENESS as i32
+}
+
+/// The colour of a series.
+pub(super) fn colour(series: usize) -> RGBColor {
+    COLOURS[series % COLOURS.len()].0
+}
+
+/// Size of text; the library takes 1.24 times what it shows.
+pub(super) fn text(size: u32) -> f64 {
+    f64::from(size * FINENESS) * 1.24
+}

@@ -1,0 +1,135 @@
+//! Loss by step, all runs in one plot.
+
+use plotters::element::{Circle, Polygon};
+use plotters::prelude::Color;
+use plotters::series::LineSeries;
+
+use super::axis::Axis;
+use super::chart::{Chart, Drawn, Frame, Layout, colour, draw, px};
+use super::number::significant;
+use super::thin::{Bin, thin};
+use super::{ReportError, RunSeries};
+
+const TITLE: &str = "Loss";
+/// Enough for the width of the page; more would only draw the noise.
+const MOST_POINTS: usize = 400;
+
+/// One run's curve, ready to draw.
+struct Curve<'a> {
+    run: &'a RunSeries,
+    pieces: Vec<Vec<Bin>>,
+    /// Steps in a unit of the x axis.
+    per_unit: f64,
+}
+
+impl Curve<'_> {
+    fn bins(&self) -> impl Iterator<Item = &Bin> {
+        self.pieces.iter().flatten()
+    }
+
+    fn x(&self, bin: &Bin) -> f64 {
+        bin.step / self.per_unit
+    }
+}
+
+/// The plot, unless there is no loss at all that is finite.
+pub(super) fn losses(runs: &[RunSeries]) -> Result<Option<Chart>, ReportError> {
+    let runs: Vec<_> = runs.iter().filter(|run| !run.losses.is_empty()).collect();
+    let by_epoch = runs.iter().all(|run| run.steps_per_epoch > 0);
+    let curves: Vec<_> = runs
+        .iter()
+        .map(|run| {
+            let per_unit = if by_epoch { run.steps_per_epoch as f64 } else { 1. };
+            Curve { run, pieces: thin(&run.losses, MOST_POINTS), per_unit }
+        })
+        .collect();
+    let bins = || curves.iter().flat_map(Curve::bins);
+    if bins().next().is_none() {
+        return Ok(None);
+    }
+    let low = bins().map(|bin| bin.low).fold(f64::INFINITY, f64::min);
+    let high = bins().map(|bin| bin.high).fold(f64::NEG_INFINITY, f64::max);
+    let end = curves.iter().map(|curve| curve.run.losses.len() as f64 / curve.per_unit).fold(0., f64::max);
+    let layout = Layout {
+        size: (920, 360),
+        x: Axis::linear(0., end),
+        y: if low > 0. { Axis::log(low / 1.08, high * 1.08) } else { padded(low, high) },
+        x_name: if by_epoch { "epoch" } else { "step" },
+        y_name: if low > 0. { "loss (log scale)" } else { "loss" },
+        x_grid: true,
+    };
+    let svg = draw(TITLE, layout, |frame| paint(frame, &curves))?;
+    let legend = curves.iter().enumerate().map(|(number, curve)| (number, curve.run.name.clone()));
+    Ok(Some(Chart {
+        title: TITLE.to_string(),
+        summary: summary(&curves),
+        legend: legend.collect(),
+        note: note(&curves),
+        svg,
+    }))
+}
+
+fn padded(low: f64, high: f64) -> Axis {
+    let margin = (high - low) * 0.05;
+    Axis::linear(low - margin, high + margin)
+}
+
+fn paint(frame: &mut Frame<'_, '_>, curves: &[Curve<'_>]) -> Drawn {
+    for (number, curve) in curves.iter().enumerate() {
+        for piece in &curve.pieces {
+            if piece.iter().any(|bin| bin.low < bin.high) {
+                let above = piece.iter().map(|bin| (curve.x(bin), bin.high));
+                let below = piece.iter().rev().map(|bin| (curve.x(bin), bin.low));
+                let band = above.chain(below).collect::<Vec<_>>();
+                frame.draw_series([Polygon::new(band, colour(number).mix(0.22))])?;
+            }
+        }
+    }
+    for (number, curve) in curves.iter().enumerate() {
+        for piece in &curve.pieces {
+            let points = || piece.iter().map(|bin| (curve.x(bin), bin.mean));
+            if piece.len() == 1 {
+                frame
+                    .draw_series(points().map(|point| Circle::new(point, px(3), colour(number).filled())))?;
+            } else {
+                // Narrower above wider, so that of two equal curves both are seen.
+                let width = if number == 0 { px(3) } else { px(3) / 2 };
+                frame.draw_series(LineSeries::new(points(), colour(number).stroke_width(width as u32)))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn summary(curves: &[Curve<'_>]) -> String {
+    let parts = curves.iter().filter_map(|curve| {
+        let (first, last) = (curve.bins().next()?, curve.bins().last()?);
+        Some(format!(
+            "{}: from {} to {}",
+            curve.run.name,
+            significant(first.mean, 3),
+            significant(last.mean, 3)
+        ))
+    });
+    format!("Loss over training. {}.", parts.collect::<Vec<_>>().join("; "))
+}
+
+fn note(curves: &[Curve<'_>]) -> String {
+    let mut parts = Vec::new();
+    if let Some(size) =
+        curves.iter().map(|curve| curve.run.losses.len().div_ceil(MOST_POINTS)).max().filter(|size| *size > 1)
+    {
+        parts.push(format!("Lines are means of up to {size} steps; the bands around them reach from the smallest to the largest loss."));
+    }
+    for curve in curves {
+        let broken = || curve.run.losses.iter().enumerate().filter(|(_, loss)| !loss.is_finite());
+        if let Some((step, loss)) = broken().next() {
+            let (name, count) = (&curve.run.name, broken().count());
+            parts.push(format!(
+                "{name}: {count} of {} losses are not finite, the first ({loss}) at step {step}.",
+                curve.run.losses.len()
+            ));
+        }
+    }
+    parts.join(" ")
+}

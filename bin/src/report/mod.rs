@@ -1,0 +1,129 @@
+//! `--report FILE.html`: what a run did, as plots in one self-contained file.
+
+mod axis;
+mod bars;
+mod chart;
+mod clock;
+mod curves;
+mod memory;
+mod number;
+mod page;
+mod thin;
+
+use std::path::Path;
+
+pub use clock::now_rfc3339;
+pub use memory::peak_rss_bytes;
+
+use crate::file_error::FileError;
+
+/// What a report shows. A part without data is left out of it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Report {
+    /// What ran: the command's name.
+    pub title: String,
+    /// How it was called.
+    pub command_line: String,
+    /// When, as RFC 3339; see [`now_rfc3339`].
+    pub date: String,
+    /// Where.
+    pub host: String,
+    /// What else is worth to know: name and value, in this order.
+    pub facts: Vec<(String, String)>,
+    /// The runs whose losses are drawn together.
+    pub runs: Vec<RunSeries>,
+    /// How the ranks spent their time, and their memory.
+    pub ranks: Vec<RankTimes>,
+    /// One process against several ranks.
+    pub speedup: Option<Speedup>,
+}
+
+/// One run of training.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct RunSeries {
+    /// What to call it.
+    pub name: String,
+    /// The loss of each step, in order.
+    pub losses: Vec<f32>,
+    /// Time of the training loop, in seconds.
+    pub seconds: f64,
+    /// Ranks that took part.
+    pub world_size: usize,
+    /// Steps of one epoch; 0 where there are none, which puts steps on the axis in place of epochs.
+    pub steps_per_epoch: usize,
+}
+
+/// One rank's mean step.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct RankTimes {
+    /// The rank.
+    pub rank: usize,
+    /// Time of one step without what was spent waiting for communication, in seconds.
+    pub compute_s: f64,
+    /// Time of one step spent waiting for communication, in seconds.
+    pub communication_s: f64,
+    /// The most memory that it held, in bytes, where known; see [`peak_rss_bytes`].
+    pub peak_rss_bytes: Option<u64>,
+}
+
+/// One process against several ranks on the same work.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Speedup {
+    /// Time of the training loop on one process, in seconds.
+    pub single_s: f64,
+    /// Time of the training loop on all ranks, in seconds.
+    pub ddp_s: f64,
+    /// How many ranks.
+    pub ranks: usize,
+}
+
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReportError {
+    /// A plot could not be drawn.
+    #[error("report: cannot draw `{chart}`: {reason}")]
+    Plot {
+        /// The plot's title.
+        chart: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The page could not be put together.
+    #[error("report: {reason}")]
+    Page {
+        /// What is wrong.
+        reason: String,
+    },
+    /// The file cannot be written.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+impl Report {
+    /// The page: HTML with its style and plots inside, and no link to anywhere. All text is escaped.
+    ///
+    /// # Errors
+    /// None that is known; those of the libraries that draw are passed on.
+    ///
+    /// ```
+    /// use girandole::report::{Report, RunSeries};
+    ///
+    /// let run = RunSeries { name: "ddp".into(), losses: vec![4., 2., 1., 0.5], seconds: 0.1, ..Default::default() };
+    /// let html = Report { title: "ddp-linear".into(), runs: vec![run], ..Default::default() }.render()?;
+    /// assert!(html.contains("<svg") && !html.contains("href"));
+    /// # Ok::<(), girandole::report::ReportError>(())
+    /// ```
+    pub fn render(&self) -> Result<String, ReportError> {
+        page::render(self)
+    }
+
+    /// Writes the page to a file.
+    ///
+    /// # Errors
+    /// [`FileError::Write`] with the path and the reason.
+    pub fn write(&self, path: &Path) -> Result<(), ReportError> {
+        let html = self.render()?;
+        std::fs::write(path, html).map_err(|error| FileError::write(path, error).into())
+    }
+}

@@ -1,0 +1,69 @@
+//! The page around the plots.
+
+use askama::Template;
+
+use super::chart::{COLOURS, Chart};
+use super::number::{seconds, significant};
+use super::{Report, ReportError, RunSeries, bars, curves};
+
+#[derive(Template)]
+#[template(path = "report.html")]
+struct Page<'a> {
+    report: &'a Report,
+    colours: Vec<Colour>,
+    runs: Vec<RunRow<'a>>,
+    wide: Option<Chart>,
+    narrow: Vec<Chart>,
+}
+
+/// A series' colour as the plots have it, on a light and on a dark page.
+struct Colour {
+    drawn: String,
+    dark: &'static str,
+}
+
+/// A row of the table of runs.
+struct RunRow<'a> {
+    name: &'a str,
+    world_size: usize,
+    steps: usize,
+    time: String,
+    rate: String,
+    first: String,
+    last: String,
+}
+
+pub(super) fn render(report: &Report) -> Result<String, ReportError> {
+    let speedup = report.speedup.as_ref().map(bars::speedup).transpose()?.flatten();
+    let narrow = [bars::times(&report.ranks)?, bars::memory(&report.ranks)?, speedup];
+    let page = Page {
+        report,
+        colours: COLOURS.iter().map(|&(drawn, dark)| Colour { drawn: hex(drawn), dark }).collect(),
+        runs: report.runs.iter().map(row).collect(),
+        wide: curves::losses(&report.runs)?,
+        narrow: narrow.into_iter().flatten().collect(),
+    };
+    page.render().map_err(|error| ReportError::Page { reason: error.to_string() })
+}
+
+fn hex(plotters::prelude::RGBColor(red, green, blue): plotters::prelude::RGBColor) -> String {
+    format!("#{red:02X}{green:02X}{blue:02X}")
+}
+
+fn row(run: &RunSeries) -> RunRow<'_> {
+    let loss =
+        |loss: Option<&f32>| loss.map_or_else(|| "–".to_string(), |&loss| significant(f64::from(loss), 4));
+    let known = run.seconds.is_finite() && run.seconds > 0.;
+    RunRow {
+        name: &run.name,
+        world_size: run.world_size,
+        steps: run.losses.len(),
+        time: if known { seconds(run.seconds) } else { "–".to_string() },
+        rate: if known { significant(run.losses.len() as f64 / run.seconds, 3) } else { "–".to_string() },
+        first: loss(run.losses.first()),
+        last: loss(run.losses.last()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

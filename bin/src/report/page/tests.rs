@@ -1,0 +1,176 @@
+//! The page is whole whatever goes in.
+
+use super::super::{RankTimes, Speedup};
+use super::*;
+
+fn full() -> Report {
+    let losses =
+        |shift: f32| (0..3000).map(move |step| 4. * (-step as f32 / 700.).exp() + 0.01 + shift).collect();
+    Report {
+        title: "ddp-linear".into(),
+        command_line: "girandole ddp-linear --world-size 2".into(),
+        date: "2025-01-31T08:05:00Z".into(),
+        host: "localhost".into(),
+        facts: vec![("backend".into(), "tcp".into())],
+        runs: vec![
+            RunSeries {
+                name: "single".into(),
+                losses: losses(0.),
+                seconds: 0.2,
+                world_size: 1,
+                steps_per_epoch: 300,
+            },
+            RunSeries {
+                name: "ddp".into(),
+                losses: losses(0.01),
+                seconds: 0.1,
+                world_size: 2,
+                steps_per_epoch: 150,
+            },
+        ],
+        ranks: (0..2)
+            .map(|rank| RankTimes {
+                rank,
+                compute_s: 3e-5,
+                communication_s: 1e-5,
+                peak_rss_bytes: Some(20 << 20),
+            })
+            .collect(),
+        speedup: Some(Speedup { single_s: 0.2, ddp_s: 0.11, ranks: 2 }),
+    }
+}
+
+/// Every element is closed, in order; the page has nothing that a browser would have to guess.
+fn assert_well_formed(html: &str) {
+    let mut open = Vec::new();
+    let mut rest = html;
+    while let Some(start) = rest.find('<') {
+        let end =
+            start + rest[start..].find('>').unwrap_or_else(|| panic!("`<` without end: {}", &rest[start..]));
+        let tag = &rest[start + 1..end];
+        let name = tag.trim_start_matches('/').split([' ', '/']).next().unwrap();
+        if let Some(closed) = tag.strip_prefix('/') {
+            assert_eq!(open.pop(), Some(closed), "</{closed}>");
+        } else if !tag.ends_with('/') && !tag.starts_with('!') && name != "meta" {
+            open.push(name);
+        }
+        rest = &rest[end + 1..];
+    }
+    assert!(open.is_empty(), "{open:?}");
+}
+
+#[test]
+fn a_full_report_has_every_part_and_no_link() {
+    let html = full().render().unwrap();
+    assert_well_formed(&html);
+    assert_eq!(html.matches("<svg").count(), 4);
+    for part in
+        ["Loss", "loss (log scale)", "epoch", "Time per step by rank", "time per step (µs)", "communication"]
+    {
+        assert!(html.contains(part), "{part}");
+    }
+    for part in [
+        "Peak memory by rank",
+        "resident memory (MiB)",
+        "Speed-up of 2 ranks",
+        "backend",
+        "1.82 times as fast",
+    ] {
+        assert!(html.contains(part), "{part}");
+    }
+    let links = html.replace("xmlns=\"http://www.w3.org/2000/svg\"", "");
+    for link in ["http", "href", "src=", "url(", "@import", "<script", "<link"] {
+        assert!(!links.contains(link), "{link}");
+    }
+    // Few points, however many steps.
+    assert!(html.len() < 100_000, "{}", html.len());
+    // The page's style finds the plots' colours.
+    let colour = hex(COLOURS[0].0);
+    assert!(
+        html.contains(&format!("stroke=\"{colour}\""))
+            && html.contains(&format!("svg [stroke=\"{colour}\"]"))
+    );
+}
+
+#[test]
+fn an_empty_report_is_a_page() {
+    let html = Report::default().render().unwrap();
+    assert_well_formed(&html);
+    assert!(!html.contains("<svg") && !html.contains("<table") && !html.contains("<pre"));
+}
+
+#[test]
+fn text_is_escaped_everywhere() {
+    let evil = "<script>alert(\"&'1\")</script>".to_string();
+    let mut report = full();
+    report.facts.push((evil.clone(), evil.clone()));
+    report.runs.iter_mut().for_each(|run| run.name = evil.clone());
+    report.runs[0].losses[0] = f32::NAN;
+    let report =
+        Report { title: evil.clone(), command_line: evil.clone(), date: evil.clone(), host: evil, ..report };
+    let html = report.render().unwrap();
+    assert_well_formed(&html);
+    assert!(!html.contains("<script") && !html.contains("alert(\""));
+}
+
+#[test]
+fn no_numbers_break_it() {
+    let strange =
+        [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0., -1., f32::MAX, f32::MIN, f32::MIN_POSITIVE, 1e-45];
+    let mut cases: Vec<Vec<f32>> = strange.iter().map(|&loss| vec![loss]).collect();
+    cases.extend(strange.iter().map(|&loss| vec![loss; 5000]));
+    cases.extend(strange.iter().map(|&loss| vec![1., loss, 2.]));
+    cases.push(strange.to_vec());
+    cases.push(vec![]);
+    for losses in cases {
+        for number in [f64::NAN, f64::INFINITY, 0., -1., 1e-300, 1e300] {
+            let run = |losses, steps_per_epoch| RunSeries {
+                name: "r".into(),
+                losses,
+                seconds: number,
+                world_size: 1,
+                steps_per_epoch,
+            };
+            let rank = RankTimes {
+                rank: 0,
+                compute_s: number,
+                communication_s: number,
+                peak_rss_bytes: Some(u64::MAX),
+            };
+            let report = Report {
+                runs: vec![run(losses.clone(), 0), run(losses.clone(), 7)],
+                ranks: vec![rank; 3],
+                speedup: Some(Speedup { single_s: number, ddp_s: 1., ranks: usize::MAX }),
+                ..Report::default()
+            };
+            assert_well_formed(&report.render().unwrap());
+        }
+    }
+}
+
+#[test]
+fn losses_that_are_not_finite_are_told() {
+    let run = RunSeries {
+        name: "ddp".into(),
+        losses: vec![1., f32::NAN, 0.5, f32::INFINITY],
+        ..RunSeries::default()
+    };
+    let html = Report { runs: vec![run], ..Report::default() }.render().unwrap();
+    assert!(html.contains("ddp: 2 of 4 losses are not finite, the first (NaN) at step 1."));
+}
+
+#[test]
+fn many_ranks_fit() {
+    let ranks =
+        (0..256).map(|rank| RankTimes { rank, compute_s: 0.5, communication_s: 0.1, peak_rss_bytes: None });
+    let html = Report { ranks: ranks.collect(), ..Report::default() }.render().unwrap();
+    assert_well_formed(&html);
+    assert_eq!(html.matches("<svg").count(), 1);
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_named() {
+    let path = std::path::Path::new("/no/such/folder/report.html");
+    let line = full().write(path).unwrap_err().to_string();
+    assert!(line.starts_with("cannot write /no/such/folder/report.html: "), "{line}");
+}
