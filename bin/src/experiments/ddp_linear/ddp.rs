@@ -62,7 +62,7 @@ pub(super) fn run(
     let mut loader = setup.loader(Box::new(sampler), options.rank_batch_size(world_size))?;
     let ddp = Ddp::new(comm.clone(), setup.builder(), &DdpConfig::default(), SimpleModel::new)?;
     let lr = options.ddp_lr(world_size);
-    let mut optimizer = Sgd::new(ddp.vars(), SgdConfig { lr, ..SgdConfig::default() })?;
+    let mut optimizer = Sgd::new(ddp.vars(), SgdConfig { learning_rate: lr, ..SgdConfig::default() })?;
 
     let mut log = Log::new("ddp", rank == 0, metrics);
     let before = comm.stats().busy_ns;
