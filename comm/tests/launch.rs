@@ -1,5 +1,6 @@
 //! Launching real processes: this test binary starts itself as launcher, which starts itself as ranks.
 #![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "all of it is test")]
 
 #[path = "launch/job.rs"]
 mod job;

@@ -2,13 +2,17 @@
 
 use std::fmt;
 use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+use signal_hook::consts::{SIGKILL, SIGTERM};
 
 use super::EXIT_PEER_FAILED;
 
 /// Lines of standard error that are repeated in the message; they have been forwarded before.
 const LINES_SHOWN: usize = 5;
-const SIGKILL: i32 = 9;
-const SIGTERM: i32 = 15;
+/// A dying process's connections are closed a little before its end can be seen, and a peer may be quicker to end
+/// because of them. SIGKILL comes from outside, never from a peer's death: it takes precedence for this long.
+const CLOSE: Duration = Duration::from_millis(500);
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,6 +109,8 @@ pub(super) struct Ended {
     pub(super) status: ExitKind,
     /// The launcher had told it to end before.
     pub(super) told: bool,
+    /// When the launcher learnt of it.
+    pub(super) at: Instant,
 }
 
 impl Ended {
@@ -127,11 +133,13 @@ impl Ended {
 }
 
 /// The rank to blame, and how many others failed. `ended` is in the order of time; `signal` is what stopped the job, if
-/// it was stopped. The first cause is the earliest failure that is not put down to another rank.
+/// it was stopped. The first cause is the earliest failure that is not put down to another rank, see also [`CLOSE`].
 pub(super) fn first_cause(ended: &[Ended], signal: Option<i32>) -> Option<(Ended, usize)> {
-    let failed: Vec<_> = ended.iter().filter(|end| end.failed()).collect();
+    let failed: Vec<Ended> = ended.iter().copied().filter(Ended::failed).collect();
     let own = failed.iter().find(|end| end.status != ExitKind::Code(EXIT_PEER_FAILED));
-    let cause = **own.or(failed.first())?;
+    let earliest = *own.or(failed.first())?;
+    let killed = |end: &&Ended| end.status == ExitKind::Signal(SIGKILL) && end.at < earliest.at + CLOSE;
+    let cause = failed.iter().find(killed).copied().unwrap_or(earliest);
     let excused = signal.is_some_and(|signal| cause.explained_by(signal));
     (!excused).then_some((cause, failed.len() - 1))
 }
@@ -141,11 +149,11 @@ mod tests {
     use super::*;
 
     fn end(rank: usize, status: ExitKind) -> Ended {
-        Ended { rank, status, told: false }
+        Ended { rank, status, told: false, at: Instant::now() }
     }
 
     fn told(rank: usize, status: ExitKind) -> Ended {
-        Ended { rank, status, told: true }
+        Ended { told: true, ..end(rank, status) }
     }
 
     fn blamed(ended: &[Ended], signal: Option<i32>) -> Option<(usize, usize)> {
@@ -159,6 +167,14 @@ mod tests {
         assert_eq!(blamed(&[end(2, Code(75)), end(0, Code(75)), end(1, Signal(9))], None), Some((1, 2)));
         assert_eq!(blamed(&[end(2, Code(0)), end(0, Code(75)), end(1, Code(75))], None), Some((0, 1)));
         assert_eq!(blamed(&[end(1, Code(3)), end(0, Signal(11))], None), Some((1, 1)));
+    }
+
+    #[test]
+    fn a_rank_that_is_killed_from_outside_comes_first_where_times_are_close() {
+        use ExitKind::{Code, Signal};
+        let (panicked, killed) = (end(0, Code(101)), end(1, Signal(9)));
+        assert_eq!(blamed(&[panicked, killed], None), Some((1, 1)));
+        assert_eq!(blamed(&[panicked, Ended { at: panicked.at + CLOSE, ..killed }], None), Some((0, 1)));
     }
 
     #[test]

@@ -124,7 +124,7 @@ impl Supervisor {
         let worker = &mut self.workers.list[rank];
         let status = worker.reap().map_err(|e| Error::system(format!("cannot wait for rank {rank}"), e))?;
         tracing::debug!(rank, pid = worker.pid, %status, "ended");
-        self.ended.push(Ended { rank, status, told: worker.told });
+        self.ended.push(Ended { rank, status, told: worker.told, at: Instant::now() });
         if !status.success() && self.stage == Stage::Running {
             self.enter(Stage::Grace, self.grace);
         }

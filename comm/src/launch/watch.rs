@@ -114,3 +114,41 @@ mod ordered {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command, Stdio};
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    /// Three processes that end one after the other, in an order that is not that of starting.
+    fn exits_in_order(watch: impl FnOnce(&Sender<Event>) -> Watch) {
+        let (sender, events) = channel();
+        let mut watch = watch(&sender);
+        let cat = || Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let mut children: Vec<Child> = (0..3).map(|_| cat()).collect();
+        for (rank, child) in children.iter().enumerate() {
+            watch.add(rank, Pid::from_child(child)).unwrap();
+        }
+        watch.run().unwrap();
+        for rank in [1, 2, 0] {
+            drop(children[rank].stdin.take());
+            let event = events.recv_timeout(Duration::from_secs(60)).unwrap();
+            assert!(matches!(event, Event::Exited(other) if other == rank), "{event:?}");
+            assert!(children[rank].wait().unwrap().success());
+        }
+        watch.join();
+    }
+
+    #[test]
+    fn ends_are_seen_as_they_come() {
+        exits_in_order(Watch::new);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn ends_are_seen_without_handles_of_processes_too() {
+        exits_in_order(|events| Watch { epoll: None, ..Watch::new(events) });
+    }
+}

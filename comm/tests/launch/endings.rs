@@ -41,6 +41,14 @@ fn ranks_that_ignore_a_signal_are_killed() {
 }
 
 #[test]
+fn a_reader_that_stands_still_does_not_hold_up_the_end() {
+    let job = Job::start_unread("talk", 2);
+    job.wait_until_full();
+    job.signal(Signal::TERM);
+    assert_eq!(job.finish().outcome(), "stopped by signal 15");
+}
+
+#[test]
 fn after_a_job_the_process_is_as_it_was() {
     let job = Job::start("twice", 3);
     job.ready(1);

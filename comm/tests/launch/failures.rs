@@ -26,8 +26,17 @@ fn a_rank_that_is_killed_is_named_and_those_that_noticed_are_not() {
 }
 
 #[test]
+fn a_rank_that_is_killed_is_named_even_where_the_others_end_as_if_it_were_their_own_fault() {
+    let job = Job::start("careless peers", 3);
+    let pids = job.ready(3);
+    kill_process(pids[1], Signal::KILL).unwrap();
+    let finished = job.finish();
+    assert!(headline(&finished).ends_with(" was killed by signal SIGKILL"), "{}", finished.outcome());
+}
+
+#[test]
 fn where_all_blame_another_the_first_is_named() {
-    let finished = Job::start("only peers", 3).finish();
+    let finished = Job::start("only peers", 2).finish();
     assert!(headline(&finished).starts_with("rank 1 (pid "), "{}", finished.outcome());
     assert!(headline(&finished).ends_with(" exited with code 75"), "{}", finished.outcome());
     assert!(finished.outcome().contains("    rank 1: a peer failed"), "{}", finished.outcome());

@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::ioctl_fionread;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 /// Variables that reach launcher and ranks.
@@ -44,6 +45,11 @@ impl Finished {
 impl Job {
     /// Starts a launcher whose ranks play this role.
     pub(crate) fn start(role: &str, ranks: usize) -> Self {
+        Self::start_unread(role, ranks).read()
+    }
+
+    /// The same, with nobody to read its standard output.
+    pub(crate) fn start_unread(role: &str, ranks: usize) -> Self {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let id = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let mut launcher = Command::new(std::env::current_exe().unwrap())
@@ -55,12 +61,6 @@ impl Job {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let (sender, lines) = channel();
-        let stdout = BufReader::new(launcher.stdout.take().unwrap());
-        std::thread::spawn(move || {
-            // Ends, and closes the pipe, when the test does not want to read any more.
-            stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
-        });
         let (sender, stderr) = channel();
         let mut pipe = launcher.stderr.take().unwrap();
         std::thread::spawn(move || {
@@ -68,7 +68,30 @@ impl Job {
             pipe.read_to_end(&mut text).unwrap();
             sender.send(String::from_utf8_lossy(&text).into_owned())
         });
-        Self { launcher, lines: Some(lines), stderr, id }
+        Self { launcher, lines: None, stderr, id }
+    }
+
+    /// Reads what the launcher writes to standard output from now on.
+    fn read(mut self) -> Self {
+        let (sender, lines) = channel();
+        let stdout = BufReader::new(self.launcher.stdout.take().unwrap());
+        std::thread::spawn(move || {
+            // Ends, and closes the pipe, when the test does not want to read any more.
+            stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+        });
+        self.lines = Some(lines);
+        self
+    }
+
+    /// Waits until a standard output that is not read is full.
+    pub(crate) fn wait_until_full(&self) {
+        let pipe = self.launcher.stdout.as_ref().unwrap();
+        let start = Instant::now();
+        // Full for lines: 15 of its 16 pages, but for the gaps where the next line did not fit, and one more line.
+        while ioctl_fionread(pipe).unwrap() < 14 * 4096 {
+            assert!(start.elapsed() < PATIENCE, "nothing is written");
+            std::thread::yield_now();
+        }
     }
 
     /// The next line that the ranks have written.

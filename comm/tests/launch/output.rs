@@ -1,7 +1,5 @@
 //! What the ranks print.
 
-use std::time::Instant;
-
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::job::Job;
@@ -49,7 +47,7 @@ fn over_long_lines_of_several_ranks_are_cut_but_not_mixed() {
 
 #[test]
 fn when_nobody_reads_any_more_the_ranks_are_ended() {
-    let mut job = Job::start("broken pipe", 2);
+    let mut job = Job::start("talk", 2);
     while job.line() != "rank 1 goes on" {}
     job.stop_reading();
     let finished = job.finish();
@@ -59,16 +57,12 @@ fn when_nobody_reads_any_more_the_ranks_are_ended() {
 
 #[test]
 fn a_grandchild_that_holds_the_pipes_does_not_hold_up_the_launcher() {
-    let start = Instant::now();
     let job = Job::start("grandchild", 2);
-    let sleeps: Vec<i32> = (0..100)
-        .map(|_| job.line())
-        .filter_map(|line| line.strip_prefix("sleep ").and_then(|pid| pid.parse().ok()))
-        .take(2)
-        .collect();
+    let lines = std::iter::repeat_with(|| job.line());
+    let pids = lines.filter_map(|line| line.strip_prefix("sleep ").and_then(|pid| pid.parse().ok()));
+    let sleeps: Vec<i32> = pids.take(2).collect();
     let finished = job.finish();
     // They are ours: children of the shells that were the ranks.
     sleeps.iter().for_each(|&pid| kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap());
     assert_eq!(finished.outcome(), "[None, None]");
-    assert!(start.elapsed().as_secs() < 60);
 }

@@ -7,6 +7,8 @@ use std::process::exit;
 use std::time::{Duration, Instant};
 
 use comm::launch::{EXIT_PEER_FAILED, SpawnConfig, is_worker, report_result, spawn, worker_guard};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use signal_hook::iterator::Signals;
 
 use crate::job::{RANKS, ROLE};
@@ -38,7 +40,7 @@ fn launch(role: &str, ranks: usize) {
     // `args: None` starts this same function in the ranks.
     let plain = SpawnConfig { world_size: ranks, ..SpawnConfig::default() };
     let config = match role {
-        "hurry" | "broken pipe" => SpawnConfig { grace: Duration::from_millis(50), ..plain },
+        "hurry" | "talk" => SpawnConfig { grace: Duration::from_millis(50), ..plain },
         "grandchild" => shell("sleep 1000 & echo sleep $!"),
         "threads" => SpawnConfig { env: vec![("RAYON_NUM_THREADS".into(), "7".into())], ..plain },
         "wrapped" => {
@@ -108,10 +110,12 @@ fn play(role: &str, rank: usize) {
             forever();
         }
         "code 3" => code_3(rank),
-        "peers" | "only peers" => peers(rank, role == "peers"),
+        "peers" => peers(rank, EXIT_PEER_FAILED),
+        "careless peers" => peers(rank, 101),
+        "only peers" => only_peers(rank),
         "early" => early(rank),
         "handler" | "hurry" => handler(rank, role == "handler"),
-        "broken pipe" => loop {
+        "talk" => loop {
             println!("rank {rank} goes on");
         },
         "no room" => {
@@ -187,36 +191,45 @@ fn code_3(rank: usize) {
     exit(3)
 }
 
-/// Rank 0 is connected to all others. Who sees a connection end, ends as one whose peer has failed.
-fn peers(rank: usize, rank_1_waits: bool) {
-    let mut byte = [0];
+/// Rank 0 is connected to all others; rank 1 waits to be killed. Who sees a connection end, ends with this code.
+fn peers(rank: usize, code: i32) {
     if rank == 0 {
         let listener = TcpListener::from(stdin().as_fd().try_clone_to_owned().unwrap());
-        let mut others: Vec<_> = (2..variable("WORLD_SIZE")).map(|_| listener.accept().unwrap().0).collect();
-        // Only rank 1 says something, so that it can be told from the others.
-        others.push(listener.accept().unwrap().0);
-        let position = |stream: &TcpStream| matches!(stream.peek(&mut [0]), Ok(1));
-        others.iter().for_each(|stream| stream.set_nonblocking(true).unwrap());
-        let first = loop {
-            match others.iter().position(position) {
-                Some(at) => break at,
-                None => std::thread::yield_now(),
-            }
-        };
-        others[first].set_nonblocking(false).unwrap();
+        let mut streams: Vec<_> = (1..variable("WORLD_SIZE")).map(|_| listener.accept().unwrap().0).collect();
+        // Each says who it is. The connection of rank 1 then stays silent until its end.
+        let mut number = [0];
+        let mut is_rank_1 = |stream: &mut TcpStream| stream.read_exact(&mut number).is_ok() && number == [1];
+        let ranks: Vec<bool> = streams.iter_mut().map(&mut is_rank_1).collect();
+        let first = ranks.iter().position(|&rank_1| rank_1).unwrap();
         ready(rank);
-        while matches!(others[first].read(&mut byte), Ok(1)) {}
+        let _ = streams[first].read(&mut [0]);
     } else {
         let mut stream = TcpStream::connect(("127.0.0.1", variable("MASTER_PORT") as u16)).unwrap();
-        if rank == 1 {
-            stream.write_all(&[1]).unwrap();
-        }
+        stream.write_all(&[rank as u8]).unwrap();
         ready(rank);
-        if rank_1_waits || rank != 1 {
-            let _ = stream.read(&mut byte);
-        }
+        let _ = stream.read(&mut [0]);
     }
     eprintln!("rank {rank}: a peer failed");
+    exit(code)
+}
+
+/// Both ranks put it down to another one, rank 1 first.
+fn only_peers(rank: usize) {
+    if rank == 0 {
+        let listener = TcpListener::from(stdin().as_fd().try_clone_to_owned().unwrap());
+        let mut pid = [0; 4];
+        let mut stream = listener.accept().unwrap().0;
+        stream.read_exact(&mut pid).unwrap();
+        let pid = Pid::from_raw(i32::from_le_bytes(pid)).unwrap();
+        let process = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        stream.write_all(&[0]).unwrap();
+        poll(&mut [PollFd::new(&process, PollFlags::IN)], None).unwrap();
+    } else {
+        let mut stream = TcpStream::connect(("127.0.0.1", variable("MASTER_PORT") as u16)).unwrap();
+        stream.write_all(&std::process::id().to_le_bytes()).unwrap();
+        stream.read_exact(&mut [0]).unwrap();
+        eprintln!("rank {rank}: a peer failed");
+    }
     exit(EXIT_PEER_FAILED)
 }
 
