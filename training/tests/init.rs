@@ -40,10 +40,7 @@ fn every_layer_starts_as_in_pytorch() -> Result<()> {
         assert_eq!(var.dims(), shape, "{name}");
         let values: Vec<f32> = serde_json::from_value(expected["values"].clone()).unwrap();
         for (got, expected) in var.flatten_all()?.to_vec1::<f32>()?.into_iter().zip(values) {
-            // PyTorch's vectorised logarithm, in the embedding's normal numbers, differs in the last digits; uniform
-            // numbers differ in the last bit at most, by PyTorch's use of fused multiply-add where the machine has it.
-            let tolerance = if name.starts_with("embedding") { 2e-6 } else { 6e-8 };
-            assert!((got - expected).abs() <= tolerance, "{name}: {got} for {expected}");
+            assert_eq!(got.to_bits(), expected.to_bits(), "{name}: {got} for {expected}");
         }
     }
     // As many numbers were drawn as PyTorch draws.

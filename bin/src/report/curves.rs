@@ -5,7 +5,7 @@ use plotters::prelude::Color;
 use plotters::series::LineSeries;
 
 use super::axis::Axis;
-use super::chart::{Chart, Drawn, Frame, Layout, colour, draw, px};
+use super::chart::{COLOURS, Chart, Drawn, Frame, Layout, colour, draw, px};
 use super::number::significant;
 use super::thin::{Bin, thin};
 use super::{ReportError, RunSeries};
@@ -59,7 +59,8 @@ pub(super) fn losses(runs: &[RunSeries]) -> Result<Option<Chart>, ReportError> {
         x_grid: true,
     };
     let svg = draw(TITLE, layout, |frame| paint(frame, &curves))?;
-    let legend = curves.iter().enumerate().map(|(number, curve)| (number, curve.run.name.clone()));
+    let legend =
+        curves.iter().enumerate().map(|(number, curve)| (number % COLOURS.len(), curve.run.name.clone()));
     Ok(Some(Chart {
         title: TITLE.to_string(),
         summary: summary(&curves),

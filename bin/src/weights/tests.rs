@@ -44,6 +44,9 @@ fn what_is_saved_is_loaded() {
     assert_eq!(view.flatten_all().unwrap().to_vec1::<f32>().unwrap(), values(&other).0);
 }
 
+/// What a file holds, and words that the error must say.
+type Misfit = (Vec<(&'static str, Tensor)>, Vec<&'static str>);
+
 #[test]
 fn every_misfit_is_one_line_and_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -51,7 +54,7 @@ fn every_misfit_is_one_line_and_changes_nothing() {
     let weight = || Tensor::zeros((2, 3), DType::F32, &Device::Cpu).unwrap();
     let bias = || Tensor::zeros(1, DType::F64, &Device::Cpu).unwrap();
     let other = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, &Device::Cpu).unwrap();
-    let cases: Vec<(Vec<(&str, Tensor)>, Vec<&str>)> = vec![
+    let cases: [Misfit; 6] = [
         (vec![("fc.weight", weight())], vec!["no tensor `fc.bias`", "F64 [1]", "holds fc.weight"]),
         (
             vec![("fc.weight", weight()), ("fc.bias", bias()), ("more", weight())],
