@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, linear};
 use comm::{Communicator, Local, LocalConfig};
@@ -120,4 +121,24 @@ pub(crate) fn assert_close(left: &[f64], right: &[f64], tolerance: f64) {
         let scale = left.abs().max(right.abs()).max(1.0);
         assert!((left - right).abs() <= tolerance * scale, "at {index}: {left} and {right}");
     }
+}
+
+/// The parameters `a` = [1, 2], `b` = [3, 4] and `c` = [5, 6] as they are.
+pub(crate) struct Abc {
+    pub(crate) a: Tensor,
+    pub(crate) b: Tensor,
+    pub(crate) c: Tensor,
+}
+
+pub(crate) fn abc(comm: Comm, dtype: DType, config: &DdpConfig) -> Result<Ddp<Abc>> {
+    let pair = |x: f64| Tensor::new(&[x, x + 1.0], &Device::Cpu);
+    let tensors: HashMap<String, Tensor> =
+        HashMap::from([("a".into(), pair(1.0)?), ("b".into(), pair(3.0)?), ("c".into(), pair(5.0)?)]);
+    let vb = VarBuilder::from_tensors(tensors, dtype, &Device::Cpu);
+    Ddp::new(comm, vb, config, |vb| Ok(Abc { a: vb.get(2, "a")?, b: vb.get(2, "b")?, c: vb.get(2, "c")? }))
+}
+
+/// By parameter, the gradient's numbers.
+pub(crate) fn gradients<M>(ddp: &Ddp<M>, grads: &GradStore) -> Vec<Option<Vec<f64>>> {
+    ddp.vars().iter().map(|var| grads.get(var).map(|grad| numbers([grad]))).collect()
 }
