@@ -1,0 +1,154 @@
+//! Flat tensors that gradients are gathered in, and how far they are.
+
+use candle_core::{DType, Device, Result, Shape, Tensor, TensorId};
+
+use crate::parameter::Parameter;
+use crate::plan::{Bucket, Plan};
+
+/// What is known of one parameter's gradient. It holds no tensor: hooks lead here, and tensors hold hooks.
+pub(crate) struct Gradient {
+    pub(crate) name: String,
+    pub(crate) variable: TensorId,
+    pub(crate) hooked: TensorId,
+    shape: Shape,
+    dtype: DType,
+    device: Device,
+}
+
+impl Gradient {
+    pub(crate) fn of(parameter: &Parameter) -> Self {
+        let tensor = parameter.tensor();
+        Self {
+            name: parameter.name().into(),
+            variable: parameter.var().as_tensor().id(),
+            hooked: tensor.id(),
+            shape: tensor.shape().clone(),
+            dtype: tensor.dtype(),
+            device: tensor.device().clone(),
+        }
+    }
+}
+
+/// The buckets of one plan. A bucket's flat tensor holds its gradients one after the other and then, for each, a 1 if
+/// this rank has used the parameter, else a 0: after averaging, what no rank has used has 0 there.
+pub(crate) struct Buckets {
+    pub(crate) plan: Plan,
+    /// By bucket; made anew for each step, since the user may keep what a step gave out.
+    flats: Vec<Option<Tensor>>,
+    /// By parameter: its bucket holds a gradient of it, from this pass or accumulated before.
+    used: Vec<bool>,
+    /// By bucket: parameters that this pass still waits for.
+    missing: Vec<usize>,
+    /// By parameter, in this pass: its gradient has come, or will not.
+    settled: Vec<bool>,
+    /// The parameters whose gradients have come in this pass.
+    pub(crate) arrived: Vec<usize>,
+}
+
+impl Buckets {
+    pub(crate) fn new(plan: Plan) -> Self {
+        let (buckets, parameters) = (plan.buckets.len(), plan.places.len());
+        Self {
+            plan,
+            flats: vec![None; buckets],
+            used: vec![false; parameters],
+            missing: vec![0; buckets],
+            settled: vec![false; parameters],
+            arrived: Vec::with_capacity(parameters),
+        }
+    }
+
+    /// Expects every gradient once more.
+    pub(crate) fn begin_pass(&mut self) {
+        self.arrived.clear();
+        self.settled.fill(false);
+        for (missing, bucket) in self.missing.iter_mut().zip(&self.plan.buckets) {
+            *missing = bucket.items.len();
+        }
+    }
+
+    /// Puts a gradient into its place, or adds it to what was accumulated there.
+    pub(crate) fn put(&mut self, gradients: &[Gradient], index: usize, grad: &Tensor) -> Result<()> {
+        let place = self.plan.places[index];
+        let elements = grad.elem_count();
+        let flat = self.flat(gradients, place.bucket)?;
+        if elements > 0 {
+            let grad = grad.detach().contiguous()?.reshape(elements)?;
+            if self.used[index] {
+                let sum = (flat.narrow(0, place.offset, elements)? + grad)?;
+                flat.slice_set(&sum, 0, place.offset)?;
+            } else {
+                flat.slice_set(&grad, 0, place.offset)?;
+            }
+        }
+        self.used[index] = true;
+        self.arrived.push(index);
+        self.settle(index);
+        Ok(())
+    }
+
+    /// Nothing more is to come for this parameter in this pass.
+    pub(crate) fn settle(&mut self, index: usize) {
+        if !std::mem::replace(&mut self.settled[index], true) {
+            self.missing[self.plan.places[index].bucket] -= 1;
+        }
+    }
+
+    pub(crate) fn is_complete(&self, bucket: usize) -> bool {
+        self.missing[bucket] == 0
+    }
+
+    /// A bucket's flat tensor, ready to be averaged.
+    pub(crate) fn seal(&mut self, gradients: &[Gradient], bucket: usize) -> Result<Tensor> {
+        let flat = self.flat(gradients, bucket)?;
+        let Bucket { elements, items } = &self.plan.buckets[bucket];
+        let flags = if items.iter().all(|&index| self.used[index]) {
+            Tensor::ones(items.len(), flat.dtype(), flat.device())?
+        } else {
+            let flags: Vec<f32> = items.iter().map(|&index| f32::from(u8::from(self.used[index]))).collect();
+            Tensor::new(flags, flat.device())?.to_dtype(flat.dtype())?
+        };
+        flat.slice_set(&flags, 0, *elements)?;
+        Ok(flat)
+    }
+
+    /// Gives out a bucket's gradients as views of its flat tensor, each with its parameter, and forgets them; none for
+    /// parameters without. After averaging (`averaged`) the flags tell which those are, else what this rank has used.
+    pub(crate) fn take(
+        &mut self,
+        gradients: &[Gradient],
+        bucket: usize,
+        averaged: bool,
+    ) -> Result<Vec<(usize, Option<Tensor>)>> {
+        let flat = self.flats[bucket].take();
+        let Bucket { elements, items } = &self.plan.buckets[bucket];
+        let mut used: Vec<bool> =
+            items.iter().map(|&index| std::mem::replace(&mut self.used[index], false)).collect();
+        // What was used here needs no look, which on an accelerator would have to wait.
+        if let Some(flat) = flat.as_ref().filter(|_| averaged && used.contains(&false)) {
+            let flags = flat.narrow(0, *elements, items.len())?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
+            used = flags.iter().map(|&flag| flag > 0.0).collect();
+        }
+        let view = |(&index, used): (&usize, bool)| {
+            let (Some(flat), true) = (&flat, used) else { return Ok((index, None)) };
+            let (shape, offset) = (&gradients[index].shape, self.plan.places[index].offset);
+            let view = match shape.elem_count() {
+                0 => Tensor::zeros(shape, flat.dtype(), flat.device())?,
+                elements => flat.narrow(0, offset, elements)?.reshape(shape)?,
+            };
+            Ok((index, Some(view)))
+        };
+        items.iter().zip(used).map(view).collect()
+    }
+
+    fn flat(&mut self, gradients: &[Gradient], bucket: usize) -> Result<Tensor> {
+        if let Some(flat) = &self.flats[bucket] {
+            return Ok(flat.clone());
+        }
+        let Bucket { elements, items } = &self.plan.buckets[bucket];
+        let first = &gradients[items[0]];
+        let flat = Tensor::zeros(elements + items.len(), first.dtype, &first.device)?;
+        self.flats[bucket] = Some(flat.clone());
+        Ok(flat)
+    }
+}

@@ -1,0 +1,145 @@
+//! The `VarBuilder` that a model is built with: it hands out hooked copies of what the user's builder holds.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use candle_core::{DType, Device, Result, Shape, Tensor, TensorId, Var};
+use candle_nn::var_builder::SimpleBackend;
+use candle_nn::{Init, VarBuilder};
+
+use crate::hook::Link;
+use crate::parameter::Parameter;
+use crate::{DdpConfig, Error, lock};
+
+/// What a model has asked for so far.
+#[derive(Default)]
+pub(crate) struct Registry {
+    pub(crate) parameters: Vec<Parameter>,
+    pub(crate) buffers: Vec<(String, Var)>,
+    /// By name, and for variables of the user's by identity: one variable may go by several names.
+    names: HashMap<String, usize>,
+    variables: HashMap<TensorId, usize>,
+    closed: bool,
+}
+
+impl Registry {
+    /// Gives out what was collected, and nothing from then on.
+    pub(crate) fn close(&mut self) -> (Vec<Parameter>, Vec<(String, Var)>) {
+        self.closed = true;
+        (std::mem::take(&mut self.parameters), std::mem::take(&mut self.buffers))
+    }
+
+    /// What this name got before.
+    fn find(&self, name: &str, shape: Option<&Shape>, dtype: DType) -> Result<Option<Tensor>> {
+        let Some(parameter) = self.names.get(name).and_then(|&index| self.parameters.get(index)) else {
+            return Ok(None);
+        };
+        let known = parameter.tensor();
+        let differs = |first: String, then: String| {
+            Err(Error::Ambiguous { parameter: name.into(), first, then }.into())
+        };
+        if let Some(shape) = shape.filter(|shape| *shape != known.shape()) {
+            return differs(format!("{:?}", known.shape()), format!("{shape:?}"));
+        }
+        if known.dtype() != dtype && !parameter.shared {
+            return differs(format!("{:?}", known.dtype()), format!("{dtype:?}"));
+        }
+        Ok(Some(known.clone()))
+    }
+
+    fn add(&mut self, name: &str, given: Tensor, link: &Link) -> Result<Tensor> {
+        if !matches!(given.dtype(), DType::F64 | DType::F32 | DType::F16 | DType::BF16) {
+            if given.dtype().is_float() {
+                return Err(Error::UnsupportedDtype { parameter: name.into(), dtype: given.dtype() }.into());
+            }
+            // Integers have no gradient.
+            return Ok(given);
+        }
+        let index = match self.variables.get(&given.id()) {
+            Some(&index) => index,
+            None => {
+                let index = self.parameters.len();
+                self.parameters.push(Parameter::new(name, &given, index, link.clone())?);
+                self.variables.insert(given.id(), index);
+                index
+            }
+        };
+        self.names.insert(name.into(), index);
+        Ok(self.parameters[index].tensor().clone())
+    }
+
+    fn add_buffer(&mut self, name: &str, given: &Tensor) -> Result<Tensor> {
+        let var = Var::from_tensor(given)?;
+        let tensor = var.as_tensor().clone();
+        self.buffers.push((name.into(), var));
+        Ok(tensor)
+    }
+}
+
+/// Wraps the user's builder.
+pub(crate) struct Hooking<'a> {
+    inner: VarBuilder<'a>,
+    registry: Arc<Mutex<Registry>>,
+    link: Link,
+    config: DdpConfig,
+}
+
+impl<'a> Hooking<'a> {
+    /// A builder that gives what `inner` gives, hooked, and collects it in `registry`.
+    pub(crate) fn builder(
+        inner: VarBuilder<'a>,
+        registry: Arc<Mutex<Registry>>,
+        link: Link,
+        config: &DdpConfig,
+    ) -> VarBuilder<'a> {
+        let (dtype, device) = (inner.dtype(), inner.device().clone());
+        VarBuilder::from_backend(
+            Box::new(Self { inner, registry, link, config: config.clone() }),
+            dtype,
+            device,
+        )
+    }
+
+    fn inner(&self, device: &Device) -> VarBuilder<'a> {
+        let inner = self.inner.clone();
+        if inner.device().same_device(device) { inner } else { inner.set_device(device.clone()) }
+    }
+
+    fn hooked(
+        &self,
+        name: &str,
+        shape: Option<&Shape>,
+        dtype: DType,
+        read: impl FnOnce() -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        let mut registry = lock(&self.registry);
+        if registry.closed {
+            return Err(Error::TooLate { parameter: name.into() }.into());
+        }
+        if self.config.is_buffer(name) {
+            if let Some((_, known)) = registry.buffers.iter().find(|(known, _)| known == name) {
+                return Ok(known.as_tensor().clone());
+            }
+            return registry.add_buffer(name, &read()?);
+        }
+        match registry.find(name, shape, dtype)? {
+            Some(known) => Ok(known),
+            None => registry.add(name, read()?, &self.link),
+        }
+    }
+}
+
+impl SimpleBackend for Hooking<'_> {
+    fn get(&self, shape: Shape, name: &str, hints: Init, dtype: DType, device: &Device) -> Result<Tensor> {
+        let read = || self.inner(device).get_with_hints_dtype(shape.clone(), name, hints, dtype);
+        self.hooked(name, Some(&shape), dtype, read)
+    }
+
+    fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
+        self.hooked(name, None, dtype, || self.inner(device).get_unchecked_dtype(name, dtype))
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        self.inner.contains_tensor(name)
+    }
+}

@@ -1,0 +1,44 @@
+//! How gradients are grouped for communication.
+
+/// How a [`crate::Ddp`] groups gradients. The same on every rank, which [`crate::Ddp::new`] checks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DdpConfig {
+    /// Bytes of gradients that travel together. Default: 25 MiB. Large buckets use the network better, small ones leave
+    /// less to wait for after backward. A parameter that is larger has a bucket of its own; 0 gives every parameter its own.
+    pub bucket_bytes: usize,
+    /// Bytes of the first bucket of each dtype and device. Default: 1 MiB, so that communication begins early.
+    pub first_bucket_bytes: usize,
+    /// Last parts of the names that are state and not parameters: the model gets the variable itself, no gradient is
+    /// communicated, and rank 0's values are the ones all ranks start from. Default: `running_mean` and `running_var`,
+    /// as `candle_nn::BatchNorm` calls them.
+    pub buffers: Vec<String>,
+}
+
+impl Default for DdpConfig {
+    fn default() -> Self {
+        Self {
+            bucket_bytes: 25 << 20,
+            first_bucket_bytes: 1 << 20,
+            buffers: vec!["running_mean".into(), "running_var".into()],
+        }
+    }
+}
+
+impl DdpConfig {
+    pub(crate) fn is_buffer(&self, name: &str) -> bool {
+        let last = name.rsplit('.').next().unwrap_or(name);
+        self.buffers.iter().any(|buffer| buffer == last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_go_by_the_last_part_of_a_name() {
+        let config = DdpConfig::default();
+        assert!(config.is_buffer("layers.0.running_mean") && config.is_buffer("running_var"));
+        assert!(!config.is_buffer("running_mean.weight") && !config.is_buffer("my_running_mean"));
+    }
+}

@@ -1,0 +1,187 @@
+//! The crate's one error type.
+
+use std::sync::Arc;
+
+use candle_core::DType;
+
+/// What can go wrong in data-parallel training. Errors are `Clone`: a [`crate::Ddp`] that failed answers every later
+/// call with the first cause.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    // ---- mistakes in the program ----
+    /// Backward was called on the loss itself, and would have left each rank with gradients of its own.
+    #[error(
+        "backward reached parameter {parameter} outside of Ddp::backward, and its gradient would not be averaged: call \
+         `ddp.backward(&loss)` in place of `loss.backward()`, and `optimizer.step(&grads)` in place of \
+         `optimizer.backward_step(&loss)`"
+    )]
+    OutsideBackward {
+        /// The first parameter that was reached.
+        parameter: String,
+    },
+    /// The loss depends on a parameter's variable directly, so that part of its gradient came to no bucket.
+    #[error(
+        "the loss uses the variable of parameter {parameter} itself, not only through the model, and that part of its \
+         gradient cannot be averaged: compute with `Parameter::tensor` of `Ddp::parameters`"
+    )]
+    DirectUse {
+        /// The parameter.
+        parameter: String,
+    },
+    /// A parameter of a dtype that cannot be averaged.
+    #[error(
+        "parameter {parameter} is of dtype {dtype:?}; gradients of f64, f32, f16 and bf16 can be averaged"
+    )]
+    UnsupportedDtype {
+        /// The parameter.
+        parameter: String,
+        /// Its dtype.
+        dtype: DType,
+    },
+    /// The model asked for one name twice, and not for the same thing.
+    #[error(
+        "the model asked for parameter {parameter} as {then}, and before as {first}; one name is one parameter"
+    )]
+    Ambiguous {
+        /// The parameter.
+        parameter: String,
+        /// Shape or dtype at first.
+        first: String,
+        /// Shape or dtype later.
+        then: String,
+    },
+    /// The model asked for a parameter after it was built.
+    #[error(
+        "parameter {parameter} was asked for after Ddp::new: a model must ask for all of them while it is built"
+    )]
+    TooLate {
+        /// The parameter.
+        parameter: String,
+    },
+    /// The ranks built different models, or were configured differently. Every rank gets this same error.
+    #[error(
+        "the ranks do not train the same model: at place {place}, rank {odd_rank} has {odd}, and rank {rank} has \
+         {expected}; build the same model with the same DdpConfig on every rank"
+    )]
+    ModelMismatch {
+        /// A rank that differs from most.
+        odd_rank: usize,
+        /// What it has.
+        odd: String,
+        /// A rank to compare it with.
+        rank: usize,
+        /// What that rank has at the same place.
+        expected: String,
+        /// The first parameter that differs, counted in order of construction from 1; 0 is the configuration.
+        place: usize,
+    },
+    /// A candle operation failed.
+    #[error("{operation}: {source}")]
+    Tensor {
+        /// What was being done.
+        operation: &'static str,
+        /// Candle's error.
+        source: Arc<candle_core::Error>,
+    },
+    /// A panic ended an earlier backward half-way.
+    #[error(
+        "an earlier backward of this Ddp panicked, and the ranks are no longer in step: end this process"
+    )]
+    Panicked,
+
+    /// Communication failed.
+    #[error(transparent)]
+    Comm(#[from] comm::Error),
+}
+
+/// `Result` with this crate's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// True where the fault is another rank's: this process only noticed. See [`comm::Error::is_peer_failure`].
+    ///
+    /// ```
+    /// let died = comm::Error::PeerDied { rank: 1, host: "a".into(), operation: "barrier #3".into() };
+    /// assert!(ddp::Error::from(died).is_peer_failure());
+    /// assert!(!ddp::Error::Panicked.is_peer_failure());
+    /// ```
+    pub fn is_peer_failure(&self) -> bool {
+        match self {
+            Error::Comm(error) => error.is_peer_failure(),
+            _ => false,
+        }
+    }
+
+    /// Names what was being done, unless the error is ours or `comm`'s on its way through candle.
+    pub(crate) fn during(operation: &'static str) -> impl FnOnce(candle_core::Error) -> Self {
+        move |source| match find(&source) {
+            Some(error) => error,
+            None => Error::Tensor { operation, source: Arc::new(source) },
+        }
+    }
+}
+
+impl From<Error> for candle_core::Error {
+    fn from(error: Error) -> Self {
+        // As an I/O error it can be found again on the way back, see below.
+        candle_core::Error::Io(std::io::Error::other(error))
+    }
+}
+
+impl From<candle_core::Error> for Error {
+    fn from(source: candle_core::Error) -> Self {
+        Error::during("tensor operation")(source)
+    }
+}
+
+impl From<Error> for comm::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Comm(error) => error,
+            other => candle_core::Error::from(other).into(),
+        }
+    }
+}
+
+/// Our own error on its way back through candle, or `comm`'s.
+fn find(error: &candle_core::Error) -> Option<Error> {
+    match error {
+        candle_core::Error::Io(error) => {
+            let error = error.get_ref()?;
+            let ours = error.downcast_ref::<Error>().cloned();
+            ours.or_else(|| error.downcast_ref::<comm::Error>().cloned().map(Error::Comm))
+        }
+        candle_core::Error::Context { inner, .. }
+        | candle_core::Error::WithPath { inner, .. }
+        | candle_core::Error::WithBacktrace { inner, .. } => find(inner),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn left() -> comm::Error {
+        comm::Error::PeerLeft { rank: 1, host: "a".into(), operation: "barrier #1".into() }
+    }
+
+    #[test]
+    fn errors_survive_candle() {
+        for error in [Error::Comm(left()).into(), candle_core::Error::from(left())] {
+            let through: candle_core::Error = error;
+            let back = Error::from(through.context("in the model").bt());
+            assert!(matches!(&back, Error::Comm(comm::Error::PeerLeft { rank: 1, .. })), "{back}");
+            assert!(back.is_peer_failure());
+        }
+        let ours = candle_core::Error::from(Error::Panicked).bt();
+        assert!(matches!(Error::from(ours), Error::Panicked));
+    }
+
+    #[test]
+    fn errors_go_into_those_of_comm() {
+        assert!(matches!(comm::Error::from(Error::Comm(left())), comm::Error::PeerLeft { rank: 1, .. }));
+        assert!(comm::Error::from(Error::Panicked).to_string().contains("panicked"));
+    }
+}

@@ -1,0 +1,188 @@
+//! The wrapper around a model.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use candle_core::backprop::GradStore;
+use candle_core::{Tensor, Var};
+use candle_nn::{Module, ModuleT, VarBuilder};
+use comm::Communicator;
+
+use crate::builder::{Hooking, Registry};
+use crate::hook::Link;
+use crate::parameter::{Kinds, Parameter};
+use crate::reducer::Reducer;
+use crate::{DdpConfig, Error, Result, agreement, initial, lock};
+
+/// A model that every rank has a copy of, and whose gradients are averaged over the ranks.
+///
+/// # Memory
+/// Per rank, beyond what one process needs: one copy of the parameters, which the model computes with while the
+/// optimizer changes the variables. Gradients exist once, in the flat buckets that [`Ddp::backward`] gives out views
+/// of; a gradient on its way to its bucket is a second copy of that one parameter only.
+///
+/// # Failure
+/// When a call of [`Ddp::backward`] or [`Ddp::backward_no_sync`] fails, for whatever reason, the ranks may be out of
+/// step: every later call fails at once with the same cause. The variables are as they were before the failed call.
+pub struct Ddp<M> {
+    model: M,
+    parameters: Vec<Parameter>,
+    reducer: Arc<Reducer>,
+}
+
+impl<M> Ddp<M> {
+    /// Builds the model with `build`, on every rank, and gives all ranks rank 0's parameters and buffers.
+    ///
+    /// `vb` says where parameters come from: variables of a `VarMap` are shared with it, anything else gets variables
+    /// of its own. Parameters of floating-point dtype are trained; a name or variable that is asked for twice is one
+    /// parameter. What the model makes without `vb` is its own affair on each rank.
+    ///
+    /// # Cost
+    /// One all-gather of 16 bytes a rank to compare the models; then the parameters once, in broadcasts of
+    /// [`DdpConfig::bucket_bytes`].
+    ///
+    /// # Errors
+    /// What `build` fails with; a parameter that cannot be averaged or is ambiguous; on every rank the first parameter
+    /// in which the ranks' models differ; failures of communication.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use candle_core::{DType, Device};
+    /// use candle_nn::{VarBuilder, VarMap, linear};
+    /// use comm::{Local, LocalConfig};
+    /// use ddp::{Ddp, DdpConfig};
+    ///
+    /// // The only rank of its group; see the crate's page for several.
+    /// let comm = Local::group(1, &LocalConfig::default())?.remove(0);
+    /// let variables = VarMap::new();
+    /// let vb = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
+    /// let ddp = Ddp::new(Arc::new(comm), vb, &DdpConfig::default(), |vb| linear(3, 2, vb.pp("layer")))?;
+    /// assert_eq!(ddp.parameters()[0].name(), "layer.weight");
+    /// assert_eq!(ddp.vars().len(), variables.all_vars().len());
+    /// # Ok::<(), ddp::Error>(())
+    /// ```
+    pub fn new<'a>(
+        comm: Arc<dyn Communicator>,
+        vb: VarBuilder<'a>,
+        config: &DdpConfig,
+        build: impl FnOnce(VarBuilder<'a>) -> candle_core::Result<M>,
+    ) -> Result<Self> {
+        let link: Link = Arc::new(OnceLock::new());
+        let registry: Arc<Mutex<Registry>> = Arc::default();
+        let built = build(Hooking::builder(vb, registry.clone(), link.clone(), config));
+        let (parameters, buffers) = lock(&registry).close();
+        let model = built.map_err(Error::during("building the model"))?;
+        agreement::check(&*comm, &describe(&parameters, &buffers, config))?;
+        if comm.world_size() > 1 {
+            let parameters = parameters.iter().map(Parameter::var);
+            let vars: Vec<&Var> = parameters.chain(buffers.iter().map(|(_, buffer)| buffer)).collect();
+            initial::broadcast(&*comm, &vars, config.bucket_bytes)?;
+        }
+        let reducer = Arc::new(Reducer::new(comm, &parameters, config));
+        // A new link, so it is not set yet.
+        let _ = link.set(Arc::downgrade(&reducer));
+        let ddp = Self { model, parameters, reducer };
+        ddp.model()?;
+        Ok(ddp)
+    }
+
+    /// The model, with the variables' present values. To be called for each forward pass, in training as in evaluation,
+    /// since optimizers and loading change the variables and not what the model computes with.
+    ///
+    /// # Cost
+    /// A copy of the parameters, in place.
+    ///
+    /// # Errors
+    /// The cause, if an earlier call failed.
+    pub fn model(&self) -> Result<&M> {
+        self.reducer.check()?;
+        self.parameters
+            .iter()
+            .try_for_each(Parameter::refresh)
+            .map_err(Error::during("copying parameters to the model"))?;
+        Ok(&self.model)
+    }
+
+    /// The parameters' variables, for an optimizer: in order of construction, each once.
+    pub fn vars(&self) -> Vec<Var> {
+        self.parameters.iter().map(|parameter| parameter.var().clone()).collect()
+    }
+
+    /// The parameters, in order of construction.
+    pub fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+
+    /// Backward from `loss`, on every rank; the result holds, by variable, the mean over ranks of the gradients, those
+    /// of [`Ddp::backward_no_sync`] since the last call added. It is equal to the bit on every rank.
+    ///
+    /// A parameter that this rank did not use counts as zero here; one that no rank used has no gradient, as in one
+    /// process, and optimizers leave it alone. With unequal batches it is the mean of the ranks' means, as in PyTorch.
+    /// Variables that are not the model's have this rank's own gradient. If the loss goes through the models of
+    /// several `Ddp`s, only this one's parameters get gradients.
+    ///
+    /// Communication of a bucket begins as soon as the gradients in it are complete, while backward goes on.
+    ///
+    /// # Cost
+    /// One all-reduce for each bucket ([`DdpConfig::bucket_bytes`]), one element for each parameter more than the
+    /// gradients have; the first call also broadcasts 8 bytes for each parameter if there are several buckets.
+    ///
+    /// # Errors
+    /// What candle's backward fails with; [`Error::DirectUse`]; failures of communication. After any of them the `Ddp`
+    /// is of no use any more.
+    ///
+    /// # Source
+    /// Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 3.2.
+    pub fn backward(&self, loss: &Tensor) -> Result<GradStore> {
+        self.reducer.backward(loss, true)
+    }
+
+    /// Backward from `loss` on this rank alone: adds the gradients to those that the next [`Ddp::backward`] averages.
+    ///
+    /// They are summed and not averaged over such calls: for the mean over k micro-batches, divide each loss by k.
+    ///
+    /// # Cost
+    /// No communication. The sums lie in the buckets; no further copy.
+    ///
+    /// # Errors
+    /// As [`Ddp::backward`].
+    pub fn backward_no_sync(&self, loss: &Tensor) -> Result<()> {
+        self.reducer.backward(loss, false).map(drop)
+    }
+}
+
+impl<M: Module> Module for Ddp<M> {
+    fn forward(&self, input: &Tensor) -> candle_core::Result<Tensor> {
+        self.model()?.forward(input)
+    }
+}
+
+impl<M: ModuleT> Ddp<M> {
+    /// Forward of a model that does something else in training than in evaluation.
+    ///
+    /// # Errors
+    /// Those of [`Ddp::model`] and of the model.
+    pub fn forward_t(&self, input: &Tensor, train: bool) -> candle_core::Result<Tensor> {
+        self.model()?.forward_t(input, train)
+    }
+}
+
+impl<M> fmt::Debug for Ddp<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Ddp({} parameters on {:?})", self.parameters.len(), self.reducer.comm())
+    }
+}
+
+/// What must be equal on all ranks, one line for each thing.
+fn describe(parameters: &[Parameter], buffers: &[(String, Var)], config: &DdpConfig) -> Vec<String> {
+    let DdpConfig { bucket_bytes, first_bucket_bytes, .. } = config;
+    let mut lines = vec![format!("buckets of {bucket_bytes} bytes, the first of {first_bucket_bytes}")];
+    let mut kinds = Kinds::default();
+    let mut line = |what: &str, name: &str, var: &Var| {
+        let kind = kinds.item(var).kind;
+        lines.push(format!("{what} {name} {:?} {:?} (kind {kind})", var.dims(), var.dtype()));
+    };
+    parameters.iter().for_each(|parameter| line("parameter", parameter.name(), parameter.var()));
+    buffers.iter().for_each(|(name, buffer)| line("buffer", name, buffer));
+    lines
+}

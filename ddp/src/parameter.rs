@@ -1,0 +1,75 @@
+//! One parameter: its variable, and the copy that the model computes with.
+
+use std::sync::Arc;
+
+use candle_core::{DType, DeviceLocation, Result, Tensor, Var};
+
+use crate::hook::{Hook, Link};
+use crate::plan::Item;
+
+/// A parameter of the model.
+#[derive(Debug, Clone)]
+pub struct Parameter {
+    name: String,
+    var: Var,
+    tensor: Tensor,
+    /// The variable was there before, in the user's `VarMap`, and is given out whatever dtype is asked for.
+    pub(crate) shared: bool,
+    /// Flat views of both, without gradient; none where there is no element.
+    copy: Option<(Tensor, Tensor)>,
+}
+
+impl Parameter {
+    /// Hooks a tensor that the user's builder gave: its own variable where it is one, else a new one with its values.
+    pub(crate) fn new(name: &str, given: &Tensor, index: usize, link: Link) -> Result<Self> {
+        let shared = given.is_variable();
+        let var = Var::from_tensor(given)?;
+        let tensor = var.apply_op1_arc(Arc::new(Box::new(Hook { index, link })))?;
+        let elements = var.elem_count();
+        let flat = |tensor: &Tensor| tensor.detach().reshape(elements);
+        let copy = if elements == 0 { None } else { Some((flat(&var)?, flat(&tensor)?)) };
+        Ok(Self { name: name.into(), var, tensor, shared, copy })
+    }
+
+    /// Its name below the root of the `VarBuilder`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What the optimizer changes.
+    pub fn var(&self) -> &Var {
+        &self.var
+    }
+
+    /// What the model computes with: the variable's values as of the last [`crate::Ddp::model`]. A loss that uses a
+    /// parameter outside the model (a penalty on its size, say) uses this one, so that the gradient is averaged too.
+    pub fn tensor(&self) -> &Tensor {
+        &self.tensor
+    }
+
+    /// Copies the variable's values to the model.
+    pub(crate) fn refresh(&self) -> Result<()> {
+        match &self.copy {
+            Some((from, to)) => to.slice_set(from, 0, 0),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Numbers dtypes and devices in the order in which they are first met, which is the same on every rank though their
+/// devices may be called differently.
+#[derive(Debug, Default)]
+pub(crate) struct Kinds(Vec<(DType, DeviceLocation)>);
+
+impl Kinds {
+    pub(crate) fn item(&mut self, tensor: &Tensor) -> Item {
+        let kind = (tensor.dtype(), tensor.device().location());
+        let elements = tensor.elem_count();
+        let bytes = elements * kind.0.size_in_bytes();
+        let number = self.0.iter().position(|known| *known == kind).unwrap_or_else(|| {
+            self.0.push(kind);
+            self.0.len() - 1
+        });
+        Item { elements, bytes, kind: number }
+    }
+}

@@ -1,0 +1,252 @@
+//! One backward pass: hooks bring gradients, full buckets go out, averages come back.
+
+use std::cell::Cell;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+
+use candle_core::backprop::GradStore;
+use candle_core::{Device, Tensor};
+use comm::{Communicator, Operation, ReduceOp, Work};
+
+use crate::buckets::{Buckets, Gradient};
+use crate::parameter::{Kinds, Parameter};
+use crate::plan::{self, Item, Plan};
+use crate::{DdpConfig, Error, Result, lock};
+
+thread_local! {
+    /// The address of the reducer whose backward this thread is in.
+    static PASS: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// Averages the gradients of one model over the ranks of one group.
+pub(crate) struct Reducer {
+    comm: Arc<dyn Communicator>,
+    gradients: Vec<Gradient>,
+    items: Vec<Item>,
+    config: DdpConfig,
+    /// One backward at a time.
+    turn: Mutex<()>,
+    state: Mutex<State>,
+}
+
+struct State {
+    buckets: Buckets,
+    /// This pass communicates.
+    synchronise: bool,
+    /// The next bucket to go out in this pass.
+    next: usize,
+    /// Those that are under way.
+    works: Vec<Work>,
+    /// The buckets follow the order in which gradients came on rank 0.
+    rebuilt: bool,
+    /// The pass before had parameters without gradient: see which they are before the next, since they hold up a bucket.
+    look_ahead: bool,
+    failed: Option<Error>,
+}
+
+impl Reducer {
+    pub(crate) fn new(comm: Arc<dyn Communicator>, parameters: &[Parameter], config: &DdpConfig) -> Self {
+        let mut kinds = Kinds::default();
+        let items: Vec<Item> = parameters.iter().map(|parameter| kinds.item(parameter.tensor())).collect();
+        let order = plan::complete([], items.len());
+        let plan = Plan::new(&items, &order, config.first_bucket_bytes, config.bucket_bytes);
+        let state = State {
+            buckets: Buckets::new(plan),
+            synchronise: false,
+            next: 0,
+            works: Vec::new(),
+            rebuilt: false,
+            look_ahead: false,
+            failed: None,
+        };
+        Self {
+            comm,
+            gradients: parameters.iter().map(Gradient::of).collect(),
+            items,
+            config: config.clone(),
+            turn: Mutex::default(),
+            state: Mutex::new(state),
+        }
+    }
+
+    pub(crate) fn comm(&self) -> &dyn Communicator {
+        &*self.comm
+    }
+
+    /// The first cause, where an earlier call failed.
+    pub(crate) fn check(&self) -> Result<()> {
+        match &lock(&self.state).failed {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Runs backward; the gradients go to the buckets. With `synchronise`, their averages come back in the result.
+    pub(crate) fn backward(&self, loss: &Tensor, synchronise: bool) -> Result<GradStore> {
+        let _turn = lock(&self.turn);
+        self.check()?;
+        let pass = Pass { reducer: self, before: PASS.replace(Some(self.address())) };
+        let result = self.pass(loss, synchronise).map_err(|error| self.fail(error));
+        drop(pass);
+        result
+    }
+
+    /// Takes in a gradient; called by its hook during backward.
+    pub(crate) fn receive(&self, index: usize, grad: &Tensor) -> Result<()> {
+        match PASS.get() {
+            None => Err(Error::OutsideBackward { parameter: self.gradients[index].name.clone() }),
+            // Another model's loss goes through this model: its gradients are not asked for.
+            Some(reducer) if reducer != self.address() => Ok(()),
+            Some(_) => {
+                let mut state = lock(&self.state);
+                let put = state.buckets.put(&self.gradients, index, grad);
+                put.map_err(Error::during("gathering gradients"))?;
+                self.launch_complete(&mut state)
+            }
+        }
+    }
+
+    fn pass(&self, loss: &Tensor, synchronise: bool) -> Result<GradStore> {
+        self.begin(loss, synchronise)?;
+        let backward = tracing::info_span!("backward").in_scope(|| loss.backward());
+        let mut grads = backward.map_err(Error::during("backward"))?;
+        if synchronise {
+            self.wait()?;
+            self.give_out(&mut grads)?;
+            self.rebuild()?;
+        } else if let Some(gradient) = self.gradients.iter().find(|g| grads.get_id(g.variable).is_some()) {
+            return Err(Error::DirectUse { parameter: gradient.name.clone() });
+        }
+        Ok(grads)
+    }
+
+    fn begin(&self, loss: &Tensor, synchronise: bool) -> Result<()> {
+        let mut state = lock(&self.state);
+        state.buckets.begin_pass();
+        state.synchronise = synchronise;
+        state.next = 0;
+        if !synchronise || !state.look_ahead {
+            return Ok(());
+        }
+        let nodes: HashSet<_> = loss.sorted_nodes().iter().map(|node| node.id()).collect();
+        for (index, gradient) in self.gradients.iter().enumerate() {
+            if !nodes.contains(&gradient.hooked) {
+                state.buckets.settle(index);
+            }
+        }
+        self.launch_complete(&mut state)
+    }
+
+    /// Sends out the buckets that are complete, in order. The last one stays: behind it there is nothing to overlap
+    /// with, and a blocking call is quicker.
+    fn launch_complete(&self, state: &mut State) -> Result<()> {
+        if !state.synchronise || self.comm.world_size() == 1 {
+            return Ok(());
+        }
+        let last = state.buckets.plan.buckets.len().saturating_sub(1);
+        while state.next < last && state.buckets.is_complete(state.next) {
+            self.launch_next(state)?;
+        }
+        Ok(())
+    }
+
+    fn launch_next(&self, state: &mut State) -> Result<()> {
+        let (index, operation) = self.next_operation(state)?;
+        let work = bucket_span(index, &operation).in_scope(|| self.comm.submit(operation))?;
+        state.works.push(work);
+        Ok(())
+    }
+
+    fn next_operation(&self, state: &mut State) -> Result<(usize, Operation)> {
+        let index = state.next;
+        state.next += 1;
+        let tensor =
+            state.buckets.seal(&self.gradients, index).map_err(Error::during("gathering gradients"))?;
+        Ok((index, Operation::AllReduce { tensor, op: ReduceOp::Avg }))
+    }
+
+    /// Sends out the rest, with parameters that got no gradient as zeros, and waits until all are averaged.
+    fn wait(&self) -> Result<()> {
+        if self.comm.world_size() == 1 || self.gradients.is_empty() {
+            return Ok(());
+        }
+        let _span = tracing::info_span!("wait").entered();
+        let (works, index, operation) = {
+            let mut state = lock(&self.state);
+            while state.next + 1 < state.buckets.plan.buckets.len() {
+                self.launch_next(&mut state)?;
+            }
+            let (index, operation) = self.next_operation(&mut state)?;
+            (std::mem::take(&mut state.works), index, operation)
+        };
+        bucket_span(index, &operation).in_scope(|| self.comm.run(operation))?;
+        works.into_iter().try_for_each(Work::wait)?;
+        Ok(())
+    }
+
+    fn give_out(&self, grads: &mut GradStore) -> Result<()> {
+        let mut state = lock(&self.state);
+        state.look_ahead = state.buckets.arrived.len() < self.gradients.len();
+        let averaged = self.comm.world_size() > 1;
+        for bucket in 0..state.buckets.plan.buckets.len() {
+            let taken = state.buckets.take(&self.gradients, bucket, averaged);
+            for (index, grad) in taken.map_err(Error::during("giving out gradients"))? {
+                let Gradient { name, variable, .. } = &self.gradients[index];
+                if grads.get_id(*variable).is_some() {
+                    return Err(Error::DirectUse { parameter: name.clone() });
+                }
+                grad.map(|grad| grads.insert_id(*variable, grad));
+            }
+        }
+        Ok(())
+    }
+
+    /// After the first pass: fills the buckets anew, in the order in which gradients came on rank 0.
+    fn rebuild(&self) -> Result<()> {
+        let mut state = lock(&self.state);
+        let done = std::mem::replace(&mut state.rebuilt, true);
+        if done || self.comm.world_size() == 1 || state.buckets.plan.buckets.len() < 2 {
+            return Ok(());
+        }
+        let count = self.items.len();
+        let mine = plan::complete(state.buckets.arrived.iter().copied(), count);
+        let tensor = Tensor::from_vec(mine.iter().map(|&index| index as i64).collect(), count, &Device::Cpu)?;
+        self.comm.run(Operation::Broadcast { tensor: tensor.clone(), root: 0 })?;
+        let order = tensor.to_vec1::<i64>()?.into_iter().filter_map(|index| usize::try_from(index).ok());
+        let order = plan::complete(order, count);
+        let plan = Plan::new(&self.items, &order, self.config.first_bucket_bytes, self.config.bucket_bytes);
+        state.buckets = Buckets::new(plan);
+        Ok(())
+    }
+
+    fn fail(&self, error: Error) -> Error {
+        lock(&self.state).failed.get_or_insert(error).clone()
+    }
+
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+}
+
+fn bucket_span(index: usize, operation: &Operation) -> tracing::Span {
+    let elements = match operation {
+        Operation::AllReduce { tensor, .. } => tensor.elem_count(),
+        _ => 0,
+    };
+    tracing::info_span!("bucket", index, elements)
+}
+
+/// While it lives, hooks on this thread bring their gradients to `reducer`.
+struct Pass<'a> {
+    reducer: &'a Reducer,
+    before: Option<usize>,
+}
+
+impl Drop for Pass<'_> {
+    fn drop(&mut self) {
+        PASS.set(self.before);
+        if std::thread::panicking() {
+            self.reducer.fail(Error::Panicked);
+        }
+    }
+}

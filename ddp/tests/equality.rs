@@ -1,0 +1,157 @@
+//! Training on several ranks equals training in one process, and all ranks stay equal to the bit.
+
+mod common;
+
+use candle_core::{DType, Device, Tensor, Var};
+use candle_nn::{AdamW, Linear, Module, Optimizer, ParamsAdamW, SGD, VarBuilder, VarMap, linear, loss};
+use common::{INPUTS, Mlp, OUTPUTS, assert_close, numbers, on_all_ranks, parameters_of, values};
+use ddp::{Ddp, DdpConfig};
+use proptest::prelude::*;
+
+const STEPS: usize = 20;
+
+/// A rank's inputs and targets of a step. Every fifth step is the last of an epoch: ranks have unequal rests.
+fn batch(step: usize, rank: usize, dtype: DType) -> (Tensor, Tensor) {
+    let len = if step % 5 == 4 { 1 + 2 * rank } else { 4 };
+    let seed = (step * 100 + rank) as u64;
+    (values(seed, &[len, INPUTS], dtype), values(seed + 50, &[len, OUTPUTS], dtype))
+}
+
+enum AnyOptimizer {
+    Sgd(SGD),
+    AdamW(AdamW),
+}
+
+impl AnyOptimizer {
+    fn new(adam: bool, vars: Vec<Var>) -> candle_core::Result<Self> {
+        Ok(if adam {
+            Self::AdamW(AdamW::new(vars, ParamsAdamW { lr: 0.01, ..Default::default() })?)
+        } else {
+            Self::Sgd(SGD::new(vars, 0.1)?)
+        })
+    }
+
+    fn step(&mut self, grads: &candle_core::backprop::GradStore) -> candle_core::Result<()> {
+        match self {
+            Self::Sgd(optimizer) => optimizer.step(grads),
+            Self::AdamW(optimizer) => optimizer.step(grads),
+        }
+    }
+}
+
+/// Every rank's parameters after each step.
+fn distributed(world_size: usize, adam: bool, dtype: DType, config: &DdpConfig) -> Vec<Vec<Vec<f64>>> {
+    on_all_ranks(world_size, |comm| {
+        let rank = comm.rank();
+        let ddp = Mlp::ddp(comm, dtype, config)?;
+        let mut optimizer = AnyOptimizer::new(adam, ddp.vars())?;
+        let mut after = vec![];
+        for step in 0..STEPS {
+            let (x, y) = batch(step, rank, dtype);
+            let loss = loss::mse(&ddp.model()?.forward(&x)?, &y)?;
+            optimizer.step(&ddp.backward(&loss)?)?;
+            after.push(parameters_of(&ddp));
+        }
+        Ok(after)
+    })
+}
+
+/// One process on all ranks' batches: the mean of the ranks' means.
+fn alone(world_size: usize, adam: bool, dtype: DType) -> candle_core::Result<Vec<Vec<f64>>> {
+    let variables = VarMap::new();
+    let model = Mlp::new(VarBuilder::from_varmap(&variables, dtype, &Device::Cpu))?;
+    let start = Mlp::builder(1, dtype);
+    let mut named: Vec<(String, Var)> = {
+        let data = variables.data().lock().expect("no panic");
+        data.iter().map(|(name, var)| (name.clone(), var.clone())).collect()
+    };
+    // In the order of construction.
+    named.sort_by_key(|(name, _)| name.replace("weight", "a"));
+    for (name, var) in &named {
+        var.set(&start.get(var.shape(), name)?)?;
+    }
+    let vars: Vec<Var> = named.into_iter().map(|(_, var)| var).collect();
+    let mut optimizer = AnyOptimizer::new(adam, vars.clone())?;
+    let mut after = vec![];
+    for step in 0..STEPS {
+        let one = |rank| {
+            let (x, y) = batch(step, rank, dtype);
+            loss::mse(&model.forward(&x)?, &y)
+        };
+        let losses: Vec<Tensor> = (0..world_size).map(one).collect::<candle_core::Result<_>>()?;
+        let loss = Tensor::stack(&losses, 0)?.mean_all()?;
+        optimizer.step(&loss.backward()?)?;
+        after.push(numbers(vars.iter().map(Var::as_tensor)));
+    }
+    Ok(after)
+}
+
+fn check(world_size: usize, adam: bool, dtype: DType, config: &DdpConfig, tolerance: f64) {
+    let ranks = distributed(world_size, adam, dtype, config);
+    for rank in &ranks[1..] {
+        assert!(*rank == ranks[0], "the ranks' parameters differ");
+    }
+    let alone = alone(world_size, adam, dtype).expect("one process trains");
+    for (distributed, alone) in ranks[0].iter().zip(&alone) {
+        assert_close(distributed, alone, tolerance);
+    }
+}
+
+#[test]
+fn equal_to_one_process_in_f64() {
+    for world_size in 1..=4 {
+        for adam in [false, true] {
+            check(world_size, adam, DType::F64, &DdpConfig::default(), 1e-9);
+        }
+    }
+}
+
+#[test]
+fn equal_to_one_process_in_f32() {
+    for world_size in 1..=4 {
+        check(world_size, false, DType::F32, &DdpConfig::default(), 1e-5);
+    }
+}
+
+#[test]
+fn half_precision_stays_equal_on_all_ranks() {
+    for dtype in [DType::BF16, DType::F16] {
+        check(
+            2,
+            false,
+            dtype,
+            &DdpConfig { first_bucket_bytes: 40, bucket_bytes: 64, ..Default::default() },
+            0.1,
+        );
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+    #[test]
+    fn equal_with_buckets_of_any_size(
+        world_size in 2usize..=4,
+        adam in any::<bool>(),
+        first_bucket_bytes in prop_oneof![Just(0), Just(1), 8usize..2000, Just(usize::MAX)],
+        bucket_bytes in prop_oneof![Just(0), Just(1), 8usize..2000, Just(usize::MAX)],
+    ) {
+        let config = DdpConfig { bucket_bytes, first_bucket_bytes, ..Default::default() };
+        check(world_size, adam, DType::F64, &config, 1e-9);
+    }
+}
+
+#[test]
+fn variables_of_a_var_map_are_shared_and_loading_them_is_seen() {
+    let outputs = on_all_ranks(2, |comm| {
+        let mut variables = VarMap::new();
+        let vb = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
+        let ddp: Ddp<Linear> = Ddp::new(comm, vb, &DdpConfig::default(), |vb| linear(2, 1, vb))?;
+        let ids: Vec<_> = variables.all_vars().iter().map(|var| var.as_tensor().id()).collect();
+        assert!(ddp.vars().iter().all(|var| ids.contains(&var.as_tensor().id())));
+        variables.set_one("weight", Tensor::new(&[[2f32, 3.0]], &Device::Cpu)?)?;
+        variables.set_one("bias", Tensor::new(&[1f32], &Device::Cpu)?)?;
+        let x = Tensor::new(&[[10f32, 100.0]], &Device::Cpu)?;
+        Ok(numbers([&ddp.forward(&x)?]))
+    });
+    assert_eq!(outputs, [[321.0], [321.0]]);
+}
