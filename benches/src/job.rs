@@ -55,7 +55,8 @@ impl Job {
 /// Ranks that cannot be started, or fail.
 pub fn measure(job: Job, world_size: usize, rounds: u64) -> comm::Result<Duration> {
     let env: Vec<(OsString, OsString)> = vec![(JOB.into(), format!("{} {rounds}", job.to_text()).into())];
-    let results = launch::spawn(&SpawnConfig { world_size, args: Some(Vec::new()), env, ..SpawnConfig::default() })?;
+    let results =
+        launch::spawn(&SpawnConfig { world_size, args: Some(Vec::new()), env, ..SpawnConfig::default() })?;
     let nanoseconds = results.into_iter().next().flatten().and_then(|text| text.parse().ok()).unwrap_or(0);
     Ok(Duration::from_nanos(nanoseconds))
 }

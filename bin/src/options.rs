@@ -82,7 +82,11 @@ pub(crate) fn at_least_one(option: &'static str, value: usize) -> Result<()> {
 /// Refuses a learning rate that no step can be taken with.
 pub(crate) fn learning_rate(lr: f64) -> Result<()> {
     if !lr.is_finite() || lr < 0.0 {
-        return Err(Error::Option { option: "--lr", got: lr.to_string(), help: "give a finite number, 0 or more".into() });
+        return Err(Error::Option {
+            option: "--lr",
+            got: lr.to_string(),
+            help: "give a finite number, 0 or more".into(),
+        });
     }
     Ok(())
 }

@@ -63,7 +63,11 @@ pub fn join(config: &TcpConfig) -> Result<Arc<dyn Communicator>> {
 /// The first cause, where a rank fails.
 pub fn spawn<T: DeserializeOwned>(world_size: usize) -> Result<T> {
     let results = launch::spawn(&SpawnConfig { world_size, ..SpawnConfig::default() })?;
-    let line = results.into_iter().next().flatten().ok_or_else(|| Error::NoResult { reason: "it gave none".into() })?;
+    let line = results
+        .into_iter()
+        .next()
+        .flatten()
+        .ok_or_else(|| Error::NoResult { reason: "it gave none".into() })?;
     serde_json::from_str(&line).map_err(|error| Error::NoResult { reason: error.to_string() })
 }
 
@@ -72,7 +76,8 @@ pub fn spawn<T: DeserializeOwned>(world_size: usize) -> Result<T> {
 /// # Errors
 /// Standard output that cannot be written.
 pub fn hand_over<T: Serialize>(result: &T) -> Result<()> {
-    let line = serde_json::to_string(result).map_err(|error| Error::NoResult { reason: error.to_string() })?;
+    let line =
+        serde_json::to_string(result).map_err(|error| Error::NoResult { reason: error.to_string() })?;
     Ok(launch::report_result(&line)?)
 }
 

@@ -21,7 +21,10 @@ use crate::{Communicator, Error, Operation, Result};
 /// assert_eq!(names[0], ["rank 0", "rank 1", "rank 2"]);
 /// # Ok::<(), comm::Error>(())
 /// ```
-pub fn all_gather_object<T: Serialize + DeserializeOwned>(comm: &dyn Communicator, value: &T) -> Result<Vec<T>> {
+pub fn all_gather_object<T: Serialize + DeserializeOwned>(
+    comm: &dyn Communicator,
+    value: &T,
+) -> Result<Vec<T>> {
     let wrong = |reason: serde_json::Error| Error::system("all_gather_object", reason);
     let mut bytes = serde_json::to_vec(value).map_err(wrong)?;
     let world_size = comm.world_size();
@@ -32,8 +35,12 @@ pub fn all_gather_object<T: Serialize + DeserializeOwned>(comm: &dyn Communicato
     let longest = lengths.iter().copied().max().unwrap_or(0);
     bytes.resize(longest, 0);
     let all = Tensor::zeros((world_size, longest), candle_core::DType::U8, &Device::Cpu)?;
-    comm.run(Operation::AllGather { output: all.clone(), input: Tensor::from_vec(bytes, longest, &Device::Cpu)? })?;
+    comm.run(Operation::AllGather {
+        output: all.clone(),
+        input: Tensor::from_vec(bytes, longest, &Device::Cpu)?,
+    })?;
     let all = all.flatten_all()?.to_vec1::<u8>()?;
-    let value_of = |(rank, len): (usize, usize)| serde_json::from_slice(&all[rank * longest..][..len]).map_err(wrong);
+    let value_of =
+        |(rank, len): (usize, usize)| serde_json::from_slice(&all[rank * longest..][..len]).map_err(wrong);
     lengths.into_iter().enumerate().map(value_of).collect()
 }

@@ -11,9 +11,14 @@ pub(crate) fn bench(criterion: &mut Criterion) {
     for ranks in [2, 4] {
         for bytes in [4 << 10, 1 << 20, 64 << 20] {
             group.throughput(Throughput::Bytes(bytes as u64));
-            group.bench_function(BenchmarkId::new(format!("all_reduce/tcp/{ranks} ranks"), bytes), |bencher| {
-                bencher.iter_custom(|rounds| measure(Job::AllReduce { bytes }, ranks, rounds).expect("ranks run"));
-            });
+            group.bench_function(
+                BenchmarkId::new(format!("all_reduce/tcp/{ranks} ranks"), bytes),
+                |bencher| {
+                    bencher.iter_custom(|rounds| {
+                        measure(Job::AllReduce { bytes }, ranks, rounds).expect("ranks run")
+                    });
+                },
+            );
         }
         group.bench_function(format!("barrier/tcp/{ranks} ranks"), |bencher| {
             bencher.iter_custom(|rounds| measure(Job::Barrier, ranks, rounds).expect("ranks run"));

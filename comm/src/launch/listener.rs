@@ -11,7 +11,6 @@ use super::environment::{LISTENER, LISTENER_STDIN, MASTER_PORT};
 
 /// The socket that listens on `MASTER_PORT`, where the launcher handed one over as standard input. It is taken once:
 /// the standard input is empty afterwards, so that no child of this process holds the socket too.
-#[allow(dead_code, reason = "for the rendezvous")]
 pub(crate) fn inherited_listener() -> Option<TcpListener> {
     if std::env::var_os(LISTENER)? != LISTENER_STDIN {
         return None;

@@ -44,7 +44,9 @@ impl DdpLinearOptions {
         at_least_one("--samples", self.samples)?;
         learning_rate(self.lr)?;
         if self.keep_total_batch && self.batch_size < world_size {
-            let help = format!("with --keep-total-batch it is split over {world_size} ranks: give {world_size} or more");
+            let help = format!(
+                "with --keep-total-batch it is split over {world_size} ranks: give {world_size} or more"
+            );
             return Err(Error::Option { option: "--batch-size", got: self.batch_size.to_string(), help });
         }
         self.common.check()

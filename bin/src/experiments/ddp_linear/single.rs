@@ -20,7 +20,8 @@ pub(super) fn run(options: &DdpLinearOptions, metrics: Option<&mut MetricsWriter
     let model = SimpleModel::new(setup.builder())?;
     let sampler = RandomSampler::new(setup.len(), setup.generator.clone());
     let mut loader = setup.loader(Box::new(sampler), options.batch_size)?;
-    let mut optimizer = Sgd::new(setup.vars.all_vars(), SgdConfig { learning_rate: options.lr, ..SgdConfig::default() })?;
+    let mut optimizer =
+        Sgd::new(setup.vars.all_vars(), SgdConfig { learning_rate: options.lr, ..SgdConfig::default() })?;
 
     let mut log = Log::new("single", true, metrics);
     let seconds = train(&mut loader, options.epochs, &mut log, |(x, y)| {
