@@ -16,3 +16,8 @@ pub mod report;
 pub mod start;
 pub mod trace;
 pub mod weights;
+
+/// The README's example is compiled with the doc tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
