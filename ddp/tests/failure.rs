@@ -1,4 +1,5 @@
 //! Every failure is an error on every rank it concerns, and stays one.
+#![allow(clippy::expect_used)]
 
 mod common;
 
@@ -150,7 +151,7 @@ fn a_rank_whose_backward_fails_is_of_no_use_any_more() {
 fn refused<M>(build: impl FnOnce(VarBuilder<'static>) -> candle_core::Result<M>) -> Error {
     let comm = comm::Local::group(1, &comm::LocalConfig::default()).expect("one rank").remove(0);
     let vb = builder(1, &[("a", &[2])], DType::F32);
-    Ddp::new(std::sync::Arc::new(comm), vb, &DdpConfig::default(), build).err().expect("refused")
+    Ddp::new(std::sync::Arc::new(comm), vb, &DdpConfig::default(), build).expect_err("refused")
 }
 
 #[test]
