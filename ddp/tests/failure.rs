@@ -117,7 +117,8 @@ fn one_fails(world_size: usize, panics: bool, config: &DdpConfig) -> Vec<Option<
         let again = ddp.model().err().expect("it has failed before");
         let and_again = ddp.backward_no_sync(&Tensor::new(1f32, &Device::Cpu)?).expect_err("it has failed");
         assert_eq!(and_again.to_string(), again.to_string());
-        assert_eq!(step, 2);
+        // The others may still be at the end of the step before, which needed no more of the one that fails.
+        assert!(step == 1 || step == 2, "{step}");
         Ok([error, again])
     })
 }
