@@ -83,6 +83,13 @@ impl Engine {
         self.enqueue(operation)?.wait()
     }
 
+    /// Finishes what is queued; true where the group has not failed.
+    pub(crate) fn close(self) -> bool {
+        let shared = self.shared.clone();
+        drop(self);
+        lock(&shared.failed).is_none() && shared.supervisor.failure().is_none()
+    }
+
     pub(crate) fn stats(&self) -> Stats {
         lock(&self.shared.runner).stats()
     }
@@ -181,11 +188,9 @@ impl Shared {
         let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
             Err(Error::system(operation.name(), "a bug in Girandole: the operation panicked"))
         });
-        if let Err(error) = &result {
-            // Some ranks may have done their part: the group is of no use any more, whatever the reason.
-            lock(&self.failed).get_or_insert_with(|| error.clone());
-        }
-        result
+        // Some ranks may have done their part: the group is of no use any more, whatever the reason. Another thread may
+        // have found it failed already; then that is what all are told.
+        result.map_err(|error| lock(&self.failed).get_or_insert(error).clone())
     }
 
     /// The first cause, where the group has failed.

@@ -75,7 +75,7 @@ impl Patience {
 pub(crate) fn blame(supervisor: &dyn Supervisor, question: Question, call: &Fingerprint) -> Error {
     let known = supervisor.failure().or_else(|| supervisor.ask(question.clone()));
     let cause = known.unwrap_or_else(|| match question {
-        Question::Lost { peer } => Cause::Died { rank: peer },
+        Question::Lost { peer, .. } => Cause::Died { rank: peer },
         _ => Cause::Stalled { rank: question.peer(), detail: "nobody could say what it does".into() },
     });
     supervisor.error(&cause, call.to_string())

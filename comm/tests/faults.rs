@@ -1,6 +1,7 @@
 //! What happens when something goes wrong between ranks: every test starts real processes that talk over TCP, hurts one
 //! of them, and reads what each of the others reports. Ranks are this test binary, started anew with a script.
 #![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 #[path = "faults/ending.rs"]
 mod ending;

@@ -27,7 +27,8 @@ fn a_drop_with_an_operation_that_cannot_end() {
 #[test]
 fn a_drop_finishes_what_is_queued() {
     let late = "barrier; ready; await; all_reduce f32 3000000 sum; barrier; recv f32 10 0";
-    let early = "barrier; submit all_reduce f32 3000000 sum; submit barrier; submit send f32 10 1; ready; close";
+    let early =
+        "barrier; submit all_reduce f32 3000000 sum; submit barrier; submit send f32 10 1; ready; close";
     let mut group = Group::start(&[early, late], &Setup::default());
     group.ready([0, 1]);
     group.tell(1);
@@ -54,7 +55,8 @@ fn a_drop_while_a_peer_dies() {
 #[test]
 fn a_drop_while_a_peer_is_stopped() {
     for victim in [0, 1] {
-        let script = |rank| if rank == victim { "barrier; ready; await" } else { "barrier; ready; await; close" };
+        let script =
+            |rank| if rank == victim { "barrier; ready; await" } else { "barrier; ready; await; close" };
         let scripts: Vec<&str> = (0..3).map(script).collect();
         let mut group = Group::start(&scripts, &Setup::default());
         group.ready(group.all());

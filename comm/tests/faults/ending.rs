@@ -19,7 +19,6 @@ pub(crate) struct Ending {
     pub(crate) stderr: String,
     done: bool,
     threads: Option<String>,
-    lines: Vec<String>,
 }
 
 /// The error that a rank has reported.
@@ -54,7 +53,7 @@ impl Ending {
         });
         let closed = after("@closed ").map(|time| Duration::from_millis(time.parse().unwrap()));
         let (threads, done) = (after("@threads ").map(String::from), after("@done").is_some());
-        Self { rank, at, code, signal, failure, closed, stderr, done, threads, lines: lines.to_vec() }
+        Self { rank, at, code, signal, failure, closed, stderr, done, threads }
     }
 
     /// It has done its script and closed its group without an error or a warning.

@@ -93,7 +93,9 @@ impl Group {
             .unwrap();
         let (sender, lines) = channel();
         let stdout = BufReader::new(process.stdout.take().unwrap());
-        std::thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        std::thread::spawn(move || {
+            stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+        });
         let (sender, stderr) = channel();
         let mut pipe = process.stderr.take().unwrap();
         std::thread::spawn(move || {
@@ -132,6 +134,10 @@ impl Group {
     /// Gives a rank the word that it awaits.
     pub(crate) fn tell(&mut self, rank: usize) {
         self.rank(rank).stdin.write_all(b"go\n").unwrap();
+    }
+
+    pub(crate) fn tell_all(&mut self, ranks: impl IntoIterator<Item = usize>) {
+        ranks.into_iter().for_each(|rank| self.tell(rank));
     }
 
     /// Waits until a rank has ended.

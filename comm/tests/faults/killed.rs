@@ -101,8 +101,8 @@ fn while_the_others_compute() {
         group.ready(group.all());
         group.signal(victim, Signal::KILL);
         assert_eq!(group.finish(victim).signal, Some(9));
-        let others: Vec<usize> = group.all().filter(|rank| *rank != victim).collect();
-        others.iter().for_each(|rank| group.tell(*rank));
+        let others = group.all().filter(|rank| *rank != victim);
+        group.tell_all(others);
         let at = crate::worker::now();
         for ending in group.finish_all() {
             ending.assert_blames("PeerDied", victim, "died during all_reduce");

@@ -13,7 +13,11 @@ fn one_that_leaves_early_is_named() {
             for ending in Group::start(&scripts, &Setup::default()).finish_all() {
                 match ending.rank == *early {
                     true => ending.assert_done(),
-                    false => ending.assert_blames("PeerLeft", *early, long.rsplit("; ").next().unwrap().split(' ').next().unwrap()),
+                    false => ending.assert_blames(
+                        "PeerLeft",
+                        *early,
+                        long.rsplit("; ").next().unwrap().split(' ').next().unwrap(),
+                    ),
                 }
             }
         }
@@ -46,8 +50,8 @@ fn rank_0_may_be_the_first_to_end() {
     ];
     let mut group = Group::start(&scripts, &Setup::default());
     group.finish(0).assert_done();
-    [1, 2].map(|rank| group.tell(rank));
-    [1, 2].map(|rank| group.finish(rank).assert_done());
+    group.tell_all(1..3);
+    group.finish_all().iter().for_each(|ending| ending.assert_done());
 }
 
 /// Rank 0 is gone as it should; then another one goes too early, or dies.
@@ -55,7 +59,8 @@ fn rank_0_may_be_the_first_to_end() {
 fn without_rank_0_the_others_still_name_the_culprit() {
     let cases = [("close", "PeerLeft"), ("exit 3", "PeerDied"), ("panic", "PeerDied")];
     for (end, kind) in cases {
-        let scripts = ["barrier".into(), format!("barrier; await; {end}"), "barrier; ready; recv f32 10 1".into()];
+        let scripts =
+            ["barrier".into(), format!("barrier; await; {end}"), "barrier; ready; recv f32 10 1".into()];
         let mut group = Group::start(&scripts, &Setup::default());
         group.finish(0).assert_done();
         group.ready([2]);

@@ -17,7 +17,8 @@ fn the_others_are_warned_and_the_job_is_done() {
         let setup = Setup { slow_warning: Duration::from_secs(1), ..Setup::default() };
         for ending in Group::start(&scripts, &setup).finish_all() {
             ending.assert_done();
-            let warning = format!("WARN all_reduce #2 (sum, f32, 10 elements): waiting for rank {slow} (host ");
+            let warning =
+                format!("WARN all_reduce #2 (sum, f32, 10 elements): waiting for rank {slow} (host ");
             let warned = ending.stderr.lines().filter(|line| line.starts_with(&warning)).count();
             assert_eq!(warned, usize::from(ending.rank != *slow), "{ending:#?}");
             let warnings = ending.stderr.lines().filter(|line| line.starts_with("WARN")).count();
@@ -66,7 +67,7 @@ fn a_message_that_never_comes() {
     let mut group = Group::start(&scripts, &setup);
     group.ready([1, 2]);
     group.finish(0).assert_blames("Timeout", 1, "message #1 (from rank 1, f32, 10 elements)");
-    [1, 2].map(|rank| group.tell(rank));
+    group.tell_all(1..3);
     // They wanted nothing more of the group.
-    [1, 2].map(|rank| group.finish(rank).assert_done());
+    group.finish_all().iter().for_each(|ending| ending.assert_done());
 }

@@ -62,7 +62,7 @@ fn while_others_come_late() {
         group.ready(group.all());
         group.signal(*victim, Signal::STOP);
         let others: Vec<usize> = group.all().filter(|rank| rank != victim).collect();
-        others.iter().for_each(|rank| group.tell(*rank));
+        group.tell_all(others.iter().copied());
         for rank in others {
             group.finish(rank).assert_blames("Timeout", *victim, "all_reduce");
         }
@@ -79,7 +79,7 @@ fn for_a_short_while() {
         let mut group = Group::start(&[script; 3], &Setup { timeout: Duration::from_secs(30), ..setup() });
         group.ready(group.all());
         group.signal(*victim, Signal::STOP);
-        group.all().for_each(|rank| group.tell(rank));
+        group.tell_all(0..3);
         // Long enough that the others ask where it is.
         std::thread::sleep(Duration::from_millis(2500));
         group.signal(*victim, Signal::CONT);

@@ -20,7 +20,8 @@ fn ports(pid: Pid) -> Vec<SocketAddr> {
     let listening = |line: &str| {
         let columns: Vec<&str> = line.split_whitespace().collect();
         let (address, port) = columns[1].split_once(':')?;
-        let loopback = address == "0100007F" && columns[3] == "0A" && sockets.iter().any(|own| own == columns[9]);
+        let loopback =
+            address == "0100007F" && columns[3] == "0A" && sockets.iter().any(|own| own == columns[9]);
         loopback.then(|| SocketAddr::from(([127, 0, 0, 1], u16::from_str_radix(port, 16).unwrap())))
     };
     table.lines().skip(1).filter_map(listening).collect()
@@ -42,7 +43,7 @@ fn waiting(group: &Group) -> Vec<SocketAddr> {
 fn visit<T>(strangers: impl FnOnce(&Group, &[SocketAddr]) -> T) {
     let script = "all_reduce f32 100000 sum; barrier; ready; await; barrier";
     let mut group = Group::empty(3, &Setup::default());
-    [0, 1].map(|rank| group.add(rank, script));
+    (0..2).for_each(|rank| group.add(rank, script));
     let ports = waiting(&group);
     let held = strangers(&group, &ports);
     group.add(2, script);
@@ -50,7 +51,7 @@ fn visit<T>(strangers: impl FnOnce(&Group, &[SocketAddr]) -> T) {
     // From now on nobody can disturb them.
     assert!(ports.iter().all(|port| TcpStream::connect(port).is_err()));
     assert!(group.all().all(|rank| self::ports(group.pid(rank)).is_empty()));
-    group.all().for_each(|rank| group.tell(rank));
+    group.tell_all(0..3);
     group.finish_all().iter().for_each(|ending| ending.assert_done());
     drop(held);
 }
@@ -98,8 +99,7 @@ fn that_talk_rubbish() {
 #[test]
 fn with_another_secret() {
     visit(|group, _| {
-        let setup =
-            Setup { secret: "1d".repeat(32), timeout: Duration::from_secs(1), ..Setup::default() };
+        let setup = Setup { secret: "1d".repeat(32), timeout: Duration::from_secs(1), ..Setup::default() };
         let ending = group.pretender(2, &setup);
         let failure = ending.failure.as_ref().unwrap();
         assert_eq!(failure.kind, "Rendezvous", "{ending:#?}");

@@ -179,7 +179,9 @@ fn cycles(config: &TcpConfig, count: usize) -> Result<()> {
         let mut common = Dice(1000 + cycle as u64);
         let calls = common.below(4);
         let comm = Tcp::connect(&config)?;
-        (0..calls).try_for_each(|_| comm.run(operation(&common.collective(config.world_size), config.world_size)))?;
+        (0..calls).try_for_each(|_| {
+            comm.run(operation(&common.collective(config.world_size), config.world_size))
+        })?;
         std::thread::sleep(Duration::from_micros(own.below(4) * own.below(1500)));
     }
     Ok(())
