@@ -47,7 +47,8 @@ impl Patience {
         if let Some(cause) = supervisor.failure() {
             return Err(supervisor.error(&cause, call.to_string()));
         }
-        let waited = self.since.get_or_insert_with(Instant::now).elapsed();
+        let since = *self.since.get_or_insert_with(Instant::now);
+        let waited = since.elapsed();
         let peer = waits.iter().find(|wait| wait.read).unwrap_or(&waits[0]).peer;
         if waited >= supervisor.timeout() {
             return Err(blame(supervisor, Question::Stuck { peer, last: true }, call));
@@ -66,6 +67,8 @@ impl Patience {
         if !self.warned {
             next = next.min(supervisor.slow_warning());
         }
+        // Asking has taken time as well.
+        let waited = since.elapsed();
         links.park(waits, next.saturating_sub(waited).max(Duration::from_millis(1)));
         Ok(())
     }

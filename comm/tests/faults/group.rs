@@ -1,6 +1,7 @@
 //! A group of rank processes, as seen from the test.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::SocketAddr;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -71,6 +72,13 @@ impl Group {
     /// A process that is none of the group, but knows where it meets and says that it is this rank.
     pub(crate) fn pretender(&self, rank: usize, setup: &Setup) -> Ending {
         self.process(rank, "barrier", setup).finish(rank)
+    }
+
+    /// Where rank 0 listens for the others.
+    pub(crate) fn meeting_point(&self) -> SocketAddr {
+        let file = std::fs::read(self.dir.path().join("meeting")).unwrap();
+        let file: serde_json::Value = serde_json::from_slice(&file).unwrap();
+        file["address"].as_str().unwrap().parse().unwrap()
     }
 
     fn process(&self, rank: usize, script: &str, setup: &Setup) -> Rank {

@@ -48,7 +48,7 @@ fn each_of_two_three_and_four() {
 fn in_other_collectives() {
     let calls = ["all_reduce f32 2000000 sum", "broadcast f32 100000 0", "barrier", "all_gather f32 100000"];
     let cases: Vec<(usize, &str)> = (0..4).flat_map(|victim| calls.map(|call| (victim, call))).collect();
-    in_parallel(8, &cases, |(victim, call)| stop(4, *victim, call));
+    in_parallel(cases.len(), &cases, |(victim, call)| stop(4, *victim, call));
 }
 
 /// Those that come later to the call hear of it from those that were first.

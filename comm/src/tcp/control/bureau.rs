@@ -18,7 +18,9 @@ use crate::{Error, Result};
 /// How long rank 0 waits for what the ranks say of themselves.
 pub(super) const PROBE_PATIENCE: Duration = Duration::from_millis(400);
 /// How long a rank waits for rank 0's answer, which may have to wait for those of others.
-const ANSWER_PATIENCE: Duration = Duration::from_millis(1500);
+const ANSWER_PATIENCE: Duration = Duration::from_millis(900);
+/// The same where rank 0 is to blame if there is none.
+const LAST_PATIENCE: Duration = Duration::from_millis(1500);
 /// How long rank 0 waits for itself: that its own thread is late says nothing of other ranks.
 const OWN_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -189,7 +191,11 @@ impl Supervisor for Bureau {
     }
 
     fn ask(&self, question: Question) -> Option<Cause> {
-        let patience = if self.rank == 0 { OWN_PATIENCE } else { ANSWER_PATIENCE };
+        let patience = match question {
+            _ if self.rank == 0 => OWN_PATIENCE,
+            Question::Suspect { .. } | Question::Stuck { last: false, .. } => ANSWER_PATIENCE,
+            _ => LAST_PATIENCE,
+        };
         let deadline = Instant::now() + patience;
         let mut desk = lock(&self.desk);
         let id = desk.next_id;
