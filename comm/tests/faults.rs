@@ -16,6 +16,8 @@ mod worker;
 mod closing;
 #[path = "faults/killed.rs"]
 mod killed;
+#[path = "faults/launched.rs"]
+mod launched;
 #[path = "faults/left.rs"]
 mod left;
 #[path = "faults/mismatched.rs"]

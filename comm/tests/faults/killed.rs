@@ -89,7 +89,8 @@ fn while_the_others_wait_in_the_queue() {
             false => "barrier; submit barrier; submit all_reduce f32 10 sum; ready; wait_all".to_string(),
         };
         let scripts: Vec<String> = (0..3).map(script).collect();
-        kill(&scripts, victim, "barrier #2");
+        // The first of them may not have begun yet.
+        kill(&scripts, victim, "barrier");
     }
 }
 

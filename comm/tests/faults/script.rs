@@ -28,6 +28,8 @@ pub(crate) enum Action {
     Panic,
     /// `exit CODE`: at once, without dropping the group.
     Exit(i32),
+    /// `die RANK`: that rank kills itself with SIGKILL; the others go on.
+    Die(usize),
     /// `cycles COUNT`: connects, calls and drops so many times.
     Cycles(usize),
 }
@@ -50,6 +52,7 @@ fn parse_action(text: &str) -> Action {
         "close" => Action::Close,
         "panic" => Action::Panic,
         "exit" => Action::Exit(rest[0].parse().unwrap()),
+        "die" => Action::Die(rest[0].parse().unwrap()),
         "cycles" => Action::Cycles(rest[0].parse().unwrap()),
         _ => Action::Call(words),
     }

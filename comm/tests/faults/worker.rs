@@ -5,9 +5,9 @@ use std::io::stdin;
 use std::process::exit;
 use std::time::{Duration, Instant};
 
-use comm::launch::EXIT_PEER_FAILED;
+use comm::launch::{EXIT_PEER_FAILED, SpawnConfig, is_worker, spawn, worker_guard};
 use comm::{Communicator, Error, InitMethod, Operation, Result, Tcp, TcpConfig, Work};
-use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 use tracing::field::{Field, Visit};
@@ -19,14 +19,22 @@ use crate::script::{Action, Dice, operation, parse};
 /// Variables that tell a rank what to do.
 pub(crate) const SCRIPT: &str = "FAULT_TEST_SCRIPT";
 pub(crate) const SLOW_WARNING: &str = "FAULT_TEST_SLOW_WARNING";
+pub(crate) const LAUNCH: &str = "FAULT_TEST_LAUNCH";
 pub(crate) const PARENT: &str = "FAULT_TEST_PARENT";
 
 /// Not a test by itself: the entry of ranks.
 #[test]
 fn process() {
     let Ok(script) = std::env::var(SCRIPT) else { return };
-    set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
-    assert_eq!(getppid().map(Pid::as_raw_nonzero).map(i32::from), Some(number(PARENT)));
+    if is_worker() {
+        worker_guard().unwrap();
+    } else {
+        set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
+        assert_eq!(getppid().map(Pid::as_raw_nonzero).map(i32::from), Some(number(PARENT)));
+        if let Ok(ranks) = std::env::var(LAUNCH) {
+            launch(ranks.parse().unwrap());
+        }
+    }
     tracing::subscriber::set_global_default(Warnings).unwrap();
     let slow_warning = Duration::from_millis(number(SLOW_WARNING));
     let config = TcpConfig { slow_warning, ..TcpConfig::from_env().unwrap() };
@@ -38,6 +46,16 @@ fn process() {
         Ok(comm) => Player { comm: Some(comm), works: Vec::new() }.play(&actions),
         Err(error) => verdict(&Err(error.clone()), &mut || Err(error.clone())),
     })
+}
+
+/// Starts this process once more for each rank, and writes what came of it to standard error.
+fn launch(world_size: usize) -> ! {
+    let outcome = spawn(&SpawnConfig { world_size, ..SpawnConfig::default() });
+    match &outcome {
+        Ok(_) => eprintln!("OUTCOME done"),
+        Err(error) => eprintln!("OUTCOME {error}"),
+    }
+    exit(i32::from(outcome.is_err()))
 }
 
 fn number<T: std::str::FromStr<Err: Debug>>(name: &str) -> T {
@@ -82,6 +100,11 @@ impl Player {
             Action::Close => self.close(),
             Action::Panic => panic!("as the script says"),
             Action::Exit(code) => exit(*code),
+            Action::Die(rank) if *rank == self.comm.as_ref().unwrap().rank() => {
+                println!("@dying {}", now());
+                kill_process(getpid(), Signal::KILL).unwrap();
+            }
+            Action::Die(_) => {}
             Action::Cycles(_) => panic!("cycles must be alone"),
         }
         Ok(())
