@@ -111,6 +111,15 @@ impl Drop for Engine {
             // The thread itself never panics: operations are caught.
             let _ = thread.join();
         }
+        // Whoever waits for a `Work` may be at it, and without a thread nobody was.
+        let mut queue = lock(&self.shared.queue);
+        loop {
+            queue = match self.shared.run_next(queue) {
+                Ok(queue) => queue,
+                Err(queue) if queue.running => self.shared.wait_for_others(queue),
+                Err(_) => return,
+            };
+        }
     }
 }
 
@@ -124,12 +133,7 @@ impl Ticket {
             }
             queue = match shared.run_next(queue) {
                 Ok(queue) => queue,
-                Err(mut queue) => {
-                    queue.waiters += 1;
-                    let mut queue = shared.settled.wait(queue).unwrap_or_else(PoisonError::into_inner);
-                    queue.waiters -= 1;
-                    queue
-                }
+                Err(queue) => shared.wait_for_others(queue),
             };
         }
     }
@@ -148,15 +152,18 @@ impl Shared {
                 Ok(queue) => queue,
                 Err(queue) if queue.closing && queue.jobs.is_empty() => return,
                 // Another thread runs an operation: it is told of when that is done.
-                Err(mut queue) if queue.running => {
-                    queue.waiters += 1;
-                    let mut queue = self.settled.wait(queue).unwrap_or_else(PoisonError::into_inner);
-                    queue.waiters -= 1;
-                    queue
-                }
+                Err(queue) if queue.running => self.wait_for_others(queue),
                 Err(queue) => self.submitted.wait(queue).unwrap_or_else(PoisonError::into_inner),
             };
         }
+    }
+
+    /// Sleeps until the operation that another thread runs is done.
+    fn wait_for_others<'a>(&'a self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+        queue.waiters += 1;
+        let mut queue = self.settled.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        queue.waiters -= 1;
+        queue
     }
 
     /// Runs the next operation, if there is one and no other is running; `Err` gives the queue back where nothing was done.

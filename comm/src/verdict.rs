@@ -1,5 +1,6 @@
 //! Who is to blame: from what all ranks say they are doing, the one cause that all of them will report.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -198,22 +199,23 @@ fn mismatch(
 /// The first place at which ranks have called different collectives, whether or not those ranks have talked to each
 /// other. The odd rank is one whose call the fewest have made; of equals, not the lowest rank.
 fn disagreement(statuses: &[Status]) -> Option<Cause> {
-    let calls = || {
-        let active =
-            statuses.iter().enumerate().filter_map(|(rank, status)| status.activity().map(|a| (rank, a)));
-        active.flat_map(|(rank, activity)| activity.collectives().map(move |call| (rank, call)))
-    };
-    let differs =
-        |call: &&Fingerprint| calls().any(|(_, other)| other.sequence == call.sequence && other != *call);
-    let place = calls().map(|(_, call)| call).filter(differs).map(|call| call.sequence).min()?;
-    let here: Vec<(usize, &Fingerprint)> = calls().filter(|(_, call)| call.sequence == place).collect();
-    let usual = here.iter().rev().max_by_key(|(_, call)| votes(call, statuses))?;
-    let odd = here
-        .iter()
-        .filter(|(_, call)| call != &usual.1)
-        .rev()
-        .min_by_key(|(_, call)| votes(call, statuses))?;
-    let odd = here.iter().find(|(_, call)| call == &odd.1)?;
+    let mut places: BTreeMap<u64, Vec<(usize, &Fingerprint)>> = BTreeMap::new();
+    for (rank, activity) in statuses.iter().enumerate().filter_map(|(rank, s)| Some((rank, s.activity()?))) {
+        for call in activity.collectives() {
+            places.entry(call.sequence).or_default().push((rank, call));
+        }
+    }
+    let here = places.into_values().find(|here| here.iter().any(|(_, call)| *call != here[0].1))?;
+    // Each different call once, with the lowest rank that made it.
+    let mut calls: Vec<(usize, &Fingerprint, usize)> = Vec::new();
+    for (rank, call) in here {
+        match calls.iter_mut().find(|(_, known, _)| *known == call) {
+            Some((.., votes)) => *votes += 1,
+            None => calls.push((rank, call, 1)),
+        }
+    }
+    calls.sort_by_key(|(rank, _, votes)| (std::cmp::Reverse(*votes), *rank));
+    let (usual, odd) = (calls.first()?, calls.last()?);
     Some(Cause::Mismatch { odd_rank: odd.0, odd: *odd.1, rank: usual.0, call: *usual.1 })
 }
 

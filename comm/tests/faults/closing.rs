@@ -35,6 +35,19 @@ fn a_drop_finishes_what_is_queued() {
     group.finish_all().iter().for_each(|ending| ending.assert_done());
 }
 
+/// Whichever thread runs them.
+#[test]
+fn a_drop_finishes_what_another_thread_waits_for() {
+    for _ in 0..5 {
+        let late = "barrier; ready; await; all_reduce f32 3000000 sum; barrier";
+        let early = "barrier; submit all_reduce f32 3000000 sum; submit barrier; detach; ready; close";
+        let mut group = Group::start(&[early, late], &Setup::default());
+        group.ready([0, 1]);
+        group.tell(1);
+        group.finish_all().iter().for_each(|ending| ending.assert_done());
+    }
+}
+
 /// The death of a peer ends the wait of a drop.
 #[test]
 fn a_drop_while_a_peer_dies() {

@@ -10,6 +10,8 @@ pub(crate) enum Action {
     Call(Vec<String>),
     /// `submit CALL`: does not wait for it.
     Submit(Vec<String>),
+    /// `detach`: another thread waits for what was submitted.
+    Detach,
     /// `wait_all`: for what was submitted.
     WaitAll,
     /// `repeat CALL`: for ever; says that it is ready when it has done so three times.
@@ -43,6 +45,7 @@ fn parse_action(text: &str) -> Action {
     let (first, rest) = words.split_first().unwrap();
     match first.as_str() {
         "submit" => Action::Submit(rest.to_vec()),
+        "detach" => Action::Detach,
         "wait_all" => Action::WaitAll,
         "repeat" => Action::Repeat(rest.to_vec()),
         "random" => Action::Random(rest[0].parse().unwrap()),

@@ -88,6 +88,10 @@ impl Player {
                 let comm = self.comm.as_ref().unwrap();
                 self.works.push(comm.submit(operation(words, comm.world_size()))?);
             }
+            Action::Detach => {
+                let works: Vec<Work> = self.works.drain(..).collect();
+                std::thread::spawn(move || works.into_iter().try_for_each(Work::wait).unwrap());
+            }
             Action::WaitAll => return self.works.drain(..).try_for_each(Work::wait),
             Action::Repeat(words) => return self.forever(&mut || words.clone()),
             Action::Random(seed) => {
