@@ -71,3 +71,19 @@ fn a_message_that_never_comes() {
     // They wanted nothing more of the group.
     group.finish_all().iter().for_each(|ending| ending.assert_done());
 }
+
+/// Ranks that wait for each other in different ways, and would for ever: the message tells what the culprit does.
+#[test]
+fn a_message_among_collectives() {
+    let mut scripts = ["all_reduce f32 10 sum"; 4];
+    scripts[0] = "recv f32 10 3";
+    let setup = Setup { timeout: Duration::from_secs(2), ..Setup::default() };
+    let endings = Group::start(&scripts, &setup).finish_all();
+    let culprit = endings[0].failure.as_ref().unwrap().culprit.unwrap();
+    assert!(culprit == 0 || culprit == 3, "{endings:#?}");
+    for ending in &endings {
+        let text = ending.assert_failed("Timeout", culprit);
+        let does = ["it is still in message #1 (from rank 3", "it is still in all_reduce #1 (sum"];
+        assert!(text.contains(does[usize::from(culprit == 3)]), "{text}");
+    }
+}
