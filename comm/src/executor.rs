@@ -4,12 +4,15 @@ use std::sync::Arc;
 
 use crate::element::{Element, combine};
 use crate::fingerprint::{self, Fingerprint};
-use crate::links::{Links, Wait};
+use crate::links::{Closed, Links, Wait};
 use crate::patience::Patience;
 use crate::schedule::{Combine, Schedule, Step, Transfer};
 use crate::supervisor::Supervisor;
 use crate::verdict::Question;
 use crate::{Error, ReduceOp, Result};
+
+/// Sent in place of an announcement by a rank that closes its group: nothing will come after it.
+pub(crate) const FAREWELL: [u8; fingerprint::LEN] = *b"GRF1: this rank leaves the group";
 
 /// Bytes that are received before they are reduced: small enough to stay in the processor's cache.
 const SEGMENT: usize = 128 * 1024;
@@ -184,7 +187,7 @@ impl<L: Links> Executor<L> {
             }
             let Ok(sent) = self.links.try_send(send.to, head, &bytes[send.at..send.end]) else {
                 let to = send.to;
-                return Err(self.failed(Question::Lost { peer: to }));
+                return Err(self.lost(to));
             };
             let of_head = sent.min(head.len());
             peer.told += of_head;
@@ -223,7 +226,7 @@ impl<L: Links> Executor<L> {
             return Ok(Some(false));
         }
         let Ok(got) = self.links.try_recv(from, &mut peer.announcement[peer.heard..]) else {
-            return Err(self.failed(Question::Lost { peer: from }));
+            return Err(self.failed(Question::Lost { peer: from, left: false }));
         };
         peer.heard += got;
         if peer.heard < fingerprint::LEN {
@@ -233,6 +236,9 @@ impl<L: Links> Executor<L> {
         match Fingerprint::decode(&peer.announcement) {
             Some(theirs) if theirs == mine => Ok(Some(true)),
             Some(theirs) => Err(self.failed(Question::Mismatch { peer: from, mine, theirs })),
+            None if peer.announcement == FAREWELL => {
+                Err(self.failed(Question::Lost { peer: from, left: true }))
+            }
             None => Err(self.failed(Question::Garbage { peer: from })),
         }
     }
@@ -260,7 +266,7 @@ impl<L: Links> Executor<L> {
         };
         let Ok(got) = result else {
             let from = receive.from;
-            return Err(self.failed(Question::Lost { peer: from }));
+            return Err(self.failed(Question::Lost { peer: from, left: false }));
         };
         receive.got += got;
         self.bytes_received += got as u64;
@@ -277,6 +283,23 @@ impl<L: Links> Executor<L> {
             let target = &mut data[receive.first..receive.first + receive.len / size_of::<T>()];
             receive.reduce(self.call.op, &mut self.scratch[index], target);
         }
+    }
+
+    /// Nothing can be sent to `peer` any more. It may have said before why.
+    fn lost(&mut self, peer: usize) -> Error {
+        let (mut said, mut heard) = ([0; fingerprint::LEN], 0);
+        if let Some(known) = self.call.peers.iter().find(|known| known.rank == peer)
+            && known.heard < fingerprint::LEN
+        {
+            (said, heard) = (known.announcement, known.heard);
+        }
+        while heard < fingerprint::LEN {
+            match self.links.try_recv(peer, &mut said[heard..]) {
+                Ok(0) | Err(Closed) => break,
+                Ok(got) => heard += got,
+            }
+        }
+        self.failed(Question::Lost { peer, left: said == FAREWELL })
     }
 
     fn failed(&self, question: Question) -> Error {

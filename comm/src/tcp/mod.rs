@@ -122,8 +122,8 @@ impl Drop for Tcp {
     fn drop(&mut self) {
         // A rank that panics has not left, it has died: the others learn it from the connections that close.
         let died = std::thread::panicking();
-        if !died {
-            self.engine.take();
+        if !died && self.engine.take().is_some_and(Engine::close) {
+            self.bureau.say_farewell();
         }
         self.bureau.close(!died);
         if let Some(thread) = lock(&self.control).take() {
