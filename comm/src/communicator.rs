@@ -82,7 +82,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// Those of [`Communicator::submit`].
     fn all_gather(&self, output: &Tensor, input: &Tensor) -> Result<Work> {
-        self.submit(Operation::AllGather { output: output.clone(), input: input.clone() })
+        self.submit(Operation::AllGather { output: output.clone(), input: input.clone(), counts: None })
     }
 
     /// `output` becomes this rank's part of the reduction of all inputs.
@@ -96,7 +96,193 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// Those of [`Communicator::submit`].
     fn reduce_scatter(&self, output: &Tensor, input: &Tensor, op: ReduceOp) -> Result<Work> {
-        self.submit(Operation::ReduceScatter { output: output.clone(), input: input.clone(), op })
+        self.submit(Operation::ReduceScatter {
+            output: output.clone(),
+            input: input.clone(),
+            op,
+            counts: None,
+        })
+    }
+
+    /// As [`Communicator::all_gather`], with inputs of different lengths.
+    ///
+    /// # Shapes
+    /// `input` on rank r has `counts[r]` elements, `output` all of them. `counts` is the same list on every rank.
+    ///
+    /// # Cost
+    /// Ring: P-1 steps; each rank sends all parts but that of the next rank.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' `counts` differ.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use comm::{Communicator, Local};
+    ///
+    /// let gathered = Local::run(3, |comm| {
+    ///     let input = Tensor::full(comm.rank() as u32, comm.rank(), &Device::Cpu)?;
+    ///     let output = Tensor::zeros(3, DType::U32, &Device::Cpu)?;
+    ///     comm.all_gather_v(&output, &input, &[0, 1, 2])?.wait()?;
+    ///     Ok(output.to_vec1::<u32>()?)
+    /// })?;
+    /// assert_eq!(gathered, vec![vec![1, 2, 2]; 3]);
+    /// # Ok::<(), comm::Error>(())
+    /// ```
+    fn all_gather_v(&self, output: &Tensor, input: &Tensor, counts: &[usize]) -> Result<Work> {
+        let counts = Some(counts.to_vec());
+        self.submit(Operation::AllGather { output: output.clone(), input: input.clone(), counts })
+    }
+
+    /// As [`Communicator::reduce_scatter`], with parts of different lengths.
+    ///
+    /// # Shapes
+    /// `output` on rank r has `counts[r]` elements, `input` all of them. `counts` is the same list on every rank.
+    ///
+    /// # Cost
+    /// Ring: P-1 steps; each rank sends all parts but its own.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' `counts` differ.
+    fn reduce_scatter_v(
+        &self,
+        output: &Tensor,
+        input: &Tensor,
+        op: ReduceOp,
+        counts: &[usize],
+    ) -> Result<Work> {
+        let counts = Some(counts.to_vec());
+        self.submit(Operation::ReduceScatter { output: output.clone(), input: input.clone(), op, counts })
+    }
+
+    /// The `output` of rank `root` becomes the inputs of all ranks, one after the other.
+    ///
+    /// # Shapes
+    /// `output`, given on the root and only there, has `world_size` times the elements of `input`.
+    ///
+    /// # Cost
+    /// One step; each rank but the root sends its input, once.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`].
+    fn gather(&self, output: Option<&Tensor>, input: &Tensor, root: usize) -> Result<Work> {
+        let (output, input) = (output.cloned(), input.clone());
+        self.submit(Operation::Gather { output, input, root, counts: None })
+    }
+
+    /// As [`Communicator::gather`], with inputs of different lengths.
+    ///
+    /// # Shapes
+    /// `input` on rank r has `counts[r]` elements, `output` on the root all of them. `counts` is the same list on every
+    /// rank.
+    ///
+    /// # Cost
+    /// One step; each rank but the root sends its input, once.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' `counts` differ.
+    fn gather_v(
+        &self,
+        output: Option<&Tensor>,
+        input: &Tensor,
+        root: usize,
+        counts: &[usize],
+    ) -> Result<Work> {
+        let (output, input, counts) = (output.cloned(), input.clone(), Some(counts.to_vec()));
+        self.submit(Operation::Gather { output, input, root, counts })
+    }
+
+    /// Every rank's `output` becomes its part of the `input` of rank `root`.
+    ///
+    /// # Shapes
+    /// `input`, given on the root and only there, has `world_size` times the elements of `output`.
+    ///
+    /// # Cost
+    /// One step; the root sends S(P-1)/P bytes, where S is the size of `input`.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`].
+    fn scatter(&self, output: &Tensor, input: Option<&Tensor>, root: usize) -> Result<Work> {
+        let (output, input) = (output.clone(), input.cloned());
+        self.submit(Operation::Scatter { output, input, root, counts: None })
+    }
+
+    /// As [`Communicator::scatter`], with parts of different lengths.
+    ///
+    /// # Shapes
+    /// `output` on rank r has `counts[r]` elements, `input` on the root all of them. `counts` is the same list on every
+    /// rank.
+    ///
+    /// # Cost
+    /// One step; the root sends all parts but its own.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' `counts` differ.
+    fn scatter_v(
+        &self,
+        output: &Tensor,
+        input: Option<&Tensor>,
+        root: usize,
+        counts: &[usize],
+    ) -> Result<Work> {
+        let (output, input, counts) = (output.clone(), input.cloned(), Some(counts.to_vec()));
+        self.submit(Operation::Scatter { output, input, root, counts })
+    }
+
+    /// The r-th part of `output` becomes this rank's part of the `input` of rank r.
+    ///
+    /// # Shapes
+    /// Both have the same number of elements, a multiple of `world_size`, the same on every rank.
+    ///
+    /// # Cost
+    /// P-1 steps and S(P-1)/P bytes sent by each rank, where S is the size of `input`.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`].
+    fn all_to_all(&self, output: &Tensor, input: &Tensor) -> Result<Work> {
+        let (output, input) = (output.clone(), input.clone());
+        self.submit(Operation::AllToAll { output, input, output_counts: None, input_counts: None })
+    }
+
+    /// As [`Communicator::all_to_all`], with parts of different lengths. Each rank knows only its own counts.
+    ///
+    /// # Shapes
+    /// `input` has `input_counts[r]` elements for rank r, which must be `output_counts` of this rank over there.
+    ///
+    /// # Cost
+    /// P-1 steps; each rank sends all of its input but its own part.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where what one rank sends is not what
+    /// the other one expects.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use comm::{Communicator, Local};
+    ///
+    /// let received = Local::run(2, |comm| {
+    ///     // Rank 0 keeps one element and sends two; rank 1 sends none and keeps one.
+    ///     let (input, goes, comes) = match comm.rank() {
+    ///         0 => (vec![1u32, 2, 3], [1, 2], [1, 0]),
+    ///         _ => (vec![4], [0, 1], [2, 1]),
+    ///     };
+    ///     let input = Tensor::new(input, &Device::Cpu)?;
+    ///     let output = Tensor::zeros(comes[0] + comes[1], DType::U32, &Device::Cpu)?;
+    ///     comm.all_to_all_v(&output, &input, &comes, &goes)?.wait()?;
+    ///     Ok(output.to_vec1::<u32>()?)
+    /// })?;
+    /// assert_eq!(received, [vec![1], vec![2, 3, 4]]);
+    /// # Ok::<(), comm::Error>(())
+    /// ```
+    fn all_to_all_v(
+        &self,
+        output: &Tensor,
+        input: &Tensor,
+        output_counts: &[usize],
+        input_counts: &[usize],
+    ) -> Result<Work> {
+        let (output, input) = (output.clone(), input.clone());
+        let (output_counts, input_counts) = (Some(output_counts.to_vec()), Some(input_counts.to_vec()));
+        self.submit(Operation::AllToAll { output, input, output_counts, input_counts })
     }
 
     /// No rank's barrier is done before every rank has called it.

@@ -1,10 +1,14 @@
 //! Runs a schedule over the links, whatever they are: greets, sends, receives and reduces, and never waits for ever.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use crate::element::{Element, combine};
+use candle_core::DType;
+
+use crate::element::{combine_bytes, divide_bytes};
 use crate::fingerprint::{self, Fingerprint};
 use crate::links::{Closed, Links, Wait};
+use crate::memory::Memory;
 use crate::patience::Patience;
 use crate::schedule::{Combine, Schedule, Step, Transfer};
 use crate::supervisor::Supervisor;
@@ -35,8 +39,8 @@ pub(crate) struct Executor<L> {
 /// What is the same for all steps of a call.
 struct Call {
     fingerprint: Fingerprint,
-    announcement: [u8; fingerprint::LEN],
     op: ReduceOp,
+    dtype: DType,
     world_size: usize,
     peers: Vec<Peer>,
 }
@@ -44,9 +48,12 @@ struct Call {
 /// How far the announcements between this rank and one peer have come, in bytes.
 struct Peer {
     rank: usize,
+    /// The call as this rank announces it to the peer, and the peer must announce it to this rank.
+    fingerprint: Fingerprint,
+    mine: [u8; fingerprint::LEN],
     told: usize,
-    heard: usize,
     announcement: [u8; fingerprint::LEN],
+    heard: usize,
 }
 
 struct Sending {
@@ -55,99 +62,114 @@ struct Sending {
     end: usize,
 }
 
+/// All in bytes.
 struct Receiving {
     from: usize,
-    /// Elements.
     first: usize,
-    /// Bytes.
     len: usize,
     got: usize,
-    /// Bytes of `got` that have been reduced.
+    /// Where what it is reduced with begins: `first`, unless that stays as it is.
+    mine: usize,
+    /// How much of `got` has been reduced.
     reduced: usize,
     combine: Combine,
     /// What is there must be sent first, so reduction waits for the end of the step.
     deferred: bool,
 }
 
+/// What an executor runs beside the schedule.
+pub(crate) struct Task<'a> {
+    pub(crate) fingerprint: Fingerprint,
+    /// What the ranks of a pair must agree on beyond the fingerprint, by peer; empty where that is nothing.
+    pub(crate) pairs: &'a [u64],
+    pub(crate) op: ReduceOp,
+    /// The elements that the schedule counts.
+    pub(crate) dtype: DType,
+}
+
 impl<L: Links> Executor<L> {
     pub(crate) fn new(links: L, supervisor: Arc<dyn Supervisor>, world_size: usize) -> Self {
         let fingerprint = Fingerprint::new(fingerprint::Kind::Barrier, 0);
-        let announcement = fingerprint.encode();
-        let call = Call { fingerprint, announcement, op: ReduceOp::Sum, world_size, peers: Vec::new() };
+        let (op, dtype) = (ReduceOp::Sum, DType::U8);
+        let call = Call { fingerprint, op, dtype, world_size, peers: Vec::new() };
         let (sends, receives, scratch, waits) = Default::default();
         Self { links, supervisor, call, sends, receives, scratch, waits, bytes_sent: 0, bytes_received: 0 }
     }
 
-    /// Does this rank's part of `call` on `data`.
-    pub(crate) fn run<T: Element>(
+    /// Does this rank's part of a call on `memory`.
+    pub(crate) fn run(
         &mut self,
-        fingerprint: Fingerprint,
+        task: &Task<'_>,
         schedule: &Schedule,
-        op: ReduceOp,
-        data: &mut [T],
+        memory: &mut Memory<'_>,
     ) -> Result<()> {
-        self.greet(fingerprint, schedule, op);
+        self.greet(task, schedule);
+        let size = task.dtype.size_in_bytes();
         for (index, step) in schedule.steps.iter().enumerate() {
-            self.prepare(step, size_of::<T>(), index == 0);
-            self.transfer(data)?;
-            self.reduce_deferred(data);
-            if self.call.op == ReduceOp::Avg {
-                data[step.finished.clone()]
-                    .iter_mut()
-                    .for_each(|element| *element = element.divide(self.call.world_size));
+            self.prepare(step, index == 0, memory)?;
+            self.transfer(memory)?;
+            self.reduce_deferred(memory)?;
+            if task.op == ReduceOp::Avg {
+                let finished = step.finished.start * size..step.finished.end * size;
+                let by = self.call.world_size;
+                memory.write_all(finished, |_, bytes| divide_bytes(task.dtype, by, bytes))?;
             }
         }
         // Ranks that we only sent to have announced their calls, too.
         self.sends.clear();
         self.receives.clear();
         let unheard = self.call.peers.iter().filter(|peer| peer.heard < fingerprint::LEN);
-        self.receives.extend(unheard.map(|peer| Receiving::new(peer.rank, 0, 0, Combine::Replace, false)));
-        self.transfer(data)
+        self.receives.extend(unheard.map(|peer| Receiving::new(peer.rank, 0..0, 0, Combine::Replace)));
+        self.transfer(memory)
     }
 
     /// Sets up the announcements of a call: in both directions between any two ranks that exchange anything, so that a
     /// mismatch shows on both. A message is announced by its sender only.
-    fn greet(&mut self, fingerprint: Fingerprint, schedule: &Schedule, op: ReduceOp) {
-        self.call.fingerprint = fingerprint;
-        self.call.announcement = fingerprint.encode();
-        self.call.op = op;
+    fn greet(&mut self, task: &Task<'_>, schedule: &Schedule) {
+        self.call.fingerprint = task.fingerprint;
+        (self.call.op, self.call.dtype) = (task.op, task.dtype);
         self.call.peers.clear();
-        let one_way = fingerprint.is_message();
+        let one_way = task.fingerprint.is_message();
         self.call.peers.extend(schedule.peers().into_iter().map(|rank| {
-            let sends = schedule
-                .steps
-                .iter()
-                .flat_map(|step| &step.transfers)
-                .any(|t| matches!(t, Transfer::Send { to, .. } if *to == rank));
+            let sends = || schedule.transfers().any(|transfer| transfer.peer() == Some((rank, true)));
+            let one_way_out = one_way && sends();
             let done = |done: bool| if done { fingerprint::LEN } else { 0 };
+            let fingerprint = match task.pairs.get(rank) {
+                Some(pair) => task.fingerprint.detail(*pair),
+                None => task.fingerprint,
+            };
             Peer {
                 rank,
-                told: done(one_way && !sends),
-                heard: done(one_way && sends),
+                fingerprint,
+                mine: fingerprint.encode(),
+                told: done(one_way && !one_way_out),
                 announcement: [0; fingerprint::LEN],
+                heard: done(one_way_out),
             }
         }));
     }
 
-    fn prepare(&mut self, step: &Step, size: usize, first: bool) {
+    fn prepare(&mut self, step: &Step, first: bool, memory: &mut Memory<'_>) -> Result<()> {
         self.sends.clear();
         self.receives.clear();
+        let size = self.call.dtype.size_in_bytes();
         for transfer in &step.transfers {
-            match transfer {
+            let (from, range, mine, combine) = match transfer {
                 Transfer::Send { to, range } => {
                     self.sends.push(Sending { to: *to, at: range.start * size, end: range.end * size });
+                    continue;
                 }
-                Transfer::Recv { from, range, combine } => {
-                    let deferred = *combine != Combine::Replace && step.overlaps(range);
-                    self.receives.push(Receiving::new(
-                        *from,
-                        range.start,
-                        range.len() * size,
-                        *combine,
-                        deferred,
-                    ));
+                Transfer::Copy { range, to } => {
+                    memory.copy(range.start * size..range.end * size, to * size)?;
+                    continue;
                 }
-            }
+                Transfer::Recv { from, range, combine } => (from, range, range.start, combine),
+                Transfer::Fold { from, range, mine, combine } => (from, range, *mine, combine),
+            };
+            let bytes = range.start * size..range.end * size;
+            let mut receive = Receiving::new(*from, bytes, mine * size, *combine);
+            receive.deferred = *combine != Combine::Replace && step.overlaps(range);
+            self.receives.push(receive);
         }
         if first {
             // Announce the call at once to those who get no data yet.
@@ -157,14 +179,15 @@ impl<L: Links> Executor<L> {
                 }
             }
         }
+        Ok(())
     }
 
     /// Moves bytes until all sends and receives of the step are done.
-    fn transfer<T: Element>(&mut self, data: &mut [T]) -> Result<()> {
+    fn transfer(&mut self, memory: &mut Memory<'_>) -> Result<()> {
         let mut patience = Patience::new(self.links.spins());
         loop {
             self.waits.clear();
-            let moved = self.send_some(data)? | self.receive_some(data)?;
+            let moved = self.send_some(memory)? | self.receive_some(memory)?;
             if self.waits.is_empty() {
                 return Ok(());
             }
@@ -176,16 +199,17 @@ impl<L: Links> Executor<L> {
         }
     }
 
-    fn send_some<T: Element>(&mut self, data: &[T]) -> Result<bool> {
-        let bytes: &[u8] = bytemuck::cast_slice(data);
+    fn send_some(&mut self, memory: &Memory<'_>) -> Result<bool> {
         let mut moved = false;
         for send in &mut self.sends {
             let Some(peer) = self.call.peers.iter_mut().find(|peer| peer.rank == send.to) else { continue };
-            let head = &self.call.announcement[peer.told..];
+            let head = &peer.mine[peer.told..];
             if head.is_empty() && send.at == send.end {
                 continue;
             }
-            let Ok(sent) = self.links.try_send(send.to, head, &bytes[send.at..send.end]) else {
+            let links = &mut self.links;
+            let result = memory.read(send.at..send.end, |bytes| links.try_send(send.to, head, bytes))?;
+            let Ok(sent) = result else {
                 let to = send.to;
                 return Err(self.lost(to));
             };
@@ -201,13 +225,13 @@ impl<L: Links> Executor<L> {
         Ok(moved)
     }
 
-    fn receive_some<T: Element>(&mut self, data: &mut [T]) -> Result<bool> {
+    fn receive_some(&mut self, memory: &mut Memory<'_>) -> Result<bool> {
         let mut moved = false;
         for index in 0..self.receives.len() {
             let from = self.receives[index].from;
             let heard = self.hear(from)?;
             if heard.is_none() || self.receives[index].got < self.receives[index].len {
-                let got = if heard.is_some() { self.receive(index, data)? } else { 0 };
+                let got = if heard.is_some() { self.receive(index, memory)? } else { 0 };
                 moved |= got > 0 || heard == Some(true);
                 if heard.is_none() || self.receives[index].got < self.receives[index].len {
                     self.waits.push(Wait { peer: from, read: true, write: false });
@@ -232,7 +256,7 @@ impl<L: Links> Executor<L> {
         if peer.heard < fingerprint::LEN {
             return Ok(None);
         }
-        let mine = self.call.fingerprint;
+        let mine = peer.fingerprint;
         match Fingerprint::decode(&peer.announcement) {
             Some(theirs) if theirs == mine => Ok(Some(true)),
             Some(theirs) => Err(self.failed(Question::Mismatch { peer: from, mine, theirs })),
@@ -244,12 +268,11 @@ impl<L: Links> Executor<L> {
     }
 
     /// Takes in some bytes of one receive; those to be reduced go through the scratch.
-    fn receive<T: Element>(&mut self, index: usize, data: &mut [T]) -> Result<usize> {
-        let receive = &mut self.receives[index];
-        let size = size_of::<T>();
-        let target = &mut data[receive.first..receive.first + receive.len / size];
+    fn receive(&mut self, index: usize, memory: &mut Memory<'_>) -> Result<usize> {
+        let (receive, links) = (&mut self.receives[index], &mut self.links);
         let result = if receive.combine == Combine::Replace {
-            self.links.try_recv(receive.from, &mut bytemuck::cast_slice_mut(target)[receive.got..])
+            let rest = receive.first + receive.got..receive.first + receive.len;
+            memory.write(rest, |bytes| links.try_recv(receive.from, bytes))?
         } else {
             let room = if receive.deferred { receive.len } else { receive.len.min(SEGMENT) };
             if self.scratch.len() <= index {
@@ -262,7 +285,7 @@ impl<L: Links> Executor<L> {
             let bytes: &mut [u8] = bytemuck::cast_slice_mut(scratch);
             let waiting = receive.got - receive.reduced;
             let end = room.min(waiting + receive.len - receive.got);
-            self.links.try_recv(receive.from, &mut bytes[waiting..end])
+            links.try_recv(receive.from, &mut bytes[waiting..end])
         };
         let Ok(got) = result else {
             let from = receive.from;
@@ -271,18 +294,18 @@ impl<L: Links> Executor<L> {
         receive.got += got;
         self.bytes_received += got as u64;
         if receive.combine != Combine::Replace && !receive.deferred {
-            receive.reduce(self.call.op, &mut self.scratch[index], target);
+            receive.reduce(&self.call, &mut self.scratch[index], memory)?;
         }
         Ok(got)
     }
 
-    fn reduce_deferred<T: Element>(&mut self, data: &mut [T]) {
-        for (index, receive) in
-            self.receives.iter_mut().enumerate().filter(|(_, receive)| receive.deferred && receive.len > 0)
-        {
-            let target = &mut data[receive.first..receive.first + receive.len / size_of::<T>()];
-            receive.reduce(self.call.op, &mut self.scratch[index], target);
+    fn reduce_deferred(&mut self, memory: &mut Memory<'_>) -> Result<()> {
+        for (index, receive) in self.receives.iter_mut().enumerate() {
+            if receive.deferred && receive.len > 0 {
+                receive.reduce(&self.call, &mut self.scratch[index], memory)?;
+            }
         }
+        Ok(())
     }
 
     /// Nothing can be sent to `peer` any more. It may have said before why.
@@ -308,21 +331,35 @@ impl<L: Links> Executor<L> {
 }
 
 impl Receiving {
-    fn new(from: usize, first: usize, len: usize, combine: Combine, deferred: bool) -> Self {
-        Self { from, first, len, got: 0, reduced: 0, combine, deferred }
+    fn new(from: usize, range: Range<usize>, mine: usize, combine: Combine) -> Self {
+        let (first, len) = (range.start, range.len());
+        Self { from, first, len, got: 0, mine, reduced: 0, combine, deferred: false }
     }
 
     /// Reduces the whole elements that wait in the scratch, and moves the rest to its front.
-    fn reduce<T: Element>(&mut self, op: ReduceOp, scratch: &mut [u64], target: &mut [T]) {
-        let size = size_of::<T>();
+    fn reduce(&mut self, call: &Call, scratch: &mut [u64], memory: &mut Memory<'_>) -> Result<()> {
         let waiting = self.got - self.reduced;
-        let whole = waiting / size;
-        let theirs: &[T] = bytemuck::cast_slice(scratch);
-        let done = self.reduced / size;
-        combine(op, self.combine, &mut target[done..done + whole], &theirs[..whole]);
-        self.reduced += whole * size;
-        if waiting > whole * size {
-            bytemuck::cast_slice_mut::<u64, u8>(scratch).copy_within(whole * size..waiting, 0);
+        let whole = waiting - waiting % call.dtype.size_in_bytes();
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(scratch);
+        let theirs = &mut bytes[..whole];
+        let at = |start: usize| start + self.reduced..start + self.reduced + whole;
+        if self.mine == self.first {
+            memory.write_all(at(self.first), |done, mine| {
+                combine_bytes(call.dtype, call.op, self.combine, mine, &theirs[done..done + mine.len()]);
+            })?;
+        } else {
+            // Seen from the scratch, the roles are exchanged.
+            let combine =
+                if self.combine == Combine::TheirsFirst { Combine::MineFirst } else { Combine::TheirsFirst };
+            memory.read_all(at(self.mine), |done, mine| {
+                combine_bytes(call.dtype, call.op, combine, &mut theirs[done..done + mine.len()], mine);
+            })?;
+            memory.write_all(at(self.first), |done, target| {
+                target.copy_from_slice(&theirs[done..done + target.len()]);
+            })?;
         }
+        self.reduced += whole;
+        bytes.copy_within(whole..waiting, 0);
+        Ok(())
     }
 }

@@ -30,7 +30,7 @@ pub fn all_gather_object<T: Serialize + DeserializeOwned>(
     let world_size = comm.world_size();
     let lengths = Tensor::zeros(world_size, candle_core::DType::I64, &Device::Cpu)?;
     let own = Tensor::new(&[bytes.len() as i64], &Device::Cpu)?;
-    comm.run(Operation::AllGather { output: lengths.clone(), input: own })?;
+    comm.run(Operation::AllGather { output: lengths.clone(), input: own, counts: None })?;
     let lengths: Vec<usize> = lengths.to_vec1::<i64>()?.into_iter().map(|len| len as usize).collect();
     let longest = lengths.iter().copied().max().unwrap_or(0);
     bytes.resize(longest, 0);
@@ -38,6 +38,7 @@ pub fn all_gather_object<T: Serialize + DeserializeOwned>(
     comm.run(Operation::AllGather {
         output: all.clone(),
         input: Tensor::from_vec(bytes, longest, &Device::Cpu)?,
+        counts: None,
     })?;
     let all = all.flatten_all()?.to_vec1::<u8>()?;
     let value_of =

@@ -1,18 +1,16 @@
-//! Turns an operation on tensors into a call: its fingerprint, its schedule, and the buffer the schedule works on.
+//! Runs operations: gives each its fingerprint, and has the executor carry out its plan.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use candle_core::Tensor;
 
-use crate::element::Element;
-use crate::executor::Executor;
-use crate::fingerprint::{Fingerprint, Kind};
+use crate::executor::{Executor, Task};
+use crate::fingerprint::{Fingerprint, Kind, digest};
 use crate::links::Links;
-use crate::schedule::{Combine, Schedule, Step, Transfer, part};
-use crate::storage::{self, Visitor};
+use crate::plan::{Plan, Planner};
 use crate::supervisor::Supervisor;
-use crate::{Operation, ReduceOp, Result, Stats, algorithm};
+use crate::{Operation, Result, Stats};
 
 /// Runs operations one after the other, on whatever thread calls it.
 pub(crate) trait Run: Send {
@@ -58,8 +56,18 @@ impl<L: Links> Runner<L> {
             Operation::AllReduce { tensor, op } => call(Kind::AllReduce, tensor).reduce(*op),
             Operation::Reduce { tensor, op, root } => call(Kind::Reduce, tensor).reduce(*op).root(*root),
             Operation::Broadcast { tensor, root } => call(Kind::Broadcast, tensor).root(*root),
-            Operation::AllGather { input, .. } => call(Kind::AllGather, input),
-            Operation::ReduceScatter { output, op, .. } => call(Kind::ReduceScatter, output).reduce(*op),
+            Operation::AllGather { input, counts, .. } => divided(call(Kind::AllGather, input), counts),
+            Operation::ReduceScatter { output, op, counts, .. } => {
+                divided(call(Kind::ReduceScatter, output).reduce(*op), counts)
+            }
+            Operation::Gather { input, root, counts, .. } => {
+                divided(call(Kind::Gather, input).root(*root), counts)
+            }
+            Operation::Scatter { output, root, counts, .. } => {
+                divided(call(Kind::Scatter, output).root(*root), counts)
+            }
+            // How much goes where, only the two ranks know that it concerns: see `Plan::pairs`.
+            Operation::AllToAll { input, .. } => call(Kind::AllToAll, input).tensor(input.dtype(), 0),
             Operation::Barrier | Operation::Send { .. } | Operation::Recv { .. } => {
                 Fingerprint::new(Kind::Barrier, self.sequence)
             }
@@ -67,65 +75,19 @@ impl<L: Links> Runner<L> {
     }
 
     fn execute(&mut self, operation: &Operation, fingerprint: Fingerprint) -> Result<()> {
-        let (name, rank, world_size) = (operation.name(), self.rank, self.world_size);
-        let executor = &mut self.executor;
-        match operation {
-            Operation::AllReduce { tensor, op } => {
-                let work = Scheduled::<_, _, true> {
-                    executor,
-                    fingerprint,
-                    op: *op,
-                    schedule: |len, size| algorithm::all_reduce(rank, world_size, len, size),
-                    on_copy: false,
-                };
-                storage::visit(tensor, name, work)
-            }
-            Operation::Reduce { tensor, op, root } => {
-                let schedule = |len, _| algorithm::binomial_reduce::schedule(rank, world_size, len, *root);
-                let on_copy = rank != *root;
-                storage::visit(
-                    tensor,
-                    name,
-                    Scheduled::<_, _, true> { executor, fingerprint, op: *op, schedule, on_copy },
-                )
-            }
-            Operation::Broadcast { tensor, root } => {
-                let schedule = |len, _| algorithm::binomial_broadcast::schedule(rank, world_size, len, *root);
-                storage::visit(tensor, name, plain(executor, fingerprint, schedule))
-            }
-            Operation::AllGather { output, input } => {
-                let own = storage::bytes(input, name)?;
-                let own_part = part(output.elem_count(), world_size, rank).start;
-                storage::visit(output, name, Fill { first: own_part, bytes: &own })?;
-                let schedule = |len, _| algorithm::ring_all_gather::schedule(rank, world_size, len);
-                storage::visit(output, name, plain(executor, fingerprint, schedule))
-            }
-            Operation::ReduceScatter { output, input, op } => {
-                let sums = input.copy().map_err(|source| storage::tensor_error(name, source))?;
-                let schedule = |len, _| algorithm::ring_reduce_scatter::schedule(rank, world_size, len);
-                let work =
-                    Scheduled::<_, _, true> { executor, fingerprint, op: *op, schedule, on_copy: false };
-                storage::visit(&sums, name, work)?;
-                let own = part(sums.elem_count(), world_size, rank);
-                let own = sums.flatten_all().and_then(|sums| sums.narrow(0, own.start, own.len()));
-                let own = storage::bytes(&own.map_err(|source| storage::tensor_error(name, source))?, name)?;
-                storage::visit(output, name, Fill { first: 0, bytes: &own })
-            }
-            Operation::Barrier => {
-                let schedule = algorithm::dissemination_barrier::schedule(rank, world_size);
-                executor.run(fingerprint, &schedule, ReduceOp::Max, &mut [0u8])
-            }
-            Operation::Send { tensor, to } => {
-                let schedule = |len, _| message(Transfer::Send { to: *to, range: 0..len });
-                storage::visit(tensor, name, plain(executor, fingerprint, schedule))
-            }
-            Operation::Recv { tensor, from } => {
-                let schedule = |len, _| {
-                    message(Transfer::Recv { from: *from, range: 0..len, combine: Combine::Replace })
-                };
-                storage::visit(tensor, name, plain(executor, fingerprint, schedule))
-            }
-        }
+        let Plan { mut memory, schedule, dtype, op, pairs } =
+            Planner { rank: self.rank, world_size: self.world_size }.plan(operation)?;
+        let task = Task { fingerprint, pairs: &pairs, op, dtype };
+        self.executor.run(&task, &schedule, &mut memory)?;
+        memory.finish()
+    }
+}
+
+/// The elements of all parts, where they are uneven, in place of those of one.
+fn divided(call: Fingerprint, counts: &Option<Vec<usize>>) -> Fingerprint {
+    match counts {
+        None => call,
+        Some(counts) => call.elements(counts.iter().sum()).detail(digest(counts.iter().copied())),
     }
 }
 
@@ -150,60 +112,5 @@ impl<L: Links> Run for Runner<L> {
             bytes_received: self.executor.bytes_received,
             ..self.stats
         }
-    }
-}
-
-fn message(transfer: Transfer) -> Schedule {
-    Schedule { steps: vec![Step { transfers: vec![transfer], finished: 0..0 }] }
-}
-
-/// Runs a schedule on the elements of a tensor, of whatever type.
-struct Scheduled<'a, L, S, const WIDEN: bool> {
-    executor: &'a mut Executor<L>,
-    fingerprint: Fingerprint,
-    op: ReduceOp,
-    /// From the number of elements and the bytes of each.
-    schedule: S,
-    /// Leaves the tensor as it is.
-    on_copy: bool,
-}
-
-/// A call that only copies elements.
-fn plain<L, S>(
-    executor: &mut Executor<L>,
-    fingerprint: Fingerprint,
-    schedule: S,
-) -> Scheduled<'_, L, S, false> {
-    Scheduled { executor, fingerprint, op: ReduceOp::Sum, schedule, on_copy: false }
-}
-
-impl<L: Links, S: FnOnce(usize, usize) -> Schedule, const WIDEN: bool> Visitor
-    for Scheduled<'_, L, S, WIDEN>
-{
-    const WIDEN: bool = WIDEN;
-
-    fn visit<T: Element>(self, data: &mut [T]) -> Result<()> {
-        let schedule = (self.schedule)(data.len(), size_of::<T>());
-        if self.on_copy {
-            self.executor.run(self.fingerprint, &schedule, self.op, &mut data.to_vec())
-        } else {
-            self.executor.run(self.fingerprint, &schedule, self.op, data)
-        }
-    }
-}
-
-/// Overwrites elements from `first` on.
-struct Fill<'a> {
-    first: usize,
-    bytes: &'a [u8],
-}
-
-impl Visitor for Fill<'_> {
-    const WIDEN: bool = false;
-
-    fn visit<T: Element>(self, data: &mut [T]) -> Result<()> {
-        let end = self.first + self.bytes.len() / size_of::<T>();
-        bytemuck::cast_slice_mut(&mut data[self.first..end]).copy_from_slice(self.bytes);
-        Ok(())
     }
 }

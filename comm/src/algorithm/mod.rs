@@ -2,7 +2,10 @@
 
 pub mod binomial_broadcast;
 pub mod binomial_reduce;
+pub mod direct_gather;
+pub mod direct_scatter;
 pub mod dissemination_barrier;
+pub mod pairwise_all_to_all;
 pub mod recursive_doubling;
 pub mod ring_all_gather;
 pub mod ring_all_reduce;

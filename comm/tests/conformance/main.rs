@@ -1,7 +1,10 @@
 //! What every backend must do alike: each collective over ranks, lengths, dtypes and ops, equal to a plain computation.
+#![allow(clippy::unwrap_used)]
 
 mod cases;
+mod moves;
 mod reference;
+mod uneven;
 
 use std::time::Duration;
 
@@ -74,6 +77,41 @@ macro_rules! suite {
             #[test]
             fn reduce_scatter() {
                 cases::reduce_scatter(&$backend);
+            }
+
+            #[test]
+            fn gather() {
+                moves::gather(&$backend);
+            }
+
+            #[test]
+            fn scatter() {
+                moves::scatter(&$backend);
+            }
+
+            #[test]
+            fn all_to_all() {
+                moves::all_to_all(&$backend);
+            }
+
+            #[test]
+            fn uneven_parts() {
+                uneven::collectives(&$backend);
+            }
+
+            #[test]
+            fn uneven_all_to_all() {
+                uneven::all_to_all(&$backend);
+            }
+
+            #[test]
+            fn counts_that_differ() {
+                uneven::mismatches(&$backend);
+            }
+
+            #[test]
+            fn views_of_one_storage() {
+                moves::views(&$backend);
             }
 
             #[test]

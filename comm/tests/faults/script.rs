@@ -77,11 +77,13 @@ pub(crate) fn operation(words: &[String], world_size: usize) -> Operation {
         ["all_gather", dtype, len] => Operation::AllGather {
             output: tensor(dtype, number(len) * world_size),
             input: tensor(dtype, number(len)),
+            counts: None,
         },
         ["reduce_scatter", dtype, len, op] => Operation::ReduceScatter {
             output: tensor(dtype, number(len)),
             input: tensor(dtype, number(len) * world_size),
             op: reduce_op(op),
+            counts: None,
         },
         ["barrier"] => Operation::Barrier,
         ["send", dtype, len, to] => Operation::Send { tensor: tensor(dtype, number(len)), to: number(to) },
