@@ -6,17 +6,72 @@ use candle_core::DType;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A field of an optimizer's configuration cannot be used.
-    #[error("{optimizer}: {field} is {got}; {help}")]
+    /// A field of a configuration cannot be used.
+    #[error("{of}: {field} is {got}; {help}")]
     InvalidConfig {
-        /// The optimizer.
-        optimizer: &'static str,
+        /// What is configured.
+        of: &'static str,
         /// The field of its configuration.
         field: &'static str,
         /// The value as it was given.
         got: f64,
         /// What would be accepted.
         help: &'static str,
+    },
+    /// A tensor has not the shape that an operation needs.
+    #[error("{operation}: {tensor} must be of shape {expected:?}, got {got:?}")]
+    Unfit {
+        /// The operation.
+        operation: &'static str,
+        /// Which of its tensors.
+        tensor: &'static str,
+        /// The shape that would fit.
+        expected: Vec<usize>,
+        /// The shape that it has.
+        got: Vec<usize>,
+    },
+    /// Two tensors that an operation takes together differ in dtype.
+    #[error("{operation}: {tensor} is {got:?}, the input {expected:?}; convert one of them with to_dtype")]
+    OtherDType {
+        /// The operation.
+        operation: &'static str,
+        /// Which of its tensors.
+        tensor: &'static str,
+        /// The input's dtype.
+        expected: DType,
+        /// The tensor's dtype.
+        got: DType,
+    },
+    /// An operation on real numbers was given others.
+    #[error("{operation} takes f16, bf16, f32 or f64, got {got:?}")]
+    NotReal {
+        /// The operation.
+        operation: &'static str,
+        /// The dtype that it was given.
+        got: DType,
+    },
+    /// Target classes are whole numbers.
+    #[error("{operation} takes targets of u8, u32 or i64, got {got:?}")]
+    NotWhole {
+        /// The operation.
+        operation: &'static str,
+        /// The dtype that it was given.
+        got: DType,
+    },
+    /// A target is none of the classes.
+    #[error(
+        "the target of row {row} is {target}, which is none of the {classes} classes; rows to be left out are marked with \
+         ignore_index, which is {ignore_index:?}"
+    )]
+    NoClass {
+        /// The row, counted over all dimensions but the last.
+        row: usize,
+        /// Its target.
+        target: i64,
+        /// How many classes the logits have.
+        classes: usize,
+        /// The target that marks rows to be left out.
+        ignore_index: Option<i64>,
     },
     /// A gradient does not fit its parameter.
     #[error(

@@ -1,14 +1,16 @@
-//! What candle lacks for training: PyTorch's initial weights from a seed ([`TorchInit`]), and stochastic gradient
-//! descent with momentum ([`Sgd`]).
+//! What candle lacks for training, in pieces that stand alone.
 //!
-//! Each piece stands alone: `TorchInit` is a variable builder that any candle model takes, `Sgd` is a
-//! [`candle_nn::Optimizer`].
+//! - [`TorchInit`] is a variable builder that gives any candle model PyTorch's initial weights, from a seed.
+//! - [`LayerNorm`], [`softmax`], [`log_softmax`] and [`cross_entropy`] are fused and have gradients.
+//! - [`Sgd`] is a [`candle_nn::Optimizer`] with momentum.
 #![forbid(unsafe_code)]
 
 mod error;
 mod init;
+mod op;
 mod sgd;
 
 pub use error::{Error, Result};
 pub use init::TorchInit;
+pub use op::{LayerNorm, cross_entropy, layer_norm, log_softmax, softmax};
 pub use sgd::{Sgd, SgdConfig};

@@ -39,7 +39,7 @@ impl SgdConfig {
     /// [`Error::InvalidConfig`]: a value that is not finite, a negative one (but for `dampening`), or `nesterov` without
     /// momentum or with dampening.
     pub fn validate(&self) -> Result<()> {
-        let invalid = |field, got, help| Err(Error::InvalidConfig { optimizer: NAME, field, got, help });
+        let invalid = |field, got, help| Err(Error::InvalidConfig { of: NAME, field, got, help });
         let not_negative = [
             ("learning_rate", self.learning_rate),
             ("momentum", self.momentum),
