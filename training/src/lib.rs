@@ -2,14 +2,17 @@
 //!
 //! - [`TorchInit`] is a variable builder that gives any candle model PyTorch's initial weights, from a seed.
 //! - [`LayerNorm`], [`softmax`], [`log_softmax`] and [`cross_entropy`] are fused and have gradients.
+//! - [`Dropout`] takes its masks from a seed, so that ranks differ and runs repeat.
 //! - [`Sgd`] is a [`candle_nn::Optimizer`] with momentum.
 #![forbid(unsafe_code)]
 
+mod dropout;
 mod error;
 mod init;
 mod op;
 mod sgd;
 
+pub use dropout::Dropout;
 pub use error::{Error, Result};
 pub use init::TorchInit;
 pub use op::{LayerNorm, cross_entropy, layer_norm, log_softmax, softmax};
