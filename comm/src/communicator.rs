@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 
-use crate::{Operation, ReduceOp, Result, Work};
+use crate::{Message, Operation, ReduceOp, Result, Work};
 
 /// A group of ranks that talk. Rank r of `world_size` calls the same operations in the same order as the others.
 ///
@@ -52,7 +52,8 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// The tensor of rank `root` becomes the reduction of all; the others keep theirs.
     ///
     /// # Cost
-    /// Binomial tree: log2(P) steps; each rank but the root sends S bytes.
+    /// Binomial tree: log2(P) steps; each rank but the root sends S bytes. Large tensors: pipelined chain, in which no rank
+    /// sends or receives more than S bytes.
     ///
     /// # Errors
     /// Those of [`Communicator::submit`].
@@ -63,7 +64,8 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// Every rank's `tensor` becomes that of rank `root`, in place.
     ///
     /// # Cost
-    /// Binomial tree: log2(P) steps; the root sends S log2(P) bytes.
+    /// Binomial tree: log2(P) steps; the root sends S log2(P) bytes. Large tensors: pipelined chain, in which no rank sends
+    /// more than S bytes.
     ///
     /// # Errors
     /// Those of [`Communicator::submit`].
@@ -307,6 +309,60 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// Those of [`Communicator::submit`].
     fn recv(&self, tensor: &Tensor, from: usize) -> Result<Work> {
         self.submit(Operation::Recv { tensor: tensor.clone(), from })
+    }
+
+    /// Sends and receives several tensors at the same time: whatever the order of the messages, here and on the peers, no
+    /// two ranks wait for each other. Messages from one rank to another keep their order. The peers may use
+    /// [`Communicator::send`] and [`Communicator::recv`] as well.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`].
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use comm::{Communicator, Local, Message};
+    ///
+    /// let received = Local::run(2, |comm| {
+    ///     let peer = 1 - comm.rank();
+    ///     let mine = Tensor::new(&[comm.rank() as u32], &Device::Cpu)?;
+    ///     let theirs = Tensor::zeros(1, DType::U32, &Device::Cpu)?;
+    ///     let send = Message::Send { tensor: mine, to: peer };
+    ///     comm.batch(vec![send, Message::Recv { tensor: theirs.clone(), from: peer }])?.wait()?;
+    ///     Ok(theirs.to_vec1::<u32>()?[0])
+    /// })?;
+    /// assert_eq!(received, [1, 0]);
+    /// # Ok::<(), comm::Error>(())
+    /// ```
+    fn batch(&self, messages: Vec<Message>) -> Result<Work> {
+        self.submit(Operation::Batch { messages })
+    }
+
+    /// [`Communicator::all_reduce`] of several tensors as one operation: for many small ones as quick as for one.
+    ///
+    /// # Shapes
+    /// The same list on every rank, all of one dtype.
+    ///
+    /// # Cost
+    /// That of one tensor with all elements; nothing is copied together.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' lists differ.
+    fn all_reduce_coalesced(&self, tensors: &[Tensor], op: ReduceOp) -> Result<Work> {
+        self.submit(Operation::AllReduceCoalesced { tensors: tensors.to_vec(), op })
+    }
+
+    /// [`Communicator::broadcast`] of several tensors, of any dtypes, as one operation.
+    ///
+    /// # Shapes
+    /// The same list on every rank.
+    ///
+    /// # Cost
+    /// That of one tensor with all bytes; nothing is copied together.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' lists differ.
+    fn broadcast_coalesced(&self, tensors: &[Tensor], root: usize) -> Result<Work> {
+        self.submit(Operation::BroadcastCoalesced { tensors: tensors.to_vec(), root })
     }
 }
 

@@ -1,6 +1,7 @@
 //! What every backend must do alike: each collective over ranks, lengths, dtypes and ops, equal to a plain computation.
 #![allow(clippy::unwrap_used)]
 
+mod batch;
 mod cases;
 mod moves;
 mod reference;
@@ -110,6 +111,11 @@ macro_rules! suite {
             }
 
             #[test]
+            fn large_tensors_along_a_chain() {
+                moves::chain(&$backend);
+            }
+
+            #[test]
             fn views_of_one_storage() {
                 moves::views(&$backend);
             }
@@ -117,6 +123,21 @@ macro_rules! suite {
             #[test]
             fn messages() {
                 cases::messages(&$backend);
+            }
+
+            #[test]
+            fn batches() {
+                batch::rings(&$backend);
+            }
+
+            #[test]
+            fn batches_and_single_messages() {
+                batch::with_single_messages(&$backend);
+            }
+
+            #[test]
+            fn coalesced() {
+                batch::coalesced(&$backend);
             }
 
             #[test]
