@@ -1,8 +1,10 @@
 //! The trait that every backend implements and every strategy uses.
 
+use std::sync::Arc;
+
 use candle_core::Tensor;
 
-use crate::{Message, Operation, ReduceOp, Result, Work};
+use crate::{Message, Operation, ReduceOp, Result, Work, group};
 
 /// A group of ranks that talk. Rank r of `world_size` calls the same operations in the same order as the others.
 ///
@@ -20,6 +22,73 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
 
     /// Bytes and operations so far.
     fn stats(&self) -> Stats;
+
+    /// The members by their rank in the first group, that of all processes: `world_ranks()[r]` is rank r of this group.
+    fn world_ranks(&self) -> &[usize];
+
+    /// A group of `ranks` of this one, in which `ranks[r]` is rank r. To be called on those ranks and on no other, with the
+    /// same list, at the same place among their operations: [`Communicator::new_group`] and [`Communicator::split`] see to
+    /// that.
+    ///
+    /// # Errors
+    /// This rank is not among `ranks`; whatever hinders the members from meeting.
+    fn subgroup(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>>;
+
+    /// A group of `ranks` of this one, in which `ranks[r]` is rank r; none on ranks that are not among them. Every rank of
+    /// this group must call it, with the same list.
+    ///
+    /// Groups are independent of each other: their operations run at the same time, and closing one, by dropping it,
+    /// leaves the others.
+    ///
+    /// # Cost
+    /// An all-gather of one number; then the members meet as at the start of a job.
+    ///
+    /// # Errors
+    /// A list that is empty, repeats a rank, or is not the same on every rank; whatever hinders the members from meeting.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use comm::{Communicator, Local, ReduceOp};
+    ///
+    /// let sums = Local::run(3, |comm| {
+    ///     let Some(pair) = comm.new_group(&[2, 0])? else { return Ok(None) };
+    ///     let tensor = Tensor::new(&[comm.rank() as u32], &Device::Cpu)?;
+    ///     pair.all_reduce(&tensor, ReduceOp::Sum)?.wait()?;
+    ///     Ok(Some((pair.rank(), tensor.to_vec1::<u32>()?[0])))
+    /// })?;
+    /// assert_eq!(sums, [Some((1, 2)), None, Some((0, 2))]);
+    /// # Ok::<(), comm::Error>(())
+    /// ```
+    fn new_group(&self, ranks: &[usize]) -> Result<Option<Arc<dyn Communicator>>> {
+        group::agree(self, ranks)?;
+        if ranks.contains(&self.rank()) { self.subgroup(ranks).map(Some) } else { Ok(None) }
+    }
+
+    /// Divides this group into one for each color, in which ranks are ordered by `key`, then by their rank here; a rank
+    /// without a color gets none. Every rank of this group must call it.
+    ///
+    /// # Cost
+    /// An all-gather of two numbers; then the members of each group meet as at the start of a job.
+    ///
+    /// # Errors
+    /// Whatever hinders the members from meeting.
+    ///
+    /// ```
+    /// use comm::{Communicator, Local};
+    ///
+    /// let rows = Local::run(4, |comm| {
+    ///     let row = comm.split(Some(comm.rank() / 2), comm.rank())?;
+    ///     Ok(row.map(|row| row.world_ranks().to_vec()))
+    /// })?;
+    /// assert_eq!(rows[3], Some(vec![2, 3]));
+    /// # Ok::<(), comm::Error>(())
+    /// ```
+    fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Arc<dyn Communicator>>> {
+        match group::of_color(self, color, key)? {
+            Some(members) => self.subgroup(&members).map(Some),
+            None => Ok(None),
+        }
+    }
 
     /// Puts an operation into the queue and returns at once.
     ///

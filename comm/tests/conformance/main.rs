@@ -3,6 +3,7 @@
 
 mod batch;
 mod cases;
+mod groups;
 mod moves;
 mod reference;
 mod uneven;
@@ -138,6 +139,21 @@ macro_rules! suite {
             #[test]
             fn coalesced() {
                 batch::coalesced(&$backend);
+            }
+
+            #[test]
+            fn groups() {
+                groups::at_the_same_time(&$backend);
+            }
+
+            #[test]
+            fn groups_that_close() {
+                groups::closing(&$backend);
+            }
+
+            #[test]
+            fn groups_that_are_refused() {
+                groups::mistakes(&$backend);
             }
 
             #[test]
