@@ -1,8 +1,10 @@
 //! The trait that every backend implements and every strategy uses.
 
+use std::sync::Arc;
+
 use candle_core::Tensor;
 
-use crate::{Operation, ReduceOp, Result, Work};
+use crate::{Message, Operation, ReduceOp, Result, Work, group};
 
 /// A group of ranks that talk. Rank r of `world_size` calls the same operations in the same order as the others.
 ///
@@ -20,6 +22,73 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
 
     /// Bytes and operations so far.
     fn stats(&self) -> Stats;
+
+    /// The members by their rank in the first group, that of all processes: `world_ranks()[r]` is rank r of this group.
+    fn world_ranks(&self) -> &[usize];
+
+    /// A group of `ranks` of this one, in which `ranks[r]` is rank r. To be called on those ranks and on no other, with the
+    /// same list, at the same place among their operations: [`Communicator::new_group`] and [`Communicator::split`] see to
+    /// that.
+    ///
+    /// # Errors
+    /// This rank is not among `ranks`; whatever hinders the members from meeting.
+    fn subgroup(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>>;
+
+    /// A group of `ranks` of this one, in which `ranks[r]` is rank r; none on ranks that are not among them. Every rank of
+    /// this group must call it, with the same list.
+    ///
+    /// Groups are independent of each other: their operations run at the same time, and closing one, by dropping it,
+    /// leaves the others.
+    ///
+    /// # Cost
+    /// An all-gather of one number; then the members meet as at the start of a job.
+    ///
+    /// # Errors
+    /// A list that is empty, repeats a rank, or is not the same on every rank; whatever hinders the members from meeting.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use comm::{Communicator, Local, ReduceOp};
+    ///
+    /// let sums = Local::run(3, |comm| {
+    ///     let Some(pair) = comm.new_group(&[2, 0])? else { return Ok(None) };
+    ///     let tensor = Tensor::new(&[comm.rank() as u32], &Device::Cpu)?;
+    ///     pair.all_reduce(&tensor, ReduceOp::Sum)?.wait()?;
+    ///     Ok(Some((pair.rank(), tensor.to_vec1::<u32>()?[0])))
+    /// })?;
+    /// assert_eq!(sums, [Some((1, 2)), None, Some((0, 2))]);
+    /// # Ok::<(), comm::Error>(())
+    /// ```
+    fn new_group(&self, ranks: &[usize]) -> Result<Option<Arc<dyn Communicator>>> {
+        group::agree(self, ranks)?;
+        if ranks.contains(&self.rank()) { self.subgroup(ranks).map(Some) } else { Ok(None) }
+    }
+
+    /// Divides this group into one for each color, in which ranks are ordered by `key`, then by their rank here; a rank
+    /// without a color gets none. Every rank of this group must call it.
+    ///
+    /// # Cost
+    /// An all-gather of two numbers; then the members of each group meet as at the start of a job.
+    ///
+    /// # Errors
+    /// Whatever hinders the members from meeting.
+    ///
+    /// ```
+    /// use comm::{Communicator, Local};
+    ///
+    /// let rows = Local::run(4, |comm| {
+    ///     let row = comm.split(Some(comm.rank() / 2), comm.rank())?;
+    ///     Ok(row.map(|row| row.world_ranks().to_vec()))
+    /// })?;
+    /// assert_eq!(rows[3], Some(vec![2, 3]));
+    /// # Ok::<(), comm::Error>(())
+    /// ```
+    fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Arc<dyn Communicator>>> {
+        match group::of_color(self, color, key)? {
+            Some(members) => self.subgroup(&members).map(Some),
+            None => Ok(None),
+        }
+    }
 
     /// Puts an operation into the queue and returns at once.
     ///
@@ -52,7 +121,8 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// The tensor of rank `root` becomes the reduction of all; the others keep theirs.
     ///
     /// # Cost
-    /// Binomial tree: log2(P) steps; each rank but the root sends S bytes.
+    /// Binomial tree: log2(P) steps; each rank but the root sends S bytes. Large tensors: pipelined chain, in which no rank
+    /// sends or receives more than S bytes.
     ///
     /// # Errors
     /// Those of [`Communicator::submit`].
@@ -63,7 +133,8 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// Every rank's `tensor` becomes that of rank `root`, in place.
     ///
     /// # Cost
-    /// Binomial tree: log2(P) steps; the root sends S log2(P) bytes.
+    /// Binomial tree: log2(P) steps; the root sends S log2(P) bytes. Large tensors: pipelined chain, in which no rank sends
+    /// more than S bytes.
     ///
     /// # Errors
     /// Those of [`Communicator::submit`].
@@ -307,6 +378,60 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// Those of [`Communicator::submit`].
     fn recv(&self, tensor: &Tensor, from: usize) -> Result<Work> {
         self.submit(Operation::Recv { tensor: tensor.clone(), from })
+    }
+
+    /// Sends and receives several tensors at the same time: whatever the order of the messages, here and on the peers, no
+    /// two ranks wait for each other. Messages from one rank to another keep their order. The peers may use
+    /// [`Communicator::send`] and [`Communicator::recv`] as well.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`].
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use comm::{Communicator, Local, Message};
+    ///
+    /// let received = Local::run(2, |comm| {
+    ///     let peer = 1 - comm.rank();
+    ///     let mine = Tensor::new(&[comm.rank() as u32], &Device::Cpu)?;
+    ///     let theirs = Tensor::zeros(1, DType::U32, &Device::Cpu)?;
+    ///     let send = Message::Send { tensor: mine, to: peer };
+    ///     comm.batch(vec![send, Message::Recv { tensor: theirs.clone(), from: peer }])?.wait()?;
+    ///     Ok(theirs.to_vec1::<u32>()?[0])
+    /// })?;
+    /// assert_eq!(received, [1, 0]);
+    /// # Ok::<(), comm::Error>(())
+    /// ```
+    fn batch(&self, messages: Vec<Message>) -> Result<Work> {
+        self.submit(Operation::Batch { messages })
+    }
+
+    /// [`Communicator::all_reduce`] of several tensors as one operation: for many small ones as quick as for one.
+    ///
+    /// # Shapes
+    /// The same list on every rank, all of one dtype.
+    ///
+    /// # Cost
+    /// That of one tensor with all elements; nothing is copied together.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' lists differ.
+    fn all_reduce_coalesced(&self, tensors: &[Tensor], op: ReduceOp) -> Result<Work> {
+        self.submit(Operation::AllReduceCoalesced { tensors: tensors.to_vec(), op })
+    }
+
+    /// [`Communicator::broadcast`] of several tensors, of any dtypes, as one operation.
+    ///
+    /// # Shapes
+    /// The same list on every rank.
+    ///
+    /// # Cost
+    /// That of one tensor with all bytes; nothing is copied together.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' lists differ.
+    fn broadcast_coalesced(&self, tensors: &[Tensor], root: usize) -> Result<Work> {
+        self.submit(Operation::BroadcastCoalesced { tensors: tensors.to_vec(), root })
     }
 }
 

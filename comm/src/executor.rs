@@ -1,5 +1,9 @@
 //! Runs a schedule over the links, whatever they are: greets, sends, receives and reduces, and never waits for ever.
 
+mod exchange;
+
+pub(crate) use exchange::Parcel;
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -124,28 +128,18 @@ impl<L: Links> Executor<L> {
     }
 
     /// Sets up the announcements of a call: in both directions between any two ranks that exchange anything, so that a
-    /// mismatch shows on both. A message is announced by its sender only.
+    /// mismatch shows on both.
     fn greet(&mut self, task: &Task<'_>, schedule: &Schedule) {
         self.call.fingerprint = task.fingerprint;
         (self.call.op, self.call.dtype) = (task.op, task.dtype);
         self.call.peers.clear();
-        let one_way = task.fingerprint.is_message();
         self.call.peers.extend(schedule.peers().into_iter().map(|rank| {
-            let sends = || schedule.transfers().any(|transfer| transfer.peer() == Some((rank, true)));
-            let one_way_out = one_way && sends();
-            let done = |done: bool| if done { fingerprint::LEN } else { 0 };
             let fingerprint = match task.pairs.get(rank) {
                 Some(pair) => task.fingerprint.detail(*pair),
                 None => task.fingerprint,
             };
-            Peer {
-                rank,
-                fingerprint,
-                mine: fingerprint.encode(),
-                told: done(one_way && !one_way_out),
-                announcement: [0; fingerprint::LEN],
-                heard: done(one_way_out),
-            }
+            let (mine, announcement) = (fingerprint.encode(), [0; fingerprint::LEN]);
+            Peer { rank, fingerprint, mine, told: 0, announcement, heard: 0 }
         }));
     }
 

@@ -158,6 +158,11 @@ pub(crate) fn digest(numbers: impl IntoIterator<Item = usize>) -> u64 {
     (u64::from_le_bytes(first) & DETAIL_MASK).max(1)
 }
 
+/// A number for each dtype that can be sent.
+pub(crate) fn dtype_number(dtype: DType) -> usize {
+    position(&DTYPES, &dtype).map_or(usize::MAX, usize::from)
+}
+
 /// Whether tensors of this dtype can be sent.
 pub(crate) fn supports(dtype: DType) -> bool {
     position(&DTYPES, &dtype).is_some()

@@ -84,6 +84,11 @@ impl<'a> Memory<'a> {
         self
     }
 
+    /// Bytes in all.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
     /// Lets `look` see the bytes of `range`: all, or as many of the first as lie together, at least one where there is one.
     pub(crate) fn read<R>(&self, range: Range<usize>, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
         let Some(piece) = self.pieces.get(self.find(&range)) else { return Ok(look(&[])) };

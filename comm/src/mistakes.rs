@@ -30,21 +30,7 @@ impl Operation {
             | Operation::Scatter { output: part, input: whole, root, counts } => {
                 self.check_rank(*root, world_size)?;
                 self.check_root(whole.is_some(), rank == *root)?;
-                let names = match self {
-                    Operation::Gather { .. } => ["output", "input"],
-                    _ => ["input", "output"],
-                };
-                match (whole, counts) {
-                    (Some(whole), _) => {
-                        let (whole, part) = ((names[0], whole), (names[1], part));
-                        self.check_parts(whole, part, counts.as_deref(), rank, world_size)
-                    }
-                    (None, Some(counts)) => {
-                        self.check_counts(counts, world_size)?;
-                        self.check_elements(names[1], part, counts[rank])
-                    }
-                    (None, None) => Ok(()),
-                }
+                self.check_rooted(whole.as_ref(), part, counts.as_deref(), rank, world_size)
             }
             Operation::AllToAll { output, input, output_counts, input_counts } => {
                 self.check_dtypes(output, input)?;
@@ -55,13 +41,16 @@ impl Operation {
                 if expected == got { Ok(()) } else { Err(self.wrong_count(what, expected, got)) }
             }
             Operation::Barrier => Ok(()),
+            Operation::AllReduceCoalesced { tensors, op } => tensors.iter().try_for_each(|tensor| {
+                self.check_dtypes(&tensors[0], tensor)?;
+                self.check_reduce(tensor, *op)
+            }),
+            Operation::BroadcastCoalesced { root, .. } => self.check_rank(*root, world_size),
             Operation::Send { to: peer, .. } | Operation::Recv { from: peer, .. } => {
-                self.check_rank(*peer, world_size)?;
-                if *peer == rank {
-                    let help = "a rank cannot exchange messages with itself";
-                    return Err(Error::invalid(self.name(), format!("rank {peer}"), help));
-                }
-                Ok(())
+                self.check_peer(*peer, rank, world_size)
+            }
+            Operation::Batch { messages } => {
+                messages.iter().try_for_each(|message| self.check_peer(message.peer(), rank, world_size))
             }
         }
     }
@@ -106,6 +95,15 @@ impl Operation {
         Ok(())
     }
 
+    fn check_peer(&self, peer: usize, rank: usize, world_size: usize) -> Result<()> {
+        self.check_rank(peer, world_size)?;
+        if peer == rank {
+            let help = "a rank cannot exchange messages with itself";
+            return Err(Error::invalid(self.name(), format!("rank {peer}"), help));
+        }
+        Ok(())
+    }
+
     fn check_root(&self, has_whole: bool, is_root: bool) -> Result<()> {
         let got = match (has_whole, is_root) {
             (true, false) => "a tensor for all ranks on a rank that is not the root",
@@ -113,6 +111,31 @@ impl Operation {
             _ => return Ok(()),
         };
         Err(Error::invalid(self.name(), got, "give it on the root, and only there"))
+    }
+
+    /// Gather and scatter: the whole is on the root only.
+    fn check_rooted(
+        &self,
+        whole: Option<&Tensor>,
+        part: &Tensor,
+        counts: Option<&[usize]>,
+        rank: usize,
+        world_size: usize,
+    ) -> Result<()> {
+        let [whole_name, part_name] = match self {
+            Operation::Gather { .. } => ["output", "input"],
+            _ => ["input", "output"],
+        };
+        match (whole, counts) {
+            (Some(whole), _) => {
+                self.check_parts((whole_name, whole), (part_name, part), counts, rank, world_size)
+            }
+            (None, Some(counts)) => {
+                self.check_counts(counts, world_size)?;
+                self.check_elements(part_name, part, counts[rank])
+            }
+            (None, None) => Ok(()),
+        }
     }
 
     fn check_parts(

@@ -99,6 +99,20 @@ pub enum Operation {
         /// The elements that go to each rank; none where all parts are equal.
         input_counts: Option<Vec<usize>>,
     },
+    /// As [`Operation::AllReduce`], for each of several tensors.
+    AllReduceCoalesced {
+        /// All of one dtype; the same list of element counts on every rank.
+        tensors: Vec<Tensor>,
+        /// How to combine.
+        op: ReduceOp,
+    },
+    /// As [`Operation::Broadcast`], for each of several tensors.
+    BroadcastCoalesced {
+        /// The same list of element counts and dtypes on every rank.
+        tensors: Vec<Tensor>,
+        /// Whose values are sent.
+        root: usize,
+    },
     /// No rank goes on before all have come here.
     Barrier,
     /// Sends `tensor` to rank `to`, which must receive it.
@@ -115,6 +129,44 @@ pub enum Operation {
         /// The sender.
         from: usize,
     },
+    /// Sends and receives several tensors at the same time.
+    Batch {
+        /// Those from one rank to another in the order in which they are sent and received.
+        messages: Vec<Message>,
+    },
+}
+
+/// One of the messages of a batch.
+#[derive(Debug, Clone)]
+pub enum Message {
+    /// Sends `tensor` to rank `to`, which must receive it.
+    Send {
+        /// What to send.
+        tensor: Tensor,
+        /// The receiver.
+        to: usize,
+    },
+    /// Fills `tensor` with what rank `from` sends.
+    Recv {
+        /// Where to put it.
+        tensor: Tensor,
+        /// The sender.
+        from: usize,
+    },
+}
+
+impl Message {
+    pub(crate) fn tensor(&self) -> &Tensor {
+        match self {
+            Message::Send { tensor, .. } | Message::Recv { tensor, .. } => tensor,
+        }
+    }
+
+    pub(crate) fn peer(&self) -> usize {
+        match self {
+            Message::Send { to: peer, .. } | Message::Recv { from: peer, .. } => *peer,
+        }
+    }
 }
 
 impl Operation {
@@ -129,6 +181,9 @@ impl Operation {
             Operation::Gather { .. } => "gather",
             Operation::Scatter { .. } => "scatter",
             Operation::AllToAll { .. } => "all_to_all",
+            Operation::AllReduceCoalesced { .. } => "all_reduce_coalesced",
+            Operation::BroadcastCoalesced { .. } => "broadcast_coalesced",
+            Operation::Batch { .. } => "batch",
             Operation::Barrier => "barrier",
             Operation::Send { .. } => "send",
             Operation::Recv { .. } => "recv",
@@ -148,6 +203,10 @@ impl Operation {
             | Operation::AllToAll { output, input, .. } => vec![output, input],
             Operation::Gather { output, input, .. } => output.iter().chain([input]).collect(),
             Operation::Scatter { output, input, .. } => input.iter().chain([output]).collect(),
+            Operation::AllReduceCoalesced { tensors, .. } | Operation::BroadcastCoalesced { tensors, .. } => {
+                tensors.iter().collect()
+            }
+            Operation::Batch { messages } => messages.iter().map(Message::tensor).collect(),
             Operation::Barrier => Vec::new(),
         }
     }

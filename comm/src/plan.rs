@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 
 use crate::memory::Memory;
-use crate::schedule::{Combine, Parts, Schedule, Step, Transfer};
+use crate::schedule::{Parts, Schedule};
 use crate::{Operation, ReduceOp, Result, algorithm, fingerprint, storage};
 
 pub(crate) struct Plan<'a> {
@@ -28,7 +28,7 @@ impl Planner {
     /// A plan for an operation that was found to have no mistakes.
     pub(crate) fn plan<'a>(&self, operation: &'a Operation) -> Result<Plan<'a>> {
         Ok(match operation {
-            Operation::AllReduce { tensor, op } => self.all_reduce(tensor, *op)?,
+            Operation::AllReduce { tensor, op } => self.all_reduce(std::slice::from_ref(tensor), *op)?,
             Operation::Reduce { tensor, op, root } => self.reduce(tensor, *op, *root)?,
             Operation::Broadcast { tensor, root } => self.broadcast(tensor, *root),
             Operation::AllGather { output, input, counts } => self.all_gather(output, input, counts),
@@ -55,35 +55,51 @@ impl Planner {
                 let memory = Memory::default().room(1);
                 Plan { memory, schedule, dtype: DType::U8, op: ReduceOp::Max, pairs: Vec::new() }
             }
-            Operation::Send { tensor, to } => {
-                let transfer = Transfer::Send { to: *to, range: 0..tensor.elem_count() };
-                Plan::copying(Memory::of(tensor), message(transfer), tensor)
+            Operation::AllReduceCoalesced { tensors, op } => self.all_reduce(tensors, *op)?,
+            Operation::BroadcastCoalesced { tensors, root } => {
+                // Of several dtypes maybe: as bytes.
+                let memory = tensors.iter().fold(Memory::default(), Memory::tensor);
+                let schedule = algorithm::broadcast(self.rank, self.world_size, memory.len(), 1, *root);
+                Plan { memory, schedule, dtype: DType::U8, op: ReduceOp::Sum, pairs: Vec::new() }
             }
-            Operation::Recv { tensor, from } => {
-                let range = 0..tensor.elem_count();
-                let transfer = Transfer::Recv { from: *from, range, combine: Combine::Replace };
-                Plan::copying(Memory::of(tensor), message(transfer), tensor)
-            }
+            // Messages need no plan.
+            Operation::Send { .. } | Operation::Recv { .. } | Operation::Batch { .. } => Plan {
+                memory: Memory::default(),
+                schedule: Schedule::default(),
+                dtype: DType::U8,
+                op: ReduceOp::Sum,
+                pairs: Vec::new(),
+            },
         })
     }
 
-    fn all_reduce<'a>(&self, tensor: &'a Tensor, op: ReduceOp) -> Result<Plan<'a>> {
-        let memory = summed(Memory::default(), tensor)?;
-        let size = widened(tensor.dtype()).size_in_bytes();
-        let schedule = algorithm::all_reduce(self.rank, self.world_size, tensor.elem_count(), size);
-        Ok(Plan::reducing(memory, schedule, tensor, op))
+    /// All tensors as one, without a copy of them.
+    fn all_reduce<'a>(&self, tensors: &'a [Tensor], op: ReduceOp) -> Result<Plan<'a>> {
+        let memory = tensors.iter().try_fold(Memory::default(), summed)?;
+        let dtype = tensors.first().map_or(DType::U8, |tensor| widened(tensor.dtype()));
+        let len = tensors.iter().map(Tensor::elem_count).sum();
+        let schedule = algorithm::all_reduce(self.rank, self.world_size, len, dtype.size_in_bytes());
+        Ok(Plan { memory, schedule, dtype, op, pairs: Vec::new() })
     }
 
     fn reduce<'a>(&self, tensor: &'a Tensor, op: ReduceOp, root: usize) -> Result<Plan<'a>> {
-        let len = tensor.elem_count();
+        let (len, size) = (tensor.elem_count(), widened(tensor.dtype()).size_in_bytes());
+        let is_root = self.rank == root;
+        if let Some(segments) = algorithm::chain_segments(self.world_size, len, size) {
+            let schedule = algorithm::chain_reduce::schedule(self.rank, self.world_size, len, root, segments);
+            let room = algorithm::chain_reduce::room(len, segments) * size;
+            let memory =
+                if is_root { summed(Memory::default(), tensor)? } else { own_input(tensor)?.room(room) };
+            return Ok(Plan::reducing(memory, schedule, tensor, op));
+        }
         let schedule = algorithm::binomial_reduce::schedule(self.rank, self.world_size, len, root);
-        let memory = if self.rank == root { summed(Memory::default(), tensor)? } else { own_copy(tensor)? };
+        let memory = if is_root { summed(Memory::default(), tensor)? } else { own_copy(tensor)? };
         Ok(Plan::reducing(memory, schedule, tensor, op))
     }
 
     fn broadcast<'a>(&self, tensor: &'a Tensor, root: usize) -> Plan<'a> {
-        let len = tensor.elem_count();
-        let schedule = algorithm::binomial_broadcast::schedule(self.rank, self.world_size, len, root);
+        let (len, size) = (tensor.elem_count(), tensor.dtype().size_in_bytes());
+        let schedule = algorithm::broadcast(self.rank, self.world_size, len, size, root);
         Plan::copying(Memory::of(tensor), schedule, tensor)
     }
 
@@ -161,10 +177,6 @@ fn own_input(tensor: &Tensor) -> Result<Memory<'_>> {
 /// A copy to sum in.
 fn own_copy(tensor: &Tensor) -> Result<Memory<'_>> {
     if storage::is_half(tensor.dtype()) { own_input(tensor) } else { Memory::default().copy_of(tensor) }
-}
-
-fn message(transfer: Transfer) -> Schedule {
-    Schedule { steps: vec![Step { transfers: vec![transfer], finished: 0..0 }] }
 }
 
 /// For each peer, what goes from the lower to the higher of the two ranks and back: the same on both.

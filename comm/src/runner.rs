@@ -5,12 +5,13 @@ use std::time::Instant;
 
 use candle_core::Tensor;
 
-use crate::executor::{Executor, Task};
-use crate::fingerprint::{Fingerprint, Kind, digest};
+use crate::executor::{Executor, Parcel, Task};
+use crate::fingerprint::{self, Fingerprint, Kind, digest};
 use crate::links::Links;
+use crate::memory::Memory;
 use crate::plan::{Plan, Planner};
 use crate::supervisor::Supervisor;
-use crate::{Operation, Result, Stats};
+use crate::{Message, Operation, Result, Stats};
 
 /// Runs operations one after the other, on whatever thread calls it.
 pub(crate) trait Run: Send {
@@ -38,17 +39,9 @@ impl<L: Links> Runner<L> {
         Self { rank, world_size, executor, supervisor, sequence: 0, sent, received, stats: Stats::default() }
     }
 
+    /// For a collective.
     fn fingerprint(&mut self, operation: &Operation) -> Fingerprint {
-        let message = |counters: &mut Vec<u64>, peer: usize, sender: usize, tensor: &Tensor| {
-            counters[peer] += 1;
-            let call = Fingerprint::new(Kind::Message, counters[peer]);
-            call.root(sender).tensor(tensor.dtype(), tensor.elem_count())
-        };
-        match operation {
-            Operation::Send { tensor, to } => return message(&mut self.sent, *to, self.rank, tensor),
-            Operation::Recv { tensor, from } => return message(&mut self.received, *from, *from, tensor),
-            _ => self.sequence += 1,
-        }
+        self.sequence += 1;
         let call = |kind: Kind, tensor: &Tensor| {
             Fingerprint::new(kind, self.sequence).tensor(tensor.dtype(), tensor.elem_count())
         };
@@ -68,13 +61,57 @@ impl<L: Links> Runner<L> {
             }
             // How much goes where, only the two ranks know that it concerns: see `Plan::pairs`.
             Operation::AllToAll { input, .. } => call(Kind::AllToAll, input).tensor(input.dtype(), 0),
-            Operation::Barrier | Operation::Send { .. } | Operation::Recv { .. } => {
-                Fingerprint::new(Kind::Barrier, self.sequence)
+            Operation::AllReduceCoalesced { tensors, op } => {
+                coalesced(Fingerprint::new(Kind::AllReduce, self.sequence).reduce(*op), tensors)
             }
+            Operation::BroadcastCoalesced { tensors, root } => {
+                coalesced(Fingerprint::new(Kind::Broadcast, self.sequence).root(*root), tensors)
+            }
+            _ => Fingerprint::new(Kind::Barrier, self.sequence),
         }
     }
 
-    fn execute(&mut self, operation: &Operation, fingerprint: Fingerprint) -> Result<()> {
+    /// Counts a message to or from a rank.
+    fn parcel(&mut self, peer: usize, outgoing: bool, tensor: &Tensor, start: usize) -> Parcel {
+        let (counters, sender) =
+            if outgoing { (&mut self.sent, self.rank) } else { (&mut self.received, peer) };
+        counters[peer] += 1;
+        let call = Fingerprint::new(Kind::Message, counters[peer]).root(sender);
+        let fingerprint = call.tensor(tensor.dtype(), tensor.elem_count());
+        let bytes = tensor.elem_count() * tensor.dtype().size_in_bytes();
+        Parcel { peer, outgoing, fingerprint, range: start..start + bytes }
+    }
+
+    /// The messages that an operation consists of, and their tensors; none for a collective.
+    fn messages<'a>(&mut self, operation: &'a Operation) -> Option<(Vec<Parcel>, Memory<'a>)> {
+        match operation {
+            Operation::Send { tensor, to } => {
+                Some((vec![self.parcel(*to, true, tensor, 0)], Memory::of(tensor)))
+            }
+            Operation::Recv { tensor, from } => {
+                Some((vec![self.parcel(*from, false, tensor, 0)], Memory::of(tensor)))
+            }
+            Operation::Batch { messages } => {
+                let (mut parcels, mut memory) = (Vec::new(), Memory::default());
+                for message in messages {
+                    let outgoing = matches!(message, Message::Send { .. });
+                    parcels.push(self.parcel(message.peer(), outgoing, message.tensor(), memory.len()));
+                    memory = memory.tensor(message.tensor());
+                }
+                Some((parcels, memory))
+            }
+            _ => None,
+        }
+    }
+
+    fn execute(&mut self, operation: &Operation) -> Result<()> {
+        if let Some((parcels, mut memory)) = self.messages(operation) {
+            let Some(first) = parcels.first() else { return Ok(()) };
+            self.supervisor.begin(first.fingerprint);
+            return self.executor.exchange(parcels, &mut memory);
+        }
+        let fingerprint = self.fingerprint(operation);
+        self.supervisor.begin(fingerprint);
         let Plan { mut memory, schedule, dtype, op, pairs } =
             Planner { rank: self.rank, world_size: self.world_size }.plan(operation)?;
         let task = Task { fingerprint, pairs: &pairs, op, dtype };
@@ -91,15 +128,25 @@ fn divided(call: Fingerprint, counts: &Option<Vec<usize>>) -> Fingerprint {
     }
 }
 
+/// The elements of all tensors, and how many each of them has, of which dtype.
+fn coalesced(call: Fingerprint, tensors: &[Tensor]) -> Fingerprint {
+    let elements = tensors.iter().map(Tensor::elem_count).sum();
+    let sizes =
+        tensors.iter().flat_map(|tensor| [fingerprint::dtype_number(tensor.dtype()), tensor.elem_count()]);
+    let call = match tensors.first() {
+        Some(first) => call.tensor(first.dtype(), elements),
+        None => call,
+    };
+    call.detail(digest(sizes))
+}
+
 impl<L: Links> Run for Runner<L> {
     fn run(&mut self, operation: &Operation) -> Result<()> {
-        let fingerprint = self.fingerprint(operation);
-        let span =
-            tracing::info_span!("collective", call = operation.name(), elements = fingerprint.elements);
+        let elements: usize = operation.tensors().iter().map(|tensor| tensor.elem_count()).sum();
+        let span = tracing::info_span!("collective", call = operation.name(), elements);
         let _entered = span.enter();
         let began = Instant::now();
-        self.supervisor.begin(fingerprint);
-        let result = self.execute(operation, fingerprint);
+        let result = self.execute(operation);
         self.supervisor.end();
         self.stats.busy_ns += began.elapsed().as_nanos() as u64;
         self.stats.operations += u64::from(result.is_ok());

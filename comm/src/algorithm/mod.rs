@@ -2,6 +2,8 @@
 
 pub mod binomial_broadcast;
 pub mod binomial_reduce;
+pub mod chain_broadcast;
+pub mod chain_reduce;
 pub mod direct_gather;
 pub mod direct_scatter;
 pub mod dissemination_barrier;
@@ -22,6 +24,24 @@ pub fn all_reduce(rank: usize, world_size: usize, len: usize, element_bytes: usi
         recursive_doubling::schedule(rank, world_size, len)
     } else {
         ring_all_reduce::schedule(rank, world_size, len)
+    }
+}
+
+/// Bytes of a segment that goes along a chain of ranks.
+pub const SEGMENT_BYTES: usize = 256 * 1024;
+
+/// The number of segments for a chain: none where a tree is quicker, because its depth is less than the length of the
+/// chain, counted in segments.
+pub fn chain_segments(world_size: usize, len: usize, element_bytes: usize) -> Option<usize> {
+    let segments = len.saturating_mul(element_bytes).div_ceil(SEGMENT_BYTES);
+    (world_size > 2 && segments >= world_size).then_some(segments)
+}
+
+/// The broadcast for a buffer of `len` elements of `element_bytes` each.
+pub fn broadcast(rank: usize, world_size: usize, len: usize, element_bytes: usize, root: usize) -> Schedule {
+    match chain_segments(world_size, len, element_bytes) {
+        Some(segments) => chain_broadcast::schedule(rank, world_size, len, root, segments),
+        None => binomial_broadcast::schedule(rank, world_size, len, root),
     }
 }
 

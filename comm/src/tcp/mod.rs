@@ -4,6 +4,7 @@ mod acceptor;
 mod config;
 mod control;
 mod fault;
+mod group;
 mod handshake;
 mod init_method;
 mod links;
@@ -19,6 +20,7 @@ pub(crate) use rendezvous::{Meeting, PeerInfo, meet};
 
 use std::fmt;
 use std::net::TcpStream;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -49,6 +51,11 @@ const SPINS: u32 = 80;
 pub struct Tcp {
     rank: usize,
     world_size: usize,
+    world_ranks: Vec<usize>,
+    config: TcpConfig,
+    streams: Arc<links::Streams>,
+    /// Groups that this rank was the first member of.
+    groups: AtomicU64,
     bureau: Arc<Bureau>,
     engine: Option<Engine>,
     control: Mutex<Option<JoinHandle<()>>>,
@@ -61,10 +68,10 @@ impl Tcp {
     /// A configuration that cannot be used, [`Error::Listen`], [`Error::NoSecret`], [`Error::Refused`], and
     /// [`Error::Rendezvous`] when not all ranks came in time.
     pub fn connect(config: &TcpConfig) -> Result<Self> {
-        Self::join(config, meet(config)?)
+        Self::join(config, meet(config)?, (0..config.world_size).collect())
     }
 
-    fn join(config: &TcpConfig, meeting: Meeting) -> Result<Self> {
+    fn join(config: &TcpConfig, meeting: Meeting, world_ranks: Vec<usize>) -> Result<Self> {
         let Meeting { peers, control, data } = meeting;
         let &TcpConfig { rank, world_size, .. } = config;
         for stream in data.iter().flatten() {
@@ -77,9 +84,10 @@ impl Tcp {
         let (bureau, ear) = Bureau::new(config, peers, streams.clone())?;
         let bureau = Arc::new(bureau);
         let thread = if world_size > 1 { Some(control::serve(bureau.clone(), ear, control)?) } else { None };
-        let runner = Runner::new(rank, world_size, TcpLinks::new(streams, spins), bureau.clone());
+        let runner = Runner::new(rank, world_size, TcpLinks::new(streams.clone(), spins), bureau.clone());
         let engine = Some(Engine::new(rank, world_size, Box::new(runner), bureau.clone()));
-        Ok(Self { rank, world_size, bureau, engine, control: Mutex::new(thread) })
+        let (config, groups, control) = (config.clone(), AtomicU64::new(0), Mutex::new(thread));
+        Ok(Self { rank, world_size, world_ranks, config, streams, groups, bureau, engine, control })
     }
 
     fn engine(&self) -> Result<&Engine> {
@@ -107,6 +115,14 @@ impl Communicator for Tcp {
 
     fn stats(&self) -> Stats {
         self.engine.as_ref().map(Engine::stats).unwrap_or_default()
+    }
+
+    fn world_ranks(&self) -> &[usize] {
+        &self.world_ranks
+    }
+
+    fn subgroup(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>> {
+        Ok(Arc::new(self.join_group(ranks)?))
     }
 
     fn submit(&self, operation: Operation) -> Result<Work> {

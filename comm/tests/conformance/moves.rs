@@ -79,3 +79,27 @@ pub(crate) fn views(backend: &dyn Backend) {
         Ok(())
     });
 }
+
+/// Long enough for the algorithms that send in segments.
+pub(crate) fn chain(backend: &dyn Backend) {
+    for world_size in [3, 5] {
+        backend.run(world_size, &|comm| {
+            let (rank, root, len) = (comm.rank(), 1, 600_001);
+            for dtype in [DType::F32, DType::BF16, DType::I64] {
+                for op in [ReduceOp::Sum, ReduceOp::Max] {
+                    let tensor = input(rank, len, op, dtype);
+                    comm.reduce(&tensor, op, root)?.wait()?;
+                    let expected = |index| {
+                        if rank == root { reduced(world_size, index, op) } else { value(rank, index, op) }
+                    };
+                    assert_equal(&tensor, (0..len).map(expected), &format!("reduce {dtype:?} {op:?}"));
+                }
+                let tensor = input(rank, len, ReduceOp::Sum, dtype);
+                comm.broadcast(&tensor, root)?.wait()?;
+                let expected = (0..len).map(|index| value(root, index, ReduceOp::Sum));
+                assert_equal(&tensor, expected, &format!("broadcast {dtype:?}"));
+            }
+            Ok(())
+        });
+    }
+}
