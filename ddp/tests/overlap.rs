@@ -41,6 +41,14 @@ impl Communicator for Recording {
         self.inner.stats()
     }
 
+    fn world_ranks(&self) -> &[usize] {
+        self.inner.world_ranks()
+    }
+
+    fn subgroup(&self, ranks: &[usize]) -> comm::Result<Arc<dyn Communicator>> {
+        self.inner.subgroup(ranks)
+    }
+
     fn submit(&self, operation: Operation) -> comm::Result<Work> {
         self.note("submit", &operation);
         self.inner.submit(operation)
