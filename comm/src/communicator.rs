@@ -184,9 +184,6 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// # Shapes
     /// `output` on rank r has `counts[r]` elements, `input` all of them. `counts` is the same list on every rank.
     ///
-    /// # Cost
-    /// Ring: P-1 steps; each rank sends all parts but its own.
-    ///
     /// # Errors
     /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' `counts` differ.
     fn reduce_scatter_v(
@@ -218,8 +215,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// As [`Communicator::gather`], with inputs of different lengths.
     ///
     /// # Shapes
-    /// `input` on rank r has `counts[r]` elements, `output` on the root all of them. `counts` is the same list on every
-    /// rank.
+    /// `input` on rank r has `counts[r]` elements, `output` on the root all; `counts` is the same on every rank.
     ///
     /// # Errors
     /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' `counts` differ.
@@ -252,8 +248,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// As [`Communicator::scatter`], with parts of different lengths.
     ///
     /// # Shapes
-    /// `output` on rank r has `counts[r]` elements, `input` on the root all of them. `counts` is the same list on every
-    /// rank.
+    /// `output` on rank r has `counts[r]` elements, `input` on the root all; `counts` is the same on every rank.
     ///
     /// # Errors
     /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' `counts` differ.
