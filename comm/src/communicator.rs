@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 
-use crate::{Message, Operation, ReduceOp, Result, Work, group};
+use crate::{Message, Operation, ReduceOp, Result, Stats, Work, group};
 
 /// A group of ranks that talk. Rank r of `world_size` calls the same operations in the same order as the others.
 ///
@@ -72,17 +72,6 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// Whatever hinders the members from meeting.
-    ///
-    /// ```
-    /// use comm::{Communicator, Local};
-    ///
-    /// let rows = Local::run(4, |comm| {
-    ///     let row = comm.split(Some(comm.rank() / 2), comm.rank())?;
-    ///     Ok(row.map(|row| row.world_ranks().to_vec()))
-    /// })?;
-    /// assert_eq!(rows[3], Some(vec![2, 3]));
-    /// # Ok::<(), comm::Error>(())
-    /// ```
     fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Arc<dyn Communicator>>> {
         match group::of_color(self, color, key)? {
             Some(members) => self.subgroup(&members).map(Some),
@@ -185,20 +174,6 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' `counts` differ.
-    ///
-    /// ```
-    /// use candle_core::{DType, Device, Tensor};
-    /// use comm::{Communicator, Local};
-    ///
-    /// let gathered = Local::run(3, |comm| {
-    ///     let input = Tensor::full(comm.rank() as u32, comm.rank(), &Device::Cpu)?;
-    ///     let output = Tensor::zeros(3, DType::U32, &Device::Cpu)?;
-    ///     comm.all_gather_v(&output, &input, &[0, 1, 2])?.wait()?;
-    ///     Ok(output.to_vec1::<u32>()?)
-    /// })?;
-    /// assert_eq!(gathered, vec![vec![1, 2, 2]; 3]);
-    /// # Ok::<(), comm::Error>(())
-    /// ```
     fn all_gather_v(&self, output: &Tensor, input: &Tensor, counts: &[usize]) -> Result<Work> {
         let counts = Some(counts.to_vec());
         self.submit(Operation::AllGather { output: output.clone(), input: input.clone(), counts })
@@ -208,9 +183,6 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     ///
     /// # Shapes
     /// `output` on rank r has `counts[r]` elements, `input` all of them. `counts` is the same list on every rank.
-    ///
-    /// # Cost
-    /// Ring: P-1 steps; each rank sends all parts but its own.
     ///
     /// # Errors
     /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' `counts` differ.
@@ -243,11 +215,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// As [`Communicator::gather`], with inputs of different lengths.
     ///
     /// # Shapes
-    /// `input` on rank r has `counts[r]` elements, `output` on the root all of them. `counts` is the same list on every
-    /// rank.
-    ///
-    /// # Cost
-    /// One step; each rank but the root sends its input, once.
+    /// `input` on rank r has `counts[r]` elements, `output` on the root all; `counts` is the same on every rank.
     ///
     /// # Errors
     /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' `counts` differ.
@@ -280,11 +248,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// As [`Communicator::scatter`], with parts of different lengths.
     ///
     /// # Shapes
-    /// `output` on rank r has `counts[r]` elements, `input` on the root all of them. `counts` is the same list on every
-    /// rank.
-    ///
-    /// # Cost
-    /// One step; the root sends all parts but its own.
+    /// `output` on rank r has `counts[r]` elements, `input` on the root all; `counts` is the same on every rank.
     ///
     /// # Errors
     /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' `counts` differ.
@@ -433,17 +397,4 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     fn broadcast_coalesced(&self, tensors: &[Tensor], root: usize) -> Result<Work> {
         self.submit(Operation::BroadcastCoalesced { tensors: tensors.to_vec(), root })
     }
-}
-
-/// What a communicator has done so far.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Operations that ended well.
-    pub operations: u64,
-    /// Bytes of payload sent to other ranks.
-    pub bytes_sent: u64,
-    /// Bytes of payload received from other ranks.
-    pub bytes_received: u64,
-    /// Time spent inside operations, in nanoseconds.
-    pub busy_ns: u64,
 }
