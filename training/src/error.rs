@@ -75,14 +75,14 @@ pub enum Error {
     },
     /// A gradient does not fit its parameter.
     #[error(
-        "{optimizer}: the gradient of parameter {index} is {got_dtype:?} of shape {got:?}, the parameter {dtype:?} of \
+        "{optimizer}: the gradient of parameter {parameter} is {got_dtype:?} of shape {got:?}, the parameter {dtype:?} of \
          shape {expected:?}"
     )]
     GradientMismatch {
         /// The optimizer.
         optimizer: &'static str,
-        /// The parameter's place in the list that the optimizer was made with.
-        index: usize,
+        /// The parameter's name, or its place in the list that the optimizer was made with.
+        parameter: String,
         /// The parameter's shape.
         expected: Vec<usize>,
         /// The gradient's shape.
@@ -91,6 +91,64 @@ pub enum Error {
         dtype: DType,
         /// The gradient's dtype.
         got_dtype: DType,
+    },
+    /// Two parameters of an optimizer have one name: what is remembered of them could not be told apart.
+    #[error("{optimizer}: two parameters are named `{name}`")]
+    SameName {
+        /// The optimizer.
+        optimizer: &'static str,
+        /// Their name.
+        name: String,
+    },
+    /// An optimizer's saved state has an entry that belongs to no parameter.
+    #[error(
+        "{optimizer}: the state `{key}` belongs to no parameter here; was it saved for another model or optimizer?"
+    )]
+    UnknownState {
+        /// The optimizer.
+        optimizer: &'static str,
+        /// The entry.
+        key: String,
+    },
+    /// An optimizer's saved state lacks an entry that goes with others.
+    #[error(
+        "{optimizer}: the state has no `{key}`, but others of its parameter; was it saved by another optimizer?"
+    )]
+    MissingState {
+        /// The optimizer.
+        optimizer: &'static str,
+        /// The entry.
+        key: String,
+    },
+    /// An entry of an optimizer's saved state does not fit the parameter.
+    #[error(
+        "{optimizer}: the state `{key}` is {got_dtype:?} of shape {got:?}, its parameter needs {dtype:?} of shape \
+         {expected:?}"
+    )]
+    StateMismatch {
+        /// The optimizer.
+        optimizer: &'static str,
+        /// The entry.
+        key: String,
+        /// The shape that would fit.
+        expected: Vec<usize>,
+        /// The shape that it has.
+        got: Vec<usize>,
+        /// The dtype that would fit.
+        dtype: DType,
+        /// The dtype that it has.
+        got_dtype: DType,
+    },
+    /// A gradient holds a NaN or an infinity.
+    #[error(
+        "the gradient of parameter {index} has a norm of {norm}; no gradient was changed: skip the step, or look for \
+         the cause"
+    )]
+    NotFinite {
+        /// The place of the first such parameter in the list that was given.
+        index: usize,
+        /// The norm of its gradient.
+        norm: f64,
     },
     /// A variable of this name exists, but is of another shape or dtype than the model asks for.
     #[error(
@@ -124,6 +182,9 @@ pub enum Error {
         /// The variable.
         name: String,
     },
+    /// candle could not do it.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
 }
 
 /// `Result` with this crate's [`Error`].
@@ -131,8 +192,11 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 impl From<Error> for candle_core::Error {
     fn from(error: Error) -> Self {
-        // Not `Error::wrap`, which adds a backtrace to the message where RUST_BACKTRACE is set.
-        candle_core::Error::Wrapped(Box::new(error))
+        match error {
+            Error::Candle(error) => error,
+            // Not `Error::wrap`, which adds a backtrace to the message where RUST_BACKTRACE is set.
+            other => candle_core::Error::Wrapped(Box::new(other)),
+        }
     }
 }
 

@@ -3,17 +3,22 @@
 //! - [`TorchInit`] is a variable builder that gives any candle model PyTorch's initial weights, from a seed.
 //! - [`LayerNorm`], [`softmax`], [`log_softmax`] and [`cross_entropy`] are fused and have gradients.
 //! - [`Dropout`] takes its masks from a seed, so that ranks differ and runs repeat.
-//! - [`Sgd`] is a [`candle_nn::Optimizer`] with momentum.
+//! - [`Sgd`], with momentum, and [`Adam`] (AdamW as well) are [`candle_nn::Optimizer`]s whose state can be saved:
+//!   [`OptimizerState`].
 #![forbid(unsafe_code)]
 
+mod adam;
 mod dropout;
 mod error;
 mod init;
 mod op;
 mod sgd;
+mod state;
 
+pub use adam::{Adam, AdamConfig};
 pub use dropout::Dropout;
 pub use error::{Error, Result};
 pub use init::TorchInit;
 pub use op::{LayerNorm, cross_entropy, layer_norm, log_softmax, softmax};
 pub use sgd::{Sgd, SgdConfig};
+pub use state::{OptimizerState, named_vars};

@@ -12,6 +12,7 @@ use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, WithDType, bail};
 
 pub use cross_entropy::cross_entropy;
 pub use layer_norm::{LayerNorm, layer_norm};
+pub(crate) use real::Real;
 pub use softmax::{log_softmax, softmax};
 
 use crate::{Error, Result};

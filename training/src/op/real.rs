@@ -13,6 +13,9 @@ pub(crate) trait Real: FloatDType + Neg<Output = Self> {
 
     /// e to the power of a number that is not above 0.
     fn exp_down(self) -> Self;
+
+    /// The square root.
+    fn root(self) -> Self;
 }
 
 impl Real for f64 {
@@ -20,6 +23,10 @@ impl Real for f64 {
 
     fn exp_down(self) -> Self {
         self.exp()
+    }
+
+    fn root(self) -> Self {
+        self.sqrt()
     }
 }
 
@@ -51,6 +58,11 @@ impl Real for f32 {
         let fraction = sum * x * x + x + 1.0;
         let power_of_two = f32::from_bits(rounded.to_bits().wrapping_add(127) << 23);
         if self < LOWEST { 0.0 } else { fraction * power_of_two }
+    }
+
+    #[inline(always)]
+    fn root(self) -> Self {
+        self.sqrt()
     }
 }
 
