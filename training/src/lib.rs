@@ -5,9 +5,11 @@
 //! - [`Dropout`] takes its masks from a seed, so that ranks differ and runs repeat.
 //! - [`Sgd`], with momentum, and [`Adam`] (AdamW as well) are [`candle_nn::Optimizer`]s whose state can be saved:
 //!   [`OptimizerState`].
+//! - [`clip_grad_norm`] bounds gradients.
 #![forbid(unsafe_code)]
 
 mod adam;
+mod clip;
 mod dropout;
 mod error;
 mod init;
@@ -16,6 +18,7 @@ mod sgd;
 mod state;
 
 pub use adam::{Adam, AdamConfig};
+pub use clip::{clip_grad_norm, grad_norm, scale_grads};
 pub use dropout::Dropout;
 pub use error::{Error, Result};
 pub use init::TorchInit;
