@@ -1,5 +1,7 @@
 //! The crate's one error type.
 
+use std::path::PathBuf;
+
 use candle_core::DType;
 
 /// What can go wrong in building or training a model.
@@ -182,9 +184,54 @@ pub enum Error {
         /// The variable.
         name: String,
     },
+    /// A set of a checkpoint's tensors is named as no file may be.
+    #[error("a checkpoint's tensors cannot be named `{name}`: use letters, digits, `-` and `_`")]
+    InvalidName {
+        /// The name.
+        name: String,
+    },
+    /// The file system could not do it.
+    #[error("cannot {action} `{}`: {source}", path.display())]
+    Io {
+        /// What was to be done.
+        action: &'static str,
+        /// With which file or folder.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// A file of a checkpoint is not as it was written.
+    #[error("`{}` cannot be trusted: {problem}; {good}", file.display())]
+    DamagedCheckpoint {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+        /// The newest of the checkpoints before it that is whole.
+        good: Fallback,
+    },
     /// candle could not do it.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+}
+
+/// The checkpoint that can be loaded in place of a damaged one, if there is one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fallback(pub Option<PathBuf>);
+
+impl From<Option<PathBuf>> for Fallback {
+    fn from(folder: Option<PathBuf>) -> Self {
+        Self(folder)
+    }
+}
+
+impl std::fmt::Display for Fallback {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.0 {
+            Some(folder) => write!(f, "`{}` is whole, and can be loaded in its place", folder.display()),
+            None => write!(f, "no other checkpoint before it is whole"),
+        }
+    }
 }
 
 /// `Result` with this crate's [`Error`].

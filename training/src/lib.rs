@@ -6,9 +6,11 @@
 //! - [`Sgd`], with momentum, and [`Adam`] (AdamW as well) are [`candle_nn::Optimizer`]s whose state can be saved:
 //!   [`OptimizerState`].
 //! - [`clip_grad_norm`] bounds gradients.
+//! - [`Checkpoints`] keeps model, optimizer and sampler on disk, whole whenever the machine stops.
 #![forbid(unsafe_code)]
 
 mod adam;
+mod checkpoint;
 mod clip;
 mod dropout;
 mod error;
@@ -18,9 +20,10 @@ mod sgd;
 mod state;
 
 pub use adam::{Adam, AdamConfig};
+pub use checkpoint::{Checkpoint, CheckpointConfig, Checkpoints};
 pub use clip::{clip_grad_norm, grad_norm, scale_grads};
 pub use dropout::Dropout;
-pub use error::{Error, Result};
+pub use error::{Error, Fallback, Result};
 pub use init::TorchInit;
 pub use op::{LayerNorm, cross_entropy, layer_norm, log_softmax, softmax};
 pub use sgd::{Sgd, SgdConfig};

@@ -1,0 +1,85 @@
+//! `checkpoint.json`: what is in a checkpoint, with the hashes of all files and of itself.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+pub(super) const FILE: &str = "checkpoint.json";
+
+/// The form of folder and file that this code writes and reads.
+const FORMAT: u32 = 1;
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Manifest {
+    format: u32,
+    pub(super) epoch: u64,
+    pub(super) step: u64,
+    pub(super) sampler: Value,
+    pub(super) extra: Value,
+    /// By the name of a set of tensors.
+    pub(super) tensors: BTreeMap<String, Hash>,
+}
+
+/// What a file must be.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Hash {
+    pub(super) bytes: u64,
+    pub(super) sha256: String,
+}
+
+impl Manifest {
+    pub(super) fn new(checkpoint: &super::Checkpoint, tensors: BTreeMap<String, Hash>) -> Self {
+        Self {
+            format: FORMAT,
+            epoch: checkpoint.epoch,
+            step: checkpoint.step,
+            sampler: checkpoint.sampler.clone(),
+            extra: checkpoint.extra.clone(),
+            tensors,
+        }
+    }
+
+    /// The file's text: JSON whose first line is the hash of all that follows it.
+    pub(super) fn encode(&self) -> Result<String, serde_json::Error> {
+        let text = serde_json::to_string_pretty(self)?;
+        let rest = text.strip_prefix("{\n").unwrap_or(&text);
+        Ok(format!("{}\n{rest}", first_line(rest.as_bytes())))
+    }
+
+    /// Reads the file's bytes, or says what is wrong with them.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let end = bytes.iter().position(|&byte| byte == b'\n').ok_or("it is cut off")?;
+        let (line, rest) = (&bytes[..end], &bytes[end + 1..]);
+        if line != first_line(rest).as_bytes() {
+            return Err("its bytes do not have the SHA-256 in its first line".into());
+        }
+        let manifest: Self =
+            serde_json::from_slice(&[b"{", rest].concat()).map_err(|error| error.to_string())?;
+        if manifest.format != FORMAT {
+            return Err(format!("it is of format {}, this program reads format {FORMAT}", manifest.format));
+        }
+        match manifest.tensors.keys().find(|name| !is_name(name)) {
+            None => Ok(manifest),
+            Some(name) => Err(format!("it names a set of tensors {name:?}")),
+        }
+    }
+}
+
+fn first_line(rest: &[u8]) -> String {
+    format!("{{\"sha256\":\"{}\",", sha256(rest))
+}
+
+pub(super) fn sha256(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Whether a set of tensors may be named so: as the stem of a file.
+pub(super) fn is_name(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
+}

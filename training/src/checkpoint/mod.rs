@@ -1,0 +1,164 @@
+//! Checkpoints: a folder each, whole or not there at all.
+
+mod manifest;
+mod read;
+mod write;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use candle_core::{Device, Tensor};
+use serde_json::Value;
+
+use crate::{Error, Result};
+
+/// What a checkpoint's folder is named, before its number.
+const PREFIX: &str = "checkpoint-";
+
+/// What a run needs to go on.
+///
+/// Model and optimizer are sets of tensors, a safetensors file each; the rest is one JSON. A model's tensors under
+/// PyTorch's names can be read by PyTorch as they are.
+#[derive(Debug, Clone, Default)]
+pub struct Checkpoint {
+    /// The epoch, counted as the program counts.
+    pub epoch: u64,
+    /// Steps done.
+    pub step: u64,
+    /// The sampler's state, as JSON ([`sampler::SamplerState`] can be made into it, and from it). Default null.
+    pub sampler: Value,
+    /// Whatever else the program wants to keep: the learning rate, the best accuracy. Default null. A number that must come
+    /// back to the last bit goes here as its bits ([`f64::to_bits`]): JSON's decimals are read to within one unit in the last place.
+    pub extra: Value,
+    /// Sets of tensors by name: `model`, `optimizer`. A name is made of letters, digits, `-` and `_`.
+    pub tensors: BTreeMap<String, HashMap<String, Tensor>>,
+}
+
+/// Where checkpoints are, and how many.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CheckpointConfig {
+    /// The folder that holds them; it is made if there is none. Must be set: empty by default.
+    pub dir: PathBuf,
+    /// How many are kept, 1 or more: older ones are removed after a new one is safe. Default 2.
+    pub keep: usize,
+}
+
+impl Default for CheckpointConfig {
+    fn default() -> Self {
+        Self { dir: PathBuf::new(), keep: 2 }
+    }
+}
+
+/// A folder of checkpoints.
+///
+/// Each is a folder `checkpoint-00000001` with one `NAME.safetensors` for each set of tensors and `checkpoint.json`, which has
+/// the SHA-256 of each file and of itself. The file `latest` names the one to go on from.
+///
+/// A crash at any moment leaves the last checkpoint as it was, or the new one whole: a new one is written
+/// under another name and to the disk itself (fsync) before it gets its own, and `latest` changes last, in one piece.
+///
+/// One process writes: rank 0, while the others wait at a barrier. All may read.
+///
+/// # Cost
+/// Writing: the tensors' bytes to disk, read back once for their hashes, and two waits for the disk a file. Reading: once, into memory.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use training::{Checkpoint, CheckpointConfig, Checkpoints};
+///
+/// # let folder = tempfile::tempdir()?;
+/// let config = CheckpointConfig { dir: folder.path().join("run"), ..CheckpointConfig::default() };
+/// let checkpoints = Checkpoints::open(config)?;
+/// assert!(checkpoints.load_latest(&Device::Cpu)?.is_none());
+///
+/// let weight = Tensor::ones(3, DType::F32, &Device::Cpu)?;
+/// let model = [("fc.weight".to_string(), weight)].into();
+/// let checkpoint = Checkpoint { epoch: 1, step: 600, ..Checkpoint::default() };
+/// checkpoints.save(&Checkpoint { tensors: [("model".to_string(), model)].into(), ..checkpoint })?;
+///
+/// let loaded = checkpoints.load_latest(&Device::Cpu)?.ok_or("nothing there")?;
+/// assert_eq!((loaded.epoch, loaded.step), (1, 600));
+/// assert_eq!(loaded.tensors["model"]["fc.weight"].to_vec1::<f32>()?, [1.0; 3]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Checkpoints {
+    config: CheckpointConfig,
+}
+
+impl Checkpoints {
+    /// Opens the folder, and makes it where it does not exist.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] where none would be kept, [`Error::Io`].
+    pub fn open(config: CheckpointConfig) -> Result<Self> {
+        if config.keep == 0 {
+            let help = "one at least must be kept";
+            return Err(Error::InvalidConfig { of: "CheckpointConfig", field: "keep", got: 0.0, help });
+        }
+        std::fs::create_dir_all(&config.dir).map_err(io("make the folder", &config.dir))?;
+        Ok(Self { config })
+    }
+
+    /// Writes a checkpoint and makes it the latest; gives its folder.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::InvalidName`], candle's. The latest checkpoint is then what it was, unless only the removal of old
+    /// ones failed.
+    pub fn save(&self, checkpoint: &Checkpoint) -> Result<PathBuf> {
+        write::save(&self.config, checkpoint, &|_| Ok(()))
+    }
+
+    /// The folders of all checkpoints, the oldest first.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn list(&self) -> Result<Vec<PathBuf>> {
+        let all = numbers(&self.config.dir)?;
+        Ok(all.into_iter().map(|number| self.config.dir.join(name(number))).collect())
+    }
+
+    /// Reads the checkpoint that `latest` names, or the newest one where there is no such file; `None` where there is none at all.
+    ///
+    /// # Errors
+    /// [`Error::DamagedCheckpoint`] names the file that is not as it was written, and the newest older
+    /// checkpoint that is whole. Others as [`load`](Self::load).
+    pub fn load_latest(&self, device: &Device) -> Result<Option<Checkpoint>> {
+        read::latest(&self.config.dir, device)
+    }
+
+    /// Reads the checkpoint in this folder, one of [`list`](Self::list).
+    ///
+    /// # Errors
+    /// [`Error::DamagedCheckpoint`], [`Error::Io`], candle's.
+    pub fn load(&self, folder: &Path, device: &Device) -> Result<Checkpoint> {
+        read::checkpoint(folder, None, device)
+    }
+}
+
+fn name(number: u64) -> String {
+    format!("{PREFIX}{number:08}")
+}
+
+fn number(name: &str) -> Option<u64> {
+    name.strip_prefix(PREFIX)?.parse().ok().filter(|&n| self::name(n) == name)
+}
+
+/// The numbers of all checkpoints in a folder, in order.
+fn numbers(dir: &Path) -> Result<Vec<u64>> {
+    let mut found = vec![];
+    for entry in std::fs::read_dir(dir).map_err(io("list", dir))? {
+        let entry = entry.map_err(io("list", dir))?;
+        found.extend(entry.file_name().to_str().and_then(number));
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+    let path = path.to_path_buf();
+    move |source| Error::Io { action, path, source }
+}
+
+#[cfg(test)]
+mod tests;

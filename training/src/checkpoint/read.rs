@@ -1,0 +1,113 @@
+//! Reading a checkpoint, and refusing one that is not as it was written.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use candle_core::{Device, Tensor};
+
+use super::manifest::{self, Hash, Manifest};
+use super::write::{LATEST, tensors_file};
+use super::{Checkpoint, io, name, number, numbers};
+use crate::{Error, Result};
+
+/// The checkpoint that the file `latest` names, or else the newest.
+pub(super) fn latest(dir: &Path, device: &Device) -> Result<Option<Checkpoint>> {
+    let path = dir.join(LATEST);
+    let text = match std::fs::read(&path) {
+        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let newest = numbers(dir)?.last().map(|&newest| dir.join(name(newest)));
+            return newest.map(|folder| checkpoint(&folder, None, device)).transpose();
+        }
+        Err(error) => return Err(io("read", &path)(error)),
+    };
+    let parts = text.strip_suffix('\n').and_then(|line| line.split_once(' '));
+    match parts.filter(|(name, _)| number(name).is_some()) {
+        Some((name, hash)) => checkpoint(&dir.join(name), Some(hash), device).map(Some),
+        None => {
+            let problem = "it does not name a checkpoint".to_string();
+            Err(Error::DamagedCheckpoint { file: path, problem, good: newest_whole(dir, u64::MAX).into() })
+        }
+    }
+}
+
+/// The checkpoint in a folder; its manifest must have this hash, where one is given.
+pub(super) fn checkpoint(folder: &Path, expected: Option<&str>, device: &Device) -> Result<Checkpoint> {
+    read(folder, expected, &|bytes| Ok(candle_core::safetensors::load_buffer(bytes, device)?)).map_err(
+        |fault| match fault {
+            Fault::Damaged { file, problem } => {
+                let dir = folder.parent().unwrap_or(Path::new("."));
+                let before = folder.file_name().and_then(|name| number(name.to_str()?)).unwrap_or(u64::MAX);
+                Error::DamagedCheckpoint { file, problem, good: newest_whole(dir, before).into() }
+            }
+            Fault::Other(error) => error,
+        },
+    )
+}
+
+enum Fault {
+    Damaged { file: PathBuf, problem: String },
+    Other(Error),
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        Self::Other(error)
+    }
+}
+
+type Tensors = HashMap<String, Tensor>;
+
+/// Reads all files, checks their hashes, and hands the bytes of those that are right to `parse`.
+fn read(
+    folder: &Path,
+    expected: Option<&str>,
+    parse: &dyn Fn(&[u8]) -> Result<Tensors>,
+) -> std::result::Result<Checkpoint, Fault> {
+    let file = folder.join(manifest::FILE);
+    let bytes = bytes(&file)?;
+    if expected.is_some_and(|expected| manifest::sha256(&bytes) != expected) {
+        let problem =
+            format!("it does not have the SHA-256 that the file `{LATEST}` beside its folder gives");
+        return Err(Fault::Damaged { file, problem });
+    }
+    let manifest = Manifest::decode(&bytes).map_err(|problem| Fault::Damaged { file, problem })?;
+    let mut tensors = BTreeMap::new();
+    for (name, hash) in &manifest.tensors {
+        let file = folder.join(tensors_file(name));
+        let bytes = self::bytes(&file)?;
+        check(&bytes, hash).map_err(|problem| Fault::Damaged { file, problem })?;
+        tensors.insert(name.clone(), parse(&bytes)?);
+    }
+    let Manifest { epoch, step, sampler, extra, .. } = manifest;
+    Ok(Checkpoint { epoch, step, sampler, extra, tensors })
+}
+
+fn bytes(file: &Path) -> std::result::Result<Vec<u8>, Fault> {
+    std::fs::read(file).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => {
+            Fault::Damaged { file: file.to_path_buf(), problem: "it is missing".to_string() }
+        }
+        _ => Fault::Other(io("read", file)(error)),
+    })
+}
+
+fn check(bytes: &[u8], hash: &Hash) -> std::result::Result<(), String> {
+    if bytes.len() as u64 != hash.bytes {
+        return Err(format!("it has {} bytes, {} were written", bytes.len(), hash.bytes));
+    }
+    let got = manifest::sha256(bytes);
+    if got != hash.sha256 {
+        return Err(format!("its SHA-256 is {got}, {} was written", hash.sha256));
+    }
+    Ok(())
+}
+
+/// The newest checkpoint with a lower number of which every byte is right.
+fn newest_whole(dir: &Path, before: u64) -> Option<PathBuf> {
+    let older = numbers(dir).ok()?.into_iter().rev().filter(|&number| number < before);
+    older
+        .map(|number| dir.join(name(number)))
+        .find(|folder| read(folder, None, &|_| Ok(HashMap::new())).is_ok())
+}

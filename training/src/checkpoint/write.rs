@@ -1,0 +1,159 @@
+//! Writing a checkpoint, so that a crash after any step leaves the old one or the new one whole.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use candle_core::Tensor;
+use sha2::{Digest, Sha256};
+
+use super::manifest::{self, Hash, Manifest, hex, is_name};
+use super::{Checkpoint, CheckpointConfig, io, name, numbers};
+use crate::{Error, Result};
+
+/// Names that start so are of things half done; the next save removes them.
+const UNFINISHED: &str = ".unfinished-";
+pub(super) const LATEST: &str = "latest";
+
+/// A change that was just made to the disk.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Change {
+    /// A folder was made.
+    Made(PathBuf),
+    /// A file was written, but may not have reached the disk.
+    Wrote(PathBuf),
+    /// A file or a folder's list of names reached the disk.
+    Synced(PathBuf),
+    /// A name was changed; sure once the folder is synced.
+    Renamed(PathBuf, PathBuf),
+    /// A folder was removed with all that was in it.
+    Removed(PathBuf),
+}
+
+/// Writes a checkpoint, makes it the latest, removes old ones. `watch` hears of each change, and stops all by an error:
+/// the disk is then as a crash at this moment leaves it.
+pub(super) fn save(
+    config: &CheckpointConfig,
+    checkpoint: &Checkpoint,
+    watch: &dyn Fn(Change) -> Result<()>,
+) -> Result<PathBuf> {
+    if let Some(name) = checkpoint.tensors.keys().find(|name| !is_name(name)) {
+        return Err(Error::InvalidName { name: name.clone() });
+    }
+    let writer = Writer { dir: &config.dir, watch };
+    writer.clean_up()?;
+    let number = numbers(&config.dir)?.last().map_or(1, |last| last + 1);
+    let unfinished = config.dir.join(format!("{UNFINISHED}{}", name(number)));
+    let folder = config.dir.join(name(number));
+    let manifest = writer.files(&unfinished, checkpoint)?;
+    writer.rename(&unfinished, &folder)?;
+    writer.sync(&config.dir)?;
+    writer.point_to(&name(number), &manifest)?;
+    writer.remove_old(config.keep)?;
+    Ok(folder)
+}
+
+struct Writer<'a> {
+    dir: &'a Path,
+    watch: &'a dyn Fn(Change) -> Result<()>,
+}
+
+impl Writer<'_> {
+    /// All files of a checkpoint, safe on the disk under a name that does not count yet; gives the text of the manifest.
+    fn files(&self, folder: &Path, checkpoint: &Checkpoint) -> Result<String> {
+        fs::create_dir(folder).map_err(io("make the folder", folder))?;
+        (self.watch)(Change::Made(folder.to_path_buf()))?;
+        let mut hashes = BTreeMap::new();
+        for (name, tensors) in &checkpoint.tensors {
+            hashes.insert(name.clone(), self.tensors(&folder.join(tensors_file(name)), tensors)?);
+        }
+        let path = folder.join(manifest::FILE);
+        let text =
+            Manifest::new(checkpoint, hashes).encode().map_err(|error| io("write", &path)(error.into()))?;
+        self.text(&path, &text)?;
+        self.sync(folder)?;
+        Ok(text)
+    }
+
+    fn tensors(&self, path: &Path, tensors: &HashMap<String, Tensor>) -> Result<Hash> {
+        candle_core::safetensors::save(tensors, path)?;
+        (self.watch)(Change::Wrote(path.to_path_buf()))?;
+        self.sync(path)?;
+        hash(path).map_err(io("read", path))
+    }
+
+    fn text(&self, path: &Path, text: &str) -> Result<()> {
+        fs::write(path, text).map_err(io("write", path))?;
+        (self.watch)(Change::Wrote(path.to_path_buf()))?;
+        self.sync(path)
+    }
+
+    /// Waits until a file's bytes, or a folder's names, are on the disk itself.
+    fn sync(&self, path: &Path) -> Result<()> {
+        // Where folders cannot be opened as files, the system keeps their order by itself.
+        if cfg!(unix) || path.is_file() {
+            File::open(path).and_then(|file| file.sync_all()).map_err(io("fsync", path))?;
+        }
+        (self.watch)(Change::Synced(path.to_path_buf()))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        fs::rename(from, to).map_err(io("rename", from))?;
+        (self.watch)(Change::Renamed(from.to_path_buf(), to.to_path_buf()))
+    }
+
+    /// The file `latest`: a checkpoint's name, and the hash of its manifest, so that no flipped bit points to another one.
+    fn point_to(&self, name: &str, manifest: &str) -> Result<()> {
+        let (unfinished, latest) = (self.dir.join(format!("{UNFINISHED}{LATEST}")), self.dir.join(LATEST));
+        self.text(&unfinished, &format!("{name} {}\n", manifest::sha256(manifest.as_bytes())))?;
+        self.rename(&unfinished, &latest)?;
+        self.sync(self.dir)
+    }
+
+    fn remove_old(&self, keep: usize) -> Result<()> {
+        let all = numbers(self.dir)?;
+        for &number in &all[..all.len().saturating_sub(keep)] {
+            // Under another name first: a folder is removed file by file, and must not be taken for a checkpoint meanwhile.
+            let unfinished = self.dir.join(format!("{UNFINISHED}old-{}", name(number)));
+            self.rename(&self.dir.join(name(number)), &unfinished)?;
+            self.sync(self.dir)?;
+            self.remove(&unfinished)?;
+        }
+        Ok(())
+    }
+
+    /// Removes what an earlier save, stopped half way, left behind.
+    fn clean_up(&self) -> Result<()> {
+        for entry in fs::read_dir(self.dir).map_err(io("list", self.dir))? {
+            let entry = entry.map_err(io("list", self.dir))?;
+            if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
+                self.remove(&entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn remove(&self, path: &Path) -> Result<()> {
+        let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+        removed.map_err(io("remove", path))?;
+        (self.watch)(Change::Removed(path.to_path_buf()))
+    }
+}
+
+pub(super) fn tensors_file(name: &str) -> String {
+    format!("{name}.safetensors")
+}
+
+fn hash(path: &Path) -> std::io::Result<Hash> {
+    let (mut file, mut hasher, mut bytes) = (File::open(path)?, Sha256::new(), 0);
+    let mut block = vec![0; 1 << 18];
+    loop {
+        let count = file.read(&mut block)?;
+        if count == 0 {
+            return Ok(Hash { bytes, sha256: hex(&hasher.finalize()) });
+        }
+        hasher.update(&block[..count]);
+        bytes += count as u64;
+    }
+}
