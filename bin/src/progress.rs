@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Nothing is shown of a run that is over before this.
-const QUIET: Duration = Duration::from_secs(1);
+/// Nothing is shown of a run that is over before this: a flash would tell nobody anything.
+const QUIET: Duration = Duration::from_millis(300);
 /// Steps between two looks at the clock.
 const EVERY: usize = 16;
-const TEMPLATE: &str = "{bar:30} {percent:>3} %  step {pos} of {len}, {per_sec}, {eta} left";
+const TEMPLATE: &str = "{bar:30} {percent:>3} %  step {pos} of {len}, {eta} left";
 
 /// Progress of one run, on standard error, if that is a terminal.
 #[derive(Debug)]

@@ -1,17 +1,35 @@
 //! Running the command.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
+
+/// What a launcher or a user may have set.
+const ENVIRONMENT: [&str; 14] = [
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "GIRANDOLE_SPAWNER_PID",
+    "GIRANDOLE_SPAWNED_FOR",
+    "GIRANDOLE_SECRET",
+    "GIRANDOLE_SECRET_FILE",
+    "GIRANDOLE_JOB_ID",
+    "GIRANDOLE_INIT_METHOD",
+    "GIRANDOLE_BIND",
+    "GIRANDOLE_TIMEOUT",
+];
 
 /// The command, without what this process's environment says of ranks.
 pub(crate) fn girandole() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_girandole"));
-    for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
+    for name in ENVIRONMENT {
         command.env_remove(name);
     }
-    command.arg("ddp-linear");
+    command.arg("ddp-linear").stdin(Stdio::null());
     command
 }
 
@@ -24,6 +42,35 @@ pub(crate) fn succeed(arguments: &[&str]) -> Output {
     let output = girandole().args(arguments).output().unwrap();
     assert!(output.status.success(), "{arguments:?}: {}\n{}", output.status, text(&output.stderr));
     output
+}
+
+/// Runs it to an error that was found before anything was done: its one line, and its exit code.
+pub(crate) fn refuse_with(command: &mut Command, arguments: &[&str]) -> (String, i32) {
+    let output = command.args(arguments).output().unwrap();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    let code = output.status.code().unwrap_or_else(|| panic!("{arguments:?}: {}", output.status));
+    assert!(code == 1 || code == 2, "{arguments:?}: exit code {code}\n{err}");
+    assert_eq!(out, "", "{arguments:?} printed something, then failed: {err}");
+    assert!(err.starts_with("error: "), "{arguments:?}: {err}");
+    // The parser's own errors come with a hint below.
+    let by_parser = err.contains("For more information, try '--help'.");
+    assert!(by_parser || err.lines().count() == 1, "{arguments:?}: {err}");
+    (err, code)
+}
+
+/// As [`refuse_with`], of the bare command: the line.
+pub(crate) fn refuse(arguments: &[&str]) -> String {
+    refuse_with(&mut girandole(), arguments).0
+}
+
+/// What is printed, without the numbers of lines that tell times.
+pub(crate) fn without_times(stdout: &[u8]) -> Vec<String> {
+    let timed = |line: &str| line.contains(" time") || line.starts_with("speed-up");
+    let strip = |line: &str| match line.split_once(": ") {
+        Some((before, _)) if timed(line) => format!("{before}: ..."),
+        _ => line.to_string(),
+    };
+    text(stdout).lines().map(strip).collect()
 }
 
 /// A folder for the files of one run.
