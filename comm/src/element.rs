@@ -65,8 +65,9 @@ float!(f64, f32);
 integer!(u8, u32, i64);
 narrow_float!(f16, bf16);
 
-/// Reduces `theirs` into `mine`, element by element, with the operands in the order that `combine` says.
-pub(crate) fn combine<T: Element>(op: ReduceOp, combine: Combine, mine: &mut [T], theirs: &[T]) {
+/// Reduces `theirs`, bytes that need not be aligned, into `mine`, element by element, with the operands in the order that
+/// `combine` says.
+pub(crate) fn combine<T: Element>(op: ReduceOp, combine: Combine, mine: &mut [T], theirs: &[u8]) {
     match op {
         ReduceOp::Sum | ReduceOp::Avg => fold(combine, mine, theirs, T::sum),
         ReduceOp::Product => fold(combine, mine, theirs, T::product),
@@ -76,12 +77,13 @@ pub(crate) fn combine<T: Element>(op: ReduceOp, combine: Combine, mine: &mut [T]
 }
 
 #[inline(always)]
-fn fold<T: Element>(combine: Combine, mine: &mut [T], theirs: &[T], reduce: impl Fn(T, T) -> T) {
+fn fold<T: Element>(combine: Combine, mine: &mut [T], theirs: &[u8], reduce: impl Fn(T, T) -> T) {
+    let theirs = theirs.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned::<T>);
     let pairs = mine.iter_mut().zip(theirs);
     match combine {
-        Combine::Replace => pairs.for_each(|(mine, theirs)| *mine = *theirs),
-        Combine::TheirsFirst => pairs.for_each(|(mine, theirs)| *mine = reduce(*theirs, *mine)),
-        Combine::MineFirst => pairs.for_each(|(mine, theirs)| *mine = reduce(*mine, *theirs)),
+        Combine::Replace => pairs.for_each(|(mine, theirs)| *mine = theirs),
+        Combine::TheirsFirst => pairs.for_each(|(mine, theirs)| *mine = reduce(theirs, *mine)),
+        Combine::MineFirst => pairs.for_each(|(mine, theirs)| *mine = reduce(*mine, theirs)),
     }
 }
 
@@ -105,10 +107,10 @@ mod tests {
     #[test]
     fn operands_keep_their_order() {
         let mut mine = [-0.0f32];
-        combine(ReduceOp::Max, Combine::TheirsFirst, &mut mine, &[0.0]);
+        combine(ReduceOp::Max, Combine::TheirsFirst, &mut mine, bytemuck::bytes_of(&0.0f32));
         assert_eq!(mine[0].to_bits(), (-0.0f32).to_bits());
         let mut mine = [-0.0f32];
-        combine(ReduceOp::Max, Combine::MineFirst, &mut mine, &[0.0]);
+        combine(ReduceOp::Max, Combine::MineFirst, &mut mine, bytemuck::bytes_of(&0.0f32));
         assert_eq!(mine[0].to_bits(), 0.0f32.to_bits());
     }
 }

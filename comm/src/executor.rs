@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::element::{Element, combine};
 use crate::fingerprint::{self, Fingerprint};
-use crate::links::{Links, Wait};
+use crate::links::{Closed, Links, Wait};
 use crate::patience::Patience;
 use crate::schedule::{Combine, Schedule, Step, Transfer};
 use crate::supervisor::Supervisor;
@@ -21,8 +21,8 @@ pub(crate) struct Executor<L> {
     call: Call,
     sends: Vec<Sending>,
     receives: Vec<Receiving>,
-    /// For each receive of a step, where bytes wait to be reduced; of u64 so that every element type is aligned.
-    scratch: Vec<Vec<u64>>,
+    /// For each receive of a step, where bytes wait to be reduced, unless they can be reduced where they arrive.
+    scratch: Vec<Vec<u8>>,
     waits: Vec<Wait>,
     /// Payload so far.
     pub(crate) bytes_sent: u64,
@@ -73,6 +73,11 @@ impl<L: Links> Executor<L> {
         let call = Call { fingerprint, announcement, op: ReduceOp::Sum, world_size, peers: Vec::new() };
         let (sends, receives, scratch, waits) = Default::default();
         Self { links, supervisor, call, sends, receives, scratch, waits, bytes_sent: 0, bytes_received: 0 }
+    }
+
+    /// See [`Links::segment`].
+    pub(crate) fn segment(&self) -> usize {
+        self.links.segment()
     }
 
     /// Does this rank's part of `call` on `data`.
@@ -237,26 +242,22 @@ impl<L: Links> Executor<L> {
         }
     }
 
-    /// Takes in some bytes of one receive; those to be reduced go through the scratch.
+    /// Takes in some bytes of one receive.
     fn receive<T: Element>(&mut self, index: usize, data: &mut [T]) -> Result<usize> {
         let receive = &mut self.receives[index];
-        let size = size_of::<T>();
-        let target = &mut data[receive.first..receive.first + receive.len / size];
+        let target = &mut data[receive.first..receive.first + receive.len / size_of::<T>()];
         let result = if receive.combine == Combine::Replace {
             self.links.try_recv(receive.from, &mut bytemuck::cast_slice_mut(target)[receive.got..])
+        } else if receive.deferred {
+            receive.fetch(&mut self.links, scratch(&mut self.scratch, index, receive.len))
+        } else if let Some(bytes) = self.links.peek(receive.from) {
+            let reduced = bytes.map(|bytes| receive.reduce(self.call.op, bytes, target));
+            self.links.consume(receive.from, reduced.unwrap_or(0));
+            reduced
         } else {
-            let room = if receive.deferred { receive.len } else { receive.len.min(SEGMENT) };
-            if self.scratch.len() <= index {
-                self.scratch.resize_with(index + 1, Vec::new);
-            }
-            let scratch = &mut self.scratch[index];
-            if scratch.len() * size_of::<u64>() < room {
-                scratch.resize(room.div_ceil(size_of::<u64>()), 0);
-            }
-            let bytes: &mut [u8] = bytemuck::cast_slice_mut(scratch);
-            let waiting = receive.got - receive.reduced;
-            let end = room.min(waiting + receive.len - receive.got);
-            self.links.try_recv(receive.from, &mut bytes[waiting..end])
+            let scratch = scratch(&mut self.scratch, index, receive.len.min(SEGMENT));
+            let fetched = receive.fetch(&mut self.links, scratch);
+            fetched.inspect(|got| receive.reduce_fetched(self.call.op, *got, scratch, target))
         };
         let Ok(got) = result else {
             let from = receive.from;
@@ -264,9 +265,6 @@ impl<L: Links> Executor<L> {
         };
         receive.got += got;
         self.bytes_received += got as u64;
-        if receive.combine != Combine::Replace && !receive.deferred {
-            receive.reduce(self.call.op, &mut self.scratch[index], target);
-        }
         Ok(got)
     }
 
@@ -275,7 +273,7 @@ impl<L: Links> Executor<L> {
             self.receives.iter_mut().enumerate().filter(|(_, receive)| receive.deferred && receive.len > 0)
         {
             let target = &mut data[receive.first..receive.first + receive.len / size_of::<T>()];
-            receive.reduce(self.call.op, &mut self.scratch[index], target);
+            receive.reduce(self.call.op, scratch(&mut self.scratch, index, receive.len), target);
         }
     }
 
@@ -289,17 +287,39 @@ impl Receiving {
         Self { from, first, len, got: 0, reduced: 0, combine, deferred }
     }
 
-    /// Reduces the whole elements that wait in the scratch, and moves the rest to its front.
-    fn reduce<T: Element>(&mut self, op: ReduceOp, scratch: &mut [u64], target: &mut [T]) {
-        let size = size_of::<T>();
+    /// Receives behind the bytes that wait in the scratch, as far as it has room.
+    fn fetch(&self, links: &mut impl Links, scratch: &mut [u8]) -> std::result::Result<usize, Closed> {
         let waiting = self.got - self.reduced;
-        let whole = waiting / size;
-        let theirs: &[T] = bytemuck::cast_slice(scratch);
-        let done = self.reduced / size;
-        combine(op, self.combine, &mut target[done..done + whole], &theirs[..whole]);
-        self.reduced += whole * size;
-        if waiting > whole * size {
-            bytemuck::cast_slice_mut::<u64, u8>(scratch).copy_within(whole * size..waiting, 0);
-        }
+        let end = scratch.len().min(waiting + self.len - self.got);
+        links.try_recv(self.from, &mut scratch[waiting..end])
     }
+
+    /// Reduces the whole elements that wait in the scratch, of which `got` bytes are new, and moves the rest to its front.
+    fn reduce_fetched<T: Element>(&mut self, op: ReduceOp, got: usize, scratch: &mut [u8], target: &mut [T]) {
+        let waiting = self.got + got - self.reduced;
+        let whole = self.reduce(op, &scratch[..waiting], target);
+        scratch.copy_within(whole..waiting, 0);
+    }
+
+    /// Reduces the whole elements at the front of `bytes`; the bytes that they take.
+    fn reduce<T: Element>(&mut self, op: ReduceOp, bytes: &[u8], target: &mut [T]) -> usize {
+        let size = size_of::<T>();
+        let done = self.reduced / size;
+        let whole = (bytes.len() / size).min(target.len() - done);
+        combine(op, self.combine, &mut target[done..done + whole], &bytes[..whole * size]);
+        self.reduced += whole * size;
+        whole * size
+    }
+}
+
+/// The scratch of a receive, with room for `len` bytes.
+fn scratch(scratch: &mut Vec<Vec<u8>>, index: usize, len: usize) -> &mut [u8] {
+    if scratch.len() <= index {
+        scratch.resize_with(index + 1, Vec::new);
+    }
+    let scratch = &mut scratch[index];
+    if scratch.len() < len {
+        scratch.resize(len, 0);
+    }
+    &mut scratch[..len]
 }

@@ -71,11 +71,12 @@ impl<L: Links> Runner<L> {
         let executor = &mut self.executor;
         match operation {
             Operation::AllReduce { tensor, op } => {
+                let segment = executor.segment();
                 let work = Scheduled::<_, _, true> {
                     executor,
                     fingerprint,
                     op: *op,
-                    schedule: |len, size| algorithm::all_reduce(rank, world_size, len, size),
+                    schedule: |len, size| algorithm::all_reduce(rank, world_size, len, size, segment),
                     on_copy: false,
                 };
                 storage::visit(tensor, name, work)
