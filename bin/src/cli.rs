@@ -1,19 +1,21 @@
 //! The command line.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use comm::launch;
 
 use crate::error::Result;
-use crate::experiments::ddp_linear::{self, DdpLinearOptions};
+use crate::experiment;
+use crate::experiments::ddp_linear::DdpLinearOptions;
 
 // The feature that it is named for in Cargo.toml gives candle's matrix products AVX-512.
 use gemm as _;
 
 /// Distributed training for candle: experiments that run on one machine or many.
 #[derive(Debug, Parser)]
-#[command(name = "girandole", version, about, long_about = None, max_term_width = 110)]
+#[command(name = "girandole", version, max_term_width = 110)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -28,7 +30,7 @@ enum Command {
 impl Command {
     fn run(&self) -> Result<()> {
         match self {
-            Command::DdpLinear(options) => ddp_linear::run(options),
+            Command::DdpLinear(options) => experiment::run(options),
         }
     }
 }
@@ -36,14 +38,10 @@ impl Command {
 /// Runs the program: parses, runs the command, and says in one line what went wrong.
 pub fn main() -> ExitCode {
     let result = launch::worker_guard().map_err(Into::into).and_then(|()| Cli::parse().command.run());
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            match std::env::var("RANK") {
-                Ok(rank) => eprintln!("rank {rank}: error: {error}"),
-                Err(_) => eprintln!("error: {error}"),
-            }
-            ExitCode::from(error.exit_code())
-        }
+    let Err(error) = result else { return ExitCode::SUCCESS };
+    if let Some(message) = error.message() {
+        // Where nobody reads it, the exit code has to do.
+        let _ = writeln!(std::io::stderr().lock(), "{message}");
     }
+    ExitCode::from(error.exit_code())
 }

@@ -1,8 +1,17 @@
 //! Everything that can end a command, in one line each.
 
+use std::io::ErrorKind;
+
+use comm::launch::{EXIT_PEER_FAILED, ExitKind, WorkerFailure};
+use signal_hook::consts::SIGPIPE;
+use signal_hook::low_level::signal_name;
+
 use crate::file_error::FileError;
 use crate::report::ReportError;
 use crate::trace::TraceError;
+
+/// Between a rank and what it has to say.
+const SAYS: &str = ": error: ";
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -17,6 +26,34 @@ pub enum Error {
         got: String,
         /// What would be accepted.
         help: String,
+    },
+    /// The environment of a rank, but not all of it.
+    #[error("{set} is set, but {missing} is not; a launcher sets both, {help}")]
+    Environment {
+        /// The variable that is there, with its value.
+        set: String,
+        /// The one that is not.
+        missing: String,
+        /// What to do.
+        help: String,
+    },
+    /// One file under two names.
+    #[error("{option}: {} is the file of {other}, too; give each its own", path.display())]
+    SameFile {
+        /// The option, as it is typed.
+        option: &'static str,
+        /// The other one.
+        other: String,
+        /// The file.
+        path: std::path::PathBuf,
+    },
+    /// What went wrong in a process that is a rank.
+    #[error("rank {rank}{SAYS}{source}")]
+    InRank {
+        /// The rank.
+        rank: usize,
+        /// What went wrong.
+        source: Box<Error>,
     },
     /// Something was asked for that this build or machine does not have.
     #[error("{wanted} is not available: {help}")]
@@ -65,18 +102,68 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
+    pub(crate) fn in_rank(rank: usize, source: Error) -> Self {
+        Error::InRank { rank, source: Box::new(source) }
+    }
+
     /// What the process exits with: 2 for a wrong option, [`comm::launch::EXIT_PEER_FAILED`] where another rank is at
     /// fault, 128 and the signal's number where a signal ended it, 141 where nobody reads
     /// its output any more, else 1.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Error::Option { .. } | Error::Unavailable { .. } => 2,
-            Error::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => 141,
+            Error::InRank { source, .. } => source.exit_code(),
+            Error::Option { .. }
+            | Error::Environment { .. }
+            | Error::SameFile { .. }
+            | Error::Unavailable { .. }
+            | Error::Comm(comm::Error::InvalidArgument { .. }) => 2,
+            Error::Output(error) if error.kind() == ErrorKind::BrokenPipe => 128 + SIGPIPE as u8,
             Error::Comm(comm::Error::Interrupted { signal }) => (128 + signal).clamp(1, 255) as u8,
-            Error::Comm(error) if error.is_peer_failure() => comm::launch::EXIT_PEER_FAILED as u8,
-            Error::Ddp(error) if error.is_peer_failure() => comm::launch::EXIT_PEER_FAILED as u8,
+            Error::Comm(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
+            Error::Ddp(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             _ => 1,
         }
+    }
+
+    fn is_meeting_failure(&self) -> bool {
+        matches!(self, Error::Comm(comm::Error::Rendezvous { .. } | comm::Error::Refused { .. }))
+    }
+
+    /// What to tell the user, without a newline at its end. `None` where nobody wants to know, as when the reader of
+    /// the output has read enough.
+    pub fn message(&self) -> Option<String> {
+        match self {
+            _ if self.exit_code() == 128 + SIGPIPE as u8 => None,
+            // These name the rank themselves.
+            Error::InRank { source, .. } if source.is_meeting_failure() => source.message(),
+            Error::InRank { .. } => Some(self.to_string()),
+            Error::Comm(comm::Error::Interrupted { signal }) => {
+                let name = signal_name(*signal).map_or_else(|| format!("signal {signal}"), str::to_string);
+                Some(format!("error: stopped by {name}; all ranks have ended"))
+            }
+            Error::Comm(comm::Error::Worker(failure)) => Some(format!("error: {}", told(failure))),
+            _ => Some(format!("error: {self}")),
+        }
+    }
+}
+
+/// The first cause. A rank's own last words go into the line; they are not printed a third time below it.
+fn told(failure: &WorkerFailure) -> String {
+    let WorkerFailure { rank, status, ref stderr_tail, .. } = *failure;
+    let prefix = format!("rank {rank}{SAYS}");
+    let said =
+        |line: &'_ String| line.strip_prefix(&prefix).or(line.strip_prefix("error: ")).map(str::to_string);
+    let words = stderr_tail.last().and_then(said);
+    let Some(words) = words.filter(|_| matches!(status, ExitKind::Code(_))) else {
+        return failure.to_string();
+    };
+    // Where that rank blames another one, the other one is the cause.
+    let own = WorkerFailure { stderr_tail: Vec::new(), ..failure.clone() }.to_string();
+    let (own, others) = own.split_once('\n').unwrap_or((&own, ""));
+    let rest = if others.is_empty() { String::new() } else { format!("\n{others}") };
+    match status == ExitKind::Code(EXIT_PEER_FAILED) {
+        true => format!("{words} (so says rank {rank}){rest}"),
+        false => format!("{own}: {words}{rest}"),
     }
 }
 
@@ -96,5 +183,52 @@ impl From<candle_core::Error> for Error {
             },
             error => Error::Comm(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(status: ExitKind, tail: &[&str]) -> String {
+        let stderr_tail = tail.iter().map(|line| line.to_string()).collect();
+        let failure = WorkerFailure { rank: 1, pid: 7, status, stderr_tail, also_failed: 2 };
+        Error::Comm(Box::new(failure).into()).message().unwrap()
+    }
+
+    #[test]
+    fn the_first_cause_is_told_once() {
+        let others = "\n  2 other ranks failed after it";
+        let tail = ["a warning", "rank 1: error: cannot read x: it is gone"];
+        assert_eq!(
+            failure(ExitKind::Code(1), &tail),
+            format!("error: rank 1 (pid 7) exited with code 1: cannot read x: it is gone{others}")
+        );
+        assert_eq!(
+            failure(ExitKind::Code(EXIT_PEER_FAILED), &["rank 1: error: rank 2 (host a) died"]),
+            format!("error: rank 2 (host a) died (so says rank 1){others}")
+        );
+        let panicked = failure(ExitKind::Code(101), &["thread 'main' panicked", "index out of bounds"]);
+        assert!(panicked.contains("code 101\n  its last lines on stderr:\n    thread"), "{panicked}");
+        let killed = failure(ExitKind::Signal(9), &[]);
+        assert_eq!(killed, format!("error: rank 1 (pid 7) was killed by signal SIGKILL{others}"));
+    }
+
+    #[test]
+    fn a_reader_that_has_read_enough_is_told_nothing() {
+        let gone = [
+            Error::Output(ErrorKind::BrokenPipe.into()),
+            Error::in_rank(0, Error::Output(ErrorKind::BrokenPipe.into())),
+            Error::Comm(comm::Error::Interrupted { signal: SIGPIPE }),
+        ];
+        for error in gone {
+            assert_eq!((error.message(), error.exit_code()), (None, 141));
+        }
+    }
+
+    #[test]
+    fn a_signal_has_a_name() {
+        let stopped = Error::Comm(comm::Error::Interrupted { signal: 15 });
+        assert_eq!(stopped.message().unwrap(), "error: stopped by SIGTERM; all ranks have ended");
     }
 }

@@ -42,8 +42,8 @@ pub enum FileError {
         /// The names that the file has.
         held: String,
     },
-    /// The file has a tensor that the model has not.
-    #[error("{} has a tensor `{name}` ({got}) that the model has not; the model holds {held}", path.display())]
+    /// The file has a tensor that is not wanted.
+    #[error("{} has a tensor `{name}` ({got}) that does not belong there; wanted are only {wanted}", path.display())]
     ExtraTensor {
         /// The file.
         path: PathBuf,
@@ -51,8 +51,8 @@ pub enum FileError {
         name: String,
         /// Its dtype and shape.
         got: String,
-        /// The names that the model has.
-        held: String,
+        /// The names that are.
+        wanted: String,
     },
     /// A tensor is of another dtype or shape.
     #[error("{}: tensor `{name}` is {got}, expected {expected}", path.display())]

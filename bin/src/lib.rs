@@ -7,12 +7,22 @@
 pub mod cli;
 pub mod console;
 pub mod error;
+pub mod experiment;
 pub mod experiments;
 pub mod file_error;
 pub mod metrics;
 pub mod models;
 pub mod options;
+mod outputs;
+mod progress;
+pub mod rank;
 pub mod report;
+pub mod run_log;
 pub mod start;
 pub mod trace;
 pub mod weights;
+
+/// The README's example is compiled with the doc tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -1,8 +1,9 @@
 //! `--metrics FILE.jsonl`: one JSON object a line for each step, and one for the whole run.
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -37,9 +38,16 @@ enum Line<'a> {
     Summary(&'a Summary<'a>),
 }
 
+/// Lines are written once there are this many bytes of them. Small, because the kernel may cut a write of several pages
+/// when it kills the writer.
+const ENOUGH: usize = 4096;
+/// And after this time at the latest, if there are more, so that they can be watched as they come.
+const SOON: Duration = Duration::from_millis(250);
+
 /// Writes the lines of `--metrics`.
 ///
-/// Lines are buffered (a step costs far less than a microsecond), and reach the file with [`MetricsWriter::summary`], or
+/// Lines are gathered for a quarter of a second or 4 KiB (a step costs far less than a microsecond), and are written
+/// whole: whatever ends the process, the file ends with a line. The rest reaches it with [`MetricsWriter::summary`], or
 /// where the writer is dropped.
 ///
 /// ```
@@ -57,7 +65,9 @@ enum Line<'a> {
 #[derive(Debug)]
 pub struct MetricsWriter {
     path: PathBuf,
-    out: BufWriter<File>,
+    file: File,
+    lines: Vec<u8>,
+    written: Instant,
 }
 
 impl MetricsWriter {
@@ -67,7 +77,12 @@ impl MetricsWriter {
     /// [`FileError::Write`] with the path and the system's reason.
     pub fn create(path: &Path) -> Result<Self, FileError> {
         let file = File::create(path).map_err(|error| FileError::write(path, error))?;
-        Ok(Self { path: path.to_path_buf(), out: BufWriter::with_capacity(1 << 16, file) })
+        Ok(Self::new(path, file))
+    }
+
+    fn new(path: &Path, file: File) -> Self {
+        let lines = Vec::with_capacity(2 * ENOUGH);
+        Self { path: path.to_path_buf(), file, lines, written: Instant::now() }
     }
 
     /// Goes on in a file that another process has begun.
@@ -77,7 +92,7 @@ impl MetricsWriter {
     pub fn append(path: &Path) -> Result<Self, FileError> {
         let file = File::options().append(true).create(true).open(path);
         let file = file.map_err(|error| FileError::write(path, error))?;
-        Ok(Self { path: path.to_path_buf(), out: BufWriter::with_capacity(1 << 16, file) })
+        Ok(Self::new(path, file))
     }
 
     /// Writes what is buffered.
@@ -85,7 +100,11 @@ impl MetricsWriter {
     /// # Errors
     /// [`FileError::Write`], for instance where the disk is full.
     pub fn flush(&mut self) -> Result<(), FileError> {
-        self.out.flush().map_err(|error| FileError::write(&self.path, error))
+        self.written = Instant::now();
+        let result = self.file.write_all(&self.lines);
+        // Also where it failed: what may have been written in part is not written again.
+        self.lines.clear();
+        result.map_err(|error| FileError::write(&self.path, error))
     }
 
     /// One step; `run` says which run of the experiment it is of, where it has several.
@@ -112,8 +131,20 @@ impl MetricsWriter {
     }
 
     fn line(&mut self, line: &Line<'_>) -> Result<(), FileError> {
-        serde_json::to_writer(&mut self.out, line).map_err(|error| FileError::write(&self.path, error))?;
-        self.out.write_all(b"\n").map_err(|error| FileError::write(&self.path, error))
+        let begun = self.lines.len();
+        if let Err(error) = serde_json::to_writer(&mut self.lines, line) {
+            self.lines.truncate(begun);
+            return Err(FileError::write(&self.path, error));
+        }
+        self.lines.push(b'\n');
+        if self.lines.len() >= ENOUGH || self.written.elapsed() >= SOON { self.flush() } else { Ok(()) }
+    }
+}
+
+impl Drop for MetricsWriter {
+    fn drop(&mut self) {
+        // Whoever wants to know has called `flush`.
+        let _ = self.flush();
     }
 }
 

@@ -6,8 +6,7 @@ use std::time::Duration;
 use candle_core::Device;
 use clap::{Args, ValueEnum};
 
-use crate::error::{Error, Result};
-use crate::weights::check_writable;
+use crate::error::Error;
 
 /// How ranks talk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -37,7 +36,7 @@ pub enum DeviceKind {
 #[derive(Debug, Clone, Args)]
 pub struct CommonOptions {
     /// How many ranks take part [default: what the environment says, else the document's]
-    #[arg(long, value_name = "N", help_heading = "Ranks")]
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Ranks")]
     pub world_size: Option<usize>,
     /// How ranks talk
     #[arg(long, value_enum, default_value = "auto", help_heading = "Ranks")]
@@ -46,10 +45,10 @@ pub struct CommonOptions {
     #[arg(long, value_enum, default_value = "auto", help_heading = "Ranks")]
     pub device: DeviceKind,
     /// How long the ranks wait for each other [default: 300]
-    #[arg(long, value_name = "SECONDS", help_heading = "Ranks")]
-    pub timeout: Option<f64>,
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true, help_heading = "Ranks")]
+    pub timeout: Option<Duration>,
     /// Seed of data and initial weights
-    #[arg(long, default_value_t = 42)]
+    #[arg(long, value_name = "N", default_value_t = 42, allow_negative_numbers = true)]
     pub seed: u64,
     /// Initial weights, in place of random ones, under PyTorch's names
     #[arg(long, value_name = "FILE.safetensors", help_heading = "Files")]
@@ -71,36 +70,28 @@ pub struct CommonOptions {
     pub report: Option<PathBuf>,
 }
 
-/// Refuses a count of 0.
-pub(crate) fn at_least_one(option: &'static str, value: usize) -> Result<()> {
-    if value == 0 {
-        return Err(Error::Option { option, got: "0".into(), help: "give 1 or more".into() });
-    }
-    Ok(())
+/// A count of at least 1.
+pub(crate) fn count(text: &str) -> Result<usize, &'static str> {
+    text.parse().ok().filter(|count| *count > 0).ok_or("give a whole number, 1 or more")
 }
 
-/// Refuses a learning rate that no step can be taken with.
-pub(crate) fn learning_rate(lr: f64) -> Result<()> {
-    if !lr.is_finite() || lr < 0.0 {
-        return Err(Error::Option {
-            option: "--lr",
-            got: lr.to_string(),
-            help: "give a finite number, 0 or more".into(),
-        });
-    }
-    Ok(())
+/// A learning rate that steps can be taken with.
+pub(crate) fn learning_rate(text: &str) -> Result<f64, &'static str> {
+    let lr = text.parse().ok().filter(|lr: &f64| lr.is_finite() && *lr >= 0.0);
+    lr.ok_or("give a finite number, 0 or more")
+}
+
+fn seconds(text: &str) -> Result<Duration, &'static str> {
+    let time = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    time.filter(|time| !time.is_zero()).ok_or("give a number of seconds greater than 0")
 }
 
 impl CommonOptions {
-    /// Checks what can be checked before any work: values, what this build has, and that results can be written.
+    /// Checks what can be checked before any work: what this build has, and that results can be written.
     ///
     /// # Errors
     /// The first option that cannot be used.
-    pub fn check(&self) -> Result<()> {
-        if let Some(world_size) = self.world_size {
-            at_least_one("--world-size", world_size)?;
-        }
-        self.timeout()?;
+    pub fn check(&self) -> Result<(), Error> {
         self.device()?;
         let (wanted, feature) = match self.backend {
             Backend::Auto | Backend::Tcp => return self.check_files(),
@@ -111,33 +102,11 @@ impl CommonOptions {
         Err(Error::Unavailable { wanted: wanted.into(), help })
     }
 
-    fn check_files(&self) -> Result<()> {
-        for path in [&self.save, &self.metrics, &self.trace, &self.report].into_iter().flatten() {
-            check_writable(path)?;
-        }
-        Ok(())
-    }
-
-    /// The time-out, where one was given.
-    ///
-    /// # Errors
-    /// A number that is no time.
-    pub fn timeout(&self) -> Result<Option<Duration>> {
-        let Some(seconds) = self.timeout else { return Ok(None) };
-        match Duration::try_from_secs_f64(seconds) {
-            Ok(timeout) if !timeout.is_zero() => Ok(Some(timeout)),
-            _ => {
-                let help = "give a number of seconds greater than 0".into();
-                Err(Error::Option { option: "--timeout", got: seconds.to_string(), help })
-            }
-        }
-    }
-
     /// The device of this process's tensors.
     ///
     /// # Errors
     /// CUDA where there is none.
-    pub fn device(&self) -> Result<Device> {
+    pub fn device(&self) -> Result<Device, Error> {
         match self.device {
             DeviceKind::Auto | DeviceKind::Cpu => Ok(Device::Cpu),
             DeviceKind::Cuda => Err(Error::Unavailable {
@@ -145,5 +114,34 @@ impl CommonOptions {
                 help: "this build has no CUDA in it; use --device cpu".into(),
             }),
         }
+    }
+
+    /// The device's name, as `--device` takes it.
+    pub(crate) fn device_name(&self) -> Result<&'static str, Error> {
+        Ok(match self.device()? {
+            Device::Cpu => "cpu",
+            Device::Cuda(_) => "cuda",
+            Device::Metal(_) => "metal",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_cannot_be_used_are_refused() {
+        for text in ["0", "-1", "1.5", "", "x", "99999999999999999999"] {
+            assert!(count(text).is_err(), "{text}");
+        }
+        for text in ["NaN", "inf", "-1", "-1e-9", "", "x"] {
+            assert!(learning_rate(text).is_err(), "{text}");
+        }
+        for text in ["0", "-1", "NaN", "inf", "1e300", "1e-12", "5s"] {
+            assert!(seconds(text).is_err(), "{text}");
+        }
+        assert_eq!((count("7"), learning_rate("1e-3")), (Ok(7), Ok(1e-3)));
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
     }
 }

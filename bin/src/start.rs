@@ -1,14 +1,17 @@
 //! How a command becomes ranks: it starts them itself, or finds that it is one.
 
-use std::sync::Arc;
-
+use comm::TcpConfig;
 use comm::launch::{self, SpawnConfig};
-use comm::{Communicator, Tcp, TcpConfig};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
 use crate::options::CommonOptions;
+
+/// Names the experiment whose launcher started a rank. Other launchers do not set it.
+const SPAWNED_FOR: &str = "GIRANDOLE_SPAWNED_FOR";
+/// Every rank holds a connection to every other; the communicator takes no more either.
+const MOST_RANKS: usize = 4096;
 
 /// What this process is.
 #[derive(Debug)]
@@ -18,11 +21,11 @@ pub enum Start {
         /// Ranks to start.
         world_size: usize,
     },
-    /// A rank, by its environment: one that this program started (`spawned`), or that another launcher did.
+    /// A rank, by its environment.
     Rank {
         /// How to join the others.
         config: Box<TcpConfig>,
-        /// Whether the launcher is this program, which then tells the end of the story.
+        /// True where this program started it, which then tells the end of the story; false under another launcher.
         spawned: bool,
     },
 }
@@ -32,37 +35,50 @@ impl Start {
     ///
     /// # Errors
     /// An environment that makes no sense, or that the options contradict.
-    pub fn find(options: &CommonOptions, default_world_size: usize) -> Result<Self> {
-        let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-        if !is_set("RANK") && !is_set("WORLD_SIZE") {
-            return Ok(Start::Launcher { world_size: options.world_size.unwrap_or(default_world_size) });
+    pub fn find(options: &CommonOptions, command: &str, default_world_size: usize) -> Result<Self> {
+        let value = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        match (value("RANK"), value("WORLD_SIZE")) {
+            (None, None) => return Self::launcher(options.world_size.unwrap_or(default_world_size)),
+            (Some(rank), None) => return Err(half_an_environment("RANK", &rank, "WORLD_SIZE")),
+            (None, Some(size)) => return Err(half_an_environment("WORLD_SIZE", &size, "RANK")),
+            (Some(_), Some(_)) => {}
         }
         let mut config = TcpConfig::from_env()?;
-        if let Some(timeout) = options.timeout()? {
+        if let Some(timeout) = options.timeout {
             config.timeout = timeout;
         }
+        let spawned = launch::is_worker() && value(SPAWNED_FOR).is_some_and(|name| name == command);
         if let Some(world_size) = options.world_size.filter(|given| *given != config.world_size) {
             let help = format!("the environment says WORLD_SIZE={}; leave the option out", config.world_size);
             return Err(Error::Option { option: "--world-size", got: world_size.to_string(), help });
         }
-        Ok(Start::Rank { config: Box::new(config), spawned: launch::is_worker() })
+        Ok(Start::Rank { config: Box::new(config), spawned })
+    }
+
+    fn launcher(world_size: usize) -> Result<Self> {
+        if world_size > MOST_RANKS {
+            let help = format!("give 1 to {MOST_RANKS} ranks");
+            return Err(Error::Option { option: "--world-size", got: world_size.to_string(), help });
+        }
+        Ok(Start::Launcher { world_size })
     }
 }
 
-/// Joins the group that the configuration names.
-///
-/// # Errors
-/// Those of [`Tcp::connect`].
-pub fn join(config: &TcpConfig) -> Result<Arc<dyn Communicator>> {
-    Ok(Arc::new(Tcp::connect(config)?))
+fn half_an_environment(set: &str, value: &std::ffi::OsStr, missing: &str) -> Error {
+    Error::Environment {
+        set: format!("{set}={}", value.to_string_lossy()),
+        missing: missing.into(),
+        help: format!("unset {set} to let this command start its ranks itself"),
+    }
 }
 
 /// Starts ranks with this process's own arguments; what rank 0 gave to [`hand_over`].
 ///
 /// # Errors
 /// The first cause, where a rank fails.
-pub fn spawn<T: DeserializeOwned>(world_size: usize) -> Result<T> {
-    let results = launch::spawn(&SpawnConfig { world_size, ..SpawnConfig::default() })?;
+pub fn spawn<T: DeserializeOwned>(command: &str, world_size: usize) -> Result<T> {
+    let env = vec![(SPAWNED_FOR.into(), command.into())];
+    let results = launch::spawn(&SpawnConfig { world_size, env, ..SpawnConfig::default() })?;
     let line = results
         .into_iter()
         .next()

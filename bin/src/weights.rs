@@ -43,6 +43,22 @@ impl TensorFile {
         Ok(Self { path: path.to_path_buf(), tensors })
     }
 
+    /// Where it was.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Refuses tensors of other names.
+    ///
+    /// # Errors
+    /// The first tensor that is too many.
+    pub fn only(&self, names: &[&str]) -> Result<()> {
+        match self.names().into_iter().find(|name| !names.contains(&name.as_str())) {
+            Some(name) => Err(self.extra(name, names.join(", "))),
+            None => Ok(()),
+        }
+    }
+
     /// The names of its tensors, sorted.
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<_> = self.tensors.tensors().into_iter().map(|(name, _)| name).collect();
@@ -96,6 +112,11 @@ impl TensorFile {
         }
         FileError::MissingTensor { path: self.path.clone(), name: name.to_string(), expected, held }
     }
+
+    fn extra(&self, name: String, wanted: String) -> FileError {
+        let got = self.tensors.get(&name).map(|view| describe_view(&view)).unwrap_or_default();
+        FileError::ExtraTensor { path: self.path.clone(), name, got, wanted }
+    }
 }
 
 /// Sets every variable of `vars` to the tensor of the same name in a file. All must fit, the file may hold no others, and
@@ -115,8 +136,7 @@ pub fn load_weights(path: &Path, vars: &VarMap) -> Result<()> {
         values.push((name, var, file.tensor(name, &shape, var.dtype(), var.device())?));
     }
     if let Some(name) = file.names().into_iter().find(|name| !vars.contains_key(name)) {
-        let got = file.tensors.get(&name).map(|view| describe_view(&view)).unwrap_or_default();
-        return Err(FileError::ExtraTensor { path: path.to_path_buf(), name, got, held: listing(&held) });
+        return Err(file.extra(name, listing(&held)));
     }
     for (name, var, value) in values {
         var.set(&value).map_err(|error| FileError::tensor(path, name, error))?;

@@ -11,7 +11,14 @@ fn run(name: &str, steps: usize, world_size: usize, seconds: f64) -> RunSeries {
     let noise = |step: usize| 1.0 + 0.5 * ((step * 7919 % 101) as f32 / 101.0 - 0.5);
     let decay = |step: usize| 16.0 * (-9.0 * step as f32 / steps as f32).exp() + 0.01;
     let losses = (0..steps).map(|step| decay(step) * noise(step)).collect();
-    RunSeries { name: name.into(), losses, seconds, world_size, steps_per_epoch: steps / 10 }
+    RunSeries {
+        name: name.into(),
+        losses,
+        seconds,
+        world_size,
+        steps_per_epoch: steps / 10,
+        ..RunSeries::default()
+    }
 }
 
 fn report() -> Report {

@@ -1,8 +1,10 @@
 //! The trait that every backend implements and every strategy uses.
 
+use std::sync::Arc;
+
 use candle_core::Tensor;
 
-use crate::{Operation, ReduceOp, Result, Work};
+use crate::{Message, Operation, ReduceOp, Result, Work, group};
 
 /// A group of ranks that talk. Rank r of `world_size` calls the same operations in the same order as the others.
 ///
@@ -20,6 +22,73 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
 
     /// Bytes and operations so far.
     fn stats(&self) -> Stats;
+
+    /// The members by their rank in the first group, that of all processes: `world_ranks()[r]` is rank r of this group.
+    fn world_ranks(&self) -> &[usize];
+
+    /// A group of `ranks` of this one, in which `ranks[r]` is rank r. To be called on those ranks and on no other, with the
+    /// same list, at the same place among their operations: [`Communicator::new_group`] and [`Communicator::split`] see to
+    /// that.
+    ///
+    /// # Errors
+    /// This rank is not among `ranks`; whatever hinders the members from meeting.
+    fn subgroup(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>>;
+
+    /// A group of `ranks` of this one, in which `ranks[r]` is rank r; none on ranks that are not among them. Every rank of
+    /// this group must call it, with the same list.
+    ///
+    /// Groups are independent of each other: their operations run at the same time, and closing one, by dropping it,
+    /// leaves the others.
+    ///
+    /// # Cost
+    /// An all-gather of one number; then the members meet as at the start of a job.
+    ///
+    /// # Errors
+    /// A list that is empty, repeats a rank, or is not the same on every rank; whatever hinders the members from meeting.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use comm::{Communicator, Local, ReduceOp};
+    ///
+    /// let sums = Local::run(3, |comm| {
+    ///     let Some(pair) = comm.new_group(&[2, 0])? else { return Ok(None) };
+    ///     let tensor = Tensor::new(&[comm.rank() as u32], &Device::Cpu)?;
+    ///     pair.all_reduce(&tensor, ReduceOp::Sum)?.wait()?;
+    ///     Ok(Some((pair.rank(), tensor.to_vec1::<u32>()?[0])))
+    /// })?;
+    /// assert_eq!(sums, [Some((1, 2)), None, Some((0, 2))]);
+    /// # Ok::<(), comm::Error>(())
+    /// ```
+    fn new_group(&self, ranks: &[usize]) -> Result<Option<Arc<dyn Communicator>>> {
+        group::agree(self, ranks)?;
+        if ranks.contains(&self.rank()) { self.subgroup(ranks).map(Some) } else { Ok(None) }
+    }
+
+    /// Divides this group into one for each color, in which ranks are ordered by `key`, then by their rank here; a rank
+    /// without a color gets none. Every rank of this group must call it.
+    ///
+    /// # Cost
+    /// An all-gather of two numbers; then the members of each group meet as at the start of a job.
+    ///
+    /// # Errors
+    /// Whatever hinders the members from meeting.
+    ///
+    /// ```
+    /// use comm::{Communicator, Local};
+    ///
+    /// let rows = Local::run(4, |comm| {
+    ///     let row = comm.split(Some(comm.rank() / 2), comm.rank())?;
+    ///     Ok(row.map(|row| row.world_ranks().to_vec()))
+    /// })?;
+    /// assert_eq!(rows[3], Some(vec![2, 3]));
+    /// # Ok::<(), comm::Error>(())
+    /// ```
+    fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Arc<dyn Communicator>>> {
+        match group::of_color(self, color, key)? {
+            Some(members) => self.subgroup(&members).map(Some),
+            None => Ok(None),
+        }
+    }
 
     /// Puts an operation into the queue and returns at once.
     ///
@@ -52,7 +121,8 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// The tensor of rank `root` becomes the reduction of all; the others keep theirs.
     ///
     /// # Cost
-    /// Binomial tree: log2(P) steps; each rank but the root sends S bytes.
+    /// Binomial tree: log2(P) steps; each rank but the root sends S bytes. Large tensors: pipelined chain, in which no rank
+    /// sends or receives more than S bytes.
     ///
     /// # Errors
     /// Those of [`Communicator::submit`].
@@ -63,7 +133,8 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// Every rank's `tensor` becomes that of rank `root`, in place.
     ///
     /// # Cost
-    /// Binomial tree: log2(P) steps; the root sends S log2(P) bytes.
+    /// Binomial tree: log2(P) steps; the root sends S log2(P) bytes. Large tensors: pipelined chain, in which no rank sends
+    /// more than S bytes.
     ///
     /// # Errors
     /// Those of [`Communicator::submit`].
@@ -82,7 +153,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// Those of [`Communicator::submit`].
     fn all_gather(&self, output: &Tensor, input: &Tensor) -> Result<Work> {
-        self.submit(Operation::AllGather { output: output.clone(), input: input.clone() })
+        self.submit(Operation::AllGather { output: output.clone(), input: input.clone(), counts: None })
     }
 
     /// `output` becomes this rank's part of the reduction of all inputs.
@@ -96,7 +167,193 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// Those of [`Communicator::submit`].
     fn reduce_scatter(&self, output: &Tensor, input: &Tensor, op: ReduceOp) -> Result<Work> {
-        self.submit(Operation::ReduceScatter { output: output.clone(), input: input.clone(), op })
+        self.submit(Operation::ReduceScatter {
+            output: output.clone(),
+            input: input.clone(),
+            op,
+            counts: None,
+        })
+    }
+
+    /// As [`Communicator::all_gather`], with inputs of different lengths.
+    ///
+    /// # Shapes
+    /// `input` on rank r has `counts[r]` elements, `output` all of them. `counts` is the same list on every rank.
+    ///
+    /// # Cost
+    /// Ring: P-1 steps; each rank sends all parts but that of the next rank.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' `counts` differ.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use comm::{Communicator, Local};
+    ///
+    /// let gathered = Local::run(3, |comm| {
+    ///     let input = Tensor::full(comm.rank() as u32, comm.rank(), &Device::Cpu)?;
+    ///     let output = Tensor::zeros(3, DType::U32, &Device::Cpu)?;
+    ///     comm.all_gather_v(&output, &input, &[0, 1, 2])?.wait()?;
+    ///     Ok(output.to_vec1::<u32>()?)
+    /// })?;
+    /// assert_eq!(gathered, vec![vec![1, 2, 2]; 3]);
+    /// # Ok::<(), comm::Error>(())
+    /// ```
+    fn all_gather_v(&self, output: &Tensor, input: &Tensor, counts: &[usize]) -> Result<Work> {
+        let counts = Some(counts.to_vec());
+        self.submit(Operation::AllGather { output: output.clone(), input: input.clone(), counts })
+    }
+
+    /// As [`Communicator::reduce_scatter`], with parts of different lengths.
+    ///
+    /// # Shapes
+    /// `output` on rank r has `counts[r]` elements, `input` all of them. `counts` is the same list on every rank.
+    ///
+    /// # Cost
+    /// Ring: P-1 steps; each rank sends all parts but its own.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' `counts` differ.
+    fn reduce_scatter_v(
+        &self,
+        output: &Tensor,
+        input: &Tensor,
+        op: ReduceOp,
+        counts: &[usize],
+    ) -> Result<Work> {
+        let counts = Some(counts.to_vec());
+        self.submit(Operation::ReduceScatter { output: output.clone(), input: input.clone(), op, counts })
+    }
+
+    /// The `output` of rank `root` becomes the inputs of all ranks, one after the other.
+    ///
+    /// # Shapes
+    /// `output`, given on the root and only there, has `world_size` times the elements of `input`.
+    ///
+    /// # Cost
+    /// One step; each rank but the root sends its input, once.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`].
+    fn gather(&self, output: Option<&Tensor>, input: &Tensor, root: usize) -> Result<Work> {
+        let (output, input) = (output.cloned(), input.clone());
+        self.submit(Operation::Gather { output, input, root, counts: None })
+    }
+
+    /// As [`Communicator::gather`], with inputs of different lengths.
+    ///
+    /// # Shapes
+    /// `input` on rank r has `counts[r]` elements, `output` on the root all of them. `counts` is the same list on every
+    /// rank.
+    ///
+    /// # Cost
+    /// One step; each rank but the root sends its input, once.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' `counts` differ.
+    fn gather_v(
+        &self,
+        output: Option<&Tensor>,
+        input: &Tensor,
+        root: usize,
+        counts: &[usize],
+    ) -> Result<Work> {
+        let (output, input, counts) = (output.cloned(), input.clone(), Some(counts.to_vec()));
+        self.submit(Operation::Gather { output, input, root, counts })
+    }
+
+    /// Every rank's `output` becomes its part of the `input` of rank `root`.
+    ///
+    /// # Shapes
+    /// `input`, given on the root and only there, has `world_size` times the elements of `output`.
+    ///
+    /// # Cost
+    /// One step; the root sends S(P-1)/P bytes, where S is the size of `input`.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`].
+    fn scatter(&self, output: &Tensor, input: Option<&Tensor>, root: usize) -> Result<Work> {
+        let (output, input) = (output.clone(), input.cloned());
+        self.submit(Operation::Scatter { output, input, root, counts: None })
+    }
+
+    /// As [`Communicator::scatter`], with parts of different lengths.
+    ///
+    /// # Shapes
+    /// `output` on rank r has `counts[r]` elements, `input` on the root all of them. `counts` is the same list on every
+    /// rank.
+    ///
+    /// # Cost
+    /// One step; the root sends all parts but its own.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' `counts` differ.
+    fn scatter_v(
+        &self,
+        output: &Tensor,
+        input: Option<&Tensor>,
+        root: usize,
+        counts: &[usize],
+    ) -> Result<Work> {
+        let (output, input, counts) = (output.clone(), input.cloned(), Some(counts.to_vec()));
+        self.submit(Operation::Scatter { output, input, root, counts })
+    }
+
+    /// The r-th part of `output` becomes this rank's part of the `input` of rank r.
+    ///
+    /// # Shapes
+    /// Both have the same number of elements, a multiple of `world_size`, the same on every rank.
+    ///
+    /// # Cost
+    /// P-1 steps and S(P-1)/P bytes sent by each rank, where S is the size of `input`.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`].
+    fn all_to_all(&self, output: &Tensor, input: &Tensor) -> Result<Work> {
+        let (output, input) = (output.clone(), input.clone());
+        self.submit(Operation::AllToAll { output, input, output_counts: None, input_counts: None })
+    }
+
+    /// As [`Communicator::all_to_all`], with parts of different lengths. Each rank knows only its own counts.
+    ///
+    /// # Shapes
+    /// `input` has `input_counts[r]` elements for rank r, which must be `output_counts` of this rank over there.
+    ///
+    /// # Cost
+    /// P-1 steps; each rank sends all of its input but its own part.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where what one rank sends is not what
+    /// the other one expects.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use comm::{Communicator, Local};
+    ///
+    /// let received = Local::run(2, |comm| {
+    ///     // Rank 0 keeps one element and sends two; rank 1 sends none and keeps one.
+    ///     let (input, goes, comes) = match comm.rank() {
+    ///         0 => (vec![1u32, 2, 3], [1, 2], [1, 0]),
+    ///         _ => (vec![4], [0, 1], [2, 1]),
+    ///     };
+    ///     let input = Tensor::new(input, &Device::Cpu)?;
+    ///     let output = Tensor::zeros(comes[0] + comes[1], DType::U32, &Device::Cpu)?;
+    ///     comm.all_to_all_v(&output, &input, &comes, &goes)?.wait()?;
+    ///     Ok(output.to_vec1::<u32>()?)
+    /// })?;
+    /// assert_eq!(received, [vec![1], vec![2, 3, 4]]);
+    /// # Ok::<(), comm::Error>(())
+    /// ```
+    fn all_to_all_v(
+        &self,
+        output: &Tensor,
+        input: &Tensor,
+        output_counts: &[usize],
+        input_counts: &[usize],
+    ) -> Result<Work> {
+        let (output, input) = (output.clone(), input.clone());
+        let (output_counts, input_counts) = (Some(output_counts.to_vec()), Some(input_counts.to_vec()));
+        self.submit(Operation::AllToAll { output, input, output_counts, input_counts })
     }
 
     /// No rank's barrier is done before every rank has called it.
@@ -121,6 +378,60 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// Those of [`Communicator::submit`].
     fn recv(&self, tensor: &Tensor, from: usize) -> Result<Work> {
         self.submit(Operation::Recv { tensor: tensor.clone(), from })
+    }
+
+    /// Sends and receives several tensors at the same time: whatever the order of the messages, here and on the peers, no
+    /// two ranks wait for each other. Messages from one rank to another keep their order. The peers may use
+    /// [`Communicator::send`] and [`Communicator::recv`] as well.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`].
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use comm::{Communicator, Local, Message};
+    ///
+    /// let received = Local::run(2, |comm| {
+    ///     let peer = 1 - comm.rank();
+    ///     let mine = Tensor::new(&[comm.rank() as u32], &Device::Cpu)?;
+    ///     let theirs = Tensor::zeros(1, DType::U32, &Device::Cpu)?;
+    ///     let send = Message::Send { tensor: mine, to: peer };
+    ///     comm.batch(vec![send, Message::Recv { tensor: theirs.clone(), from: peer }])?.wait()?;
+    ///     Ok(theirs.to_vec1::<u32>()?[0])
+    /// })?;
+    /// assert_eq!(received, [1, 0]);
+    /// # Ok::<(), comm::Error>(())
+    /// ```
+    fn batch(&self, messages: Vec<Message>) -> Result<Work> {
+        self.submit(Operation::Batch { messages })
+    }
+
+    /// [`Communicator::all_reduce`] of several tensors as one operation: for many small ones as quick as for one.
+    ///
+    /// # Shapes
+    /// The same list on every rank, all of one dtype.
+    ///
+    /// # Cost
+    /// That of one tensor with all elements; nothing is copied together.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' lists differ.
+    fn all_reduce_coalesced(&self, tensors: &[Tensor], op: ReduceOp) -> Result<Work> {
+        self.submit(Operation::AllReduceCoalesced { tensors: tensors.to_vec(), op })
+    }
+
+    /// [`Communicator::broadcast`] of several tensors, of any dtypes, as one operation.
+    ///
+    /// # Shapes
+    /// The same list on every rank.
+    ///
+    /// # Cost
+    /// That of one tensor with all bytes; nothing is copied together.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' lists differ.
+    fn broadcast_coalesced(&self, tensors: &[Tensor], root: usize) -> Result<Work> {
+        self.submit(Operation::BroadcastCoalesced { tensors: tensors.to_vec(), root })
     }
 }
 

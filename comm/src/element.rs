@@ -1,5 +1,6 @@
 //! Arithmetic on the elements of tensors.
 
+use candle_core::DType;
 use half::{bf16, f16};
 
 use crate::ReduceOp;
@@ -74,6 +75,55 @@ pub(crate) fn combine<T: Element>(op: ReduceOp, combine: Combine, mine: &mut [T]
         ReduceOp::Min => fold(combine, mine, theirs, T::min),
         ReduceOp::Max => fold(combine, mine, theirs, T::max),
     }
+}
+
+/// Calls a function for elements of the type that `dtype` names; nothing for a dtype that is never sent.
+macro_rules! of_dtype {
+    ($dtype:expr, $type:ident => $call:expr) => {
+        match $dtype {
+            DType::F64 => {
+                type $type = f64;
+                $call
+            }
+            DType::F32 => {
+                type $type = f32;
+                $call
+            }
+            DType::F16 => {
+                type $type = f16;
+                $call
+            }
+            DType::BF16 => {
+                type $type = bf16;
+                $call
+            }
+            DType::U8 => {
+                type $type = u8;
+                $call
+            }
+            DType::U32 => {
+                type $type = u32;
+                $call
+            }
+            DType::I64 => {
+                type $type = i64;
+                $call
+            }
+            _ => {}
+        }
+    };
+}
+
+/// The same for the bytes of whole elements; `mine` is aligned.
+pub(crate) fn combine_bytes(dtype: DType, op: ReduceOp, how: Combine, mine: &mut [u8], theirs: &[u8]) {
+    of_dtype!(dtype, T => combine::<T>(op, how, bytemuck::cast_slice_mut(mine), theirs));
+}
+
+/// Divides every element.
+pub(crate) fn divide_bytes(dtype: DType, by: usize, bytes: &mut [u8]) {
+    of_dtype!(dtype, T => {
+        bytemuck::cast_slice_mut::<u8, T>(bytes).iter_mut().for_each(|element| *element = element.divide(by));
+    });
 }
 
 #[inline(always)]

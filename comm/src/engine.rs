@@ -83,6 +83,13 @@ impl Engine {
         self.enqueue(operation)?.wait()
     }
 
+    /// Finishes what is queued; true where the group has not failed.
+    pub(crate) fn close(self) -> bool {
+        let shared = self.shared.clone();
+        drop(self);
+        lock(&shared.failed).is_none() && shared.supervisor.failure().is_none()
+    }
+
     pub(crate) fn stats(&self) -> Stats {
         lock(&self.shared.runner).stats()
     }
@@ -104,6 +111,15 @@ impl Drop for Engine {
             // The thread itself never panics: operations are caught.
             let _ = thread.join();
         }
+        // Whoever waits for a `Work` may be at it, and without a thread nobody was.
+        let mut queue = lock(&self.shared.queue);
+        loop {
+            queue = match self.shared.run_next(queue) {
+                Ok(queue) => queue,
+                Err(queue) if queue.running => self.shared.wait_for_others(queue),
+                Err(_) => return,
+            };
+        }
     }
 }
 
@@ -117,12 +133,7 @@ impl Ticket {
             }
             queue = match shared.run_next(queue) {
                 Ok(queue) => queue,
-                Err(mut queue) => {
-                    queue.waiters += 1;
-                    let mut queue = shared.settled.wait(queue).unwrap_or_else(PoisonError::into_inner);
-                    queue.waiters -= 1;
-                    queue
-                }
+                Err(queue) => shared.wait_for_others(queue),
             };
         }
     }
@@ -141,15 +152,18 @@ impl Shared {
                 Ok(queue) => queue,
                 Err(queue) if queue.closing && queue.jobs.is_empty() => return,
                 // Another thread runs an operation: it is told of when that is done.
-                Err(mut queue) if queue.running => {
-                    queue.waiters += 1;
-                    let mut queue = self.settled.wait(queue).unwrap_or_else(PoisonError::into_inner);
-                    queue.waiters -= 1;
-                    queue
-                }
+                Err(queue) if queue.running => self.wait_for_others(queue),
                 Err(queue) => self.submitted.wait(queue).unwrap_or_else(PoisonError::into_inner),
             };
         }
+    }
+
+    /// Sleeps until the operation that another thread runs is done.
+    fn wait_for_others<'a>(&'a self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+        queue.waiters += 1;
+        let mut queue = self.settled.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        queue.waiters -= 1;
+        queue
     }
 
     /// Runs the next operation, if there is one and no other is running; `Err` gives the queue back where nothing was done.
@@ -181,11 +195,9 @@ impl Shared {
         let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
             Err(Error::system(operation.name(), "a bug in Girandole: the operation panicked"))
         });
-        if let Err(error) = &result {
-            // Some ranks may have done their part: the group is of no use any more, whatever the reason.
-            lock(&self.failed).get_or_insert_with(|| error.clone());
-        }
-        result
+        // Some ranks may have done their part: the group is of no use any more, whatever the reason. Another thread may
+        // have found it failed already; then that is what all are told.
+        result.map_err(|error| lock(&self.failed).get_or_insert(error).clone())
     }
 
     /// The first cause, where the group has failed.

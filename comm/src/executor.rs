@@ -1,15 +1,26 @@
 //! Runs a schedule over the links, whatever they are: greets, sends, receives and reduces, and never waits for ever.
 
+mod exchange;
+
+pub(crate) use exchange::Parcel;
+
+use std::ops::Range;
 use std::sync::Arc;
 
-use crate::element::{Element, combine};
+use candle_core::DType;
+
+use crate::element::{combine_bytes, divide_bytes};
 use crate::fingerprint::{self, Fingerprint};
 use crate::links::{Closed, Links, Wait};
+use crate::memory::Memory;
 use crate::patience::Patience;
 use crate::schedule::{Combine, Schedule, Step, Transfer};
 use crate::supervisor::Supervisor;
 use crate::verdict::Question;
 use crate::{Error, ReduceOp, Result};
+
+/// Sent in place of an announcement by a rank that closes its group: nothing will come after it.
+pub(crate) const FAREWELL: [u8; fingerprint::LEN] = *b"GRF1: this rank leaves the group";
 
 /// Bytes that are received before they are reduced: small enough to stay in the processor's cache.
 const SEGMENT: usize = 128 * 1024;
@@ -21,8 +32,8 @@ pub(crate) struct Executor<L> {
     call: Call,
     sends: Vec<Sending>,
     receives: Vec<Receiving>,
-    /// For each receive of a step, where bytes wait to be reduced, unless they can be reduced where they arrive.
-    scratch: Vec<Vec<u8>>,
+    /// For each receive of a step, where bytes wait to be reduced; of u64 so that every element type is aligned.
+    scratch: Vec<Vec<u64>>,
     waits: Vec<Wait>,
     /// Payload so far.
     pub(crate) bytes_sent: u64,
@@ -32,8 +43,8 @@ pub(crate) struct Executor<L> {
 /// What is the same for all steps of a call.
 struct Call {
     fingerprint: Fingerprint,
-    announcement: [u8; fingerprint::LEN],
     op: ReduceOp,
+    dtype: DType,
     world_size: usize,
     peers: Vec<Peer>,
 }
@@ -41,9 +52,12 @@ struct Call {
 /// How far the announcements between this rank and one peer have come, in bytes.
 struct Peer {
     rank: usize,
+    /// The call as this rank announces it to the peer, and the peer must announce it to this rank.
+    fingerprint: Fingerprint,
+    mine: [u8; fingerprint::LEN],
     told: usize,
-    heard: usize,
     announcement: [u8; fingerprint::LEN],
+    heard: usize,
 }
 
 struct Sending {
@@ -52,25 +66,36 @@ struct Sending {
     end: usize,
 }
 
+/// All in bytes.
 struct Receiving {
     from: usize,
-    /// Elements.
     first: usize,
-    /// Bytes.
     len: usize,
     got: usize,
-    /// Bytes of `got` that have been reduced.
+    /// Where what it is reduced with begins: `first`, unless that stays as it is.
+    mine: usize,
+    /// How much of `got` has been reduced.
     reduced: usize,
     combine: Combine,
     /// What is there must be sent first, so reduction waits for the end of the step.
     deferred: bool,
 }
 
+/// What an executor runs beside the schedule.
+pub(crate) struct Task<'a> {
+    pub(crate) fingerprint: Fingerprint,
+    /// What the ranks of a pair must agree on beyond the fingerprint, by peer; empty where that is nothing.
+    pub(crate) pairs: &'a [u64],
+    pub(crate) op: ReduceOp,
+    /// The elements that the schedule counts.
+    pub(crate) dtype: DType,
+}
+
 impl<L: Links> Executor<L> {
     pub(crate) fn new(links: L, supervisor: Arc<dyn Supervisor>, world_size: usize) -> Self {
         let fingerprint = Fingerprint::new(fingerprint::Kind::Barrier, 0);
-        let announcement = fingerprint.encode();
-        let call = Call { fingerprint, announcement, op: ReduceOp::Sum, world_size, peers: Vec::new() };
+        let (op, dtype) = (ReduceOp::Sum, DType::U8);
+        let call = Call { fingerprint, op, dtype, world_size, peers: Vec::new() };
         let (sends, receives, scratch, waits) = Default::default();
         Self { links, supervisor, call, sends, receives, scratch, waits, bytes_sent: 0, bytes_received: 0 }
     }
@@ -80,76 +105,70 @@ impl<L: Links> Executor<L> {
         self.links.segment()
     }
 
-    /// Does this rank's part of `call` on `data`.
-    pub(crate) fn run<T: Element>(
+    /// Does this rank's part of a call on `memory`.
+    pub(crate) fn run(
         &mut self,
-        fingerprint: Fingerprint,
+        task: &Task<'_>,
         schedule: &Schedule,
-        op: ReduceOp,
-        data: &mut [T],
+        memory: &mut Memory<'_>,
     ) -> Result<()> {
-        self.greet(fingerprint, schedule, op);
+        self.greet(task, schedule);
+        let size = task.dtype.size_in_bytes();
         for (index, step) in schedule.steps.iter().enumerate() {
-            self.prepare(step, size_of::<T>(), index == 0);
-            self.transfer(data)?;
-            self.reduce_deferred(data);
-            if self.call.op == ReduceOp::Avg {
-                data[step.finished.clone()]
-                    .iter_mut()
-                    .for_each(|element| *element = element.divide(self.call.world_size));
+            self.prepare(step, index == 0, memory)?;
+            self.transfer(memory)?;
+            self.reduce_deferred(memory)?;
+            if task.op == ReduceOp::Avg {
+                let finished = step.finished.start * size..step.finished.end * size;
+                let by = self.call.world_size;
+                memory.write_all(finished, |_, bytes| divide_bytes(task.dtype, by, bytes))?;
             }
         }
         // Ranks that we only sent to have announced their calls, too.
         self.sends.clear();
         self.receives.clear();
         let unheard = self.call.peers.iter().filter(|peer| peer.heard < fingerprint::LEN);
-        self.receives.extend(unheard.map(|peer| Receiving::new(peer.rank, 0, 0, Combine::Replace, false)));
-        self.transfer(data)
+        self.receives.extend(unheard.map(|peer| Receiving::new(peer.rank, 0..0, 0, Combine::Replace)));
+        self.transfer(memory)
     }
 
     /// Sets up the announcements of a call: in both directions between any two ranks that exchange anything, so that a
-    /// mismatch shows on both. A message is announced by its sender only.
-    fn greet(&mut self, fingerprint: Fingerprint, schedule: &Schedule, op: ReduceOp) {
-        self.call.fingerprint = fingerprint;
-        self.call.announcement = fingerprint.encode();
-        self.call.op = op;
+    /// mismatch shows on both.
+    fn greet(&mut self, task: &Task<'_>, schedule: &Schedule) {
+        self.call.fingerprint = task.fingerprint;
+        (self.call.op, self.call.dtype) = (task.op, task.dtype);
         self.call.peers.clear();
-        let one_way = fingerprint.is_message();
         self.call.peers.extend(schedule.peers().into_iter().map(|rank| {
-            let sends = schedule
-                .steps
-                .iter()
-                .flat_map(|step| &step.transfers)
-                .any(|t| matches!(t, Transfer::Send { to, .. } if *to == rank));
-            let done = |done: bool| if done { fingerprint::LEN } else { 0 };
-            Peer {
-                rank,
-                told: done(one_way && !sends),
-                heard: done(one_way && sends),
-                announcement: [0; fingerprint::LEN],
-            }
+            let fingerprint = match task.pairs.get(rank) {
+                Some(pair) => task.fingerprint.detail(*pair),
+                None => task.fingerprint,
+            };
+            let (mine, announcement) = (fingerprint.encode(), [0; fingerprint::LEN]);
+            Peer { rank, fingerprint, mine, told: 0, announcement, heard: 0 }
         }));
     }
 
-    fn prepare(&mut self, step: &Step, size: usize, first: bool) {
+    fn prepare(&mut self, step: &Step, first: bool, memory: &mut Memory<'_>) -> Result<()> {
         self.sends.clear();
         self.receives.clear();
+        let size = self.call.dtype.size_in_bytes();
         for transfer in &step.transfers {
-            match transfer {
+            let (from, range, mine, combine) = match transfer {
                 Transfer::Send { to, range } => {
                     self.sends.push(Sending { to: *to, at: range.start * size, end: range.end * size });
+                    continue;
                 }
-                Transfer::Recv { from, range, combine } => {
-                    let deferred = *combine != Combine::Replace && step.overlaps(range);
-                    self.receives.push(Receiving::new(
-                        *from,
-                        range.start,
-                        range.len() * size,
-                        *combine,
-                        deferred,
-                    ));
+                Transfer::Copy { range, to } => {
+                    memory.copy(range.start * size..range.end * size, to * size)?;
+                    continue;
                 }
-            }
+                Transfer::Recv { from, range, combine } => (from, range, range.start, combine),
+                Transfer::Fold { from, range, mine, combine } => (from, range, *mine, combine),
+            };
+            let bytes = range.start * size..range.end * size;
+            let mut receive = Receiving::new(*from, bytes, mine * size, *combine);
+            receive.deferred = *combine != Combine::Replace && step.overlaps(range);
+            self.receives.push(receive);
         }
         if first {
             // Announce the call at once to those who get no data yet.
@@ -159,14 +178,15 @@ impl<L: Links> Executor<L> {
                 }
             }
         }
+        Ok(())
     }
 
     /// Moves bytes until all sends and receives of the step are done.
-    fn transfer<T: Element>(&mut self, data: &mut [T]) -> Result<()> {
+    fn transfer(&mut self, memory: &mut Memory<'_>) -> Result<()> {
         let mut patience = Patience::new(self.links.spins());
         loop {
             self.waits.clear();
-            let moved = self.send_some(data)? | self.receive_some(data)?;
+            let moved = self.send_some(memory)? | self.receive_some(memory)?;
             if self.waits.is_empty() {
                 return Ok(());
             }
@@ -178,18 +198,19 @@ impl<L: Links> Executor<L> {
         }
     }
 
-    fn send_some<T: Element>(&mut self, data: &[T]) -> Result<bool> {
-        let bytes: &[u8] = bytemuck::cast_slice(data);
+    fn send_some(&mut self, memory: &Memory<'_>) -> Result<bool> {
         let mut moved = false;
         for send in &mut self.sends {
             let Some(peer) = self.call.peers.iter_mut().find(|peer| peer.rank == send.to) else { continue };
-            let head = &self.call.announcement[peer.told..];
+            let head = &peer.mine[peer.told..];
             if head.is_empty() && send.at == send.end {
                 continue;
             }
-            let Ok(sent) = self.links.try_send(send.to, head, &bytes[send.at..send.end]) else {
+            let links = &mut self.links;
+            let result = memory.read(send.at..send.end, |bytes| links.try_send(send.to, head, bytes))?;
+            let Ok(sent) = result else {
                 let to = send.to;
-                return Err(self.failed(Question::Lost { peer: to }));
+                return Err(self.lost(to));
             };
             let of_head = sent.min(head.len());
             peer.told += of_head;
@@ -203,13 +224,13 @@ impl<L: Links> Executor<L> {
         Ok(moved)
     }
 
-    fn receive_some<T: Element>(&mut self, data: &mut [T]) -> Result<bool> {
+    fn receive_some(&mut self, memory: &mut Memory<'_>) -> Result<bool> {
         let mut moved = false;
         for index in 0..self.receives.len() {
             let from = self.receives[index].from;
             let heard = self.hear(from)?;
             if heard.is_none() || self.receives[index].got < self.receives[index].len {
-                let got = if heard.is_some() { self.receive(index, data)? } else { 0 };
+                let got = if heard.is_some() { self.receive(index, memory)? } else { 0 };
                 moved |= got > 0 || heard == Some(true);
                 if heard.is_none() || self.receives[index].got < self.receives[index].len {
                     self.waits.push(Wait { peer: from, read: true, write: false });
@@ -228,53 +249,88 @@ impl<L: Links> Executor<L> {
             return Ok(Some(false));
         }
         let Ok(got) = self.links.try_recv(from, &mut peer.announcement[peer.heard..]) else {
-            return Err(self.failed(Question::Lost { peer: from }));
+            return Err(self.failed(Question::Lost { peer: from, left: false }));
         };
         peer.heard += got;
         if peer.heard < fingerprint::LEN {
             return Ok(None);
         }
-        let mine = self.call.fingerprint;
+        let mine = peer.fingerprint;
         match Fingerprint::decode(&peer.announcement) {
             Some(theirs) if theirs == mine => Ok(Some(true)),
             Some(theirs) => Err(self.failed(Question::Mismatch { peer: from, mine, theirs })),
+            None if peer.announcement == FAREWELL => {
+                Err(self.failed(Question::Lost { peer: from, left: true }))
+            }
             None => Err(self.failed(Question::Garbage { peer: from })),
         }
     }
 
-    /// Takes in some bytes of one receive.
-    fn receive<T: Element>(&mut self, index: usize, data: &mut [T]) -> Result<usize> {
-        let receive = &mut self.receives[index];
-        let target = &mut data[receive.first..receive.first + receive.len / size_of::<T>()];
+    /// Takes in some bytes of one receive; those to be reduced go through the scratch, unless they can be reduced where
+    /// they lie.
+    fn receive(&mut self, index: usize, memory: &mut Memory<'_>) -> Result<usize> {
+        let (receive, links) = (&mut self.receives[index], &mut self.links);
         let result = if receive.combine == Combine::Replace {
-            self.links.try_recv(receive.from, &mut bytemuck::cast_slice_mut(target)[receive.got..])
-        } else if receive.deferred {
-            receive.fetch(&mut self.links, scratch(&mut self.scratch, index, receive.len))
-        } else if let Some(bytes) = self.links.peek(receive.from) {
-            let reduced = bytes.map(|bytes| receive.reduce(self.call.op, bytes, target));
-            self.links.consume(receive.from, reduced.unwrap_or(0));
-            reduced
+            let rest = receive.first + receive.got..receive.first + receive.len;
+            memory.write(rest, |bytes| links.try_recv(receive.from, bytes))?
+        } else if receive.is_in_place()
+            && let Some(bytes) = links.peek(receive.from)
+        {
+            let bytes = bytes.ok();
+            let reduced =
+                bytes.map(|bytes| receive.reduce_in_place(&self.call, bytes, memory)).transpose()?;
+            links.consume(receive.from, reduced.unwrap_or(0));
+            reduced.ok_or(Closed)
         } else {
-            let scratch = scratch(&mut self.scratch, index, receive.len.min(SEGMENT));
-            let fetched = receive.fetch(&mut self.links, scratch);
-            fetched.inspect(|got| receive.reduce_fetched(self.call.op, *got, scratch, target))
+            let room = if receive.deferred { receive.len } else { receive.len.min(SEGMENT) };
+            if self.scratch.len() <= index {
+                self.scratch.resize_with(index + 1, Vec::new);
+            }
+            let scratch = &mut self.scratch[index];
+            if scratch.len() * size_of::<u64>() < room {
+                scratch.resize(room.div_ceil(size_of::<u64>()), 0);
+            }
+            let bytes: &mut [u8] = bytemuck::cast_slice_mut(scratch);
+            let waiting = receive.got - receive.reduced;
+            let end = room.min(waiting + receive.len - receive.got);
+            links.try_recv(receive.from, &mut bytes[waiting..end])
         };
         let Ok(got) = result else {
             let from = receive.from;
-            return Err(self.failed(Question::Lost { peer: from }));
+            return Err(self.failed(Question::Lost { peer: from, left: false }));
         };
         receive.got += got;
         self.bytes_received += got as u64;
+        if receive.combine != Combine::Replace && !receive.deferred && receive.reduced < receive.got {
+            receive.reduce(&self.call, &mut self.scratch[index], memory)?;
+        }
         Ok(got)
     }
 
-    fn reduce_deferred<T: Element>(&mut self, data: &mut [T]) {
-        for (index, receive) in
-            self.receives.iter_mut().enumerate().filter(|(_, receive)| receive.deferred && receive.len > 0)
-        {
-            let target = &mut data[receive.first..receive.first + receive.len / size_of::<T>()];
-            receive.reduce(self.call.op, scratch(&mut self.scratch, index, receive.len), target);
+    fn reduce_deferred(&mut self, memory: &mut Memory<'_>) -> Result<()> {
+        for (index, receive) in self.receives.iter_mut().enumerate() {
+            if receive.deferred && receive.len > 0 {
+                receive.reduce(&self.call, &mut self.scratch[index], memory)?;
+            }
         }
+        Ok(())
+    }
+
+    /// Nothing can be sent to `peer` any more. It may have said before why.
+    fn lost(&mut self, peer: usize) -> Error {
+        let (mut said, mut heard) = ([0; fingerprint::LEN], 0);
+        if let Some(known) = self.call.peers.iter().find(|known| known.rank == peer)
+            && known.heard < fingerprint::LEN
+        {
+            (said, heard) = (known.announcement, known.heard);
+        }
+        while heard < fingerprint::LEN {
+            match self.links.try_recv(peer, &mut said[heard..]) {
+                Ok(0) | Err(Closed) => break,
+                Ok(got) => heard += got,
+            }
+        }
+        self.failed(Question::Lost { peer, left: said == FAREWELL })
     }
 
     fn failed(&self, question: Question) -> Error {
@@ -283,43 +339,52 @@ impl<L: Links> Executor<L> {
 }
 
 impl Receiving {
-    fn new(from: usize, first: usize, len: usize, combine: Combine, deferred: bool) -> Self {
-        Self { from, first, len, got: 0, reduced: 0, combine, deferred }
+    fn new(from: usize, range: Range<usize>, mine: usize, combine: Combine) -> Self {
+        let (first, len) = (range.start, range.len());
+        Self { from, first, len, got: 0, mine, reduced: 0, combine, deferred: false }
     }
 
-    /// Receives behind the bytes that wait in the scratch, as far as it has room.
-    fn fetch(&self, links: &mut impl Links, scratch: &mut [u8]) -> std::result::Result<usize, Closed> {
+    /// What arrives is reduced with what is there, and stays there.
+    fn is_in_place(&self) -> bool {
+        self.mine == self.first && !self.deferred
+    }
+
+    /// Reduces the whole elements at the front of `bytes`; how many bytes these are.
+    fn reduce_in_place(&mut self, call: &Call, bytes: &[u8], memory: &mut Memory<'_>) -> Result<usize> {
+        let waiting = bytes.len().min(self.len - self.got);
+        let whole = waiting - waiting % call.dtype.size_in_bytes();
+        let start = self.first + self.got;
+        memory.write_all(start..start + whole, |done, mine| {
+            combine_bytes(call.dtype, call.op, self.combine, mine, &bytes[done..done + mine.len()]);
+        })?;
+        self.reduced += whole;
+        Ok(whole)
+    }
+
+    /// Reduces the whole elements that wait in the scratch, and moves the rest to its front.
+    fn reduce(&mut self, call: &Call, scratch: &mut [u64], memory: &mut Memory<'_>) -> Result<()> {
         let waiting = self.got - self.reduced;
-        let end = scratch.len().min(waiting + self.len - self.got);
-        links.try_recv(self.from, &mut scratch[waiting..end])
+        let whole = waiting - waiting % call.dtype.size_in_bytes();
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(scratch);
+        let theirs = &mut bytes[..whole];
+        let at = |start: usize| start + self.reduced..start + self.reduced + whole;
+        if self.mine == self.first {
+            memory.write_all(at(self.first), |done, mine| {
+                combine_bytes(call.dtype, call.op, self.combine, mine, &theirs[done..done + mine.len()]);
+            })?;
+        } else {
+            // Seen from the scratch, the roles are exchanged.
+            let combine =
+                if self.combine == Combine::TheirsFirst { Combine::MineFirst } else { Combine::TheirsFirst };
+            memory.read_all(at(self.mine), |done, mine| {
+                combine_bytes(call.dtype, call.op, combine, &mut theirs[done..done + mine.len()], mine);
+            })?;
+            memory.write_all(at(self.first), |done, target| {
+                target.copy_from_slice(&theirs[done..done + target.len()]);
+            })?;
+        }
+        self.reduced += whole;
+        bytes.copy_within(whole..waiting, 0);
+        Ok(())
     }
-
-    /// Reduces the whole elements that wait in the scratch, of which `got` bytes are new, and moves the rest to its front.
-    fn reduce_fetched<T: Element>(&mut self, op: ReduceOp, got: usize, scratch: &mut [u8], target: &mut [T]) {
-        let waiting = self.got + got - self.reduced;
-        let whole = self.reduce(op, &scratch[..waiting], target);
-        scratch.copy_within(whole..waiting, 0);
-    }
-
-    /// Reduces the whole elements at the front of `bytes`; the bytes that they take.
-    fn reduce<T: Element>(&mut self, op: ReduceOp, bytes: &[u8], target: &mut [T]) -> usize {
-        let size = size_of::<T>();
-        let done = self.reduced / size;
-        let whole = (bytes.len() / size).min(target.len() - done);
-        combine(op, self.combine, &mut target[done..done + whole], &bytes[..whole * size]);
-        self.reduced += whole * size;
-        whole * size
-    }
-}
-
-/// The scratch of a receive, with room for `len` bytes.
-fn scratch(scratch: &mut Vec<Vec<u8>>, index: usize, len: usize) -> &mut [u8] {
-    if scratch.len() <= index {
-        scratch.resize_with(index + 1, Vec::new);
-    }
-    let scratch = &mut scratch[index];
-    if scratch.len() < len {
-        scratch.resize(len, 0);
-    }
-    &mut scratch[..len]
 }

@@ -4,12 +4,15 @@ use std::fmt;
 
 use candle_core::DType;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use crate::ReduceOp;
 
 /// Bytes of an encoded fingerprint.
 pub(crate) const LEN: usize = 32;
 const MAGIC: [u8; 4] = *b"GRF1";
+/// Bits of a digest that fit in.
+const DETAIL_MASK: u64 = (1 << 40) - 1;
 const NO_REDUCE: u8 = u8::MAX;
 const NO_ROOT: u32 = u32::MAX;
 
@@ -21,17 +24,23 @@ pub(crate) enum Kind {
     Broadcast,
     AllGather,
     ReduceScatter,
+    Gather,
+    Scatter,
+    AllToAll,
     Barrier,
     /// Between two ranks; both sides say `Message`, so that a send and its recv agree.
     Message,
 }
 
-const KINDS: [(Kind, &str); 7] = [
+const KINDS: [(Kind, &str); 10] = [
     (Kind::AllReduce, "all_reduce"),
     (Kind::Reduce, "reduce"),
     (Kind::Broadcast, "broadcast"),
     (Kind::AllGather, "all_gather"),
     (Kind::ReduceScatter, "reduce_scatter"),
+    (Kind::Gather, "gather"),
+    (Kind::Scatter, "scatter"),
+    (Kind::AllToAll, "all_to_all"),
     (Kind::Barrier, "barrier"),
     (Kind::Message, "message"),
 ];
@@ -64,18 +73,24 @@ pub(crate) struct Fingerprint {
     dtype: Option<u8>,
     /// The root of a rooted collective; the sender of a message.
     pub(crate) root: Option<u32>,
-    /// Elements of the tensor (of the smaller one, where there are two).
+    /// Elements of the tensor (of the smaller one, where there are two; of all parts, where they are uneven).
     pub(crate) elements: u64,
+    /// A digest of what else must agree, see [`digest`]; 0 for nothing.
+    detail: u64,
 }
 
 impl Fingerprint {
     pub(crate) fn new(kind: Kind, sequence: u64) -> Self {
-        Self { sequence, kind, reduce: None, dtype: None, root: None, elements: 0 }
+        Self { sequence, kind, reduce: None, dtype: None, root: None, elements: 0, detail: 0 }
     }
 
     /// `dtype` must be one that [`supports`] accepts; any other one counts as none.
     pub(crate) fn tensor(self, dtype: DType, elements: usize) -> Self {
         Self { dtype: position(&DTYPES, &dtype), elements: elements as u64, ..self }
+    }
+
+    pub(crate) fn elements(self, elements: usize) -> Self {
+        Self { elements: elements as u64, ..self }
     }
 
     pub(crate) fn reduce(self, op: ReduceOp) -> Self {
@@ -84,6 +99,11 @@ impl Fingerprint {
 
     pub(crate) fn root(self, root: usize) -> Self {
         Self { root: Some(root as u32), ..self }
+    }
+
+    /// `digest` is made by [`digest`].
+    pub(crate) fn detail(self, digest: u64) -> Self {
+        Self { detail: digest & DETAIL_MASK, ..self }
     }
 
     pub(crate) fn is_message(&self) -> bool {
@@ -96,6 +116,10 @@ impl Fingerprint {
         bytes[4] = position(&KINDS, &self.kind).unwrap_or(u8::MAX);
         bytes[5] = self.reduce.unwrap_or(NO_REDUCE);
         bytes[6] = self.dtype.unwrap_or(u8::MAX);
+        // Five bytes, in the two gaps between the others.
+        let detail = self.detail.to_le_bytes();
+        bytes[7] = detail[4];
+        bytes[12..16].copy_from_slice(&detail[..4]);
         bytes[8..12].copy_from_slice(&self.root.unwrap_or(NO_ROOT).to_le_bytes());
         bytes[16..24].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[24..].copy_from_slice(&self.elements.to_le_bytes());
@@ -118,9 +142,25 @@ impl Fingerprint {
             dtype: byte(6, DTYPES.len())?,
             root: (root != NO_ROOT).then_some(root),
             elements: u64::from_le_bytes(c.try_into().ok()?),
+            detail: u64::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15], bytes[7], 0, 0, 0]),
         };
         (decoded.encode() == *bytes).then_some(decoded)
     }
+}
+
+/// A number that stands for a list of numbers: lists that differ have the same one with a probability of 2^-40.
+pub(crate) fn digest(numbers: impl IntoIterator<Item = usize>) -> u64 {
+    let mut hash = Sha256::new();
+    numbers.into_iter().for_each(|number| hash.update((number as u64).to_le_bytes()));
+    let mut first = [0; 8];
+    first.copy_from_slice(&hash.finalize()[..8]);
+    // Not 0, which stands for nothing.
+    (u64::from_le_bytes(first) & DETAIL_MASK).max(1)
+}
+
+/// A number for each dtype that can be sent.
+pub(crate) fn dtype_number(dtype: DType) -> usize {
+    position(&DTYPES, &dtype).map_or(usize::MAX, usize::from)
 }
 
 /// Whether tensors of this dtype can be sent.
@@ -143,7 +183,14 @@ impl fmt::Display for Fingerprint {
         }
         details.extend(self.reduce.map(|index| REDUCES[usize::from(index)].1.to_string()));
         if let Some(index) = self.dtype {
-            details.push(format!("{}, {} elements", DTYPES[usize::from(index)].1, self.elements));
+            details.push(DTYPES[usize::from(index)].1.into());
+            // Of an all-to-all only the elements between two ranks are known to both.
+            if self.kind != Kind::AllToAll || self.elements > 0 {
+                details.push(format!("{} elements", self.elements));
+            }
+        }
+        if self.detail != 0 {
+            details.push(format!("sizes with check sum {:010x}", self.detail));
         }
         if details.is_empty() { Ok(()) } else { write!(f, " ({})", details.join(", ")) }
     }
@@ -153,6 +200,16 @@ impl fmt::Display for Fingerprint {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_digest_depends_on_every_number_and_on_their_order() {
+        let lists: [&[usize]; 6] = [&[], &[0], &[0, 0], &[1, 2], &[2, 1], &[1, 2, 0]];
+        let mut digests: Vec<u64> = lists.iter().map(|list| digest(list.iter().copied())).collect();
+        assert!(digests.iter().all(|digest| (1..=DETAIL_MASK).contains(digest)));
+        digests.sort_unstable();
+        digests.dedup();
+        assert_eq!(digests.len(), lists.len());
+    }
 
     #[test]
     fn reads_like_the_call() {
@@ -166,9 +223,9 @@ mod tests {
     proptest! {
         #[test]
         fn survives_encoding(kind in 0..KINDS.len(), reduce in 0..REDUCES.len(), dtype in 0..DTYPES.len(),
-                             root in 0..1000usize, sequence: u64, elements in 0..usize::MAX) {
+                             root in 0..1000usize, sequence: u64, elements in 0..usize::MAX, detail: u64) {
             let call = Fingerprint::new(KINDS[kind].0, sequence)
-                .reduce(REDUCES[reduce].0).tensor(DTYPES[dtype].0, elements).root(root);
+                .reduce(REDUCES[reduce].0).tensor(DTYPES[dtype].0, elements).root(root).detail(detail);
             prop_assert_eq!(Fingerprint::decode(&call.encode()), Some(call));
         }
 

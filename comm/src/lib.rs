@@ -16,18 +16,24 @@
 #![deny(unsafe_code)]
 
 pub mod algorithm;
+pub mod autograd;
 mod communicator;
 mod element;
 mod engine;
 mod error;
 mod executor;
 mod fingerprint;
+mod group;
 pub mod launch;
 mod links;
 mod local;
+mod memory;
+mod mesh;
+mod mistakes;
 mod objects;
 mod operation;
 mod patience;
+mod plan;
 mod runner;
 pub mod schedule;
 mod shm;
@@ -40,7 +46,8 @@ mod work;
 pub use communicator::{Communicator, Stats};
 pub use error::{Error, Result};
 pub use local::{Local, LocalConfig};
-pub use objects::all_gather_object;
-pub use operation::{Operation, ReduceOp};
+pub use mesh::Mesh;
+pub use objects::{all_gather_object, broadcast_object, gather_object};
+pub use operation::{Message, Operation, ReduceOp};
 pub use tcp::{InitMethod, Secret, Tcp, TcpConfig, Transport};
 pub use work::Work;

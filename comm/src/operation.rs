@@ -2,8 +2,6 @@
 
 use candle_core::Tensor;
 
-use crate::{Error, Result, fingerprint};
-
 /// How elements of several ranks become one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
@@ -50,19 +48,70 @@ pub enum Operation {
     },
     /// Every rank's `output` becomes the inputs of all ranks, one after the other.
     AllGather {
-        /// `world_size` times the elements of `input`.
+        /// As many elements as all inputs together.
         output: Tensor,
-        /// Same element count on every rank.
+        /// This rank's part.
         input: Tensor,
+        /// The elements of each rank's part, the same list on every rank; none where all are equal.
+        counts: Option<Vec<usize>>,
     },
-    /// Rank r's `output` becomes the r-th of `world_size` equal parts of the reduction of all inputs.
+    /// Rank r's `output` becomes the r-th part of the reduction of all inputs.
     ReduceScatter {
-        /// A `world_size`-th of the elements of `input`.
+        /// This rank's part.
         output: Tensor,
-        /// Same element count on every rank.
+        /// As many elements as all outputs together.
         input: Tensor,
         /// How to combine.
         op: ReduceOp,
+        /// The elements of each rank's part, the same list on every rank; none where all are equal.
+        counts: Option<Vec<usize>>,
+    },
+    /// The output of rank `root` becomes the inputs of all ranks, one after the other.
+    Gather {
+        /// As many elements as all inputs together; on the root, and only there.
+        output: Option<Tensor>,
+        /// This rank's part.
+        input: Tensor,
+        /// Who gets them.
+        root: usize,
+        /// The elements of each rank's part, the same list on every rank; none where all are equal.
+        counts: Option<Vec<usize>>,
+    },
+    /// Rank r's `output` becomes the r-th part of the input of rank `root`.
+    Scatter {
+        /// This rank's part.
+        output: Tensor,
+        /// As many elements as all outputs together; on the root, and only there.
+        input: Option<Tensor>,
+        /// Whose elements they are.
+        root: usize,
+        /// The elements of each rank's part, the same list on every rank; none where all are equal.
+        counts: Option<Vec<usize>>,
+    },
+    /// The r-th part of `output` becomes this rank's part of the input of rank r.
+    AllToAll {
+        /// What comes, by sender.
+        output: Tensor,
+        /// What goes, by receiver.
+        input: Tensor,
+        /// The elements that come from each rank; none where all parts are equal.
+        output_counts: Option<Vec<usize>>,
+        /// The elements that go to each rank; none where all parts are equal.
+        input_counts: Option<Vec<usize>>,
+    },
+    /// As [`Operation::AllReduce`], for each of several tensors.
+    AllReduceCoalesced {
+        /// All of one dtype; the same list of element counts on every rank.
+        tensors: Vec<Tensor>,
+        /// How to combine.
+        op: ReduceOp,
+    },
+    /// As [`Operation::Broadcast`], for each of several tensors.
+    BroadcastCoalesced {
+        /// The same list of element counts and dtypes on every rank.
+        tensors: Vec<Tensor>,
+        /// Whose values are sent.
+        root: usize,
     },
     /// No rank goes on before all have come here.
     Barrier,
@@ -80,6 +129,44 @@ pub enum Operation {
         /// The sender.
         from: usize,
     },
+    /// Sends and receives several tensors at the same time.
+    Batch {
+        /// Those from one rank to another in the order in which they are sent and received.
+        messages: Vec<Message>,
+    },
+}
+
+/// One of the messages of a batch.
+#[derive(Debug, Clone)]
+pub enum Message {
+    /// Sends `tensor` to rank `to`, which must receive it.
+    Send {
+        /// What to send.
+        tensor: Tensor,
+        /// The receiver.
+        to: usize,
+    },
+    /// Fills `tensor` with what rank `from` sends.
+    Recv {
+        /// Where to put it.
+        tensor: Tensor,
+        /// The sender.
+        from: usize,
+    },
+}
+
+impl Message {
+    pub(crate) fn tensor(&self) -> &Tensor {
+        match self {
+            Message::Send { tensor, .. } | Message::Recv { tensor, .. } => tensor,
+        }
+    }
+
+    pub(crate) fn peer(&self) -> usize {
+        match self {
+            Message::Send { to: peer, .. } | Message::Recv { from: peer, .. } => *peer,
+        }
+    }
 }
 
 impl Operation {
@@ -91,111 +178,36 @@ impl Operation {
             Operation::Broadcast { .. } => "broadcast",
             Operation::AllGather { .. } => "all_gather",
             Operation::ReduceScatter { .. } => "reduce_scatter",
+            Operation::Gather { .. } => "gather",
+            Operation::Scatter { .. } => "scatter",
+            Operation::AllToAll { .. } => "all_to_all",
+            Operation::AllReduceCoalesced { .. } => "all_reduce_coalesced",
+            Operation::BroadcastCoalesced { .. } => "broadcast_coalesced",
+            Operation::Batch { .. } => "batch",
             Operation::Barrier => "barrier",
             Operation::Send { .. } => "send",
             Operation::Recv { .. } => "recv",
         }
     }
 
-    /// Finds the caller's mistakes, before any rank is told of the call.
-    pub(crate) fn validate(&self, rank: usize, world_size: usize) -> Result<()> {
-        for tensor in self.tensors() {
-            self.check_tensor(tensor)?;
-        }
+    /// The tensors it reads or writes.
+    pub(crate) fn tensors(&self) -> Vec<&Tensor> {
         match self {
-            Operation::AllReduce { tensor, op } => self.check_reduce(tensor, *op),
-            Operation::Reduce { tensor, op, root } => {
-                self.check_rank(*root, world_size)?;
-                self.check_reduce(tensor, *op)
-            }
-            Operation::Broadcast { root, .. } => self.check_rank(*root, world_size),
-            Operation::AllGather { output, input } => self.check_pair("output", output, input, world_size),
-            Operation::ReduceScatter { output, input, op } => {
-                self.check_pair("input", input, output, world_size)?;
-                self.check_reduce(input, *op)
-            }
-            Operation::Barrier => Ok(()),
-            Operation::Send { to: peer, .. } | Operation::Recv { from: peer, .. } => {
-                self.check_rank(*peer, world_size)?;
-                if *peer == rank {
-                    return Err(Error::invalid(
-                        self.name(),
-                        format!("rank {peer}"),
-                        "a rank cannot exchange messages with itself",
-                    ));
-                }
-                Ok(())
-            }
-        }
-    }
-
-    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        let (first, second) = match self {
             Operation::AllReduce { tensor, .. }
             | Operation::Reduce { tensor, .. }
             | Operation::Broadcast { tensor, .. }
             | Operation::Send { tensor, .. }
-            | Operation::Recv { tensor, .. } => (Some(tensor), None),
-            Operation::AllGather { output, input } | Operation::ReduceScatter { output, input, .. } => {
-                (Some(output), Some(input))
+            | Operation::Recv { tensor, .. } => vec![tensor],
+            Operation::AllGather { output, input, .. }
+            | Operation::ReduceScatter { output, input, .. }
+            | Operation::AllToAll { output, input, .. } => vec![output, input],
+            Operation::Gather { output, input, .. } => output.iter().chain([input]).collect(),
+            Operation::Scatter { output, input, .. } => input.iter().chain([output]).collect(),
+            Operation::AllReduceCoalesced { tensors, .. } | Operation::BroadcastCoalesced { tensors, .. } => {
+                tensors.iter().collect()
             }
-            Operation::Barrier => (None, None),
-        };
-        first.into_iter().chain(second)
-    }
-
-    fn check_tensor(&self, tensor: &Tensor) -> Result<()> {
-        let operation = || self.name().to_string();
-        if !fingerprint::supports(tensor.dtype()) {
-            let help = "use f64, f32, f16, bf16, u8, u32 or i64".into();
-            return Err(Error::UnsupportedDtype { operation: operation(), dtype: tensor.dtype(), help });
+            Operation::Batch { messages } => messages.iter().map(Message::tensor).collect(),
+            Operation::Barrier => Vec::new(),
         }
-        if !tensor.device().is_cpu() {
-            return Err(Error::invalid(
-                operation(),
-                "a tensor that is not on the CPU",
-                "move it with `to_device(&Device::Cpu)`",
-            ));
-        }
-        if !tensor.is_contiguous() {
-            let got = format!("a tensor of shape {:?} with strides {:?}", tensor.dims(), tensor.stride());
-            return Err(Error::invalid(
-                operation(),
-                got,
-                "it is written in place and must be contiguous: call `contiguous()` first",
-            ));
-        }
-        Ok(())
-    }
-
-    fn check_reduce(&self, tensor: &Tensor, op: ReduceOp) -> Result<()> {
-        if op == ReduceOp::Avg && !tensor.dtype().is_float() {
-            let help = "an average of integers is not defined: use ReduceOp::Sum".into();
-            return Err(Error::UnsupportedDtype {
-                operation: self.name().into(),
-                dtype: tensor.dtype(),
-                help,
-            });
-        }
-        Ok(())
-    }
-
-    fn check_rank(&self, rank: usize, world_size: usize) -> Result<()> {
-        if rank >= world_size {
-            return Err(Error::RankOutOfRange { operation: self.name().into(), rank, world_size });
-        }
-        Ok(())
-    }
-
-    fn check_pair(&self, what: &'static str, whole: &Tensor, part: &Tensor, world_size: usize) -> Result<()> {
-        if whole.dtype() != part.dtype() {
-            let got = format!("{:?} and {:?}", whole.dtype(), part.dtype());
-            return Err(Error::invalid(self.name(), got, "input and output must have the same dtype"));
-        }
-        let (expected, got) = (part.elem_count() * world_size, whole.elem_count());
-        if expected != got {
-            return Err(Error::ElementCount { operation: self.name().into(), what, expected, got });
-        }
-        Ok(())
     }
 }

@@ -47,7 +47,8 @@ impl Patience {
         if let Some(cause) = supervisor.failure() {
             return Err(supervisor.error(&cause, call.to_string()));
         }
-        let waited = self.since.get_or_insert_with(Instant::now).elapsed();
+        let since = *self.since.get_or_insert_with(Instant::now);
+        let waited = since.elapsed();
         let peer = waits.iter().find(|wait| wait.read).unwrap_or(&waits[0]).peer;
         if waited >= supervisor.timeout() {
             return Err(blame(supervisor, Question::Stuck { peer, last: true }, call));
@@ -66,6 +67,8 @@ impl Patience {
         if !self.warned {
             next = next.min(supervisor.slow_warning());
         }
+        // Asking has taken time as well.
+        let waited = since.elapsed();
         links.park(waits, next.saturating_sub(waited).max(Duration::from_millis(1)));
         Ok(())
     }
@@ -75,7 +78,7 @@ impl Patience {
 pub(crate) fn blame(supervisor: &dyn Supervisor, question: Question, call: &Fingerprint) -> Error {
     let known = supervisor.failure().or_else(|| supervisor.ask(question.clone()));
     let cause = known.unwrap_or_else(|| match question {
-        Question::Lost { peer } => Cause::Died { rank: peer },
+        Question::Lost { peer, .. } => Cause::Died { rank: peer },
         _ => Cause::Stalled { rank: question.peer(), detail: "nobody could say what it does".into() },
     });
     supervisor.error(&cause, call.to_string())

@@ -1,18 +1,17 @@
-//! Turns an operation on tensors into a call: its fingerprint, its schedule, and the buffer the schedule works on.
+//! Runs operations: gives each its fingerprint, and has the executor carry out its plan.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use candle_core::Tensor;
 
-use crate::element::Element;
-use crate::executor::Executor;
-use crate::fingerprint::{Fingerprint, Kind};
+use crate::executor::{Executor, Parcel, Task};
+use crate::fingerprint::{self, Fingerprint, Kind, digest};
 use crate::links::Links;
-use crate::schedule::{Combine, Schedule, Step, Transfer, part};
-use crate::storage::{self, Visitor};
+use crate::memory::Memory;
+use crate::plan::{Plan, Planner};
 use crate::supervisor::Supervisor;
-use crate::{Operation, ReduceOp, Result, Stats, algorithm};
+use crate::{Message, Operation, Result, Stats};
 
 /// Runs operations one after the other, on whatever thread calls it.
 pub(crate) trait Run: Send {
@@ -40,17 +39,9 @@ impl<L: Links> Runner<L> {
         Self { rank, world_size, executor, supervisor, sequence: 0, sent, received, stats: Stats::default() }
     }
 
+    /// For a collective.
     fn fingerprint(&mut self, operation: &Operation) -> Fingerprint {
-        let message = |counters: &mut Vec<u64>, peer: usize, sender: usize, tensor: &Tensor| {
-            counters[peer] += 1;
-            let call = Fingerprint::new(Kind::Message, counters[peer]);
-            call.root(sender).tensor(tensor.dtype(), tensor.elem_count())
-        };
-        match operation {
-            Operation::Send { tensor, to } => return message(&mut self.sent, *to, self.rank, tensor),
-            Operation::Recv { tensor, from } => return message(&mut self.received, *from, *from, tensor),
-            _ => self.sequence += 1,
-        }
+        self.sequence += 1;
         let call = |kind: Kind, tensor: &Tensor| {
             Fingerprint::new(kind, self.sequence).tensor(tensor.dtype(), tensor.elem_count())
         };
@@ -58,87 +49,105 @@ impl<L: Links> Runner<L> {
             Operation::AllReduce { tensor, op } => call(Kind::AllReduce, tensor).reduce(*op),
             Operation::Reduce { tensor, op, root } => call(Kind::Reduce, tensor).reduce(*op).root(*root),
             Operation::Broadcast { tensor, root } => call(Kind::Broadcast, tensor).root(*root),
-            Operation::AllGather { input, .. } => call(Kind::AllGather, input),
-            Operation::ReduceScatter { output, op, .. } => call(Kind::ReduceScatter, output).reduce(*op),
-            Operation::Barrier | Operation::Send { .. } | Operation::Recv { .. } => {
-                Fingerprint::new(Kind::Barrier, self.sequence)
+            Operation::AllGather { input, counts, .. } => divided(call(Kind::AllGather, input), counts),
+            Operation::ReduceScatter { output, op, counts, .. } => {
+                divided(call(Kind::ReduceScatter, output).reduce(*op), counts)
             }
+            Operation::Gather { input, root, counts, .. } => {
+                divided(call(Kind::Gather, input).root(*root), counts)
+            }
+            Operation::Scatter { output, root, counts, .. } => {
+                divided(call(Kind::Scatter, output).root(*root), counts)
+            }
+            // How much goes where, only the two ranks know that it concerns: see `Plan::pairs`.
+            Operation::AllToAll { input, .. } => call(Kind::AllToAll, input).tensor(input.dtype(), 0),
+            Operation::AllReduceCoalesced { tensors, op } => {
+                coalesced(Fingerprint::new(Kind::AllReduce, self.sequence).reduce(*op), tensors)
+            }
+            Operation::BroadcastCoalesced { tensors, root } => {
+                coalesced(Fingerprint::new(Kind::Broadcast, self.sequence).root(*root), tensors)
+            }
+            _ => Fingerprint::new(Kind::Barrier, self.sequence),
         }
     }
 
-    fn execute(&mut self, operation: &Operation, fingerprint: Fingerprint) -> Result<()> {
-        let (name, rank, world_size) = (operation.name(), self.rank, self.world_size);
-        let executor = &mut self.executor;
+    /// Counts a message to or from a rank.
+    fn parcel(&mut self, peer: usize, outgoing: bool, tensor: &Tensor, start: usize) -> Parcel {
+        let (counters, sender) =
+            if outgoing { (&mut self.sent, self.rank) } else { (&mut self.received, peer) };
+        counters[peer] += 1;
+        let call = Fingerprint::new(Kind::Message, counters[peer]).root(sender);
+        let fingerprint = call.tensor(tensor.dtype(), tensor.elem_count());
+        let bytes = tensor.elem_count() * tensor.dtype().size_in_bytes();
+        Parcel { peer, outgoing, fingerprint, range: start..start + bytes }
+    }
+
+    /// The messages that an operation consists of, and their tensors; none for a collective.
+    fn messages<'a>(&mut self, operation: &'a Operation) -> Option<(Vec<Parcel>, Memory<'a>)> {
         match operation {
-            Operation::AllReduce { tensor, op } => {
-                let segment = executor.segment();
-                let work = Scheduled::<_, _, true> {
-                    executor,
-                    fingerprint,
-                    op: *op,
-                    schedule: |len, size| algorithm::all_reduce(rank, world_size, len, size, segment),
-                    on_copy: false,
-                };
-                storage::visit(tensor, name, work)
-            }
-            Operation::Reduce { tensor, op, root } => {
-                let schedule = |len, _| algorithm::binomial_reduce::schedule(rank, world_size, len, *root);
-                let on_copy = rank != *root;
-                storage::visit(
-                    tensor,
-                    name,
-                    Scheduled::<_, _, true> { executor, fingerprint, op: *op, schedule, on_copy },
-                )
-            }
-            Operation::Broadcast { tensor, root } => {
-                let schedule = |len, _| algorithm::binomial_broadcast::schedule(rank, world_size, len, *root);
-                storage::visit(tensor, name, plain(executor, fingerprint, schedule))
-            }
-            Operation::AllGather { output, input } => {
-                let own = storage::bytes(input, name)?;
-                let own_part = part(output.elem_count(), world_size, rank).start;
-                storage::visit(output, name, Fill { first: own_part, bytes: &own })?;
-                let schedule = |len, _| algorithm::ring_all_gather::schedule(rank, world_size, len);
-                storage::visit(output, name, plain(executor, fingerprint, schedule))
-            }
-            Operation::ReduceScatter { output, input, op } => {
-                let sums = input.copy().map_err(|source| storage::tensor_error(name, source))?;
-                let schedule = |len, _| algorithm::ring_reduce_scatter::schedule(rank, world_size, len);
-                let work =
-                    Scheduled::<_, _, true> { executor, fingerprint, op: *op, schedule, on_copy: false };
-                storage::visit(&sums, name, work)?;
-                let own = part(sums.elem_count(), world_size, rank);
-                let own = sums.flatten_all().and_then(|sums| sums.narrow(0, own.start, own.len()));
-                let own = storage::bytes(&own.map_err(|source| storage::tensor_error(name, source))?, name)?;
-                storage::visit(output, name, Fill { first: 0, bytes: &own })
-            }
-            Operation::Barrier => {
-                let schedule = algorithm::dissemination_barrier::schedule(rank, world_size);
-                executor.run(fingerprint, &schedule, ReduceOp::Max, &mut [0u8])
-            }
             Operation::Send { tensor, to } => {
-                let schedule = |len, _| message(Transfer::Send { to: *to, range: 0..len });
-                storage::visit(tensor, name, plain(executor, fingerprint, schedule))
+                Some((vec![self.parcel(*to, true, tensor, 0)], Memory::of(tensor)))
             }
             Operation::Recv { tensor, from } => {
-                let schedule = |len, _| {
-                    message(Transfer::Recv { from: *from, range: 0..len, combine: Combine::Replace })
-                };
-                storage::visit(tensor, name, plain(executor, fingerprint, schedule))
+                Some((vec![self.parcel(*from, false, tensor, 0)], Memory::of(tensor)))
             }
+            Operation::Batch { messages } => {
+                let (mut parcels, mut memory) = (Vec::new(), Memory::default());
+                for message in messages {
+                    let outgoing = matches!(message, Message::Send { .. });
+                    parcels.push(self.parcel(message.peer(), outgoing, message.tensor(), memory.len()));
+                    memory = memory.tensor(message.tensor());
+                }
+                Some((parcels, memory))
+            }
+            _ => None,
         }
     }
+
+    fn execute(&mut self, operation: &Operation) -> Result<()> {
+        if let Some((parcels, mut memory)) = self.messages(operation) {
+            let Some(first) = parcels.first() else { return Ok(()) };
+            self.supervisor.begin(first.fingerprint);
+            return self.executor.exchange(parcels, &mut memory);
+        }
+        let fingerprint = self.fingerprint(operation);
+        self.supervisor.begin(fingerprint);
+        let planner =
+            Planner { rank: self.rank, world_size: self.world_size, segment: self.executor.segment() };
+        let Plan { mut memory, schedule, dtype, op, pairs } = planner.plan(operation)?;
+        let task = Task { fingerprint, pairs: &pairs, op, dtype };
+        self.executor.run(&task, &schedule, &mut memory)?;
+        memory.finish()
+    }
+}
+
+/// The elements of all parts, where they are uneven, in place of those of one.
+fn divided(call: Fingerprint, counts: &Option<Vec<usize>>) -> Fingerprint {
+    match counts {
+        None => call,
+        Some(counts) => call.elements(counts.iter().sum()).detail(digest(counts.iter().copied())),
+    }
+}
+
+/// The elements of all tensors, and how many each of them has, of which dtype.
+fn coalesced(call: Fingerprint, tensors: &[Tensor]) -> Fingerprint {
+    let elements = tensors.iter().map(Tensor::elem_count).sum();
+    let sizes =
+        tensors.iter().flat_map(|tensor| [fingerprint::dtype_number(tensor.dtype()), tensor.elem_count()]);
+    let call = match tensors.first() {
+        Some(first) => call.tensor(first.dtype(), elements),
+        None => call,
+    };
+    call.detail(digest(sizes))
 }
 
 impl<L: Links> Run for Runner<L> {
     fn run(&mut self, operation: &Operation) -> Result<()> {
-        let fingerprint = self.fingerprint(operation);
-        let span =
-            tracing::info_span!("collective", call = operation.name(), elements = fingerprint.elements);
+        let elements: usize = operation.tensors().iter().map(|tensor| tensor.elem_count()).sum();
+        let span = tracing::info_span!("collective", call = operation.name(), elements);
         let _entered = span.enter();
         let began = Instant::now();
-        self.supervisor.begin(fingerprint);
-        let result = self.execute(operation, fingerprint);
+        let result = self.execute(operation);
         self.supervisor.end();
         self.stats.busy_ns += began.elapsed().as_nanos() as u64;
         self.stats.operations += u64::from(result.is_ok());
@@ -151,60 +160,5 @@ impl<L: Links> Run for Runner<L> {
             bytes_received: self.executor.bytes_received,
             ..self.stats
         }
-    }
-}
-
-fn message(transfer: Transfer) -> Schedule {
-    Schedule { steps: vec![Step { transfers: vec![transfer], finished: 0..0 }] }
-}
-
-/// Runs a schedule on the elements of a tensor, of whatever type.
-struct Scheduled<'a, L, S, const WIDEN: bool> {
-    executor: &'a mut Executor<L>,
-    fingerprint: Fingerprint,
-    op: ReduceOp,
-    /// From the number of elements and the bytes of each.
-    schedule: S,
-    /// Leaves the tensor as it is.
-    on_copy: bool,
-}
-
-/// A call that only copies elements.
-fn plain<L, S>(
-    executor: &mut Executor<L>,
-    fingerprint: Fingerprint,
-    schedule: S,
-) -> Scheduled<'_, L, S, false> {
-    Scheduled { executor, fingerprint, op: ReduceOp::Sum, schedule, on_copy: false }
-}
-
-impl<L: Links, S: FnOnce(usize, usize) -> Schedule, const WIDEN: bool> Visitor
-    for Scheduled<'_, L, S, WIDEN>
-{
-    const WIDEN: bool = WIDEN;
-
-    fn visit<T: Element>(self, data: &mut [T]) -> Result<()> {
-        let schedule = (self.schedule)(data.len(), size_of::<T>());
-        if self.on_copy {
-            self.executor.run(self.fingerprint, &schedule, self.op, &mut data.to_vec())
-        } else {
-            self.executor.run(self.fingerprint, &schedule, self.op, data)
-        }
-    }
-}
-
-/// Overwrites elements from `first` on.
-struct Fill<'a> {
-    first: usize,
-    bytes: &'a [u8],
-}
-
-impl Visitor for Fill<'_> {
-    const WIDEN: bool = false;
-
-    fn visit<T: Element>(self, data: &mut [T]) -> Result<()> {
-        let end = self.first + self.bytes.len() / size_of::<T>();
-        bytemuck::cast_slice_mut(&mut data[self.first..end]).copy_from_slice(self.bytes);
-        Ok(())
     }
 }

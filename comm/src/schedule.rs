@@ -35,6 +35,50 @@ pub enum Transfer {
         /// What to do with them.
         combine: Combine,
     },
+    /// Receives elements, reduces them with others that stay as they are, and puts the result into `range`.
+    Fold {
+        /// The sender.
+        from: usize,
+        /// Where the result goes.
+        range: Range<usize>,
+        /// The first of the elements of this rank to reduce with.
+        mine: usize,
+        /// The order of the operands.
+        combine: Combine,
+    },
+    /// Copies elements within the buffer, before anything else happens in the step.
+    Copy {
+        /// Which elements.
+        range: Range<usize>,
+        /// Where the first of them goes.
+        to: usize,
+    },
+}
+
+impl Transfer {
+    /// The peer, and whether this rank sends to it; None for what needs no peer.
+    pub(crate) fn peer(&self) -> Option<(usize, bool)> {
+        match self {
+            Transfer::Send { to, .. } => Some((*to, true)),
+            Transfer::Recv { from, .. } | Transfer::Fold { from, .. } => Some((*from, false)),
+            Transfer::Copy { .. } => None,
+        }
+    }
+
+    fn shift(&mut self, by: usize) {
+        let shift = |range: &mut Range<usize>| *range = range.start + by..range.end + by;
+        match self {
+            Transfer::Send { range, .. } | Transfer::Recv { range, .. } => shift(range),
+            Transfer::Fold { range, mine, .. } => {
+                shift(range);
+                *mine += by;
+            }
+            Transfer::Copy { range, to } => {
+                shift(range);
+                *to += by;
+            }
+        }
+    }
 }
 
 /// Transfers that go on at the same time: at most one to, and one from, each peer; received ranges do not overlap.
@@ -54,14 +98,31 @@ pub struct Schedule {
 }
 
 impl Schedule {
+    /// One step that needs no peer: copies `range` to where `to` begins.
+    pub(crate) fn copying(range: Range<usize>, to: usize) -> Self {
+        let transfers = if range.is_empty() { Vec::new() } else { vec![Transfer::Copy { range, to }] };
+        Self { steps: vec![Step { transfers, finished: 0..0 }] }
+    }
+
+    /// This schedule, then the other one, on the same buffer.
+    pub(crate) fn then(mut self, other: Schedule) -> Self {
+        self.steps.extend(other.steps);
+        self
+    }
+
+    /// The same, on elements that lie `by` places further on.
+    pub(crate) fn shifted(mut self, by: usize) -> Self {
+        for step in &mut self.steps {
+            step.transfers.iter_mut().for_each(|transfer| transfer.shift(by));
+            step.finished = step.finished.start + by..step.finished.end + by;
+        }
+        self
+    }
+
     /// The ranks it talks to, each once, in the order of first contact.
     pub fn peers(&self) -> Vec<usize> {
         let mut peers = Vec::new();
-        for transfer in self.transfers() {
-            let peer = match transfer {
-                Transfer::Send { to, .. } => *to,
-                Transfer::Recv { from, .. } => *from,
-            };
+        for (peer, _) in self.transfers().filter_map(Transfer::peer) {
             if !peers.contains(&peer) {
                 peers.push(peer);
             }
@@ -92,7 +153,7 @@ impl Step {
     pub(crate) fn overlaps(&self, received: &Range<usize>) -> bool {
         self.transfers.iter().any(|transfer| match transfer {
             Transfer::Send { range, .. } => range.start < received.end && received.start < range.end,
-            Transfer::Recv { .. } => false,
+            _ => false,
         })
     }
 }
@@ -107,4 +168,78 @@ pub fn part(len: usize, parts: usize, part: usize) -> Range<usize> {
     let at = |index: usize| (len as u128 * index as u128 / parts as u128) as usize;
     let part = part % parts;
     at(part)..at(part + 1)
+}
+
+/// How the elements of a buffer are divided among ranks, one after the other.
+///
+/// ```
+/// use comm::schedule::Parts;
+/// let parts = Parts::uneven(&[2, 0, 3]);
+/// assert_eq!((parts.of(0), parts.of(1), parts.of(2), parts.len()), (0..2, 2..2, 2..5, 5));
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parts(Bounds);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Bounds {
+    Even {
+        len: usize,
+        count: usize,
+    },
+    /// Where each part begins, and where the last one ends.
+    Uneven(Vec<usize>),
+}
+
+impl Parts {
+    /// `len` elements in `count` nearly equal parts, see [`part`].
+    pub fn even(len: usize, count: usize) -> Self {
+        Self(Bounds::Even { len, count })
+    }
+
+    /// A part for each of `counts`.
+    pub fn uneven(counts: &[usize]) -> Self {
+        let mut end = 0;
+        let ends = counts.iter().map(|count| {
+            end += count;
+            end
+        });
+        Self(Bounds::Uneven(std::iter::once(0).chain(ends).collect()))
+    }
+
+    /// Number of parts.
+    pub fn count(&self) -> usize {
+        match &self.0 {
+            Bounds::Even { count, .. } => *count,
+            Bounds::Uneven(bounds) => bounds.len() - 1,
+        }
+    }
+
+    /// Elements in all.
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            Bounds::Even { len, .. } => *len,
+            Bounds::Uneven(bounds) => bounds.last().copied().unwrap_or(0),
+        }
+    }
+
+    /// True where there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The elements of one part; `index` counts modulo the number of parts.
+    pub fn of(&self, index: usize) -> Range<usize> {
+        match &self.0 {
+            Bounds::Even { len, count } => part(*len, *count, index),
+            Bounds::Uneven(bounds) => {
+                let index = index % (bounds.len() - 1);
+                bounds[index]..bounds[index + 1]
+            }
+        }
+    }
+
+    /// Elements of the longest part.
+    pub fn longest(&self) -> usize {
+        (0..self.count()).map(|index| self.of(index).len()).max().unwrap_or(0)
+    }
 }

@@ -1,108 +1,106 @@
 //! The elements of candle tensors, in place.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::Arc;
 
-use candle_core::{CpuStorage, InplaceOp1, Layout, Storage, Tensor};
+use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Storage, Tensor};
 use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 
-use crate::element::Element;
 use crate::{Error, Result};
 
-/// Something to do with the elements of a tensor, whatever their type.
-pub(crate) trait Visitor {
-    /// Whether f16 and bf16 come as f32 (and are rounded once, at the end): for everything that adds.
-    const WIDEN: bool;
-
-    fn visit<T: Element>(self, data: &mut [T]) -> Result<()>;
-}
-
-/// Lets `visitor` work on the elements of a contiguous CPU tensor, under the lock of its storage.
-pub(crate) fn visit<V: Visitor>(tensor: &Tensor, operation: &'static str, visitor: V) -> Result<()> {
-    if tensor.elem_count() == 0 {
-        // Candle takes some empty layouts for overlapping ones.
-        return visitor.visit::<u8>(&mut []);
-    }
-    let op = InPlace { visitor: RefCell::new(Some(visitor)), result: RefCell::new(Ok(())) };
-    tensor.inplace_op1(&op).map_err(|source| tensor_error(operation, source))?;
-    op.result.into_inner()
-}
-
-/// The bytes of a contiguous CPU tensor.
-pub(crate) fn bytes(tensor: &Tensor, operation: &'static str) -> Result<Vec<u8>> {
+/// Lets `look` see some bytes of a contiguous CPU tensor that is not empty, while its storage is locked for reading.
+pub(crate) fn read<R>(tensor: &Tensor, range: Range<usize>, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
     let (storage, layout) = tensor.storage_and_layout();
-    let Some(range) = layout.contiguous_offsets().map(|(start, end)| start..end) else {
-        return Err(not_usable(operation));
-    };
-    let Storage::Cpu(storage) = &*storage else { return Err(not_usable(operation)) };
-    macro_rules! copy {
+    let elements = layout.contiguous_offsets().map(|(start, end)| start..end).ok_or_else(not_usable)?;
+    let Storage::Cpu(storage) = &*storage else { return Err(not_usable()) };
+    macro_rules! see {
         ($data:expr) => {
-            bytemuck::cast_slice(&$data[range]).to_vec()
+            Ok(look(&bytemuck::cast_slice(&$data[elements])[range]))
         };
     }
-    Ok(match storage {
-        CpuStorage::F64(data) => copy!(data),
-        CpuStorage::F32(data) => copy!(data),
-        CpuStorage::F16(data) => copy!(data),
-        CpuStorage::BF16(data) => copy!(data),
-        CpuStorage::U8(data) => copy!(data),
-        CpuStorage::U32(data) => copy!(data),
-        CpuStorage::I64(data) => copy!(data),
-        _ => return Err(not_usable(operation)),
-    })
-}
-
-pub(crate) fn tensor_error(operation: &'static str, source: candle_core::Error) -> Error {
-    Error::Tensor { operation: operation.into(), source: Arc::new(source) }
-}
-
-fn not_usable(operation: &'static str) -> Error {
-    Error::invalid(operation, "a tensor that is not contiguous on the CPU", "call `contiguous()` first")
-}
-
-struct InPlace<V> {
-    visitor: RefCell<Option<V>>,
-    result: RefCell<Result<()>>,
-}
-
-impl<V: Visitor> InPlace<V> {
-    fn widened<N>(visitor: V, data: &mut [N]) -> Result<()>
-    where
-        N: Element,
-        [N]: HalfFloatSliceExt,
-    {
-        if !V::WIDEN {
-            return visitor.visit(data);
-        }
-        let mut wide = vec![0f32; data.len()];
-        data.convert_to_f32_slice(&mut wide);
-        visitor.visit(&mut wide)?;
-        data.convert_from_f32_slice(&wide);
-        Ok(())
+    match storage {
+        CpuStorage::F64(data) => see!(data),
+        CpuStorage::F32(data) => see!(data),
+        CpuStorage::F16(data) => see!(data),
+        CpuStorage::BF16(data) => see!(data),
+        CpuStorage::U8(data) => see!(data),
+        CpuStorage::U32(data) => see!(data),
+        CpuStorage::I64(data) => see!(data),
+        _ => Err(not_usable()),
     }
 }
 
-impl<V: Visitor> InplaceOp1 for InPlace<V> {
+/// Lets `change` work on some bytes of a contiguous CPU tensor that is not empty, while its storage is locked for writing.
+pub(crate) fn write<R>(
+    tensor: &Tensor,
+    range: Range<usize>,
+    change: impl FnOnce(&mut [u8]) -> R,
+) -> Result<R> {
+    let op = InPlace { range, change: RefCell::new(Some(change)), result: RefCell::new(None) };
+    let source = match tensor.inplace_op1(&op) {
+        Ok(()) => return op.result.into_inner().ok_or_else(not_usable),
+        Err(source) => source,
+    };
+    Err(Error::Tensor { operation: "writing into a tensor".into(), source: Arc::new(source) })
+}
+
+fn not_usable() -> Error {
+    Error::invalid("a tensor", "one that is not contiguous on the CPU", "call `contiguous()` first")
+}
+
+struct InPlace<F, R> {
+    range: Range<usize>,
+    change: RefCell<Option<F>>,
+    result: RefCell<Option<R>>,
+}
+
+impl<R, F: FnOnce(&mut [u8]) -> R> InplaceOp1 for InPlace<F, R> {
     fn name(&self) -> &'static str {
         "comm"
     }
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
-        let (Some(visitor), Some((start, end))) = (self.visitor.take(), layout.contiguous_offsets()) else {
-            *self.result.borrow_mut() = Err(not_usable(self.name()));
+        let (Some(change), Some((start, end))) = (self.change.take(), layout.contiguous_offsets()) else {
             return Ok(());
         };
-        let result = match storage {
-            CpuStorage::F64(data) => visitor.visit(&mut data[start..end]),
-            CpuStorage::F32(data) => visitor.visit(&mut data[start..end]),
-            CpuStorage::F16(data) => Self::widened(visitor, &mut data[start..end]),
-            CpuStorage::BF16(data) => Self::widened(visitor, &mut data[start..end]),
-            CpuStorage::U8(data) => visitor.visit(&mut data[start..end]),
-            CpuStorage::U32(data) => visitor.visit(&mut data[start..end]),
-            CpuStorage::I64(data) => visitor.visit(&mut data[start..end]),
-            _ => Err(not_usable(self.name())),
+        macro_rules! change {
+            ($data:expr) => {
+                Some(change(&mut bytemuck::cast_slice_mut(&mut $data[start..end])[self.range.clone()]))
+            };
+        }
+        *self.result.borrow_mut() = match storage {
+            CpuStorage::F64(data) => change!(data),
+            CpuStorage::F32(data) => change!(data),
+            CpuStorage::F16(data) => change!(data),
+            CpuStorage::BF16(data) => change!(data),
+            CpuStorage::U8(data) => change!(data),
+            CpuStorage::U32(data) => change!(data),
+            CpuStorage::I64(data) => change!(data),
+            _ => None,
         };
-        *self.result.borrow_mut() = result;
         Ok(())
     }
+}
+
+/// The bytes of f16 or bf16 elements as f32. There are as many elements as places.
+pub(crate) fn widen(dtype: DType, narrow: &[u8], wide: &mut [f32]) {
+    match dtype {
+        DType::F16 => bytemuck::cast_slice::<u8, f16>(narrow).convert_to_f32_slice(wide),
+        _ => bytemuck::cast_slice::<u8, bf16>(narrow).convert_to_f32_slice(wide),
+    }
+}
+
+/// Rounds to f16 or bf16.
+pub(crate) fn narrow(dtype: DType, wide: &[f32], narrow: &mut [u8]) {
+    match dtype {
+        DType::F16 => bytemuck::cast_slice_mut::<u8, f16>(narrow).convert_from_f32_slice(wide),
+        _ => bytemuck::cast_slice_mut::<u8, bf16>(narrow).convert_from_f32_slice(wide),
+    }
+}
+
+/// True for the dtypes whose sums are made in f32.
+pub(crate) fn is_half(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
 }

@@ -1,5 +1,6 @@
 //! Who is to blame: from what all ranks say they are doing, the one cause that all of them will report.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -9,6 +10,9 @@ use crate::fingerprint::Fingerprint;
 
 /// Calls that a rank remembers, to compare with those of ranks that lag behind or run ahead.
 const REMEMBERED: usize = 8;
+
+/// What a time-out says of a rank that was asked in vain.
+pub(crate) const NO_ANSWER: &str = "its process does not answer (stopped, or its host is gone)";
 
 /// What one rank is doing.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,14 +40,13 @@ impl Activity {
         self.calls.last().filter(|_| self.busy)
     }
 
-    /// The call in the same place as `other`, among collectives.
-    fn counterpart(&self, other: &Fingerprint) -> Option<&Fingerprint> {
-        self.calls.iter().find(|call| !call.is_message() && call.sequence == other.sequence)
+    fn collectives(&self) -> impl Iterator<Item = &Fingerprint> {
+        self.calls.iter().filter(|call| !call.is_message())
     }
 
     /// The last collective it took part in; 0 for none.
-    fn progress(&self) -> u64 {
-        self.calls.iter().filter(|call| !call.is_message()).map(|call| call.sequence).max().unwrap_or(0)
+    pub(crate) fn progress(&self) -> u64 {
+        self.collectives().map(|call| call.sequence).max().unwrap_or(0)
     }
 
     fn describe(&self) -> String {
@@ -66,13 +69,21 @@ pub(crate) enum Status {
     Died,
     /// It was asked and does not answer.
     Silent,
+    /// Nobody could ask it.
+    Unknown,
+}
+
+impl Status {
+    fn activity(&self) -> Option<&Activity> {
+        if let Status::Active(activity) = self { Some(activity) } else { None }
+    }
 }
 
 /// Why a rank asks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Question {
-    /// The stream to `peer` has ended.
-    Lost { peer: usize },
+    /// The stream to `peer` has ended; `left` where it has said before that it closes its group.
+    Lost { peer: usize, left: bool },
     /// `peer` announced another call.
     Mismatch { peer: usize, mine: Fingerprint, theirs: Fingerprint },
     /// `peer` sent what is no announcement at all.
@@ -92,7 +103,7 @@ impl Question {
     /// The rank that the question is about.
     pub(crate) fn peer(&self) -> usize {
         match self {
-            Question::Lost { peer }
+            Question::Lost { peer, .. }
             | Question::Mismatch { peer, .. }
             | Question::Garbage { peer }
             | Question::Stuck { peer, .. }
@@ -140,15 +151,16 @@ pub(crate) fn judge(asker: usize, question: &Question, statuses: &[Status]) -> O
         return Some(Cause::Died { rank });
     }
     match question {
-        Question::Lost { peer } => Some(match statuses.get(*peer) {
+        Question::Lost { peer, left } => Some(match statuses.get(*peer) {
             Some(Status::Left) => Cause::Left { rank: *peer },
+            _ if *left => Cause::Left { rank: *peer },
             _ => Cause::Died { rank: *peer },
         }),
         Question::Garbage { peer } => {
             Some(Cause::Protocol { rank: *peer, detail: "it sent bytes that announce no call".into() })
         }
         Question::Suspect { peer } => Some(laggard(asker, *peer, statuses)),
-        Question::Mismatch { peer, mine, theirs } => Some(odd_one(asker, mine, *peer, theirs, statuses)),
+        Question::Mismatch { peer, mine, theirs } => Some(mismatch(asker, mine, *peer, theirs, statuses)),
         Question::Stuck { peer, last } => disagreement(statuses).or_else(|| {
             if statuses.get(*peer) == Some(&Status::Left) {
                 Some(Cause::Left { rank: *peer })
@@ -161,43 +173,73 @@ pub(crate) fn judge(asker: usize, question: &Question, statuses: &[Status]) -> O
     }
 }
 
-/// Of two ranks with different calls, the one that most others do not agree with; where they are equal, the higher one.
-fn odd_one(a: usize, a_call: &Fingerprint, b: usize, b_call: &Fingerprint, statuses: &[Status]) -> Cause {
-    let votes = |call: &Fingerprint| {
-        let same = |status: &&Status| matches!(status, Status::Active(activity) if activity.counterpart(call) == Some(call));
-        if call.is_message() { 0 } else { statuses.iter().filter(same).count() }
-    };
-    let ((low, low_call), (high, high_call)) =
-        if a < b { ((a, *a_call), (b, *b_call)) } else { ((b, *b_call), (a, *a_call)) };
-    if votes(&low_call) < votes(&high_call) {
-        Cause::Mismatch { odd_rank: low, odd: low_call, rank: high, call: high_call }
-    } else {
-        Cause::Mismatch { odd_rank: high, odd: high_call, rank: low, call: low_call }
+/// A rank whose call differs from that of another, and the collective that both should have called there.
+fn mismatch(
+    asker: usize,
+    mine: &Fingerprint,
+    peer: usize,
+    theirs: &Fingerprint,
+    statuses: &[Status],
+) -> Cause {
+    if !mine.is_message()
+        && !theirs.is_message()
+        && let Some(cause) = disagreement(statuses)
+    {
+        return cause;
     }
+    let ((low, low_call), (high, high_call)) =
+        if asker < peer { ((asker, *mine), (peer, *theirs)) } else { ((peer, *theirs), (asker, *mine)) };
+    // A message that most others have not come to is the odd call.
+    if low_call.is_message() && votes(&high_call, statuses) > 1 {
+        return Cause::Mismatch { odd_rank: low, odd: low_call, rank: high, call: high_call };
+    }
+    Cause::Mismatch { odd_rank: high, odd: high_call, rank: low, call: low_call }
 }
 
-/// Two ranks that are in different calls at the same place, though they have not talked to each other.
+/// The first place at which ranks have called different collectives, whether or not those ranks have talked to each
+/// other. The odd rank is one whose call the fewest have made; of equals, not the lowest rank.
 fn disagreement(statuses: &[Status]) -> Option<Cause> {
-    let active = statuses.iter().enumerate().filter_map(|(rank, status)| match status {
-        Status::Active(activity) => Some((rank, activity)),
-        _ => None,
-    });
-    for (a, activity) in active.clone() {
-        let Some(call) = activity.current().filter(|call| !call.is_message()) else { continue };
-        for (b, other) in active.clone() {
-            if let Some(theirs) = other.counterpart(call).filter(|theirs| *theirs != call) {
-                return Some(odd_one(a, call, b, theirs, statuses));
-            }
+    let mut places: BTreeMap<u64, Vec<(usize, &Fingerprint)>> = BTreeMap::new();
+    for (rank, activity) in statuses.iter().enumerate().filter_map(|(rank, s)| Some((rank, s.activity()?))) {
+        for call in activity.collectives() {
+            places.entry(call.sequence).or_default().push((rank, call));
         }
     }
-    None
+    let here = places.into_values().find(|here| here.iter().any(|(_, call)| *call != here[0].1))?;
+    // Each different call once, with the lowest rank that made it.
+    let mut calls: Vec<(usize, &Fingerprint, usize)> = Vec::new();
+    for (rank, call) in here {
+        match calls.iter_mut().find(|(_, known, _)| *known == call) {
+            Some((.., votes)) => *votes += 1,
+            None => calls.push((rank, call, 1)),
+        }
+    }
+    calls.sort_by_key(|(rank, _, votes)| (std::cmp::Reverse(*votes), *rank));
+    let (usual, odd) = (calls.first()?, calls.last()?);
+    Some(Cause::Mismatch { odd_rank: odd.0, odd: *odd.1, rank: usual.0, call: *usual.1 })
+}
+
+/// The ranks that have made this collective call.
+fn votes(call: &Fingerprint, statuses: &[Status]) -> usize {
+    let made = |activity: &Activity| activity.collectives().any(|made| made == call);
+    statuses.iter().filter_map(Status::activity).filter(|activity| made(activity)).count()
+}
+
+/// True where ranks are still on their way to the call in question, and can turn the majority.
+pub(crate) fn may_change(cause: &Cause, statuses: &[Status]) -> bool {
+    let Cause::Mismatch { odd, call, .. } = cause else { return false };
+    if odd.is_message() || call.is_message() {
+        return false;
+    }
+    let absent = |activity: &&Activity| activity.progress() < call.sequence;
+    let absent = statuses.iter().filter_map(Status::activity).filter(absent).count();
+    absent > 0 && votes(call, statuses) <= votes(odd, statuses) + absent
 }
 
 /// The rank that the others wait for: one that does not answer, else one that is furthest behind.
 fn laggard(asker: usize, peer: usize, statuses: &[Status]) -> Cause {
     if let Some(rank) = statuses.iter().position(|status| *status == Status::Silent) {
-        let detail = "its process does not answer (stopped, or its host is gone)".into();
-        return Cause::Stalled { rank, detail };
+        return Cause::Stalled { rank, detail: NO_ANSWER.into() };
     }
     let in_collective = |rank: usize| match &statuses[rank] {
         Status::Active(activity) => activity.current().is_none_or(|call| !call.is_message()),
@@ -271,9 +313,37 @@ mod tests {
     }
 
     #[test]
+    fn the_first_place_counts_where_ranks_went_on() {
+        let mut ahead = Activity::default();
+        ahead.begin(call(1, 10));
+        ahead.end();
+        ahead.begin(call(2, 10));
+        // Rank 0 had nothing to hear from rank 2 in its first call, and finds the difference in the second.
+        let statuses = [Status::Active(ahead), within(call(1, 10)), within(call(1, 11))];
+        let question = Question::Mismatch { peer: 2, mine: call(2, 10), theirs: call(1, 11) };
+        let cause = judge(0, &question, &statuses);
+        assert_eq!(
+            cause,
+            Some(Cause::Mismatch { odd_rank: 2, odd: call(1, 11), rank: 0, call: call(1, 10) })
+        );
+    }
+
+    #[test]
+    fn a_rank_on_its_way_may_turn_the_majority() {
+        let question = Question::Mismatch { peer: 1, mine: call(4, 10), theirs: call(4, 11) };
+        let late = after(call(3, 10));
+        let undecided = [within(call(4, 10)), within(call(4, 11)), late.clone()];
+        assert!(may_change(&judge(0, &question, &undecided).unwrap(), &undecided));
+        let decided = [within(call(4, 10)), within(call(4, 11)), within(call(4, 10))];
+        assert!(!may_change(&judge(0, &question, &decided).unwrap(), &decided));
+        let decided = [vec![within(call(4, 10)); 3], vec![within(call(4, 11)), late]].concat();
+        assert!(!may_change(&judge(0, &question, &decided).unwrap(), &decided));
+    }
+
+    #[test]
     fn the_dead_explain_everything() {
         let statuses = [within(call(1, 1)), Status::Silent, Status::Died];
-        for question in [Question::Lost { peer: 1 }, Question::Stuck { peer: 1, last: true }] {
+        for question in [Question::Lost { peer: 1, left: true }, Question::Stuck { peer: 1, last: true }] {
             assert_eq!(judge(0, &question, &statuses), Some(Cause::Died { rank: 2 }));
         }
     }

@@ -45,7 +45,7 @@ fn gather(comm: &dyn Communicator, own: Vec<i64>) -> Result<Vec<Vec<i64>>> {
     let (len, world_size) = (own.len(), comm.world_size());
     let input = Tensor::from_vec(own, len, &Device::Cpu)?;
     let output = Tensor::zeros((world_size, len), DType::I64, &Device::Cpu)?;
-    comm.run(Operation::AllGather { output: output.clone(), input })?;
+    comm.run(Operation::AllGather { output: output.clone(), input, counts: None })?;
     Ok(output.to_vec2()?)
 }
 

@@ -47,6 +47,9 @@
 //! communicator's thread, while backward goes on with earlier layers. Buckets are first filled in reverse order of
 //! construction, and after the first step in the order in which gradients came on rank 0.
 //!
+//! A trace shows the spans `backward`, in it `bucket` for each bucket that goes out, and `wait` for what was not hidden
+//! behind backward; the communicator's own are called `collective`.
+//!
 //! A layer that computes `weight.matmul(input)`, weight first, gets its gradient after those of the layers before it:
 //! candle goes backward through the last argument first. Write `input.matmul(weight)`, as `candle_nn` does.
 #![forbid(unsafe_code)]

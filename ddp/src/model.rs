@@ -19,7 +19,8 @@ use crate::{DdpConfig, Error, Result, agreement, initial, lock};
 /// # Memory
 /// Per rank, beyond what one process needs: one copy of the parameters, which the model computes with while the
 /// optimizer changes the variables. Gradients exist once, in the flat buckets that [`Ddp::backward`] gives out views
-/// of; a gradient on its way to its bucket is a second copy of that one parameter only.
+/// of; a gradient on its way to its bucket is a second copy of that one parameter only. While a bucket of f16 or bf16
+/// is averaged, the communicator holds it as f32.
 ///
 /// # Failure
 /// When a call of [`Ddp::backward`] or [`Ddp::backward_no_sync`] fails, for whatever reason, the ranks may be out of
@@ -146,6 +147,23 @@ impl<M> Ddp<M> {
     ///
     /// # Errors
     /// As [`Ddp::backward`].
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{Module, VarBuilder, VarMap, linear};
+    /// # use comm::{Local, LocalConfig};
+    /// # use ddp::{Ddp, DdpConfig};
+    /// # let comm = Arc::new(Local::group(1, &LocalConfig::default())?.remove(0));
+    /// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    /// let ddp = Ddp::new(comm, vb, &DdpConfig::default(), |vb| linear(1, 1, vb))?;
+    /// let micro_batch = Tensor::new(&[[1f32], [2.0]], &Device::Cpu)?;
+    /// ddp.backward_no_sync(&(ddp.forward(&micro_batch)?.sum_all()? / 2.0)?)?;
+    /// let grads = ddp.backward(&(ddp.forward(&micro_batch)?.sum_all()? / 2.0)?)?;
+    /// let weight = grads.get(&ddp.vars()[0]).map(Tensor::flatten_all).transpose()?;
+    /// assert_eq!(weight.map(|grad| grad.to_vec1::<f32>()).transpose()?, Some(vec![3.0]));
+    /// # Ok::<(), ddp::Error>(())
+    /// ```
     pub fn backward_no_sync(&self, loss: &Tensor) -> Result<()> {
         self.reducer.backward(loss, false).map(drop)
     }

@@ -1,4 +1,5 @@
 //! Training on several ranks equals training in one process, and all ranks stay equal to the bit.
+#![allow(clippy::expect_used)]
 
 mod common;
 
@@ -11,9 +12,9 @@ use proptest::prelude::*;
 const STEPS: usize = 20;
 
 /// A rank's inputs and targets of a step. Every fifth step is the last of an epoch: ranks have unequal rests.
-fn batch(step: usize, rank: usize, dtype: DType) -> (Tensor, Tensor) {
+fn batch(draw: u64, step: usize, rank: usize, dtype: DType) -> (Tensor, Tensor) {
     let len = if step % 5 == 4 { 1 + 2 * rank } else { 4 };
-    let seed = (step * 100 + rank) as u64;
+    let seed = draw * 10_000 + (step * 100 + rank) as u64;
     (values(seed, &[len, INPUTS], dtype), values(seed + 50, &[len, OUTPUTS], dtype))
 }
 
@@ -39,15 +40,25 @@ impl AnyOptimizer {
     }
 }
 
+/// One training.
+#[derive(Clone, Copy)]
+struct Run {
+    world_size: usize,
+    adam: bool,
+    dtype: DType,
+    /// Which data.
+    draw: u64,
+}
+
 /// Every rank's parameters after each step.
-fn distributed(world_size: usize, adam: bool, dtype: DType, config: &DdpConfig) -> Vec<Vec<Vec<f64>>> {
-    on_all_ranks(world_size, |comm| {
+fn distributed(run: Run, config: &DdpConfig) -> Vec<Vec<Vec<f64>>> {
+    on_all_ranks(run.world_size, |comm| {
         let rank = comm.rank();
-        let ddp = Mlp::ddp(comm, dtype, config)?;
-        let mut optimizer = AnyOptimizer::new(adam, ddp.vars())?;
+        let ddp = Mlp::ddp(comm, run.dtype, config)?;
+        let mut optimizer = AnyOptimizer::new(run.adam, ddp.vars())?;
         let mut after = vec![];
         for step in 0..STEPS {
-            let (x, y) = batch(step, rank, dtype);
+            let (x, y) = batch(run.draw, step, rank, run.dtype);
             let loss = loss::mse(&ddp.model()?.forward(&x)?, &y)?;
             optimizer.step(&ddp.backward(&loss)?)?;
             after.push(parameters_of(&ddp));
@@ -57,10 +68,10 @@ fn distributed(world_size: usize, adam: bool, dtype: DType, config: &DdpConfig) 
 }
 
 /// One process on all ranks' batches: the mean of the ranks' means.
-fn alone(world_size: usize, adam: bool, dtype: DType) -> candle_core::Result<Vec<Vec<f64>>> {
+fn alone(run: Run) -> candle_core::Result<Vec<Vec<f64>>> {
     let variables = VarMap::new();
-    let model = Mlp::new(VarBuilder::from_varmap(&variables, dtype, &Device::Cpu))?;
-    let start = Mlp::builder(1, dtype);
+    let model = Mlp::new(VarBuilder::from_varmap(&variables, run.dtype, &Device::Cpu))?;
+    let start = Mlp::builder(1, run.dtype);
     let mut named: Vec<(String, Var)> = {
         let data = variables.data().lock().expect("no panic");
         data.iter().map(|(name, var)| (name.clone(), var.clone())).collect()
@@ -71,14 +82,14 @@ fn alone(world_size: usize, adam: bool, dtype: DType) -> candle_core::Result<Vec
         var.set(&start.get(var.shape(), name)?)?;
     }
     let vars: Vec<Var> = named.into_iter().map(|(_, var)| var).collect();
-    let mut optimizer = AnyOptimizer::new(adam, vars.clone())?;
+    let mut optimizer = AnyOptimizer::new(run.adam, vars.clone())?;
     let mut after = vec![];
     for step in 0..STEPS {
         let one = |rank| {
-            let (x, y) = batch(step, rank, dtype);
+            let (x, y) = batch(run.draw, step, rank, run.dtype);
             loss::mse(&model.forward(&x)?, &y)
         };
-        let losses: Vec<Tensor> = (0..world_size).map(one).collect::<candle_core::Result<_>>()?;
+        let losses: Vec<Tensor> = (0..run.world_size).map(one).collect::<candle_core::Result<_>>()?;
         let loss = Tensor::stack(&losses, 0)?.mean_all()?;
         optimizer.step(&loss.backward()?)?;
         after.push(numbers(vars.iter().map(Var::as_tensor)));
@@ -86,12 +97,12 @@ fn alone(world_size: usize, adam: bool, dtype: DType) -> candle_core::Result<Vec
     Ok(after)
 }
 
-fn check(world_size: usize, adam: bool, dtype: DType, config: &DdpConfig, tolerance: f64) {
-    let ranks = distributed(world_size, adam, dtype, config);
+fn check(run: Run, config: &DdpConfig, tolerance: f64) {
+    let ranks = distributed(run, config);
     for rank in &ranks[1..] {
         assert!(*rank == ranks[0], "the ranks' parameters differ");
     }
-    let alone = alone(world_size, adam, dtype).expect("one process trains");
+    let alone = alone(run).expect("one process trains");
     for (distributed, alone) in ranks[0].iter().zip(&alone) {
         assert_close(distributed, alone, tolerance);
     }
@@ -101,7 +112,7 @@ fn check(world_size: usize, adam: bool, dtype: DType, config: &DdpConfig, tolera
 fn equal_to_one_process_in_f64() {
     for world_size in 1..=4 {
         for adam in [false, true] {
-            check(world_size, adam, DType::F64, &DdpConfig::default(), 1e-9);
+            check(Run { world_size, adam, dtype: DType::F64, draw: 0 }, &DdpConfig::default(), 1e-9);
         }
     }
 }
@@ -109,20 +120,15 @@ fn equal_to_one_process_in_f64() {
 #[test]
 fn equal_to_one_process_in_f32() {
     for world_size in 1..=4 {
-        check(world_size, false, DType::F32, &DdpConfig::default(), 1e-5);
+        check(Run { world_size, adam: false, dtype: DType::F32, draw: 0 }, &DdpConfig::default(), 1e-5);
     }
 }
 
 #[test]
 fn half_precision_stays_equal_on_all_ranks() {
     for dtype in [DType::BF16, DType::F16] {
-        check(
-            2,
-            false,
-            dtype,
-            &DdpConfig { first_bucket_bytes: 40, bucket_bytes: 64, ..Default::default() },
-            0.1,
-        );
+        let config = &DdpConfig { first_bucket_bytes: 40, bucket_bytes: 64, ..Default::default() };
+        check(Run { world_size: 2, adam: false, dtype, draw: 0 }, config, 0.1);
     }
 }
 
@@ -132,11 +138,12 @@ proptest! {
     fn equal_with_buckets_of_any_size(
         world_size in 2usize..=4,
         adam in any::<bool>(),
+        draw in 0u64..1000,
         first_bucket_bytes in prop_oneof![Just(0), Just(1), 8usize..2000, Just(usize::MAX)],
         bucket_bytes in prop_oneof![Just(0), Just(1), 8usize..2000, Just(usize::MAX)],
     ) {
         let config = DdpConfig { bucket_bytes, first_bucket_bytes, ..Default::default() };
-        check(world_size, adam, DType::F64, &config, 1e-9);
+        check(Run { world_size, adam, dtype: DType::F64, draw }, &config, 1e-9);
     }
 }
 

@@ -1,4 +1,5 @@
 //! Every failure is an error on every rank it concerns, and stays one.
+#![allow(clippy::expect_used)]
 
 mod common;
 
@@ -116,7 +117,8 @@ fn one_fails(world_size: usize, panics: bool, config: &DdpConfig) -> Vec<Option<
         let again = ddp.model().err().expect("it has failed before");
         let and_again = ddp.backward_no_sync(&Tensor::new(1f32, &Device::Cpu)?).expect_err("it has failed");
         assert_eq!(and_again.to_string(), again.to_string());
-        assert_eq!(step, 2);
+        // The others may still be at the end of the step before, which needed no more of the one that fails.
+        assert!(step == 1 || step == 2, "{step}");
         Ok([error, again])
     })
 }
@@ -150,7 +152,7 @@ fn a_rank_whose_backward_fails_is_of_no_use_any_more() {
 fn refused<M>(build: impl FnOnce(VarBuilder<'static>) -> candle_core::Result<M>) -> Error {
     let comm = comm::Local::group(1, &comm::LocalConfig::default()).expect("one rank").remove(0);
     let vb = builder(1, &[("a", &[2])], DType::F32);
-    Ddp::new(std::sync::Arc::new(comm), vb, &DdpConfig::default(), build).err().expect("refused")
+    Ddp::new(std::sync::Arc::new(comm), vb, &DdpConfig::default(), build).expect_err("refused")
 }
 
 #[test]

@@ -1,4 +1,5 @@
 //! What comes back from backward, in all the ways in which a model can use its parameters.
+#![allow(clippy::expect_used)]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! What the documentation of `Ddp` says of memory.
+#![allow(clippy::expect_used)]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Models that share parameters, mix dtypes, hold state, or go through each other.
+#![allow(clippy::expect_used)]
 
 mod common;
 
@@ -165,4 +166,10 @@ fn buffers_are_shared_and_equal_and_not_trained() {
         Ok(first)
     });
     assert_eq!(statistics, [[5.0; 2], [5.0; 2]]);
+}
+
+#[test]
+fn a_ddp_can_be_shared_among_threads() {
+    fn is_shareable<T: Send + Sync>() {}
+    is_shareable::<Ddp<candle_nn::Linear>>();
 }

@@ -6,11 +6,11 @@ use candle_core::DType;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A field of an optimizer's configuration cannot be used.
-    #[error("{optimizer}: {field} is {got}; {help}")]
+    /// A field of a configuration cannot be used.
+    #[error("{of}: {field} is {got}; {help}")]
     InvalidConfig {
-        /// The optimizer.
-        optimizer: &'static str,
+        /// What is configured.
+        of: &'static str,
         /// The field of its configuration.
         field: &'static str,
         /// The value as it was given.
@@ -18,16 +18,71 @@ pub enum Error {
         /// What would be accepted.
         help: &'static str,
     },
+    /// A tensor has not the shape that an operation needs.
+    #[error("{operation}: {tensor} must be of shape {expected:?}, got {got:?}")]
+    Unfit {
+        /// The operation.
+        operation: &'static str,
+        /// Which of its tensors.
+        tensor: &'static str,
+        /// The shape that would fit.
+        expected: Vec<usize>,
+        /// The shape that it has.
+        got: Vec<usize>,
+    },
+    /// Two tensors that an operation takes together differ in dtype.
+    #[error("{operation}: {tensor} is {got:?}, the input {expected:?}; convert one of them with to_dtype")]
+    OtherDType {
+        /// The operation.
+        operation: &'static str,
+        /// Which of its tensors.
+        tensor: &'static str,
+        /// The input's dtype.
+        expected: DType,
+        /// The tensor's dtype.
+        got: DType,
+    },
+    /// An operation on real numbers was given others.
+    #[error("{operation} takes f16, bf16, f32 or f64, got {got:?}")]
+    NotReal {
+        /// The operation.
+        operation: &'static str,
+        /// The dtype that it was given.
+        got: DType,
+    },
+    /// Target classes are whole numbers.
+    #[error("{operation} takes targets of u8, u32 or i64, got {got:?}")]
+    NotWhole {
+        /// The operation.
+        operation: &'static str,
+        /// The dtype that it was given.
+        got: DType,
+    },
+    /// A target is none of the classes.
+    #[error(
+        "the target of row {row} is {target}, which is none of the {classes} classes; rows to be left out are marked with \
+         ignore_index, which is {ignore_index:?}"
+    )]
+    NoClass {
+        /// The row, counted over all dimensions but the last.
+        row: usize,
+        /// Its target.
+        target: i64,
+        /// How many classes the logits have.
+        classes: usize,
+        /// The target that marks rows to be left out.
+        ignore_index: Option<i64>,
+    },
     /// A gradient does not fit its parameter.
     #[error(
-        "{optimizer}: the gradient of parameter {index} is {got_dtype:?} of shape {got:?}, the parameter {dtype:?} of \
+        "{optimizer}: the gradient of parameter {parameter} is {got_dtype:?} of shape {got:?}, the parameter {dtype:?} of \
          shape {expected:?}"
     )]
     GradientMismatch {
         /// The optimizer.
         optimizer: &'static str,
-        /// The parameter's place in the list that the optimizer was made with.
-        index: usize,
+        /// The parameter's name, or its place in the list that the optimizer was made with.
+        parameter: String,
         /// The parameter's shape.
         expected: Vec<usize>,
         /// The gradient's shape.
@@ -36,6 +91,64 @@ pub enum Error {
         dtype: DType,
         /// The gradient's dtype.
         got_dtype: DType,
+    },
+    /// Two parameters of an optimizer have one name: what is remembered of them could not be told apart.
+    #[error("{optimizer}: two parameters are named `{name}`")]
+    SameName {
+        /// The optimizer.
+        optimizer: &'static str,
+        /// Their name.
+        name: String,
+    },
+    /// An optimizer's saved state has an entry that belongs to no parameter.
+    #[error(
+        "{optimizer}: the state `{key}` belongs to no parameter here; was it saved for another model or optimizer?"
+    )]
+    UnknownState {
+        /// The optimizer.
+        optimizer: &'static str,
+        /// The entry.
+        key: String,
+    },
+    /// An optimizer's saved state lacks an entry that goes with others.
+    #[error(
+        "{optimizer}: the state has no `{key}`, but others of its parameter; was it saved by another optimizer?"
+    )]
+    MissingState {
+        /// The optimizer.
+        optimizer: &'static str,
+        /// The entry.
+        key: String,
+    },
+    /// An entry of an optimizer's saved state does not fit the parameter.
+    #[error(
+        "{optimizer}: the state `{key}` is {got_dtype:?} of shape {got:?}, its parameter needs {dtype:?} of shape \
+         {expected:?}"
+    )]
+    StateMismatch {
+        /// The optimizer.
+        optimizer: &'static str,
+        /// The entry.
+        key: String,
+        /// The shape that would fit.
+        expected: Vec<usize>,
+        /// The shape that it has.
+        got: Vec<usize>,
+        /// The dtype that would fit.
+        dtype: DType,
+        /// The dtype that it has.
+        got_dtype: DType,
+    },
+    /// A gradient holds a NaN or an infinity.
+    #[error(
+        "the gradient of parameter {index} has a norm of {norm}; no gradient was changed: skip the step, or look for \
+         the cause"
+    )]
+    NotFinite {
+        /// The place of the first such parameter in the list that was given.
+        index: usize,
+        /// The norm of its gradient.
+        norm: f64,
     },
     /// A variable of this name exists, but is of another shape or dtype than the model asks for.
     #[error(
@@ -69,6 +182,9 @@ pub enum Error {
         /// The variable.
         name: String,
     },
+    /// candle could not do it.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
 }
 
 /// `Result` with this crate's [`Error`].
@@ -76,8 +192,11 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 impl From<Error> for candle_core::Error {
     fn from(error: Error) -> Self {
-        // Not `Error::wrap`, which adds a backtrace to the message where RUST_BACKTRACE is set.
-        candle_core::Error::Wrapped(Box::new(error))
+        match error {
+            Error::Candle(error) => error,
+            // Not `Error::wrap`, which adds a backtrace to the message where RUST_BACKTRACE is set.
+            other => candle_core::Error::Wrapped(Box::new(other)),
+        }
     }
 }
 

@@ -1,14 +1,27 @@
-//! What candle lacks for training: PyTorch's initial weights from a seed ([`TorchInit`]), and stochastic gradient
-//! descent with momentum ([`Sgd`]).
+//! What candle lacks for training, in pieces that stand alone.
 //!
-//! Each piece stands alone: `TorchInit` is a variable builder that any candle model takes, `Sgd` is a
-//! [`candle_nn::Optimizer`].
+//! - [`TorchInit`] is a variable builder that gives any candle model PyTorch's initial weights, from a seed.
+//! - [`LayerNorm`], [`softmax`], [`log_softmax`] and [`cross_entropy`] are fused and have gradients.
+//! - [`Dropout`] takes its masks from a seed, so that ranks differ and runs repeat.
+//! - [`Sgd`], with momentum, and [`Adam`] (AdamW as well) are [`candle_nn::Optimizer`]s whose state can be saved:
+//!   [`OptimizerState`].
+//! - [`clip_grad_norm`] bounds gradients.
 #![forbid(unsafe_code)]
 
+mod adam;
+mod clip;
+mod dropout;
 mod error;
 mod init;
+mod op;
 mod sgd;
+mod state;
 
+pub use adam::{Adam, AdamConfig};
+pub use clip::{clip_grad_norm, grad_norm, scale_grads};
+pub use dropout::Dropout;
 pub use error::{Error, Result};
 pub use init::TorchInit;
+pub use op::{LayerNorm, cross_entropy, layer_norm, log_softmax, softmax};
 pub use sgd::{Sgd, SgdConfig};
+pub use state::{OptimizerState, named_vars};

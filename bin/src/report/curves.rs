@@ -18,7 +18,7 @@ const MOST_POINTS: usize = 400;
 struct Curve<'a> {
     run: &'a RunSeries,
     pieces: Vec<Vec<Bin>>,
-    /// Steps in a unit of the x axis.
+    /// Losses in a unit of the x axis.
     per_unit: f64,
 }
 
@@ -39,7 +39,7 @@ pub(super) fn losses(runs: &[RunSeries]) -> Result<Option<Chart>, ReportError> {
     let curves: Vec<_> = runs
         .iter()
         .map(|run| {
-            let per_unit = if by_epoch { run.steps_per_epoch as f64 } else { 1. };
+            let per_unit = run.losses_per(if by_epoch { run.steps_per_epoch } else { 1 });
             Curve { run, pieces: thin(&run.losses, MOST_POINTS), per_unit }
         })
         .collect();
@@ -118,7 +118,7 @@ fn summary(curves: &[Curve<'_>]) -> String {
 fn note(curves: &[Curve<'_>]) -> String {
     let mut parts = Vec::new();
     if let Some(size) =
-        curves.iter().map(|curve| curve.run.losses.len().div_ceil(MOST_POINTS)).max().filter(|size| *size > 1)
+        curves.iter().map(|curve| curve.run.steps().div_ceil(MOST_POINTS)).max().filter(|size| *size > 1)
     {
         parts.push(format!("Lines are means of up to {size} steps; the bands around them reach from the smallest to the largest loss."));
     }
@@ -127,8 +127,9 @@ fn note(curves: &[Curve<'_>]) -> String {
         if let Some((step, loss)) = broken().next() {
             let (name, count) = (&curve.run.name, broken().count());
             parts.push(format!(
-                "{name}: {count} of {} losses are not finite, the first ({loss}) at step {step}.",
-                curve.run.losses.len()
+                "{name}: {count} of {} losses are not finite, the first ({loss}) at step {}.",
+                curve.run.losses.len(),
+                step * curve.run.steps_per_loss.max(1)
             ));
         }
     }

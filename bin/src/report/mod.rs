@@ -15,6 +15,8 @@ use std::path::Path;
 pub use clock::now_rfc3339;
 pub use memory::peak_rss_bytes;
 
+use serde::{Deserialize, Serialize};
+
 use crate::file_error::FileError;
 
 /// What a report shows. A part without data is left out of it.
@@ -39,18 +41,33 @@ pub struct Report {
 }
 
 /// One run of training.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunSeries {
     /// What to call it.
     pub name: String,
-    /// The loss of each step, in order.
+    /// The loss of each step, in order; or the means of [`steps_per_loss`](Self::steps_per_loss) steps each.
     pub losses: Vec<f32>,
+    /// Steps that each of the losses stands for; 0 counts as 1.
+    pub steps_per_loss: usize,
+    /// Steps in all; 0 where as many as the losses stand for.
+    pub steps: usize,
     /// Time of the training loop, in seconds.
     pub seconds: f64,
     /// Ranks that took part.
     pub world_size: usize,
     /// Steps of one epoch; 0 where there are none, which puts steps on the axis in place of epochs.
     pub steps_per_epoch: usize,
+}
+
+impl RunSeries {
+    fn steps(&self) -> usize {
+        if self.steps > 0 { self.steps } else { self.losses.len() * self.steps_per_loss.max(1) }
+    }
+
+    /// Losses in a unit of the x axis.
+    fn losses_per(&self, steps: usize) -> f64 {
+        steps as f64 / self.steps_per_loss.max(1) as f64
+    }
 }
 
 /// One rank's mean step.

@@ -57,9 +57,9 @@ fn row(run: &RunSeries) -> RunRow<'_> {
     RunRow {
         name: &run.name,
         world_size: run.world_size,
-        steps: run.losses.len(),
+        steps: run.steps(),
         time: if known { seconds(run.seconds) } else { "–".to_string() },
-        rate: if known { significant(run.losses.len() as f64 / run.seconds, 3) } else { "–".to_string() },
+        rate: if known { significant(run.steps() as f64 / run.seconds, 3) } else { "–".to_string() },
         first: loss(run.losses.first()),
         last: loss(run.losses.last()),
     }

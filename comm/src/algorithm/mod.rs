@@ -2,7 +2,12 @@
 
 pub mod binomial_broadcast;
 pub mod binomial_reduce;
+pub mod chain_broadcast;
+pub mod chain_reduce;
+pub mod direct_gather;
+pub mod direct_scatter;
 pub mod dissemination_barrier;
+pub mod pairwise_all_to_all;
 pub mod recursive_doubling;
 pub mod ring_all_gather;
 pub mod ring_all_reduce;
@@ -28,6 +33,24 @@ pub fn all_reduce(
     } else {
         let segment = segment_bytes / element_bytes.max(1);
         segmented::schedule(len, segment, |len| ring_all_reduce::schedule(rank, world_size, len))
+    }
+}
+
+/// Bytes of a segment that goes along a chain of ranks.
+pub const SEGMENT_BYTES: usize = 256 * 1024;
+
+/// The number of segments for a chain: none where a tree is quicker, because its depth is less than the length of the
+/// chain, counted in segments.
+pub fn chain_segments(world_size: usize, len: usize, element_bytes: usize) -> Option<usize> {
+    let segments = len.saturating_mul(element_bytes).div_ceil(SEGMENT_BYTES);
+    (world_size > 2 && segments >= world_size).then_some(segments)
+}
+
+/// The broadcast for a buffer of `len` elements of `element_bytes` each.
+pub fn broadcast(rank: usize, world_size: usize, len: usize, element_bytes: usize, root: usize) -> Schedule {
+    match chain_segments(world_size, len, element_bytes) {
+        Some(segments) => chain_broadcast::schedule(rank, world_size, len, root, segments),
+        None => binomial_broadcast::schedule(rank, world_size, len, root),
     }
 }
 

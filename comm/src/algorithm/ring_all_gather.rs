@@ -1,27 +1,24 @@
 //! Ring all-gather: each rank's part goes once round the ring.
 
-use crate::schedule::{Combine, Schedule, Step, Transfer, part};
+use crate::schedule::{Combine, Parts, Schedule, Step, Transfer};
 
 /// Works on the output, whose `rank`-th part already holds this rank's input.
 ///
 /// # Cost
-/// P-1 steps; each rank sends (P-1)/P of the output.
+/// P-1 steps; each rank sends (P-1)/P of the output; with uneven parts, all but the next rank's.
 ///
 /// # Source
 /// Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009, section 4.
-pub fn schedule(rank: usize, world_size: usize, len: usize) -> Schedule {
+pub fn schedule(rank: usize, parts: &Parts) -> Schedule {
+    let world_size = parts.count();
     let (next, previous) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
     let step = |s: usize| {
         let send = rank + world_size - s;
         Step {
             finished: 0..0,
             transfers: vec![
-                Transfer::Send { to: next, range: part(len, world_size, send) },
-                Transfer::Recv {
-                    from: previous,
-                    range: part(len, world_size, send - 1),
-                    combine: Combine::Replace,
-                },
+                Transfer::Send { to: next, range: parts.of(send) },
+                Transfer::Recv { from: previous, range: parts.of(send - 1), combine: Combine::Replace },
             ],
         }
     };
@@ -33,18 +30,35 @@ mod tests {
     use super::*;
     use crate::algorithm::simulate::{run, schedules};
 
+    fn check(parts: &Parts) -> Vec<Schedule> {
+        let all = schedules(parts.count(), |rank| schedule(rank, parts));
+        for buffer in run(&all, parts.len()) {
+            for owner in 0..parts.count() {
+                assert!(parts.of(owner).all(|index| buffer[index].origin() == Some((owner, index))));
+            }
+        }
+        all
+    }
+
     #[test]
     fn every_rank_ends_with_every_part() {
         for world_size in 1..=9 {
             for len in [0, world_size, 5 * world_size] {
-                let all = schedules(world_size, |rank| schedule(rank, world_size, len));
-                for (rank, buffer) in run(&all, len).iter().enumerate() {
-                    for owner in 0..world_size {
-                        assert!(buffer[part(len, world_size, owner)].iter().all(|e| e.sorted() == [owner]));
-                    }
-                    assert_eq!(all[rank].elements_sent(), (world_size - 1) * len / world_size);
+                for schedule in check(&Parts::even(len, world_size)) {
+                    assert_eq!(schedule.elements_sent(), (world_size - 1) * len / world_size);
+                    assert_eq!(schedule.steps.len(), world_size - 1);
                 }
             }
+            let counts: Vec<usize> = (0..world_size).map(|rank| 5 * rank % 4).collect();
+            for (rank, schedule) in check(&Parts::uneven(&counts)).iter().enumerate() {
+                let spared = counts[(rank + 1) % world_size];
+                assert_eq!(schedule.elements_sent(), counts.iter().sum::<usize>() - spared);
+            }
         }
+    }
+
+    #[test]
+    fn a_thousand_ranks() {
+        check(&Parts::even(1000, 1000));
     }
 }

@@ -1,48 +1,88 @@
 //! Ring reduce-scatter: each part goes once round the ring, being summed, and ends at its own rank.
 
-use crate::schedule::{Combine, Schedule, Step, Transfer, part};
+use crate::schedule::{Combine, Parts, Schedule, Step, Transfer};
 
-/// Works on a copy of the input, whose `rank`-th part is the result.
+/// Works on the input, then the output, then room for two parts, one after the other: see [`room`].
 ///
 /// # Cost
-/// P-1 steps; each rank sends (P-1)/P of the input.
+/// P-1 steps; each rank sends (P-1)/P of the input; with uneven parts, all but its own.
 ///
 /// # Source
 /// Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009, section 4.
-pub fn schedule(rank: usize, world_size: usize, len: usize) -> Schedule {
+pub fn schedule(rank: usize, parts: &Parts) -> Schedule {
+    let world_size = parts.count();
     let (next, previous) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
     let rounds = world_size.saturating_sub(1);
+    let (own, output, longest) = (parts.of(rank), parts.len(), parts.longest());
+    let output = output..output + own.len();
+    // A sum on its way lies in one of two places; its predecessor, just being sent, in the other one.
+    let place = |s: usize, len: usize| {
+        let start = output.end + s % 2 * longest;
+        start..start + len
+    };
     let step = |s: usize| {
+        // `2 * world_size` keeps the differences positive; parts count modulo their number.
         let send = rank + 2 * world_size - 1 - s;
-        let received = part(len, world_size, send - 1);
+        let (sent, mine) = (parts.of(send), parts.of(send - 1));
+        let last = s + 1 == rounds;
+        let range = if last { output.clone() } else { place(s, mine.len()) };
         Step {
-            finished: if s + 1 == rounds { received.clone() } else { 0..0 },
+            finished: if last { output.clone() } else { 0..0 },
             transfers: vec![
-                Transfer::Send { to: next, range: part(len, world_size, send) },
-                Transfer::Recv { from: previous, range: received, combine: Combine::TheirsFirst },
+                Transfer::Send { to: next, range: if s == 0 { sent } else { place(s - 1, sent.len()) } },
+                Transfer::Fold { from: previous, range, mine: mine.start, combine: Combine::TheirsFirst },
             ],
         }
     };
+    if rounds == 0 {
+        return Schedule::copying(own, output.start);
+    }
     Schedule { steps: (0..rounds).map(step).collect() }
+}
+
+/// Elements of the buffer beyond input and output.
+pub fn room(parts: &Parts) -> usize {
+    match parts.count() {
+        0..=2 => 0,
+        3 => parts.longest(),
+        _ => 2 * parts.longest(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::simulate::{run, schedules};
+    use crate::algorithm::simulate::{run_uneven, schedules};
+
+    fn check(parts: &Parts) -> Vec<Schedule> {
+        let all = schedules(parts.count(), |rank| schedule(rank, parts));
+        let buffers = run_uneven(&all, |rank| parts.len() + parts.of(rank).len() + room(parts));
+        for (rank, buffer) in buffers.iter().enumerate() {
+            for element in &buffer[parts.len()..][..parts.of(rank).len()] {
+                assert_eq!(element.sorted(), (0..parts.count()).collect::<Vec<_>>());
+            }
+            assert!((0..parts.len()).all(|index| buffer[index].origin() == Some((rank, index))));
+        }
+        all
+    }
 
     #[test]
     fn each_rank_ends_with_the_sum_of_its_part() {
         for world_size in 1..=9 {
             for len in [0, world_size, 5 * world_size] {
-                let all = schedules(world_size, |rank| schedule(rank, world_size, len));
-                for (rank, buffer) in run(&all, len).iter().enumerate() {
-                    for element in &buffer[part(len, world_size, rank)] {
-                        assert_eq!(element.sorted(), (0..world_size).collect::<Vec<_>>());
-                    }
-                    assert_eq!(all[rank].elements_sent(), (world_size - 1) * len / world_size);
+                for schedule in check(&Parts::even(len, world_size)) {
+                    assert_eq!(schedule.elements_sent(), (world_size - 1) * len / world_size);
                 }
             }
+            let counts: Vec<usize> = (0..world_size).map(|rank| 5 * rank % 4).collect();
+            for (rank, schedule) in check(&Parts::uneven(&counts)).iter().enumerate() {
+                assert_eq!(schedule.elements_sent(), counts.iter().sum::<usize>() - counts[rank]);
+            }
         }
+    }
+
+    #[test]
+    fn a_thousand_ranks() {
+        check(&Parts::even(1000, 1000));
     }
 }

@@ -2,9 +2,7 @@
 //! processor's cache when the next one sends it on. That pays where the bytes go through memory, not over a network, for
 //! which more steps are more waiting.
 
-use std::ops::Range;
-
-use crate::schedule::{Schedule, Transfer, part};
+use crate::schedule::{Schedule, part};
 
 /// The schedule of a buffer of `len` elements, from that of a segment of a given length; segments have at most `segment`
 /// elements, and 1 at least.
@@ -16,20 +14,9 @@ pub fn schedule(len: usize, segment: usize, inner: impl Fn(usize) -> Schedule) -
     let mut steps = Vec::new();
     for index in 0..segments {
         let place = part(len, segments, index);
-        let mut segment = inner(place.len()).steps;
-        for step in &mut segment {
-            shift(&mut step.finished, place.start);
-            for Transfer::Send { range, .. } | Transfer::Recv { range, .. } in &mut step.transfers {
-                shift(range, place.start);
-            }
-        }
-        steps.append(&mut segment);
+        steps.append(&mut inner(place.len()).shifted(place.start).steps);
     }
     Schedule { steps }
-}
-
-fn shift(range: &mut Range<usize>, by: usize) {
-    *range = range.start + by..range.end + by;
 }
 
 #[cfg(test)]

@@ -5,17 +5,17 @@ use std::rc::Rc;
 
 use crate::schedule::{Combine, Schedule, Transfer};
 
-/// An element: a leaf is one rank's own value, a pair a reduction of a left with a right operand.
+/// An element: a leaf is one rank's own value at one place, a pair a reduction of a left with a right operand.
 #[derive(Debug, Clone)]
 pub(crate) enum Element {
-    Own(usize),
+    Own(usize, usize),
     Reduced(Rc<(Element, Element)>),
 }
 
 impl PartialEq for Element {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
-            (Element::Own(a), Element::Own(b)) => a == b,
+            (Element::Own(a, i), Element::Own(b, k)) => (a, i) == (b, k),
             // Copies of one result share their operands: a thousand ranks are compared at once.
             (Element::Reduced(a), Element::Reduced(b)) => Rc::ptr_eq(a, b) || a == b,
             _ => false,
@@ -29,11 +29,16 @@ impl Element {
         let (mut ranks, mut stack) = (Vec::new(), vec![self.clone()]);
         while let Some(element) = stack.pop() {
             match element {
-                Element::Own(rank) => ranks.push(rank),
+                Element::Own(rank, _) => ranks.push(rank),
                 Element::Reduced(operands) => stack.extend([operands.1.clone(), operands.0.clone()]),
             }
         }
         ranks
+    }
+
+    /// The rank and the place where it was in the beginning.
+    pub(crate) fn origin(&self) -> Option<(usize, usize)> {
+        if let Element::Own(rank, index) = self { Some((*rank, *index)) } else { None }
     }
 
     pub(crate) fn sorted(&self) -> Vec<usize> {
@@ -49,8 +54,14 @@ pub(crate) fn schedules(world_size: usize, make: impl Fn(usize) -> Schedule) -> 
 
 /// The buffers of all ranks at the end. Panics where a receive has no sender, lengths differ, or a message is left over.
 pub(crate) fn run(all: &[Schedule], len: usize) -> Vec<Vec<Element>> {
+    run_uneven(all, |_| len)
+}
+
+/// The same with buffers whose length depends on the rank.
+pub(crate) fn run_uneven(all: &[Schedule], len: impl Fn(usize) -> usize) -> Vec<Vec<Element>> {
     let world_size = all.len();
-    let mut buffers: Vec<Vec<Element>> = (0..world_size).map(|rank| vec![Element::Own(rank); len]).collect();
+    let buffer = |rank| (0..len(rank)).map(|index| Element::Own(rank, index)).collect();
+    let mut buffers: Vec<Vec<Element>> = (0..world_size).map(buffer).collect();
     let mut wires: Vec<VecDeque<Vec<Element>>> = vec![VecDeque::new(); world_size * world_size];
     // Per rank: the step it is in, and whether it has sent that step's messages.
     let mut at = vec![(0, false); world_size];
@@ -60,6 +71,12 @@ pub(crate) fn run(all: &[Schedule], len: usize) -> Vec<Vec<Element>> {
             let Some(step) = all[rank].steps.get(at[rank].0) else { continue };
             if !at[rank].1 {
                 for transfer in &step.transfers {
+                    if let Transfer::Copy { range, to } = transfer {
+                        let copied = buffers[rank][range.clone()].to_vec();
+                        buffers[rank][*to..to + range.len()].clone_from_slice(&copied);
+                    }
+                }
+                for transfer in &step.transfers {
                     if let Transfer::Send { to, range } = transfer {
                         assert_ne!(*to, rank, "a rank sends to itself");
                         wires[rank * world_size + to].push_back(buffers[rank][range.clone()].to_vec());
@@ -68,27 +85,17 @@ pub(crate) fn run(all: &[Schedule], len: usize) -> Vec<Vec<Element>> {
                 at[rank].1 = true;
                 moved = true;
             }
-            let ready = step.transfers.iter().all(|transfer| match transfer {
-                Transfer::Recv { from, .. } => !wires[from * world_size + rank].is_empty(),
-                Transfer::Send { .. } => true,
+            let ready = step.transfers.iter().all(|transfer| match transfer.peer() {
+                Some((from, false)) => !wires[from * world_size + rank].is_empty(),
+                _ => true,
             });
             if !ready {
                 continue;
             }
             for transfer in &step.transfers {
-                let Transfer::Recv { from, range, combine } = transfer else { continue };
-                let message = wires[from * world_size + rank].pop_front().expect("it is ready");
-                assert_eq!(
-                    message.len(),
-                    range.len(),
-                    "rank {from} sent another length than rank {rank} expects"
-                );
-                for (mine, theirs) in buffers[rank][range.clone()].iter_mut().zip(message) {
-                    *mine = match combine {
-                        Combine::Replace => theirs,
-                        Combine::TheirsFirst => Element::Reduced(Rc::new((theirs, mine.clone()))),
-                        Combine::MineFirst => Element::Reduced(Rc::new((mine.clone(), theirs))),
-                    };
+                if let Some((from, false)) = transfer.peer() {
+                    let message = wires[from * world_size + rank].pop_front().expect("it is ready");
+                    receive(&mut buffers[rank], transfer, message);
                 }
             }
             at[rank] = (at[rank].0 + 1, false);
@@ -101,6 +108,23 @@ pub(crate) fn run(all: &[Schedule], len: usize) -> Vec<Vec<Element>> {
     assert!(at.iter().zip(all).all(|((step, _), schedule)| *step == schedule.steps.len()), "a rank is stuck");
     assert!(wires.iter().all(VecDeque::is_empty), "a message was never received");
     buffers
+}
+
+fn receive(buffer: &mut [Element], transfer: &Transfer, message: Vec<Element>) {
+    let (range, mine, combine) = match transfer {
+        Transfer::Recv { range, combine, .. } => (range, range.start, combine),
+        Transfer::Fold { range, mine, combine, .. } => (range, *mine, combine),
+        Transfer::Send { .. } | Transfer::Copy { .. } => return,
+    };
+    assert_eq!(message.len(), range.len(), "{transfer:?}: another length was sent than is expected");
+    for (offset, theirs) in message.into_iter().enumerate() {
+        let own = buffer[mine + offset].clone();
+        buffer[range.start + offset] = match combine {
+            Combine::Replace => theirs,
+            Combine::TheirsFirst => Element::Reduced(Rc::new((theirs, own))),
+            Combine::MineFirst => Element::Reduced(Rc::new((own, theirs))),
+        };
+    }
 }
 
 /// Every rank ends with each rank's value in each element once, reduced in the very same order on every rank, and marks each

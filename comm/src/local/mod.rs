@@ -1,5 +1,6 @@
 //! Ranks as threads of one process: for tests, examples and simulations.
 
+mod group;
 mod links;
 mod shared;
 
@@ -31,6 +32,7 @@ use shared::Shared;
 pub struct Local {
     rank: usize,
     shared: Arc<Shared>,
+    world_ranks: Vec<usize>,
     // Ends before the rank is said to have left.
     engine: Option<Engine>,
 }
@@ -60,14 +62,16 @@ impl Local {
             return Err(Error::invalid("world size", world_size, "a group has at least 1 rank"));
         }
         let shared = Arc::new(Shared::new(world_size, config));
-        let member = |rank| {
-            let supervisor = shared.supervisor(rank);
-            let links = LocalLinks::new(rank, shared.clone());
-            let runner = Box::new(Runner::new(rank, world_size, links, supervisor.clone()));
-            let engine = Some(Engine::new(rank, world_size, runner, supervisor));
-            Self { rank, shared: shared.clone(), engine }
-        };
-        Ok((0..world_size).map(member).collect())
+        let world_ranks: Vec<usize> = (0..world_size).collect();
+        Ok((0..world_size).map(|rank| Self::member(rank, &shared, world_ranks.clone())).collect())
+    }
+
+    fn member(rank: usize, shared: &Arc<Shared>, world_ranks: Vec<usize>) -> Self {
+        let supervisor = shared.supervisor(rank);
+        let links = LocalLinks::new(rank, shared.clone());
+        let runner = Box::new(Runner::new(rank, shared.world_size(), links, supervisor.clone()));
+        let engine = Some(Engine::new(rank, shared.world_size(), runner, supervisor));
+        Self { rank, shared: shared.clone(), world_ranks, engine }
     }
 
     /// Runs `body` on `world_size` threads, each with its rank of a new group; the results, by rank.
@@ -120,6 +124,14 @@ impl Communicator for Local {
 
     fn stats(&self) -> Stats {
         self.engine.as_ref().map(Engine::stats).unwrap_or_default()
+    }
+
+    fn world_ranks(&self) -> &[usize] {
+        &self.world_ranks
+    }
+
+    fn subgroup(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>> {
+        Ok(Arc::new(self.join_group(ranks)?))
     }
 
     fn submit(&self, operation: Operation) -> Result<Work> {

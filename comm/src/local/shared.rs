@@ -22,6 +22,15 @@ pub(super) struct Shared {
     statuses: Vec<Mutex<Status>>,
     failure: Mutex<Option<Cause>>,
     config: LocalConfig,
+    groups: Mutex<Offers>,
+}
+
+/// Groups of some of the ranks that not all members have joined yet.
+#[derive(Debug, Default)]
+struct Offers {
+    made: i64,
+    /// By number, with how many are still to come.
+    open: HashMap<i64, (Arc<Shared>, usize)>,
 }
 
 /// The streams to one rank.
@@ -43,7 +52,40 @@ impl Shared {
     pub(super) fn new(world_size: usize, config: &LocalConfig) -> Self {
         let inboxes = (0..world_size).map(|_| Inbox::default()).collect();
         let statuses = (0..world_size).map(|_| Mutex::new(Status::Active(Activity::default()))).collect();
-        Self { inboxes, statuses, failure: Mutex::default(), config: config.clone() }
+        Self {
+            inboxes,
+            statuses,
+            failure: Mutex::default(),
+            config: config.clone(),
+            groups: Mutex::default(),
+        }
+    }
+
+    pub(super) fn config(&self) -> &LocalConfig {
+        &self.config
+    }
+
+    /// Keeps a new group for so many members; its number.
+    pub(super) fn offer(&self, group: &Arc<Shared>, members: usize) -> i64 {
+        let mut groups = lock(&self.groups);
+        groups.made += 1;
+        let number = groups.made;
+        if members > 0 {
+            groups.open.insert(number, (group.clone(), members));
+        }
+        number
+    }
+
+    /// A member takes its share in a group.
+    pub(super) fn take(&self, number: i64) -> Option<Arc<Shared>> {
+        let mut groups = lock(&self.groups);
+        let (group, to_come) = groups.open.get_mut(&number)?;
+        *to_come -= 1;
+        let (group, to_come) = (group.clone(), *to_come);
+        if to_come == 0 {
+            groups.open.remove(&number);
+        }
+        Some(group)
     }
 
     pub(super) fn world_size(&self) -> usize {

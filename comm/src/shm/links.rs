@@ -1,7 +1,8 @@
 //! Streams of bytes through shared memory where there is some, through the sockets to all other ranks.
 //!
-//! A rank sleeps in one place, on its bell and on its sockets. Those beside shared memory carry nothing any more: that
-//! they end says that the other rank is gone, or that this one's group has failed.
+//! A rank sleeps in one place, on its bell and on its sockets. Those beside shared memory carry nothing but a rank's
+//! farewell; where that comes, or they end, nothing will come through memory any more: the other rank has left or died, or
+//! this one's group has failed.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{Ordering, fence};
@@ -105,7 +106,7 @@ impl Links for HybridLinks {
         let Some(pair) = self.pair(peer) else { return self.sockets.try_recv(peer, into) };
         match pair.reader.read(into) {
             // What was written before the end is read first.
-            Ok(0) if pair.gone => Err(Closed),
+            Ok(0) if pair.gone => self.sockets.try_recv(peer, into),
             other => other,
         }
     }

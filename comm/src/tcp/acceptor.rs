@@ -1,12 +1,12 @@
 //! Takes connections while ranks meet, and keeps strangers from doing harm: each gets a thread of its own for a short
 //! time, there are few at once, and none outlives the meeting.
 
+use std::collections::VecDeque;
 use std::io;
-use std::net::TcpListener;
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle, Scope};
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::fault::Try;
 use super::wire::Wire;
+use crate::engine::lock;
 use crate::{Error, Result};
 
 const STACK: usize = 256 * 1024;
@@ -25,13 +26,15 @@ const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 pub(crate) struct Limits {
     /// How long one may take to prove that it belongs to the job.
     pub(crate) handshake: Duration,
-    /// How many may try at once; further ones are sent away, and come again if they are ranks.
+    /// How many may try at once. One more is sent away, and comes again if it is a rank.
     pub(crate) at_once: usize,
+    /// From when on one that still tries has to make room for one more: a rank is done sooner, those who stay are strangers.
+    pub(crate) patience: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { handshake: Duration::from_secs(5), at_once: 64 }
+        Self { handshake: Duration::from_secs(5), at_once: 64, patience: Duration::from_millis(250) }
     }
 }
 
@@ -50,8 +53,7 @@ impl Acceptor {
         let failed = |reason| Error::system("accepting connections", reason);
         listener.set_nonblocking(true).map_err(failed)?;
         let (stop, stopped) = UnixStream::pair().map_err(failed)?;
-        let serve =
-            Serve { listener, limits, greet, stopped: Arc::new(stopped), active: AtomicUsize::new(0) };
+        let serve = Serve { listener, limits, greet, stopped: Arc::new(stopped), guests: Mutex::default() };
         let thread = thread::Builder::new()
             .name("girandole-accept".into())
             .spawn(move || serve.run())
@@ -75,15 +77,48 @@ struct Serve {
     limits: Limits,
     greet: Arc<Greet>,
     stopped: Arc<UnixStream>,
-    active: AtomicUsize,
+    guests: Mutex<Guests>,
+}
+
+/// Connections that have not proved yet that they belong to the job, the oldest first.
+#[derive(Debug, Default)]
+struct Guests {
+    waiting: VecDeque<Guest>,
+    next: u64,
+}
+
+impl Guests {
+    /// Lets one in, unless there are too many and none of them has outstayed its welcome.
+    fn enter(&mut self, stream: TcpStream, limits: Limits) -> Option<u64> {
+        if self.waiting.len() >= limits.at_once {
+            let oldest = self.waiting.front().filter(|oldest| oldest.since.elapsed() >= limits.patience)?;
+            // Its thread sees the end of the stream.
+            let _ = oldest.stream.shutdown(Shutdown::Both);
+            self.waiting.pop_front();
+        }
+        self.next += 1;
+        self.waiting.push_back(Guest { number: self.next, stream, since: Instant::now() });
+        Some(self.next)
+    }
+
+    fn leave(&mut self, number: u64) {
+        self.waiting.retain(|guest| guest.number != number);
+    }
+}
+
+#[derive(Debug)]
+struct Guest {
+    number: u64,
+    stream: TcpStream,
+    since: Instant,
 }
 
 /// One connection that counts; it ceases to when this is dropped, whatever happens.
-struct Place<'a>(&'a AtomicUsize);
+struct Place<'a>(&'a Mutex<Guests>, u64);
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        lock(self.0).leave(self.1);
     }
 }
 
@@ -93,8 +128,14 @@ impl Serve {
             while self.wait() {
                 match self.listener.accept() {
                     Ok((stream, from)) => {
+                        let Ok(handle) = stream.try_clone() else { continue };
+                        let Some(number) = lock(&self.guests).enter(handle, self.limits) else {
+                            tracing::debug!(%from, "too many connections at once: one was closed");
+                            continue;
+                        };
+                        let place = Place(&self.guests, number);
                         let Ok(wire) = Wire::new(stream, Some(self.stopped.clone())) else { continue };
-                        self.greet_in_thread(scope, wire, from);
+                        self.greet_in_thread(scope, wire, place, from);
                     }
                     Err(error) if is_momentary(&error) => {}
                     Err(error) => {
@@ -120,14 +161,9 @@ impl Serve {
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
         wire: Wire,
+        place: Place<'scope>,
         from: std::net::SocketAddr,
     ) {
-        if self.active.fetch_add(1, Ordering::AcqRel) >= self.limits.at_once {
-            drop(Place(&self.active));
-            tracing::debug!(%from, "too many connections at once: one was closed");
-            return;
-        }
-        let place = Place(&self.active);
         let work = move || {
             let _place = place;
             if let Err(fault) = (self.greet)(wire, Instant::now() + self.limits.handshake) {
@@ -153,6 +189,8 @@ mod tests {
     use std::net::TcpStream;
     use std::sync::mpsc;
 
+    const HOUR: Duration = Duration::from_secs(3600);
+
     fn listener() -> (TcpListener, std::net::SocketAddr) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -162,7 +200,7 @@ mod tests {
     #[test]
     fn the_silent_are_sent_away_when_it_stops() {
         let (listener, address) = listener();
-        let limits = Limits { handshake: Duration::from_secs(3600), at_once: 8 };
+        let limits = Limits { handshake: HOUR, at_once: 8, patience: HOUR };
         let (here, came) = mpsc::channel();
         let greet = move |mut wire: Wire, deadline| {
             here.send(()).unwrap();
@@ -177,32 +215,60 @@ mod tests {
     }
 
     #[test]
-    fn those_who_are_too_many_are_closed_at_once() {
+    fn one_too_many_takes_the_place_of_the_oldest() {
         let (listener, address) = listener();
-        let limits = Limits { handshake: Duration::from_secs(3600), at_once: 2 };
+        let limits = Limits { handshake: HOUR, at_once: 2, patience: Duration::ZERO };
+        let (here, came) = mpsc::channel();
+        let greet = move |mut wire: Wire, deadline| {
+            let [name] = wire.read::<1>(deadline)?;
+            here.send(name).unwrap();
+            wire.read::<1>(deadline).map(drop)
+        };
+        let _acceptor = Acceptor::start(listener, limits, Arc::new(greet)).unwrap();
+        let connect = |name: u8| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            std::io::Write::write_all(&mut stream, &[name]).unwrap();
+            assert_eq!(came.recv().unwrap(), name);
+            stream
+        };
+        let (mut first, mut second, mut third) = (connect(1), connect(2), connect(3));
+        assert_eq!(first.read(&mut [0]).unwrap(), 0, "the first was sent away");
+        let _fourth = connect(4);
+        assert_eq!(second.read(&mut [0]).unwrap(), 0, "then the second");
+        third.set_nonblocking(true).unwrap();
+        assert_eq!(
+            third.read(&mut [0]).unwrap_err().kind(),
+            io::ErrorKind::WouldBlock,
+            "the third is still there"
+        );
+    }
+
+    #[test]
+    fn one_too_many_is_sent_away_while_all_are_new() {
+        let (listener, address) = listener();
+        let limits = Limits { handshake: HOUR, at_once: 1, patience: HOUR };
         let (here, came) = mpsc::channel();
         let greet = move |mut wire: Wire, deadline| {
             here.send(()).unwrap();
             wire.read::<1>(deadline).map(drop)
         };
         let _acceptor = Acceptor::start(listener, limits, Arc::new(greet)).unwrap();
-        let held: Vec<_> = (0..2).map(|_| TcpStream::connect(address).unwrap()).collect();
-        held.iter().for_each(|_| came.recv().unwrap());
-        let mut third = TcpStream::connect(address).unwrap();
-        assert_eq!(third.read(&mut [0]).unwrap(), 0);
-        drop(held);
-        // Their places become free some time after they are gone.
+        let first = TcpStream::connect(address).unwrap();
+        came.recv().unwrap();
+        assert_eq!(TcpStream::connect(address).unwrap().read(&mut [0]).unwrap(), 0);
+        drop(first);
+        // Its place becomes free some time after it is gone.
         while came.try_recv().is_err() {
-            third = TcpStream::connect(address).unwrap();
-            third.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-            let _ = third.read(&mut [0]);
+            let mut again = TcpStream::connect(address).unwrap();
+            again.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+            let _ = again.read(&mut [0]);
         }
     }
 
     #[test]
     fn who_drips_is_cut_off_at_the_deadline() {
         let (listener, address) = listener();
-        let limits = Limits { handshake: Duration::from_millis(100), at_once: 2 };
+        let limits = Limits { handshake: Duration::from_millis(100), at_once: 2, patience: HOUR };
         let (end, ended) = mpsc::channel();
         let greet = move |mut wire: Wire, deadline| {
             let fault = wire.read::<1000>(deadline).map(drop);

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
 
+use crate::executor::FAREWELL;
 use crate::links::{Closed, Links, Wait};
 
 /// Bytes read at once where less is asked for, so that an announcement and a small tensor are one read.
@@ -42,6 +43,14 @@ impl TcpLinks {
 
     pub(crate) fn stream(&self, peer: usize) -> Result<&TcpStream, Closed> {
         self.streams.get(peer).and_then(Option::as_ref).ok_or(Closed)
+    }
+}
+
+/// Tells every peer that this rank leaves. Only where no operation was cut off: then a peer would take it for data.
+pub(super) fn say_farewell(streams: &Streams) {
+    for stream in streams.iter().flatten() {
+        // A peer that takes nothing now, or has left itself, learns it otherwise.
+        let _ = send(stream, &FAREWELL, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
     }
 }
 

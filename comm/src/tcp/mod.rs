@@ -4,6 +4,7 @@ mod acceptor;
 mod config;
 mod control;
 mod fault;
+mod group;
 mod handshake;
 mod init_method;
 mod links;
@@ -24,6 +25,7 @@ pub(crate) use wire::Wire;
 
 use std::fmt;
 use std::net::TcpStream;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -57,6 +59,11 @@ pub struct Tcp {
     rank: usize,
     world_size: usize,
     shared_memory_ranks: Vec<usize>,
+    world_ranks: Vec<usize>,
+    config: TcpConfig,
+    streams: Arc<links::Streams>,
+    /// Groups that this rank was the first member of.
+    groups: AtomicU64,
     bureau: Arc<Bureau>,
     engine: Option<Engine>,
     control: Mutex<Option<JoinHandle<()>>>,
@@ -69,10 +76,10 @@ impl Tcp {
     /// A configuration that cannot be used, [`Error::Listen`], [`Error::NoSecret`], [`Error::Refused`], and
     /// [`Error::Rendezvous`] when not all ranks came in time.
     pub fn connect(config: &TcpConfig) -> Result<Self> {
-        Self::join(config, meet(config)?)
+        Self::join(config, meet(config)?, (0..config.world_size).collect())
     }
 
-    fn join(config: &TcpConfig, meeting: Meeting) -> Result<Self> {
+    fn join(config: &TcpConfig, meeting: Meeting, world_ranks: Vec<usize>) -> Result<Self> {
         let Meeting { peers, control, data } = meeting;
         let &TcpConfig { rank, world_size, .. } = config;
         let Agreement { connections: data, pairs, one_host } = shm::agree(config, &peers, data)?;
@@ -88,7 +95,7 @@ impl Tcp {
         let bureau = Arc::new(bureau);
         let thread = if world_size > 1 { Some(control::serve(bureau.clone(), ear, control)?) } else { None };
         let segment = if one_host { SEGMENT } else { usize::MAX };
-        let sockets = TcpLinks::new(streams, if crowded { 1 } else { SPINS }, segment);
+        let sockets = TcpLinks::new(streams.clone(), if crowded { 1 } else { SPINS }, segment);
         let runner: Box<dyn Run> = match pairs {
             Some(pairs) => {
                 let links = shm::join(sockets, pairs, crowded);
@@ -97,7 +104,19 @@ impl Tcp {
             None => Box::new(Runner::new(rank, world_size, sockets, bureau.clone())),
         };
         let engine = Some(Engine::new(rank, world_size, runner, bureau.clone()));
-        Ok(Self { rank, world_size, shared_memory_ranks, bureau, engine, control: Mutex::new(thread) })
+        let (config, groups, control) = (config.clone(), AtomicU64::new(0), Mutex::new(thread));
+        Ok(Self {
+            rank,
+            world_size,
+            shared_memory_ranks,
+            world_ranks,
+            config,
+            streams,
+            groups,
+            bureau,
+            engine,
+            control,
+        })
     }
 
     /// The ranks with which this one exchanges data through shared memory; with all others over TCP.
@@ -132,6 +151,14 @@ impl Communicator for Tcp {
         self.engine.as_ref().map(Engine::stats).unwrap_or_default()
     }
 
+    fn world_ranks(&self) -> &[usize] {
+        &self.world_ranks
+    }
+
+    fn subgroup(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>> {
+        Ok(Arc::new(self.join_group(ranks)?))
+    }
+
     fn submit(&self, operation: Operation) -> Result<Work> {
         self.engine()?.submit(operation)
     }
@@ -145,8 +172,8 @@ impl Drop for Tcp {
     fn drop(&mut self) {
         // A rank that panics has not left, it has died: the others learn it from the connections that close.
         let died = std::thread::panicking();
-        if !died {
-            self.engine.take();
+        if !died && self.engine.take().is_some_and(Engine::close) {
+            self.bureau.say_farewell();
         }
         self.bureau.close(!died);
         if let Some(thread) = lock(&self.control).take() {

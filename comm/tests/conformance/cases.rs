@@ -8,17 +8,17 @@ use comm::{Communicator, Error, ReduceOp, Result};
 use crate::Backend;
 use crate::reference::{DTYPES, OPS, assert_equal, input, reduced, value, values};
 
-const WORLD_SIZES: [usize; 7] = [1, 2, 3, 4, 5, 8, 9];
+pub(crate) const WORLD_SIZES: [usize; 7] = [1, 2, 3, 4, 5, 8, 9];
 
 /// 0, 1, fewer than ranks, not divisible, more than one segment, enough for the algorithm of large tensors.
-fn lengths(world_size: usize) -> Vec<usize> {
+pub(crate) fn lengths(world_size: usize) -> Vec<usize> {
     let mut lengths = vec![0, 1, world_size - 1, 4 * world_size + 1, 1023, 70_001];
     lengths.dedup();
     lengths
 }
 
 /// Every world size; on each rank `body` with every dtype, op and length that make sense together.
-fn grid(
+pub(crate) fn grid(
     backend: &dyn Backend,
     body: impl Fn(&dyn Communicator, DType, ReduceOp, usize) -> Result<()> + Sync,
 ) {
@@ -194,6 +194,17 @@ pub(crate) fn mistakes(backend: &dyn Backend) {
             comm.all_reduce(&tensor.to_dtype(DType::U32)?, ReduceOp::Avg).unwrap_err(),
             comm.all_gather(&tensor, &tensor).unwrap_err(),
             comm.reduce_scatter(&tensor.to_dtype(DType::F64)?, &tensor, ReduceOp::Sum).unwrap_err(),
+            comm.gather(if comm.rank() == 0 { None } else { Some(&tensor) }, &tensor, 0).unwrap_err(),
+            comm.scatter(&tensor, if comm.rank() == 1 { Some(&tensor) } else { None }, 0).unwrap_err(),
+            comm.gather_v(None, &tensor, 1 - comm.rank(), &[1, 1]).unwrap_err(),
+            comm.all_gather_v(&tensor, &tensor, &[6]).unwrap_err(),
+            comm.all_gather_v(&tensor, &tensor, &[usize::MAX, 7]).unwrap_err(),
+            comm.all_gather_v(&tensor, &tensor, &[3, 3]).unwrap_err(),
+            comm.reduce_scatter_v(&tensor, &tensor, ReduceOp::Sum, &[3, 3]).unwrap_err(),
+            comm.scatter_v(&tensor, None, 1 - comm.rank(), &[5, 5]).unwrap_err(),
+            comm.all_to_all(&tensor.narrow(1, 0, 1)?.contiguous()?, &tensor).unwrap_err(),
+            comm.all_to_all(&tensor.narrow(0, 0, 1)?, &tensor.narrow(0, 0, 1)?).unwrap_err(),
+            comm.all_to_all_v(&tensor, &tensor, &[2, 4], &[4, 2]).unwrap_err(),
             comm.all_reduce(&tensor.to_dtype(DType::I32)?, ReduceOp::Sum).unwrap_err(),
         ];
         for error in errors {

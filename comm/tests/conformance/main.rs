@@ -1,7 +1,12 @@
 //! What every backend must do alike: each collective over ranks, lengths, dtypes and ops, equal to a plain computation.
+#![allow(clippy::unwrap_used)]
 
+mod batch;
 mod cases;
+mod groups;
+mod moves;
 mod reference;
+mod uneven;
 
 use std::time::Duration;
 
@@ -78,8 +83,78 @@ macro_rules! suite {
             }
 
             #[test]
+            fn gather() {
+                moves::gather(&$backend);
+            }
+
+            #[test]
+            fn scatter() {
+                moves::scatter(&$backend);
+            }
+
+            #[test]
+            fn all_to_all() {
+                moves::all_to_all(&$backend);
+            }
+
+            #[test]
+            fn uneven_parts() {
+                uneven::collectives(&$backend);
+            }
+
+            #[test]
+            fn uneven_all_to_all() {
+                uneven::all_to_all(&$backend);
+            }
+
+            #[test]
+            fn counts_that_differ() {
+                uneven::mismatches(&$backend);
+            }
+
+            #[test]
+            fn large_tensors_along_a_chain() {
+                moves::chain(&$backend);
+            }
+
+            #[test]
+            fn views_of_one_storage() {
+                moves::views(&$backend);
+            }
+
+            #[test]
             fn messages() {
                 cases::messages(&$backend);
+            }
+
+            #[test]
+            fn batches() {
+                batch::rings(&$backend);
+            }
+
+            #[test]
+            fn batches_and_single_messages() {
+                batch::with_single_messages(&$backend);
+            }
+
+            #[test]
+            fn coalesced() {
+                batch::coalesced(&$backend);
+            }
+
+            #[test]
+            fn groups() {
+                groups::at_the_same_time(&$backend);
+            }
+
+            #[test]
+            fn groups_that_close() {
+                groups::closing(&$backend);
+            }
+
+            #[test]
+            fn groups_that_are_refused() {
+                groups::mistakes(&$backend);
             }
 
             #[test]

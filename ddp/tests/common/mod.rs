@@ -1,6 +1,8 @@
 //! Ranks as threads, and small models with known values.
 #![allow(dead_code)]
 
+pub(crate) mod layers;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 

@@ -1,19 +1,17 @@
 //! One step by candle's tensor operations, for devices and dtypes that have no step in place.
 
-use candle_core::{DType, Result, Tensor, Var};
+use candle_core::{Result, Tensor, Var};
 
-use super::{Direction, SgdConfig};
+use super::SgdConfig;
+use crate::state::{Buffer, wide};
 
 pub(super) fn step(
     var: &Var,
     grad: &Tensor,
-    direction: &mut Option<Direction>,
+    direction: &mut Option<Buffer>,
     config: &SgdConfig,
 ) -> Result<()> {
-    let wide = match var.dtype() {
-        DType::F64 => DType::F64,
-        _ => DType::F32,
-    };
+    let wide = wide(var);
     // Detached: a direction that remembered its operations would keep every step's tensors alive.
     let param = var.as_detached_tensor().to_dtype(wide)?;
     let mut update = grad.detach().to_dtype(wide)?;
@@ -22,21 +20,21 @@ pub(super) fn step(
     }
     if config.momentum != 0. {
         let fresh = match direction {
-            Some(Direction::Tensor(last)) => {
+            Some(Buffer::Tensor(last)) => {
                 ((&*last * config.momentum)? + (&update * (1. - config.dampening))?)?
             }
             // A copy: the gradient's memory may be written again before the next step.
             _ => update.copy()?,
         };
         update = if config.nesterov { (update + (&fresh * config.momentum)?)? } else { fresh.clone() };
-        *direction = Some(Direction::Tensor(fresh));
+        *direction = Some(Buffer::Tensor(fresh));
     }
     var.set(&(param - (update * config.learning_rate)?)?.to_dtype(var.dtype())?)
 }
 
 #[cfg(test)]
 mod tests {
-    use candle_core::Device;
+    use candle_core::{DType, Device};
 
     use super::super::host;
     use super::*;

@@ -5,22 +5,23 @@ use std::ops::{Add, Mul};
 
 use candle_core::{CpuStorage, InplaceOp2, Layout, Result, Tensor, Var, bail};
 
-use super::{Direction, SgdConfig};
+use super::SgdConfig;
+use crate::state::Buffer;
 
 pub(super) fn step(
     var: &Var,
     grad: &Tensor,
-    direction: &mut Option<Direction>,
+    direction: &mut Option<Buffer>,
     config: &SgdConfig,
 ) -> Result<()> {
     if config.momentum == 0. {
         return run(var, grad, &Step { config, first: false, direction: RefCell::new(None) });
     }
     let first = direction.is_none();
-    if !matches!(direction, Some(Direction::Host(_))) {
-        *direction = Some(Direction::Host(zeros(var)?));
+    if !matches!(direction, Some(Buffer::Host(_))) {
+        *direction = Some(Buffer::zeros(var)?);
     }
-    let Some(Direction::Host(storage)) = direction else { bail!("sgd: a direction was lost") };
+    let Some(Buffer::Host(storage)) = direction else { bail!("sgd: a direction was lost") };
     run(var, grad, &Step { config, first, direction: RefCell::new(Some(storage)) })
 }
 
@@ -30,15 +31,6 @@ fn run(var: &Var, grad: &Tensor, step: &Step<'_>) -> Result<()> {
     } else {
         // A linear layer's weight gradient often comes transposed.
         var.inplace_op2(&grad.contiguous()?, step)
-    }
-}
-
-fn zeros(var: &Var) -> Result<CpuStorage> {
-    let count = var.elem_count();
-    match var.dtype() {
-        candle_core::DType::F32 => Ok(CpuStorage::F32(vec![0.; count])),
-        candle_core::DType::F64 => Ok(CpuStorage::F64(vec![0.; count])),
-        dtype => bail!("sgd: no direction in place for {dtype:?}"),
     }
 }
 

@@ -3,13 +3,18 @@
 mod fallback;
 mod host;
 
+use std::collections::HashMap;
+
 use candle_core::backprop::GradStore;
-use candle_core::{CpuStorage, DType, Device, Tensor, Var};
+use candle_core::{Tensor, Var};
 use candle_nn::Optimizer;
 
-use crate::{Error, Result};
+use crate::state::{Buffer, Reader, Slot, numbered, slots, wide};
+use crate::{Error, OptimizerState, Result};
 
 const NAME: &str = "Sgd";
+/// PyTorch's word for the direction.
+const DIRECTION: &str = "momentum_buffer";
 
 /// How [`Sgd`] steps. The defaults are PyTorch's.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,7 +44,7 @@ impl SgdConfig {
     /// [`Error::InvalidConfig`]: a value that is not finite, a negative one (but for `dampening`), or `nesterov` without
     /// momentum or with dampening.
     pub fn validate(&self) -> Result<()> {
-        let invalid = |field, got, help| Err(Error::InvalidConfig { optimizer: NAME, field, got, help });
+        let invalid = |field, got, help| Err(Error::InvalidConfig { of: NAME, field, got, help });
         let not_negative = [
             ("learning_rate", self.learning_rate),
             ("momentum", self.momentum),
@@ -91,23 +96,20 @@ impl SgdConfig {
 #[derive(Debug)]
 pub struct Sgd {
     config: SgdConfig,
-    slots: Vec<Slot>,
-}
-
-/// A parameter and its direction, once it has one.
-#[derive(Debug)]
-struct Slot {
-    var: Var,
-    direction: Option<Direction>,
-}
-
-#[derive(Debug)]
-enum Direction {
-    Host(CpuStorage),
-    Tensor(Tensor),
+    /// The state is a parameter's direction.
+    slots: Vec<Slot<Buffer>>,
 }
 
 impl Sgd {
+    /// An optimizer of parameters with names, by which its state is saved. Variables that are not float are left out.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`], [`Error::SameName`].
+    pub fn named(vars: impl IntoIterator<Item = (String, Var)>, config: SgdConfig) -> Result<Self> {
+        config.validate()?;
+        Ok(Self { config, slots: slots(NAME, vars)? })
+    }
+
     /// How it steps now.
     pub fn config(&self) -> &SgdConfig {
         &self.config
@@ -119,18 +121,20 @@ impl Optimizer for Sgd {
 
     /// Takes the float variables of `vars`; others cannot be trained, and are left out.
     fn new(vars: Vec<Var>, config: SgdConfig) -> candle_core::Result<Self> {
-        config.validate()?;
-        let float = vars.into_iter().filter(|var| var.dtype().is_float());
-        Ok(Self { config, slots: float.map(|var| Slot { var, direction: None }).collect() })
+        Ok(Self::named(numbered(vars), config)?)
     }
 
     fn step(&mut self, grads: &GradStore) -> candle_core::Result<()> {
         // `set_learning_rate` cannot refuse a value, so it is looked at here.
         self.config.validate()?;
-        for (index, slot) in self.slots.iter_mut().enumerate() {
+        for slot in &mut self.slots {
             if let Some(grad) = grads.get(&slot.var) {
-                check(index, &slot.var, grad)?;
-                slot.step(grad, &self.config)?;
+                slot.check(NAME, grad)?;
+                if slot.on_host() {
+                    host::step(&slot.var, grad, &mut slot.state, &self.config)?;
+                } else {
+                    fallback::step(&slot.var, grad, &mut slot.state, &self.config)?;
+                }
             }
         }
         Ok(())
@@ -145,27 +149,28 @@ impl Optimizer for Sgd {
     }
 }
 
-impl Slot {
-    fn step(&mut self, grad: &Tensor, config: &SgdConfig) -> candle_core::Result<()> {
-        let on_host = matches!(self.var.device(), Device::Cpu);
-        if on_host && matches!(self.var.dtype(), DType::F32 | DType::F64) {
-            host::step(&self.var, grad, &mut self.direction, config)
-        } else {
-            fallback::step(&self.var, grad, &mut self.direction, config)
+impl OptimizerState for Sgd {
+    fn state(&self) -> Result<Vec<(String, Tensor)>> {
+        let mut entries = vec![];
+        for Slot { name, var, state } in &self.slots {
+            if let Some(direction) = state {
+                entries.push((format!("{name}.{DIRECTION}"), direction.to_tensor(var)?));
+            }
         }
+        Ok(entries)
     }
-}
 
-fn check(index: usize, var: &Var, grad: &Tensor) -> Result<()> {
-    if var.shape() == grad.shape() && var.dtype() == grad.dtype() {
-        return Ok(());
+    fn load_state(&mut self, state: &HashMap<String, Tensor>) -> Result<()> {
+        let mut reader = Reader::new(NAME, state);
+        let mut directions = vec![];
+        for Slot { name, var, .. } in &self.slots {
+            let direction = reader.optional(name, DIRECTION, var.dims(), wide(var))?;
+            directions.push(direction.map(|tensor| Buffer::from_tensor(tensor, var)).transpose()?);
+        }
+        reader.finish()?;
+        for (slot, direction) in self.slots.iter_mut().zip(directions) {
+            slot.state = direction;
+        }
+        Ok(())
     }
-    Err(Error::GradientMismatch {
-        optimizer: NAME,
-        index,
-        expected: var.dims().to_vec(),
-        got: grad.dims().to_vec(),
-        dtype: var.dtype(),
-        got_dtype: grad.dtype(),
-    })
 }

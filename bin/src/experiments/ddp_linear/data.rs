@@ -7,7 +7,9 @@ use candle_nn::{VarBuilder, VarMap};
 use sampler::{BoxError, DataLoader, DataLoaderConfig, Generator, Sampler, SharedGenerator};
 use training::TorchInit;
 
+use crate::console::say;
 use crate::error::Result;
+use crate::file_error::FileError;
 use crate::models::linear::SimpleModel;
 use crate::weights::{TensorFile, load_weights};
 
@@ -17,7 +19,7 @@ use super::options::DdpLinearOptions;
 type Sample = (f32, f32);
 
 /// What a process begins with: the same on every rank.
-pub(super) struct Setup {
+pub struct Setup {
     samples: Arc<Vec<Sample>>,
     /// Drawn from by the data, then the weights, then the order of one process.
     pub(super) generator: SharedGenerator,
@@ -70,12 +72,12 @@ impl Setup {
         Ok(DataLoader::new(self.samples.clone(), sampler, collate, config)?)
     }
 
-    /// The weight and the bias as they are now.
-    pub(super) fn parameters(&self) -> Result<(f32, f32)> {
+    /// Prints the weight and the bias as they are now.
+    pub(super) fn say_parameters(&self) -> Result<()> {
         let builder = self.builder().pp("linear");
         let weight = builder.get((1, 1), "weight")?.flatten_all()?.to_vec1::<f32>()?[0];
         let bias = builder.get(1, "bias")?.to_vec1::<f32>()?[0];
-        Ok((weight, bias))
+        say(format_args!("linear.weight: {weight:.4}\nlinear.bias: {bias:.4}"))
     }
 }
 
@@ -88,6 +90,10 @@ fn draw(generator: &mut Generator, len: usize) -> Result<Vec<Sample>> {
 
 fn read(file: &TensorFile, device: &Device) -> Result<Vec<Sample>> {
     let x = file.tensor("x", &[None, Some(1)], DType::F32, device)?;
+    file.only(&["x", "y"])?;
+    if x.elem_count() == 0 {
+        return Err(FileError::tensor(file.path(), "x", "it has no samples; give at least 1").into());
+    }
     let y = file.tensor("y", &[Some(x.dim(0)?), Some(1)], DType::F32, device)?;
     let values = |tensor: Tensor| tensor.flatten_all()?.to_vec1::<f32>();
     Ok(values(x)?.into_iter().zip(values(y)?).collect())

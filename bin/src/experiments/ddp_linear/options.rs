@@ -3,7 +3,9 @@
 use clap::Args;
 
 use crate::error::{Error, Result};
-use crate::options::{CommonOptions, at_least_one, learning_rate};
+use crate::metrics::MetricsWriter;
+use crate::options::{CommonOptions, count, learning_rate};
+use crate::run_log::{LogConfig, RunLog};
 
 /// Options of `ddp-linear`.
 #[derive(Debug, Clone, Args)]
@@ -20,16 +22,23 @@ pub struct DdpLinearOptions {
     #[command(flatten)]
     pub(crate) common: CommonOptions,
     /// Passes over the data
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", default_value = "10", value_parser = count, allow_negative_numbers = true)]
     pub(crate) epochs: usize,
     /// Samples a step, of each rank
-    #[arg(long, value_name = "N", default_value_t = 32)]
+    #[arg(long, value_name = "N", default_value = "32", value_parser = count, allow_negative_numbers = true)]
     pub(crate) batch_size: usize,
     /// Learning rate of one process
-    #[arg(long, default_value_t = 0.01, allow_negative_numbers = true)]
+    #[arg(long, default_value = "0.01", value_parser = learning_rate, allow_negative_numbers = true)]
     pub(crate) lr: f64,
     /// Samples in the data set
-    #[arg(long, value_name = "N", default_value_t = 10_000, conflicts_with = "data")]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "10000",
+        value_parser = count,
+        allow_negative_numbers = true,
+        conflicts_with = "data"
+    )]
     pub(crate) samples: usize,
     /// Split one process's batch over the ranks, so that a step sees as many samples
     #[arg(long)]
@@ -37,19 +46,15 @@ pub struct DdpLinearOptions {
 }
 
 impl DdpLinearOptions {
-    /// Checks the values that were given.
-    pub(super) fn check(&self, world_size: usize) -> Result<()> {
-        at_least_one("--batch-size", self.batch_size)?;
-        at_least_one("--epochs", self.epochs)?;
-        at_least_one("--samples", self.samples)?;
-        learning_rate(self.lr)?;
+    /// Refuses a batch that does not go round.
+    pub(super) fn check_batch(&self, world_size: usize) -> Result<()> {
         if self.keep_total_batch && self.batch_size < world_size {
             let help = format!(
                 "with --keep-total-batch it is split over {world_size} ranks: give {world_size} or more"
             );
             return Err(Error::Option { option: "--batch-size", got: self.batch_size.to_string(), help });
         }
-        self.common.check()
+        Ok(())
     }
 
     /// Samples that each of `world_size` ranks takes in a step.
@@ -59,5 +64,16 @@ impl DdpLinearOptions {
 
     pub(super) fn ddp_lr(&self, world_size: usize) -> f64 {
         if self.keep_total_batch { self.lr } else { self.lr * world_size as f64 }
+    }
+
+    /// The log of one run, on the process that prints.
+    pub(super) fn log<'a>(
+        &self,
+        run: &'static str,
+        steps_per_epoch: usize,
+        metrics: Option<&'a mut MetricsWriter>,
+    ) -> RunLog<'a> {
+        let steps = self.epochs.saturating_mul(steps_per_epoch);
+        RunLog::new(&LogConfig { run: Some(run), keep: self.common.report.is_some(), steps }, metrics)
     }
 }

@@ -19,6 +19,7 @@ fn full() -> Report {
                 seconds: 0.2,
                 world_size: 1,
                 steps_per_epoch: 300,
+                ..RunSeries::default()
             },
             RunSeries {
                 name: "ddp".into(),
@@ -26,6 +27,7 @@ fn full() -> Report {
                 seconds: 0.1,
                 world_size: 2,
                 steps_per_epoch: 150,
+                ..RunSeries::default()
             },
         ],
         ranks: (0..2)
@@ -130,6 +132,7 @@ fn no_numbers_break_it() {
                 seconds: number,
                 world_size: 1,
                 steps_per_epoch,
+                ..RunSeries::default()
             };
             let rank = RankTimes {
                 rank: 0,

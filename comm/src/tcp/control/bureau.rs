@@ -10,15 +10,19 @@ use std::time::{Duration, Instant};
 use crate::engine::lock;
 use crate::fingerprint::Fingerprint;
 use crate::supervisor::Supervisor;
-use crate::tcp::links::Streams;
+use crate::tcp::links::{Streams, say_farewell};
 use crate::tcp::{PeerInfo, TcpConfig};
-use crate::verdict::{Activity, Cause, Question};
+use crate::verdict::{Activity, Cause, NO_ANSWER, Question, Status, judge};
 use crate::{Error, Result};
 
 /// How long rank 0 waits for what the ranks say of themselves.
 pub(super) const PROBE_PATIENCE: Duration = Duration::from_millis(400);
 /// How long a rank waits for rank 0's answer, which may have to wait for those of others.
 const ANSWER_PATIENCE: Duration = Duration::from_millis(900);
+/// The same where rank 0 is to blame if there is none.
+const LAST_PATIENCE: Duration = Duration::from_millis(1500);
+/// How long rank 0 waits for itself: that its own thread is late says nothing of other ranks.
+const OWN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// One rank's office for questions and verdicts.
 #[derive(Debug)]
@@ -84,10 +88,6 @@ impl Bureau {
         self.rank
     }
 
-    pub(super) fn world_size(&self) -> usize {
-        self.peers.len()
-    }
-
     pub(super) fn activity(&self) -> Activity {
         lock(&self.activity).clone()
     }
@@ -95,10 +95,16 @@ impl Bureau {
     /// Asks the control thread to end, and to say goodbye before where that is true.
     pub(in crate::tcp) fn close(&self, goodbye: bool) {
         lock(&self.desk).closing = Some(Closing { goodbye });
+        self.changed.notify_all();
         if !goodbye {
             self.shut_streams();
         }
         self.ring();
+    }
+
+    /// Tells the peers that this rank leaves, on the connections on which they would wait for it.
+    pub(in crate::tcp) fn say_farewell(&self) {
+        say_farewell(&self.streams);
     }
 
     pub(super) fn closing(&self) -> Option<Closing> {
@@ -110,7 +116,11 @@ impl Bureau {
     }
 
     pub(super) fn answer(&self, id: u64, cause: Option<Cause>) {
-        lock(&self.desk).answers.push((id, cause));
+        let mut desk = lock(&self.desk);
+        // Operations run one at a time: nobody waits for what is older than the latest question.
+        desk.answers.retain(|(answered, _)| *answered > id);
+        desk.answers.push((id, cause));
+        drop(desk);
         self.changed.notify_all();
     }
 
@@ -126,6 +136,32 @@ impl Bureau {
         self.changed.notify_all();
         self.shut_streams();
         true
+    }
+
+    /// Rank 0 itself does not answer.
+    fn without_an_answer(&self, question: Question) -> Option<Cause> {
+        let silent = Cause::Stalled { rank: 0, detail: NO_ANSWER.into() };
+        let cause = match question {
+            Question::Suspect { .. } => return Some(silent),
+            Question::Stuck { last: false, .. } => return None,
+            // A peer that is lost may be one that gave up waiting for rank 0.
+            Question::Stuck { .. } | Question::Lost { left: false, .. } => silent,
+            Question::Lost { .. } | Question::Mismatch { .. } | Question::Garbage { .. } => {
+                self.judge_alone(&question, Status::Silent).unwrap_or(silent)
+            }
+        };
+        self.fail(cause);
+        self.failure()
+    }
+
+    /// What this rank can tell by itself.
+    pub(super) fn judge_alone(&self, question: &Question, center: Status) -> Option<Cause> {
+        let status = |rank| match rank {
+            0 => center.clone(),
+            rank if rank == self.rank => Status::Active(self.activity()),
+            _ => Status::Unknown,
+        };
+        judge(self.rank, question, &(0..self.peers.len()).map(status).collect::<Vec<_>>())
     }
 
     fn shut_streams(&self) {
@@ -155,7 +191,12 @@ impl Supervisor for Bureau {
     }
 
     fn ask(&self, question: Question) -> Option<Cause> {
-        let deadline = Instant::now() + ANSWER_PATIENCE;
+        let patience = match question {
+            _ if self.rank == 0 => OWN_PATIENCE,
+            Question::Suspect { .. } | Question::Stuck { last: false, .. } => ANSWER_PATIENCE,
+            _ => LAST_PATIENCE,
+        };
+        let deadline = Instant::now() + patience;
         let mut desk = lock(&self.desk);
         let id = desk.next_id;
         desk.next_id += 1;
@@ -171,19 +212,13 @@ impl Supervisor for Bureau {
                 return desk.answers.swap_remove(index).1;
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if left.is_zero() || desk.closing.is_some() {
                 break;
             }
             desk = self.changed.wait_timeout(desk, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         drop(desk);
-        // Rank 0 itself does not answer.
-        if !matches!(question, Question::Stuck { last: true, .. }) {
-            return None;
-        }
-        let detail = "its process does not answer (stopped, or its host is gone)".into();
-        self.fail(Cause::Stalled { rank: 0, detail });
-        self.failure()
+        if self.rank == 0 || self.closing().is_some() { None } else { self.without_an_answer(question) }
     }
 
     fn host(&self, rank: usize) -> String {

@@ -6,12 +6,16 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
+use crate::supervisor::Supervisor;
 use crate::tcp::links::timespec;
-use crate::verdict::{Cause, Question, Status, judge};
+use crate::verdict::{Cause, Question, Status, judge, may_change};
 
 use super::bureau::{Bureau, PROBE_PATIENCE};
 use super::leaf::drain;
 use super::wire::{Message, Wire};
+
+/// How long to leave ranks alone that were asked and may soon have something else to say.
+const PAUSE: Duration = Duration::from_millis(20);
 
 pub(super) struct Center<'a> {
     bureau: &'a Bureau,
@@ -35,7 +39,11 @@ struct Inquiry {
     question: Question,
     /// By rank; None where it has not answered yet.
     statuses: Vec<Option<Status>>,
+    /// By rank: it was asked and has not answered.
+    asked: Vec<bool>,
     deadline: Instant,
+    /// Where ranks are still on their way to the call in question.
+    ask_again: Option<Instant>,
 }
 
 impl<'a> Center<'a> {
@@ -61,7 +69,7 @@ impl<'a> Center<'a> {
             self.settle();
         };
         if closing.goodbye {
-            self.tell_all(&Message::Goodbye);
+            self.tell_all(&Message::Goodbye { progress: self.bureau.activity().progress() });
         }
     }
 
@@ -74,7 +82,7 @@ impl<'a> Center<'a> {
         polled.extend(
             live.iter().map(|(_, wire)| PollFd::from_borrowed_fd(wire.stream().as_fd(), PollFlags::IN)),
         );
-        let next = self.inquiries.iter().map(|inquiry| inquiry.deadline).min();
+        let next = self.inquiries.iter().map(|i| i.ask_again.unwrap_or(i.deadline).min(i.deadline)).min();
         let timeout = next.map(|deadline| {
             timespec(deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
         });
@@ -99,9 +107,10 @@ impl<'a> Center<'a> {
                 Message::Doing { inquiry, activity } => {
                     if let Some(inquiry) = self.inquiries.iter_mut().find(|known| known.number == inquiry) {
                         inquiry.statuses[rank] = Some(Status::Active(activity));
+                        inquiry.asked[rank] = false;
                     }
                 }
-                Message::Goodbye => {
+                Message::Goodbye { .. } => {
                     self.members[rank].left = true;
                     gone = true;
                 }
@@ -122,7 +131,17 @@ impl<'a> Center<'a> {
         self.next_inquiry += 1;
         let statuses = vec![None; self.members.len()];
         let deadline = Instant::now() + PROBE_PATIENCE;
-        self.inquiries.push(Inquiry { number, asker, id, question, statuses, deadline });
+        let asked = vec![true; self.members.len()];
+        self.inquiries.push(Inquiry {
+            number,
+            asker,
+            id,
+            question,
+            statuses,
+            asked,
+            deadline,
+            ask_again: None,
+        });
         self.tell_all(&Message::Probe { inquiry: number });
     }
 
@@ -130,19 +149,43 @@ impl<'a> Center<'a> {
     fn settle(&mut self) {
         let now = Instant::now();
         for index in (0..self.inquiries.len()).rev() {
-            let inquiry = &self.inquiries[index];
-            let silent =
-                |(rank, member): (usize, &Member)| inquiry.statuses[rank].is_none() && member.wire.is_some();
-            if now < inquiry.deadline && self.members.iter().enumerate().any(silent) {
+            if !self.is_due(index, now) {
                 continue;
             }
-            let inquiry = self.inquiries.swap_remove(index);
+            let inquiry = &self.inquiries[index];
             let statuses: Vec<Status> =
                 inquiry.statuses.iter().enumerate().map(|(rank, said)| self.status(rank, said)).collect();
             let cause = judge(inquiry.asker, &inquiry.question, &statuses);
+            if now < inquiry.deadline && cause.as_ref().is_some_and(|cause| may_change(cause, &statuses)) {
+                self.inquiries[index].ask_again = Some(now + PAUSE);
+                continue;
+            }
+            let inquiry = self.inquiries.swap_remove(index);
             match cause {
                 Some(cause) if inquiry.question.is_fatal() => self.declare(cause),
                 cause => self.answer(inquiry.asker, inquiry.id, cause),
+            }
+        }
+    }
+
+    /// False where there is time left and answers are to come; asks once more where that is due.
+    fn is_due(&mut self, index: usize, now: Instant) -> bool {
+        let Self { inquiries, members, .. } = self;
+        let inquiry = &mut inquiries[index];
+        if now >= inquiry.deadline {
+            return true;
+        }
+        match inquiry.ask_again {
+            Some(at) if now < at => false,
+            Some(_) => {
+                inquiry.ask_again = None;
+                inquiry.asked.fill(true);
+                let probe = Message::Probe { inquiry: inquiry.number };
+                self.tell_all(&probe);
+                false
+            }
+            None => {
+                !members.iter().zip(&inquiry.asked).any(|(member, asked)| *asked && member.wire.is_some())
             }
         }
     }
@@ -167,9 +210,12 @@ impl<'a> Center<'a> {
 
     /// The first cause is the cause.
     fn declare(&mut self, cause: Cause) {
-        if self.bureau.fail(cause.clone()) {
-            self.tell_all(&Message::Verdict(cause));
+        if self.bureau.failure().is_some() {
+            return;
         }
+        // The others first: when this rank knows, its process may end, and would seem to be the cause.
+        self.tell_all(&Message::Verdict(cause.clone()));
+        self.bureau.fail(cause);
     }
 
     fn tell_all(&mut self, message: &Message) {

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::verdict::{Activity, Cause, Question, Status, judge};
+use crate::verdict::{Cause, Question, Status};
 
 use super::bureau::Bureau;
 use super::wire::{Message, Wire};
@@ -14,6 +14,9 @@ use super::wire::{Message, Wire};
 /// Serves until the group is closed or rank 0 is gone.
 pub(super) fn serve(bureau: &Bureau, ear: &UnixStream, center: Option<Wire>) {
     let mut center = center;
+    let mut asked: Vec<(u64, Question)> = Vec::new();
+    // Collectives in which rank 0 has taken part, once it has left.
+    let mut done = 0;
     let closing = loop {
         if let Some(closing) = bureau.closing() {
             break closing;
@@ -28,8 +31,11 @@ pub(super) fn serve(bureau: &Bureau, ear: &UnixStream, center: Option<Wire>) {
         drain(ear);
         for (id, question) in bureau.take_questions() {
             match &mut center {
-                Some(wire) => wire.write(&Message::Ask { id, question }),
-                None => decide_alone(bureau, id, &question),
+                Some(wire) => {
+                    wire.write(&Message::Ask { id, question: question.clone() });
+                    asked.push((id, question));
+                }
+                None => decide_alone(bureau, done, id, &question),
             }
         }
         let Some(wire) = &mut center else { continue };
@@ -40,11 +46,15 @@ pub(super) fn serve(bureau: &Bureau, ear: &UnixStream, center: Option<Wire>) {
                 Message::Probe { inquiry } => {
                     wire.write(&Message::Doing { inquiry, activity: bureau.activity() })
                 }
-                Message::Answer { id, cause } => bureau.answer(id, cause),
+                Message::Answer { id, cause } => {
+                    asked.retain(|(known, _)| *known != id);
+                    bureau.answer(id, cause);
+                }
                 Message::Verdict(cause) => drop(bureau.fail(cause)),
-                Message::Goodbye => {
-                    center = None;
+                Message::Goodbye { progress } => {
+                    (center, done) = (None, progress);
                     gone = false;
+                    asked.drain(..).for_each(|(id, question)| decide_alone(bureau, done, id, &question));
                     break;
                 }
                 Message::Ask { .. } | Message::Doing { .. } => gone = true,
@@ -56,16 +66,19 @@ pub(super) fn serve(bureau: &Bureau, ear: &UnixStream, center: Option<Wire>) {
         }
     };
     if let Some(mut wire) = center.filter(|_| closing.goodbye) {
-        wire.write(&Message::Goodbye);
+        wire.write(&Message::Goodbye { progress: bureau.activity().progress() });
     }
 }
 
-/// Without rank 0 there is nobody to ask: what this rank sees itself must do.
-fn decide_alone(bureau: &Bureau, id: u64, question: &Question) {
-    let unknown = Status::Active(Activity::default());
-    let statuses: Vec<Status> =
-        (0..bureau.world_size()).map(|rank| if rank == 0 { Status::Left } else { unknown.clone() }).collect();
-    match judge(bureau.rank(), question, &statuses) {
+/// Rank 0 has left, so there is nobody to ask: what this rank sees itself must do.
+fn decide_alone(bureau: &Bureau, done: u64, id: u64, question: &Question) {
+    // In a collective that rank 0 has not been in, it is rank 0 that all others miss.
+    let missed = bureau.activity().current().is_some_and(|call| !call.is_message() && call.sequence > done);
+    let cause = match missed && question.is_fatal() {
+        true => Some(Cause::Left { rank: 0 }),
+        false => bureau.judge_alone(question, Status::Left),
+    };
+    match cause {
         Some(cause) if question.is_fatal() => drop(bureau.fail(cause)),
         cause => bureau.answer(id, cause),
     }

@@ -28,8 +28,8 @@ pub(super) enum Message {
     Answer { id: u64, cause: Option<Cause> },
     /// From rank 0: the group has failed.
     Verdict(Cause),
-    /// The sender closes its group and needs nothing more.
-    Goodbye,
+    /// The sender closes its group and needs nothing more; it has taken part in so many collectives.
+    Goodbye { progress: u64 },
 }
 
 /// One control connection.

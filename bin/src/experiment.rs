@@ -1,0 +1,193 @@
+//! What every experiment has in common: the order of its parts, in a launcher and in a rank.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::{Error, Result};
+use crate::metrics::MetricsWriter;
+use crate::options::CommonOptions;
+use crate::rank::{Outcome, Rank};
+use crate::report::{Report, now_rfc3339};
+use crate::start::{self, Start, host_name};
+use crate::trace;
+
+/// One document's experiment. [`run`] calls the parts in the order in which they stand here.
+pub trait Experiment {
+    /// The command's name.
+    const NAME: &'static str;
+    /// Ranks on the CPU, unless told otherwise.
+    const WORLD_SIZE: usize;
+    /// What a process begins with, the same in each: data and initial weights.
+    type Setup;
+    /// What one process finds out before there are ranks; `()` where the document does nothing then.
+    type Alone;
+    /// What a rank has learnt; rank 0's is kept.
+    type Trained: Serialize + DeserializeOwned;
+
+    /// The options that all experiments take.
+    fn common(&self) -> &CommonOptions;
+
+    /// Checks the experiment's own options, as far as that takes no work.
+    ///
+    /// # Errors
+    /// The first option that cannot be used.
+    fn check(&self, world_size: usize) -> Result<()>;
+
+    /// Makes or reads data and weights. Nothing has been printed before, and nothing is written.
+    ///
+    /// # Errors
+    /// A file that cannot be used.
+    fn setup(&self) -> Result<Self::Setup>;
+
+    /// What one process does before the ranks begin.
+    ///
+    /// # Errors
+    /// Whatever goes wrong.
+    fn alone(
+        &self,
+        setup: Self::Setup,
+        world_size: usize,
+        metrics: Option<&mut MetricsWriter>,
+    ) -> Result<Self::Alone>;
+
+    /// What each rank does.
+    ///
+    /// # Errors
+    /// Whatever goes wrong.
+    fn train(&self, setup: Self::Setup, rank: &mut Rank) -> Result<Self::Trained>;
+
+    /// Prints the end of the story.
+    ///
+    /// # Errors
+    /// Standard output that cannot be written.
+    fn conclude(&self, alone: &Self::Alone, outcome: &Outcome<Self::Trained>) -> Result<()>;
+
+    /// What `--report` shows of it: runs, speed-up, and facts beyond those of every experiment.
+    fn report(&self, alone: Self::Alone, outcome: Outcome<Self::Trained>) -> Report;
+}
+
+/// Runs an experiment: all of it, or this rank's part. Everything that can be checked is checked before any training.
+///
+/// # Errors
+/// A wrong option, a file that cannot be used, a rank that failed.
+pub fn run<E: Experiment>(experiment: &E) -> Result<()> {
+    let common = experiment.common();
+    match Start::find(common, E::NAME, E::WORLD_SIZE)? {
+        Start::Launcher { world_size } => {
+            trace::install(false)?;
+            experiment.check(world_size)?;
+            common.check()?;
+            let setup = experiment.setup()?;
+            let mut metrics = common.metrics.as_deref().map(MetricsWriter::create).transpose()?;
+            let alone = experiment.alone(setup, world_size, metrics.as_mut())?;
+            // The ranks go on in the same file.
+            metrics.as_mut().map_or(Ok(()), MetricsWriter::flush)?;
+            finish(experiment, alone, start::spawn(E::NAME, world_size)?)
+        }
+        Start::Rank { config, spawned: true } => {
+            let in_rank = |source| Error::in_rank(config.rank, source);
+            spawned(experiment, &config).map_err(in_rank)
+        }
+        Start::Rank { config, spawned: false } => {
+            // Another launcher started this rank, so nobody has checked anything yet.
+            experiment.check(config.world_size)?;
+            common.check()?;
+            let in_rank = |source| Error::in_rank(config.rank, source);
+            launched(experiment, &config).map_err(in_rank)
+        }
+    }
+}
+
+/// A rank that this program has started.
+fn spawned<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<()> {
+    let common = experiment.common();
+    let recorder = trace::install(common.trace.is_some())?;
+    let setup = experiment.setup()?;
+    let mut rank = Rank::join(config)?;
+    if rank.is_first() {
+        rank.metrics = common.metrics.as_deref().map(MetricsWriter::append).transpose()?;
+    }
+    let trained = experiment.train(setup, &mut rank)?;
+    rank.write_trace(recorder, common.trace.as_deref())?;
+    if rank.is_first() { start::hand_over(&rank.outcome(trained)) } else { Ok(()) }
+}
+
+/// A rank that another launcher has started: rank 0 does the launcher's part as well.
+fn launched<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<()> {
+    let common = experiment.common();
+    let recorder = trace::install(common.trace.is_some())?;
+    let setup = experiment.setup()?;
+    // Before anything is printed, so that ranks that do not fit together find out early.
+    let mut rank = Rank::join(config)?;
+    let mut metrics = None;
+    if rank.is_first() {
+        metrics = common.metrics.as_deref().map(MetricsWriter::create).transpose()?;
+    }
+    let alone = rank.first_alone(config.timeout, || {
+        let setup = experiment.setup()?;
+        experiment.alone(setup, config.world_size, metrics.as_mut())
+    })?;
+    rank.metrics = metrics;
+    let trained = experiment.train(setup, &mut rank)?;
+    rank.write_trace(recorder, common.trace.as_deref())?;
+    match alone {
+        Some(alone) => finish(experiment, alone, rank.outcome(trained)),
+        None => Ok(()),
+    }
+}
+
+fn finish<E: Experiment>(experiment: &E, alone: E::Alone, outcome: Outcome<E::Trained>) -> Result<()> {
+    experiment.conclude(&alone, &outcome)?;
+    let common = experiment.common();
+    let Some(path) = &common.report else { return Ok(()) };
+    let fact = |name: &str, value: String| (name.to_string(), value);
+    let mut facts = vec![
+        fact("ranks", outcome.ranks.len().to_string()),
+        fact("backend", outcome.backend.clone()),
+        fact("device", common.device_name()?.to_string()),
+        fact("seed", common.seed.to_string()),
+    ];
+    let ranks = outcome.rank_times();
+    let own = experiment.report(alone, outcome);
+    facts.extend(own.facts);
+    facts.push(fact("version", env!("CARGO_PKG_VERSION").to_string()));
+    let report = Report {
+        title: E::NAME.into(),
+        command_line: command_line(),
+        date: now_rfc3339(),
+        host: host_name(),
+        facts,
+        ranks,
+        ..own
+    };
+    Ok(report.write(path)?)
+}
+
+/// As it could be typed again: the program without its folder, quotes where they are needed.
+fn command_line() -> String {
+    let mut words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
+    let program = words.next().unwrap_or_default();
+    let program = program.rsplit('/').next().unwrap_or_default().to_string();
+    std::iter::once(program).chain(words).map(|word| quoted(&word)).collect::<Vec<_>>().join(" ")
+}
+
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_alphanumeric() || "-_./=:,+@%".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.to_string(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shell_reads_a_quoted_word_as_it_was() {
+        assert_eq!(quoted("--lr=1e-3"), "--lr=1e-3");
+        assert_eq!(quoted("my file"), "'my file'");
+        assert_eq!(quoted("it's"), r"'it'\''s'");
+        assert_eq!(quoted(""), "''");
+    }
+}

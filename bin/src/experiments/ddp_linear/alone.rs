@@ -1,0 +1,52 @@
+//! The first half of document 002: one process.
+
+use std::time::Instant;
+
+use candle_nn::{Module, Optimizer, loss};
+use sampler::RandomSampler;
+use training::{Sgd, SgdConfig};
+
+use crate::console::say;
+use crate::error::Result;
+use crate::metrics::{MetricsWriter, Summary};
+use crate::models::linear::SimpleModel;
+use crate::report::{RunSeries, peak_rss_bytes};
+
+use super::data::Setup;
+use super::options::DdpLinearOptions;
+use super::training::train;
+
+const RUN: &str = "single";
+
+pub(super) fn run(
+    options: &DdpLinearOptions,
+    setup: &Setup,
+    mut metrics: Option<&mut MetricsWriter>,
+) -> Result<RunSeries> {
+    say(format_args!("available GPUs: 0\nwarning: no GPU found, training on the CPU"))?;
+    say(format_args!("\n===== single-process training ====="))?;
+    let model = SimpleModel::new(setup.builder())?;
+    let sampler = RandomSampler::new(setup.len(), setup.generator.clone());
+    let mut loader = setup.loader(Box::new(sampler), options.batch_size)?;
+    let mut optimizer =
+        Sgd::new(setup.vars.all_vars(), SgdConfig { learning_rate: options.lr, ..SgdConfig::default() })?;
+
+    let began = Instant::now();
+    let mut log = options.log(RUN, loader.len(), metrics.as_deref_mut());
+    train(&mut loader, options.epochs, Some(&mut log), |(x, y)| {
+        let loss = loss::mse(&model.forward(x)?, y)?;
+        optimizer.step(&loss.backward()?)?;
+        Ok(loss)
+    })?;
+    let seconds = began.elapsed().as_secs_f64();
+    let series = log.finish();
+
+    if let Some(metrics) = metrics {
+        let peak: Vec<u64> = peak_rss_bytes().into_iter().collect();
+        metrics.summary(&Summary { run: Some(RUN), seconds, world_size: 1, peak_rss_bytes: &peak })?;
+    }
+    say(format_args!("single-process training done, total time: {seconds:.2} s"))?;
+    setup.say_parameters()?;
+    let (name, steps_per_epoch) = ("one process".into(), loader.len());
+    Ok(RunSeries { name, seconds, world_size: 1, steps_per_epoch, ..series })
+}

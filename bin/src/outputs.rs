@@ -1,0 +1,69 @@
+//! Files to be written: whether they can be is found out before any work is done.
+
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::file_error::FileError;
+use crate::options::CommonOptions;
+use crate::weights;
+
+impl CommonOptions {
+    /// Checks that all results can be written, and that none would destroy another or an input.
+    pub(crate) fn check_files(&self) -> Result<()> {
+        let outputs = [
+            ("--metrics", &self.metrics),
+            ("--trace", &self.trace),
+            ("--report", &self.report),
+            ("--save", &self.save),
+        ];
+        let inputs = [("--data", &self.data), ("--init", &self.init)];
+        let mut seen: Vec<(&str, PathBuf)> = Vec::new();
+        for (option, path) in inputs.into_iter().chain(outputs) {
+            let Some(place) = path.as_deref().and_then(place) else { continue };
+            let is_input = inputs.iter().any(|(input, _)| *input == option);
+            if let Some((other, _)) = seen.iter().find(|(_, taken)| *taken == place).filter(|_| !is_input) {
+                // Weights that are saved where they came from are a run that goes on.
+                if (*other, option) != ("--init", "--save") {
+                    return Err(Error::SameFile { option, other: other.to_string(), path: place });
+                }
+            }
+            seen.push((option, place));
+        }
+        for path in [&self.metrics, &self.trace, &self.report].into_iter().flatten() {
+            check_in_place(path)?;
+        }
+        Ok(self.save.as_deref().map_or(Ok(()), weights::check_writable)?)
+    }
+}
+
+/// Whether a file can be written where it is. One that exists is not changed.
+fn check_in_place(path: &Path) -> std::result::Result<(), FileError> {
+    let refuse = |error| FileError::write(path, error);
+    match fs::metadata(path) {
+        // A device or a pipe: opening it may have an effect of its own.
+        Ok(found) if !found.is_file() && !found.is_dir() => Ok(()),
+        Ok(_) => File::options().append(true).open(path).map(drop).map_err(refuse),
+        Err(error) if error.kind() == ErrorKind::NotFound => match File::create_new(path) {
+            Ok(_) => fs::remove_file(path).map_err(refuse),
+            // A link to a file that is still to come.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+            Err(error) => Err(refuse(error)),
+        },
+        Err(error) => Err(refuse(error)),
+    }
+}
+
+/// The same for two paths that name one regular file; `None` for devices and pipes, which several may share.
+fn place(path: &Path) -> Option<PathBuf> {
+    match fs::metadata(path) {
+        Ok(found) if !found.is_file() => None,
+        Ok(_) => path.canonicalize().ok(),
+        Err(_) => {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            let folder = folder.unwrap_or(Path::new(".")).canonicalize().ok()?;
+            Some(folder.join(path.file_name()?))
+        }
+    }
+}

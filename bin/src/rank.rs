@@ -1,0 +1,175 @@
+//! A rank at work: its group, its share of the files, and what it tells of itself.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use candle_core::{Device, Tensor};
+use comm::{Communicator, Operation, ReduceOp, Tcp, TcpConfig, all_gather_object};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Result;
+use crate::file_error::FileError;
+use crate::metrics::{MetricsWriter, Summary};
+use crate::report::{RankTimes, peak_rss_bytes};
+use crate::start::host_name;
+use crate::trace::{self, TraceRecorder};
+
+/// What each rank tells of itself.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct RankSummary {
+    /// Time of the training loop, in seconds.
+    pub seconds: f64,
+    /// Of these, spent in collectives.
+    pub communication_s: f64,
+    /// Steps of the training loop.
+    pub steps: usize,
+    /// The most memory that it held, in bytes, where known.
+    pub peak_rss_bytes: Option<u64>,
+}
+
+/// What rank 0 knows in the end.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Outcome<T> {
+    /// What it has learnt.
+    pub trained: T,
+    /// By rank.
+    pub ranks: Vec<RankSummary>,
+    /// How the ranks talked.
+    pub backend: String,
+}
+
+impl<T> Outcome<T> {
+    /// Each rank's mean step, for the report.
+    pub fn rank_times(&self) -> Vec<RankTimes> {
+        let times = |(rank, summary): (usize, &RankSummary)| {
+            let steps = summary.steps.max(1) as f64;
+            RankTimes {
+                rank,
+                compute_s: (summary.seconds - summary.communication_s).max(0.0) / steps,
+                communication_s: summary.communication_s / steps,
+                peak_rss_bytes: summary.peak_rss_bytes,
+            }
+        };
+        self.ranks.iter().enumerate().map(times).collect()
+    }
+}
+
+/// Runs while a rank trains.
+#[derive(Debug)]
+pub struct Stopwatch {
+    comm: Arc<dyn Communicator>,
+    began: Instant,
+    busy_ns: u64,
+}
+
+impl Stopwatch {
+    /// Time since the start, and how much of it was spent in collectives.
+    pub fn stop(self) -> Measured {
+        let seconds = self.began.elapsed().as_secs_f64();
+        Measured { seconds, communication_s: (self.comm.stats().busy_ns - self.busy_ns) as f64 * 1e-9 }
+    }
+}
+
+/// What a [`Stopwatch`] showed.
+#[derive(Debug, Clone, Copy)]
+pub struct Measured {
+    seconds: f64,
+    communication_s: f64,
+}
+
+/// One process of a job.
+#[derive(Debug)]
+pub struct Rank {
+    /// The group of all ranks.
+    pub comm: Arc<dyn Communicator>,
+    /// Where `--metrics` go; rank 0 alone has it.
+    pub metrics: Option<MetricsWriter>,
+    summaries: Vec<RankSummary>,
+}
+
+impl Rank {
+    /// Joins the group that the configuration names.
+    ///
+    /// # Errors
+    /// Those of [`Tcp::connect`].
+    pub fn join(config: &TcpConfig) -> Result<Self> {
+        Ok(Self { comm: Arc::new(Tcp::connect(config)?), metrics: None, summaries: Vec::new() })
+    }
+
+    /// Runs `work` on rank 0 while the others wait, for however long it takes: rank 0 tells them now and then that it is
+    /// still at it, well within the time-out. `None` on the others.
+    ///
+    /// # Errors
+    /// What `work` fails with; a rank that failed meanwhile.
+    pub fn first_alone<T>(&self, timeout: Duration, work: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
+        let period = (timeout / 4).min(Duration::from_secs(2));
+        let tell = |busy: u8| -> Result<bool> {
+            let state = Tensor::new(&[busy], &Device::Cpu)?;
+            self.comm.run(Operation::AllReduce { tensor: state.clone(), op: ReduceOp::Max })?;
+            Ok(state.to_vec1::<u8>()?[0] > 0)
+        };
+        if !self.is_first() {
+            while tell(0)? {}
+            return Ok(None);
+        }
+        let done = std::thread::scope(|scope| {
+            let (end, ended) = mpsc::channel::<()>();
+            let news = scope.spawn(move || -> Result<()> {
+                while ended.recv_timeout(period) == Err(RecvTimeoutError::Timeout) {
+                    tell(1)?;
+                }
+                Ok(())
+            });
+            let done = work()?;
+            drop(end);
+            // It fails with what it fails with; a panic is none of its habits.
+            news.join().unwrap_or(Ok(())).map(|()| done)
+        })?;
+        tell(0)?;
+        Ok(Some(done))
+    }
+
+    /// True for the rank that prints and saves.
+    pub fn is_first(&self) -> bool {
+        self.comm.rank() == 0
+    }
+
+    /// Begins to measure.
+    pub fn stopwatch(&self) -> Stopwatch {
+        Stopwatch { comm: self.comm.clone(), busy_ns: self.comm.stats().busy_ns, began: Instant::now() }
+    }
+
+    /// Tells the others what was measured, on every rank; rank 0 writes it to `--metrics`. The seconds of this rank's
+    /// training loop.
+    ///
+    /// # Errors
+    /// A rank that failed; metrics that cannot be written.
+    pub fn measured(&mut self, measured: Measured, run: Option<&str>, steps: usize) -> Result<f64> {
+        let Measured { seconds, communication_s } = measured;
+        let own = RankSummary { seconds, communication_s, steps, peak_rss_bytes: peak_rss_bytes() };
+        self.summaries = all_gather_object(&*self.comm, &own)?;
+        let peaks: Vec<u64> = self.summaries.iter().filter_map(|rank| rank.peak_rss_bytes).collect();
+        if let Some(metrics) = &mut self.metrics {
+            let world_size = self.comm.world_size();
+            metrics.summary(&Summary { run, seconds, world_size, peak_rss_bytes: &peaks })?;
+        }
+        Ok(seconds)
+    }
+
+    /// Brings the traces of all ranks together in one file, where they were recorded.
+    pub(crate) fn write_trace(&self, recorder: Option<TraceRecorder>, path: Option<&Path>) -> Result<()> {
+        let (Some(recorder), Some(path)) = (recorder, path) else { return Ok(()) };
+        let traces = all_gather_object(&*self.comm, &recorder.finish(self.comm.rank(), &host_name()))?;
+        if self.is_first() {
+            std::fs::write(path, trace::merge(&traces)?).map_err(|error| FileError::write(path, error))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn outcome<T>(self, trained: T) -> Outcome<T> {
+        let backend = self.comm.backend().to_string();
+        Outcome { trained, ranks: self.summaries, backend }
+    }
+}

@@ -1,0 +1,119 @@
+//! Where the losses of a run go: metrics, the report, the bar.
+
+use crate::console::say;
+use crate::error::Result;
+use crate::metrics::MetricsWriter;
+use crate::progress::Progress;
+use crate::report::RunSeries;
+
+/// Points of a report's curve that are kept at most; then neighbours become their means.
+const MOST_POINTS: usize = 1 << 17;
+
+/// What to do with the losses of a run.
+#[derive(Debug)]
+pub struct LogConfig {
+    /// Which run of the experiment it is, where it has several. Default: `None`.
+    pub run: Option<&'static str>,
+    /// Keep losses for a report. Default: false.
+    pub keep: bool,
+    /// Steps that the run will have. Default: 0.
+    pub steps: usize,
+}
+
+/// The log of one run, on the rank that prints.
+#[derive(Debug)]
+pub struct RunLog<'a> {
+    run: Option<&'static str>,
+    metrics: Option<&'a mut MetricsWriter>,
+    keep: bool,
+    curve: Curve,
+    progress: Progress,
+}
+
+impl<'a> RunLog<'a> {
+    /// Begins a run.
+    pub fn new(config: &LogConfig, metrics: Option<&'a mut MetricsWriter>) -> Self {
+        let &LogConfig { run, keep, steps } = config;
+        Self { run, metrics, keep, curve: Curve::new(MOST_POINTS), progress: Progress::new(steps) }
+    }
+
+    /// The loss of one step.
+    ///
+    /// # Errors
+    /// Metrics that cannot be written.
+    pub fn step(&mut self, epoch: usize, batch: usize, loss: f32) -> Result<()> {
+        if let Some(metrics) = &mut self.metrics {
+            metrics.step(self.run, epoch, batch, loss)?;
+        }
+        if self.keep {
+            self.curve.push(loss);
+        }
+        self.progress.step();
+        Ok(())
+    }
+
+    /// Prints a line of the document.
+    ///
+    /// # Errors
+    /// Standard output that cannot be written.
+    pub fn say(&self, line: std::fmt::Arguments<'_>) -> Result<()> {
+        self.progress.aside(|| say(line))
+    }
+
+    /// Ends the run; its losses, where they were kept.
+    pub fn finish(self) -> RunSeries {
+        let Curve { losses, steps_per_loss, .. } = self.curve;
+        RunSeries { losses, steps_per_loss, ..RunSeries::default() }
+    }
+}
+
+/// Losses, or where they are many, means of as many neighbours each.
+#[derive(Debug)]
+struct Curve {
+    losses: Vec<f32>,
+    most: usize,
+    steps_per_loss: usize,
+    sum: f64,
+    count: usize,
+}
+
+impl Curve {
+    fn new(most: usize) -> Self {
+        Self { losses: Vec::new(), most, steps_per_loss: 1, sum: 0.0, count: 0 }
+    }
+
+    fn push(&mut self, loss: f32) {
+        self.sum += f64::from(loss);
+        self.count += 1;
+        if self.count < self.steps_per_loss {
+            return;
+        }
+        if self.losses.len() == self.most {
+            self.losses =
+                self.losses.chunks(2).map(|pair| pair.iter().sum::<f32>() / pair.len() as f32).collect();
+            self.steps_per_loss *= 2;
+            // What has been counted is half a point now.
+            if self.count < self.steps_per_loss {
+                return;
+            }
+        }
+        self.losses.push((self.sum / self.count as f64) as f32);
+        (self.sum, self.count) = (0.0, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_run_becomes_means_and_stays_small() {
+        let mut curve = Curve::new(8);
+        (0..64).for_each(|step| curve.push(step as f32));
+        assert_eq!((curve.steps_per_loss, curve.losses.len()), (8, 8));
+        assert_eq!(curve.losses[..2], [3.5, 11.5]);
+        let mut short = Curve::new(8);
+        (0..8).for_each(|step| short.push(step as f32));
+        assert_eq!((short.steps_per_loss, short.losses), (1, (0..8).map(|step| step as f32).collect()));
+    }
+}

@@ -1,0 +1,84 @@
+//! The calls behind the differentiable functions. All results are contiguous, the whole of their storage, and new.
+
+use candle_core::{Device, Tensor};
+
+use crate::{Communicator, Error, Operation, ReduceOp, Result};
+
+/// A contiguous copy that is no part of the graph.
+pub(super) fn fresh(x: &Tensor) -> Result<Tensor> {
+    Ok(x.detach().force_contiguous()?)
+}
+
+pub(super) fn sum(x: &Tensor, comm: &dyn Communicator) -> Result<Tensor> {
+    let tensor = fresh(x)?;
+    comm.run(Operation::AllReduce { tensor: tensor.clone(), op: ReduceOp::Sum })?;
+    Ok(tensor)
+}
+
+pub(super) fn own_part(x: &Tensor, dim: usize, comm: &dyn Communicator) -> Result<Tensor> {
+    let len = part_len(x, dim, comm)?;
+    fresh(&x.narrow(dim, comm.rank() * len, len)?)
+}
+
+pub(super) fn gather(x: &Tensor, dim: usize, comm: &dyn Communicator) -> Result<Tensor> {
+    let input = front(x, dim)?;
+    let output = zeros(&input, input.dim(0)? * comm.world_size())?;
+    comm.run(Operation::AllGather { output: output.clone(), input, counts: None })?;
+    back(output, dim)
+}
+
+pub(super) fn sum_part(x: &Tensor, dim: usize, comm: &dyn Communicator) -> Result<Tensor> {
+    let len = part_len(x, dim, comm)?;
+    let input = front(x, dim)?;
+    let output = zeros(&input, len)?;
+    let op = ReduceOp::Sum;
+    comm.run(Operation::ReduceScatter { output: output.clone(), input, op, counts: None })?;
+    back(output, dim)
+}
+
+pub(super) fn exchange(
+    x: &Tensor,
+    split_dim: usize,
+    concat_dim: usize,
+    comm: &dyn Communicator,
+) -> Result<Tensor> {
+    let len = part_len(x, split_dim, comm)?;
+    // An axis that is not there is an error before any rank is waited for.
+    x.dim(concat_dim)?;
+    let input = front(x, split_dim)?;
+    let output = zeros(&input, input.dim(0)?)?;
+    let (output_counts, input_counts) = (None, None);
+    comm.run(Operation::AllToAll { output: output.clone(), input, output_counts, input_counts })?;
+    let part = |rank: usize| output.narrow(0, rank * len, len)?.transpose(0, split_dim);
+    let parts = (0..comm.world_size()).map(part).collect::<candle_core::Result<Vec<_>>>()?;
+    fresh(&Tensor::cat(&parts, concat_dim)?)
+}
+
+fn part_len(x: &Tensor, dim: usize, comm: &dyn Communicator) -> Result<usize> {
+    let (len, parts) = (x.dim(dim)?, comm.world_size());
+    if !len.is_multiple_of(parts) {
+        let got = format!("a tensor of shape {:?}, to be divided along dim {dim}", x.dims());
+        return Err(Error::invalid(
+            "a split",
+            got,
+            format!("its length must be a multiple of {parts} ranks"),
+        ));
+    }
+    Ok(len / parts)
+}
+
+/// With `dim` in front, where its parts lie one after the other.
+fn front(x: &Tensor, dim: usize) -> Result<Tensor> {
+    Ok(x.detach().transpose(0, dim)?.contiguous()?)
+}
+
+/// With the first dim back at its place.
+fn back(x: Tensor, dim: usize) -> Result<Tensor> {
+    if dim == 0 { Ok(x) } else { fresh(&x.transpose(0, dim)?) }
+}
+
+fn zeros(like: &Tensor, first: usize) -> Result<Tensor> {
+    let mut dims = like.dims().to_vec();
+    dims[0] = first;
+    Ok(Tensor::zeros(dims, like.dtype(), &Device::Cpu)?)
+}

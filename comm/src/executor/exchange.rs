@@ -1,0 +1,119 @@
+//! Messages between single ranks, several at a time.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use crate::fingerprint::{self, Fingerprint};
+use crate::links::Links;
+use crate::memory::Memory;
+use crate::patience::Patience;
+use crate::schedule::Combine;
+use crate::{ReduceOp, Result};
+
+use super::{Executor, Peer, Receiving, Sending};
+
+/// A message that this rank sends or receives.
+#[derive(Debug)]
+pub(crate) struct Parcel {
+    pub(crate) peer: usize,
+    pub(crate) outgoing: bool,
+    /// Announced by its sender only.
+    pub(crate) fingerprint: Fingerprint,
+    /// The bytes of the memory.
+    pub(crate) range: Range<usize>,
+}
+
+/// Messages that wait for those before them, in one direction between this rank and a peer.
+struct Lane {
+    peer: usize,
+    outgoing: bool,
+    waiting: VecDeque<Parcel>,
+    /// The first one is on its way.
+    busy: bool,
+}
+
+impl<L: Links> Executor<L> {
+    /// Sends and receives all messages. Those in one direction between two ranks keep their order; nothing else waits for
+    /// anything, so that no order of the messages can make ranks wait for each other.
+    pub(crate) fn exchange(&mut self, parcels: Vec<Parcel>, memory: &mut Memory<'_>) -> Result<()> {
+        self.sends.clear();
+        self.receives.clear();
+        self.call.peers.clear();
+        self.call.op = ReduceOp::Sum;
+        let mut lanes: Vec<Lane> = Vec::new();
+        for parcel in parcels {
+            let (peer, outgoing) = (parcel.peer, parcel.outgoing);
+            if !self.call.peers.iter().any(|known| known.rank == peer) {
+                self.call.peers.push(Peer::silent(peer, parcel.fingerprint));
+            }
+            match lanes.iter_mut().find(|lane| lane.peer == peer && lane.outgoing == outgoing) {
+                Some(lane) => lane.waiting.push_back(parcel),
+                None => lanes.push(Lane { peer, outgoing, waiting: [parcel].into(), busy: false }),
+            }
+        }
+        let mut patience = Patience::new(self.links.spins());
+        loop {
+            let began = self.begin_next(&mut lanes);
+            if lanes.is_empty() {
+                return Ok(());
+            }
+            self.waits.clear();
+            let moved = self.send_some(memory)? | self.receive_some(memory)?;
+            if moved || began || self.waits.is_empty() {
+                patience.reset();
+            } else {
+                patience.wait(&mut self.links, &self.waits, &*self.supervisor, &self.call.fingerprint)?;
+            }
+        }
+    }
+
+    /// Takes leave of messages that are done, and begins those that waited for them. True where there was one.
+    fn begin_next(&mut self, lanes: &mut Vec<Lane>) -> bool {
+        let mut began = false;
+        for lane in lanes.iter_mut() {
+            if lane.busy && self.is_done(lane) {
+                lane.busy = false;
+                lane.waiting.pop_front();
+                self.sends.retain(|send| !lane.outgoing || send.to != lane.peer);
+                self.receives.retain(|receive| lane.outgoing || receive.from != lane.peer);
+            }
+            let peer = self.call.peers.iter_mut().find(|peer| peer.rank == lane.peer);
+            if let (false, Some(parcel), Some(peer)) = (lane.busy, lane.waiting.front(), peer) {
+                (lane.busy, began) = (true, true);
+                let range = parcel.range.clone();
+                if lane.outgoing {
+                    (peer.mine, peer.told) = (parcel.fingerprint.encode(), 0);
+                    self.sends.push(Sending { to: lane.peer, at: range.start, end: range.end });
+                } else {
+                    (peer.fingerprint, peer.heard) = (parcel.fingerprint, 0);
+                    self.receives.push(Receiving::new(lane.peer, range, 0, Combine::Replace));
+                }
+            }
+        }
+        lanes.retain(|lane| lane.busy);
+        if let Some(parcel) = lanes.first().and_then(|lane| lane.waiting.front()) {
+            self.call.fingerprint = parcel.fingerprint;
+        }
+        began
+    }
+
+    fn is_done(&self, lane: &Lane) -> bool {
+        let Some(peer) = self.call.peers.iter().find(|peer| peer.rank == lane.peer) else { return true };
+        if lane.outgoing {
+            let send = self.sends.iter().find(|send| send.to == lane.peer);
+            peer.told == fingerprint::LEN && send.is_none_or(|send| send.at == send.end)
+        } else {
+            let receive = self.receives.iter().find(|receive| receive.from == lane.peer);
+            peer.heard == fingerprint::LEN && receive.is_none_or(|receive| receive.got == receive.len)
+        }
+    }
+}
+
+impl Peer {
+    /// A peer that nothing is said to or heard from.
+    fn silent(rank: usize, fingerprint: Fingerprint) -> Self {
+        let (told, heard) = (fingerprint::LEN, fingerprint::LEN);
+        let (mine, announcement) = (fingerprint.encode(), [0; fingerprint::LEN]);
+        Self { rank, fingerprint, mine, told, announcement, heard }
+    }
+}

@@ -1,0 +1,210 @@
+//! The caller's mistakes, found before any rank is told of the call.
+
+use candle_core::Tensor;
+
+use crate::schedule::Parts;
+use crate::{Error, Operation, ReduceOp, Result, fingerprint};
+
+impl Operation {
+    /// Checks what one rank alone can check.
+    pub(crate) fn validate(&self, rank: usize, world_size: usize) -> Result<()> {
+        for tensor in self.tensors() {
+            self.check_tensor(tensor)?;
+        }
+        match self {
+            Operation::AllReduce { tensor, op } => self.check_reduce(tensor, *op),
+            Operation::Reduce { tensor, op, root } => {
+                self.check_rank(*root, world_size)?;
+                self.check_reduce(tensor, *op)
+            }
+            Operation::Broadcast { root, .. } => self.check_rank(*root, world_size),
+            Operation::AllGather { output, input, counts } => {
+                self.check_parts(("output", output), ("input", input), counts.as_deref(), rank, world_size)
+            }
+            Operation::ReduceScatter { output, input, op, counts } => {
+                let counts = counts.as_deref();
+                self.check_parts(("input", input), ("output", output), counts, rank, world_size)?;
+                self.check_reduce(input, *op)
+            }
+            Operation::Gather { output: whole, input: part, root, counts }
+            | Operation::Scatter { output: part, input: whole, root, counts } => {
+                self.check_rank(*root, world_size)?;
+                self.check_root(whole.is_some(), rank == *root)?;
+                self.check_rooted(whole.as_ref(), part, counts.as_deref(), rank, world_size)
+            }
+            Operation::AllToAll { output, input, output_counts, input_counts } => {
+                self.check_dtypes(output, input)?;
+                let output = self.parts("output", output, output_counts.as_deref(), world_size)?;
+                let input = self.parts("input", input, input_counts.as_deref(), world_size)?;
+                let (expected, got) = (input.of(rank).len(), output.of(rank).len());
+                let what = "the part of `output` that comes from this rank itself";
+                if expected == got { Ok(()) } else { Err(self.wrong_count(what, expected, got)) }
+            }
+            Operation::Barrier => Ok(()),
+            Operation::AllReduceCoalesced { tensors, op } => tensors.iter().try_for_each(|tensor| {
+                self.check_dtypes(&tensors[0], tensor)?;
+                self.check_reduce(tensor, *op)
+            }),
+            Operation::BroadcastCoalesced { root, .. } => self.check_rank(*root, world_size),
+            Operation::Send { to: peer, .. } | Operation::Recv { from: peer, .. } => {
+                self.check_peer(*peer, rank, world_size)
+            }
+            Operation::Batch { messages } => {
+                messages.iter().try_for_each(|message| self.check_peer(message.peer(), rank, world_size))
+            }
+        }
+    }
+
+    fn check_tensor(&self, tensor: &Tensor) -> Result<()> {
+        let operation = || self.name().to_string();
+        if !fingerprint::supports(tensor.dtype()) {
+            let help = "use f64, f32, f16, bf16, u8, u32 or i64".into();
+            return Err(Error::UnsupportedDtype { operation: operation(), dtype: tensor.dtype(), help });
+        }
+        if !tensor.device().is_cpu() {
+            return Err(Error::invalid(
+                operation(),
+                "a tensor that is not on the CPU",
+                "move it with `to_device(&Device::Cpu)`",
+            ));
+        }
+        if !tensor.is_contiguous() {
+            let got = format!("a tensor of shape {:?} with strides {:?}", tensor.dims(), tensor.stride());
+            return Err(Error::invalid(
+                operation(),
+                got,
+                "it is written in place and must be contiguous: call `contiguous()` first",
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_reduce(&self, tensor: &Tensor, op: ReduceOp) -> Result<()> {
+        if op == ReduceOp::Avg && !tensor.dtype().is_float() {
+            let (operation, dtype) = (self.name().into(), tensor.dtype());
+            let help = "an average of integers is not defined: use ReduceOp::Sum".into();
+            return Err(Error::UnsupportedDtype { operation, dtype, help });
+        }
+        Ok(())
+    }
+
+    fn check_rank(&self, rank: usize, world_size: usize) -> Result<()> {
+        if rank >= world_size {
+            return Err(Error::RankOutOfRange { operation: self.name().into(), rank, world_size });
+        }
+        Ok(())
+    }
+
+    fn check_peer(&self, peer: usize, rank: usize, world_size: usize) -> Result<()> {
+        self.check_rank(peer, world_size)?;
+        if peer == rank {
+            let help = "a rank cannot exchange messages with itself";
+            return Err(Error::invalid(self.name(), format!("rank {peer}"), help));
+        }
+        Ok(())
+    }
+
+    fn check_root(&self, has_whole: bool, is_root: bool) -> Result<()> {
+        let got = match (has_whole, is_root) {
+            (true, false) => "a tensor for all ranks on a rank that is not the root",
+            (false, true) => "no tensor for all ranks on the root",
+            _ => return Ok(()),
+        };
+        Err(Error::invalid(self.name(), got, "give it on the root, and only there"))
+    }
+
+    /// Gather and scatter: the whole is on the root only.
+    fn check_rooted(
+        &self,
+        whole: Option<&Tensor>,
+        part: &Tensor,
+        counts: Option<&[usize]>,
+        rank: usize,
+        world_size: usize,
+    ) -> Result<()> {
+        let [whole_name, part_name] = match self {
+            Operation::Gather { .. } => ["output", "input"],
+            _ => ["input", "output"],
+        };
+        match (whole, counts) {
+            (Some(whole), _) => {
+                self.check_parts((whole_name, whole), (part_name, part), counts, rank, world_size)
+            }
+            (None, Some(counts)) => {
+                self.check_counts(counts, world_size)?;
+                self.check_elements(part_name, part, counts[rank])
+            }
+            (None, None) => Ok(()),
+        }
+    }
+
+    fn check_parts(
+        &self,
+        (whole_name, whole): (&'static str, &Tensor),
+        (part_name, part): (&'static str, &Tensor),
+        counts: Option<&[usize]>,
+        rank: usize,
+        world_size: usize,
+    ) -> Result<()> {
+        self.check_dtypes(whole, part)?;
+        match counts {
+            None => self.check_elements(whole_name, whole, part.elem_count() * world_size),
+            Some(counts) => {
+                self.parts(whole_name, whole, Some(counts), world_size)?;
+                self.check_elements(part_name, part, counts[rank])
+            }
+        }
+    }
+
+    fn check_dtypes(&self, a: &Tensor, b: &Tensor) -> Result<()> {
+        if a.dtype() != b.dtype() {
+            let got = format!("{:?} and {:?}", a.dtype(), b.dtype());
+            return Err(Error::invalid(self.name(), got, "input and output must have the same dtype"));
+        }
+        Ok(())
+    }
+
+    fn check_counts(&self, counts: &[usize], world_size: usize) -> Result<usize> {
+        if counts.len() != world_size {
+            let help = format!("give one for each of the {world_size} ranks");
+            return Err(Error::invalid(self.name(), format!("{} counts", counts.len()), help));
+        }
+        let sum = counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
+        sum.ok_or_else(|| {
+            Error::invalid(self.name(), "counts too large to be added", "give numbers of elements")
+        })
+    }
+
+    /// How a tensor is divided.
+    fn parts(
+        &self,
+        name: &'static str,
+        tensor: &Tensor,
+        counts: Option<&[usize]>,
+        world_size: usize,
+    ) -> Result<Parts> {
+        let len = tensor.elem_count();
+        match counts {
+            Some(counts) => {
+                let sum = self.check_counts(counts, world_size)?;
+                self.check_elements(name, tensor, sum)?;
+                Ok(Parts::uneven(counts))
+            }
+            None if len.is_multiple_of(world_size) => Ok(Parts::even(len, world_size)),
+            None => {
+                let got = format!("{name} of {len} elements");
+                let help = format!("give a multiple of the {world_size} ranks, or counts");
+                Err(Error::invalid(self.name(), got, help))
+            }
+        }
+    }
+
+    fn check_elements(&self, what: &'static str, tensor: &Tensor, expected: usize) -> Result<()> {
+        let got = tensor.elem_count();
+        if expected == got { Ok(()) } else { Err(self.wrong_count(what, expected, got)) }
+    }
+
+    fn wrong_count(&self, what: &'static str, expected: usize, got: usize) -> Error {
+        Error::ElementCount { operation: self.name().into(), what, expected, got }
+    }
+}

@@ -1,0 +1,189 @@
+//! Gradients through collectives: against finite differences, and against the dense computation.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use candle_core::{Device, Result, Tensor, Var};
+use comm::{Communicator, Local, LocalConfig, ReduceOp, autograd};
+
+type Comm = Arc<dyn Communicator>;
+
+fn on_each(world_size: usize, body: impl Fn(Comm) -> Result<()> + Send + Sync) {
+    let group = Local::group(world_size, &LocalConfig::default()).unwrap();
+    std::thread::scope(|scope| {
+        for comm in group {
+            scope.spawn(|| body(Arc::new(comm)).unwrap());
+        }
+    });
+}
+
+/// Values without any pattern, the same wherever they are computed.
+fn values(dims: &[usize], seed: usize) -> Tensor {
+    let len: usize = dims.iter().product();
+    let value = |index: usize| ((index * 37 + seed * 101) as f64 * 0.731).sin();
+    Tensor::from_vec((0..len).map(value).collect::<Vec<_>>(), dims, &Device::Cpu).unwrap()
+}
+
+/// What is checked: the input is the same on every rank, or each has its own; likewise the output.
+struct Case {
+    same_input: bool,
+    same_output: bool,
+    apply: fn(&Tensor, &Comm) -> comm::Result<Tensor>,
+}
+
+impl Case {
+    /// Weights that differ by rank where outputs do, and squares: the gradient depends on every value.
+    fn loss(&self, x: &Tensor, comm: &Comm) -> Result<Tensor> {
+        let y = (self.apply)(&x.sin()?, comm)?;
+        let weights = values(y.dims(), if self.same_output { 50 } else { 60 + comm.rank() });
+        (y.sqr()? * weights)?.sum_all()
+    }
+
+    /// The loss of the group.
+    fn total(&self, x: &Tensor, comm: &Comm) -> Result<f64> {
+        let loss = self.loss(x, comm)?.detach().force_contiguous()?;
+        if !self.same_output {
+            comm.all_reduce(&loss, ReduceOp::Sum)?.wait()?;
+        }
+        loss.to_scalar()
+    }
+
+    fn check(&self, dims: &[usize], comm: &Comm) -> Result<()> {
+        let start = values(dims, if self.same_input { 7 } else { comm.rank() });
+        let x = Var::from_tensor(&start)?;
+        let grads = self.loss(x.as_tensor(), comm)?.backward()?;
+        let gradient = grads.get(&x).unwrap().flatten_all()?.to_vec1::<f64>()?;
+        let turns = if self.same_input { 1 } else { comm.world_size() };
+        for turn in 0..turns {
+            for index in 0..start.elem_count() {
+                let moved = |by: f64| {
+                    let mut values = start.flatten_all()?.to_vec1::<f64>()?;
+                    if self.same_input || turn == comm.rank() {
+                        values[index] += by;
+                    }
+                    self.total(&Tensor::from_vec(values, dims, &Device::Cpu)?, comm)
+                };
+                let slope = (moved(1e-5)? - moved(-1e-5)?) / 2e-5;
+                if self.same_input || turn == comm.rank() {
+                    let rank = comm.rank();
+                    assert!(
+                        (slope - gradient[index]).abs() < 1e-6,
+                        "rank {rank}, {index}: {slope} {gradient:?}"
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check(case: Case) {
+    for world_size in 1..=4 {
+        on_each(world_size, |comm| {
+            case.check(&[world_size, 2 * world_size, 3], &comm)?;
+            case.check(&[2 * world_size, world_size], &comm)
+        });
+    }
+}
+
+#[test]
+fn copy_to_group() {
+    check(Case { same_input: true, same_output: false, apply: autograd::copy_to_group });
+}
+
+#[test]
+fn reduce_from_group() {
+    check(Case { same_input: false, same_output: true, apply: autograd::reduce_from_group });
+}
+
+#[test]
+fn split_to_group() {
+    for apply in [
+        |x: &_, comm: &_| autograd::split_to_group(x, 0, comm),
+        |x: &_, comm: &_| autograd::split_to_group(x, 1, comm),
+    ] {
+        check(Case { same_input: true, same_output: false, apply });
+    }
+}
+
+#[test]
+fn gather_from_group() {
+    for apply in [
+        |x: &_, comm: &_| autograd::gather_from_group(x, 0, comm),
+        |x: &_, comm: &_| autograd::gather_from_group(x, 1, comm),
+    ] {
+        check(Case { same_input: false, same_output: true, apply });
+    }
+}
+
+#[test]
+fn all_gather() {
+    for apply in [
+        |x: &_, comm: &_| autograd::all_gather(x, 0, comm),
+        |x: &_, comm: &_| autograd::all_gather(x, 1, comm),
+    ] {
+        check(Case { same_input: false, same_output: false, apply });
+    }
+}
+
+#[test]
+fn reduce_scatter() {
+    for apply in [
+        |x: &_, comm: &_| autograd::reduce_scatter(x, 0, comm),
+        |x: &_, comm: &_| autograd::reduce_scatter(x, 1, comm),
+    ] {
+        check(Case { same_input: false, same_output: false, apply });
+    }
+}
+
+#[test]
+fn all_to_all() {
+    for apply in [
+        |x: &_, comm: &_| autograd::all_to_all(x, 0, 1, comm),
+        |x: &_, comm: &_| autograd::all_to_all(x, 1, 0, comm),
+    ] {
+        check(Case { same_input: false, same_output: false, apply });
+    }
+}
+
+/// Two layers, the first one divided by columns, the second one by rows.
+#[test]
+fn a_divided_network_equals_the_whole_one() {
+    let (x, first, second) = (values(&[5, 12], 1), values(&[12, 24], 2), values(&[24, 7], 3));
+    let dense = |x: &Var| x.matmul(&first)?.gelu()?.matmul(&second);
+    let input = Var::from_tensor(&x).unwrap();
+    let output = dense(&input).unwrap();
+    let grads = output.sqr().unwrap().sum_all().unwrap().backward().unwrap();
+    let gradient = grads.get(&input).unwrap();
+    let close = |a: &Tensor, b: &Tensor| -> Result<()> {
+        let difference = (a - b)?.abs()?.max_all()?.to_scalar::<f64>()?;
+        assert!(difference < 1e-10, "{difference}");
+        Ok(())
+    };
+    for world_size in 1..=4 {
+        on_each(world_size, |comm| {
+            let width = 24 / world_size;
+            let columns = first.narrow(1, comm.rank() * width, width)?.contiguous()?;
+            let rows = second.narrow(0, comm.rank() * width, width)?.contiguous()?;
+            let input = Var::from_tensor(&x.copy()?)?;
+            let hidden = autograd::copy_to_group(&input, &comm)?.matmul(&columns)?.gelu()?;
+            let divided = autograd::reduce_from_group(&hidden.matmul(&rows)?, &comm)?;
+            close(&divided, &output)?;
+            close(divided.sqr()?.sum_all()?.backward()?.get(&input).unwrap(), gradient)
+        });
+    }
+}
+
+#[test]
+fn what_cannot_be_divided_is_refused() {
+    on_each(2, |comm| {
+        let x = values(&[3, 2], 0);
+        assert!(autograd::split_to_group(&x, 0, &comm).unwrap_err().to_string().contains("multiple of 2"));
+        assert!(autograd::reduce_scatter(&x, 0, &comm).is_err());
+        assert!(autograd::all_to_all(&x, 1, 2, &comm).is_err());
+        assert!(autograd::gather_from_group(&x, 2, &comm).is_err());
+        let empty = Tensor::zeros((0, 2), candle_core::DType::F64, &Device::Cpu)?;
+        assert_eq!(autograd::all_gather(&empty, 0, &comm)?.dims(), [0, 2]);
+        Ok(())
+    });
+}

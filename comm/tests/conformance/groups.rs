@@ -1,0 +1,81 @@
+//! Groups of some of the ranks.
+
+use candle_core::{Device, Tensor};
+use comm::{Communicator, Error, ReduceOp};
+
+use crate::Backend;
+
+fn sum(comm: &dyn Communicator, value: usize) -> comm::Result<usize> {
+    let tensor = Tensor::new(&[value as i64], &Device::Cpu)?;
+    comm.all_reduce(&tensor, ReduceOp::Sum)?.wait()?;
+    Ok(tensor.to_vec1::<i64>()?[0] as usize)
+}
+
+/// Many sums of the members' ranks.
+fn many(comm: &dyn Communicator, expected: usize) {
+    for round in 0..50 {
+        let got = sum(comm, round * comm.world_ranks()[comm.rank()]).unwrap();
+        assert_eq!(got, round * expected);
+    }
+}
+
+/// Rows, columns, and one that crosses both, in use at the same time by threads of their own.
+pub(crate) fn at_the_same_time(backend: &dyn Backend) {
+    for world_size in [1, 2, 4, 6] {
+        backend.run(world_size, &|comm| {
+            let (rank, columns) = (comm.rank(), 2.min(world_size));
+            let (row, column) = (rank / columns, rank % columns);
+            let rows = comm.split(Some(row), column)?.unwrap();
+            // Counted from below.
+            let cols = comm.split(Some(column), world_size - row)?.unwrap();
+            assert_eq!((rows.rank(), rows.world_size()), (column, columns));
+            let height = world_size / columns;
+            assert_eq!((cols.rank(), cols.world_size()), (height - 1 - row, height));
+            assert_eq!(rows.world_ranks()[column], rank);
+            assert_eq!(cols.world_ranks()[height - 1], column);
+            let ends = comm.new_group(&[world_size - 1, 0][..columns])?;
+            assert_eq!(ends.is_some(), rank == world_size - 1 || (world_size > 1 && rank == 0));
+            std::thread::scope(|scope| {
+                scope.spawn(|| many(&*rows, (0..columns).map(|column| row * columns + column).sum()));
+                scope.spawn(|| many(&*cols, (0..height).map(|row| row * columns + column).sum()));
+                if let Some(ends) = &ends {
+                    scope.spawn(|| many(&**ends, world_size - 1));
+                }
+                many(comm, world_size * (world_size - 1) / 2);
+            });
+            // A group of a group.
+            let alone = rows.split(Some(rows.rank()), 0)?.unwrap();
+            assert_eq!((alone.world_size(), alone.world_ranks()), (1, &[rank][..]));
+            let none = comm.split((rank > 0).then_some(0), 0)?;
+            assert_eq!(none.is_some(), rank > 0);
+            Ok(())
+        });
+    }
+}
+
+/// One group is closed, the others go on.
+pub(crate) fn closing(backend: &dyn Backend) {
+    backend.run(3, &|comm| {
+        let first = comm.new_group(&[0, 1, 2])?.unwrap();
+        let second = comm.new_group(&[2, 1, 0])?.unwrap();
+        assert_eq!(sum(&*first, 1)?, 3);
+        drop(first);
+        assert_eq!(sum(&*second, 1)?, 3);
+        drop(second);
+        assert_eq!(sum(comm, 1)?, 3);
+        Ok(())
+    });
+}
+
+pub(crate) fn mistakes(backend: &dyn Backend) {
+    backend.run(2, &|comm| {
+        assert!(matches!(comm.new_group(&[]), Err(Error::InvalidArgument { .. })));
+        assert!(matches!(comm.new_group(&[0, 1, 0]), Err(Error::InvalidArgument { .. })));
+        assert!(matches!(comm.new_group(&[2]), Err(Error::RankOutOfRange { rank: 2, .. })));
+        let error = comm.new_group(&[comm.rank()]).unwrap_err();
+        assert!(error.to_string().contains("rank 1"), "{error}");
+        assert!(matches!(comm.subgroup(&[1 - comm.rank()]), Err(Error::InvalidArgument { .. })));
+        assert_eq!(sum(comm, 1)?, 2);
+        Ok(())
+    });
+}

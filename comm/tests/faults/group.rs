@@ -1,0 +1,212 @@
+//! A group of rank processes, as seen from the test.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use tempfile::TempDir;
+
+use crate::ending::Ending;
+use crate::worker::{PARENT, SCRIPT, SLOW_WARNING, now};
+
+/// After this long a test has failed; nothing takes nearly as long.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How a group is set up.
+#[derive(Clone)]
+pub(crate) struct Setup {
+    pub(crate) timeout: Duration,
+    pub(crate) slow_warning: Duration,
+    pub(crate) secret: String,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(40),
+            slow_warning: Duration::from_secs(30),
+            secret: "7b".repeat(32),
+        }
+    }
+}
+
+pub(crate) struct Group {
+    setup: Setup,
+    world_size: usize,
+    dir: TempDir,
+    ranks: Vec<Option<Rank>>,
+}
+
+struct Rank {
+    process: Child,
+    stdin: ChildStdin,
+    lines: Receiver<String>,
+    stderr: Receiver<String>,
+    /// What was read while something else was looked for.
+    read: Vec<String>,
+}
+
+impl Group {
+    /// One rank for each script.
+    pub(crate) fn start<S: AsRef<str>>(scripts: &[S], setup: &Setup) -> Self {
+        let mut group = Self::empty(scripts.len(), setup);
+        scripts.iter().enumerate().for_each(|(rank, script)| group.add(rank, script.as_ref()));
+        group
+    }
+
+    /// A group whose ranks are still to come.
+    pub(crate) fn empty(world_size: usize, setup: &Setup) -> Self {
+        let ranks = (0..world_size).map(|_| None).collect();
+        Self { setup: setup.clone(), world_size, dir: tempfile::tempdir().unwrap(), ranks }
+    }
+
+    pub(crate) fn add(&mut self, rank: usize, script: &str) {
+        self.ranks[rank] = Some(self.process(rank, script, &self.setup));
+    }
+
+    /// A process that is none of the group, but knows where it meets and says that it is this rank.
+    pub(crate) fn pretender(&self, rank: usize, setup: &Setup) -> Ending {
+        self.process(rank, "barrier", setup).finish(rank)
+    }
+
+    /// Where rank 0 listens for the others.
+    pub(crate) fn meeting_point(&self) -> SocketAddr {
+        let file = std::fs::read(self.dir.path().join("meeting")).unwrap();
+        let file: serde_json::Value = serde_json::from_slice(&file).unwrap();
+        file["address"].as_str().unwrap().parse().unwrap()
+    }
+
+    fn process(&self, rank: usize, script: &str, setup: &Setup) -> Rank {
+        let meeting = format!("file://{}", self.dir.path().join("meeting").display());
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args(["worker::process", "--exact", "--nocapture", "--quiet", "--test-threads=1"])
+            .env(SCRIPT, script)
+            .env(SLOW_WARNING, setup.slow_warning.as_millis().to_string())
+            .env(PARENT, std::process::id().to_string())
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", self.world_size.to_string())
+            .env("GIRANDOLE_INIT_METHOD", meeting)
+            .env("GIRANDOLE_TIMEOUT", setup.timeout.as_secs_f64().to_string())
+            .env("GIRANDOLE_SECRET", &setup.secret)
+            .env_remove("GIRANDOLE_SECRET_FILE")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (sender, lines) = channel();
+        let stdout = BufReader::new(process.stdout.take().unwrap());
+        std::thread::spawn(move || {
+            stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+        });
+        let (sender, stderr) = channel();
+        let mut pipe = process.stderr.take().unwrap();
+        std::thread::spawn(move || {
+            let mut text = Vec::new();
+            pipe.read_to_end(&mut text).unwrap();
+            sender.send(String::from_utf8_lossy(&text).into_owned())
+        });
+        let stdin = process.stdin.take().unwrap();
+        Rank { process, stdin, lines, stderr, read: Vec::new() }
+    }
+
+    fn rank(&mut self, rank: usize) -> &mut Rank {
+        self.ranks[rank].as_mut().unwrap()
+    }
+
+    /// Waits until these ranks have said that they are ready.
+    pub(crate) fn ready(&mut self, ranks: impl IntoIterator<Item = usize>) {
+        ranks.into_iter().for_each(|rank| self.rank(rank).wait_for("@ready"));
+    }
+
+    pub(crate) fn all(&self) -> std::ops::Range<usize> {
+        0..self.world_size
+    }
+
+    pub(crate) fn pid(&self, rank: usize) -> Pid {
+        Pid::from_child(&self.ranks[rank].as_ref().unwrap().process)
+    }
+
+    /// Signals a rank; tells when.
+    pub(crate) fn signal(&self, rank: usize, signal: Signal) -> u64 {
+        let at = now();
+        kill_process(self.pid(rank), signal).unwrap();
+        at
+    }
+
+    /// Gives a rank the word that it awaits.
+    pub(crate) fn tell(&mut self, rank: usize) {
+        self.rank(rank).stdin.write_all(b"go\n").unwrap();
+    }
+
+    pub(crate) fn tell_all(&mut self, ranks: impl IntoIterator<Item = usize>) {
+        ranks.into_iter().for_each(|rank| self.tell(rank));
+    }
+
+    /// Waits until a rank has ended.
+    pub(crate) fn finish(&mut self, rank: usize) -> Ending {
+        self.ranks[rank].take().unwrap().finish(rank)
+    }
+
+    /// Waits until all have ended that have not been waited for.
+    pub(crate) fn finish_all(mut self) -> Vec<Ending> {
+        let present: Vec<usize> = self.all().filter(|rank| self.ranks[*rank].is_some()).collect();
+        present.into_iter().map(|rank| self.finish(rank)).collect()
+    }
+}
+
+impl Rank {
+    fn wait_for(&mut self, wanted: &str) {
+        loop {
+            let line = self.lines.recv_timeout(PATIENCE);
+            let line = line.unwrap_or_else(|_| panic!("no {wanted} after {:?}", self.read));
+            if line == wanted {
+                return;
+            }
+            self.read.push(line);
+        }
+    }
+
+    fn finish(mut self, rank: usize) -> Ending {
+        let handle = pidfd_open(Pid::from_child(&self.process), PidfdFlags::empty()).unwrap();
+        let limit = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+        let ended = poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&limit)).unwrap();
+        let at = now();
+        if ended == 0 {
+            let lines: Vec<String> = self.lines.try_iter().collect();
+            panic!("rank {rank} hangs after {:?} {lines:?}", self.read);
+        }
+        let status = self.process.wait().unwrap();
+        let mut lines = std::mem::take(&mut self.read);
+        lines.extend(self.lines.iter());
+        let stderr = self.stderr.recv_timeout(PATIENCE).unwrap();
+        Ending::new(rank, at, (status.code(), status.signal()), &lines, stderr)
+    }
+}
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        // After `finish` there is nothing to end.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Runs cases, so many at a time.
+pub(crate) fn in_parallel<C: Sync>(at_once: usize, cases: &[C], run: impl Fn(&C) + Sync) {
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..at_once {
+            scope.spawn(|| {
+                while let Some(case) = cases.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+                    run(case);
+                }
+            });
+        }
+    });
+}

@@ -1,0 +1,93 @@
+//! A rank ends its part: too early, or as it should.
+
+use crate::group::{Group, Setup, in_parallel};
+
+#[test]
+fn one_that_leaves_early_is_named() {
+    let cases: Vec<(usize, usize)> =
+        [2, 3, 4].into_iter().flat_map(|world| (0..world).map(move |early| (world, early))).collect();
+    in_parallel(2, &cases, |(world_size, early)| {
+        for (short, long) in [("barrier", "barrier; all_reduce f32 10 sum"), ("", "barrier")] {
+            let script = |rank| if rank == *early { short } else { long };
+            let scripts: Vec<&str> = (0..*world_size).map(script).collect();
+            for ending in Group::start(&scripts, &Setup::default()).finish_all() {
+                match ending.rank == *early {
+                    true => ending.assert_done(),
+                    false => ending.assert_blames(
+                        "PeerLeft",
+                        *early,
+                        long.rsplit("; ").next().unwrap().split(' ').next().unwrap(),
+                    ),
+                }
+            }
+        }
+    });
+}
+
+/// It drops its group and lives on.
+#[test]
+fn one_that_drops_its_group_is_named() {
+    for early in [0, 1] {
+        let script = |rank| if rank == early { "barrier; close; await" } else { "barrier; barrier" };
+        let scripts: Vec<&str> = (0..3).map(script).collect();
+        let mut group = Group::start(&scripts, &Setup::default());
+        let others: Vec<usize> = group.all().filter(|rank| *rank != early).collect();
+        for rank in others {
+            group.finish(rank).assert_blames("PeerLeft", early, "barrier");
+        }
+        group.tell(early);
+        group.finish(early).assert_done();
+    }
+}
+
+/// Nobody needs rank 0 for what goes on among the others.
+#[test]
+fn rank_0_may_be_the_first_to_end() {
+    let scripts = [
+        "barrier",
+        "barrier; await; send f32 100000 2; recv f32 10 2; submit send f32 10 2; wait_all",
+        "barrier; await; recv f32 100000 1; send f32 10 1; recv f32 10 1",
+    ];
+    let mut group = Group::start(&scripts, &Setup::default());
+    group.finish(0).assert_done();
+    group.tell_all(1..3);
+    group.finish_all().iter().for_each(|ending| ending.assert_done());
+}
+
+/// Rank 0 is gone as it should; then another one goes too early, or dies.
+#[test]
+fn without_rank_0_the_others_still_name_the_culprit() {
+    let cases = [("close", "PeerLeft"), ("exit 3", "PeerDied"), ("panic", "PeerDied")];
+    for (end, kind) in cases {
+        let scripts =
+            ["barrier".into(), format!("barrier; await; {end}"), "barrier; ready; recv f32 10 1".into()];
+        let mut group = Group::start(&scripts, &Setup::default());
+        group.finish(0).assert_done();
+        group.ready([2]);
+        group.tell(1);
+        group.finish(2).assert_blames(kind, 1, "message #1 (from rank 1, f32, 10 elements)");
+    }
+}
+
+/// The last call of a group is over at different times on different ranks.
+#[test]
+fn ranks_that_end_at_different_times_do_not_disturb_each_other() {
+    for late in 0..4 {
+        let script = |rank| match rank == late {
+            true => "broadcast f32 100000 0; barrier; await",
+            false => "broadcast f32 100000 0; barrier",
+        };
+        let scripts: Vec<&str> = (0..4).map(script).collect();
+        let mut group = Group::start(&scripts, &Setup::default());
+        let others: Vec<usize> = group.all().filter(|rank| *rank != late).collect();
+        others.into_iter().for_each(|rank| group.finish(rank).assert_done());
+        group.tell(late);
+        group.finish(late).assert_done();
+    }
+}
+
+#[test]
+fn two_hundred_short_lives() {
+    let endings = Group::start(&["cycles 200"; 3], &Setup::default()).finish_all();
+    endings.iter().for_each(|ending| ending.assert_done());
+}

@@ -1,0 +1,119 @@
+//! Others than ranks connect to the ranks' ports while these meet.
+
+use std::io::Write;
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use rustix::process::Pid;
+
+use crate::group::{Group, Setup};
+
+/// The ports on which a process listens, by the sockets that it has open.
+fn ports(pid: Pid) -> Vec<SocketAddr> {
+    let pid = pid.as_raw_nonzero();
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let targets = files.filter_map(|file| std::fs::read_link(file.path()).ok()?.to_str().map(String::from));
+    let sockets: Vec<String> = targets
+        .filter_map(|target| target.strip_prefix("socket:[")?.strip_suffix(']').map(String::from))
+        .collect();
+    let table = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
+    let listening = |line: &str| {
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        let (address, port) = columns[1].split_once(':')?;
+        let loopback =
+            address == "0100007F" && columns[3] == "0A" && sockets.iter().any(|own| own == columns[9]);
+        loopback.then(|| SocketAddr::from(([127, 0, 0, 1], u16::from_str_radix(port, 16).unwrap())))
+    };
+    table.lines().skip(1).filter_map(listening).collect()
+}
+
+/// The ports of ranks 0 and 1, which wait for rank 2: the meeting point and one for data on each.
+fn waiting(group: &Group) -> Vec<SocketAddr> {
+    loop {
+        let found = [0, 1].map(|rank| ports(group.pid(rank)));
+        // A rank of a meeting point only listens for data once rank 0 knows of it.
+        if found[0].len() == 2 && found[1].len() == 1 {
+            return found.concat();
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Ranks 0 and 1 wait, strangers come, then the last rank. What the strangers hold is held to the end.
+fn visit<T>(strangers: impl FnOnce(&Group, &[SocketAddr]) -> T) {
+    let script = "all_reduce f32 100000 sum; barrier; ready; await; barrier";
+    let mut group = Group::empty(3, &Setup::default());
+    (0..2).for_each(|rank| group.add(rank, script));
+    let ports = waiting(&group);
+    let held = strangers(&group, &ports);
+    group.add(2, script);
+    group.ready(group.all());
+    // From now on nobody can disturb them.
+    assert!(ports.iter().all(|port| TcpStream::connect(port).is_err()));
+    assert!(group.all().all(|rank| self::ports(group.pid(rank)).is_empty()));
+    group.tell_all(0..3);
+    group.finish_all().iter().for_each(|ending| ending.assert_done());
+    drop(held);
+}
+
+fn connect(port: &SocketAddr) -> TcpStream {
+    TcpStream::connect(port).unwrap()
+}
+
+#[test]
+fn that_say_nothing() {
+    visit(|_, ports| ports.iter().flat_map(|port| [connect(port), connect(port)]).collect::<Vec<_>>());
+}
+
+#[test]
+fn that_go_at_once() {
+    visit(|_, ports| {
+        for port in ports {
+            drop(connect(port));
+            connect(port).shutdown(Shutdown::Write).unwrap();
+        }
+    });
+}
+
+#[test]
+fn that_talk_rubbish() {
+    let http = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec();
+    let magic_only = b"girandle".to_vec();
+    let another_version = [&b"girandle\xff\xff"[..], &[7; 32]].concat();
+    let no_proof = [&b"girandle\x01\x00"[..], &[7; 32], &[0; 41]].concat();
+    let long = vec![0xff; 1 << 20];
+    let rubbish = [http, magic_only, another_version, no_proof, long];
+    visit(|_, ports| {
+        let mut held = Vec::new();
+        for (port, text) in ports.iter().flat_map(|port| rubbish.iter().map(move |text| (port, text))) {
+            let mut stream = connect(port);
+            stream.set_write_timeout(Some(Duration::from_secs(5))).unwrap();
+            // Who is sent away in the middle of it may fail to write the rest.
+            let _ = stream.write_all(text);
+            held.push(stream);
+        }
+        held
+    });
+}
+
+#[test]
+fn with_another_secret() {
+    visit(|group, _| {
+        let setup = Setup { secret: "1d".repeat(32), timeout: Duration::from_secs(1), ..Setup::default() };
+        let ending = group.pretender(2, &setup);
+        let failure = ending.failure.as_ref().unwrap();
+        assert_eq!(failure.kind, "Rendezvous", "{ending:#?}");
+        assert!(failure.text.contains("secret"), "{}", failure.text);
+        assert_eq!(ending.code, Some(1));
+    });
+}
+
+/// More than are served at once: the last rank comes in when the first of them have had their time.
+#[test]
+fn two_hundred_at_once() {
+    visit(|group, ports| {
+        let meeting = group.meeting_point();
+        assert!(ports.contains(&meeting));
+        (0..200).map(|_| connect(&meeting)).collect::<Vec<_>>()
+    });
+}

@@ -1,0 +1,39 @@
+//! Ranks in a grid.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use comm::{Communicator, Local, LocalConfig, Mesh};
+
+fn on_each<T: Send + 'static>(world_size: usize, body: fn(Arc<dyn Communicator>) -> T) -> Vec<T> {
+    let group = Local::group(world_size, &LocalConfig::default()).unwrap();
+    let spawn = |comm: Local| std::thread::spawn(move || body(Arc::new(comm)));
+    let threads: Vec<_> = group.into_iter().map(spawn).collect();
+    threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+}
+
+#[test]
+fn every_axis_is_a_group() {
+    let found = on_each(12, |comm| {
+        let mesh = Mesh::new(comm, &[("pp", 2), ("dp", 3), ("tp", 2)]).unwrap();
+        let along = |name: &str| mesh.axis(name).unwrap().world_ranks().to_vec();
+        assert_eq!(mesh.axes().collect::<Vec<_>>(), [("pp", 2), ("dp", 3), ("tp", 2)]);
+        assert_eq!(mesh.world().world_size(), 12);
+        (mesh.coordinates(), along("pp"), along("dp"), along("tp"))
+    });
+    assert_eq!(found[0], (vec![0, 0, 0], vec![0, 6], vec![0, 2, 4], vec![0, 1]));
+    assert_eq!(found[9], (vec![1, 1, 1], vec![3, 9], vec![7, 9, 11], vec![8, 9]));
+}
+
+#[test]
+fn what_is_no_grid_is_refused() {
+    on_each(2, |comm| {
+        let wrong: [&[(&str, usize)]; 5] =
+            [&[("dp", 3)], &[("dp", 0)], &[("dp", 2), ("dp", 1)], &[], &[("dp", usize::MAX), ("tp", 2)]];
+        for axes in wrong {
+            assert!(Mesh::new(comm.clone(), axes).is_err(), "{axes:?}");
+        }
+        let mesh = Mesh::new(comm, &[("dp", 2)]).unwrap();
+        assert!(mesh.axis("tp").unwrap_err().to_string().contains("give one of dp"));
+    });
+}

@@ -1,0 +1,160 @@
+//! The trace shows a bucket's all-reduce under way before backward ends. A test binary of its own: its subscriber is the
+//! process's, since it must see the communicators' threads.
+#![allow(clippy::expect_used)]
+
+mod common;
+
+use std::collections::HashSet;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::{self, ThreadId};
+use std::time::Duration;
+
+use comm::Operation;
+use common::layers::{Layers, apart};
+use common::on_all_ranks;
+use ddp::DdpConfig;
+use tracing::span;
+
+const RANKS: usize = 2;
+
+/// What happened to spans, in order.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Happened {
+    what: What,
+    span: &'static str,
+    /// Which collective, where it is one.
+    call: Call,
+    on: ThreadId,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum What {
+    Enter,
+    Exit,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Call {
+    AllReduce,
+    Other,
+}
+
+impl tracing::field::Visit for Call {
+    fn record_str(&mut self, _: &tracing::field::Field, value: &str) {
+        if value == "all_reduce" {
+            *self = Call::AllReduce;
+        }
+    }
+
+    fn record_debug(&mut self, _: &tracing::field::Field, _: &dyn std::fmt::Debug) {}
+}
+
+#[derive(Default)]
+struct Spans {
+    known: Mutex<Vec<(&'static str, Call)>>,
+    log: Mutex<Vec<Happened>>,
+    changed: Condvar,
+}
+
+impl Spans {
+    fn note(&self, what: What, id: &span::Id) {
+        let (span, call) = self.known.lock().expect("no panic")[id.into_u64() as usize - 1];
+        let on = thread::current().id();
+        self.log.lock().expect("no panic").push(Happened { what, span, call, on });
+        self.changed.notify_all();
+    }
+
+    /// Waits until the log from `start` on is as it should be; false if that never comes.
+    fn wait_for(&self, start: usize, done: impl Fn(&[Happened]) -> bool) -> bool {
+        let log = self.log.lock().expect("no panic");
+        let bound = Duration::from_secs(60);
+        let waited = self.changed.wait_timeout_while(log, bound, |log| !done(&log[start..]));
+        !waited.expect("no panic").1.timed_out()
+    }
+}
+
+/// The same, as a subscriber.
+struct Subscriber(Arc<Spans>);
+
+impl tracing::Subscriber for Subscriber {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, attributes: &span::Attributes<'_>) -> span::Id {
+        let mut call = Call::Other;
+        attributes.record(&mut call);
+        let mut known = self.0.known.lock().expect("no panic");
+        known.push((attributes.metadata().name(), call));
+        span::Id::from_u64(known.len() as u64)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {}
+
+    fn enter(&self, id: &span::Id) {
+        self.0.note(What::Enter, id);
+    }
+
+    fn exit(&self, id: &span::Id) {
+        self.0.note(What::Exit, id);
+    }
+}
+
+/// Threads on which an all-reduce has begun, other than those that train.
+fn communicating(log: &[Happened], training: &HashSet<ThreadId>) -> usize {
+    let begun =
+        log.iter().filter(|happened| (happened.what, happened.call) == (What::Enter, Call::AllReduce));
+    begun
+        .map(|happened| happened.on)
+        .filter(|thread| !training.contains(thread))
+        .collect::<HashSet<_>>()
+        .len()
+}
+
+/// Every rank's backward stays at the first layer until all ranks' communicators have begun an all-reduce.
+#[test]
+fn a_buckets_all_reduce_is_under_way_before_backward_ends() {
+    let spans = Arc::new(Spans::default());
+    tracing::subscriber::set_global_default(Subscriber(spans.clone())).expect("the only subscriber");
+    for config in [apart(), DdpConfig { first_bucket_bytes: 200, bucket_bytes: 300, ..Default::default() }] {
+        let training = Arc::new(Mutex::new(HashSet::new()));
+        on_all_ranks(RANKS, |comm| {
+            let (rank, main) = (comm.rank(), thread::current().id());
+            training.lock().expect("no panic").insert(main);
+            let ddp = Layers::ddp(comm.clone(), &config)?;
+            for step in 0..3 {
+                let start = spans.log.lock().expect("no panic").len();
+                // No rank begins this step's communication before every rank knows where the step starts.
+                comm.run(Operation::Barrier)?;
+                let (spans_of_probe, training) = (spans.clone(), training.clone());
+                let probe = move || {
+                    let training = training.lock().expect("no panic").clone();
+                    match spans_of_probe.wait_for(start, |log| communicating(log, &training) == RANKS) {
+                        true => Ok(()),
+                        false => candle_core::bail!("no all-reduce has begun in all this time"),
+                    }
+                };
+                ddp.backward(&ddp.model()?.loss(step * 10 + rank as u64, true, probe)?)?;
+                assert_overlap(main, &spans.log.lock().expect("no panic")[start..]);
+            }
+            Ok(())
+        });
+    }
+}
+
+/// In the log of one step: within its backward, this rank launched a bucket, and then an all-reduce began elsewhere.
+fn assert_overlap(main: ThreadId, log: &[Happened]) {
+    let at = |what, span| {
+        let mine =
+            |happened: &Happened| happened.on == main && happened.what == what && happened.span == span;
+        log.iter().position(mine).unwrap_or_else(|| panic!("no {what:?} of {span} in {log:#?}"))
+    };
+    let (begin, end) = (at(What::Enter, "backward"), at(What::Exit, "backward"));
+    let launched = at(What::Enter, "bucket");
+    assert!(begin < launched && launched < end, "{log:#?}");
+    assert!(communicating(&log[launched..end], &HashSet::from([main])) > 0, "{log:#?}");
+}

@@ -1,0 +1,69 @@
+//! One step by candle's tensor operations, for devices and dtypes that have no step in place.
+
+use candle_core::{Result, Tensor, Var, bail};
+
+use super::{Factors, Means};
+use crate::state::{Buffer, wide};
+
+pub(super) fn step(var: &Var, grad: &Tensor, means: &mut Means, factors: Factors) -> Result<()> {
+    let (Buffer::Tensor(m), Buffer::Tensor(v)) = (&means.of_gradients, &means.of_squares) else {
+        bail!("adam: a mean was lost");
+    };
+    // Detached: means that remembered their operations would keep every step's tensors alive.
+    let param = var.as_detached_tensor().to_dtype(wide(var))?;
+    let mut grad = grad.detach().to_dtype(wide(var))?;
+    if factors.penalty != 0. {
+        grad = (grad + (&param * factors.penalty)?)?;
+    }
+    let m = (m + ((grad.clone() - m)? * (1. - factors.beta1))?)?;
+    let v = ((v * factors.beta2)? + (grad.sqr()? * (1. - factors.beta2))?)?;
+    let root = ((v.sqrt()? / factors.root)? + factors.eps)?;
+    let param = ((param * factors.shrink)? + ((&m * factors.rate)? / root)?)?;
+    var.set(&param.to_dtype(var.dtype())?)?;
+    (means.of_gradients, means.of_squares) = (Buffer::Tensor(m), Buffer::Tensor(v));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device};
+
+    use super::super::{AdamConfig, host};
+    use super::*;
+
+    fn means(var: &Var, on_host: bool) -> Result<Means> {
+        let buffer = || match on_host {
+            true => Buffer::zeros(var),
+            false => Ok(Buffer::Tensor(var.to_dtype(wide(var))?.zeros_like()?)),
+        };
+        Ok(Means { step: 0, of_gradients: buffer()?, of_squares: buffer()? })
+    }
+
+    #[test]
+    fn agrees_with_the_step_in_place() -> Result<()> {
+        for config in [AdamConfig::default(), AdamConfig::adamw()] {
+            let config = AdamConfig { learning_rate: 0.1, weight_decay: 0.1, ..config };
+            let start = Tensor::randn(0f32, 1., 37, &Device::Cpu)?;
+            let (a, b) = (Var::from_tensor(&start)?, Var::from_tensor(&start.copy()?)?);
+            let (mut ma, mut mb) = (means(&a, true)?, means(&b, false)?);
+            for step_number in 1..5 {
+                let grad = Tensor::randn(0f32, 1., 37, &Device::Cpu)?;
+                host::step(&a, &grad, &mut ma, config.factors(step_number))?;
+                step(&b, &grad, &mut mb, config.factors(step_number))?;
+            }
+            let gap = (a.as_tensor() - b.as_tensor())?.abs()?.max_all()?.to_scalar::<f32>()?;
+            assert!(gap < 1e-6, "{config:?}: {gap}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn half_types_step_in_f32() -> Result<()> {
+        let var = Var::from_tensor(&Tensor::new(&[1f32, -2.], &Device::Cpu)?.to_dtype(DType::BF16)?)?;
+        let grad = Tensor::new(&[0.5f32, -0.25], &Device::Cpu)?.to_dtype(DType::BF16)?;
+        let config = AdamConfig { learning_rate: 0.5, ..AdamConfig::default() };
+        step(&var, &grad, &mut means(&var, false)?, config.factors(1))?;
+        assert_eq!(var.to_dtype(DType::F32)?.to_vec1::<f32>()?, [0.5, -1.5]);
+        Ok(())
+    }
+}

@@ -1,0 +1,78 @@
+//! One step on a CPU: parameter, gradient and both means in one pass, in place.
+
+use std::cell::RefCell;
+
+use candle_core::{CpuStorage, InplaceOp2, Layout, Result, Tensor, Var, WithDType, bail};
+
+use super::{Factors, Means};
+use crate::op::{Real, dense};
+use crate::state::Buffer;
+
+pub(super) fn step(var: &Var, grad: &Tensor, means: &mut Means, factors: Factors) -> Result<()> {
+    let (Buffer::Host(of_gradients), Buffer::Host(of_squares)) =
+        (&mut means.of_gradients, &mut means.of_squares)
+    else {
+        bail!("adam: a mean was lost");
+    };
+    // A linear layer's weight gradient often comes transposed.
+    var.inplace_op2(&grad.contiguous()?, &Step { factors, means: RefCell::new((of_gradients, of_squares)) })
+}
+
+struct Step<'a> {
+    factors: Factors,
+    means: RefCell<(&'a mut CpuStorage, &'a mut CpuStorage)>,
+}
+
+impl InplaceOp2 for Step<'_> {
+    fn name(&self) -> &'static str {
+        "adam"
+    }
+
+    fn cpu_fwd(
+        &self,
+        param: &mut CpuStorage,
+        param_layout: &Layout,
+        grad: &CpuStorage,
+        grad_layout: &Layout,
+    ) -> Result<()> {
+        let Some((start, end)) = param_layout.contiguous_offsets() else {
+            bail!("adam: the parameter is not contiguous");
+        };
+        let mut means = self.means.borrow_mut();
+        match (param, &mut *means) {
+            (CpuStorage::F32(p), (CpuStorage::F32(m), CpuStorage::F32(v))) => {
+                self.factors.apply(&mut p[start..end], dense(grad, grad_layout)?, m, v);
+            }
+            (CpuStorage::F64(p), (CpuStorage::F64(m), CpuStorage::F64(v))) => {
+                self.factors.apply(&mut p[start..end], dense(grad, grad_layout)?, m, v);
+            }
+            _ => bail!("adam: parameter and means differ in dtype"),
+        }
+        Ok(())
+    }
+}
+
+impl Factors {
+    fn apply<T: Real>(&self, param: &mut [T], grad: &[T], of_gradients: &mut [T], of_squares: &mut [T]) {
+        let [penalty, shrink, beta1, fresh1, beta2, fresh2, rate, root, eps] = [
+            self.penalty,
+            self.shrink,
+            self.beta1,
+            1. - self.beta1,
+            self.beta2,
+            1. - self.beta2,
+            self.rate,
+            self.root,
+            self.eps,
+        ]
+        .map(<T as WithDType>::from_f64);
+        // From the nearer end, as PyTorch's `lerp`.
+        let mostly_old = self.beta1 > 0.5;
+        for (((p, &g), m), v) in param.iter_mut().zip(grad).zip(of_gradients).zip(of_squares) {
+            let g = g + penalty * *p;
+            *m = if mostly_old { *m + fresh1 * (g - *m) } else { g - (g - *m) * beta1 };
+            *v = beta2 * *v + fresh2 * g * g;
+            *p = shrink * *p + rate * *m / (v.root() / root + eps);
+        }
+    }
+}

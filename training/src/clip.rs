@@ -1,0 +1,116 @@
+//! Gradient clipping by global norm.
+
+use std::collections::HashSet;
+
+use candle_core::backprop::GradStore;
+use candle_core::{D, DType, Storage, Tensor, Var};
+
+use crate::op::{dense, sum};
+use crate::{Error, Result};
+
+/// The 2-norm of the gradients of all these parameters together; those without a gradient count nothing.
+///
+/// Squares are summed in f64, parameter after parameter. Where parameters are sharded over ranks, sum the squares of the
+/// ranks' norms; with the root as `norm`, clip by [`scale_grads`] with `max_norm / (norm + 1e-6)` where that is below 1.
+///
+/// # Cost
+/// One pass over the gradients.
+///
+/// # Errors
+/// candle's.
+///
+/// ```
+/// use candle_core::{Device, Var};
+///
+/// let weight = Var::new(&[3f32, 4.], &Device::Cpu)?;
+/// let grads = (weight.as_tensor().sqr()?.sum_all()? * 0.5)?.backward()?;
+/// assert_eq!(training::grad_norm(&grads, &[weight])?, 5.0);
+/// # Ok::<(), training::Error>(())
+/// ```
+pub fn grad_norm(grads: &GradStore, vars: &[Var]) -> Result<f64> {
+    let mut seen = HashSet::new();
+    let mut total = 0.0;
+    for var in vars {
+        if let Some(grad) = grads.get(var).filter(|_| seen.insert(var.id())) {
+            total += squares(grad)?;
+        }
+    }
+    Ok(total.sqrt())
+}
+
+/// Multiplies the gradients of these parameters with a number. The store gets new tensors; nobody else's change.
+///
+/// # Errors
+/// candle's.
+pub fn scale_grads(grads: &mut GradStore, vars: &[Var], factor: f64) -> Result<()> {
+    let mut seen = HashSet::new();
+    for var in vars {
+        if let Some(grad) = grads.get(var).filter(|_| seen.insert(var.id())) {
+            let scaled = grad.affine(factor, 0.0)?;
+            grads.insert(var, scaled);
+        }
+    }
+    Ok(())
+}
+
+/// Scales the gradients of these parameters so that their norm together is at most `max_norm`; gives the norm that they had.
+///
+/// As PyTorch's `clip_grad_norm_` with `error_if_nonfinite=True`: all are multiplied with `max_norm / (norm + 1e-6)`
+/// where that is below 1.
+///
+/// # Cost
+/// One pass over the gradients, and another one where they are clipped.
+///
+/// # Errors
+/// [`Error::NotFinite`] names the first parameter whose gradient holds a NaN or an infinity; nothing is changed then.
+/// [`Error::InvalidConfig`] for a `max_norm` that is negative or NaN.
+///
+/// ```
+/// use candle_core::{Device, Var};
+///
+/// let weight = Var::new(&[3f64, 4.], &Device::Cpu)?;
+/// let mut grads = (weight.as_tensor().sqr()?.sum_all()? * 0.5)?.backward()?;
+/// assert_eq!(training::clip_grad_norm(&mut grads, &[weight.clone()], 1.0)?, 5.0);
+/// assert!((training::grad_norm(&grads, &[weight])? - 1.0).abs() < 1e-6);
+/// # Ok::<(), training::Error>(())
+/// ```
+pub fn clip_grad_norm(grads: &mut GradStore, vars: &[Var], max_norm: f64) -> Result<f64> {
+    // What PyTorch adds, so that gradients of zero can be divided by.
+    const TINY: f64 = 1e-6;
+    if max_norm.is_nan() || max_norm < 0.0 {
+        let help = "it must be a number, 0 or more";
+        return Err(Error::InvalidConfig { of: "clip_grad_norm", field: "max_norm", got: max_norm, help });
+    }
+    let norm = grad_norm(grads, vars)?;
+    if !norm.is_finite() {
+        for (index, var) in vars.iter().enumerate() {
+            let norm = grads.get(var).map(squares).transpose()?.unwrap_or(0.0).sqrt();
+            if !norm.is_finite() {
+                return Err(Error::NotFinite { index, norm });
+            }
+        }
+    }
+    let factor = max_norm / (norm + TINY);
+    if factor < 1.0 {
+        scale_grads(grads, vars, factor)?;
+    }
+    Ok(norm)
+}
+
+/// The sum of squares, in f64.
+fn squares(grad: &Tensor) -> candle_core::Result<f64> {
+    if grad.device().is_cpu() && grad.is_contiguous() {
+        let (storage, layout) = grad.storage_and_layout();
+        if let (Storage::Cpu(storage), DType::F32) = (&*storage, grad.dtype()) {
+            // Runs of f32 are summed in f32 lanes, the runs in f64: fast, and exact to the last places.
+            let runs = dense::<f32>(storage, layout)?.chunks(1024);
+            let scaled = runs.map(|run| f64::from(sum(run, |x| x * x)));
+            let total: f64 = scaled.sum();
+            if total.is_finite() && total > 1e-30 {
+                return Ok(total);
+            }
+        }
+    }
+    // On its device as far as it goes; f32's squares overflow where f64's do not.
+    grad.to_dtype(DType::F64)?.flatten_all()?.sqr()?.sum(D::Minus1)?.to_scalar()
+}

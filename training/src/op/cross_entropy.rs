@@ -1,0 +1,198 @@
+//! Cross-entropy of logits and target classes: loss and gradient in one go.
+
+use std::sync::{Mutex, PoisonError};
+
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, bail};
+
+use super::real::{Real, ln, max, sum};
+use super::{dense, width, with_numbers, working_dtype};
+use crate::{Error, Result};
+
+const NAME: &str = "cross_entropy";
+
+/// The mean over all rows of `ln(sum(exp(row))) - row[target]`: the loss of a classifier, with a fused gradient.
+///
+/// Rows whose target is `ignore_index` count neither in the sum nor in the mean, and get a gradient of 0
+/// (PyTorch's default is `Some(-100)`). Where no row counts the loss is NaN, as in PyTorch.
+///
+/// # Shapes
+/// Logits `(.., classes)` of any rank from 1 on; targets, of u8, u32 or i64, the same without the last dimension.
+/// The loss has no dimensions.
+///
+/// # Cost
+/// On a CPU the gradient is made along with the loss where the logits take part in backward: two passes, and memory for one
+/// more copy of the logits until then. On other devices the targets are looked at on the host, which waits for the device.
+///
+/// # Errors
+/// Shapes that do not fit; a target that is no class; logits not of f16, bf16, f32 or f64, targets not of whole numbers.
+///
+/// ```
+/// use candle_core::{Device, Tensor, Var};
+///
+/// let logits = Var::new(&[[0f32, 0.], [5., 5.]], &Device::Cpu)?;
+/// let targets = Tensor::new(&[1u32, 0], &Device::Cpu)?;
+/// let loss = training::cross_entropy(&logits, &targets, None)?;
+/// assert_eq!(loss.to_scalar::<f32>()?, 2f32.ln());
+/// let grads = loss.backward()?;
+/// let gradient = grads.get(&logits).map(|g| g.to_vec2::<f32>()).transpose()?;
+/// assert_eq!(gradient, Some(vec![vec![0.25, -0.25], vec![-0.25, 0.25]]));
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn cross_entropy(
+    logits: &Tensor,
+    targets: &Tensor,
+    ignore_index: Option<i64>,
+) -> candle_core::Result<Tensor> {
+    let wide = logits.to_dtype(working_dtype(NAME, logits.dtype())?)?;
+    let targets = classes(logits, targets, ignore_index)?;
+    let loss = if logits.device().is_cpu() {
+        let wide = wide.contiguous()?;
+        let saved = wide.track_op().then(Mutex::default);
+        wide.apply_op1(CrossEntropy { targets, saved })?
+    } else {
+        composed(&wide, &targets)?
+    };
+    loss.to_dtype(logits.dtype())
+}
+
+/// Each row's class, or `None` for the rows that do not count.
+type Targets = Vec<Option<usize>>;
+
+fn classes(logits: &Tensor, targets: &Tensor, ignore_index: Option<i64>) -> candle_core::Result<Targets> {
+    let Some((&classes, rows)) = logits.dims().split_last() else {
+        return Err(Error::Unfit { operation: NAME, tensor: "logits", expected: vec![1], got: vec![] }.into());
+    };
+    if targets.dims() != rows {
+        let (expected, got) = (rows.to_vec(), targets.dims().to_vec());
+        return Err(Error::Unfit { operation: NAME, tensor: "targets", expected, got }.into());
+    }
+    if !matches!(targets.dtype(), DType::U8 | DType::U32 | DType::I64) {
+        return Err(Error::NotWhole { operation: NAME, got: targets.dtype() }.into());
+    }
+    let class = |(row, target)| match usize::try_from(target) {
+        _ if Some(target) == ignore_index => Ok(None),
+        Ok(class) if class < classes => Ok(Some(class)),
+        _ => Err(Error::NoClass { row, target, classes, ignore_index }),
+    };
+    let targets = targets.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
+    Ok(targets.into_iter().enumerate().map(class).collect::<Result<_>>()?)
+}
+
+fn composed(logits: &Tensor, targets: &Targets) -> candle_core::Result<Tensor> {
+    let counted: Vec<u32> = (0..).zip(targets).filter(|(_, t)| t.is_some()).map(|(row, _)| row).collect();
+    let classes: Vec<u32> = targets.iter().flatten().map(|&class| class as u32).collect();
+    let count = counted.len();
+    let rows = logits.reshape(((), width(logits.dims())))?;
+    let rows = rows.index_select(&Tensor::from_vec(counted, count, logits.device())?, 0)?;
+    let picked =
+        super::log_softmax(&rows)?.gather(&Tensor::from_vec(classes, (count, 1), logits.device())?, 1)?;
+    picked.sum_all()?.affine(-1.0 / count as f64, 0.0)
+}
+
+struct CrossEntropy {
+    targets: Targets,
+    /// The gradient of the logits for a gradient of 1 of the loss, where one will be asked for.
+    saved: Option<Mutex<Option<CpuStorage>>>,
+}
+
+impl CrossEntropy {
+    /// The loss, and into `gradient`, which holds the logits, their gradient.
+    fn rows<T: Real>(&self, logits: &[T], width: usize, mut gradient: Option<&mut [T]>) -> T {
+        let count = self.targets.iter().flatten().count() as f64;
+        let share = T::from_f64(1.0 / count);
+        let mut loss = 0.0;
+        for (index, (row, target)) in logits.chunks_exact(width).zip(&self.targets).enumerate() {
+            let out = gradient.as_deref_mut().and_then(|g| g.get_mut(index * width..(index + 1) * width));
+            let &Some(class) = target else {
+                out.into_iter().flatten().for_each(|g| *g = T::zero());
+                continue;
+            };
+            let top = max(row);
+            let total = match out {
+                None => sum(row, |x| (x - top).exp_down()),
+                Some(out) => {
+                    out.iter_mut().for_each(|x| *x = (*x - top).exp_down());
+                    let total = sum(out, |x| x);
+                    let scale = share / total;
+                    out.iter_mut().for_each(|x| *x *= scale);
+                    out[class] -= share;
+                    total
+                }
+            };
+            loss += (ln(total) - (row[class] - top)).to_f64();
+        }
+        T::from_f64(loss / count)
+    }
+
+    fn forward<T: Real>(&self, logits: &[T], width: usize) -> CpuStorage {
+        let Some(saved) = &self.saved else {
+            return T::to_cpu_storage_owned(vec![self.rows(logits, width, None)]);
+        };
+        let mut gradient = logits.to_vec();
+        let loss = self.rows(logits, width, Some(&mut gradient));
+        *saved.lock().unwrap_or_else(PoisonError::into_inner) = Some(T::to_cpu_storage_owned(gradient));
+        T::to_cpu_storage_owned(vec![loss])
+    }
+
+    fn backward<T: Real>(&self, logits: &Tensor, of_loss: T) -> candle_core::Result<Tensor> {
+        let saved = self.saved.as_ref().and_then(|s| s.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let classes = width(logits.dims());
+        let mut gradient = match saved {
+            Some(saved) => T::cpu_storage_data(saved)?,
+            // Backward ran before: the gradient given then is the caller's.
+            None => with_numbers(logits, |logits| {
+                let mut gradient = logits.to_vec();
+                self.rows(logits, classes, Some(&mut gradient));
+                Ok(gradient)
+            })?,
+        };
+        if of_loss != T::one() {
+            gradient.iter_mut().for_each(|g| *g *= of_loss);
+        }
+        Tensor::from_vec(gradient, logits.shape(), logits.device())
+    }
+}
+
+impl CustomOp1 for CrossEntropy {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        let width = width(layout.dims());
+        let loss = match storage {
+            CpuStorage::F32(_) => self.forward::<f32>(dense(storage, layout)?, width),
+            CpuStorage::F64(_) => self.forward::<f64>(dense(storage, layout)?, width),
+            _ => bail!("{NAME}: neither f32 nor f64"),
+        };
+        Ok((loss, Shape::from(())))
+    }
+
+    fn bwd(&self, logits: &Tensor, _: &Tensor, gradient: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        match logits.dtype() {
+            DType::F32 => self.backward::<f32>(logits, gradient.to_scalar()?).map(Some),
+            _ => self.backward::<f64>(logits, gradient.to_scalar()?).map(Some),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{Device, Var};
+
+    use super::*;
+
+    /// What other devices compute is the same, gradient included.
+    #[test]
+    fn composed_equals_fused() -> candle_core::Result<()> {
+        let logits = Var::from_tensor(&Tensor::randn(0f64, 3., (3, 2, 5), &Device::Cpu)?)?;
+        let targets = Tensor::new(&[[0i64, 4], [-100, 2], [1, -100]], &Device::Cpu)?;
+        let fused = cross_entropy(&logits, &targets, Some(-100))?;
+        let composed = composed(&logits, &classes(&logits, &targets, Some(-100))?)?;
+        assert!((fused.to_scalar::<f64>()? - composed.to_scalar::<f64>()?).abs() < 1e-13);
+        let (fused, composed) = (fused.backward()?, composed.backward()?);
+        let gap = (fused.get(&logits).unwrap() - composed.get(&logits).unwrap())?.abs()?;
+        assert!(gap.max_all()?.to_scalar::<f64>()? < 1e-13);
+        Ok(())
+    }
+}

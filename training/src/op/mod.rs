@@ -1,0 +1,56 @@
+//! Operations that are one pass over memory on a CPU, with hand-written gradients.
+//!
+//! Each file has an operation's rows (plain loops over slices), its `CustomOp` for f32 and f64 on a CPU, and the same
+//! composed of candle's operations for the other devices. f16 and bf16 go through f32 on all devices.
+
+mod cross_entropy;
+mod layer_norm;
+mod real;
+mod softmax;
+
+use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, WithDType, bail};
+
+pub use cross_entropy::cross_entropy;
+pub use layer_norm::{LayerNorm, layer_norm};
+pub(crate) use real::{Real, sum};
+pub use softmax::{log_softmax, softmax};
+
+use crate::{Error, Result};
+
+/// The dtype that an operation computes in.
+fn working_dtype(operation: &'static str, dtype: DType) -> Result<DType> {
+    match dtype {
+        DType::F16 | DType::BF16 => Ok(DType::F32),
+        DType::F32 | DType::F64 => Ok(dtype),
+        got => Err(Error::NotReal { operation, got }),
+    }
+}
+
+/// The numbers of a contiguous tensor in a custom operation's hands.
+pub(crate) fn dense<'a, T: WithDType>(
+    storage: &'a CpuStorage,
+    layout: &Layout,
+) -> candle_core::Result<&'a [T]> {
+    let data = T::cpu_storage_as_slice(storage)?;
+    match layout.contiguous_offsets().and_then(|(start, end)| data.get(start..end)) {
+        Some(part) => Ok(part),
+        None => bail!("a fused operation was given a tensor that is not contiguous"),
+    }
+}
+
+/// Hands the numbers of a contiguous CPU tensor to `f`.
+fn with_numbers<T: WithDType, R>(
+    tensor: &Tensor,
+    f: impl FnOnce(&[T]) -> candle_core::Result<R>,
+) -> candle_core::Result<R> {
+    let (storage, layout) = tensor.storage_and_layout();
+    match &*storage {
+        Storage::Cpu(storage) => f(dense(storage, layout)?),
+        _ => bail!("a fused operation on the CPU was given a tensor of another device"),
+    }
+}
+
+/// Numbers per row (at least 1, for `chunks`) of a shape.
+fn width(dims: &[usize]) -> usize {
+    dims.last().copied().unwrap_or(1).max(1)
+}

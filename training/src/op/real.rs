@@ -1,0 +1,165 @@
+//! The real numbers that the fused operations compute with, and sums over rows of them.
+
+use std::ops::Neg;
+
+use candle_core::FloatDType;
+
+/// As many running sums as keep the vector registers busy; fixed, so that a sum does not depend on the machine.
+const LANES: usize = 16;
+
+/// f32 or f64.
+pub(crate) trait Real: FloatDType + Neg<Output = Self> {
+    const NEG_INFINITY: Self;
+
+    /// e to the power of a number that is not above 0.
+    fn exp_down(self) -> Self;
+
+    /// The square root.
+    fn root(self) -> Self;
+}
+
+impl Real for f64 {
+    const NEG_INFINITY: Self = f64::NEG_INFINITY;
+
+    fn exp_down(self) -> Self {
+        self.exp()
+    }
+
+    fn root(self) -> Self {
+        self.sqrt()
+    }
+}
+
+impl Real for f32 {
+    const NEG_INFINITY: Self = f32::NEG_INFINITY;
+
+    /// Within two units in the last place; 0 where the result would be below the normal numbers.
+    ///
+    /// Arithmetic alone, without a branch: the compiler makes vector code of it, and every machine gives the same bits.
+    ///
+    /// Source: S. Moshier, Cephes Mathematical Library, `expf` (coefficients and range reduction).
+    #[inline(always)]
+    fn exp_down(self) -> Self {
+        const LOWEST: f32 = -87.33654;
+        /// Adding it to a small number leaves that number, rounded to an integer, in the low bits.
+        const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
+        /// ln 2 in two parts, the first of few bits.
+        const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
+        const POLYNOMIAL: [f32; 6] =
+            [1.987_569_2e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 0.166_666_65, 0.5];
+
+        let rounded = self * std::f32::consts::LOG2_E + ROUND;
+        let whole = rounded - ROUND;
+        let x = self - whole * LN_2[0] - whole * LN_2[1];
+        let mut sum = POLYNOMIAL[0];
+        for coefficient in &POLYNOMIAL[1..] {
+            sum = sum * x + coefficient;
+        }
+        let fraction = sum * x * x + x + 1.0;
+        let power_of_two = f32::from_bits(rounded.to_bits().wrapping_add(127) << 23);
+        if self < LOWEST { 0.0 } else { fraction * power_of_two }
+    }
+
+    #[inline(always)]
+    fn root(self) -> Self {
+        self.sqrt()
+    }
+}
+
+/// The sum of `f` over a row.
+#[inline(always)]
+pub(crate) fn sum<T: Real>(row: &[T], f: impl Fn(T) -> T) -> T {
+    let mut lanes = [T::zero(); LANES];
+    let (chunks, rest) = row.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (lane, &x) in lanes.iter_mut().zip(chunk) {
+            *lane += f(x);
+        }
+    }
+    for (lane, &x) in lanes.iter_mut().zip(rest) {
+        *lane += f(x);
+    }
+    folded(lanes)
+}
+
+/// The sum of `f` over two rows side by side.
+#[inline(always)]
+pub(crate) fn sum_pairs<T: Real>(row: &[T], other: &[T], f: impl Fn(T, T) -> T) -> T {
+    let mut lanes = [T::zero(); LANES];
+    let ((chunks, rest), (others, other_rest)) = (row.as_chunks::<LANES>(), other.as_chunks::<LANES>());
+    for (chunk, other) in chunks.iter().zip(others) {
+        for ((lane, &x), &y) in lanes.iter_mut().zip(chunk).zip(other) {
+            *lane += f(x, y);
+        }
+    }
+    for ((lane, &x), &y) in lanes.iter_mut().zip(rest).zip(other_rest) {
+        *lane += f(x, y);
+    }
+    folded(lanes)
+}
+
+fn folded<T: Real>(mut lanes: [T; LANES]) -> T {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            let other = lanes[lane + half];
+            lanes[lane] += other;
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
+/// The largest number of a row that is one; minus infinity where there is none.
+#[inline(always)]
+pub(crate) fn max<T: Real>(row: &[T]) -> T {
+    let larger = |a: T, b: T| if b > a { b } else { a };
+    let mut lanes = [T::NEG_INFINITY; LANES];
+    let (chunks, rest) = row.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (lane, &x) in lanes.iter_mut().zip(chunk) {
+            *lane = larger(*lane, x);
+        }
+    }
+    lanes.iter().chain(rest).copied().fold(T::NEG_INFINITY, larger)
+}
+
+/// The logarithm of a sum; in f64, whose last bits, the platform's choice, do not reach an f32.
+pub(crate) fn ln<T: Real>(x: T) -> T {
+    T::from_f64(x.to_f64().ln())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exponentials_are_right_to_the_last_places() {
+        let mut worst = 0f64;
+        for i in 0..1_000_000 {
+            let x = -(i as f32) * 8.7e-5;
+            let exact = f64::from(x).exp();
+            worst = worst.max((f64::from(x.exp_down()) - exact).abs() / exact);
+        }
+        assert!(worst < 2.0 * f64::from(f32::EPSILON), "{worst}");
+    }
+
+    #[test]
+    fn exponentials_at_the_ends() {
+        assert_eq!(0f32.exp_down(), 1.0);
+        assert_eq!((-1e4f32).exp_down(), 0.0);
+        assert_eq!(f32::NEG_INFINITY.exp_down(), 0.0);
+        assert!(f32::NAN.exp_down().is_nan());
+        assert!((-87.33f32).exp_down() > 0.0);
+    }
+
+    #[test]
+    fn sums_and_maxima_of_all_lengths() {
+        for len in 0..70 {
+            let row: Vec<f64> = (0..len).map(|i| f64::from((i * 7) % 13)).collect();
+            assert_eq!(sum(&row, |x| x), row.iter().sum::<f64>());
+            assert_eq!(sum_pairs(&row, &row, |x, y| x * y), row.iter().map(|x| x * x).sum::<f64>());
+            assert_eq!(max(&row), row.iter().copied().fold(f64::NEG_INFINITY, f64::max));
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The gradients of the fused operations against finite differences in f64, over random shapes and layouts.
+#![allow(clippy::unwrap_used)]
+
+use candle_core::{DType, Device, Module, Result, Tensor, Var};
+use proptest::prelude::*;
+use training::{LayerNorm, cross_entropy, log_softmax, softmax};
+
+const STEP: f64 = 1e-5;
+
+/// A view of the variable as operations meet it: as it is, transposed, or from the middle.
+fn view(var: &Tensor, layout: u8) -> Result<Tensor> {
+    match layout {
+        0 => Ok(var.clone()),
+        1 => var.t(),
+        _ => var.narrow(1, 1, var.dim(1)? - 1),
+    }
+}
+
+/// Compares the gradient of `f` with the slope of `f` along each element of each variable.
+fn check(vars: &[Var], f: impl Fn() -> Result<Tensor>) -> Result<()> {
+    let grads = f()?.backward()?;
+    for var in vars {
+        let gradient = grads.get(var).unwrap().flatten_all()?.to_vec1::<f64>()?;
+        let start = var.as_detached_tensor().copy()?;
+        let numbers = start.flatten_all()?.to_vec1::<f64>()?;
+        for (index, gradient) in gradient.into_iter().enumerate() {
+            let at = |by: f64| {
+                let mut moved = numbers.clone();
+                moved[index] += by;
+                var.set(&Tensor::from_vec(moved, var.shape(), &Device::Cpu)?)?;
+                f()?.to_scalar::<f64>()
+            };
+            let slope = (at(STEP)? - at(-STEP)?) / (2.0 * STEP);
+            assert!(
+                (slope - gradient).abs() < 1e-6 * slope.abs().max(1.0),
+                "{index}: {gradient} for {slope}"
+            );
+        }
+        var.set(&start)?;
+    }
+    Ok(())
+}
+
+/// Numbers that are not all alike, from a seed.
+fn numbers(shape: (usize, usize), seed: u64) -> Result<Tensor> {
+    let values = sampler::Generator::new(seed).normal(shape.0 * shape.1, 0.0, 1.0).unwrap();
+    Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(DType::F64)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn gradients_are_slopes(rows in 1usize..5, columns in 2usize..20, layout in 0u8..3, seed in 0u64..1000) {
+        let run = || -> Result<()> {
+            let x = Var::from_tensor(&numbers((rows, columns), seed)?)?;
+            let (rows, width) = view(&x, layout)?.dims2()?;
+            let outer = numbers((rows, width), seed + 1)?;
+            let vars = [x.clone()];
+            check(&vars, || (softmax(&view(&x, layout)?)? * &outer)?.sum_all())?;
+            check(&vars, || (log_softmax(&view(&x, layout)?)? * &outer)?.sum_all())?;
+            let targets: Vec<i64> = (0..rows).map(|row| if row == 1 { -1 } else { (row % width) as i64 }).collect();
+            let targets = Tensor::from_vec(targets, rows, &Device::Cpu)?;
+            check(&vars, || cross_entropy(&view(&x, layout)?, &targets, Some(-1))? * 2.0)?;
+            // A row of two equal numbers has no slope to speak of; eps keeps it smooth.
+            let parameter = |seed| Var::from_tensor(&numbers((1, width), seed)?.squeeze(0)?);
+            let (weight, bias) = (parameter(seed + 2)?, parameter(seed + 3)?);
+            let norm = LayerNorm::new(weight.as_tensor().clone(), bias.as_tensor().clone(), 0.1);
+            check(&[x.clone(), weight, bias], || (norm.forward(&view(&x, layout)?)? * &outer)?.sum_all())
+        };
+        run().unwrap();
+    }
+}
