@@ -66,8 +66,9 @@ float!(f64, f32);
 integer!(u8, u32, i64);
 narrow_float!(f16, bf16);
 
-/// Reduces `theirs` into `mine`, element by element, with the operands in the order that `combine` says.
-pub(crate) fn combine<T: Element>(op: ReduceOp, combine: Combine, mine: &mut [T], theirs: &[T]) {
+/// Reduces `theirs`, bytes that need not be aligned, into `mine`, element by element, with the operands in the order that
+/// `combine` says.
+pub(crate) fn combine<T: Element>(op: ReduceOp, combine: Combine, mine: &mut [T], theirs: &[u8]) {
     match op {
         ReduceOp::Sum | ReduceOp::Avg => fold(combine, mine, theirs, T::sum),
         ReduceOp::Product => fold(combine, mine, theirs, T::product),
@@ -113,9 +114,9 @@ macro_rules! of_dtype {
     };
 }
 
-/// The same for the bytes of elements; both are aligned and hold whole elements.
+/// The same for the bytes of whole elements; `mine` is aligned.
 pub(crate) fn combine_bytes(dtype: DType, op: ReduceOp, how: Combine, mine: &mut [u8], theirs: &[u8]) {
-    of_dtype!(dtype, T => combine::<T>(op, how, bytemuck::cast_slice_mut(mine), bytemuck::cast_slice(theirs)));
+    of_dtype!(dtype, T => combine::<T>(op, how, bytemuck::cast_slice_mut(mine), theirs));
 }
 
 /// Divides every element.
@@ -126,12 +127,13 @@ pub(crate) fn divide_bytes(dtype: DType, by: usize, bytes: &mut [u8]) {
 }
 
 #[inline(always)]
-fn fold<T: Element>(combine: Combine, mine: &mut [T], theirs: &[T], reduce: impl Fn(T, T) -> T) {
+fn fold<T: Element>(combine: Combine, mine: &mut [T], theirs: &[u8], reduce: impl Fn(T, T) -> T) {
+    let theirs = theirs.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned::<T>);
     let pairs = mine.iter_mut().zip(theirs);
     match combine {
-        Combine::Replace => pairs.for_each(|(mine, theirs)| *mine = *theirs),
-        Combine::TheirsFirst => pairs.for_each(|(mine, theirs)| *mine = reduce(*theirs, *mine)),
-        Combine::MineFirst => pairs.for_each(|(mine, theirs)| *mine = reduce(*mine, *theirs)),
+        Combine::Replace => pairs.for_each(|(mine, theirs)| *mine = theirs),
+        Combine::TheirsFirst => pairs.for_each(|(mine, theirs)| *mine = reduce(theirs, *mine)),
+        Combine::MineFirst => pairs.for_each(|(mine, theirs)| *mine = reduce(*mine, theirs)),
     }
 }
 
@@ -155,10 +157,10 @@ mod tests {
     #[test]
     fn operands_keep_their_order() {
         let mut mine = [-0.0f32];
-        combine(ReduceOp::Max, Combine::TheirsFirst, &mut mine, &[0.0]);
+        combine(ReduceOp::Max, Combine::TheirsFirst, &mut mine, bytemuck::bytes_of(&0.0f32));
         assert_eq!(mine[0].to_bits(), (-0.0f32).to_bits());
         let mut mine = [-0.0f32];
-        combine(ReduceOp::Max, Combine::MineFirst, &mut mine, &[0.0]);
+        combine(ReduceOp::Max, Combine::MineFirst, &mut mine, bytemuck::bytes_of(&0.0f32));
         assert_eq!(mine[0].to_bits(), 0.0f32.to_bits());
     }
 }

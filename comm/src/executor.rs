@@ -100,6 +100,11 @@ impl<L: Links> Executor<L> {
         Self { links, supervisor, call, sends, receives, scratch, waits, bytes_sent: 0, bytes_received: 0 }
     }
 
+    /// See [`Links::segment`].
+    pub(crate) fn segment(&self) -> usize {
+        self.links.segment()
+    }
+
     /// Does this rank's part of a call on `memory`.
     pub(crate) fn run(
         &mut self,
@@ -261,12 +266,21 @@ impl<L: Links> Executor<L> {
         }
     }
 
-    /// Takes in some bytes of one receive; those to be reduced go through the scratch.
+    /// Takes in some bytes of one receive; those to be reduced go through the scratch, unless they can be reduced where
+    /// they lie.
     fn receive(&mut self, index: usize, memory: &mut Memory<'_>) -> Result<usize> {
         let (receive, links) = (&mut self.receives[index], &mut self.links);
         let result = if receive.combine == Combine::Replace {
             let rest = receive.first + receive.got..receive.first + receive.len;
             memory.write(rest, |bytes| links.try_recv(receive.from, bytes))?
+        } else if receive.is_in_place()
+            && let Some(bytes) = links.peek(receive.from)
+        {
+            let bytes = bytes.ok();
+            let reduced =
+                bytes.map(|bytes| receive.reduce_in_place(&self.call, bytes, memory)).transpose()?;
+            links.consume(receive.from, reduced.unwrap_or(0));
+            reduced.ok_or(Closed)
         } else {
             let room = if receive.deferred { receive.len } else { receive.len.min(SEGMENT) };
             if self.scratch.len() <= index {
@@ -287,7 +301,7 @@ impl<L: Links> Executor<L> {
         };
         receive.got += got;
         self.bytes_received += got as u64;
-        if receive.combine != Combine::Replace && !receive.deferred {
+        if receive.combine != Combine::Replace && !receive.deferred && receive.reduced < receive.got {
             receive.reduce(&self.call, &mut self.scratch[index], memory)?;
         }
         Ok(got)
@@ -328,6 +342,23 @@ impl Receiving {
     fn new(from: usize, range: Range<usize>, mine: usize, combine: Combine) -> Self {
         let (first, len) = (range.start, range.len());
         Self { from, first, len, got: 0, mine, reduced: 0, combine, deferred: false }
+    }
+
+    /// What arrives is reduced with what is there, and stays there.
+    fn is_in_place(&self) -> bool {
+        self.mine == self.first && !self.deferred
+    }
+
+    /// Reduces the whole elements at the front of `bytes`; how many bytes these are.
+    fn reduce_in_place(&mut self, call: &Call, bytes: &[u8], memory: &mut Memory<'_>) -> Result<usize> {
+        let waiting = bytes.len().min(self.len - self.got);
+        let whole = waiting - waiting % call.dtype.size_in_bytes();
+        let start = self.first + self.got;
+        memory.write_all(start..start + whole, |done, mine| {
+            combine_bytes(call.dtype, call.op, self.combine, mine, &bytes[done..done + mine.len()]);
+        })?;
+        self.reduced += whole;
+        Ok(whole)
     }
 
     /// Reduces the whole elements that wait in the scratch, and moves the rest to its front.

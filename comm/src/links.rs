@@ -22,9 +22,22 @@ pub(crate) trait Links: Send {
     /// Fills `into` as far as bytes have arrived; their number, 0 where there are none now. `into` is not empty.
     fn try_recv(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Closed>;
 
+    /// What has arrived and lies in memory where it can be used as it is; None where bytes can only be copied out.
+    fn peek(&mut self, _peer: usize) -> Option<Result<&[u8], Closed>> {
+        None
+    }
+
+    /// Takes away the first `len` bytes that [`Links::peek`] has shown.
+    fn consume(&mut self, _peer: usize, _len: usize) {}
+
     /// Sleeps until one of `waits` can go on, something else woke it, or the time is over.
     fn park(&mut self, waits: &[Wait], timeout: Duration);
 
     /// How often to try again before parking: pays where a peer has a core of its own.
     fn spins(&self) -> u32;
+
+    /// Bytes of a buffer that a call should work on before it goes on to the next ones; the same on every rank.
+    fn segment(&self) -> usize {
+        usize::MAX
+    }
 }

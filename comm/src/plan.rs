@@ -20,6 +20,8 @@ pub(crate) struct Plan<'a> {
 pub(crate) struct Planner {
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
+    /// See [`crate::links::Links::segment`].
+    pub(crate) segment: usize,
 }
 
 type Counts = Option<Vec<usize>>;
@@ -78,7 +80,8 @@ impl Planner {
         let memory = tensors.iter().try_fold(Memory::default(), summed)?;
         let dtype = tensors.first().map_or(DType::U8, |tensor| widened(tensor.dtype()));
         let len = tensors.iter().map(Tensor::elem_count).sum();
-        let schedule = algorithm::all_reduce(self.rank, self.world_size, len, dtype.size_in_bytes());
+        let schedule =
+            algorithm::all_reduce(self.rank, self.world_size, len, dtype.size_in_bytes(), self.segment);
         Ok(Plan { memory, schedule, dtype, op, pairs: Vec::new() })
     }
 

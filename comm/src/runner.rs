@@ -112,8 +112,9 @@ impl<L: Links> Runner<L> {
         }
         let fingerprint = self.fingerprint(operation);
         self.supervisor.begin(fingerprint);
-        let Plan { mut memory, schedule, dtype, op, pairs } =
-            Planner { rank: self.rank, world_size: self.world_size }.plan(operation)?;
+        let planner =
+            Planner { rank: self.rank, world_size: self.world_size, segment: self.executor.segment() };
+        let Plan { mut memory, schedule, dtype, op, pairs } = planner.plan(operation)?;
         let task = Task { fingerprint, pairs: &pairs, op, dtype };
         self.executor.run(&task, &schedule, &mut memory)?;
         memory.finish()

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::init_method::{is_host, parse_port};
-use super::{InitMethod, Secret};
+use super::{InitMethod, Secret, Transport};
 use crate::{Error, Result};
 
 /// Every rank holds a connection to every other.
@@ -46,6 +46,8 @@ pub struct TcpConfig {
     /// What the ranks prove to each other. Without one (the default) every user of this host may join, and addresses
     /// other than loopback are refused.
     pub secret: Option<Secret>,
+    /// What carries the data between ranks. Default [`Transport::Auto`].
+    pub transport: Transport,
     /// A name that keeps apart jobs with the same secret, or with none. Default empty.
     pub job_id: String,
 }
@@ -60,6 +62,7 @@ impl Default for TcpConfig {
             timeout: Duration::from_secs(300),
             slow_warning: Duration::from_secs(30),
             secret: None,
+            transport: Transport::Auto,
             job_id: String::new(),
         }
     }
@@ -68,7 +71,8 @@ impl Default for TcpConfig {
 impl TcpConfig {
     /// Reads the environment: `RANK` and `WORLD_SIZE`; `MASTER_ADDR` and `MASTER_PORT`, unless `GIRANDOLE_INIT_METHOD`
     /// names another place than `env://`; and, each only where it is set, `GIRANDOLE_SECRET` (64 hexadecimal digits) or
-    /// `GIRANDOLE_SECRET_FILE`, `GIRANDOLE_JOB_ID`, `GIRANDOLE_BIND` (an IP address), `GIRANDOLE_TIMEOUT` (seconds).
+    /// `GIRANDOLE_SECRET_FILE`, `GIRANDOLE_JOB_ID`, `GIRANDOLE_BIND` (an IP address), `GIRANDOLE_TIMEOUT` (seconds),
+    /// `GIRANDOLE_TRANSPORT` (`auto`, `tcp` or `shm`).
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for the first variable that is missing or wrong, with its value.
@@ -91,6 +95,9 @@ impl TcpConfig {
         if let Some(seconds) = env.optional::<f64>("GIRANDOLE_TIMEOUT", TIMEOUT_HELP)? {
             config.timeout = Duration::try_from_secs_f64(seconds)
                 .map_err(|_| Error::invalid("GIRANDOLE_TIMEOUT", seconds, give(TIMEOUT_HELP)))?;
+        }
+        if let Some(transport) = env.optional("GIRANDOLE_TRANSPORT", "auto, tcp or shm")? {
+            config.transport = transport;
         }
         if let Some(method) = env.text("GIRANDOLE_INIT_METHOD")? {
             config.init_method = method.parse().map_err(|error| named(error, "GIRANDOLE_INIT_METHOD"))?;
@@ -238,9 +245,10 @@ mod tests {
             ("GIRANDOLE_INIT_METHOD", "file:///tmp/meet"),
             ("GIRANDOLE_BIND", "::1"),
             ("GIRANDOLE_TIMEOUT", "2.5"),
+            ("GIRANDOLE_TRANSPORT", "shm"),
         ];
         let config = read(&[&GOOD[..2], &more].concat()).unwrap();
-        assert_eq!(config.secret.unwrap().to_hex(), digits);
+        assert_eq!((config.secret.unwrap().to_hex(), config.transport), (digits.clone(), Transport::Shm));
         assert_eq!(
             (config.job_id.as_str(), config.init_method.to_string().as_str()),
             ("night run", "file:///tmp/meet")
@@ -272,6 +280,7 @@ mod tests {
             ("GIRANDOLE_TIMEOUT", "-1"),
             ("GIRANDOLE_TIMEOUT", "NaN"),
             ("GIRANDOLE_TIMEOUT", "inf"),
+            ("GIRANDOLE_TRANSPORT", "rdma"),
             ("GIRANDOLE_INIT_METHOD", "etcd://x"),
             ("GIRANDOLE_SECRET_FILE", "/nowhere"),
         ] {

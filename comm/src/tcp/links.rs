@@ -17,12 +17,13 @@ use crate::links::{Closed, Links, Wait};
 const READ_AHEAD: usize = 64 * 1024;
 
 /// By rank; none for this one.
-pub(super) type Streams = Vec<Option<TcpStream>>;
+pub(crate) type Streams = Vec<Option<TcpStream>>;
 
-pub(super) struct TcpLinks {
+pub(crate) struct TcpLinks {
     streams: Arc<Streams>,
     inboxes: Vec<Inbox>,
     spins: u32,
+    segment: usize,
 }
 
 /// Bytes that have been read and not yet asked for.
@@ -34,13 +35,13 @@ struct Inbox {
 }
 
 impl TcpLinks {
-    /// `spins`: see [`Links::spins`].
-    pub(super) fn new(streams: Arc<Streams>, spins: u32) -> Self {
+    /// `spins`, `segment`: see [`Links::spins`] and [`Links::segment`].
+    pub(crate) fn new(streams: Arc<Streams>, spins: u32, segment: usize) -> Self {
         let inboxes = streams.iter().map(|_| Inbox::default()).collect();
-        Self { streams, inboxes, spins }
+        Self { streams, inboxes, spins, segment }
     }
 
-    fn stream(&self, peer: usize) -> Result<&TcpStream, Closed> {
+    pub(crate) fn stream(&self, peer: usize) -> Result<&TcpStream, Closed> {
         self.streams.get(peer).and_then(Option::as_ref).ok_or(Closed)
     }
 }
@@ -120,10 +121,14 @@ impl Links for TcpLinks {
     fn spins(&self) -> u32 {
         self.spins
     }
+
+    fn segment(&self) -> usize {
+        self.segment
+    }
 }
 
 /// A time-out as the system takes it, an hour at most.
-pub(super) fn timespec(timeout: Duration) -> Timespec {
+pub(crate) fn timespec(timeout: Duration) -> Timespec {
     let timeout = timeout.min(Duration::from_secs(3600));
     Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: i64::from(timeout.subsec_nanos()) }
 }

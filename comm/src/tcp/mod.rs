@@ -10,13 +10,18 @@ mod init_method;
 mod links;
 mod rendezvous;
 mod secret;
+mod transport;
 mod wire;
 
 pub use config::TcpConfig;
 pub use init_method::InitMethod;
 pub use secret::Secret;
+pub use transport::Transport;
 
+pub(crate) use fault::{Fault, Try};
+pub(crate) use links::{TcpLinks, timespec};
 pub(crate) use rendezvous::{Meeting, PeerInfo, meet};
+pub(crate) use wire::Wire;
 
 use std::fmt;
 use std::net::TcpStream;
@@ -25,14 +30,16 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use crate::engine::{Engine, lock};
-use crate::runner::Runner;
+use crate::runner::{Run, Runner};
+use crate::shm::{self, Agreement};
 use crate::{Communicator, Error, Operation, Result, Stats, Work};
 
 use control::Bureau;
-use links::TcpLinks;
 
 /// How often a rank tries again before it sleeps, where every rank of its host has a core: about 30 microseconds.
 const SPINS: u32 = 80;
+/// Bytes of a buffer that ranks of one host work on at a time, so that these stay in the processor's cache.
+const SEGMENT: usize = 1 << 20;
 
 /// One rank of a group of processes, on one host or several, that talk over TCP.
 ///
@@ -51,6 +58,7 @@ const SPINS: u32 = 80;
 pub struct Tcp {
     rank: usize,
     world_size: usize,
+    shared_memory_ranks: Vec<usize>,
     world_ranks: Vec<usize>,
     config: TcpConfig,
     streams: Arc<links::Streams>,
@@ -74,20 +82,46 @@ impl Tcp {
     fn join(config: &TcpConfig, meeting: Meeting, world_ranks: Vec<usize>) -> Result<Self> {
         let Meeting { peers, control, data } = meeting;
         let &TcpConfig { rank, world_size, .. } = config;
+        let Agreement { connections: data, pairs, one_host } = shm::agree(config, &peers, data)?;
         for stream in data.iter().flatten() {
             prepare(stream).map_err(|reason| Error::system("data connection", reason))?;
         }
-        let neighbours = peers.iter().filter(|peer| peer.host == peers[rank].host).count();
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let spins = if neighbours <= cores { SPINS } else { 1 };
+        let shared_memory_ranks = pairs.as_ref().map(shm::Pairs::ranks).unwrap_or_default();
+        let same_name = peers.iter().filter(|peer| peer.host == peers[rank].host).count();
+        let neighbours = same_name.max(shared_memory_ranks.len() + 1);
+        let crowded = neighbours > std::thread::available_parallelism().map_or(1, usize::from);
         let streams = Arc::new(data);
         let (bureau, ear) = Bureau::new(config, peers, streams.clone())?;
         let bureau = Arc::new(bureau);
         let thread = if world_size > 1 { Some(control::serve(bureau.clone(), ear, control)?) } else { None };
-        let runner = Runner::new(rank, world_size, TcpLinks::new(streams.clone(), spins), bureau.clone());
-        let engine = Some(Engine::new(rank, world_size, Box::new(runner), bureau.clone()));
+        let segment = if one_host { SEGMENT } else { usize::MAX };
+        let sockets = TcpLinks::new(streams.clone(), if crowded { 1 } else { SPINS }, segment);
+        let runner: Box<dyn Run> = match pairs {
+            Some(pairs) => {
+                let links = shm::join(sockets, pairs, crowded);
+                Box::new(Runner::new(rank, world_size, links, bureau.clone()))
+            }
+            None => Box::new(Runner::new(rank, world_size, sockets, bureau.clone())),
+        };
+        let engine = Some(Engine::new(rank, world_size, runner, bureau.clone()));
         let (config, groups, control) = (config.clone(), AtomicU64::new(0), Mutex::new(thread));
-        Ok(Self { rank, world_size, world_ranks, config, streams, groups, bureau, engine, control })
+        Ok(Self {
+            rank,
+            world_size,
+            shared_memory_ranks,
+            world_ranks,
+            config,
+            streams,
+            groups,
+            bureau,
+            engine,
+            control,
+        })
+    }
+
+    /// The ranks with which this one exchanges data through shared memory; with all others over TCP.
+    pub fn shared_memory_ranks(&self) -> &[usize] {
+        &self.shared_memory_ranks
     }
 
     fn engine(&self) -> Result<&Engine> {

@@ -10,7 +10,7 @@ mod uneven;
 
 use std::time::Duration;
 
-use comm::{Communicator, InitMethod, Local, Result, Secret, Tcp, TcpConfig};
+use comm::{Communicator, InitMethod, Local, Result, Secret, Tcp, TcpConfig, Transport};
 
 /// Runs `body` on every rank of a group of one backend.
 trait Backend {
@@ -26,10 +26,10 @@ impl Backend for Threads {
     }
 }
 
-/// TCP connections, with a thread for each rank.
-struct Sockets;
+/// Ranks that meet over TCP and exchange their data as the transport says, with a thread for each rank.
+struct Processes(Transport);
 
-impl Backend for Sockets {
+impl Backend for Processes {
     fn run(&self, world_size: usize, body: &(dyn Fn(&dyn Communicator) -> Result<()> + Sync)) {
         let folder = tempfile::tempdir().unwrap();
         let config = TcpConfig {
@@ -37,6 +37,7 @@ impl Backend for Sockets {
             init_method: InitMethod::File(folder.path().join("meeting")),
             timeout: Duration::from_secs(60),
             secret: Some(Secret::random().unwrap()),
+            transport: self.0,
             ..TcpConfig::default()
         };
         std::thread::scope(|scope| {
@@ -175,7 +176,9 @@ macro_rules! suite {
 }
 
 suite!(local, Threads);
-suite!(tcp, Sockets);
+suite!(tcp, Processes(Transport::Tcp));
+#[cfg(target_os = "linux")]
+suite!(shm, Processes(Transport::Shm));
 
 #[test]
 fn the_trait_is_object_safe_and_shared_between_threads() {

@@ -1,0 +1,145 @@
+//! Streams of bytes through shared memory where there is some, through the sockets to all other ranks.
+//!
+//! A rank sleeps in one place, on its bell and on its sockets. Those beside shared memory carry nothing but a rank's
+//! farewell; where that comes, or they end, nothing will come through memory any more: the other rank has left or died, or
+//! this one's group has failed.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::links::{Closed, Links, Wait};
+use crate::tcp::{TcpLinks, timespec};
+
+use super::bell::Bell;
+use super::host::{Pair, Pairs};
+
+/// How often to look again before sleeping, where every rank has a core: some tens of microseconds.
+const SPINS: u32 = 1000;
+
+pub(crate) struct HybridLinks {
+    sockets: TcpLinks,
+    pairs: Vec<Option<Pair>>,
+    bell: Bell,
+    spins: u32,
+}
+
+impl HybridLinks {
+    pub(super) fn new(sockets: TcpLinks, pairs: Pairs, crowded: bool) -> Self {
+        let Pairs { pairs, bell } = pairs;
+        // A look at a socket takes much longer than one at memory.
+        let alone = pairs.iter().filter(|pair| pair.is_none()).count() == 1;
+        let spins = if alone && !crowded { SPINS } else { sockets.spins() };
+        Self { sockets, pairs, bell, spins }
+    }
+
+    fn pair(&mut self, peer: usize) -> Option<&mut Pair> {
+        self.pairs.get_mut(peer).and_then(Option::as_mut)
+    }
+
+    /// Says that this rank sleeps until what it waits for comes; true where it has come.
+    fn expect(&mut self, waits: &[Wait], expect: bool) -> bool {
+        for wait in waits {
+            let Some(pair) = self.pair(wait.peer) else { continue };
+            if wait.read {
+                pair.reader.expect_bytes(expect);
+            }
+            if wait.write {
+                pair.writer.expect_room(expect);
+            }
+        }
+        if !expect {
+            return false;
+        }
+        fence(Ordering::SeqCst);
+        waits.iter().any(|wait| match self.pair(wait.peer) {
+            Some(pair) => {
+                pair.gone
+                    || wait.read && pair.reader.has_news() != Ok(false)
+                    || wait.write && pair.writer.has_room() != Ok(false)
+            }
+            None => false,
+        })
+    }
+
+    fn sleep(&mut self, waits: &[Wait], timeout: Duration) {
+        let mut polled = Vec::with_capacity(waits.len() + 1);
+        polled.push(PollFd::from_borrowed_fd(self.bell.fd(), PollFlags::IN));
+        for wait in waits {
+            let shared = self.pairs.get(wait.peer).is_some_and(Option::is_some);
+            let mut events = PollFlags::empty();
+            events.set(PollFlags::IN, wait.read || shared);
+            events.set(PollFlags::OUT, wait.write && !shared);
+            match self.sockets.stream(wait.peer) {
+                Ok(stream) => polled.push(PollFd::from_borrowed_fd(stream.as_fd(), events)),
+                // The next try will say so.
+                Err(Closed) => return,
+            }
+        }
+        // An error or a signal is like waking up early.
+        if !matches!(poll(&mut polled, Some(&timespec(timeout))), Ok(1..)) {
+            return;
+        }
+        if !polled[0].revents().is_empty() {
+            self.bell.silence();
+        }
+        for (polled, wait) in polled[1..].iter().zip(waits) {
+            if let Some(pair) = self.pairs.get_mut(wait.peer).and_then(Option::as_mut) {
+                pair.gone |= !polled.revents().is_empty();
+            }
+        }
+    }
+}
+
+impl Links for HybridLinks {
+    fn try_send(&mut self, peer: usize, head: &[u8], body: &[u8]) -> Result<usize, Closed> {
+        match self.pair(peer) {
+            Some(Pair { gone: true, .. }) => Err(Closed),
+            Some(pair) => pair.writer.write(head, body),
+            None => self.sockets.try_send(peer, head, body),
+        }
+    }
+
+    fn try_recv(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Closed> {
+        let Some(pair) = self.pair(peer) else { return self.sockets.try_recv(peer, into) };
+        match pair.reader.read(into) {
+            // What was written before the end is read first.
+            Ok(0) if pair.gone => self.sockets.try_recv(peer, into),
+            other => other,
+        }
+    }
+
+    fn peek(&mut self, peer: usize) -> Option<Result<&[u8], Closed>> {
+        let Pair { reader, gone, .. } = self.pair(peer)?;
+        Some(match reader.peek() {
+            Ok([]) if *gone => Err(Closed),
+            other => other,
+        })
+    }
+
+    fn consume(&mut self, peer: usize, len: usize) {
+        if let Some(pair) = self.pair(peer) {
+            pair.reader.consume(len);
+        }
+    }
+
+    fn park(&mut self, waits: &[Wait], timeout: Duration) {
+        if waits.iter().all(|wait| self.pairs.get(wait.peer).is_none_or(Option::is_none)) {
+            return self.sockets.park(waits, timeout);
+        }
+        if !self.expect(waits, true) {
+            self.sleep(waits, timeout);
+        }
+        self.expect(waits, false);
+    }
+
+    fn spins(&self) -> u32 {
+        self.spins
+    }
+
+    fn segment(&self) -> usize {
+        self.sockets.segment()
+    }
+}

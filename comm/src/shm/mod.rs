@@ -1,0 +1,36 @@
+//! Shared memory between ranks of one host: each ordered pair of ranks has a ring through which bytes flow, and each rank a
+//! bell that wakes it.
+//!
+//! Two ranks use it when they run on the same kernel (its boot id, not its name), one can hand the other a piece of memory
+//! through a unix socket, and the other finds the token in it that it was told of; all others, ranks in containers with
+//! networks of their own for example, go on talking over TCP. The connection between the two stays open beside the memory:
+//! its end tells that the other is gone.
+//!
+//! Nothing here has a name in the file system, so nothing is left of it when the ranks are gone, whatever ended them.
+
+mod agreement;
+#[cfg(target_os = "linux")]
+mod bell;
+#[cfg(target_os = "linux")]
+mod handover;
+#[cfg_attr(not(target_os = "linux"), path = "nowhere.rs")]
+mod host;
+#[cfg(target_os = "linux")]
+mod links;
+mod obstacle;
+#[cfg(target_os = "linux")]
+mod region;
+#[cfg(target_os = "linux")]
+mod ring;
+
+pub(crate) use agreement::{Agreement, agree};
+pub(crate) use host::{Pairs, join};
+
+/// The name of a rank's socket.
+type Name = [u8; 16];
+/// What tells the memory of one ring from all others, and nobody can guess.
+type Token = [u8; 32];
+
+#[cfg(target_os = "linux")]
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,137 @@
+//! Memory that two processes share: a header of atomics, and the bytes of a ring, mapped twice in a row so that no read or
+//! write ever has to wrap. The only file of this crate with `unsafe` in it.
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::{NonNull, copy_nonoverlapping, null_mut};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::io::{Errno, Result};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+
+use super::Token;
+
+/// Bytes that a ring holds. A power of two, and a multiple of every page size.
+pub(super) const CAPACITY: usize = 512 * 1024;
+/// Room for the header: a multiple of every page size, of which one page is ever touched.
+const HEADER: usize = 64 * 1024;
+const FILE: usize = HEADER + CAPACITY;
+const MAPPED: usize = FILE + CAPACITY;
+/// Nobody can make the memory go away under those who have mapped it.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// One value on cache lines of its own (processors fetch them in pairs).
+#[derive(Debug)]
+#[repr(C, align(128))]
+pub(super) struct Line<T>(pub(super) T);
+
+/// What the two ends tell each other beside the bytes.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Header {
+    token: Line<[AtomicU64; 4]>,
+    /// Bytes ever written. The writer's.
+    pub(super) head: Line<AtomicU64>,
+    /// Bytes ever read. The reader's.
+    pub(super) tail: Line<AtomicU64>,
+    /// Not 0 while the reader sleeps until bytes come.
+    pub(super) reader_waits: Line<AtomicU32>,
+    /// Not 0 while the writer sleeps until there is room.
+    pub(super) writer_waits: Line<AtomicU32>,
+}
+
+/// One process's view of the shared memory of one ring.
+#[derive(Debug)]
+pub(super) struct Region {
+    base: NonNull<u8>,
+}
+
+// SAFETY: the mapping belongs to this value alone and is valid on every thread.
+unsafe impl Send for Region {}
+
+impl Region {
+    /// New memory, all zeros but for the token, and the file through which another process can map it. The file has no
+    /// name: the memory is gone with the last process that holds it, however that one ends.
+    pub(super) fn create(token: &Token) -> Result<(Self, OwnedFd)> {
+        let file = memfd_create("girandole", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, FILE as u64)?;
+        fcntl_add_seals(&file, SEALS)?;
+        let region = Self::map(&file)?;
+        for (word, bytes) in region.header().token.0.iter().zip(token.as_chunks::<8>().0) {
+            word.store(u64::from_le_bytes(*bytes), Ordering::SeqCst);
+        }
+        Ok((region, file))
+    }
+
+    /// The memory that another process has made; refused where it is not such memory.
+    pub(super) fn open(file: &OwnedFd) -> Result<Self> {
+        let size = fstat(file)?.st_size;
+        if !fcntl_get_seals(file)?.contains(SEALS) || usize::try_from(size) != Ok(FILE) {
+            return Err(Errno::INVAL);
+        }
+        Self::map(file)
+    }
+
+    fn map(file: &OwnedFd) -> Result<Self> {
+        // SAFETY: a new mapping, at a place that the system chooses.
+        let base = unsafe { mmap_anonymous(null_mut(), MAPPED, ProtFlags::empty(), MapFlags::PRIVATE)? };
+        let Some(base) = NonNull::new(base.cast::<u8>()) else { return Err(Errno::NOMEM) };
+        // From here on it is unmapped again if anything fails.
+        let region = Self { base };
+        for (at, len, from) in [(0, FILE, 0), (FILE, CAPACITY, HEADER)] {
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            // SAFETY: the pages replaced lie within the mapping made above, which nobody else knows of yet. The file cannot
+            // shrink, so that all of them stay valid.
+            unsafe {
+                let place = base.as_ptr().add(at).cast();
+                mmap(place, len, access, MapFlags::SHARED | MapFlags::FIXED, file.as_fd(), from as u64)?
+            };
+        }
+        Ok(region)
+    }
+
+    pub(super) fn header(&self) -> &Header {
+        // SAFETY: the mapping starts on a page, is longer than the header, and lives as long as `self`. The header is made
+        // of atomics only, for which every pattern of bits is valid and which others may change at any time.
+        unsafe { self.base.cast::<Header>().as_ref() }
+    }
+
+    pub(super) fn token(&self) -> Token {
+        let mut token = Token::default();
+        for (bytes, word) in token.as_chunks_mut::<8>().0.iter_mut().zip(&self.header().token.0) {
+            *bytes = word.load(Ordering::SeqCst).to_le_bytes();
+        }
+        token
+    }
+
+    /// Writes bytes at a place in the stream; at most [`CAPACITY`] of them are taken.
+    pub(super) fn write(&mut self, position: u64, bytes: &[u8]) {
+        let len = bytes.len().min(CAPACITY);
+        // SAFETY: `place` leaves room for CAPACITY bytes. Rust has no reference into the ring but those of `bytes` below, in
+        // the reader's process, which cover what was published and not yet read; the ring's protocol keeps writers off it.
+        unsafe { copy_nonoverlapping(bytes.as_ptr(), self.place(position).as_ptr(), len) }
+    }
+
+    /// The bytes from a place in the stream on, at most [`CAPACITY`] of them. A process that does not keep to the ring's
+    /// protocol can make their values wrong; nothing but values is ever made of them.
+    pub(super) fn bytes(&self, position: u64, len: usize) -> &[u8] {
+        // SAFETY: `place` leaves CAPACITY bytes, all of them initialised (by the system, at first), valid while `self` lives.
+        // The writer does not touch what is published and not yet read.
+        unsafe { std::slice::from_raw_parts(self.place(position).as_ptr(), len.min(CAPACITY)) }
+    }
+
+    /// Where a place in the stream lies; CAPACITY bytes from there on are part of the mapping, whatever `position` is.
+    fn place(&self, position: u64) -> NonNull<u8> {
+        let offset = HEADER + (position % CAPACITY as u64) as usize;
+        // SAFETY: HEADER + CAPACITY - 1 at most, in a mapping of HEADER + 2 CAPACITY bytes.
+        unsafe { self.base.add(offset) }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: this value's own mapping, of that length; every reference into it borrows from `self`.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), MAPPED) };
+    }
+}
