@@ -111,7 +111,7 @@ fn is_ignored(signal: i32) -> bool {
 fn a_reader_that_has_read_enough_ends_it_quietly() {
     for enough in ["available GPUs", "===== DDP training"] {
         let mut child = girandole()
-            .args(["--world-size", "3", "--epochs", "300", "--samples", "3200", "--batch-size", "4"])
+            .args(["--world-size", "3", "--epochs", "20", "--samples", "3200", "--batch-size", "4"])
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()

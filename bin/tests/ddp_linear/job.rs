@@ -45,7 +45,7 @@ impl Job {
         let folder = Folder::new();
         let file = |name: &str| Stdio::from(File::create(folder.path(name)).unwrap());
         let mut command = girandole();
-        command.args(["--world-size", "3", "--epochs", "40000", "--samples", "64", "--batch-size", "64"]);
+        command.args(["--world-size", "3", "--epochs", "15000", "--samples", "64", "--batch-size", "64"]);
         command.args(["--metrics", &folder.argument("metrics.jsonl")]).args(more);
         command.stdout(file("stdout")).stderr(file("stderr")).process_group(0);
         Self { child: command.spawn().unwrap(), folder, ranks: Vec::new() }

@@ -2,12 +2,13 @@
 
 use serde_json::Value;
 
-use crate::command::{Folder, succeed};
+use crate::command::{Folder, losses, metrics, succeed};
 
 #[test]
-fn trace_and_report_are_written() {
+fn all_files_are_written_together() {
     let folder = Folder::new();
     let (trace, report) = (folder.argument("trace.json"), folder.argument("report.html"));
+    let (lines, weights) = (folder.argument("metrics.jsonl"), folder.argument("weights.safetensors"));
     succeed(&[
         "--epochs",
         "1",
@@ -19,6 +20,10 @@ fn trace_and_report_are_written() {
         &trace,
         "--report",
         &report,
+        "--metrics",
+        &lines,
+        "--save",
+        &weights,
     ]);
 
     let trace: Value = serde_json::from_str(&std::fs::read_to_string(trace).unwrap()).unwrap();
@@ -31,5 +36,18 @@ fn trace_and_report_are_written() {
 
     let report = std::fs::read_to_string(report).unwrap();
     assert!(report.contains("<svg") && report.contains("ddp-linear"));
-    assert!(!report.contains("http://") || !report.contains("src=\"http"), "nothing is loaded from outside");
+    let facts = [("ranks", "3"), ("backend", "tcp"), ("device", "cpu"), ("seed", "42"), ("samples", "640")];
+    let more = [("learning rate, DDP", "0.03"), ("version", env!("CARGO_PKG_VERSION"))];
+    for (name, value) in facts.into_iter().chain(more) {
+        let row = format!("<tr><th scope=\"row\">{name}</th><td>{value}</td></tr>");
+        assert!(report.contains(&row), "{row}");
+    }
+    let links = report.replace("xmlns=\"http://www.w3.org/2000/svg\"", "");
+    assert!(!links.contains("http") && !links.contains("src="), "nothing is loaded from outside");
+
+    let lines = metrics(lines.as_ref());
+    assert_eq!((losses(&lines, "single").len(), losses(&lines, "ddp").len()), (20, 7));
+    assert_eq!(lines.last().unwrap()["world_size"], 3);
+    assert_eq!(std::fs::read_dir(folder.path("")).unwrap().count(), 4, "these four files and no others");
+    assert!(std::fs::metadata(weights).unwrap().len() > 0);
 }
