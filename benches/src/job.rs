@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 use comm::launch::{self, SpawnConfig};
-use comm::{Communicator, Operation, ReduceOp, Tcp, TcpConfig};
+use comm::{Communicator, Operation, ReduceOp, Tcp, TcpConfig, Transport};
 
 const JOB: &str = "GIRANDOLE_BENCH_JOB";
 
@@ -53,8 +53,11 @@ impl Job {
 ///
 /// # Errors
 /// Ranks that cannot be started, or fail.
-pub fn measure(job: Job, world_size: usize, rounds: u64) -> comm::Result<Duration> {
-    let env: Vec<(OsString, OsString)> = vec![(JOB.into(), format!("{} {rounds}", job.to_text()).into())];
+pub fn measure(job: Job, transport: Transport, world_size: usize, rounds: u64) -> comm::Result<Duration> {
+    let env: Vec<(OsString, OsString)> = vec![
+        (JOB.into(), format!("{} {rounds}", job.to_text()).into()),
+        ("GIRANDOLE_TRANSPORT".into(), transport.to_string().into()),
+    ];
     let results =
         launch::spawn(&SpawnConfig { world_size, args: Some(Vec::new()), env, ..SpawnConfig::default() })?;
     let nanoseconds = results.into_iter().next().flatten().and_then(|text| text.parse().ok()).unwrap_or(0);

@@ -46,7 +46,7 @@ pub struct TcpConfig {
     /// What the ranks prove to each other. Without one (the default) every user of this host may join, and addresses
     /// other than loopback are refused.
     pub secret: Option<Secret>,
-    /// What carries the data between ranks. Default [`Transport::Auto`].
+    /// What carries the data between ranks. Default [`Transport::Tcp`]; the others are for ranks of one host (Linux).
     pub transport: Transport,
     /// A name that keeps apart jobs with the same secret, or with none. Default empty.
     pub job_id: String,
@@ -62,7 +62,7 @@ impl Default for TcpConfig {
             timeout: Duration::from_secs(300),
             slow_warning: Duration::from_secs(30),
             secret: None,
-            transport: Transport::Auto,
+            transport: Transport::Tcp,
             job_id: String::new(),
         }
     }

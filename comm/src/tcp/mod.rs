@@ -39,7 +39,7 @@ use control::Bureau;
 /// How often a rank tries again before it sleeps, where every rank of its host has a core: about 30 microseconds.
 const SPINS: u32 = 80;
 /// Bytes of a buffer that ranks of one host work on at a time, so that these stay in the processor's cache.
-const SEGMENT: usize = 1 << 20;
+const SEGMENT: usize = 512 * 1024;
 
 /// One rank of a group of processes, on one host or several, that talk over TCP.
 ///

@@ -9,9 +9,9 @@ use crate::Error;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Transport {
     /// Shared memory between ranks that have some, TCP between all others.
-    #[default]
     Auto,
     /// TCP between all ranks.
+    #[default]
     Tcp,
     /// Shared memory between all ranks (Linux): an error where that cannot be.
     Shm,
