@@ -61,6 +61,13 @@ impl Start {
             let help = format!("give 1 to {MOST_RANKS} ranks");
             return Err(Error::Option { option: "--world-size", got: world_size.to_string(), help });
         }
+        // What the system has no room for is said before any work is done.
+        SpawnConfig { world_size, ..SpawnConfig::default() }.check().map_err(|error| match error {
+            comm::Error::InvalidArgument { got, help, .. } => {
+                Error::Option { option: "--world-size", got, help }
+            }
+            other => other.into(),
+        })?;
         Ok(Start::Launcher { world_size })
     }
 }
