@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
-use crate::options::CommonOptions;
+use crate::options::RankOptions;
 
 /// Names the experiment whose launcher started a rank. Other launchers do not set it.
 const SPAWNED_FOR: &str = "GIRANDOLE_SPAWNED_FOR";
@@ -35,7 +35,7 @@ impl Start {
     ///
     /// # Errors
     /// An environment that makes no sense, or that the options contradict.
-    pub fn find(options: &CommonOptions, command: &str, default_world_size: usize) -> Result<Self> {
+    pub fn find(options: &RankOptions, command: &str, default_world_size: usize) -> Result<Self> {
         let value = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         match (value("RANK"), value("WORLD_SIZE")) {
             (None, None) => return Self::launcher(options.world_size.unwrap_or(default_world_size)),
@@ -47,6 +47,7 @@ impl Start {
         if let Some(timeout) = options.timeout {
             config.timeout = timeout;
         }
+        options.transport.apply(&mut config);
         let spawned = launch::is_worker() && value(SPAWNED_FOR).is_some_and(|name| name == command);
         if let Some(world_size) = options.world_size.filter(|given| *given != config.world_size) {
             let help = format!("the environment says WORLD_SIZE={}; leave the option out", config.world_size);

@@ -80,10 +80,33 @@ impl Local {
     /// # Errors
     /// The first error that is not a mere consequence of another rank's; a panic in `body` counts as the death of its rank.
     pub fn run<T: Send>(world_size: usize, body: impl Fn(&Local) -> Result<T> + Sync) -> Result<Vec<T>> {
+        Self::run_each(world_size, |comm| body(&comm))
+    }
+
+    /// As [`Local::run`], for what holds its communicator: a strategy is given it, and closes it when dropped.
+    ///
+    /// # Errors
+    /// Those of [`Local::run`].
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use comm::{Communicator, Local};
+    ///
+    /// let ranks = Local::run_shared(2, |comm: Arc<dyn Communicator>| Ok(comm.rank()))?;
+    /// assert_eq!(ranks, [0, 1]);
+    /// # Ok::<(), comm::Error>(())
+    /// ```
+    pub fn run_shared<T: Send>(
+        world_size: usize,
+        body: impl Fn(Arc<dyn Communicator>) -> Result<T> + Sync,
+    ) -> Result<Vec<T>> {
+        Self::run_each(world_size, |comm| body(Arc::new(comm)))
+    }
+
+    fn run_each<T: Send>(world_size: usize, body: impl Fn(Local) -> Result<T> + Sync) -> Result<Vec<T>> {
         let group = Self::group(world_size, &LocalConfig::default())?;
-        let run = |comm: Local| body(&comm);
         let results: Vec<Result<T>> = std::thread::scope(|scope| {
-            let threads: Vec<_> = group.into_iter().map(|comm| scope.spawn(|| run(comm))).collect();
+            let threads: Vec<_> = group.into_iter().map(|comm| scope.spawn(|| body(comm))).collect();
             let died = |rank| Error::PeerDied {
                 rank,
                 host: "this process".into(),
