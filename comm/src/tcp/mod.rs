@@ -42,7 +42,8 @@ const SPINS: u32 = 80;
 /// Bytes of a buffer that ranks of one host work on at a time, so that these stay in the processor's cache.
 const SEGMENT: usize = 512 * 1024;
 
-/// One rank of a group of processes, on one host or several, that talk over TCP.
+/// One rank of a group of processes, on one host or several: they meet and watch over each other over TCP, and exchange
+/// their data through shared memory where they are of one host, over TCP otherwise, see [`Transport`].
 ///
 /// Dropping it closes the group for this rank, after what is queued is done: the others may go on without it.
 ///
