@@ -20,6 +20,7 @@ pub mod report;
 pub mod run_log;
 pub mod start;
 pub mod trace;
+pub mod validation;
 pub mod weights;
 
 /// The README's example is compiled with the doc tests.
