@@ -9,6 +9,7 @@ use comm::launch;
 use crate::error::Result;
 use crate::experiment;
 use crate::experiments::ddp_linear::DdpLinearOptions;
+use crate::experiments::ddp_trainer::DdpTrainerOptions;
 
 // The feature that it is named for in Cargo.toml gives candle's matrix products AVX-512.
 use gemm as _;
@@ -25,12 +26,15 @@ struct Cli {
 enum Command {
     /// One process against data-parallel ranks on y = 2x + 3 + noise
     DdpLinear(DdpLinearOptions),
+    /// A Trainer on every rank, which says how much it has to do
+    DdpTrainer(DdpTrainerOptions),
 }
 
 impl Command {
     fn run(&self) -> Result<()> {
         match self {
             Command::DdpLinear(options) => experiment::run(options),
+            Command::DdpTrainer(options) => experiment::run(options),
         }
     }
 }
