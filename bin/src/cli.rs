@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::experiment;
 use crate::experiments::ddp_linear::DdpLinearOptions;
 use crate::experiments::ddp_trainer::DdpTrainerOptions;
+use crate::experiments::ddp_transformer::DdpTransformerOptions;
 
 // The feature that it is named for in Cargo.toml gives candle's matrix products AVX-512.
 use gemm as _;
@@ -28,6 +29,8 @@ enum Command {
     DdpLinear(DdpLinearOptions),
     /// A Trainer on every rank, which says how much it has to do
     DdpTrainer(DdpTrainerOptions),
+    /// A Transformer that learns to predict the next token, on data-parallel ranks
+    DdpTransformer(DdpTransformerOptions),
 }
 
 impl Command {
@@ -35,6 +38,7 @@ impl Command {
         match self {
             Command::DdpLinear(options) => experiment::run(options),
             Command::DdpTrainer(options) => experiment::run(options),
+            Command::DdpTransformer(options) => experiment::run(options),
         }
     }
 }

@@ -15,6 +15,7 @@ pub mod models;
 pub mod options;
 mod outputs;
 mod progress;
+pub mod python;
 pub mod rank;
 pub mod report;
 pub mod run_log;

@@ -88,6 +88,12 @@ pub(crate) fn learning_rate(text: &str) -> Result<f64, &'static str> {
     lr.ok_or("give a finite number, 0 or more")
 }
 
+/// A probability, such as dropout's.
+pub(crate) fn probability(text: &str) -> Result<f64, &'static str> {
+    let p = text.parse().ok().filter(|p| (0.0..=1.0).contains(p));
+    p.ok_or("give a number from 0 to 1")
+}
+
 fn seconds(text: &str) -> Result<Duration, &'static str> {
     let time = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     time.filter(|time| !time.is_zero()).ok_or("give a number of seconds greater than 0")

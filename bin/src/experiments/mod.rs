@@ -2,3 +2,4 @@
 
 pub mod ddp_linear;
 pub mod ddp_trainer;
+pub mod ddp_transformer;
