@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use comm::launch;
 
+use crate::comm_bench::{self, CommBenchOptions};
 use crate::error::Result;
 use crate::experiment;
 use crate::experiments::ddp_linear::DdpLinearOptions;
@@ -31,6 +32,8 @@ enum Command {
     DdpTrainer(DdpTrainerOptions),
     /// A Transformer that learns to predict the next token, on data-parallel ranks
     DdpTransformer(DdpTransformerOptions),
+    /// How long collectives take, by size
+    CommBench(CommBenchOptions),
 }
 
 impl Command {
@@ -39,6 +42,7 @@ impl Command {
             Command::DdpLinear(options) => experiment::run(options),
             Command::DdpTrainer(options) => experiment::run(options),
             Command::DdpTransformer(options) => experiment::run(options),
+            Command::CommBench(options) => comm_bench::run(options),
         }
     }
 }
