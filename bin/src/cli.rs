@@ -10,6 +10,8 @@ use crate::comm_bench::{self, CommBenchOptions};
 use crate::error::Result;
 use crate::experiment;
 use crate::experiments::ddp_linear::DdpLinearOptions;
+use crate::experiments::ddp_trainer::DdpTrainerOptions;
+use crate::experiments::ddp_transformer::DdpTransformerOptions;
 
 // The feature that it is named for in Cargo.toml gives candle's matrix products AVX-512.
 use gemm as _;
@@ -26,6 +28,10 @@ struct Cli {
 enum Command {
     /// One process against data-parallel ranks on y = 2x + 3 + noise
     DdpLinear(DdpLinearOptions),
+    /// A Trainer on every rank, which says how much it has to do
+    DdpTrainer(DdpTrainerOptions),
+    /// A Transformer that learns to predict the next token, on data-parallel ranks
+    DdpTransformer(DdpTransformerOptions),
     /// How long collectives take, by size
     CommBench(CommBenchOptions),
 }
@@ -34,6 +40,8 @@ impl Command {
     fn run(&self) -> Result<()> {
         match self {
             Command::DdpLinear(options) => experiment::run(options),
+            Command::DdpTrainer(options) => experiment::run(options),
+            Command::DdpTransformer(options) => experiment::run(options),
             Command::CommBench(options) => comm_bench::run(options),
         }
     }

@@ -1,3 +1,5 @@
 //! One folder or file an experiment.
 
 pub mod ddp_linear;
+pub mod ddp_trainer;
+pub mod ddp_transformer;

@@ -1,3 +1,6 @@
 //! The models of the documents.
 
 pub mod linear;
+pub mod mlp;
+pub mod transformer;
+pub mod tree;
