@@ -1,3 +1,4 @@
 //! The models of the documents.
 
+pub mod convnet;
 pub mod linear;
