@@ -1,5 +1,7 @@
 //! The options that every experiment takes.
 
+mod transport;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -7,6 +9,8 @@ use candle_core::Device;
 use clap::{Args, ValueEnum};
 
 use crate::error::Error;
+
+pub use transport::TransportOption;
 
 /// How ranks talk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -41,6 +45,9 @@ pub struct CommonOptions {
     /// How ranks talk
     #[arg(long, value_enum, default_value = "auto", help_heading = "Ranks")]
     pub backend: Backend,
+    /// What carries data between ranks of one host.
+    #[command(flatten)]
+    pub transport: TransportOption,
     /// Where tensors are
     #[arg(long, value_enum, default_value = "auto", help_heading = "Ranks")]
     pub device: DeviceKind,

@@ -47,6 +47,7 @@ impl Start {
         if let Some(timeout) = options.timeout {
             config.timeout = timeout;
         }
+        options.transport.apply(&mut config);
         let spawned = launch::is_worker() && value(SPAWNED_FOR).is_some_and(|name| name == command);
         if let Some(world_size) = options.world_size.filter(|given| *given != config.world_size) {
             let help = format!("the environment says WORLD_SIZE={}; leave the option out", config.world_size);
