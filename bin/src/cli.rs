@@ -9,6 +9,7 @@ use comm::launch;
 use crate::error::Result;
 use crate::experiment;
 use crate::experiments::ddp_linear::DdpLinearOptions;
+use crate::experiments::sampler::SamplerOptions;
 
 // The feature that it is named for in Cargo.toml gives candle's matrix products AVX-512.
 use gemm as _;
@@ -25,12 +26,15 @@ struct Cli {
 enum Command {
     /// One process against data-parallel ranks on y = 2x + 3 + noise
     DdpLinear(DdpLinearOptions),
+    /// Which rank gets which samples, with a plain and with a distributed sampler
+    Sampler(SamplerOptions),
 }
 
 impl Command {
     fn run(&self) -> Result<()> {
         match self {
             Command::DdpLinear(options) => experiment::run(options),
+            Command::Sampler(options) => options.run(),
         }
     }
 }
