@@ -1,4 +1,5 @@
 //! One folder or file an experiment.
 
+pub mod cifar10;
 pub mod ddp_linear;
 pub mod sampler;
