@@ -5,6 +5,7 @@
 #![allow(clippy::print_stdout, reason = "what an experiment prints is its result")]
 
 pub mod cli;
+pub mod comm_bench;
 pub mod console;
 pub mod error;
 pub mod experiment;
