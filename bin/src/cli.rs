@@ -10,6 +10,7 @@ use crate::comm_bench::{self, CommBenchOptions};
 use crate::error::Result;
 use crate::experiment;
 use crate::experiments::ddp_linear::DdpLinearOptions;
+use crate::experiments::ddp_trainer::DdpTrainerOptions;
 use crate::experiments::sampler::SamplerOptions;
 
 // The feature that it is named for in Cargo.toml gives candle's matrix products AVX-512.
@@ -27,6 +28,8 @@ struct Cli {
 enum Command {
     /// One process against data-parallel ranks on y = 2x + 3 + noise
     DdpLinear(DdpLinearOptions),
+    /// A Trainer on every rank, which says how much it has to do
+    DdpTrainer(DdpTrainerOptions),
     /// Which rank gets which samples, with a plain and with a distributed sampler
     Sampler(SamplerOptions),
     /// How long collectives take, by size
@@ -37,6 +40,7 @@ impl Command {
     fn run(&self) -> Result<()> {
         match self {
             Command::DdpLinear(options) => experiment::run(options),
+            Command::DdpTrainer(options) => experiment::run(options),
             Command::Sampler(options) => options.run(),
             Command::CommBench(options) => comm_bench::run(options),
         }

@@ -21,7 +21,9 @@ pub mod report;
 pub mod run_log;
 pub mod start;
 pub mod trace;
+pub mod trainer;
 pub mod validation;
+pub mod variables;
 pub mod weights;
 
 /// The README's example is compiled with the doc tests.

@@ -143,6 +143,14 @@ impl CommonOptions {
         }
     }
 
+    /// What a run has to have in common with the one that it goes on from, as [`RunIdentity`] takes it.
+    ///
+    /// [`RunIdentity`]: crate::trainer::RunIdentity
+    pub fn settings(&self) -> [(&'static str, String); 2] {
+        let data = if self.data.is_some() { "a file" } else { "random data" };
+        [("--seed", self.seed.to_string()), ("--data", data.to_string())]
+    }
+
     /// The device's name, as `--device` takes it.
     pub(crate) fn device_name(&self) -> Result<&'static str, Error> {
         Ok(match self.device()? {

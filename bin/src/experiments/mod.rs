@@ -2,4 +2,5 @@
 
 pub mod cifar10;
 pub mod ddp_linear;
+pub mod ddp_trainer;
 pub mod sampler;
