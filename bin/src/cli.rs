@@ -9,6 +9,7 @@ use comm::launch;
 use crate::comm_bench::{self, CommBenchOptions};
 use crate::error::Result;
 use crate::experiment;
+use crate::experiments::cifar10::Cifar10Options;
 use crate::experiments::ddp_linear::DdpLinearOptions;
 use crate::experiments::ddp_trainer::DdpTrainerOptions;
 use crate::experiments::sampler::SamplerOptions;
@@ -30,6 +31,8 @@ enum Command {
     DdpLinear(DdpLinearOptions),
     /// A Trainer on every rank, which says how much it has to do
     DdpTrainer(DdpTrainerOptions),
+    /// A convolutional net that tells pictures apart: trained, saved, tested
+    Cifar10(Cifar10Options),
     /// Which rank gets which samples, with a plain and with a distributed sampler
     Sampler(SamplerOptions),
     /// How long collectives take, by size
@@ -41,6 +44,7 @@ impl Command {
         match self {
             Command::DdpLinear(options) => experiment::run(options),
             Command::DdpTrainer(options) => experiment::run(options),
+            Command::Cifar10(options) => experiment::run(options),
             Command::Sampler(options) => options.run(),
             Command::CommBench(options) => comm_bench::run(options),
         }
