@@ -9,9 +9,11 @@ use comm::launch;
 use crate::comm_bench::{self, CommBenchOptions};
 use crate::error::Result;
 use crate::experiment;
+use crate::experiments::cifar10::Cifar10Options;
 use crate::experiments::ddp_linear::DdpLinearOptions;
 use crate::experiments::ddp_trainer::DdpTrainerOptions;
 use crate::experiments::ddp_transformer::DdpTransformerOptions;
+use crate::experiments::sampler::SamplerOptions;
 
 // The feature that it is named for in Cargo.toml gives candle's matrix products AVX-512.
 use gemm as _;
@@ -32,6 +34,10 @@ enum Command {
     DdpTrainer(DdpTrainerOptions),
     /// A Transformer that learns to predict the next token, on data-parallel ranks
     DdpTransformer(DdpTransformerOptions),
+    /// A convolutional net that tells pictures apart: trained, saved, tested
+    Cifar10(Cifar10Options),
+    /// Which rank gets which samples, with a plain and with a distributed sampler
+    Sampler(SamplerOptions),
     /// How long collectives take, by size
     CommBench(CommBenchOptions),
 }
@@ -42,6 +48,8 @@ impl Command {
             Command::DdpLinear(options) => experiment::run(options),
             Command::DdpTrainer(options) => experiment::run(options),
             Command::DdpTransformer(options) => experiment::run(options),
+            Command::Cifar10(options) => experiment::run(options),
+            Command::Sampler(options) => options.run(),
             Command::CommBench(options) => comm_bench::run(options),
         }
     }
