@@ -4,11 +4,12 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use comm::launch;
+use comm::launch::worker_guard;
 
 use crate::error::Result;
 use crate::experiment;
 use crate::experiments::ddp_linear::DdpLinearOptions;
+use crate::launch::{self, LaunchOptions};
 
 // The feature that it is named for in Cargo.toml gives candle's matrix products AVX-512.
 use gemm as _;
@@ -25,19 +26,22 @@ struct Cli {
 enum Command {
     /// One process against data-parallel ranks on y = 2x + 3 + noise
     DdpLinear(DdpLinearOptions),
+    /// Start any program as ranks on this machine, as torchrun does
+    Launch(LaunchOptions),
 }
 
 impl Command {
     fn run(&self) -> Result<()> {
         match self {
             Command::DdpLinear(options) => experiment::run(options),
+            Command::Launch(options) => launch::run(options),
         }
     }
 }
 
 /// Runs the program: parses, runs the command, and says in one line what went wrong.
 pub fn main() -> ExitCode {
-    let result = launch::worker_guard().map_err(Into::into).and_then(|()| Cli::parse().command.run());
+    let result = worker_guard().map_err(Into::into).and_then(|()| Cli::parse().command.run());
     let Err(error) = result else { return ExitCode::SUCCESS };
     if let Some(message) = error.message() {
         // Where nobody reads it, the exit code has to do.

@@ -10,6 +10,7 @@ pub mod error;
 pub mod experiment;
 pub mod experiments;
 pub mod file_error;
+pub mod launch;
 pub mod metrics;
 pub mod models;
 pub mod options;

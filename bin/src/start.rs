@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::options::CommonOptions;
 
 /// Names the experiment whose launcher started a rank. Other launchers do not set it.
-const SPAWNED_FOR: &str = "GIRANDOLE_SPAWNED_FOR";
+pub(crate) const SPAWNED_FOR: &str = "GIRANDOLE_SPAWNED_FOR";
 /// Every rank holds a connection to every other; the communicator takes no more either.
 const MOST_RANKS: usize = 4096;
 
