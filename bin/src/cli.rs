@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use comm::launch::worker_guard;
 
+use crate::comm_bench::{self, CommBenchOptions};
 use crate::error::Result;
 use crate::experiment;
 use crate::experiments::ddp_linear::DdpLinearOptions;
@@ -28,6 +29,8 @@ enum Command {
     DdpLinear(DdpLinearOptions),
     /// Start any program as ranks on this machine, as torchrun does
     Launch(LaunchOptions),
+    /// How long collectives take, by size
+    CommBench(CommBenchOptions),
 }
 
 impl Command {
@@ -35,6 +38,7 @@ impl Command {
         match self {
             Command::DdpLinear(options) => experiment::run(options),
             Command::Launch(options) => launch::run(options),
+            Command::CommBench(options) => comm_bench::run(options),
         }
     }
 }

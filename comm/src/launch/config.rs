@@ -65,16 +65,16 @@ impl Default for SpawnConfig {
 }
 
 impl SpawnConfig {
-    /// Refuses what cannot work, without starting anything: [`spawn`](super::spawn) begins with it, and so may a
-    /// program that has work to do before.
+    /// Refuses what cannot work before anything is started, as [`spawn`](super::spawn) does: for a program that does other
+    /// work first, and wants to know before that.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: a world size of 0, more ranks than this process may have files open.
+    /// [`Error::InvalidArgument`]: a world size of 0, or more ranks than this process may have pipes.
     ///
     /// ```
     /// use comm::launch::SpawnConfig;
     ///
-    /// assert!(SpawnConfig { world_size: 0, ..SpawnConfig::default() }.check().is_err());
+    /// assert!(SpawnConfig { world_size: 2, ..SpawnConfig::default() }.check().is_ok());
     /// ```
     pub fn check(&self) -> Result<()> {
         if self.world_size == 0 {
