@@ -10,6 +10,7 @@ use crate::comm_bench::{self, CommBenchOptions};
 use crate::error::Result;
 use crate::experiment;
 use crate::experiments::ddp_linear::DdpLinearOptions;
+use crate::experiments::process_groups::{self, ProcessGroupsOptions};
 use crate::launch::{self, LaunchOptions};
 
 // The feature that it is named for in Cargo.toml gives candle's matrix products AVX-512.
@@ -27,6 +28,8 @@ struct Cli {
 enum Command {
     /// One process against data-parallel ranks on y = 2x + 3 + noise
     DdpLinear(DdpLinearOptions),
+    /// Back ends, ranks, meeting places, operations between ranks, groups of ranks
+    ProcessGroups(ProcessGroupsOptions),
     /// Start any program as ranks on this machine, as torchrun does
     Launch(LaunchOptions),
     /// How long collectives take, by size
@@ -37,6 +40,7 @@ impl Command {
     fn run(&self) -> Result<()> {
         match self {
             Command::DdpLinear(options) => experiment::run(options),
+            Command::ProcessGroups(options) => process_groups::run(options),
             Command::Launch(options) => launch::run(options),
             Command::CommBench(options) => comm_bench::run(options),
         }

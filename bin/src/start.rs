@@ -43,7 +43,7 @@ impl Start {
             (None, Some(size)) => return Err(half_an_environment("WORLD_SIZE", &size, "RANK")),
             (Some(_), Some(_)) => {}
         }
-        let mut config = TcpConfig::from_env()?;
+        let mut config = TcpConfig::from_env_at(options.init_method.clone())?;
         if let Some(timeout) = options.timeout {
             config.timeout = timeout;
         }

@@ -15,6 +15,9 @@ use crate::start::SPAWNED_FOR;
 use nproc::ProcessCount;
 use program::Program;
 
+pub(crate) use nproc::gpu_count;
+pub(crate) use program::in_path;
+
 /// Options of `launch`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\

@@ -34,14 +34,12 @@ impl FromStr for ProcessCount {
 impl ProcessCount {
     /// The number on this machine.
     pub(super) fn count(self) -> Result<usize> {
-        let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-        let gpus = || gpus(Path::new("/proc/driver/nvidia/gpus"), visible.as_deref());
         let cores = || available_parallelism().map_or(1, usize::from);
         match self {
             Self::Number(count) => Ok(count),
             Self::Cpu => Ok(cores()),
-            Self::Auto => Ok(Some(gpus()).filter(|&gpus| gpus > 0).unwrap_or_else(cores)),
-            Self::Gpu => match gpus() {
+            Self::Auto => Ok(Some(gpu_count()).filter(|&gpus| gpus > 0).unwrap_or_else(cores)),
+            Self::Gpu => match gpu_count() {
                 0 => {
                     let help = "this machine shows no NVIDIA GPU; give a number, or cpu".into();
                     Err(Error::Option { option: "--nproc-per-node", got: "gpu".into(), help })
@@ -50,6 +48,12 @@ impl ProcessCount {
             },
         }
     }
+}
+
+/// NVIDIA's GPUs that programs may use here.
+pub(crate) fn gpu_count() -> usize {
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    gpus(Path::new("/proc/driver/nvidia/gpus"), visible.as_deref())
 }
 
 /// GPUs of NVIDIA's driver that a program may use: those that it shows, of which the variable names some.
@@ -83,7 +87,9 @@ mod tests {
     #[test]
     fn gpus_are_those_of_the_driver_that_may_be_seen() {
         let folder = tempfile::tempdir().unwrap();
-        ["0000:01:00.0", "0000:02:00.0"].map(|name| std::fs::create_dir(folder.path().join(name)).unwrap());
+        for name in ["0000:01:00.0", "0000:02:00.0"] {
+            std::fs::create_dir(folder.path().join(name)).unwrap();
+        }
         for (visible, expected) in [
             (None, 2),
             (Some("0"), 1),

@@ -37,7 +37,7 @@ impl Program {
     }
 }
 
-fn in_path(name: &OsStr, search: &OsStr) -> Option<PathBuf> {
+pub(crate) fn in_path(name: &OsStr, search: &OsStr) -> Option<PathBuf> {
     let runs = |path: &PathBuf| {
         fs::metadata(path).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
     };

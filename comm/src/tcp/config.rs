@@ -77,7 +77,19 @@ impl TcpConfig {
     /// # Errors
     /// [`Error::InvalidArgument`] for the first variable that is missing or wrong, with its value.
     pub fn from_env() -> Result<Self> {
-        Self::from_lookup(&|name| std::env::var_os(name))
+        Self::from_env_at(None)
+    }
+
+    /// As [`TcpConfig::from_env`], with the ranks' meeting place given, whatever `GIRANDOLE_INIT_METHOD` says.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for the first variable that is missing or wrong, with its value.
+    pub fn from_env_at(init_method: Option<InitMethod>) -> Result<Self> {
+        let given = init_method.map(|method| OsString::from(method.to_string()));
+        Self::from_lookup(&|name| match name {
+            "GIRANDOLE_INIT_METHOD" if given.is_some() => given.clone(),
+            name => std::env::var_os(name),
+        })
     }
 
     fn from_lookup(lookup: &dyn Fn(&str) -> Option<OsString>) -> Result<Self> {
