@@ -57,6 +57,7 @@
 mod agreement;
 mod buckets;
 mod builder;
+mod check;
 mod comm_hook;
 mod config;
 mod error;
@@ -66,13 +67,14 @@ mod model;
 mod parameter;
 mod plan;
 mod reducer;
+mod search;
 mod weights;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use comm_hook::{BucketHook, CommHook, GradBucket, GradSlot, PowerSgdConfig, Reduction};
 pub use config::DdpConfig;
-pub use error::{Error, Result};
+pub use error::{Error, ParameterDifference, Result};
 pub use model::Ddp;
 pub use parameter::Parameter;
 
