@@ -6,10 +6,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
-use crate::options::CommonOptions;
+use crate::options::RankOptions;
 
 /// Names the experiment whose launcher started a rank. Other launchers do not set it.
-const SPAWNED_FOR: &str = "GIRANDOLE_SPAWNED_FOR";
+pub(crate) const SPAWNED_FOR: &str = "GIRANDOLE_SPAWNED_FOR";
 /// Every rank holds a connection to every other; the communicator takes no more either.
 const MOST_RANKS: usize = 4096;
 
@@ -35,7 +35,7 @@ impl Start {
     ///
     /// # Errors
     /// An environment that makes no sense, or that the options contradict.
-    pub fn find(options: &CommonOptions, command: &str, default_world_size: usize) -> Result<Self> {
+    pub fn find(options: &RankOptions, command: &str, default_world_size: usize) -> Result<Self> {
         let value = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         match (value("RANK"), value("WORLD_SIZE")) {
             (None, None) => return Self::launcher(options.world_size.unwrap_or(default_world_size)),
@@ -43,10 +43,11 @@ impl Start {
             (None, Some(size)) => return Err(half_an_environment("WORLD_SIZE", &size, "RANK")),
             (Some(_), Some(_)) => {}
         }
-        let mut config = TcpConfig::from_env()?;
+        let mut config = TcpConfig::from_env_at(options.init_method.clone())?;
         if let Some(timeout) = options.timeout {
             config.timeout = timeout;
         }
+        options.transport.apply(&mut config);
         let spawned = launch::is_worker() && value(SPAWNED_FOR).is_some_and(|name| name == command);
         if let Some(world_size) = options.world_size.filter(|given| *given != config.world_size) {
             let help = format!("the environment says WORLD_SIZE={}; leave the option out", config.world_size);
@@ -56,12 +57,25 @@ impl Start {
     }
 
     fn launcher(world_size: usize) -> Result<Self> {
-        if world_size > MOST_RANKS {
-            let help = format!("give 1 to {MOST_RANKS} ranks");
-            return Err(Error::Option { option: "--world-size", got: world_size.to_string(), help });
-        }
+        check_world_size(world_size)?;
+        // What the system has no room for is said before any work is done.
+        SpawnConfig { world_size, ..SpawnConfig::default() }.check().map_err(|error| match error {
+            comm::Error::InvalidArgument { got, help, .. } => {
+                Error::Option { option: "--world-size", got, help }
+            }
+            other => other.into(),
+        })?;
         Ok(Start::Launcher { world_size })
     }
+}
+
+/// Refuses more ranks than there can be.
+pub(crate) fn check_world_size(world_size: usize) -> Result<()> {
+    if world_size > MOST_RANKS {
+        let help = format!("give 1 to {MOST_RANKS} ranks");
+        return Err(Error::Option { option: "--world-size", got: world_size.to_string(), help });
+    }
+    Ok(())
 }
 
 fn half_an_environment(set: &str, value: &std::ffi::OsStr, missing: &str) -> Error {

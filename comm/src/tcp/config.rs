@@ -69,15 +69,27 @@ impl Default for TcpConfig {
 }
 
 impl TcpConfig {
-    /// Reads the environment: `RANK` and `WORLD_SIZE`; `MASTER_ADDR` and `MASTER_PORT`, unless `GIRANDOLE_INIT_METHOD`
-    /// names another place than `env://`; and, each only where it is set, `GIRANDOLE_SECRET` (64 hexadecimal digits) or
+    /// Reads the environment: `RANK` and `WORLD_SIZE`; `MASTER_ADDR` and `MASTER_PORT` (under `torchrun`: the address of its
+    /// store), unless `GIRANDOLE_INIT_METHOD` names another place than `env://`; and, each only where it is set, `GIRANDOLE_SECRET` (64 hexadecimal digits) or
     /// `GIRANDOLE_SECRET_FILE`, `GIRANDOLE_JOB_ID`, `GIRANDOLE_BIND` (an IP address), `GIRANDOLE_TIMEOUT` (seconds),
     /// `GIRANDOLE_TRANSPORT` (`auto`, `tcp` or `shm`).
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for the first variable that is missing or wrong, with its value.
     pub fn from_env() -> Result<Self> {
-        Self::from_lookup(&|name| std::env::var_os(name))
+        Self::from_env_at(None)
+    }
+
+    /// As [`TcpConfig::from_env`], with the ranks' meeting place given, whatever `GIRANDOLE_INIT_METHOD` says.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for the first variable that is missing or wrong, with its value.
+    pub fn from_env_at(init_method: Option<InitMethod>) -> Result<Self> {
+        let given = init_method.map(|method| OsString::from(method.to_string()));
+        Self::from_lookup(&|name| match name {
+            "GIRANDOLE_INIT_METHOD" if given.is_some() => given.clone(),
+            name => std::env::var_os(name),
+        })
     }
 
     fn from_lookup(lookup: &dyn Fn(&str) -> Option<OsString>) -> Result<Self> {
@@ -102,7 +114,12 @@ impl TcpConfig {
         if let Some(method) = env.text("GIRANDOLE_INIT_METHOD")? {
             config.init_method = method.parse().map_err(|error| named(error, "GIRANDOLE_INIT_METHOD"))?;
         }
-        config.validate()?;
+        config.validate().map_err(|error| match &error {
+            Error::InvalidArgument { what, .. } if what == RANK => named(error, "RANK"),
+            Error::InvalidArgument { what, .. } if what == WORLD_SIZE => named(error, "WORLD_SIZE"),
+            Error::InvalidArgument { what, .. } if what == TIMEOUT => named(error, "GIRANDOLE_TIMEOUT"),
+            _ => error,
+        })?;
         if config.world_size > 1 && config.init_method == InitMethod::Env {
             env.master()?;
         }
@@ -113,21 +130,17 @@ impl TcpConfig {
     pub(crate) fn validate(&self) -> Result<()> {
         let Self { rank, world_size, .. } = *self;
         if world_size == 0 || world_size > MAX_WORLD_SIZE {
-            return Err(Error::invalid(
-                "the world size",
-                world_size,
-                format!("give 1 to {MAX_WORLD_SIZE} ranks"),
-            ));
+            return Err(Error::invalid(WORLD_SIZE, world_size, format!("give 1 to {MAX_WORLD_SIZE} ranks")));
         }
         if rank >= world_size {
             return Err(Error::invalid(
-                "the rank",
+                RANK,
                 rank,
                 format!("with world size {world_size}, give 0 to {}", world_size - 1),
             ));
         }
         if self.timeout.is_zero() {
-            return Err(Error::invalid("the time-out", "0 s", give(TIMEOUT_HELP)));
+            return Err(Error::invalid(TIMEOUT, "0 s", give(TIMEOUT_HELP)));
         }
         Ok(())
     }
@@ -143,6 +156,16 @@ pub(crate) fn master_from_env() -> Result<(String, u16)> {
     Variables(&|name| std::env::var_os(name)).master()
 }
 
+/// Where `torchrun` keeps a store for its ranks at `MASTER_PORT`: the key under which rank 0 tells where it listens.
+pub(crate) fn agent_store_from_env() -> Option<String> {
+    let value = |name| std::env::var(name).unwrap_or_default();
+    let names = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "GIRANDOLE_JOB_ID"].map(value);
+    (value("TORCHELASTIC_USE_AGENT_STORE") == "True").then(|| format!("girandole/{}", names.join("/")))
+}
+
+const RANK: &str = "the rank";
+const WORLD_SIZE: &str = "the world size";
+const TIMEOUT: &str = "the time-out";
 const TIMEOUT_HELP: &str = "a number of seconds greater than 0, such as 300";
 
 fn give(what: &str) -> String {
@@ -307,6 +330,8 @@ mod tests {
                 .unwrap_err()
                 .to_string();
             assert!(message.contains("give 0 to 3") || message.contains("give 1 to 4096 ranks"), "{message}");
+            let variable = if message.contains("give 0 to 3") { "RANK: got " } else { "WORLD_SIZE: got " };
+            assert!(message.starts_with(variable), "{message}");
         }
         let config = TcpConfig { timeout: Duration::ZERO, ..TcpConfig::default() };
         assert!(config.validate().is_err());

@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
 
-use crate::executor::FAREWELL;
+use crate::last_words::FAREWELL;
 use crate::links::{Closed, Links, Wait};
 
 /// Bytes read at once where less is asked for, so that an announcement and a small tensor are one read.
@@ -48,10 +48,13 @@ impl TcpLinks {
 
 /// Tells every peer that this rank leaves. Only where no operation was cut off: then a peer would take it for data.
 pub(super) fn say_farewell(streams: &Streams) {
-    for stream in streams.iter().flatten() {
-        // A peer that takes nothing now, or has left itself, learns it otherwise.
-        let _ = send(stream, &FAREWELL, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
-    }
+    streams.iter().flatten().for_each(|stream| say(stream, &FAREWELL));
+}
+
+/// Says something on a connection without waiting.
+pub(super) fn say(stream: &TcpStream, words: &[u8]) {
+    // A peer that takes nothing now, or has left itself, learns it otherwise.
+    let _ = send(stream, words, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
 }
 
 impl Inbox {

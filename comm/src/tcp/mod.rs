@@ -30,6 +30,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use crate::engine::{Engine, lock};
+use crate::members::Members;
 use crate::runner::{Run, Runner};
 use crate::shm::{self, Agreement};
 use crate::{Communicator, Error, Operation, Result, Stats, Work};
@@ -59,7 +60,7 @@ pub struct Tcp {
     rank: usize,
     world_size: usize,
     shared_memory_ranks: Vec<usize>,
-    world_ranks: Vec<usize>,
+    members: Members,
     config: TcpConfig,
     streams: Arc<links::Streams>,
     /// Groups that this rank was the first member of.
@@ -76,10 +77,10 @@ impl Tcp {
     /// A configuration that cannot be used, [`Error::Listen`], [`Error::NoSecret`], [`Error::Refused`], and
     /// [`Error::Rendezvous`] when not all ranks came in time.
     pub fn connect(config: &TcpConfig) -> Result<Self> {
-        Self::join(config, meet(config)?, (0..config.world_size).collect())
+        Self::join(config, meet(config)?, Members::world(config.world_size))
     }
 
-    fn join(config: &TcpConfig, meeting: Meeting, world_ranks: Vec<usize>) -> Result<Self> {
+    fn join(config: &TcpConfig, meeting: Meeting, members: Members) -> Result<Self> {
         let Meeting { peers, control, data } = meeting;
         let &TcpConfig { rank, world_size, .. } = config;
         let Agreement { connections: data, pairs, one_host } = shm::agree(config, &peers, data)?;
@@ -91,7 +92,7 @@ impl Tcp {
         let neighbours = same_name.max(shared_memory_ranks.len() + 1);
         let crowded = neighbours > std::thread::available_parallelism().map_or(1, usize::from);
         let streams = Arc::new(data);
-        let (bureau, ear) = Bureau::new(config, peers, streams.clone())?;
+        let (bureau, ear) = Bureau::new(config, peers, members.clone(), streams.clone())?;
         let bureau = Arc::new(bureau);
         let thread = if world_size > 1 { Some(control::serve(bureau.clone(), ear, control)?) } else { None };
         let segment = if one_host { SEGMENT } else { usize::MAX };
@@ -109,7 +110,7 @@ impl Tcp {
             rank,
             world_size,
             shared_memory_ranks,
-            world_ranks,
+            members,
             config,
             streams,
             groups,
@@ -152,7 +153,7 @@ impl Communicator for Tcp {
     }
 
     fn world_ranks(&self) -> &[usize] {
-        &self.world_ranks
+        self.members.world_ranks()
     }
 
     fn subgroup(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>> {

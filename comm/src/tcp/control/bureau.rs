@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 
 use crate::engine::lock;
 use crate::fingerprint::Fingerprint;
+use crate::last_words;
+use crate::members::Members;
 use crate::supervisor::Supervisor;
-use crate::tcp::links::{Streams, say_farewell};
+use crate::tcp::links::{Streams, say, say_farewell};
 use crate::tcp::{PeerInfo, TcpConfig};
 use crate::verdict::{Activity, Cause, NO_ANSWER, Question, Status, judge};
 use crate::{Error, Result};
@@ -29,6 +31,7 @@ const OWN_PATIENCE: Duration = Duration::from_secs(10);
 pub(in crate::tcp) struct Bureau {
     rank: usize,
     peers: Vec<PeerInfo>,
+    members: Members,
     timeout: Duration,
     slow_warning: Duration,
     streams: Arc<Streams>,
@@ -37,6 +40,8 @@ pub(in crate::tcp) struct Bureau {
     /// Something on the desk has changed.
     changed: Condvar,
     failed: AtomicBool,
+    /// No rank 0 tells the others of the failure.
+    alone: AtomicBool,
     /// A byte written here wakes the control thread.
     bell: UnixStream,
 }
@@ -61,6 +66,7 @@ impl Bureau {
     pub(in crate::tcp) fn new(
         config: &TcpConfig,
         peers: Vec<PeerInfo>,
+        members: Members,
         streams: Arc<Streams>,
     ) -> Result<(Self, UnixStream)> {
         let pair = UnixStream::pair().and_then(|(bell, ear)| {
@@ -72,6 +78,7 @@ impl Bureau {
         let bureau = Self {
             rank: config.rank,
             peers,
+            members,
             timeout: config.bounded_timeout(),
             slow_warning: config.slow_warning,
             streams,
@@ -79,6 +86,7 @@ impl Bureau {
             desk: Mutex::default(),
             changed: Condvar::new(),
             failed: AtomicBool::new(false),
+            alone: AtomicBool::new(false),
             bell,
         };
         Ok((bureau, ear))
@@ -97,7 +105,7 @@ impl Bureau {
         lock(&self.desk).closing = Some(Closing { goodbye });
         self.changed.notify_all();
         if !goodbye {
-            self.shut_streams();
+            self.shut_streams(Shutdown::Both);
         }
         self.ring();
     }
@@ -126,6 +134,23 @@ impl Bureau {
 
     /// The group has failed: from now on nobody waits for data. False where it had failed before.
     pub(super) fn fail(&self, cause: Cause) -> bool {
+        let failed = self.note(cause);
+        if failed {
+            self.shut_streams(Shutdown::Both);
+        }
+        failed
+    }
+
+    /// The same where rank 0 has left. The peers are told by [`Supervisor::hang_up`].
+    pub(super) fn fail_alone(&self, cause: Cause) {
+        self.alone.store(true, Ordering::Release);
+        if self.note(cause) {
+            // This wakes only the rank itself.
+            self.shut_streams(Shutdown::Read);
+        }
+    }
+
+    fn note(&self, cause: Cause) -> bool {
         let mut desk = lock(&self.desk);
         if desk.failure.is_some() {
             return false;
@@ -134,7 +159,6 @@ impl Bureau {
         drop(desk);
         self.failed.store(true, Ordering::Release);
         self.changed.notify_all();
-        self.shut_streams();
         true
     }
 
@@ -145,7 +169,7 @@ impl Bureau {
             Question::Suspect { .. } => return Some(silent),
             Question::Stuck { last: false, .. } => return None,
             // A peer that is lost may be one that gave up waiting for rank 0.
-            Question::Stuck { .. } | Question::Lost { left: false, .. } => silent,
+            Question::Stuck { .. } | Question::Lost { left: false, because: None, .. } => silent,
             Question::Lost { .. } | Question::Mismatch { .. } | Question::Garbage { .. } => {
                 self.judge_alone(&question, Status::Silent).unwrap_or(silent)
             }
@@ -164,10 +188,10 @@ impl Bureau {
         judge(self.rank, question, &(0..self.peers.len()).map(status).collect::<Vec<_>>())
     }
 
-    fn shut_streams(&self) {
+    fn shut_streams(&self, how: Shutdown) {
         for stream in self.streams.iter().flatten() {
             // One that is closed already is as good.
-            let _ = stream.shutdown(Shutdown::Both);
+            let _ = stream.shutdown(how);
         }
     }
 
@@ -219,6 +243,21 @@ impl Supervisor for Bureau {
         }
         drop(desk);
         if self.rank == 0 || self.closing().is_some() { None } else { self.without_an_answer(question) }
+    }
+
+    fn hang_up(&self, whole: &[usize]) {
+        if !self.alone.load(Ordering::Acquire) {
+            return;
+        }
+        if let Some(words) = self.failure().as_ref().and_then(last_words::blame) {
+            let streams = whole.iter().filter_map(|rank| self.streams.get(*rank)?.as_ref());
+            streams.for_each(|stream| say(stream, &words));
+        }
+        self.shut_streams(Shutdown::Both);
+    }
+
+    fn members(&self) -> &Members {
+        &self.members
     }
 
     fn host(&self, rank: usize) -> String {
