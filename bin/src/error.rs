@@ -27,6 +27,30 @@ pub enum Error {
         /// What would be accepted.
         help: String,
     },
+    /// An option has another value than the run has that is to go on.
+    #[error("{option}: got {got}; {help}")]
+    Contradiction {
+        /// The option, as it is typed.
+        option: String,
+        /// Its value now.
+        got: String,
+        /// Its value then, and what to do.
+        help: String,
+    },
+    /// A checkpoint that is whole, but of something else.
+    #[error("the checkpoint does not fit: {problem}")]
+    Checkpoint {
+        /// What does not.
+        problem: String,
+    },
+    /// A checkpoint that is damaged, where there is another one.
+    #[error("{source}: {help}")]
+    Damaged {
+        /// What is wrong with it, and which is whole.
+        source: training::Error,
+        /// How to take that one.
+        help: String,
+    },
     /// The environment of a rank, but not all of it.
     #[error("{set} is set, but {missing} is not; a launcher sets both, {help}")]
     Environment {
@@ -116,6 +140,7 @@ impl Error {
         match self {
             Error::InRank { source, .. } => source.exit_code(),
             Error::Option { .. }
+            | Error::Contradiction { .. }
             | Error::Environment { .. }
             | Error::SameFile { .. }
             | Error::Unavailable { .. }

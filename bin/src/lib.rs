@@ -18,12 +18,15 @@ pub mod models;
 pub mod options;
 mod outputs;
 mod progress;
+pub mod python;
 pub mod rank;
 pub mod report;
 pub mod run_log;
 pub mod start;
 pub mod trace;
+pub mod trainer;
 pub mod validation;
+pub mod variables;
 pub mod weights;
 
 /// The README's example is compiled with the doc tests.

@@ -116,6 +116,12 @@ pub(crate) fn learning_rate(text: &str) -> Result<f64, &'static str> {
     lr.ok_or("give a finite number, 0 or more")
 }
 
+/// A probability, such as dropout's.
+pub(crate) fn probability(text: &str) -> Result<f64, &'static str> {
+    let p = text.parse().ok().filter(|p| (0.0..=1.0).contains(p));
+    p.ok_or("give a number from 0 to 1")
+}
+
 /// A time greater than 0.
 pub(crate) fn seconds(text: &str) -> Result<Duration, &'static str> {
     let time = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
@@ -145,6 +151,14 @@ impl CommonOptions {
                 help: "this build has no CUDA in it; use --device cpu".into(),
             }),
         }
+    }
+
+    /// What a run has to have in common with the one that it goes on from, as [`RunIdentity`] takes it.
+    ///
+    /// [`RunIdentity`]: crate::trainer::RunIdentity
+    pub fn settings(&self) -> [(&'static str, String); 2] {
+        let data = if self.data.is_some() { "a file" } else { "random data" };
+        [("--seed", self.seed.to_string()), ("--data", data.to_string())]
     }
 
     /// The device's name, as `--device` takes it.

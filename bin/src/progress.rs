@@ -45,6 +45,11 @@ impl Progress {
         Self { shown, total, steps: 0, next: Instant::now() + QUIET }
     }
 
+    /// So many steps were taken before.
+    pub(crate) fn resume(&mut self, steps: usize) {
+        self.steps = steps;
+    }
+
     /// One step more. Where nothing is shown, that is an addition; else it is a look at the clock, most times.
     pub(crate) fn step(&mut self) {
         self.steps += 1;

@@ -60,10 +60,7 @@ impl Start {
     }
 
     fn launcher(world_size: usize) -> Result<Self> {
-        if world_size > MOST_RANKS {
-            let help = format!("give 1 to {MOST_RANKS} ranks");
-            return Err(Error::Option { option: "--world-size", got: world_size.to_string(), help });
-        }
+        check_world_size(world_size)?;
         // What the system has no room for is said before any work is done.
         SpawnConfig { world_size, ..SpawnConfig::default() }.check().map_err(|error| match error {
             comm::Error::InvalidArgument { got, help, .. } => {
@@ -73,6 +70,15 @@ impl Start {
         })?;
         Ok(Start::Launcher { world_size })
     }
+}
+
+/// Refuses more ranks than there can be.
+pub(crate) fn check_world_size(world_size: usize) -> Result<()> {
+    if world_size > MOST_RANKS {
+        let help = format!("give 1 to {MOST_RANKS} ranks");
+        return Err(Error::Option { option: "--world-size", got: world_size.to_string(), help });
+    }
+    Ok(())
 }
 
 fn half_an_environment(set: &str, value: &std::ffi::OsStr, missing: &str) -> Error {
