@@ -2,7 +2,7 @@
 //!
 //! - [`TorchInit`] is a variable builder that gives any candle model PyTorch's initial weights, from a seed.
 //! - [`LayerNorm`], [`softmax`], [`log_softmax`] and [`cross_entropy`] are fused and have gradients.
-//! - [`attention`] is multi-head attention in one operation, with gradients.
+//! - [`Linear`] and [`attention`], of several heads, are one operation each.
 //! - [`Dropout`] takes its masks from a seed, so that ranks differ and runs repeat.
 //! - [`Sgd`], with momentum, and [`Adam`] (AdamW as well) are [`candle_nn::Optimizer`]s whose state can be saved:
 //!   [`OptimizerState`].
@@ -26,6 +26,8 @@ pub use clip::{clip_grad_norm, grad_norm, scale_grads};
 pub use dropout::Dropout;
 pub use error::{Error, Fallback, Result};
 pub use init::TorchInit;
-pub use op::{LayerNorm, Visible, attention, cross_entropy, layer_norm, log_softmax, softmax};
+pub use op::{
+    LayerNorm, Linear, Visible, attention, cross_entropy, layer_norm, linear, log_softmax, softmax,
+};
 pub use sgd::{Sgd, SgdConfig};
 pub use state::{OptimizerState, named_vars};

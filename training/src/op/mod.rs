@@ -6,6 +6,7 @@
 mod attention;
 mod cross_entropy;
 mod layer_norm;
+mod linear;
 mod real;
 mod softmax;
 
@@ -14,6 +15,7 @@ use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, WithDType, bail};
 pub use attention::{Visible, attention};
 pub use cross_entropy::cross_entropy;
 pub use layer_norm::{LayerNorm, layer_norm};
+pub use linear::{Linear, linear};
 pub(crate) use real::{Real, sum};
 pub use softmax::{log_softmax, softmax};
 
