@@ -10,6 +10,7 @@ use crate::comm_bench::{self, CommBenchOptions};
 use crate::error::Result;
 use crate::experiment;
 use crate::experiments::ddp_linear::DdpLinearOptions;
+use crate::experiments::ddp_mlp::DdpMlpOptions;
 use crate::experiments::ddp_trainer::DdpTrainerOptions;
 use crate::experiments::ddp_transformer::DdpTransformerOptions;
 
@@ -32,6 +33,8 @@ enum Command {
     DdpTrainer(DdpTrainerOptions),
     /// A Transformer that learns to predict the next token, on data-parallel ranks
     DdpTransformer(DdpTransformerOptions),
+    /// A small classifier on data-parallel ranks, validated over all of them
+    DdpMlp(DdpMlpOptions),
     /// How long collectives take, by size
     CommBench(CommBenchOptions),
 }
@@ -42,6 +45,7 @@ impl Command {
             Command::DdpLinear(options) => experiment::run(options),
             Command::DdpTrainer(options) => experiment::run(options),
             Command::DdpTransformer(options) => experiment::run(options),
+            Command::DdpMlp(options) => experiment::run(options),
             Command::CommBench(options) => comm_bench::run(options),
         }
     }
