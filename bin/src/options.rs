@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use candle_core::Device;
 use clap::{Args, ValueEnum};
+use comm::InitMethod;
 
 use crate::error::Error;
 
@@ -48,6 +49,9 @@ pub struct RankOptions {
     /// What carries data between ranks of one host.
     #[command(flatten)]
     pub transport: TransportOption,
+    /// Where the ranks meet: env://, tcp://HOST:PORT or file:///PATH [default: what GIRANDOLE_INIT_METHOD says, else env://]
+    #[arg(long, value_name = "METHOD", help_heading = "Ranks")]
+    pub init_method: Option<InitMethod>,
     /// How long the ranks wait for each other [default: 300]
     #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true, help_heading = "Ranks")]
     pub timeout: Option<Duration>,

@@ -1,5 +1,6 @@
 //! The models of the documents.
 
+pub mod convnet;
 pub mod linear;
 pub mod mlp;
 pub mod transformer;
