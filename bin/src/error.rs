@@ -111,6 +111,9 @@ pub enum Error {
     /// The other ranks, or starting them.
     #[error(transparent)]
     Comm(comm::Error),
+    /// A rank of a program that was launched failed.
+    #[error(transparent)]
+    Launched(Box<WorkerFailure>),
     /// Data parallelism.
     #[error(transparent)]
     Ddp(#[from] ddp::Error),
@@ -132,7 +135,7 @@ impl Error {
 
     /// What the process exits with: 2 for a wrong option, [`comm::launch::EXIT_PEER_FAILED`] where another rank is at
     /// fault, 128 and the signal's number where a signal ended it, 141 where nobody reads
-    /// its output any more, else 1.
+    /// its output any more, what a launched rank exited with, else 1.
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::InRank { source, .. } => source.exit_code(),
@@ -144,6 +147,12 @@ impl Error {
             | Error::Comm(comm::Error::InvalidArgument { .. }) => 2,
             Error::Output(error) if error.kind() == ErrorKind::BrokenPipe => 128 + SIGPIPE as u8,
             Error::Comm(comm::Error::Interrupted { signal }) => (128 + signal).clamp(1, 255) as u8,
+            Error::Launched(failure) => match failure.status {
+                // To an outer launcher this one's job has failed, whoever of its ranks did.
+                ExitKind::Code(EXIT_PEER_FAILED) => 1,
+                ExitKind::Code(code) => code.clamp(1, 255) as u8,
+                ExitKind::Signal(signal) => (128 + signal).clamp(1, 255) as u8,
+            },
             Error::Comm(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::Ddp(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             _ => 1,
@@ -166,7 +175,9 @@ impl Error {
                 let name = signal_name(*signal).map_or_else(|| format!("signal {signal}"), str::to_string);
                 Some(format!("error: stopped by {name}; all ranks have ended"))
             }
-            Error::Comm(comm::Error::Worker(failure)) => Some(format!("error: {}", told(failure))),
+            Error::Comm(comm::Error::Worker(failure)) | Error::Launched(failure) => {
+                Some(format!("error: {}", told(failure)))
+            }
             _ => Some(format!("error: {self}")),
         }
     }

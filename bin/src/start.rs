@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::options::RankOptions;
 
 /// Names the experiment whose launcher started a rank. Other launchers do not set it.
-const SPAWNED_FOR: &str = "GIRANDOLE_SPAWNED_FOR";
+pub(crate) const SPAWNED_FOR: &str = "GIRANDOLE_SPAWNED_FOR";
 /// Every rank holds a connection to every other; the communicator takes no more either.
 const MOST_RANKS: usize = 4096;
 
@@ -43,7 +43,7 @@ impl Start {
             (None, Some(size)) => return Err(half_an_environment("WORLD_SIZE", &size, "RANK")),
             (Some(_), Some(_)) => {}
         }
-        let mut config = TcpConfig::from_env()?;
+        let mut config = TcpConfig::from_env_at(options.init_method.clone())?;
         if let Some(timeout) = options.timeout {
             config.timeout = timeout;
         }

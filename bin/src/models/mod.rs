@@ -2,3 +2,6 @@
 
 pub mod convnet;
 pub mod linear;
+pub mod mlp;
+pub mod transformer;
+pub mod tree;

@@ -36,6 +36,11 @@ pub fn all_reduce(
     }
 }
 
+/// In how many pieces, of at most `piece_bytes`, a part of `part_bytes` goes round a ring: at least 1.
+pub fn pieces(part_bytes: usize, piece_bytes: usize) -> usize {
+    part_bytes.div_ceil(piece_bytes.max(1)).max(1)
+}
+
 /// Bytes of a segment that goes along a chain of ranks.
 pub const SEGMENT_BYTES: usize = 256 * 1024;
 
