@@ -41,7 +41,13 @@ fn recursive_doubling() {
     // 488 pairs first become one; then the buffer goes out in each of log2(512) steps, and back to the other of the pair.
     let buffer = len as u64 * ELEMENT;
     for (rank, sent) in sent.into_iter().enumerate() {
-        let steps = if rank >= 976 { 9 } else if rank % 2 == 0 { 1 } else { 10 };
+        let steps = if rank >= 976 {
+            9
+        } else if rank % 2 == 0 {
+            1
+        } else {
+            10
+        };
         assert_eq!(sent, steps * buffer, "rank {rank}");
     }
 }
