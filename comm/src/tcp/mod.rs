@@ -29,6 +29,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use crate::algorithm::segment_bytes;
 use crate::engine::{Engine, lock};
 use crate::members::Members;
 use crate::runner::{Run, Runner};
@@ -39,10 +40,9 @@ use control::Bureau;
 
 /// How often a rank tries again before it sleeps, where every rank of its host has a core: about 30 microseconds.
 const SPINS: u32 = 80;
-/// Bytes of a buffer that ranks of one host work on at a time, so that these stay in the processor's cache.
-const SEGMENT: usize = 512 * 1024;
 
-/// One rank of a group of processes, on one host or several, that talk over TCP.
+/// One rank of a group of processes, on one host or several: they meet and watch over each other over TCP, and exchange
+/// their data through shared memory where they are of one host, over TCP otherwise, see [`Transport`].
 ///
 /// Dropping it closes the group for this rank, after what is queued is done: the others may go on without it.
 ///
@@ -95,7 +95,7 @@ impl Tcp {
         let (bureau, ear) = Bureau::new(config, peers, members.clone(), streams.clone())?;
         let bureau = Arc::new(bureau);
         let thread = if world_size > 1 { Some(control::serve(bureau.clone(), ear, control)?) } else { None };
-        let segment = if one_host { SEGMENT } else { usize::MAX };
+        let segment = if one_host { segment_bytes(world_size) } else { usize::MAX };
         let sockets = TcpLinks::new(streams.clone(), if crowded { 1 } else { SPINS }, segment);
         let runner: Box<dyn Run> = match pairs {
             Some(pairs) => {
