@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use crate::error::{Error, Result};
 use crate::options::RankOptions;
 use crate::progress::RanksBar;
+use crate::threads;
 
 /// Names the experiment whose launcher started a rank. Other launchers do not set it.
 pub(crate) const SPAWNED_FOR: &str = "GIRANDOLE_SPAWNED_FOR";
@@ -106,6 +107,9 @@ pub fn spawn<T: DeserializeOwned>(command: &str, world_size: usize) -> Result<T>
 
 /// Starts ranks, and shows how far they are where standard error is a terminal.
 pub(crate) fn spawn_with_bar(mut config: SpawnConfig) -> comm::Result<Vec<Option<String>>> {
+    if let Some(threads) = threads::for_ranks(config.world_size) {
+        config.env.push((threads::VARIABLE.into(), threads.into()));
+    }
     let bar = RanksBar::on_terminal();
     config.notes = bar.clone().map(|bar| bar as Arc<dyn Notes>);
     let results = launch::spawn(&config);
