@@ -22,6 +22,8 @@ mod obstacle;
 mod region;
 #[cfg(target_os = "linux")]
 mod ring;
+#[cfg(target_os = "linux")]
+mod user;
 
 pub(crate) use agreement::{Agreement, agree};
 pub(crate) use host::{Pairs, join};
