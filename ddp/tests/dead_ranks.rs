@@ -4,7 +4,7 @@
 mod common;
 
 use candle_core::DType;
-use candle_nn::{BatchNorm, Module, ModuleT, VarBuilder, VarMap, batch_norm};
+use candle_nn::{BatchNorm, Module, VarBuilder, VarMap, batch_norm};
 use common::{Comm, INPUTS, Mlp, on_ranks, values};
 use ddp::{CommHook, Ddp, DdpConfig, Error, PowerSgdConfig, Result};
 
