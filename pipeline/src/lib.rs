@@ -1,5 +1,7 @@
 //! Pipeline parallelism: one model cut into stages, micro-batches flowing through.
 //!
+//! [`Modules`] lists the model, [`Split`] cuts it, and [`Pipeline`] builds a rank's part and trains it.
+//!
 //! A schedule is data: for each rank a list of [`Action`]s. [`Schedule`] proves of any [`Table`] that it comes to an end and
 //! respects what depends on what, counts what is alive at once, and can be printed:
 //!
@@ -17,8 +19,24 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod average;
+mod config;
 mod error;
+mod executor;
+mod gradients;
+mod links;
+mod modules;
+mod pipeline;
 mod schedule;
+mod seed;
+mod shapes;
+mod split;
+mod stage;
+mod tied;
 
+pub use config::PipelineConfig;
 pub use error::{Error, Result};
+pub use modules::Modules;
+pub use pipeline::{Pipeline, Step};
 pub use schedule::{Action, ActionKind, Durations, Plan, Schedule, ScheduleKind, Span, Table};
+pub use split::{Cost, Split};

@@ -1,0 +1,197 @@
+//! One-way connections between ranks: a group of two each, so that no message waits for one in another direction.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use candle_core::{DType, Device, Tensor, Var};
+use comm::{Communicator, Operation, Work};
+use serde::{Deserialize, Serialize};
+
+use crate::{Action, ActionKind, Error, Result, Table};
+
+/// Receives that wait for their message at a time, on each connection.
+const AHEAD: usize = 2;
+/// How long to wait for news of who was the first to fail.
+const NEWS: Duration = Duration::from_millis(600);
+
+/// What goes from a stage to the next one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Spec {
+    pub(crate) dims: Vec<usize>,
+    pub(crate) dtype: String,
+}
+
+impl Spec {
+    pub(crate) fn of(tensor: &Tensor) -> Self {
+        Self { dims: tensor.dims().to_vec(), dtype: tensor.dtype().as_str().into() }
+    }
+
+    pub(crate) fn zeros(&self, device: &Device) -> Result<Var> {
+        let dtype: DType = self.dtype.parse().unwrap_or(DType::F32);
+        Var::zeros(self.dims.as_slice(), dtype, device).map_err(Error::during("a buffer for a message"))
+    }
+}
+
+impl std::fmt::Display for Spec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {:?}", self.dtype, self.dims)
+    }
+}
+
+/// All connections of this rank.
+pub(crate) struct Links {
+    world: Arc<dyn Communicator>,
+    outgoing: BTreeMap<usize, Arc<dyn Communicator>>,
+    incoming: BTreeMap<usize, Incoming>,
+    /// Sends of this step, and of the one before.
+    sends: [Vec<Work>; 2],
+    arrived: HashMap<Action, Var>,
+    /// The rank at the other end of each stage's messages.
+    owners: Vec<usize>,
+    /// What each stage gives.
+    specs: Vec<Spec>,
+    device: Device,
+}
+
+struct Incoming {
+    comm: Arc<dyn Communicator>,
+    /// What comes in a step, in the order in which it is sent.
+    order: Vec<Action>,
+    /// How much of it was asked for.
+    asked: usize,
+    posted: VecDeque<(Action, Var, Work)>,
+}
+
+impl Links {
+    /// Makes a connection for each pair of ranks between which the table has messages. Every rank must call it.
+    pub(crate) fn new(
+        world: Arc<dyn Communicator>,
+        table: &Table,
+        specs: Vec<Spec>,
+        device: &Device,
+    ) -> Result<Self> {
+        let mut routes: BTreeMap<(usize, usize), Vec<Action>> = BTreeMap::new();
+        for (from, actions) in table.actions.iter().enumerate() {
+            for action in actions {
+                let (stage, kind) = match action.kind {
+                    ActionKind::SendActivation => (action.stage + 1, ActionKind::RecvActivation),
+                    ActionKind::SendGradient => (action.stage - 1, ActionKind::RecvGradient),
+                    _ => continue,
+                };
+                let receive = Action { kind, stage, micro_batch: action.micro_batch };
+                routes.entry((from, table.owners[stage])).or_default().push(receive);
+            }
+        }
+        let (mut outgoing, mut incoming) = (BTreeMap::new(), BTreeMap::new());
+        // The same order everywhere, so that no two ranks wait for each other.
+        for ((from, to), order) in routes {
+            if from == world.rank() {
+                outgoing.insert(to, world.subgroup(&[from, to])?);
+            } else if to == world.rank() {
+                let comm = world.subgroup(&[from, to])?;
+                incoming.insert(from, Incoming { comm, order, asked: 0, posted: VecDeque::new() });
+            }
+        }
+        let (sends, arrived, owners) = (Default::default(), HashMap::new(), table.owners.clone());
+        Ok(Self { world, outgoing, incoming, sends, arrived, owners, specs, device: device.clone() })
+    }
+
+    /// Asks for the first messages of a step.
+    pub(crate) fn begin(&mut self) -> Result<()> {
+        let (specs, device) = (&self.specs, &self.device);
+        self.incoming.values_mut().try_for_each(|incoming| {
+            incoming.asked = 0;
+            incoming.post(specs, device)
+        })
+    }
+
+    /// Sends without waiting.
+    pub(crate) fn send(&mut self, action: Action, tensor: &Tensor) -> Result<()> {
+        let stage =
+            if action.kind == ActionKind::SendActivation { action.stage + 1 } else { action.stage - 1 };
+        let Some(comm) = self.outgoing.get(&self.owners[stage]) else { return Ok(()) };
+        let tensor = tensor.detach().contiguous().map_err(Error::during("sending"))?;
+        let work = comm.send(&tensor, 1).map_err(|error| self.cause(error))?;
+        self.sends[0].push(work);
+        Ok(())
+    }
+
+    /// Waits for a message, and for those that were sent before it; asks for those that come after.
+    pub(crate) fn receive(&mut self, action: Action) -> Result<Var> {
+        let from =
+            if action.kind == ActionKind::RecvActivation { action.stage - 1 } else { action.stage + 1 };
+        let from = self.owners[from];
+        loop {
+            if let Some(var) = self.arrived.remove(&action) {
+                return Ok(var);
+            }
+            let Some(incoming) = self.incoming.get_mut(&from) else { return Err(never(action)) };
+            let Some((next, var, work)) = incoming.posted.pop_front() else { return Err(never(action)) };
+            if let Err(error) = work.wait() {
+                return Err(self.cause(error));
+            }
+            incoming.post(&self.specs, &self.device)?;
+            self.arrived.insert(next, var);
+        }
+    }
+
+    /// Ends a step: what was sent in the one before has arrived long since.
+    pub(crate) fn end(&mut self) -> Result<()> {
+        self.sends.swap(0, 1);
+        for work in std::mem::take(&mut self.sends[0]) {
+            work.wait().map_err(|error| self.cause(error))?;
+        }
+        Ok(())
+    }
+
+    /// A neighbour that left may have done so because of another rank's death: then that is what the world knows, very soon.
+    fn cause(&self, error: comm::Error) -> Error {
+        let began = Instant::now();
+        while matches!(error, comm::Error::PeerLeft { .. }) && began.elapsed() < NEWS {
+            // It sends nothing, but fails with the first cause where there is one.
+            if let Err(first) = self.world.run(Operation::Batch { messages: Vec::new() }) {
+                return first.into();
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        error.into()
+    }
+}
+
+fn never(action: Action) -> Error {
+    Error::BadTable { reason: format!("{action}: nobody sends it") }
+}
+
+impl Incoming {
+    fn post(&mut self, specs: &[Spec], device: &Device) -> Result<()> {
+        while self.posted.len() < AHEAD && self.asked < self.order.len() {
+            let action = self.order[self.asked];
+            let stage =
+                if action.kind == ActionKind::RecvActivation { action.stage - 1 } else { action.stage };
+            let buffer = specs[stage].zeros(device)?;
+            let work = self.comm.recv(buffer.as_tensor(), 0)?;
+            self.posted.push_back((action, buffer, work));
+            self.asked += 1;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Links {
+    /// What was sent still arrives, and the receivers hear that no more comes; all connections at the same time, as ranks may
+    /// wait for one another. Then what this rank waits for ends as well.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // It has died, and each connection says so when this very thread drops it.
+            return;
+        }
+        self.sends = Default::default();
+        for comms in [
+            std::mem::take(&mut self.outgoing).into_values().collect::<Vec<_>>(),
+            std::mem::take(&mut self.incoming).into_values().map(|incoming| incoming.comm).collect(),
+        ] {
+            std::thread::scope(|scope| comms.into_iter().for_each(|comm| drop(scope.spawn(|| drop(comm)))));
+        }
+    }
+}
