@@ -1,6 +1,7 @@
 //! Runs a schedule over the links, whatever they are: greets, sends, receives and reduces, and never waits for ever.
 
 mod exchange;
+mod opening;
 
 pub(crate) use exchange::Parcel;
 
@@ -113,6 +114,7 @@ impl<L: Links> Executor<L> {
         memory: &mut Memory<'_>,
     ) -> Result<()> {
         self.greet(task, schedule);
+        self.open()?;
         let size = task.dtype.size_in_bytes();
         for (index, step) in schedule.steps.iter().enumerate() {
             self.prepare(step, index == 0, memory)?;

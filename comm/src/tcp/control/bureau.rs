@@ -1,7 +1,6 @@
 //! What the control thread and the threads that run operations share.
 
 use std::io::Write;
-use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -10,8 +9,8 @@ use std::time::{Duration, Instant};
 use crate::engine::lock;
 use crate::fingerprint::Fingerprint;
 use crate::supervisor::Supervisor;
-use crate::tcp::links::{Streams, say_farewell};
-use crate::tcp::{PeerInfo, TcpConfig};
+use crate::tcp::TcpConfig;
+use crate::tcp::switchboard::Switchboard;
 use crate::verdict::{Activity, Cause, NO_ANSWER, Question, Status, judge};
 use crate::{Error, Result};
 
@@ -28,10 +27,9 @@ const OWN_PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(in crate::tcp) struct Bureau {
     rank: usize,
-    peers: Vec<PeerInfo>,
     timeout: Duration,
     slow_warning: Duration,
-    streams: Arc<Streams>,
+    switchboard: Arc<Switchboard>,
     activity: Mutex<Activity>,
     desk: Mutex<Desk>,
     /// Something on the desk has changed.
@@ -60,8 +58,7 @@ impl Bureau {
     /// The bureau, and the end of the bell that the control thread listens to.
     pub(in crate::tcp) fn new(
         config: &TcpConfig,
-        peers: Vec<PeerInfo>,
-        streams: Arc<Streams>,
+        switchboard: Arc<Switchboard>,
     ) -> Result<(Self, UnixStream)> {
         let pair = UnixStream::pair().and_then(|(bell, ear)| {
             bell.set_nonblocking(true)?;
@@ -71,10 +68,9 @@ impl Bureau {
         let (bell, ear) = pair.map_err(|reason| Error::system("making a socket pair", reason))?;
         let bureau = Self {
             rank: config.rank,
-            peers,
             timeout: config.bounded_timeout(),
             slow_warning: config.slow_warning,
-            streams,
+            switchboard,
             activity: Mutex::default(),
             desk: Mutex::default(),
             changed: Condvar::new(),
@@ -97,14 +93,14 @@ impl Bureau {
         lock(&self.desk).closing = Some(Closing { goodbye });
         self.changed.notify_all();
         if !goodbye {
-            self.shut_streams();
+            self.switchboard.cut();
         }
         self.ring();
     }
 
     /// Tells the peers that this rank leaves, on the connections on which they would wait for it.
     pub(in crate::tcp) fn say_farewell(&self) {
-        say_farewell(&self.streams);
+        self.switchboard.leave();
     }
 
     pub(super) fn closing(&self) -> Option<Closing> {
@@ -134,7 +130,7 @@ impl Bureau {
         drop(desk);
         self.failed.store(true, Ordering::Release);
         self.changed.notify_all();
-        self.shut_streams();
+        self.switchboard.cut();
         true
     }
 
@@ -145,7 +141,9 @@ impl Bureau {
             Question::Suspect { .. } => return Some(silent),
             Question::Stuck { last: false, .. } => return None,
             // A peer that is lost may be one that gave up waiting for rank 0.
-            Question::Stuck { .. } | Question::Lost { left: false, .. } => silent,
+            Question::Stuck { .. } | Question::Lost { left: false, .. } | Question::Unreached { .. } => {
+                silent
+            }
             Question::Lost { .. } | Question::Mismatch { .. } | Question::Garbage { .. } => {
                 self.judge_alone(&question, Status::Silent).unwrap_or(silent)
             }
@@ -161,14 +159,7 @@ impl Bureau {
             rank if rank == self.rank => Status::Active(self.activity()),
             _ => Status::Unknown,
         };
-        judge(self.rank, question, &(0..self.peers.len()).map(status).collect::<Vec<_>>())
-    }
-
-    fn shut_streams(&self) {
-        for stream in self.streams.iter().flatten() {
-            // One that is closed already is as good.
-            let _ = stream.shutdown(Shutdown::Both);
-        }
+        judge(self.rank, question, &(0..self.switchboard.peers().len()).map(status).collect::<Vec<_>>())
     }
 
     fn ring(&self) {
@@ -222,7 +213,7 @@ impl Supervisor for Bureau {
     }
 
     fn host(&self, rank: usize) -> String {
-        self.peers.get(rank).map(|peer| peer.host.clone()).unwrap_or_default()
+        self.switchboard.peers().get(rank).map(|peer| peer.host.clone()).unwrap_or_default()
     }
 
     fn timeout(&self) -> Duration {
