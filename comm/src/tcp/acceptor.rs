@@ -54,8 +54,7 @@ impl Acceptor {
     pub(crate) fn start(listener: TcpListener, limits: Limits, greet: Arc<Greet>) -> Result<Self> {
         let failed = |reason| Error::system("accepting connections", reason);
         listener.set_nonblocking(true).map_err(failed)?;
-        // Many ranks may come at once. Where that cannot be had, they come again.
-        let _ = rustix::net::listen(&listener, BACKLOG);
+        widen(&listener);
         let (stop, stopped) = UnixStream::pair().map_err(failed)?;
         let serve = Serve { listener, limits, greet, stopped: Arc::new(stopped), guests: Mutex::default() };
         let thread = thread::Builder::new()
@@ -64,6 +63,12 @@ impl Acceptor {
             .map_err(failed)?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
+}
+
+/// Lets many connections wait: ranks may come all at once, and strangers before them. Where that cannot be had, ranks come
+/// again.
+pub(crate) fn widen(listener: &TcpListener) {
+    let _ = rustix::net::listen(listener, BACKLOG);
 }
 
 impl Drop for Acceptor {

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use self::message::{Failure, MAX_HOST, tidy};
 use self::place::Place;
-use super::acceptor::{Acceptor, Limits, Place as Guest};
+use super::acceptor::{Acceptor, Limits, Place as Guest, widen};
 use super::handshake::{Caller, Credentials, Purpose};
 use super::switchboard::{Setup, Switchboard};
 use super::{InitMethod, TcpConfig, Transport};
@@ -224,6 +224,7 @@ impl Plan<'_> {
     fn listen_for_data(&self) -> Result<(TcpListener, u16)> {
         let address = SocketAddr::new(self.config.bind, 0);
         let listener = TcpListener::bind(address).map_err(|reason| cannot_listen(address, &reason))?;
+        widen(&listener);
         let port =
             listener.local_addr().map_err(|reason| Error::system("a listener's address", reason))?.port();
         Ok((listener, port))

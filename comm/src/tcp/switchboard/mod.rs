@@ -320,3 +320,6 @@ impl std::fmt::Debug for Switchboard {
         write!(f, "Switchboard({} connections)", self.state().streams().count())
     }
 }
+
+#[cfg(test)]
+mod tests;
