@@ -2,12 +2,16 @@
 
 use std::fmt::Debug;
 use std::io::stdin;
+use std::os::fd::AsRawFd;
 use std::process::exit;
 use std::time::{Duration, Instant};
 
 use comm::launch::{EXIT_PEER_FAILED, SpawnConfig, is_worker, spawn, worker_guard};
 use comm::{Communicator, Error, InitMethod, Operation, Result, Tcp, TcpConfig, Work};
-use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, getpid, getppid, getrlimit, kill_process, set_parent_process_death_signal,
+    setrlimit,
+};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 use tracing::field::{Field, Visit};
@@ -109,6 +113,12 @@ impl Player {
                 kill_process(getpid(), Signal::KILL).unwrap();
             }
             Action::Die(_) => {}
+            Action::Limit => {
+                let next = rustix::io::fcntl_dupfd_cloexec(stdin(), 0).unwrap();
+                let current = Some(next.as_raw_fd() as u64);
+                let limit = getrlimit(Resource::Nofile);
+                setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
+            }
             Action::Cycles(_) => panic!("cycles must be alone"),
         }
         Ok(())
