@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use comm::launch;
 
+use crate::comm_bench::{self, CommBenchOptions};
 use crate::error::Result;
 use crate::experiment;
 use crate::experiments::ddp_linear::DdpLinearOptions;
@@ -25,12 +26,15 @@ struct Cli {
 enum Command {
     /// One process against data-parallel ranks on y = 2x + 3 + noise
     DdpLinear(DdpLinearOptions),
+    /// How long collectives take, by size
+    CommBench(CommBenchOptions),
 }
 
 impl Command {
     fn run(&self) -> Result<()> {
         match self {
             Command::DdpLinear(options) => experiment::run(options),
+            Command::CommBench(options) => comm_bench::run(options),
         }
     }
 }

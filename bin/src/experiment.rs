@@ -72,7 +72,7 @@ pub trait Experiment {
 /// A wrong option, a file that cannot be used, a rank that failed.
 pub fn run<E: Experiment>(experiment: &E) -> Result<()> {
     let common = experiment.common();
-    match Start::find(common, E::NAME, E::WORLD_SIZE)? {
+    match Start::find(&common.ranks, E::NAME, E::WORLD_SIZE)? {
         Start::Launcher { world_size } => {
             trace::install(false)?;
             experiment.check(world_size)?;

@@ -5,6 +5,7 @@
 #![allow(clippy::print_stdout, reason = "what an experiment prints is its result")]
 
 pub mod cli;
+pub mod comm_bench;
 pub mod console;
 pub mod error;
 pub mod experiment;
@@ -20,6 +21,7 @@ pub mod report;
 pub mod run_log;
 pub mod start;
 pub mod trace;
+pub mod validation;
 pub mod weights;
 
 /// The README's example is compiled with the doc tests.

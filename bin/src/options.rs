@@ -36,9 +36,9 @@ pub enum DeviceKind {
     Cuda,
 }
 
-/// Options of every experiment.
+/// Options of every command that has ranks.
 #[derive(Debug, Clone, Args)]
-pub struct CommonOptions {
+pub struct RankOptions {
     /// How many ranks take part [default: what the environment says, else the document's]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Ranks")]
     pub world_size: Option<usize>,
@@ -48,12 +48,36 @@ pub struct CommonOptions {
     /// What carries data between ranks of one host.
     #[command(flatten)]
     pub transport: TransportOption,
-    /// Where tensors are
-    #[arg(long, value_enum, default_value = "auto", help_heading = "Ranks")]
-    pub device: DeviceKind,
     /// How long the ranks wait for each other [default: 300]
     #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true, help_heading = "Ranks")]
     pub timeout: Option<Duration>,
+}
+
+impl RankOptions {
+    /// Checks what can be checked before any work: what this build has.
+    ///
+    /// # Errors
+    /// A back end that it has not.
+    pub fn check(&self) -> Result<(), Error> {
+        let (wanted, feature) = match self.backend {
+            Backend::Auto | Backend::Tcp => return Ok(()),
+            Backend::Nccl => ("--backend nccl", "NCCL"),
+            Backend::Mpi => ("--backend mpi", "MPI"),
+        };
+        let help = format!("this build has no {feature} in it; use --backend tcp");
+        Err(Error::Unavailable { wanted: wanted.into(), help })
+    }
+}
+
+/// Options of every experiment.
+#[derive(Debug, Clone, Args)]
+pub struct CommonOptions {
+    /// How its ranks come together.
+    #[command(flatten)]
+    pub ranks: RankOptions,
+    /// Where tensors are
+    #[arg(long, value_enum, default_value = "auto", help_heading = "Ranks")]
+    pub device: DeviceKind,
     /// Seed of data and initial weights
     #[arg(long, value_name = "N", default_value_t = 42, allow_negative_numbers = true)]
     pub seed: u64,
@@ -88,7 +112,8 @@ pub(crate) fn learning_rate(text: &str) -> Result<f64, &'static str> {
     lr.ok_or("give a finite number, 0 or more")
 }
 
-fn seconds(text: &str) -> Result<Duration, &'static str> {
+/// A time greater than 0.
+pub(crate) fn seconds(text: &str) -> Result<Duration, &'static str> {
     let time = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     time.filter(|time| !time.is_zero()).ok_or("give a number of seconds greater than 0")
 }
@@ -100,13 +125,8 @@ impl CommonOptions {
     /// The first option that cannot be used.
     pub fn check(&self) -> Result<(), Error> {
         self.device()?;
-        let (wanted, feature) = match self.backend {
-            Backend::Auto | Backend::Tcp => return self.check_files(),
-            Backend::Nccl => ("--backend nccl", "NCCL"),
-            Backend::Mpi => ("--backend mpi", "MPI"),
-        };
-        let help = format!("this build has no {feature} in it; use --backend tcp");
-        Err(Error::Unavailable { wanted: wanted.into(), help })
+        self.ranks.check()?;
+        self.check_files()
     }
 
     /// The device of this process's tensors.

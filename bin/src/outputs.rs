@@ -39,7 +39,7 @@ impl CommonOptions {
 }
 
 /// Whether a file can be written where it is. One that exists is not changed.
-fn check_in_place(path: &Path) -> std::result::Result<(), FileError> {
+pub(crate) fn check_in_place(path: &Path) -> std::result::Result<(), FileError> {
     let refuse = |error| FileError::write(path, error);
     match fs::metadata(path) {
         // A device or a pipe: opening it may have an effect of its own.

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
-use crate::options::CommonOptions;
+use crate::options::RankOptions;
 
 /// Names the experiment whose launcher started a rank. Other launchers do not set it.
 const SPAWNED_FOR: &str = "GIRANDOLE_SPAWNED_FOR";
@@ -35,7 +35,7 @@ impl Start {
     ///
     /// # Errors
     /// An environment that makes no sense, or that the options contradict.
-    pub fn find(options: &CommonOptions, command: &str, default_world_size: usize) -> Result<Self> {
+    pub fn find(options: &RankOptions, command: &str, default_world_size: usize) -> Result<Self> {
         let value = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         match (value("RANK"), value("WORLD_SIZE")) {
             (None, None) => return Self::launcher(options.world_size.unwrap_or(default_world_size)),
@@ -61,6 +61,13 @@ impl Start {
             let help = format!("give 1 to {MOST_RANKS} ranks");
             return Err(Error::Option { option: "--world-size", got: world_size.to_string(), help });
         }
+        // What the system has no room for is said before any work is done.
+        SpawnConfig { world_size, ..SpawnConfig::default() }.check().map_err(|error| match error {
+            comm::Error::InvalidArgument { got, help, .. } => {
+                Error::Option { option: "--world-size", got, help }
+            }
+            other => other.into(),
+        })?;
         Ok(Start::Launcher { world_size })
     }
 }

@@ -278,7 +278,8 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
         self.submit(Operation::AllToAll { output, input, output_counts: None, input_counts: None })
     }
 
-    /// As [`Communicator::all_to_all`], with parts of different lengths. Each rank knows only its own counts.
+    /// As [`Communicator::all_to_all`], with parts of different lengths. Each rank knows only its own counts, and all call
+    /// this one, also those whose parts happen to be equal.
     ///
     /// # Shapes
     /// `input` has `input_counts[r]` elements for rank r, which must be `output_counts` of this rank over there.

@@ -96,9 +96,15 @@ impl Engine {
 
     fn enqueue(&self, operation: Operation) -> Result<Arc<Ticket>> {
         operation.validate(self.rank, self.world_size)?;
-        self.shared.check(&operation)?;
         let ticket = Arc::new(Ticket { shared: self.shared.clone(), result: Mutex::default() });
-        lock(&self.shared.queue).jobs.push_back((ticket.clone(), operation));
+        let mut queue = lock(&self.shared.queue);
+        // Where the group has failed and others are before this one, the first of them is to say so.
+        if queue.running || !queue.jobs.is_empty() {
+            self.shared.check_known()?;
+        } else {
+            self.shared.check(&operation)?;
+        }
+        queue.jobs.push_back((ticket.clone(), operation));
         Ok(ticket)
     }
 }
@@ -200,13 +206,17 @@ impl Shared {
         result.map_err(|error| lock(&self.failed).get_or_insert(error).clone())
     }
 
-    /// The first cause, where the group has failed.
+    /// What an operation has ended with for which the group had failed.
+    fn check_known(&self) -> Result<()> {
+        lock(&self.failed).clone().map_or(Ok(()), Err)
+    }
+
+    /// The first cause, where the group has failed. Called while no operation runs.
     fn check(&self, operation: &Operation) -> Result<()> {
-        if let Some(error) = &*lock(&self.failed) {
-            return Err(error.clone());
-        }
+        self.check_known()?;
         let Some(cause) = self.supervisor.failure() else { return Ok(()) };
-        let error = self.supervisor.error(&cause, operation.name().into());
+        let call = lock(&self.runner).describe(operation);
+        let error = self.supervisor.error(&cause, call);
         Err(lock(&self.failed).get_or_insert(error).clone())
     }
 }

@@ -12,6 +12,7 @@ use candle_core::DType;
 
 use crate::element::{combine_bytes, divide_bytes};
 use crate::fingerprint::{self, Fingerprint};
+use crate::last_words::LastWords;
 use crate::links::{Closed, Links, Wait};
 use crate::memory::Memory;
 use crate::patience::Patience;
@@ -19,9 +20,6 @@ use crate::schedule::{Combine, Schedule, Step, Transfer};
 use crate::supervisor::Supervisor;
 use crate::verdict::Question;
 use crate::{Error, ReduceOp, Result};
-
-/// Sent in place of an announcement by a rank that closes its group: nothing will come after it.
-pub(crate) const FAREWELL: [u8; fingerprint::LEN] = *b"GRF1: this rank leaves the group";
 
 /// Bytes that are received before they are reduced: small enough to stay in the processor's cache.
 const SEGMENT: usize = 128 * 1024;
@@ -251,7 +249,7 @@ impl<L: Links> Executor<L> {
             return Ok(Some(false));
         }
         let Ok(got) = self.links.try_recv(from, &mut peer.announcement[peer.heard..]) else {
-            return Err(self.failed(Question::Lost { peer: from, left: false }));
+            return Err(self.failed(Question::lost(from, None)));
         };
         peer.heard += got;
         if peer.heard < fingerprint::LEN {
@@ -261,10 +259,10 @@ impl<L: Links> Executor<L> {
         match Fingerprint::decode(&peer.announcement) {
             Some(theirs) if theirs == mine => Ok(Some(true)),
             Some(theirs) => Err(self.failed(Question::Mismatch { peer: from, mine, theirs })),
-            None if peer.announcement == FAREWELL => {
-                Err(self.failed(Question::Lost { peer: from, left: true }))
-            }
-            None => Err(self.failed(Question::Garbage { peer: from })),
+            None => Err(match LastWords::decode(&peer.announcement) {
+                Some(words) => self.failed(Question::lost(from, Some(words))),
+                None => self.failed(Question::Garbage { peer: from }),
+            }),
         }
     }
 
@@ -299,7 +297,7 @@ impl<L: Links> Executor<L> {
         };
         let Ok(got) = result else {
             let from = receive.from;
-            return Err(self.failed(Question::Lost { peer: from, left: false }));
+            return Err(self.failed(Question::lost(from, None)));
         };
         receive.got += got;
         self.bytes_received += got as u64;
@@ -332,7 +330,7 @@ impl<L: Links> Executor<L> {
                 Ok(got) => heard += got,
             }
         }
-        self.failed(Question::Lost { peer, left: said == FAREWELL })
+        self.failed(Question::lost(peer, LastWords::decode(&said)))
     }
 
     fn failed(&self, question: Question) -> Error {

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use crate::Error;
-
 /// The stream to or from a peer has ended or broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Closed;
@@ -13,10 +11,12 @@ pub(crate) struct Closed;
 pub(crate) enum Unopened {
     /// This rank closes its group, or the group has failed.
     Closed,
+    /// The peer has closed its group.
+    Left,
     /// The peer cannot be reached; the reason.
     Unreachable(String),
-    /// This process cannot make it.
-    Here(Error),
+    /// This process cannot make it; the reason.
+    Here(String),
 }
 
 /// A stream that the executor waits for.

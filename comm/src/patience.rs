@@ -95,5 +95,6 @@ fn warn(supervisor: &dyn Supervisor, peer: usize, call: &Fingerprint, waited: Du
         _ => (peer, "nobody could say what it does".into()),
     };
     let (host, seconds) = (supervisor.host(rank), waited.as_secs());
-    tracing::warn!("{call}: waiting for rank {rank} (host {host}) for {seconds} s: {detail}");
+    let (rank, place) = (supervisor.members().world_rank(rank), supervisor.members().place());
+    tracing::warn!("{call}{place}: waiting for rank {rank} (host {host}) for {seconds} s: {detail}");
 }

@@ -8,6 +8,7 @@ use candle_core::Tensor;
 use crate::executor::{Executor, Parcel, Task};
 use crate::fingerprint::{self, Fingerprint, Kind, digest};
 use crate::links::Links;
+use crate::members::Members;
 use crate::memory::Memory;
 use crate::plan::{Plan, Planner};
 use crate::supervisor::Supervisor;
@@ -16,6 +17,8 @@ use crate::{Message, Operation, Result, Stats};
 /// Runs operations one after the other, on whatever thread calls it.
 pub(crate) trait Run: Send {
     fn run(&mut self, operation: &Operation) -> Result<()>;
+    /// The operation as errors name it, were it the next one to run.
+    fn describe(&self, operation: &Operation) -> String;
     fn stats(&self) -> Stats;
 }
 
@@ -39,45 +42,62 @@ impl<L: Links> Runner<L> {
         Self { rank, world_size, executor, supervisor, sequence: 0, sent, received, stats: Stats::default() }
     }
 
-    /// For a collective.
-    fn fingerprint(&mut self, operation: &Operation) -> Fingerprint {
-        self.sequence += 1;
+    fn members(&self) -> &Members {
+        self.supervisor.members()
+    }
+
+    /// For the next collective.
+    fn fingerprint(&self, operation: &Operation) -> Fingerprint {
+        let sequence = self.sequence + 1;
         let call = |kind: Kind, tensor: &Tensor| {
-            Fingerprint::new(kind, self.sequence).tensor(tensor.dtype(), tensor.elem_count())
+            Fingerprint::new(kind, sequence).tensor(tensor.dtype(), tensor.elem_count())
         };
+        // Errors name the ranks of the whole job.
+        let world = |root: &usize| self.members().world_rank(*root);
         match operation {
             Operation::AllReduce { tensor, op } => call(Kind::AllReduce, tensor).reduce(*op),
-            Operation::Reduce { tensor, op, root } => call(Kind::Reduce, tensor).reduce(*op).root(*root),
-            Operation::Broadcast { tensor, root } => call(Kind::Broadcast, tensor).root(*root),
+            Operation::Reduce { tensor, op, root } => {
+                call(Kind::Reduce, tensor).reduce(*op).root(world(root))
+            }
+            Operation::Broadcast { tensor, root } => call(Kind::Broadcast, tensor).root(world(root)),
             Operation::AllGather { input, counts, .. } => divided(call(Kind::AllGather, input), counts),
             Operation::ReduceScatter { output, op, counts, .. } => {
                 divided(call(Kind::ReduceScatter, output).reduce(*op), counts)
             }
             Operation::Gather { input, root, counts, .. } => {
-                divided(call(Kind::Gather, input).root(*root), counts)
+                divided(call(Kind::Gather, input).root(world(root)), counts)
             }
             Operation::Scatter { output, root, counts, .. } => {
-                divided(call(Kind::Scatter, output).root(*root), counts)
+                divided(call(Kind::Scatter, output).root(world(root)), counts)
+            }
+            Operation::AllToAll { input, input_counts: None, output_counts: None, .. } => {
+                call(Kind::AllToAll, input)
             }
             // How much goes where, only the two ranks know that it concerns: see `Plan::pairs`.
             Operation::AllToAll { input, .. } => call(Kind::AllToAll, input).tensor(input.dtype(), 0),
             Operation::AllReduceCoalesced { tensors, op } => {
-                coalesced(Fingerprint::new(Kind::AllReduce, self.sequence).reduce(*op), tensors)
+                coalesced(Fingerprint::new(Kind::AllReduce, sequence).reduce(*op), tensors)
             }
             Operation::BroadcastCoalesced { tensors, root } => {
-                coalesced(Fingerprint::new(Kind::Broadcast, self.sequence).root(*root), tensors)
+                coalesced(Fingerprint::new(Kind::Broadcast, sequence).root(world(root)), tensors)
             }
-            _ => Fingerprint::new(Kind::Barrier, self.sequence),
+            _ => Fingerprint::new(Kind::Barrier, sequence),
         }
+    }
+
+    /// For the next message to or from a rank.
+    fn message(&self, peer: usize, outgoing: bool, tensor: &Tensor) -> Fingerprint {
+        let (counters, sender) = if outgoing { (&self.sent, self.rank) } else { (&self.received, peer) };
+        let call =
+            Fingerprint::new(Kind::Message, counters[peer] + 1).root(self.members().world_rank(sender));
+        call.tensor(tensor.dtype(), tensor.elem_count())
     }
 
     /// Counts a message to or from a rank.
     fn parcel(&mut self, peer: usize, outgoing: bool, tensor: &Tensor, start: usize) -> Parcel {
-        let (counters, sender) =
-            if outgoing { (&mut self.sent, self.rank) } else { (&mut self.received, peer) };
+        let fingerprint = self.message(peer, outgoing, tensor);
+        let counters = if outgoing { &mut self.sent } else { &mut self.received };
         counters[peer] += 1;
-        let call = Fingerprint::new(Kind::Message, counters[peer]).root(sender);
-        let fingerprint = call.tensor(tensor.dtype(), tensor.elem_count());
         let bytes = tensor.elem_count() * tensor.dtype().size_in_bytes();
         Parcel { peer, outgoing, fingerprint, range: start..start + bytes }
     }
@@ -108,15 +128,18 @@ impl<L: Links> Runner<L> {
         if let Some((parcels, mut memory)) = self.messages(operation) {
             let Some(first) = parcels.first() else { return Ok(()) };
             self.supervisor.begin(first.fingerprint);
-            return self.executor.exchange(parcels, &mut memory);
+            let result = self.executor.exchange(parcels, &mut memory);
+            return result.inspect_err(|_| self.supervisor.hang_up(&self.executor.whole()));
         }
         let fingerprint = self.fingerprint(operation);
+        self.sequence += 1;
         self.supervisor.begin(fingerprint);
         let planner =
             Planner { rank: self.rank, world_size: self.world_size, segment: self.executor.segment() };
         let Plan { mut memory, schedule, dtype, op, pairs } = planner.plan(operation)?;
         let task = Task { fingerprint, pairs: &pairs, op, dtype };
-        self.executor.run(&task, &schedule, &mut memory)?;
+        // In the middle of a collective, words would be taken for data.
+        self.executor.run(&task, &schedule, &mut memory).inspect_err(|_| self.supervisor.hang_up(&[]))?;
         memory.finish()
     }
 }
@@ -152,6 +175,20 @@ impl<L: Links> Run for Runner<L> {
         self.stats.busy_ns += began.elapsed().as_nanos() as u64;
         self.stats.operations += u64::from(result.is_ok());
         result
+    }
+
+    fn describe(&self, operation: &Operation) -> String {
+        let call = match operation {
+            Operation::Send { tensor, to } => self.message(*to, true, tensor),
+            Operation::Recv { tensor, from } => self.message(*from, false, tensor),
+            Operation::Batch { messages } => match messages.first() {
+                Some(Message::Send { tensor, to }) => self.message(*to, true, tensor),
+                Some(Message::Recv { tensor, from }) => self.message(*from, false, tensor),
+                None => return operation.name().into(),
+            },
+            collective => self.fingerprint(collective),
+        };
+        call.to_string()
     }
 
     fn stats(&self) -> Stats {

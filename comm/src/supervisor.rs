@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::Error;
 use crate::fingerprint::Fingerprint;
+use crate::members::Members;
 use crate::verdict::{Cause, Question};
 
 /// A rank's view of the whole group: it tells what this rank does, and finds out who is to blame.
@@ -21,6 +22,13 @@ pub(crate) trait Supervisor: Send + Sync + Debug {
     /// Looks for a cause, in bounded time. Where there is one, the whole group has failed with it, and every rank knows.
     fn ask(&self, question: Question) -> Option<Cause>;
 
+    /// A call has failed. Where nobody else tells the others why, this does, and ends the streams; `whole` are the ranks
+    /// that will take it for what it is.
+    fn hang_up(&self, _whole: &[usize]) {}
+
+    /// Who is in the group.
+    fn members(&self) -> &Members;
+
     /// The host name of a rank.
     fn host(&self, rank: usize) -> String;
 
@@ -32,6 +40,7 @@ pub(crate) trait Supervisor: Send + Sync + Debug {
 
     /// The error of a call that was interrupted by `cause`.
     fn error(&self, cause: &Cause, operation: String) -> Error {
-        cause.to_error(operation, self.timeout(), |rank| self.host(rank))
+        let operation = operation + &self.members().place();
+        cause.to_error(operation, self.timeout(), self.members(), |rank| self.host(rank))
     }
 }

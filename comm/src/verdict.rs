@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::fingerprint::Fingerprint;
+use crate::last_words::LastWords;
+use crate::members::Members;
 
 /// Calls that a rank remembers, to compare with those of ranks that lag behind or run ahead.
 const REMEMBERED: usize = 8;
@@ -82,8 +84,9 @@ impl Status {
 /// Why a rank asks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Question {
-    /// The stream to `peer` has ended; `left` where it has said before that it closes its group.
-    Lost { peer: usize, left: bool },
+    /// The stream to `peer` has ended; `left` where it has said before that it closes its group, `because` where it has
+    /// said for which cause.
+    Lost { peer: usize, left: bool, because: Option<Cause> },
     /// `peer` announced another call.
     Mismatch { peer: usize, mine: Fingerprint, theirs: Fingerprint },
     /// `peer` sent what is no announcement at all.
@@ -97,6 +100,14 @@ pub(crate) enum Question {
 }
 
 impl Question {
+    /// The stream to a rank has ended, after these words.
+    pub(crate) fn lost(peer: usize, words: Option<LastWords>) -> Self {
+        match words {
+            Some(LastWords::Blame(cause)) => Question::Lost { peer, left: false, because: Some(cause) },
+            words => Question::Lost { peer, left: words.is_some(), because: None },
+        }
+    }
+
     /// False where the answer is only for the rank that asks.
     pub(crate) fn is_fatal(&self) -> bool {
         !matches!(self, Question::Suspect { .. })
@@ -127,25 +138,32 @@ pub(crate) enum Cause {
 }
 
 impl Cause {
-    /// The error of a rank that was in `operation`.
+    /// The error of a rank that was in `operation`. Its ranks are those of the whole job.
     pub(crate) fn to_error(
         &self,
         operation: String,
         timeout: Duration,
+        members: &Members,
         host: impl Fn(usize) -> String,
     ) -> Error {
+        let world = |rank| members.world_rank(rank);
         match self.clone() {
-            Cause::Died { rank } => Error::PeerDied { rank, host: host(rank), operation },
-            Cause::Left { rank } => Error::PeerLeft { rank, host: host(rank), operation },
+            Cause::Died { rank } => Error::PeerDied { rank: world(rank), host: host(rank), operation },
+            Cause::Left { rank } => Error::PeerLeft { rank: world(rank), host: host(rank), operation },
             Cause::Stalled { rank, detail } => {
-                Error::Timeout { rank, host: host(rank), operation, waited: timeout, detail }
+                Error::Timeout { rank: world(rank), host: host(rank), operation, waited: timeout, detail }
             }
-            Cause::Mismatch { odd_rank, odd, rank, call } => {
-                Error::Mismatch { odd_rank, odd_call: odd.to_string(), rank, call: call.to_string() }
+            Cause::Mismatch { odd_rank, odd, rank, call } => Error::Mismatch {
+                odd_rank: world(odd_rank),
+                odd_call: odd.to_string(),
+                rank: world(rank),
+                call: call.to_string() + &members.place(),
+            },
+            Cause::Protocol { rank, detail } => {
+                Error::Protocol { rank: world(rank), host: host(rank), operation, detail }
             }
-            Cause::Protocol { rank, detail } => Error::Protocol { rank, host: host(rank), operation, detail },
             Cause::Unreachable { rank, by, detail } => {
-                Error::Unreachable { rank, host: host(rank), operation, by, detail }
+                Error::Unreachable { rank: world(rank), host: host(rank), operation, by: world(by), detail }
             }
         }
     }
@@ -158,7 +176,8 @@ pub(crate) fn judge(asker: usize, question: &Question, statuses: &[Status]) -> O
         return Some(Cause::Died { rank });
     }
     match question {
-        Question::Lost { peer, left } => Some(match statuses.get(*peer) {
+        Question::Lost { because: Some(cause), .. } => Some(cause.clone()),
+        Question::Lost { peer, left, .. } => Some(match statuses.get(*peer) {
             Some(Status::Left) => Cause::Left { rank: *peer },
             _ if *left => Cause::Left { rank: *peer },
             _ => Cause::Died { rank: *peer },
@@ -279,6 +298,7 @@ fn laggard(asker: usize, peer: usize, statuses: &[Status]) -> Cause {
     };
     let detail = match &statuses[rank] {
         Status::Active(activity) => activity.describe(),
+        Status::Unknown => "nobody can ask what it does, because rank 0 has left".into(),
         _ => "it gave no sign of what it does".into(),
     };
     Cause::Stalled { rank, detail }
@@ -365,7 +385,9 @@ mod tests {
     #[test]
     fn the_dead_explain_everything() {
         let statuses = [within(call(1, 1)), Status::Silent, Status::Died];
-        for question in [Question::Lost { peer: 1, left: true }, Question::Stuck { peer: 1, last: true }] {
+        for question in
+            [Question::Lost { peer: 1, left: true, because: None }, Question::Stuck { peer: 1, last: true }]
+        {
             assert_eq!(judge(0, &question, &statuses), Some(Cause::Died { rank: 2 }));
         }
     }

@@ -3,10 +3,19 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+/// What carries the data, unless a test says otherwise.
+pub(crate) const TRANSPORT: &str = "tcp";
+/// What the rounds use, one after the other.
+pub(crate) const TRANSPORTS: [&str; 2] = ["tcp", "mixed"];
+
+#[path = "faults/dice.rs"]
+mod dice;
 #[path = "faults/ending.rs"]
 mod ending;
 #[path = "faults/group.rs"]
 mod group;
+#[path = "faults/player.rs"]
+mod player;
 #[path = "faults/script.rs"]
 mod script;
 #[path = "faults/worker.rs"]

@@ -67,13 +67,23 @@ impl Buckets {
         }
     }
 
-    /// Puts a gradient into its place, or adds it to what was accumulated there.
-    pub(crate) fn put(&mut self, gradients: &[Gradient], index: usize, grad: &Tensor) -> Result<()> {
+    /// Puts a gradient times `scale` into its place, or adds it to what was accumulated there; without a scale it does not
+    /// count, whatever it is.
+    pub(crate) fn put(
+        &mut self,
+        gradients: &[Gradient],
+        index: usize,
+        grad: &Tensor,
+        scale: Option<f64>,
+    ) -> Result<()> {
+        self.arrived.push(index);
+        self.settle(index);
+        let Some(scale) = scale else { return Ok(()) };
         let place = self.plan.places[index];
         let elements = grad.elem_count();
         let flat = self.flat(gradients, place.bucket)?;
         if elements > 0 {
-            let grad = grad.detach().contiguous()?.reshape(elements)?;
+            let grad = scaled(&grad.detach().contiguous()?.reshape(elements)?, scale)?;
             if self.used[index] {
                 let sum = (flat.narrow(0, place.offset, elements)? + grad)?;
                 flat.slice_set(&sum, 0, place.offset)?;
@@ -82,8 +92,6 @@ impl Buckets {
             }
         }
         self.used[index] = true;
-        self.arrived.push(index);
-        self.settle(index);
         Ok(())
     }
 
@@ -98,8 +106,17 @@ impl Buckets {
         self.missing[bucket] == 0
     }
 
-    /// A bucket's flat tensor, ready to be averaged.
-    pub(crate) fn seal(&mut self, gradients: &[Gradient], bucket: usize) -> Result<Tensor> {
+    /// Multiplies what a bucket holds.
+    pub(crate) fn scale(&mut self, bucket: usize, factor: f64) -> Result<()> {
+        if let Some(flat) = &mut self.flats[bucket] {
+            *flat = scaled(flat, factor)?;
+        }
+        Ok(())
+    }
+
+    /// A bucket's flat tensor, ready to be averaged, with its gradients times `factor`.
+    pub(crate) fn seal(&mut self, gradients: &[Gradient], bucket: usize, factor: f64) -> Result<Tensor> {
+        self.scale(bucket, factor)?;
         let flat = self.flat(gradients, bucket)?;
         let Bucket { elements, items } = &self.plan.buckets[bucket];
         let flags = if items.iter().all(|&index| self.used[index]) {
@@ -151,4 +168,8 @@ impl Buckets {
         self.flats[bucket] = Some(flat.clone());
         Ok(flat)
     }
+}
+
+fn scaled(tensor: &Tensor, factor: f64) -> Result<Tensor> {
+    if factor == 1.0 { Ok(tensor.clone()) } else { tensor.affine(factor, 0.0) }
 }

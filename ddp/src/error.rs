@@ -76,6 +76,21 @@ pub enum Error {
         /// The first parameter that differs, counted in order of construction from 1; 0 is the configuration.
         place: usize,
     },
+    /// A weight that is none.
+    #[error(
+        "backward_weighted: got weight {weight}; it is the number of samples or tokens over which the loss is a mean: a \
+         finite number, 0 or more"
+    )]
+    InvalidWeight {
+        /// The weight as it was given.
+        weight: f64,
+    },
+    /// Losses with weights and losses without in one step of this rank.
+    #[error(
+        "this step has losses with a weight and losses without, which have no common average: use \
+         `backward_weighted_no_sync` together with `backward_weighted` or `join`, and `backward_no_sync` with `backward`"
+    )]
+    MixedAverages,
     /// A candle operation failed.
     #[error("{operation}: {source}")]
     Tensor {

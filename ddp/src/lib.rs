@@ -65,6 +65,7 @@ mod model;
 mod parameter;
 mod plan;
 mod reducer;
+mod weights;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -135,7 +135,7 @@ impl<M> Ddp<M> {
     /// # Source
     /// Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 3.2.
     pub fn backward(&self, loss: &Tensor) -> Result<GradStore> {
-        self.reducer.backward(loss, true)
+        self.reducer.backward(loss, None, true)
     }
 
     /// Backward from `loss` on this rank alone: adds the gradients to those that the next [`Ddp::backward`] averages.
@@ -165,7 +165,108 @@ impl<M> Ddp<M> {
     /// # Ok::<(), ddp::Error>(())
     /// ```
     pub fn backward_no_sync(&self, loss: &Tensor) -> Result<()> {
-        self.reducer.backward(loss, false).map(drop)
+        self.reducer.backward(loss, None, false).map(drop)
+    }
+
+    /// Backward from `loss`, this rank's mean over `weight` samples or tokens; the result holds the gradients of the mean
+    /// over those of all ranks, `sum(weight * gradient) / sum(weight)`, equal to the bit on every rank. With unequal
+    /// batches this is what one process has on all batches together; the mean of the ranks' means, which
+    /// [`Ddp::backward`] gives, is not.
+    ///
+    /// A rank whose weight is 0 changes nothing, even if its loss is NaN, the mean over nothing. Where all weights are 0
+    /// no parameter has a gradient. A weight of 1 on every rank gives the result of [`Ddp::backward`]. Gradients of
+    /// [`Ddp::backward_weighted_no_sync`] since the last call count with their weights.
+    ///
+    /// Every rank must call it, or [`Ddp::join`] where it has no more data.
+    ///
+    /// # Cost
+    /// That of [`Ddp::backward`], and an all-reduce of 8 bytes for each rank, which is under way while backward computes
+    /// the first bucket's gradients. Where weights differ, one pass over each bucket.
+    ///
+    /// # Errors
+    /// [`Error::InvalidWeight`] and [`Error::MixedAverages`], which change nothing; else as [`Ddp::backward`].
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{Module, VarBuilder, VarMap, linear_no_bias};
+    /// # use comm::{Communicator, Local};
+    /// # use ddp::{Ddp, DdpConfig};
+    /// // Rank 0 has one sample, rank 1 has three.
+    /// let batches = [vec![4f32], vec![1.0, 2.0, 3.0]];
+    /// let gradients = Local::run_shared(2, |comm| {
+    ///     let batch = &batches[comm.rank()];
+    ///     # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    ///     let ddp = Ddp::new(comm, vb, &DdpConfig::default(), |vb| linear_no_bias(1, 1, vb))?;
+    ///     let x = Tensor::from_slice(batch, (batch.len(), 1), &Device::Cpu)?;
+    ///     let loss = ddp.forward(&x)?.mean_all()?;
+    ///     let grads = ddp.backward_weighted(&loss, batch.len() as f64)?;
+    ///     Ok(grads.get(&ddp.vars()[0]).map(|grad| grad.flatten_all()?.to_vec1::<f32>()).transpose()?)
+    /// })?;
+    /// // The mean of all four; the mean of the ranks' means would be 3.
+    /// assert_eq!(gradients, [Some(vec![2.5]), Some(vec![2.5])]);
+    /// # Ok::<(), ddp::Error>(())
+    /// ```
+    pub fn backward_weighted(&self, loss: &Tensor, weight: f64) -> Result<GradStore> {
+        self.reducer.backward(loss, Some(weight), true)
+    }
+
+    /// Backward from `loss`, a mean over `weight` samples or tokens, on this rank alone: what the next
+    /// [`Ddp::backward_weighted`] or [`Ddp::join`] averages has it in. Micro-batches need not be equal, nor their number
+    /// the same on every rank; no loss is divided by hand.
+    ///
+    /// # Cost
+    /// As [`Ddp::backward_no_sync`].
+    ///
+    /// # Errors
+    /// As [`Ddp::backward_weighted`].
+    pub fn backward_weighted_no_sync(&self, loss: &Tensor, weight: f64) -> Result<()> {
+        self.reducer.backward(loss, Some(weight), false).map(drop)
+    }
+
+    /// Takes part in a step of the ranks that still have data, and gives their averaged gradients, for this rank's
+    /// optimizer too: so its parameters stay equal to theirs. `None` when no rank has data any more; then every rank has
+    /// come here, and training can go on together.
+    ///
+    /// The others call [`Ddp::backward_weighted`], as always. The average is that of those who have data, which this
+    /// rank does not change: with samples as weights, the mean over all samples of the step; with a weight of 1, the mean
+    /// over the ranks that are left (in PyTorch: `join(divide_by_initial_world_size=False)`. Its default divides by all
+    /// ranks, so that late samples count less; that is a loss times the fraction of ranks left).
+    /// What [`Ddp::backward_weighted_no_sync`] has gathered goes along in the first step.
+    ///
+    /// # Cost
+    /// That of [`Ddp::backward_weighted`]; nothing more for those who have data. The last call: an all-reduce of 8 bytes
+    /// for each rank.
+    ///
+    /// # Errors
+    /// As [`Ddp::backward`]. Where the others call [`Ddp::backward`], without a weight, every rank gets
+    /// [`comm::Error::Mismatch`].
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Tensor};
+    /// # use candle_nn::{Module, Optimizer, SGD, VarBuilder, VarMap, linear};
+    /// # use comm::{Communicator, Local};
+    /// # use ddp::{Ddp, DdpConfig};
+    /// // Rank 0 has one batch, rank 1 has three.
+    /// let trained = Local::run_shared(2, |comm| {
+    ///     let batches = vec![Tensor::ones((4, 1), DType::F32, &Device::Cpu)?; 1 + 2 * comm.rank()];
+    ///     # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    ///     let ddp = Ddp::new(comm, vb, &DdpConfig::default(), |vb| linear(1, 1, vb))?;
+    ///     let mut optimizer = SGD::new(ddp.vars(), 0.1)?;
+    ///     for x in batches {
+    ///         let loss = ddp.forward(&x)?.sqr()?.mean_all()?;
+    ///         optimizer.step(&ddp.backward_weighted(&loss, x.dim(0)? as f64)?)?;
+    ///     }
+    ///     while let Some(grads) = ddp.join()? {
+    ///         optimizer.step(&grads)?;
+    ///     }
+    ///     Ok(ddp.vars()[1].to_vec1::<f32>()?)
+    /// })?;
+    /// assert_eq!(trained[0], trained[1]);
+    /// # Ok::<(), ddp::Error>(())
+    /// ```
+    pub fn join(&self) -> Result<Option<GradStore>> {
+        self.reducer.join()
     }
 }
 

@@ -5,12 +5,13 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
 use candle_core::backprop::GradStore;
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, Operation, ReduceOp, Work};
 
 use crate::buckets::{Buckets, Gradient};
 use crate::parameter::{Kinds, Parameter};
 use crate::plan::{self, Item, Plan};
+use crate::weights::Weights;
 use crate::{DdpConfig, Error, Result, lock};
 
 thread_local! {
@@ -31,6 +32,9 @@ pub(crate) struct Reducer {
 
 struct State {
     buckets: Buckets,
+    weights: Weights,
+    /// What this pass's gradients are multiplied with; none where they do not count.
+    scale: Option<f64>,
     /// This pass communicates.
     synchronise: bool,
     /// The next bucket to go out in this pass.
@@ -52,6 +56,8 @@ impl Reducer {
         let plan = Plan::new(&items, &order, config.first_bucket_bytes, config.bucket_bytes);
         let state = State {
             buckets: Buckets::new(plan),
+            weights: Weights::default(),
+            scale: Some(1.0),
             synchronise: false,
             next: 0,
             works: Vec::new(),
@@ -81,14 +87,33 @@ impl Reducer {
         }
     }
 
-    /// Runs backward; the gradients go to the buckets. With `synchronise`, their averages come back in the result.
-    pub(crate) fn backward(&self, loss: &Tensor, synchronise: bool) -> Result<GradStore> {
+    /// Runs backward; the gradients go to the buckets. With `synchronise`, their averages come back in the result: means
+    /// over ranks, or where there is a weight, over all that is weighed.
+    pub(crate) fn backward(
+        &self,
+        loss: &Tensor,
+        weight: Option<f64>,
+        synchronise: bool,
+    ) -> Result<GradStore> {
         let _turn = lock(&self.turn);
         self.check()?;
+        {
+            let state = &mut *lock(&self.state);
+            // A mistake here has not changed anything yet.
+            state.scale = state.weights.add(weight)?;
+        }
         let pass = Pass { reducer: self, before: PASS.replace(Some(self.address())) };
         let result = self.pass(loss, synchronise).map_err(|error| self.fail(error));
         drop(pass);
         result
+    }
+
+    /// Takes part in a step of the others, for which this rank has no loss; none where no rank has one.
+    pub(crate) fn join(&self) -> Result<Option<GradStore>> {
+        let _turn = lock(&self.turn);
+        self.check()?;
+        lock(&self.state).weights.check_weighted()?;
+        self.join_pass().map_err(|error| self.fail(error))
     }
 
     /// Takes in a gradient; called by its hook during backward.
@@ -98,16 +123,19 @@ impl Reducer {
             // Another model's loss goes through this model: its gradients are not asked for.
             Some(reducer) if reducer != self.address() => Ok(()),
             Some(_) => {
-                let mut state = lock(&self.state);
-                let put = state.buckets.put(&self.gradients, index, grad);
+                let state = &mut *lock(&self.state);
+                let put = state.buckets.put(&self.gradients, index, grad, state.scale);
                 put.map_err(Error::during("gathering gradients"))?;
-                self.launch_complete(&mut state)
+                self.launch_complete(state)
             }
         }
     }
 
     fn pass(&self, loss: &Tensor, synchronise: bool) -> Result<GradStore> {
-        self.begin(loss, synchronise)?;
+        self.begin(synchronise)?;
+        if synchronise {
+            self.foresee(loss)?;
+        }
         let backward = tracing::info_span!("backward").in_scope(|| loss.backward());
         let mut grads = backward.map_err(Error::during("backward"))?;
         if synchronise {
@@ -120,12 +148,34 @@ impl Reducer {
         Ok(grads)
     }
 
-    fn begin(&self, loss: &Tensor, synchronise: bool) -> Result<()> {
+    fn join_pass(&self) -> Result<Option<GradStore>> {
+        self.begin(true)?;
+        {
+            let mut state = lock(&self.state);
+            if state.weights.all_joined()? {
+                state.weights.clear();
+                return Ok(None);
+            }
+        }
+        let mut grads = Tensor::zeros((), DType::F32, &Device::Cpu)?.backward()?;
+        self.wait()?;
+        self.give_out(&mut grads)?;
+        self.rebuild()?;
+        Ok(Some(grads))
+    }
+
+    fn begin(&self, synchronise: bool) -> Result<()> {
         let mut state = lock(&self.state);
         state.buckets.begin_pass();
         state.synchronise = synchronise;
         state.next = 0;
-        if !synchronise || !state.look_ahead {
+        if synchronise { state.weights.exchange(&*self.comm) } else { Ok(()) }
+    }
+
+    /// Does not wait for gradients that `loss` will not give.
+    fn foresee(&self, loss: &Tensor) -> Result<()> {
+        let mut state = lock(&self.state);
+        if !state.look_ahead {
             return Ok(());
         }
         let nodes: HashSet<_> = loss.sorted_nodes().iter().map(|node| node.id()).collect();
@@ -160,8 +210,9 @@ impl Reducer {
     fn next_operation(&self, state: &mut State) -> Result<(usize, Operation)> {
         let index = state.next;
         state.next += 1;
-        let tensor =
-            state.buckets.seal(&self.gradients, index).map_err(Error::during("gathering gradients"))?;
+        let factor = state.weights.factor()?;
+        let tensor = state.buckets.seal(&self.gradients, index, factor);
+        let tensor = tensor.map_err(Error::during("gathering gradients"))?;
         Ok((index, Operation::AllReduce { tensor, op: ReduceOp::Avg }))
     }
 
@@ -188,7 +239,12 @@ impl Reducer {
         let mut state = lock(&self.state);
         state.look_ahead = state.buckets.arrived.len() < self.gradients.len();
         let averaged = self.comm.world_size() > 1;
+        let factor = state.weights.factor()?;
+        state.weights.clear();
         for bucket in 0..state.buckets.plan.buckets.len() {
+            if !averaged {
+                state.buckets.scale(bucket, factor)?;
+            }
             let taken = state.buckets.take(&self.gradients, bucket, averaged);
             for (index, grad) in taken.map_err(Error::during("giving out gradients"))? {
                 let Gradient { name, variable, .. } = &self.gradients[index];

@@ -4,7 +4,8 @@
 mod common;
 
 use candle_core::{DType, Device, Tensor, Var};
-use candle_nn::{AdamW, Linear, Module, Optimizer, ParamsAdamW, SGD, VarBuilder, VarMap, linear, loss};
+use candle_nn::{Linear, Module, VarBuilder, VarMap, linear, loss};
+use common::training::{self, AnyOptimizer};
 use common::{INPUTS, Mlp, OUTPUTS, assert_close, numbers, on_all_ranks, parameters_of, values};
 use ddp::{Ddp, DdpConfig};
 use proptest::prelude::*;
@@ -16,28 +17,6 @@ fn batch(draw: u64, step: usize, rank: usize, dtype: DType) -> (Tensor, Tensor) 
     let len = if step % 5 == 4 { 1 + 2 * rank } else { 4 };
     let seed = draw * 10_000 + (step * 100 + rank) as u64;
     (values(seed, &[len, INPUTS], dtype), values(seed + 50, &[len, OUTPUTS], dtype))
-}
-
-enum AnyOptimizer {
-    Sgd(SGD),
-    AdamW(AdamW),
-}
-
-impl AnyOptimizer {
-    fn new(adam: bool, vars: Vec<Var>) -> candle_core::Result<Self> {
-        Ok(if adam {
-            Self::AdamW(AdamW::new(vars, ParamsAdamW { lr: 0.01, ..Default::default() })?)
-        } else {
-            Self::Sgd(SGD::new(vars, 0.1)?)
-        })
-    }
-
-    fn step(&mut self, grads: &candle_core::backprop::GradStore) -> candle_core::Result<()> {
-        match self {
-            Self::Sgd(optimizer) => optimizer.step(grads),
-            Self::AdamW(optimizer) => optimizer.step(grads),
-        }
-    }
 }
 
 /// One training.
@@ -69,19 +48,7 @@ fn distributed(run: Run, config: &DdpConfig) -> Vec<Vec<Vec<f64>>> {
 
 /// One process on all ranks' batches: the mean of the ranks' means.
 fn alone(run: Run) -> candle_core::Result<Vec<Vec<f64>>> {
-    let variables = VarMap::new();
-    let model = Mlp::new(VarBuilder::from_varmap(&variables, run.dtype, &Device::Cpu))?;
-    let start = Mlp::builder(1, run.dtype);
-    let mut named: Vec<(String, Var)> = {
-        let data = variables.data().lock().expect("no panic");
-        data.iter().map(|(name, var)| (name.clone(), var.clone())).collect()
-    };
-    // In the order of construction.
-    named.sort_by_key(|(name, _)| name.replace("weight", "a"));
-    for (name, var) in &named {
-        var.set(&start.get(var.shape(), name)?)?;
-    }
-    let vars: Vec<Var> = named.into_iter().map(|(_, var)| var).collect();
+    let (model, vars) = training::alone(run.dtype)?;
     let mut optimizer = AnyOptimizer::new(run.adam, vars.clone())?;
     let mut after = vec![];
     for step in 0..STEPS {

@@ -1,5 +1,7 @@
 //! Wrong options: an error, and nothing has been done.
 
+use std::process::Command;
+
 use crate::command::{Folder, girandole, refuse, refuse_with, text};
 
 #[test]
@@ -29,6 +31,16 @@ fn more_than_there_can_be() {
     assert!(line.contains("no memory for 99999999999999999"), "{line}");
     let line = refuse(&["--keep-total-batch", "--batch-size", "3", "--world-size", "4"]);
     assert!(line.contains("--batch-size: got 3; ") && line.contains("give 4 or more"), "{line}");
+}
+
+/// The system's limit counts before any training.
+#[test]
+fn more_than_this_process_may_open_files_for() {
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -n 60 && exec \"$0\" \"$@\""]).arg(girandole().get_program());
+    let (line, code) = refuse_with(limited.arg("ddp-linear"), &["--world-size", "40"]);
+    assert!(line.contains("--world-size: got 40; ") && line.contains("ulimit -n"), "{line}");
+    assert_eq!(code, 2);
 }
 
 #[test]

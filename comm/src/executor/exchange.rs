@@ -70,6 +70,16 @@ impl<L: Links> Executor<L> {
         }
     }
 
+    /// The ranks to which no message was cut off.
+    pub(crate) fn whole(&self) -> Vec<usize> {
+        let is_cut_off = |send: &Sending| {
+            let peer = self.call.peers.iter().find(|peer| peer.rank == send.to);
+            peer.is_some_and(|peer| peer.told > 0 && (peer.told < fingerprint::LEN || send.at < send.end))
+        };
+        let cut_off: Vec<usize> = self.sends.iter().filter(|send| is_cut_off(send)).map(|s| s.to).collect();
+        (0..self.call.world_size).filter(|rank| !cut_off.contains(rank)).collect()
+    }
+
     /// Takes leave of messages that are done, and begins those that waited for them. True where there was one.
     fn begin_next(&mut self, lanes: &mut Vec<Lane>) -> bool {
         let mut began = false;

@@ -1,5 +1,6 @@
 //! Before anything else in a call: there must be streams to the peers that it needs.
 
+use crate::last_words::LastWords;
 use crate::links::{Links, Unopened, Wait};
 use crate::patience::{Patience, blame};
 use crate::verdict::Question;
@@ -31,8 +32,12 @@ impl<L: Links> Executor<L> {
 
     fn unopened(&self, peer: usize, why: Unopened) -> Error {
         let question = match why {
-            Unopened::Here(error) => return error,
-            Unopened::Closed => Question::Lost { peer, left: false },
+            Unopened::Here(reason) => {
+                let (rank, host) = (self.supervisor.members().world_rank(peer), self.supervisor.host(peer));
+                return Error::system(format!("connecting to rank {rank} (host {host})"), reason);
+            }
+            Unopened::Closed => Question::lost(peer, None),
+            Unopened::Left => Question::lost(peer, Some(LastWords::Farewell)),
             Unopened::Unreachable(detail) => Question::Unreached { peer, detail },
         };
         blame(&*self.supervisor, question, &self.call.fingerprint)

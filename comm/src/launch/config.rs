@@ -44,8 +44,18 @@ impl Default for SpawnConfig {
 }
 
 impl SpawnConfig {
-    /// Refuses what cannot work before anything is started.
-    pub(super) fn check(&self) -> Result<()> {
+    /// Refuses what cannot work before anything is started, as [`spawn`](super::spawn) does: for a program that does other
+    /// work first, and wants to know before that.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: a world size of 0, or more ranks than this process may have pipes.
+    ///
+    /// ```
+    /// use comm::launch::SpawnConfig;
+    ///
+    /// assert!(SpawnConfig { world_size: 2, ..SpawnConfig::default() }.check().is_ok());
+    /// ```
+    pub fn check(&self) -> Result<()> {
         if self.world_size == 0 {
             return Err(Error::invalid("world_size", 0, "at least 1 rank is needed"));
         }

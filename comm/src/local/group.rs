@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
 
+use crate::members::Members;
 use crate::{Communicator, Error, Message, Operation, Result};
 
 use super::Local;
@@ -13,7 +14,7 @@ impl Local {
     /// Called on the members, all at the same place among their operations.
     pub(super) fn join_group(&self, ranks: &[usize]) -> Result<Local> {
         let place = crate::group::place(self.rank, ranks)?;
-        let world_ranks = ranks.iter().map(|rank| self.world_ranks[*rank]).collect();
+        let members = Members::some(ranks.iter().map(|rank| self.members.world_rank(*rank)));
         let number = Tensor::new(&[0i64], &Device::Cpu)?;
         let shared = if place == 0 {
             let shared = Arc::new(Shared::new(ranks.len(), self.shared.config()));
@@ -26,6 +27,6 @@ impl Local {
             let number = number.to_vec1::<i64>()?[0];
             self.shared.take(number).ok_or_else(|| Error::system("a new group", "it is gone"))?
         };
-        Ok(Self::member(place, &shared, world_ranks))
+        Ok(Self::member(place, &shared, members))
     }
 }

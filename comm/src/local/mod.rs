@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::Engine;
+use crate::members::Members;
 use crate::runner::Runner;
 use crate::{Communicator, Error, Operation, Result, Stats, Work};
 
@@ -32,7 +33,7 @@ use shared::Shared;
 pub struct Local {
     rank: usize,
     shared: Arc<Shared>,
-    world_ranks: Vec<usize>,
+    members: Members,
     // Ends before the rank is said to have left.
     engine: Option<Engine>,
 }
@@ -62,16 +63,16 @@ impl Local {
             return Err(Error::invalid("world size", world_size, "a group has at least 1 rank"));
         }
         let shared = Arc::new(Shared::new(world_size, config));
-        let world_ranks: Vec<usize> = (0..world_size).collect();
-        Ok((0..world_size).map(|rank| Self::member(rank, &shared, world_ranks.clone())).collect())
+        let members = Members::world(world_size);
+        Ok((0..world_size).map(|rank| Self::member(rank, &shared, members.clone())).collect())
     }
 
-    fn member(rank: usize, shared: &Arc<Shared>, world_ranks: Vec<usize>) -> Self {
-        let supervisor = shared.supervisor(rank);
+    fn member(rank: usize, shared: &Arc<Shared>, members: Members) -> Self {
+        let supervisor = shared.supervisor(rank, members.clone());
         let links = LocalLinks::new(rank, shared.clone());
         let runner = Box::new(Runner::new(rank, shared.world_size(), links, supervisor.clone()));
         let engine = Some(Engine::new(rank, shared.world_size(), runner, supervisor));
-        Self { rank, shared: shared.clone(), world_ranks, engine }
+        Self { rank, shared: shared.clone(), members, engine }
     }
 
     /// Runs `body` on `world_size` threads, each with its rank of a new group; the results, by rank.
@@ -79,10 +80,33 @@ impl Local {
     /// # Errors
     /// The first error that is not a mere consequence of another rank's; a panic in `body` counts as the death of its rank.
     pub fn run<T: Send>(world_size: usize, body: impl Fn(&Local) -> Result<T> + Sync) -> Result<Vec<T>> {
+        Self::run_each(world_size, |comm| body(&comm))
+    }
+
+    /// As [`Local::run`], for what holds its communicator: a strategy is given it, and closes it when dropped.
+    ///
+    /// # Errors
+    /// Those of [`Local::run`].
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use comm::{Communicator, Local};
+    ///
+    /// let ranks = Local::run_shared(2, |comm: Arc<dyn Communicator>| Ok(comm.rank()))?;
+    /// assert_eq!(ranks, [0, 1]);
+    /// # Ok::<(), comm::Error>(())
+    /// ```
+    pub fn run_shared<T: Send>(
+        world_size: usize,
+        body: impl Fn(Arc<dyn Communicator>) -> Result<T> + Sync,
+    ) -> Result<Vec<T>> {
+        Self::run_each(world_size, |comm| body(Arc::new(comm)))
+    }
+
+    fn run_each<T: Send>(world_size: usize, body: impl Fn(Local) -> Result<T> + Sync) -> Result<Vec<T>> {
         let group = Self::group(world_size, &LocalConfig::default())?;
-        let run = |comm: Local| body(&comm);
         let results: Vec<Result<T>> = std::thread::scope(|scope| {
-            let threads: Vec<_> = group.into_iter().map(|comm| scope.spawn(|| run(comm))).collect();
+            let threads: Vec<_> = group.into_iter().map(|comm| scope.spawn(|| body(comm))).collect();
             let died = |rank| Error::PeerDied {
                 rank,
                 host: "this process".into(),
@@ -127,7 +151,7 @@ impl Communicator for Local {
     }
 
     fn world_ranks(&self) -> &[usize] {
-        &self.world_ranks
+        self.members.world_ranks()
     }
 
     fn subgroup(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::engine::lock;
 use crate::fingerprint::Fingerprint;
 use crate::links::Closed;
+use crate::members::Members;
 use crate::supervisor::Supervisor;
 use crate::verdict::{Activity, Cause, Question, Status, judge};
 
@@ -92,8 +93,8 @@ impl Shared {
         self.inboxes.len()
     }
 
-    pub(super) fn supervisor(self: &Arc<Self>, rank: usize) -> Arc<dyn Supervisor> {
-        Arc::new(Member { rank, shared: self.clone() })
+    pub(super) fn supervisor(self: &Arc<Self>, rank: usize, members: Members) -> Arc<dyn Supervisor> {
+        Arc::new(Member { rank, shared: self.clone(), members })
     }
 
     /// Writes as far as there is room.
@@ -182,6 +183,7 @@ impl Shared {
 struct Member {
     rank: usize,
     shared: Arc<Shared>,
+    members: Members,
 }
 
 impl Member {
@@ -220,6 +222,10 @@ impl Supervisor for Member {
         drop(failure);
         self.shared.ring_all();
         cause
+    }
+
+    fn members(&self) -> &Members {
+        &self.members
     }
 
     fn host(&self, _rank: usize) -> String {

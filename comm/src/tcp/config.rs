@@ -102,7 +102,12 @@ impl TcpConfig {
         if let Some(method) = env.text("GIRANDOLE_INIT_METHOD")? {
             config.init_method = method.parse().map_err(|error| named(error, "GIRANDOLE_INIT_METHOD"))?;
         }
-        config.validate()?;
+        config.validate().map_err(|error| match &error {
+            Error::InvalidArgument { what, .. } if what == RANK => named(error, "RANK"),
+            Error::InvalidArgument { what, .. } if what == WORLD_SIZE => named(error, "WORLD_SIZE"),
+            Error::InvalidArgument { what, .. } if what == TIMEOUT => named(error, "GIRANDOLE_TIMEOUT"),
+            _ => error,
+        })?;
         if config.world_size > 1 && config.init_method == InitMethod::Env {
             env.master()?;
         }
@@ -113,21 +118,17 @@ impl TcpConfig {
     pub(crate) fn validate(&self) -> Result<()> {
         let Self { rank, world_size, .. } = *self;
         if world_size == 0 || world_size > MAX_WORLD_SIZE {
-            return Err(Error::invalid(
-                "the world size",
-                world_size,
-                format!("give 1 to {MAX_WORLD_SIZE} ranks"),
-            ));
+            return Err(Error::invalid(WORLD_SIZE, world_size, format!("give 1 to {MAX_WORLD_SIZE} ranks")));
         }
         if rank >= world_size {
             return Err(Error::invalid(
-                "the rank",
+                RANK,
                 rank,
                 format!("with world size {world_size}, give 0 to {}", world_size - 1),
             ));
         }
         if self.timeout.is_zero() {
-            return Err(Error::invalid("the time-out", "0 s", give(TIMEOUT_HELP)));
+            return Err(Error::invalid(TIMEOUT, "0 s", give(TIMEOUT_HELP)));
         }
         Ok(())
     }
@@ -143,6 +144,9 @@ pub(crate) fn master_from_env() -> Result<(String, u16)> {
     Variables(&|name| std::env::var_os(name)).master()
 }
 
+const RANK: &str = "the rank";
+const WORLD_SIZE: &str = "the world size";
+const TIMEOUT: &str = "the time-out";
 const TIMEOUT_HELP: &str = "a number of seconds greater than 0, such as 300";
 
 fn give(what: &str) -> String {
@@ -307,6 +311,8 @@ mod tests {
                 .unwrap_err()
                 .to_string();
             assert!(message.contains("give 0 to 3") || message.contains("give 1 to 4096 ranks"), "{message}");
+            let variable = if message.contains("give 0 to 3") { "RANK: got " } else { "WORLD_SIZE: got " };
+            assert!(message.starts_with(variable), "{message}");
         }
         let config = TcpConfig { timeout: Duration::ZERO, ..TcpConfig::default() };
         assert!(config.validate().is_err());

@@ -29,6 +29,8 @@ pub(crate) enum Fault {
     NotAwaited,
     /// The other side holds the secret, and makes, or has, a connection to this rank by itself.
     Crossed,
+    /// The other side holds the secret, and has closed its group.
+    Gone,
     /// The other side is as it should be, but memory cannot be shared with it.
     NoMemory(Obstacle),
     /// The other side holds the secret, and is not the rank that was looked for.
@@ -92,6 +94,7 @@ impl fmt::Display for Fault {
             ),
             Fault::NotAwaited => f.write_str("the other side does not expect this rank"),
             Fault::Crossed => f.write_str("the other side is about to connect to this one"),
+            Fault::Gone => f.write_str("the other side has closed its group"),
             Fault::NoMemory(obstacle) => write!(f, "{obstacle}"),
             Fault::OtherRank(rank) => write!(f, "rank {rank} answered instead"),
             Fault::Malformed(what) => write!(f, "the other side sent {what}"),

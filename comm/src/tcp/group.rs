@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use candle_core::{DType, Device, Tensor};
 
+use crate::members::Members;
 use crate::{Communicator, Error, Message, Operation, Result};
 
 use super::rendezvous::{Options, meet_with};
@@ -23,14 +24,14 @@ impl Tcp {
             init_method: InitMethod::Tcp { host: "127.0.0.1".into(), port: 1 },
             ..self.config.clone()
         };
-        let world_ranks = ranks.iter().map(|rank| self.world_ranks[*rank]).collect();
+        let members = Members::some(ranks.iter().map(|rank| self.members.world_rank(*rank)));
         let (config, listener) = match (ranks.len(), place) {
             (1, _) => (config, None),
             (_, 0) => self.invite(config, ranks)?,
             _ => (self.accept(config, ranks[0])?, None),
         };
         let meeting = meet_with(&config, Options { listener, ..Options::default() })?;
-        Self::join(&config, meeting, world_ranks)
+        Self::join(&config, meeting, members)
     }
 
     /// The first member opens a meeting point.

@@ -91,6 +91,8 @@ pub(crate) enum Status {
     NotAwaited = 2,
     /// The server makes this connection itself, or has it already.
     Crossed = 3,
+    /// The server has closed its group, or the group has failed.
+    Gone = 4,
 }
 
 /// What a server answered.
@@ -172,6 +174,7 @@ impl Claimed<'_> {
             1 => Status::OtherWorldSize,
             2 => Status::NotAwaited,
             3 => Status::Crossed,
+            4 => Status::Gone,
             _ => return Err(Fault::Malformed("an unknown status".into())),
         };
         Ok(Verdict { status, rank: number(&said[1..5]), world_size: number(&said[5..]) })

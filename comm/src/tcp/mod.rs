@@ -33,6 +33,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use crate::engine::{Engine, lock};
+use crate::members::Members;
 use crate::runner::{Run, Runner};
 use crate::shm;
 use crate::{Communicator, Error, Operation, Result, Stats, Work};
@@ -68,7 +69,7 @@ pub struct Tcp {
     rank: usize,
     world_size: usize,
     shared_memory_ranks: Vec<usize>,
-    world_ranks: Vec<usize>,
+    members: Members,
     config: TcpConfig,
     /// By rank: the address at which that rank reaches this one.
     own_ips: Vec<IpAddr>,
@@ -87,10 +88,10 @@ impl Tcp {
     /// A configuration that cannot be used, [`Error::Listen`], [`Error::NoSecret`], [`Error::Refused`], and
     /// [`Error::Rendezvous`] when not all ranks came in time.
     pub fn connect(config: &TcpConfig) -> Result<Self> {
-        Self::join(config, meet(config)?, (0..config.world_size).collect())
+        Self::join(config, meet(config)?, Members::world(config.world_size))
     }
 
-    fn join(config: &TcpConfig, meeting: Meeting, world_ranks: Vec<usize>) -> Result<Self> {
+    fn join(config: &TcpConfig, meeting: Meeting, members: Members) -> Result<Self> {
         let Meeting { lines, control, own_ips } = meeting;
         let &TcpConfig { rank, world_size, .. } = config;
         let (switchboard, peers) = (&lines.switchboard, lines.switchboard.peers());
@@ -102,7 +103,7 @@ impl Tcp {
         let crowded = neighbours > std::thread::available_parallelism().map_or(1, usize::from);
         // The same on all ranks.
         let one_host = peers.iter().all(|peer| peers[0].site.is_at(&peer.site));
-        let (bureau, ear) = Bureau::new(config, switchboard.clone())?;
+        let (bureau, ear) = Bureau::new(config, members.clone(), switchboard.clone())?;
         let bureau = Arc::new(bureau);
         let thread = if world_size > 1 { Some(control::serve(bureau.clone(), ear, control)?) } else { None };
         let segment = if one_host { SEGMENT } else { usize::MAX };
@@ -120,7 +121,7 @@ impl Tcp {
             rank,
             world_size,
             shared_memory_ranks,
-            world_ranks,
+            members,
             config,
             own_ips,
             groups,
@@ -159,7 +160,7 @@ impl Communicator for Tcp {
     }
 
     fn world_ranks(&self) -> &[usize] {
-        &self.world_ranks
+        self.members.world_ranks()
     }
 
     fn subgroup(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>> {

@@ -167,7 +167,7 @@ fn one_that_has_no_files_left_says_so() {
         group.tell(victim);
         let ending = group.finish(victim);
         let text = &ending.failure.as_ref().unwrap().text;
-        assert!(text.starts_with("a connection to rank ") && text.contains("Too many open files"), "{text}");
+        assert!(text.starts_with("connecting to rank ") && text.contains("Too many open files"), "{text}");
         assert!(text.contains("ulimit -n"), "{text}");
         group.tell_all((0..4).filter(|rank| *rank != victim));
         for ending in group.finish_all() {

@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -23,6 +24,8 @@ pub(crate) struct Setup {
     pub(crate) timeout: Duration,
     pub(crate) slow_warning: Duration,
     pub(crate) secret: String,
+    /// `tcp`, `shm`, or `mixed`: memory between ranks of even number only.
+    pub(crate) transport: &'static str,
 }
 
 impl Default for Setup {
@@ -31,6 +34,7 @@ impl Default for Setup {
             timeout: Duration::from_secs(40),
             slow_warning: Duration::from_secs(30),
             secret: "7b".repeat(32),
+            transport: crate::TRANSPORT,
         }
     }
 }
@@ -93,6 +97,8 @@ impl Group {
             .env("GIRANDOLE_INIT_METHOD", meeting)
             .env("GIRANDOLE_TIMEOUT", setup.timeout.as_secs_f64().to_string())
             .env("GIRANDOLE_SECRET", &setup.secret)
+            .env("GIRANDOLE_TRANSPORT", transport(setup, rank))
+            .env("TMPDIR", self.dir.path())
             .env_remove("GIRANDOLE_SECRET_FILE")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -156,8 +162,31 @@ impl Group {
     /// Waits until all have ended that have not been waited for.
     pub(crate) fn finish_all(mut self) -> Vec<Ending> {
         let present: Vec<usize> = self.all().filter(|rank| self.ranks[*rank].is_some()).collect();
-        present.into_iter().map(|rank| self.finish(rank)).collect()
+        let endings = present.into_iter().map(|rank| self.finish(rank)).collect();
+        assert_eq!(files(self.dir.path()), [""; 0], "files are left");
+        assert_eq!(memory_left(), [""; 0], "memory is left");
+        endings
     }
+}
+
+fn transport(setup: &Setup, rank: usize) -> &'static str {
+    match (setup.transport, rank % 2) {
+        ("mixed", 0) => "auto",
+        ("mixed", _) => "tcp",
+        (transport, _) => transport,
+    }
+}
+
+pub(crate) fn files(folder: &Path) -> Vec<String> {
+    let files = std::fs::read_dir(folder).unwrap().flatten();
+    files.map(|file| file.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// Shared memory with a name of this project.
+pub(crate) fn memory_left() -> Vec<String> {
+    let mut names = files(Path::new("/dev/shm"));
+    names.retain(|name| name.contains("girandole"));
+    names
 }
 
 impl Rank {

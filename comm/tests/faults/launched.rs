@@ -1,21 +1,34 @@
 //! A job under the launcher: what its user sees.
 
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+use crate::group::{files, memory_left};
 use crate::worker::{LAUNCH, PARENT, SCRIPT, SLOW_WARNING, now};
 
-/// Exit code, standard error, and milliseconds from the death of the rank to the end of the launcher.
-fn launch(script: &str, ranks: usize) -> (Option<i32>, String, f64) {
-    let output = Command::new(std::env::current_exe().unwrap())
+/// A launcher of so many ranks.
+fn command(script: &str, ranks: usize) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
         .args(["worker::process", "--exact", "--nocapture", "--quiet", "--test-threads=1"])
         .env(SCRIPT, script)
+        .env("GIRANDOLE_TRANSPORT", crate::TRANSPORT)
         .env(LAUNCH, ranks.to_string())
         .env(PARENT, std::process::id().to_string())
         .env(SLOW_WARNING, Duration::from_secs(30).as_millis().to_string())
         .stdin(Stdio::null())
-        .output()
-        .unwrap();
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// Exit code, standard error, and milliseconds from the death of the rank to the end of the launcher.
+fn launch(script: &str, ranks: usize) -> (Option<i32>, String, f64) {
+    let output = command(script, ranks).output().unwrap();
     let ended = now();
     let stdout = String::from_utf8(output.stdout).unwrap();
     let died = stdout.lines().find_map(|line| line.strip_prefix("@dying ")?.parse().ok());
@@ -36,6 +49,30 @@ fn the_launcher_names_the_rank_that_was_killed() {
         assert!(outcome.starts_with(&format!("rank {victim} (pid ")), "{stderr}");
         assert!(outcome.lines().next().unwrap().ends_with(" was killed by signal SIGKILL"), "{stderr}");
         assert!(delay < 6000.0, "{stderr}");
+    }
+}
+
+/// Nobody can clean up after it, and nothing is left: no process, not even one that is stopped, no file, no memory.
+#[test]
+fn a_launcher_that_is_killed_leaves_nothing() {
+    for (ranks, stopped) in [(2, None), (4, Some(0)), (3, Some(2))] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut launcher = command("pid; random 5", ranks).env("TMPDIR", folder.path()).spawn().unwrap();
+        let lines = BufReader::new(launcher.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let pids = lines.filter_map(|line| Pid::from_raw(line.strip_prefix("@pid ")?.parse().ok()?));
+        let pids: Vec<Pid> = pids.take(ranks).collect();
+        let handles: Vec<_> = pids.iter().map(|p| pidfd_open(*p, PidfdFlags::empty()).unwrap()).collect();
+        if let Some(rank) = stopped {
+            kill_process(pids[rank], Signal::STOP).unwrap();
+        }
+        launcher.kill().unwrap();
+        launcher.wait().unwrap();
+        for handle in &handles {
+            let limit = Timespec { tv_sec: 30, tv_nsec: 0 };
+            let ended = poll(&mut [PollFd::new(handle, PollFlags::IN)], Some(&limit)).unwrap();
+            assert_eq!(ended, 1, "a rank lives on without its launcher");
+        }
+        assert_eq!((files(folder.path()), memory_left()), (Vec::new(), Vec::new()));
     }
 }
 

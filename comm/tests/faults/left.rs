@@ -69,6 +69,30 @@ fn without_rank_0_the_others_still_name_the_culprit() {
     }
 }
 
+/// Rank 0 is gone as it should; ranks wait for each other in a chain, at whose end one goes too early, or dies: all name
+/// that one, not their neighbour.
+#[test]
+fn without_rank_0_the_culprit_is_passed_on() {
+    for (end, kind) in [("close", "PeerLeft"), ("exit 3", "PeerDied"), ("panic", "PeerDied")] {
+        let scripts = [
+            "barrier".into(),
+            "barrier; ready; recv f32 10 2".into(),
+            "barrier; ready; recv f32 10 3; send f32 10 1".into(),
+            "barrier; ready; recv f32 10 4; send f32 10 2".into(),
+            format!("barrier; await; {end}"),
+        ];
+        let mut group = Group::start(&scripts, &Setup::default());
+        group.finish(0).assert_done();
+        group.ready(1..4);
+        group.tell(4);
+        for rank in 1..4 {
+            let message = format!("message #1 (from rank {}, f32, 10 elements)", rank + 1);
+            group.finish(rank).assert_blames(kind, 4, &message);
+        }
+        group.finish(4);
+    }
+}
+
 /// The last call of a group is over at different times on different ranks.
 #[test]
 fn ranks_that_end_at_different_times_do_not_disturb_each_other() {

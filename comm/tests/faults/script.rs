@@ -1,13 +1,17 @@
 //! The language in which tests tell ranks what to do: actions separated by semicolons, see [`Action`].
 
 use candle_core::{DType, Device, Tensor};
-use comm::{Operation, ReduceOp};
+use comm::{Message, Operation, ReduceOp};
 
 /// One action of a rank.
 pub(crate) enum Action {
     /// `all_reduce f32 10 sum`, `reduce f32 10 sum ROOT`, `broadcast f32 10 ROOT`, `all_gather f32 10`,
-    /// `reduce_scatter f32 10 sum`, `barrier`, `send f32 10 TO`, `recv f32 10 FROM`.
+    /// `reduce_scatter f32 10 sum`, `gather f32 10 ROOT`, `scatter f32 10 ROOT`, `all_to_all f32 10`, `barrier`;
+    /// `coalesced f32 10 sum` and `broadcasts f32 10 ROOT`, of two tensors; `send f32 10 TO`, `recv f32 10 FROM`;
+    /// `ring f32 10`, a batch to the next rank and from the previous one; `relay f32 10`, from each rank to the next.
     Call(Vec<String>),
+    /// `group RANK RANK ...`: what follows is called in a new group of these, on its members.
+    Group(Vec<usize>),
     /// `submit CALL`: does not wait for it.
     Submit(Vec<String>),
     /// `detach`: another thread waits for what was submitted.
@@ -18,6 +22,12 @@ pub(crate) enum Action {
     Repeat(Vec<String>),
     /// `random SEED`: calls that all ranks with this seed choose alike, for ever; ready after three.
     Random(u64),
+    /// `some SEED COUNT`: so many such calls.
+    Some(u64, usize),
+    /// `polite SEED`: such calls, until the test gives its word to all ranks.
+    Polite(u64),
+    /// `pid`: tells the test this process's id.
+    Pid,
     /// `ready`: tells the test.
     Ready,
     /// `await`: the test's word.
@@ -51,6 +61,10 @@ fn parse_action(text: &str) -> Action {
         "wait_all" => Action::WaitAll,
         "repeat" => Action::Repeat(rest.to_vec()),
         "random" => Action::Random(rest[0].parse().unwrap()),
+        "some" => Action::Some(rest[0].parse().unwrap(), rest[1].parse().unwrap()),
+        "polite" => Action::Polite(rest[0].parse().unwrap()),
+        "group" => Action::Group(rest.iter().map(|rank| rank.parse().unwrap()).collect()),
+        "pid" => Action::Pid,
         "ready" => Action::Ready,
         "await" => Action::Await,
         "sleep" => Action::Sleep(rest[0].parse().unwrap()),
@@ -64,36 +78,68 @@ fn parse_action(text: &str) -> Action {
     }
 }
 
-/// The operation that these words stand for, on new tensors.
-pub(crate) fn operation(words: &[String], world_size: usize) -> Operation {
+/// What a rank does for a call of these words, on new tensors.
+pub(crate) fn operations(words: &[String], rank: usize, world_size: usize) -> Vec<Operation> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let (next, previous) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
     match words[..] {
-        ["all_reduce", dtype, len, op] => {
-            Operation::AllReduce { tensor: tensor(dtype, number(len)), op: reduce_op(op) }
+        ["ring", ..] if world_size == 1 => Vec::new(),
+        ["ring", dtype, len] => {
+            let (outgoing, incoming) = (tensor(dtype, number(len)), tensor(dtype, number(len)));
+            let send = Message::Send { tensor: outgoing, to: next };
+            vec![Operation::Batch {
+                messages: vec![send, Message::Recv { tensor: incoming, from: previous }],
+            }]
         }
-        ["reduce", dtype, len, op, root] => {
-            Operation::Reduce { tensor: tensor(dtype, number(len)), op: reduce_op(op), root: number(root) }
+        ["relay", dtype, len] => {
+            let tensor = tensor(dtype, number(len));
+            let from = (rank > 0).then(|| Operation::Recv { tensor: tensor.clone(), from: rank - 1 });
+            let to =
+                (rank + 1 < world_size).then(|| Operation::Send { tensor: tensor.clone(), to: rank + 1 });
+            from.into_iter().chain(to).collect()
         }
-        ["broadcast", dtype, len, root] => {
-            Operation::Broadcast { tensor: tensor(dtype, number(len)), root: number(root) }
-        }
-        ["all_gather", dtype, len] => Operation::AllGather {
-            output: tensor(dtype, number(len) * world_size),
-            input: tensor(dtype, number(len)),
-            counts: None,
-        },
-        ["reduce_scatter", dtype, len, op] => Operation::ReduceScatter {
-            output: tensor(dtype, number(len)),
-            input: tensor(dtype, number(len) * world_size),
-            op: reduce_op(op),
-            counts: None,
-        },
+        _ => vec![operation(&words, rank, world_size)],
+    }
+}
+
+fn operation(words: &[&str], rank: usize, world_size: usize) -> Operation {
+    match words[..] {
         ["barrier"] => Operation::Barrier,
-        ["send", dtype, len, to] => Operation::Send { tensor: tensor(dtype, number(len)), to: number(to) },
-        ["recv", dtype, len, from] => {
-            Operation::Recv { tensor: tensor(dtype, number(len)), from: number(from) }
+        [name, dtype, len, ref rest @ ..] => {
+            let (part, whole) = (tensor(dtype, number(len)), tensor(dtype, number(len) * world_size));
+            collective(name, part, whole, rest, rank)
         }
         _ => panic!("no such call: {words:?}"),
+    }
+}
+
+fn collective(name: &str, part: Tensor, whole: Tensor, rest: &[&str], rank: usize) -> Operation {
+    let two = |tensor: &Tensor| vec![tensor.clone(), tensor.zeros_like().unwrap()];
+    match (name, rest) {
+        ("all_reduce", [op]) => Operation::AllReduce { tensor: part, op: reduce_op(op) },
+        ("coalesced", [op]) => Operation::AllReduceCoalesced { tensors: two(&part), op: reduce_op(op) },
+        ("reduce", [op, root]) => Operation::Reduce { tensor: part, op: reduce_op(op), root: number(root) },
+        ("broadcast", [root]) => Operation::Broadcast { tensor: part, root: number(root) },
+        ("broadcasts", [root]) => Operation::BroadcastCoalesced { tensors: two(&part), root: number(root) },
+        ("all_gather", []) => Operation::AllGather { output: whole, input: part, counts: None },
+        ("reduce_scatter", [op]) => {
+            Operation::ReduceScatter { output: part, input: whole, op: reduce_op(op), counts: None }
+        }
+        ("gather", [root]) => {
+            let output = (rank == number(root)).then_some(whole);
+            Operation::Gather { output, input: part, root: number(root), counts: None }
+        }
+        ("scatter", [root]) => {
+            let input = (rank == number(root)).then_some(whole);
+            Operation::Scatter { output: part, input, root: number(root), counts: None }
+        }
+        ("all_to_all", []) => {
+            let output = whole.zeros_like().unwrap();
+            Operation::AllToAll { output, input: whole, output_counts: None, input_counts: None }
+        }
+        ("send", [to]) => Operation::Send { tensor: part, to: number(to) },
+        ("recv", [from]) => Operation::Recv { tensor: part, from: number(from) },
+        _ => panic!("no such call: {name} {rest:?}"),
     }
 }
 
@@ -123,33 +169,5 @@ fn reduce_op(word: &str) -> ReduceOp {
         "min" => ReduceOp::Min,
         "max" => ReduceOp::Max,
         other => panic!("no reduce op {other}"),
-    }
-}
-
-/// Numbers that look random (SplitMix64).
-pub(crate) struct Dice(pub(crate) u64);
-
-impl Dice {
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-
-    /// A collective.
-    pub(crate) fn collective(&mut self, world_size: usize) -> Vec<String> {
-        let root = self.below(world_size as u64);
-        let len = [1, 5, 1000, 300_000][self.below(4) as usize];
-        let text = match self.below(6) {
-            0 => format!("all_reduce f32 {len} sum"),
-            1 => format!("reduce f32 {len} sum {root}"),
-            2 => format!("broadcast f32 {len} {root}"),
-            3 => format!("all_gather f32 {len}"),
-            4 => format!("reduce_scatter f32 {len} sum"),
-            _ => "barrier".into(),
-        };
-        text.split(' ').map(String::from).collect()
     }
 }

@@ -1,24 +1,21 @@
 //! A rank: plays its script, and reports how that went in lines that begin with `@`.
 
 use std::fmt::Debug;
-use std::io::stdin;
-use std::os::fd::AsRawFd;
 use std::process::exit;
 use std::time::{Duration, Instant};
 
 use comm::launch::{EXIT_PEER_FAILED, SpawnConfig, is_worker, spawn, worker_guard};
-use comm::{Communicator, Error, InitMethod, Operation, Result, Tcp, TcpConfig, Work};
-use rustix::process::{
-    Pid, Resource, Rlimit, Signal, getpid, getppid, getrlimit, kill_process, set_parent_process_death_signal,
-    setrlimit,
-};
+use comm::{Communicator, Error, InitMethod, Result, Tcp, TcpConfig};
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-use crate::script::{Action, Dice, operation, parse};
+use crate::dice::Dice;
+use crate::player::Player;
+use crate::script::{Action, operations, parse};
 
 /// Variables that tell a rank what to do.
 pub(crate) const SCRIPT: &str = "FAULT_TEST_SCRIPT";
@@ -47,7 +44,7 @@ fn process() {
         exit(verdict(&cycles(&config, count), &mut || Ok(())));
     }
     exit(match Tcp::connect(&config) {
-        Ok(comm) => Player { comm: Some(comm), works: Vec::new() }.play(&actions),
+        Ok(comm) => Player::new(comm).play(&actions),
         Err(error) => verdict(&Err(error.clone()), &mut || Err(error.clone())),
     })
 }
@@ -72,102 +69,8 @@ pub(crate) fn now() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-struct Player {
-    comm: Option<Tcp>,
-    works: Vec<Work>,
-}
-
-impl Player {
-    fn play(mut self, actions: &[Action]) -> i32 {
-        let outcome = actions.iter().try_for_each(|action| self.act(action));
-        let code = verdict(&outcome, &mut || self.call_again());
-        self.close();
-        code
-    }
-
-    fn act(&mut self, action: &Action) -> Result<()> {
-        match action {
-            Action::Call(words) => return self.call(words),
-            Action::Submit(words) => {
-                let comm = self.comm.as_ref().unwrap();
-                self.works.push(comm.submit(operation(words, comm.world_size()))?);
-            }
-            Action::Detach => {
-                let works: Vec<Work> = self.works.drain(..).collect();
-                std::thread::spawn(move || works.into_iter().try_for_each(Work::wait).unwrap());
-            }
-            Action::WaitAll => return self.works.drain(..).try_for_each(Work::wait),
-            Action::Repeat(words) => return self.forever(&mut || words.clone()),
-            Action::Random(seed) => {
-                let (mut dice, world_size) = (Dice(*seed), self.comm.as_ref().unwrap().world_size());
-                return self.forever(&mut || dice.collective(world_size));
-            }
-            Action::Ready => println!("@ready"),
-            Action::Await => drop(stdin().read_line(&mut String::new()).unwrap()),
-            Action::Sleep(milliseconds) => std::thread::sleep(Duration::from_millis(*milliseconds)),
-            Action::Close => self.close(),
-            Action::Panic => panic!("as the script says"),
-            Action::Exit(code) => exit(*code),
-            Action::Die(rank) if *rank == self.comm.as_ref().unwrap().rank() => {
-                println!("@dying {}", now());
-                kill_process(getpid(), Signal::KILL).unwrap();
-            }
-            Action::Die(_) => {}
-            Action::Limit => {
-                let next = rustix::io::fcntl_dupfd_cloexec(stdin(), 0).unwrap();
-                let current = Some(next.as_raw_fd() as u64);
-                let limit = getrlimit(Resource::Nofile);
-                setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
-            }
-            Action::Cycles(_) => panic!("cycles must be alone"),
-        }
-        Ok(())
-    }
-
-    fn call(&self, words: &[String]) -> Result<()> {
-        let comm = self.comm.as_ref().unwrap();
-        comm.run(operation(words, comm.world_size()))
-    }
-
-    fn forever(&self, next: &mut dyn FnMut() -> Vec<String>) -> Result<()> {
-        (0..3).try_for_each(|_| self.call(&next()))?;
-        println!("@ready");
-        loop {
-            self.call(&next())?;
-        }
-    }
-
-    /// After a failure: none of these must work.
-    fn call_again(&mut self) -> Result<()> {
-        let outcomes = self.works.drain(..).map(Work::wait);
-        let comm = self.comm.as_ref().unwrap();
-        let words: Vec<String> = "all_reduce f32 10 sum".split(' ').map(String::from).collect();
-        let outcomes = outcomes.chain([
-            comm.run(Operation::Barrier),
-            comm.submit(operation(&words, comm.world_size())).and_then(Work::wait),
-            comm.run(operation(&words, comm.world_size())),
-        ]);
-        let errors: Vec<Error> = outcomes.filter_map(Result::err).collect();
-        let texts: Vec<String> = errors.iter().map(Error::to_string).collect();
-        println!("@note {}", json!({"later": texts.len()}));
-        match errors.iter().find(|error| error.to_string() != texts[0]) {
-            Some(other) => Err(other.clone()),
-            None => Err(errors[0].clone()),
-        }
-    }
-
-    fn close(&mut self) {
-        if let Some(comm) = self.comm.take() {
-            let began = Instant::now();
-            drop(comm);
-            println!("@closed {}", began.elapsed().as_millis());
-            println!("@threads {}", threads_left());
-        }
-    }
-}
-
 /// Reports the first error and what later calls give; the exit code.
-fn verdict(outcome: &Result<()>, later: &mut dyn FnMut() -> Result<()>) -> i32 {
+pub(crate) fn verdict(outcome: &Result<()>, later: &mut dyn FnMut() -> Result<()>) -> i32 {
     let at = now();
     let Err(error) = outcome else {
         println!("@done");
@@ -191,20 +94,6 @@ fn verdict(outcome: &Result<()>, later: &mut dyn FnMut() -> Result<()>) -> i32 {
     if error.is_peer_failure() { EXIT_PEER_FAILED } else { 1 }
 }
 
-/// Threads of the crate that run. One that was joined may be seen for another moment.
-fn threads_left() -> usize {
-    let began = Instant::now();
-    loop {
-        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
-        let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
-        let left = names.filter(|name| name.starts_with("comm") || name.starts_with("girandole")).count();
-        if left == 0 || began.elapsed() > Duration::from_secs(2) {
-            return left;
-        }
-        std::thread::yield_now();
-    }
-}
-
 /// Groups that live shortly, and are dropped at different moments on different ranks.
 fn cycles(config: &TcpConfig, count: usize) -> Result<()> {
     let InitMethod::File(path) = config.init_method.clone() else { panic!("give file://") };
@@ -217,7 +106,8 @@ fn cycles(config: &TcpConfig, count: usize) -> Result<()> {
         let calls = common.below(4);
         let comm = Tcp::connect(&config)?;
         (0..calls).try_for_each(|_| {
-            comm.run(operation(&common.collective(config.world_size), config.world_size))
+            let call = common.collective(config.world_size);
+            operations(&call, config.rank, config.world_size).into_iter().try_for_each(|op| comm.run(op))
         })?;
         std::thread::sleep(Duration::from_micros(own.below(4) * own.below(1500)));
     }

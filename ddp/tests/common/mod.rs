@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub(crate) mod layers;
+pub(crate) mod training;
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,6 +1,7 @@
 //! What the control thread and the threads that run operations share.
 
 use std::io::Write;
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -8,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use crate::engine::lock;
 use crate::fingerprint::Fingerprint;
+use crate::last_words;
+use crate::members::Members;
 use crate::supervisor::Supervisor;
 use crate::tcp::TcpConfig;
 use crate::tcp::switchboard::Switchboard;
@@ -27,6 +30,7 @@ const OWN_PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(in crate::tcp) struct Bureau {
     rank: usize,
+    members: Members,
     timeout: Duration,
     slow_warning: Duration,
     switchboard: Arc<Switchboard>,
@@ -35,6 +39,8 @@ pub(in crate::tcp) struct Bureau {
     /// Something on the desk has changed.
     changed: Condvar,
     failed: AtomicBool,
+    /// No rank 0 tells the others of the failure.
+    alone: AtomicBool,
     /// A byte written here wakes the control thread.
     bell: UnixStream,
 }
@@ -58,6 +64,7 @@ impl Bureau {
     /// The bureau, and the end of the bell that the control thread listens to.
     pub(in crate::tcp) fn new(
         config: &TcpConfig,
+        members: Members,
         switchboard: Arc<Switchboard>,
     ) -> Result<(Self, UnixStream)> {
         let pair = UnixStream::pair().and_then(|(bell, ear)| {
@@ -68,6 +75,7 @@ impl Bureau {
         let (bell, ear) = pair.map_err(|reason| Error::system("making a socket pair", reason))?;
         let bureau = Self {
             rank: config.rank,
+            members,
             timeout: config.bounded_timeout(),
             slow_warning: config.slow_warning,
             switchboard,
@@ -75,6 +83,7 @@ impl Bureau {
             desk: Mutex::default(),
             changed: Condvar::new(),
             failed: AtomicBool::new(false),
+            alone: AtomicBool::new(false),
             bell,
         };
         Ok((bureau, ear))
@@ -93,7 +102,7 @@ impl Bureau {
         lock(&self.desk).closing = Some(Closing { goodbye });
         self.changed.notify_all();
         if !goodbye {
-            self.switchboard.cut();
+            self.switchboard.cut(Shutdown::Both);
         }
         self.ring();
     }
@@ -122,6 +131,23 @@ impl Bureau {
 
     /// The group has failed: from now on nobody waits for data. False where it had failed before.
     pub(super) fn fail(&self, cause: Cause) -> bool {
+        let failed = self.note(cause);
+        if failed {
+            self.switchboard.cut(Shutdown::Both);
+        }
+        failed
+    }
+
+    /// The same where rank 0 has left. The peers are told by [`Supervisor::hang_up`].
+    pub(super) fn fail_alone(&self, cause: Cause) {
+        self.alone.store(true, Ordering::Release);
+        if self.note(cause) {
+            // This wakes only the rank itself.
+            self.switchboard.cut(Shutdown::Read);
+        }
+    }
+
+    fn note(&self, cause: Cause) -> bool {
         let mut desk = lock(&self.desk);
         if desk.failure.is_some() {
             return false;
@@ -130,7 +156,6 @@ impl Bureau {
         drop(desk);
         self.failed.store(true, Ordering::Release);
         self.changed.notify_all();
-        self.switchboard.cut();
         true
     }
 
@@ -141,9 +166,9 @@ impl Bureau {
             Question::Suspect { .. } => return Some(silent),
             Question::Stuck { last: false, .. } => return None,
             // A peer that is lost may be one that gave up waiting for rank 0.
-            Question::Stuck { .. } | Question::Lost { left: false, .. } | Question::Unreached { .. } => {
-                silent
-            }
+            Question::Stuck { .. }
+            | Question::Lost { left: false, because: None, .. }
+            | Question::Unreached { .. } => silent,
             Question::Lost { .. } | Question::Mismatch { .. } | Question::Garbage { .. } => {
                 self.judge_alone(&question, Status::Silent).unwrap_or(silent)
             }
@@ -210,6 +235,20 @@ impl Supervisor for Bureau {
         }
         drop(desk);
         if self.rank == 0 || self.closing().is_some() { None } else { self.without_an_answer(question) }
+    }
+
+    fn hang_up(&self, whole: &[usize]) {
+        if !self.alone.load(Ordering::Acquire) {
+            return;
+        }
+        if let Some(words) = self.failure().as_ref().and_then(last_words::blame) {
+            self.switchboard.tell(whole, &words);
+        }
+        self.switchboard.cut(Shutdown::Both);
+    }
+
+    fn members(&self) -> &Members {
+        &self.members
     }
 
     fn host(&self, rank: usize) -> String {

@@ -79,7 +79,7 @@ fn decide_alone(bureau: &Bureau, done: u64, id: u64, question: &Question) {
         false => bureau.judge_alone(question, Status::Left),
     };
     match cause {
-        Some(cause) if question.is_fatal() => drop(bureau.fail(cause)),
+        Some(cause) if question.is_fatal() => bureau.fail_alone(cause),
         cause => bureau.answer(id, cause),
     }
 }

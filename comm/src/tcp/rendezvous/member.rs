@@ -101,7 +101,7 @@ fn check_verdict(plan: &Plan<'_>, verdict: Verdict) -> Result<()> {
             "it was started with world size {own}, the group there has {}; give every rank the same WORLD_SIZE",
             verdict.world_size
         ),
-        Status::NotAwaited | Status::Crossed => "no such rank is expected there".into(),
+        Status::NotAwaited | Status::Crossed | Status::Gone => "no such rank is expected there".into(),
     };
     Err(refused(plan, reason))
 }

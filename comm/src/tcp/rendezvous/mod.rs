@@ -256,7 +256,7 @@ impl Plan<'_> {
 }
 
 /// Ranks that shall share memory and cannot.
-pub(super) fn no_memory(own: usize, rank: usize, host: &str, obstacle: Obstacle) -> Error {
+fn no_memory(own: usize, rank: usize, host: &str, obstacle: Obstacle) -> Error {
     let help = format!(
         "rank {own} and rank {rank} (host {host}) cannot share memory, because {obstacle}; choose auto or tcp"
     );

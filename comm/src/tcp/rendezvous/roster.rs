@@ -77,7 +77,7 @@ impl Roster {
                 ));
                 return Ok(());
             }
-            Status::NotAwaited | Status::Crossed => return Err(Fault::NotAwaited),
+            Status::NotAwaited | Status::Crossed | Status::Gone => return Err(Fault::NotAwaited),
         }
         let hello = wire.receive(HELLO_LIMIT, deadline)?;
         if let Some((mut wire, reason)) = self.seat(rank as usize, wire, hello)? {

@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use super::{Closed, Line, Switchboard, say_farewell};
+use super::{Closed, Line, Switchboard, say};
+use crate::last_words::FAREWELL;
 use crate::tcp::acceptor::Place;
 use crate::tcp::fault::{Fault, Try};
 use crate::tcp::handshake::{Caller, Purpose, Status, Verdict};
@@ -45,7 +46,7 @@ impl Switchboard {
     /// Where this rank leaves while a peer dials, the peer may count on the connection already.
     fn part_with(&self, wire: &Wire) {
         if self.state().closed == Some(Closed::Left) {
-            say_farewell(wire.fd());
+            say(wire.fd(), &FAREWELL);
         }
     }
 
@@ -57,7 +58,8 @@ impl Switchboard {
         let closed = state.closed.is_some();
         let status = match state.lines.get(rank as usize) {
             _ if world_size != own.world_size => Status::OtherWorldSize,
-            _ if purpose != Purpose::Data || rank == own.rank || closed => Status::NotAwaited,
+            _ if purpose != Purpose::Data || rank == own.rank => Status::NotAwaited,
+            _ if closed => Status::Gone,
             None => Status::NotAwaited,
             Some(Line::Open { .. }) => Status::Crossed,
             Some(Line::Dialing) if rank > own.rank => Status::Crossed,

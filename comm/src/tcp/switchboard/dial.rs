@@ -7,11 +7,9 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use super::{Line, State, Switchboard};
-use crate::Error;
 use crate::links::Unopened;
 use crate::tcp::fault::{Fault, Try};
 use crate::tcp::handshake::{Status, Verdict};
-use crate::tcp::rendezvous::no_memory;
 use crate::tcp::wire::Wire;
 
 /// What goes from who dials to who was dialed, when the one has seen the other's answer.
@@ -56,7 +54,7 @@ impl Switchboard {
         let switchboard = self.clone();
         let thread = std::thread::Builder::new().name("comm-dial".into()).stack_size(STACK);
         let thread = thread.spawn(move || switchboard.make_connections());
-        let failed = |reason| Unopened::Here(Error::system("starting a thread", reason));
+        let failed = |reason| Unopened::Here(format!("starting a thread: {reason}"));
         state.dialer = Some(thread.map_err(failed)?);
         state.dialing = true;
         Ok(())
@@ -121,13 +119,12 @@ impl Switchboard {
                 Some(Unopened::Unreachable(reason.clone()))
             }
             Fault::Io(error) if is_exhausted(error) => {
-                let what = format!("a connection to rank {peer}");
-                let reason = format!("{error}; raise the limit of open files (ulimit -n)");
-                Some(Unopened::Here(Error::system(what, reason)))
+                Some(Unopened::Here(format!("{error}; raise the limit of open files (ulimit -n)")))
             }
-            Fault::NoMemory(obstacle) => {
-                Some(Unopened::Here(no_memory(self.own_rank(), peer, &self.peer(peer).host, *obstacle)))
-            }
+            Fault::Gone => Some(Unopened::Left),
+            Fault::NoMemory(obstacle) => Some(Unopened::Here(format!(
+                "they cannot share memory, because {obstacle}; choose auto or tcp"
+            ))),
             _ if wish.strange >= SETTLED => Some(Unopened::Unreachable(reason.clone())),
             _ => None,
         };
@@ -166,6 +163,7 @@ impl Switchboard {
             _ if rank as usize != peer => return Err(Fault::OtherRank(rank)),
             Status::Admitted => {}
             Status::Crossed => return Err(Fault::Crossed),
+            Status::Gone => return Err(Fault::Gone),
             Status::OtherWorldSize | Status::NotAwaited => return Err(Fault::NotAwaited),
         }
         let deadline = Instant::now() + self.setup.timeout;

@@ -32,7 +32,7 @@ use super::handshake::{Caller, Credentials};
 use super::wire::Wire;
 use super::{PeerInfo, Transport};
 use crate::engine::lock;
-use crate::executor::FAREWELL;
+use crate::last_words::FAREWELL;
 use crate::links::{Unopened, Wait};
 use crate::shm::{self, Host, Pair};
 use crate::{Error, Result};
@@ -205,7 +205,7 @@ impl Switchboard {
                 }
                 // The peer may count on it already.
                 if closed == Some(Closed::Left) {
-                    say_farewell(wire.fd());
+                    say(wire.fd(), &FAREWELL);
                 }
                 Err(Fault::Stopped)
             }
@@ -226,18 +226,29 @@ impl Switchboard {
     pub(crate) fn leave(&self) {
         let mut state = self.state();
         state.close(Closed::Left);
-        state.streams().for_each(|stream| say_farewell(stream.as_fd()));
+        state.streams().for_each(|stream| say(stream.as_fd(), &FAREWELL));
         drop(state);
         self.changed.notify_all();
     }
 
-    /// From now on there is no connection: nobody waits for data any more.
-    pub(crate) fn cut(&self) {
+    /// Says something on the connections to these peers.
+    pub(crate) fn tell(&self, peers: &[usize], words: &[u8]) {
+        let state = self.state();
+        for peer in peers {
+            if let Some(Line::Open { stream, .. }) = state.lines.get(*peer) {
+                say(stream.as_fd(), words);
+            }
+        }
+    }
+
+    /// From now on no connection is made and nobody waits for data any more: with `Read` this rank alone, with `Both` its
+    /// peers, too.
+    pub(crate) fn cut(&self, how: Shutdown) {
         let mut state = self.state();
         state.close(Closed::Cut);
         for stream in state.streams() {
             // One that is closed already is as good.
-            let _ = stream.shutdown(Shutdown::Both);
+            let _ = stream.shutdown(how);
         }
         drop(state);
         self.changed.notify_all();
@@ -310,9 +321,10 @@ impl Switchboard {
     }
 }
 
-fn say_farewell(stream: BorrowedFd<'_>) {
+/// Without waiting.
+fn say(stream: BorrowedFd<'_>, words: &[u8]) {
     // A peer that takes nothing now, or has left itself, learns it otherwise.
-    let _ = send(stream, &FAREWELL, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+    let _ = send(stream, words, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
 }
 
 impl std::fmt::Debug for Switchboard {

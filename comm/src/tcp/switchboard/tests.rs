@@ -163,7 +163,8 @@ fn a_peer_that_says_nothing_holds_up_nobody_who_leaves() {
 
 #[test]
 fn a_group_that_fails_or_closes_ends_every_wait() {
-    for close in [Switchboard::cut, Switchboard::leave] {
+    let cut = |switchboard: &Switchboard| switchboard.cut(Shutdown::Both);
+    for close in [cut, Switchboard::leave] {
         let ((_silent, address), (_, own)) = (listener(), listener());
         let waiting = switchboard(0, [own, address]);
         thread::scope(|scope| {
@@ -185,6 +186,7 @@ fn who_has_left_takes_nobody_in_and_says_so_where_it_might_be_counted_on() {
     half.write(&[1], until).unwrap();
     assert_eq!(half.read::<{ FAREWELL.len() }>(until).unwrap(), FAREWELL);
     let (_, verdict) = Wire::connect(address, &credentials(), caller(1), until).unwrap();
-    assert_eq!(verdict.status, Status::NotAwaited);
+    assert_eq!(verdict.status, Status::Gone);
+    assert!(matches!(connect(&ranks[1].0, 0), Err(Unopened::Left)));
     ranks.iter().for_each(|(switchboard, _)| switchboard.end());
 }

@@ -1,0 +1,126 @@
+//! How long a call takes: the median over many, with a barrier before each.
+
+use std::time::{Duration, Instant};
+
+use candle_core::{DType, Device, Tensor};
+use comm::{Communicator, Operation};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Result;
+
+use super::operation::Measured;
+
+/// Calls whose time does not count: connections are made and memory is touched in them.
+const WARM_UP: usize = 3;
+/// Calls that are measured at least, and at most.
+const CALLS: (usize, usize) = (5, 2000);
+
+/// One measured operation and size; a line of `--json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// The operation.
+    pub op: String,
+    /// Ranks.
+    pub world: usize,
+    /// Size of the buffer: of all parts together where there are parts.
+    pub bytes: usize,
+    /// Seconds of a call on rank 0: the median.
+    pub s: f64,
+    /// Calls that were measured.
+    pub calls: usize,
+    /// Bytes of the buffer per second, in 10^9.
+    pub gb_s: f64,
+    /// The same times [`Measured::bus_factor`].
+    pub bus_gb_s: f64,
+}
+
+/// Measures one operation and size; every rank calls it, and what it returns is rank 0's on rank 0 only.
+///
+/// `budget` is about how long it may take; with `calls`, so many are measured however long that takes.
+///
+/// # Errors
+/// A rank that failed; memory that is not there.
+pub fn measure(
+    comm: &dyn Communicator,
+    measured: Measured,
+    bytes: usize,
+    dtype: DType,
+    calls: Option<usize>,
+    budget: Duration,
+) -> Result<Row> {
+    let operation = measured.operation(comm, bytes, dtype)?;
+    let mut warm = timed(comm, &operation, WARM_UP)?;
+    let calls = match calls {
+        Some(calls) => calls,
+        None => agreed(comm, affordable(&mut warm, budget))?,
+    };
+    let mut times = timed(comm, &operation, calls)?;
+    let s = median(&mut times);
+    let per_second = |bytes: f64| if s > 0.0 { bytes / s * 1e-9 } else { 0.0 };
+    let world = comm.world_size();
+    let (gb_s, bus) = (per_second(bytes as f64), measured.bus_factor(world));
+    Ok(Row { op: measured.name().into(), world, bytes, s, calls, gb_s, bus_gb_s: gb_s * bus })
+}
+
+/// Seconds of each call.
+fn timed(comm: &dyn Communicator, operation: &Operation, calls: usize) -> Result<Vec<f64>> {
+    let mut times = Vec::with_capacity(calls);
+    for _ in 0..calls {
+        comm.run(Operation::Barrier)?;
+        let began = Instant::now();
+        comm.run(operation.clone())?;
+        times.push(began.elapsed().as_secs_f64());
+    }
+    Ok(times)
+}
+
+/// Calls that fit into the budget.
+fn affordable(warm: &mut [f64], budget: Duration) -> usize {
+    let calls = budget.as_secs_f64() / median(warm).max(1e-9);
+    (calls as usize).clamp(CALLS.0, CALLS.1)
+}
+
+/// Rank 0's number, on all ranks.
+fn agreed(comm: &dyn Communicator, calls: usize) -> Result<usize> {
+    let tensor = Tensor::new(&[calls as i64], &Device::Cpu)?;
+    comm.run(Operation::Broadcast { tensor: tensor.clone(), root: 0 })?;
+    Ok(tensor.to_vec1::<i64>()?[0] as usize)
+}
+
+/// 0 where there are none.
+fn median(times: &mut [f64]) -> f64 {
+    times.sort_by(f64::total_cmp);
+    let (low, high) = ((times.len().max(1) - 1) / 2, times.len() / 2);
+    match (times.get(low), times.get(high)) {
+        (Some(low), Some(high)) => (low + high) / 2.0,
+        _ => 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use comm::Local;
+
+    use super::*;
+
+    #[test]
+    fn the_median_is_that_of_the_middle() {
+        assert_eq!(median(&mut [3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&mut [4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert_eq!(median(&mut []), 0.0);
+    }
+
+    #[test]
+    fn all_ranks_measure_as_many_calls() {
+        let rows = Local::run(3, |comm| {
+            measure(comm, Measured::AllReduce, 1200, DType::F32, None, Duration::from_millis(20))
+                .map_err(|error| panic!("{error}"))
+        })
+        .unwrap();
+        let calls = rows[0].calls;
+        assert!((CALLS.0..=CALLS.1).contains(&calls));
+        assert!(rows.iter().all(|row| row.calls == calls && row.s > 0.0 && row.bytes == 1200));
+        let row = &rows[0];
+        assert!((row.bus_gb_s / row.gb_s - 4.0 / 3.0).abs() < 1e-9);
+    }
+}

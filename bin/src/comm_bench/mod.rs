@@ -1,0 +1,103 @@
+//! `comm-bench`: how long collectives take, by size (document 004).
+
+mod measure;
+mod operation;
+mod options;
+mod size;
+
+pub use measure::{Row, measure};
+pub use operation::Measured;
+pub use options::CommBenchOptions;
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use comm::{Communicator, Tcp, TcpConfig};
+
+use crate::console::say;
+use crate::error::{Error, Result};
+use crate::file_error::FileError;
+use crate::outputs::check_in_place;
+use crate::start::{self, Start};
+
+/// The command's name.
+pub const NAME: &str = "comm-bench";
+const WORLD_SIZE: usize = 2;
+
+/// Runs the command: starts the ranks, or measures as one of them.
+///
+/// # Errors
+/// A wrong option, a file that cannot be written, a rank that failed.
+pub fn run(options: &CommBenchOptions) -> Result<()> {
+    let start = Start::find(&options.ranks, NAME, WORLD_SIZE)?;
+    options.check()?;
+    options.ranks.check()?;
+    options.json.as_deref().map_or(Ok(()), check_in_place)?;
+    match start {
+        Start::Launcher { world_size } => start::spawn::<()>(NAME, world_size),
+        Start::Rank { config, spawned } => {
+            let in_rank = |source| Error::in_rank(config.rank, source);
+            rank(options, &config, spawned).map_err(in_rank)
+        }
+    }
+}
+
+fn rank(options: &CommBenchOptions, config: &TcpConfig, spawned: bool) -> Result<()> {
+    let comm = Tcp::connect(config)?;
+    let first = comm.rank() == 0;
+    if first {
+        say(format_args!("{}", heading(options, &comm)))?;
+    }
+    let mut rows = Vec::new();
+    for (op, bytes) in options.cases(comm.world_size()) {
+        let row = measure(&comm, op, bytes, options.dtype, options.calls, options.seconds)?;
+        if first {
+            say(format_args!("{}", line(&row)))?;
+        }
+        rows.push(row);
+    }
+    if !first {
+        return Ok(());
+    }
+    if let Some(path) = &options.json {
+        write(path, &rows).map_err(|error| FileError::write(path, error))?;
+    }
+    if spawned { start::hand_over(&()) } else { Ok(()) }
+}
+
+fn heading(options: &CommBenchOptions, comm: &Tcp) -> String {
+    let (world_size, shared) = (comm.world_size(), comm.shared_memory_ranks().len());
+    let carrier = match shared {
+        0 => "over TCP".into(),
+        _ if shared + 1 == world_size => "through shared memory".to_string(),
+        _ => format!("rank 0 has {shared} of its peers in shared memory, the others over TCP"),
+    };
+    let ranks = if world_size == 1 { "rank" } else { "ranks" };
+    let (op, bytes, time) = ("operation", "size", "median");
+    let what = format!("{world_size} {ranks} {carrier}, {}", options.dtype.as_str());
+    format!("{what}\n{op:<15}{bytes:>10}{:>8}{time:>13}{:>10}{:>10}", "calls", "GB/s", "bus GB/s")
+}
+
+fn line(row: &Row) -> String {
+    let Row { op, bytes, calls, gb_s, bus_gb_s, .. } = row;
+    let (size, time) = (size::format(*bytes), time(row.s));
+    format!("{op:<15}{size:>10}{calls:>8}{time:>13}{gb_s:>10.3}{bus_gb_s:>10.3}")
+}
+
+fn time(seconds: f64) -> String {
+    match seconds {
+        s if s < 1e-3 => format!("{:.2} us", s * 1e6),
+        s if s < 1.0 => format!("{:.3} ms", s * 1e3),
+        s => format!("{s:.3} s"),
+    }
+}
+
+fn write(path: &Path, rows: &[Row]) -> std::io::Result<()> {
+    let mut file = BufWriter::new(File::create(path)?);
+    for row in rows {
+        serde_json::to_writer(&mut file, row)?;
+        file.write_all(b"\n")?;
+    }
+    file.flush()
+}

@@ -1,0 +1,166 @@
+//! The operations that can be measured: on which tensors, and how much a bus carries for them.
+
+use candle_core::{DType, Device, Tensor};
+use clap::ValueEnum;
+use comm::{Communicator, Message, Operation, ReduceOp};
+
+use crate::error::Result;
+
+/// An operation of the communicator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum Measured {
+    /// Sums a buffer over all ranks
+    AllReduce,
+    /// Puts the parts of all ranks together on each of them
+    AllGather,
+    /// Sums a buffer over all ranks and gives each its part
+    ReduceScatter,
+    /// Sends rank 0's buffer to all
+    Broadcast,
+    /// Sums a buffer over all ranks on rank 0
+    Reduce,
+    /// Puts the parts of all ranks together on rank 0
+    Gather,
+    /// Gives each rank its part of rank 0's buffer
+    Scatter,
+    /// Exchanges a part with each rank
+    AllToAll,
+    /// Sends a buffer to the next rank and receives one from the one before
+    SendRecv,
+    /// Waits for all ranks; has no size
+    Barrier,
+}
+
+impl Measured {
+    /// As `--ops` takes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::Broadcast => "broadcast",
+            Self::Reduce => "reduce",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
+            Self::AllToAll => "all_to_all",
+            Self::SendRecv => "send_recv",
+            Self::Barrier => "barrier",
+        }
+    }
+
+    /// Bytes that a bus carries for each byte of the buffer, as nccl-tests count them: what the slowest link would have
+    /// to carry if the operation were done in the best way.
+    pub fn bus_factor(self, world_size: usize) -> f64 {
+        let ranks = world_size as f64;
+        match self {
+            Self::AllReduce => 2.0 * (ranks - 1.0) / ranks,
+            Self::AllGather | Self::ReduceScatter | Self::Gather | Self::Scatter | Self::AllToAll => {
+                (ranks - 1.0) / ranks
+            }
+            Self::Broadcast | Self::Reduce | Self::SendRecv => 1.0,
+            Self::Barrier => 0.0,
+        }
+    }
+
+    /// The call, with this rank's tensors. `bytes` is the size of the whole buffer: of all parts together where there are
+    /// parts. All bytes have been written to, so that no page is still to come.
+    ///
+    /// # Errors
+    /// Tensors that do not fit into memory.
+    pub fn operation(self, comm: &dyn Communicator, bytes: usize, dtype: DType) -> Result<Operation> {
+        let (rank, world_size) = (comm.rank(), comm.world_size());
+        let len = bytes / dtype.size_in_bytes();
+        let filled = |len: usize| Tensor::ones(len, dtype, &Device::Cpu);
+        let (counts, even) = parts(len, world_size);
+        let own = counts[rank];
+        let counts = (!even).then_some(counts);
+        let (op, root) = (ReduceOp::Sum, 0);
+        let at_root = |len: usize| (rank == root).then(|| filled(len)).transpose();
+        Ok(match self {
+            Self::AllReduce => Operation::AllReduce { tensor: filled(len)?, op },
+            Self::AllGather => Operation::AllGather { output: filled(len)?, input: filled(own)?, counts },
+            Self::ReduceScatter => {
+                Operation::ReduceScatter { output: filled(own)?, input: filled(len)?, op, counts }
+            }
+            Self::Broadcast => Operation::Broadcast { tensor: filled(len)?, root },
+            Self::Reduce => Operation::Reduce { tensor: filled(len)?, op, root },
+            Self::Gather => Operation::Gather { output: at_root(len)?, input: filled(own)?, root, counts },
+            Self::Scatter => Operation::Scatter { output: filled(own)?, input: at_root(len)?, root, counts },
+            Self::AllToAll => self.all_to_all(rank, world_size, len, dtype)?,
+            Self::SendRecv => {
+                let (next, before) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
+                let (send, recv) = (filled(len)?, filled(len)?);
+                Operation::Batch {
+                    messages: vec![
+                        Message::Send { tensor: send, to: next },
+                        Message::Recv { tensor: recv, from: before },
+                    ],
+                }
+            }
+            Self::Barrier => Operation::Barrier,
+        })
+    }
+
+    /// Every rank sends to rank r what rank r sends to it.
+    fn all_to_all(self, rank: usize, world_size: usize, len: usize, dtype: DType) -> Result<Operation> {
+        let even = len.is_multiple_of(world_size);
+        // The same for both ranks of a pair.
+        let counts: Vec<usize> = (0..world_size)
+            .map(|peer| len / world_size + usize::from((rank + peer) % world_size < len % world_size))
+            .collect();
+        let filled = || Tensor::ones(len, dtype, &Device::Cpu);
+        Ok(Operation::AllToAll {
+            output: filled()?,
+            input: filled()?,
+            output_counts: (!even).then(|| counts.clone()),
+            input_counts: (!even).then_some(counts),
+        })
+    }
+}
+
+/// The elements of each rank's part, and whether all have as many.
+fn parts(len: usize, world_size: usize) -> (Vec<usize>, bool) {
+    let (each, rest) = (len / world_size, len % world_size);
+    ((0..world_size).map(|rank| each + usize::from(rank < rest)).collect(), rest == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use comm::Local;
+
+    use super::*;
+
+    #[test]
+    fn every_operation_runs_with_any_number_of_ranks_and_elements() {
+        for world_size in [1, 2, 3, 5] {
+            for len in [0, 1, 7, 30] {
+                for measured in Measured::value_variants() {
+                    // A message to oneself is none.
+                    if world_size == 1 && *measured == Measured::SendRecv {
+                        continue;
+                    }
+                    Local::run(world_size, |comm| {
+                        let operation = measured.operation(comm, len * 4, DType::F32).unwrap();
+                        comm.run(operation).map_err(|error| panic!("{}: {error}", measured.name()))
+                    })
+                    .unwrap();
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_those_that_the_command_line_takes() {
+        for measured in Measured::value_variants() {
+            assert_eq!(measured.to_possible_value().unwrap().get_name(), measured.name());
+        }
+    }
+
+    #[test]
+    fn bus_bandwidth_is_counted_as_nccl_tests_do() {
+        assert_eq!(Measured::AllReduce.bus_factor(4), 1.5);
+        assert_eq!(Measured::AllGather.bus_factor(4), 0.75);
+        assert_eq!(Measured::Broadcast.bus_factor(4), 1.0);
+    }
+}

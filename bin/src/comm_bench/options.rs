@@ -1,0 +1,90 @@
+//! The options of `comm-bench`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use candle_core::DType;
+use clap::Args;
+
+use crate::error::{Error, Result};
+use crate::options::{RankOptions, count, seconds};
+
+use super::operation::Measured;
+use super::size;
+
+/// Options of `comm-bench`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Each call has a barrier before it, which is not measured; the time is that on rank 0, the median over the calls. A size is \
+that of the whole buffer: for all_gather, reduce_scatter, gather, scatter and all_to_all of all ranks' parts together. \
+GB/s is that size over the time, in 10^9 bytes; bus GB/s multiplies it, as nccl-tests do, so that it can be compared with \
+the bandwidth of a link whatever the operation and the number P of ranks: by 2(P-1)/P for all_reduce, by (P-1)/P for \
+operations with parts, by 1 for the others.
+
+--json FILE gets one object a line: op, world, bytes, s (the median in seconds), calls, gb_s, bus_gb_s.")]
+pub struct CommBenchOptions {
+    #[command(flatten)]
+    pub(crate) ranks: RankOptions,
+    /// Operations to measure, separated by commas
+    #[arg(
+        long,
+        value_name = "OPS",
+        value_enum,
+        value_delimiter = ',',
+        default_value = "all_reduce,all_gather,reduce_scatter,broadcast"
+    )]
+    pub(crate) ops: Vec<Measured>,
+    /// Sizes of the buffer in bytes, separated by commas; K, M and G are powers of 1024
+    #[arg(
+        long,
+        value_name = "SIZES",
+        value_delimiter = ',',
+        value_parser = size::parse,
+        default_value = "4K,64K,1M,16M,64M"
+    )]
+    pub(crate) sizes: Vec<usize>,
+    /// Element type: f32, f64, f16, bf16, u8, u32 or i64
+    #[arg(long, default_value = "f32", value_parser = dtype)]
+    pub(crate) dtype: DType,
+    /// About how long to measure each operation and size
+    #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = seconds)]
+    pub(crate) seconds: Duration,
+    /// Calls to measure of each operation and size, in place of --seconds
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, conflicts_with = "seconds")]
+    pub(crate) calls: Option<usize>,
+    /// Where to write the results, one JSON object a line
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+fn dtype(text: &str) -> std::result::Result<DType, &'static str> {
+    let known = [DType::F32, DType::F64, DType::F16, DType::BF16, DType::U8, DType::U32, DType::I64];
+    known.into_iter().find(|dtype| dtype.as_str() == text).ok_or("give f32, f64, f16, bf16, u8, u32 or i64")
+}
+
+impl CommBenchOptions {
+    /// Refuses sizes that are no whole number of elements.
+    pub(super) fn check(&self) -> Result<()> {
+        let size = self.dtype.size_in_bytes();
+        match self.sizes.iter().find(|bytes| !bytes.is_multiple_of(size)) {
+            None => Ok(()),
+            Some(bytes) => Err(Error::Option {
+                option: "--sizes",
+                got: bytes.to_string(),
+                help: format!("give multiples of {size}, the bytes of an element of {}", self.dtype.as_str()),
+            }),
+        }
+    }
+
+    /// What is to be measured, in the order in which it is printed. Sizes mean nothing to a barrier.
+    pub(super) fn cases(&self, world_size: usize) -> Vec<(Measured, usize)> {
+        let sizes = |op: Measured| if op == Measured::Barrier { &[0][..] } else { &self.sizes[..] };
+        let possible = |op: &Measured| world_size > 1 || *op != Measured::SendRecv;
+        self.ops
+            .iter()
+            .copied()
+            .filter(possible)
+            .flat_map(|op| sizes(op).iter().map(move |&b| (op, b)))
+            .collect()
+    }
+}

@@ -1,0 +1,66 @@
+//! What a rank says in place of an announcement when nothing will come after it.
+
+use crate::fingerprint::LEN;
+use crate::verdict::Cause;
+
+/// This rank closes its group.
+pub(crate) const FAREWELL: [u8; LEN] = *b"GRF1: this rank leaves the group";
+/// The group has failed for this rank; a byte for the cause and four for the culprit follow.
+const BLAME: [u8; LEN - 5] = *b"GRF1: the group fails: rank";
+
+/// What was said.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum LastWords {
+    Farewell,
+    Blame(Cause),
+}
+
+impl LastWords {
+    /// None where it is something else.
+    pub(crate) fn decode(bytes: &[u8; LEN]) -> Option<Self> {
+        if *bytes == FAREWELL {
+            return Some(Self::Farewell);
+        }
+        let [.., kind, a, b, c, d] = *bytes;
+        let rank = u32::from_le_bytes([a, b, c, d]) as usize;
+        match kind {
+            _ if bytes[..BLAME.len()] != BLAME => None,
+            b'd' => Some(Self::Blame(Cause::Died { rank })),
+            b'l' => Some(Self::Blame(Cause::Left { rank })),
+            _ => None,
+        }
+    }
+}
+
+/// The words that pass a cause on; none for a cause that does not fit in.
+pub(crate) fn blame(cause: &Cause) -> Option<[u8; LEN]> {
+    let (kind, rank) = match cause {
+        Cause::Died { rank } => (b'd', *rank),
+        Cause::Left { rank } => (b'l', *rank),
+        _ => return None,
+    };
+    let mut bytes = [0; LEN];
+    bytes[..BLAME.len()].copy_from_slice(&BLAME);
+    bytes[BLAME.len()] = kind;
+    bytes[BLAME.len() + 1..].copy_from_slice(&u32::try_from(rank).ok()?.to_le_bytes());
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fingerprint::Fingerprint;
+
+    #[test]
+    fn words_are_understood_and_never_taken_for_a_call() {
+        for cause in [Cause::Died { rank: 3 }, Cause::Left { rank: 4000 }] {
+            let words = blame(&cause).unwrap();
+            assert_eq!(LastWords::decode(&words), Some(LastWords::Blame(cause)));
+            assert_eq!(Fingerprint::decode(&words), None);
+        }
+        assert_eq!(LastWords::decode(&FAREWELL), Some(LastWords::Farewell));
+        assert_eq!(Fingerprint::decode(&FAREWELL), None);
+        assert_eq!(LastWords::decode(&[0; LEN]), None);
+        assert_eq!(blame(&Cause::Protocol { rank: 1, detail: String::new() }), None);
+    }
+}

@@ -1,0 +1,60 @@
+//! Who is in a group, by the numbers that the whole job gives its ranks: what is said of a rank uses these.
+
+use std::sync::Arc;
+
+/// Members that are listed in an error.
+const LISTED: usize = 8;
+
+/// The ranks of a group.
+#[derive(Debug, Clone)]
+pub(crate) struct Members {
+    world_ranks: Arc<[usize]>,
+    is_world: bool,
+}
+
+impl Members {
+    /// All ranks of a job.
+    pub(crate) fn world(world_size: usize) -> Self {
+        Self { world_ranks: (0..world_size).collect(), is_world: true }
+    }
+
+    /// Those of a group that was made of others, by their rank in it.
+    pub(crate) fn some(world_ranks: impl IntoIterator<Item = usize>) -> Self {
+        Self { world_ranks: world_ranks.into_iter().collect(), is_world: false }
+    }
+
+    pub(crate) fn world_ranks(&self) -> &[usize] {
+        &self.world_ranks
+    }
+
+    /// The number in the whole job of a rank of this group.
+    pub(crate) fn world_rank(&self, rank: usize) -> usize {
+        self.world_ranks.get(rank).copied().unwrap_or(rank)
+    }
+
+    /// What follows the name of a call: nothing where the group is the whole job.
+    pub(crate) fn place(&self) -> String {
+        if self.is_world {
+            return String::new();
+        }
+        let listed: Vec<String> = self.world_ranks.iter().take(LISTED).map(usize::to_string).collect();
+        match self.world_ranks.len() - listed.len() {
+            0 => format!(" in the group [{}]", listed.join(", ")),
+            more => format!(" in the group [{}, and {more} more]", listed.join(", ")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_is_named_by_its_members() {
+        assert_eq!(Members::world(3).place(), "");
+        let some = Members::some([4, 2]);
+        assert_eq!((some.place().as_str(), some.world_rank(1)), (" in the group [4, 2]", 2));
+        let many = Members::some(0..100).place();
+        assert_eq!(many, " in the group [0, 1, 2, 3, 4, 5, 6, 7, and 92 more]");
+    }
+}

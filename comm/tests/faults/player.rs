@@ -1,0 +1,170 @@
+//! A rank at its script.
+
+use std::io::stdin;
+use std::os::fd::AsRawFd;
+use std::process::exit;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use candle_core::{Device, Tensor};
+use comm::{Communicator, Error, Operation, ReduceOp, Result, Tcp, Work};
+use rustix::process::{Resource, Rlimit, Signal, getpid, getrlimit, kill_process, setrlimit};
+use serde_json::json;
+
+use crate::dice::Dice;
+use crate::script::{Action, operations};
+use crate::worker::{now, verdict};
+
+pub(crate) struct Player {
+    comm: Option<Tcp>,
+    /// Where the calls go, if not to all ranks.
+    group: Option<Arc<dyn Communicator>>,
+    works: Vec<Work>,
+}
+
+impl Player {
+    pub(crate) fn new(comm: Tcp) -> Self {
+        Self { comm: Some(comm), group: None, works: Vec::new() }
+    }
+
+    pub(crate) fn play(mut self, actions: &[Action]) -> i32 {
+        let outcome = actions.iter().try_for_each(|action| self.act(action));
+        let code = verdict(&outcome, &mut || self.call_again());
+        self.close();
+        code
+    }
+
+    fn act(&mut self, action: &Action) -> Result<()> {
+        match action {
+            Action::Call(words) => return self.call(words),
+            Action::Submit(words) => {
+                for operation in self.operations(words) {
+                    self.works.push(self.current().submit(operation)?);
+                }
+            }
+            Action::Detach => {
+                let works: Vec<Work> = self.works.drain(..).collect();
+                std::thread::spawn(move || works.into_iter().try_for_each(Work::wait).unwrap());
+            }
+            Action::WaitAll => return self.works.drain(..).try_for_each(Work::wait),
+            Action::Group(ranks) => self.group = self.comm.as_ref().unwrap().new_group(ranks)?,
+            Action::Repeat(words) => return self.forever(&mut || words.clone()),
+            Action::Random(seed) => {
+                let (mut dice, world_size) = (Dice(*seed), self.current().world_size());
+                return self.forever(&mut || dice.call(world_size));
+            }
+            Action::Some(seed, count) => {
+                let (mut dice, world_size) = (Dice(*seed), self.current().world_size());
+                return (0..*count).try_for_each(|_| self.call(&dice.call(world_size)));
+            }
+            Action::Polite(seed) => return self.until_told(*seed),
+            Action::Pid => println!("\n@pid {}", std::process::id()),
+            Action::Ready => println!("@ready"),
+            Action::Await => drop(stdin().read_line(&mut String::new()).unwrap()),
+            Action::Sleep(milliseconds) => std::thread::sleep(Duration::from_millis(*milliseconds)),
+            Action::Close => self.close(),
+            Action::Panic => panic!("as the script says"),
+            Action::Exit(code) => exit(*code),
+            Action::Die(rank) if *rank == self.comm.as_ref().unwrap().rank() => {
+                println!("@dying {}", now());
+                kill_process(getpid(), Signal::KILL).unwrap();
+            }
+            Action::Die(_) => {}
+            Action::Limit => {
+                let next = rustix::io::fcntl_dupfd_cloexec(stdin(), 0).unwrap();
+                let current = Some(next.as_raw_fd() as u64);
+                let limit = getrlimit(Resource::Nofile);
+                setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
+            }
+            Action::Cycles(_) => panic!("cycles must be alone"),
+        }
+        Ok(())
+    }
+
+    fn current(&self) -> &dyn Communicator {
+        match &self.group {
+            Some(group) => &**group,
+            None => self.comm.as_ref().unwrap(),
+        }
+    }
+
+    fn operations(&self, words: &[String]) -> Vec<Operation> {
+        operations(words, self.current().rank(), self.current().world_size())
+    }
+
+    fn call(&self, words: &[String]) -> Result<()> {
+        self.operations(words).into_iter().try_for_each(|operation| self.current().run(operation))
+    }
+
+    fn forever(&self, next: &mut dyn FnMut() -> Vec<String>) -> Result<()> {
+        (0..3).try_for_each(|_| self.call(&next()))?;
+        println!("@ready");
+        loop {
+            self.call(&next())?;
+        }
+    }
+
+    fn until_told(&self, seed: u64) -> Result<()> {
+        let (mut dice, world_size) = (Dice(seed), self.current().world_size());
+        let told = Arc::new(AtomicBool::new(false));
+        let listener = told.clone();
+        std::thread::spawn(move || {
+            stdin().read_line(&mut String::new()).unwrap();
+            listener.store(true, Ordering::SeqCst);
+        });
+        println!("@ready");
+        loop {
+            self.call(&dice.call(world_size))?;
+            let all_told = Tensor::new(&[u8::from(told.load(Ordering::SeqCst))], &Device::Cpu).unwrap();
+            self.current().run(Operation::AllReduce { tensor: all_told.clone(), op: ReduceOp::Min })?;
+            if all_told.to_vec1::<u8>().unwrap() == [1] {
+                return Ok(());
+            }
+        }
+    }
+
+    /// After a failure: none of these must work.
+    fn call_again(&mut self) -> Result<()> {
+        let outcomes: Vec<Result<()>> = self.works.drain(..).map(Work::wait).collect();
+        let words: Vec<String> = "all_reduce f32 10 sum".split(' ').map(String::from).collect();
+        let all_reduce = || self.operations(&words).remove(0);
+        let comm = self.current();
+        let outcomes = outcomes.into_iter().chain([
+            comm.run(Operation::Barrier),
+            comm.submit(all_reduce()).and_then(Work::wait),
+            comm.run(all_reduce()),
+        ]);
+        let errors: Vec<Error> = outcomes.filter_map(Result::err).collect();
+        let texts: Vec<String> = errors.iter().map(Error::to_string).collect();
+        println!("@note {}", json!({"later": texts.len()}));
+        match errors.iter().find(|error| error.to_string() != texts[0]) {
+            Some(other) => Err(other.clone()),
+            None => Err(errors[0].clone()),
+        }
+    }
+
+    fn close(&mut self) {
+        if let Some(comm) = self.comm.take() {
+            let began = Instant::now();
+            drop(self.group.take());
+            drop(comm);
+            println!("@closed {}", began.elapsed().as_millis());
+            println!("@threads {}", threads_left());
+        }
+    }
+}
+
+/// Threads of the crate that run. One that was joined may be seen for another moment.
+fn threads_left() -> usize {
+    let began = Instant::now();
+    loop {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+        let left = names.filter(|name| name.starts_with("comm") || name.starts_with("girandole")).count();
+        if left == 0 || began.elapsed() > Duration::from_secs(2) {
+            return left;
+        }
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,43 @@
+//! What happens when something goes wrong between ranks: every test starts real processes that share memory, hurts
+//! one of them, and reads what each of the others reports. Ranks are this test binary, started anew with a script.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+/// What carries the data, unless a test says otherwise.
+pub(crate) const TRANSPORT: &str = "shm";
+/// What the rounds use, one after the other.
+pub(crate) const TRANSPORTS: [&str; 1] = ["shm"];
+
+#[path = "faults/dice.rs"]
+mod dice;
+#[path = "faults/ending.rs"]
+mod ending;
+#[path = "faults/group.rs"]
+mod group;
+#[path = "faults/player.rs"]
+mod player;
+#[path = "faults/script.rs"]
+mod script;
+#[path = "faults/worker.rs"]
+mod worker;
+
+#[path = "faults/apart.rs"]
+mod apart;
+#[path = "faults/closing.rs"]
+mod closing;
+#[path = "faults/killed.rs"]
+mod killed;
+#[path = "faults/launched.rs"]
+mod launched;
+#[path = "faults/left.rs"]
+mod left;
+#[path = "faults/mismatched.rs"]
+mod mismatched;
+#[path = "faults/rounds.rs"]
+mod rounds;
+#[path = "faults/slow.rs"]
+mod slow;
+#[path = "faults/stopped.rs"]
+mod stopped;
+#[path = "faults/strangers.rs"]
+mod strangers;

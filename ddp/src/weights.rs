@@ -1,0 +1,160 @@
+//! What the gradients of each rank weigh in the average.
+
+use candle_core::{Device, Tensor};
+use comm::{Communicator, Operation, ReduceOp, Work};
+
+use crate::{Error, Result};
+
+/// What a rank tells that has no more data.
+const JOINED: f64 = -1.0;
+
+/// The weights of one step: this rank's, and then all.
+#[derive(Default)]
+pub(crate) struct Weights {
+    gathered: Gathered,
+    under_way: Option<(Work, Tensor)>,
+    /// By rank, once they are known.
+    all: Option<Vec<f64>>,
+}
+
+/// What lies in the buckets.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+enum Gathered {
+    #[default]
+    Nothing,
+    /// A sum of gradients, to be averaged over ranks.
+    Sum,
+    /// The sum of each gradient times its weight, divided by `unit`, the first weight that is not 0: so the sum is about as
+    /// large as a gradient, and f16 holds it.
+    Weighted { unit: f64, total: f64 },
+}
+
+impl Weights {
+    /// Counts a loss. What to multiply its gradients with; none where they count nothing.
+    pub(crate) fn add(&mut self, weight: Option<f64>) -> Result<Option<f64>> {
+        let (unit, total) = match (self.gathered, weight) {
+            (Gathered::Nothing | Gathered::Sum, None) => {
+                self.gathered = Gathered::Sum;
+                return Ok(Some(1.0));
+            }
+            (Gathered::Weighted { .. }, None) | (Gathered::Sum, Some(_)) => return Err(Error::MixedAverages),
+            (Gathered::Nothing, Some(_)) => (0.0, 0.0),
+            (Gathered::Weighted { unit, total }, Some(_)) => (unit, total),
+        };
+        let weight = weight.unwrap_or(0.0);
+        if !weight.is_finite() || weight < 0.0 {
+            return Err(Error::InvalidWeight { weight });
+        }
+        let unit = if unit == 0.0 { weight } else { unit };
+        self.gathered = Gathered::Weighted { unit, total: total + weight };
+        Ok((weight > 0.0).then(|| weight / unit))
+    }
+
+    /// Fails where this rank has gathered what cannot go into a weighted average.
+    pub(crate) fn check_weighted(&self) -> Result<()> {
+        if self.gathered == Gathered::Sum { Err(Error::MixedAverages) } else { Ok(()) }
+    }
+
+    /// Begins to tell all ranks what this one's gradients weigh, unless each rank counts the same.
+    ///
+    /// Of its own: in f64, whatever the dtypes of the gradients are, and known before the first of them goes out.
+    pub(crate) fn exchange(&mut self, comm: &dyn Communicator) -> Result<()> {
+        let own = match self.gathered {
+            Gathered::Sum => return Ok(()),
+            Gathered::Nothing => JOINED,
+            Gathered::Weighted { total, .. } => total,
+        };
+        let mut all = vec![0.0; comm.world_size()];
+        all[comm.rank()] = own;
+        if comm.world_size() == 1 {
+            self.all = Some(all);
+            return Ok(());
+        }
+        let tensor = Tensor::new(all, &Device::Cpu)?;
+        let work = comm.submit(Operation::AllReduce { tensor: tensor.clone(), op: ReduceOp::Sum })?;
+        self.under_way = Some((work, tensor));
+        Ok(())
+    }
+
+    /// True where no rank has data any more. Waits for the exchange.
+    pub(crate) fn all_joined(&mut self) -> Result<bool> {
+        Ok(self.all()?.is_some_and(|all| all.iter().all(|&weight| weight == JOINED)))
+    }
+
+    /// What to multiply this rank's gradients with, so that their mean over ranks is the average. Waits for the exchange.
+    pub(crate) fn factor(&mut self) -> Result<f64> {
+        let Gathered::Weighted { unit, total } = self.gathered else { return Ok(1.0) };
+        let Some(all) = self.all()? else { return Ok(1.0) };
+        let mean = match all.iter().all(|&weight| weight == total) {
+            true => total,
+            false => all.iter().map(|weight| weight.max(0.0)).sum::<f64>() / all.len() as f64,
+        };
+        Ok(if total > 0.0 { unit / mean } else { 1.0 })
+    }
+
+    /// Makes ready for the next step.
+    pub(crate) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    fn all(&mut self) -> Result<Option<&[f64]>> {
+        if let Some((work, tensor)) = self.under_way.take() {
+            work.wait()?;
+            self.all = Some(tensor.to_vec1()?);
+        }
+        Ok(self.all.as_deref())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use comm::Local;
+
+    /// The factors by rank, where each rank has these weights.
+    fn factors(weights: &[&[f64]]) -> Vec<(Vec<Option<f64>>, f64, bool)> {
+        let ranks = Local::run(weights.len(), |comm| {
+            let mut own = Weights::default();
+            let scales = weights[comm.rank()].iter().map(|&weight| own.add(Some(weight)));
+            let scales = scales.collect::<Result<Vec<_>>>()?;
+            own.exchange(comm)?;
+            Ok((scales, own.factor()?, own.all_joined()?))
+        });
+        ranks.expect("no failure")
+    }
+
+    #[test]
+    fn equal_weights_change_nothing() {
+        for weight in [1.0, 0.1, 3.0, 1e300, 1e-300] {
+            for rank in factors(&[&[weight], &[weight], &[weight]]) {
+                assert_eq!(rank, (vec![Some(1.0)], 1.0, false));
+            }
+        }
+    }
+
+    #[test]
+    fn weights_add_up_and_joined_ranks_do_not_count() {
+        let ranks = factors(&[&[0.0, 2.0, 4.0], &[6.0], &[]]);
+        // The mean over three ranks of what all weigh is 4.
+        assert_eq!(ranks[0], (vec![None, Some(1.0), Some(2.0)], 0.5, false));
+        assert_eq!(ranks[1], (vec![Some(1.0)], 1.5, false));
+        assert_eq!(ranks[2], (vec![], 1.0, false));
+        assert_eq!(factors(&[&[0.0], &[]])[0], (vec![None], 1.0, false));
+        assert!(factors(&[&[], &[]]).iter().all(|(.., joined)| *joined));
+        assert!(factors(&[&[]])[0].2 && !factors(&[&[1.0]])[0].2);
+    }
+
+    #[test]
+    fn what_is_no_weight_is_refused() {
+        for weight in [-1.0, f64::NAN, f64::INFINITY] {
+            let refused = Weights::default().add(Some(weight));
+            assert!(matches!(refused, Err(Error::InvalidWeight { .. })));
+        }
+        let mut sum = Weights::default();
+        assert_eq!(sum.add(None).ok(), Some(Some(1.0)));
+        assert!(matches!(sum.add(Some(1.0)), Err(Error::MixedAverages)));
+        assert!(sum.check_weighted().is_err());
+        sum.clear();
+        assert!(sum.check_weighted().is_ok() && sum.add(Some(1.0)).is_ok() && sum.add(None).is_err());
+    }
+}
