@@ -4,12 +4,18 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use comm::launch;
+use comm::launch::worker_guard;
 
 use crate::comm_bench::{self, CommBenchOptions};
 use crate::error::Result;
 use crate::experiment;
+use crate::experiments::cifar10::Cifar10Options;
 use crate::experiments::ddp_linear::DdpLinearOptions;
+use crate::experiments::ddp_trainer::DdpTrainerOptions;
+use crate::experiments::ddp_transformer::DdpTransformerOptions;
+use crate::experiments::process_groups::{self, ProcessGroupsOptions};
+use crate::experiments::sampler::SamplerOptions;
+use crate::launch::{self, LaunchOptions};
 
 // The feature that it is named for in Cargo.toml gives candle's matrix products AVX-512.
 use gemm as _;
@@ -26,6 +32,18 @@ struct Cli {
 enum Command {
     /// One process against data-parallel ranks on y = 2x + 3 + noise
     DdpLinear(DdpLinearOptions),
+    /// A Trainer on every rank, which says how much it has to do
+    DdpTrainer(DdpTrainerOptions),
+    /// A Transformer that learns to predict the next token, on data-parallel ranks
+    DdpTransformer(DdpTransformerOptions),
+    /// A convolutional net that tells pictures apart: trained, saved, tested
+    Cifar10(Cifar10Options),
+    /// Which rank gets which samples, with a plain and with a distributed sampler
+    Sampler(SamplerOptions),
+    /// Back ends, ranks, meeting places, operations between ranks, groups of ranks
+    ProcessGroups(ProcessGroupsOptions),
+    /// Start any program as ranks on this machine, as torchrun does
+    Launch(LaunchOptions),
     /// How long collectives take, by size
     CommBench(CommBenchOptions),
 }
@@ -34,6 +52,12 @@ impl Command {
     fn run(&self) -> Result<()> {
         match self {
             Command::DdpLinear(options) => experiment::run(options),
+            Command::DdpTrainer(options) => experiment::run(options),
+            Command::DdpTransformer(options) => experiment::run(options),
+            Command::Cifar10(options) => experiment::run(options),
+            Command::Sampler(options) => options.run(),
+            Command::ProcessGroups(options) => process_groups::run(options),
+            Command::Launch(options) => launch::run(options),
             Command::CommBench(options) => comm_bench::run(options),
         }
     }
@@ -41,7 +65,7 @@ impl Command {
 
 /// Runs the program: parses, runs the command, and says in one line what went wrong.
 pub fn main() -> ExitCode {
-    let result = launch::worker_guard().map_err(Into::into).and_then(|()| Cli::parse().command.run());
+    let result = worker_guard().map_err(Into::into).and_then(|()| Cli::parse().command.run());
     let Err(error) = result else { return ExitCode::SUCCESS };
     if let Some(message) = error.message() {
         // Where nobody reads it, the exit code has to do.

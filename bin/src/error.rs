@@ -27,6 +27,30 @@ pub enum Error {
         /// What would be accepted.
         help: String,
     },
+    /// An option has another value than the run has that is to go on.
+    #[error("{option}: got {got}; {help}")]
+    Contradiction {
+        /// The option, as it is typed.
+        option: String,
+        /// Its value now.
+        got: String,
+        /// Its value then, and what to do.
+        help: String,
+    },
+    /// A checkpoint that is whole, but of something else.
+    #[error("the checkpoint does not fit: {problem}")]
+    Checkpoint {
+        /// What does not.
+        problem: String,
+    },
+    /// A checkpoint that is damaged, where there is another one.
+    #[error("{source}: {help}")]
+    Damaged {
+        /// What is wrong with it, and which is whole.
+        source: training::Error,
+        /// How to take that one.
+        help: String,
+    },
     /// The environment of a rank, but not all of it.
     #[error("{set} is set, but {missing} is not; a launcher sets both, {help}")]
     Environment {
@@ -87,6 +111,9 @@ pub enum Error {
     /// The other ranks, or starting them.
     #[error(transparent)]
     Comm(comm::Error),
+    /// A rank of a program that was launched failed.
+    #[error(transparent)]
+    Launched(Box<WorkerFailure>),
     /// Data parallelism.
     #[error(transparent)]
     Ddp(#[from] ddp::Error),
@@ -108,17 +135,24 @@ impl Error {
 
     /// What the process exits with: 2 for a wrong option, [`comm::launch::EXIT_PEER_FAILED`] where another rank is at
     /// fault, 128 and the signal's number where a signal ended it, 141 where nobody reads
-    /// its output any more, else 1.
+    /// its output any more, what a launched rank exited with, else 1.
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::InRank { source, .. } => source.exit_code(),
             Error::Option { .. }
+            | Error::Contradiction { .. }
             | Error::Environment { .. }
             | Error::SameFile { .. }
             | Error::Unavailable { .. }
             | Error::Comm(comm::Error::InvalidArgument { .. }) => 2,
             Error::Output(error) if error.kind() == ErrorKind::BrokenPipe => 128 + SIGPIPE as u8,
             Error::Comm(comm::Error::Interrupted { signal }) => (128 + signal).clamp(1, 255) as u8,
+            Error::Launched(failure) => match failure.status {
+                // To an outer launcher this one's job has failed, whoever of its ranks did.
+                ExitKind::Code(EXIT_PEER_FAILED) => 1,
+                ExitKind::Code(code) => code.clamp(1, 255) as u8,
+                ExitKind::Signal(signal) => (128 + signal).clamp(1, 255) as u8,
+            },
             Error::Comm(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::Ddp(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             _ => 1,
@@ -141,7 +175,9 @@ impl Error {
                 let name = signal_name(*signal).map_or_else(|| format!("signal {signal}"), str::to_string);
                 Some(format!("error: stopped by {name}; all ranks have ended"))
             }
-            Error::Comm(comm::Error::Worker(failure)) => Some(format!("error: {}", told(failure))),
+            Error::Comm(comm::Error::Worker(failure)) | Error::Launched(failure) => {
+                Some(format!("error: {}", told(failure)))
+            }
             _ => Some(format!("error: {self}")),
         }
     }

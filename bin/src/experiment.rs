@@ -10,6 +10,7 @@ use crate::rank::{Outcome, Rank};
 use crate::report::{Report, now_rfc3339};
 use crate::start::{self, Start, host_name};
 use crate::trace;
+use crate::trainer::{CheckpointOptions, RunIdentity, find};
 
 /// One document's experiment. [`run`] calls the parts in the order in which they stand here.
 pub trait Experiment {
@@ -26,6 +27,16 @@ pub trait Experiment {
 
     /// The options that all experiments take.
     fn common(&self) -> &CommonOptions;
+
+    /// Its options of checkpoints, where it keeps any.
+    fn checkpoints(&self) -> Option<&CheckpointOptions> {
+        None
+    }
+
+    /// What must be equal for a run to go on from a checkpoint.
+    fn identity(&self, world_size: usize) -> RunIdentity {
+        RunIdentity::new(Self::NAME, world_size, self.common().settings())
+    }
 
     /// Checks the experiment's own options, as far as that takes no work.
     ///
@@ -78,7 +89,12 @@ pub fn run<E: Experiment>(experiment: &E) -> Result<()> {
             experiment.check(world_size)?;
             common.check()?;
             let setup = experiment.setup()?;
-            let mut metrics = common.metrics.as_deref().map(MetricsWriter::create).transpose()?;
+            if let Some(checkpoints) = experiment.checkpoints() {
+                checkpoints.check()?;
+                // Rank 0 finds the same, but here it is told in one line.
+                find(checkpoints, &experiment.identity(world_size))?;
+            }
+            let mut metrics = begin_metrics(experiment)?;
             let alone = experiment.alone(setup, world_size, metrics.as_mut())?;
             // The ranks go on in the same file.
             metrics.as_mut().map_or(Ok(()), MetricsWriter::flush)?;
@@ -92,6 +108,7 @@ pub fn run<E: Experiment>(experiment: &E) -> Result<()> {
             // Another launcher started this rank, so nobody has checked anything yet.
             experiment.check(config.world_size)?;
             common.check()?;
+            experiment.checkpoints().map_or(Ok(()), CheckpointOptions::check)?;
             let in_rank = |source| Error::in_rank(config.rank, source);
             launched(experiment, &config).map_err(in_rank)
         }
@@ -121,7 +138,7 @@ fn launched<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<(
     let mut rank = Rank::join(config)?;
     let mut metrics = None;
     if rank.is_first() {
-        metrics = common.metrics.as_deref().map(MetricsWriter::create).transpose()?;
+        metrics = begin_metrics(experiment)?;
     }
     let alone = rank.first_alone(config.timeout, || {
         let setup = experiment.setup()?;
@@ -134,6 +151,13 @@ fn launched<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<(
         Some(alone) => finish(experiment, alone, rank.outcome(trained)),
         None => Ok(()),
     }
+}
+
+/// The file of `--metrics`: empty, unless a run goes on in it.
+fn begin_metrics<E: Experiment>(experiment: &E) -> Result<Option<MetricsWriter>> {
+    let resumes = experiment.checkpoints().is_some_and(|checkpoints| checkpoints.resume.is_some());
+    let begin = if resumes { MetricsWriter::append } else { MetricsWriter::create };
+    Ok(experiment.common().metrics.as_deref().map(begin).transpose()?)
 }
 
 fn finish<E: Experiment>(experiment: &E, alone: E::Alone, outcome: Outcome<E::Trained>) -> Result<()> {

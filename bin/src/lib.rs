@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "what an experiment prints is its result")]
 
+mod backends;
 pub mod cli;
 pub mod comm_bench;
 pub mod console;
@@ -11,17 +12,21 @@ pub mod error;
 pub mod experiment;
 pub mod experiments;
 pub mod file_error;
+pub mod launch;
 pub mod metrics;
 pub mod models;
 pub mod options;
 mod outputs;
 mod progress;
+pub mod python;
 pub mod rank;
 pub mod report;
 pub mod run_log;
 pub mod start;
 pub mod trace;
+pub mod trainer;
 pub mod validation;
+pub mod variables;
 pub mod weights;
 
 /// The README's example is compiled with the doc tests.

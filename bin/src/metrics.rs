@@ -1,11 +1,11 @@
 //! `--metrics FILE.jsonl`: one JSON object a line for each step, and one for the whole run.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::file_error::FileError;
 
@@ -36,6 +36,17 @@ enum Line<'a> {
         loss: f32,
     },
     Summary(&'a Summary<'a>),
+}
+
+/// What tells where a line belongs.
+#[derive(Deserialize)]
+struct Cut {
+    event: String,
+    run: Option<String>,
+    #[serde(default)]
+    epoch: usize,
+    #[serde(default)]
+    batch: usize,
 }
 
 /// Lines are written once there are this many bytes of them. Small, because the kernel may cut a write of several pages
@@ -130,6 +141,32 @@ impl MetricsWriter {
         self.flush()
     }
 
+    /// Removes this run's steps from the given one on, its summary, and what comes after: the run goes on from there. A device
+    /// or pipe keeps what it has.
+    ///
+    /// # Errors
+    /// [`FileError::Write`] with the path and the system's reason.
+    pub fn cut(&mut self, run: Option<&str>, epoch: usize, batch: usize) -> Result<(), FileError> {
+        self.flush()?;
+        let refuse = |error| FileError::write(&self.path, error);
+        if !self.file.metadata().map_err(refuse)?.is_file() {
+            return Ok(());
+        }
+        let text = std::fs::read(&self.path).map_err(refuse)?;
+        let stays = |line: &[u8]| {
+            let Ok(Cut { event, run: of, epoch: e, batch: b }) = serde_json::from_slice(line) else {
+                return false;
+            };
+            of.as_deref() != run || (event == "step" && (e, b) < (epoch, batch))
+        };
+        // A last line that is not whole has no newline, and is no JSON either.
+        let kept =
+            text.split_inclusive(|&byte| byte == b'\n').take_while(|line| stays(line)).map(<[u8]>::len);
+        self.file.set_len(kept.sum::<usize>() as u64).map_err(refuse)?;
+        // Also where the file was not opened to append.
+        self.file.seek(SeekFrom::End(0)).map(drop).map_err(refuse)
+    }
+
     fn line(&mut self, line: &Line<'_>) -> Result<(), FileError> {
         let begun = self.lines.len();
         if let Err(error) = serde_json::to_writer(&mut self.lines, line) {
@@ -195,6 +232,35 @@ mod tests {
             let digits = line.split("\"loss\":").nth(1).unwrap().trim_end_matches('}');
             assert_eq!(digits.parse::<f32>().unwrap().to_bits(), loss.to_bits(), "{digits}");
         }
+    }
+
+    #[test]
+    fn a_run_that_goes_on_takes_its_later_steps_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.jsonl");
+        let step = |epoch, batch| {
+            format!("{{\"event\":\"step\",\"epoch\":{epoch},\"batch\":{batch},\"loss\":1.0}}\n")
+        };
+        let summary = "{\"event\":\"summary\",\"seconds\":1.0,\"world_size\":1}\n";
+        let before = step(0, 0) + &step(0, 1) + &step(1, 0);
+        for (rest, cut) in [
+            (step(1, 1) + &step(2, 0) + summary, (1, 1)),
+            (step(1, 1) + "{\"event\":\"st", (1, 1)),
+            ("{\"event\":\"st".into(), (5, 0)),
+            (summary.into(), (9, 9)),
+            (String::new(), (1, 1)),
+        ] {
+            std::fs::write(&path, format!("{before}{rest}")).unwrap();
+            let mut metrics = MetricsWriter::append(&path).unwrap();
+            metrics.cut(None, cut.0, cut.1).unwrap();
+            metrics.step(None, 7, 7, 1.0).unwrap();
+            drop(metrics);
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), before.clone() + &step(7, 7), "{rest}");
+        }
+        let mut metrics = MetricsWriter::append(&path).unwrap();
+        metrics.cut(None, 0, 0).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
+        MetricsWriter::append(Path::new("/dev/null")).unwrap().cut(None, 0, 0).unwrap();
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use candle_core::Device;
 use clap::{Args, ValueEnum};
+use comm::InitMethod;
 
 use crate::error::Error;
 
@@ -48,6 +49,9 @@ pub struct RankOptions {
     /// What carries data between ranks of one host.
     #[command(flatten)]
     pub transport: TransportOption,
+    /// Where the ranks meet: env://, tcp://HOST:PORT or file:///PATH [default: what GIRANDOLE_INIT_METHOD says, else env://]
+    #[arg(long, value_name = "METHOD", help_heading = "Ranks")]
+    pub init_method: Option<InitMethod>,
     /// How long the ranks wait for each other [default: 300]
     #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true, help_heading = "Ranks")]
     pub timeout: Option<Duration>,
@@ -112,6 +116,12 @@ pub(crate) fn learning_rate(text: &str) -> Result<f64, &'static str> {
     lr.ok_or("give a finite number, 0 or more")
 }
 
+/// A probability, such as dropout's.
+pub(crate) fn probability(text: &str) -> Result<f64, &'static str> {
+    let p = text.parse().ok().filter(|p| (0.0..=1.0).contains(p));
+    p.ok_or("give a number from 0 to 1")
+}
+
 /// A time greater than 0.
 pub(crate) fn seconds(text: &str) -> Result<Duration, &'static str> {
     let time = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
@@ -141,6 +151,14 @@ impl CommonOptions {
                 help: "this build has no CUDA in it; use --device cpu".into(),
             }),
         }
+    }
+
+    /// What a run has to have in common with the one that it goes on from, as [`RunIdentity`] takes it.
+    ///
+    /// [`RunIdentity`]: crate::trainer::RunIdentity
+    pub fn settings(&self) -> [(&'static str, String); 2] {
+        let data = if self.data.is_some() { "a file" } else { "random data" };
+        [("--seed", self.seed.to_string()), ("--data", data.to_string())]
     }
 
     /// The device's name, as `--device` takes it.

@@ -29,6 +29,11 @@ impl Progress {
         Self { bar, began: Instant::now(), steps: 0 }
     }
 
+    /// So many steps were taken before.
+    pub(crate) fn resume(&mut self, steps: usize) {
+        self.steps = steps;
+    }
+
     /// One step more. A few nanoseconds, most times.
     pub(crate) fn step(&mut self) {
         self.steps += 1;

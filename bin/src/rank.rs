@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
 use comm::{Communicator, Operation, ReduceOp, Tcp, TcpConfig, all_gather_object};
+use sampler::{DistributedSampler, DistributedSamplerConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
@@ -129,6 +130,20 @@ impl Rank {
         })?;
         tell(0)?;
         Ok(Some(done))
+    }
+
+    /// This rank's part of a data set, in the order that PyTorch's sampler of the same name gives.
+    ///
+    /// # Errors
+    /// A data set too long to count.
+    pub fn sampler(&self, dataset_len: usize, shuffle: bool) -> Result<DistributedSampler> {
+        Ok(DistributedSampler::new(DistributedSamplerConfig {
+            dataset_len,
+            num_replicas: self.comm.world_size(),
+            rank: self.comm.rank(),
+            shuffle,
+            ..DistributedSamplerConfig::default()
+        })?)
     }
 
     /// True for the rank that prints and saves.

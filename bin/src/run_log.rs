@@ -1,5 +1,9 @@
 //! Where the losses of a run go: metrics, the report, the bar.
 
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
 use crate::console::say;
 use crate::error::Result;
 use crate::metrics::MetricsWriter;
@@ -10,7 +14,7 @@ use crate::report::RunSeries;
 const MOST_POINTS: usize = 1 << 17;
 
 /// What to do with the losses of a run.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct LogConfig {
     /// Which run of the experiment it is, where it has several. Default: `None`.
     pub run: Option<&'static str>,
@@ -18,6 +22,17 @@ pub struct LogConfig {
     pub keep: bool,
     /// Steps that the run will have. Default: 0.
     pub steps: usize,
+}
+
+/// What a checkpoint keeps of a [`RunLog`], but for the losses.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct LogState {
+    /// The bits of the seconds that training has taken.
+    seconds: u64,
+    steps_per_loss: usize,
+    /// The bits of the sum of losses that are no point yet.
+    sum: u64,
+    count: usize,
 }
 
 /// The log of one run, on the rank that prints.
@@ -28,13 +43,17 @@ pub struct RunLog<'a> {
     keep: bool,
     curve: Curve,
     progress: Progress,
+    began: Instant,
+    /// Seconds of training before a resume.
+    before: f64,
 }
 
 impl<'a> RunLog<'a> {
     /// Begins a run.
     pub fn new(config: &LogConfig, metrics: Option<&'a mut MetricsWriter>) -> Self {
         let &LogConfig { run, keep, steps } = config;
-        Self { run, metrics, keep, curve: Curve::new(MOST_POINTS), progress: Progress::new(steps) }
+        let (curve, progress) = (Curve::new(MOST_POINTS), Progress::new(steps));
+        Self { run, metrics, keep, curve, progress, began: Instant::now(), before: 0.0 }
     }
 
     /// The loss of one step.
@@ -60,10 +79,45 @@ impl<'a> RunLog<'a> {
         self.progress.aside(|| say(line))
     }
 
-    /// Ends the run; its losses, where they were kept.
+    /// Brings all metrics so far to their file.
+    ///
+    /// # Errors
+    /// Metrics that cannot be written.
+    pub fn flush(&mut self) -> Result<()> {
+        Ok(self.metrics.as_mut().map_or(Ok(()), |metrics| metrics.flush())?)
+    }
+
+    /// What a checkpoint is to keep: numbers, and the losses.
+    pub fn state(&self) -> (LogState, &[f32]) {
+        let Curve { losses, steps_per_loss, sum, count, .. } = &self.curve;
+        let seconds = self.before + self.began.elapsed().as_secs_f64();
+        let (seconds, sum) = (seconds.to_bits(), sum.to_bits());
+        (LogState { seconds, steps_per_loss: *steps_per_loss, sum, count: *count }, losses)
+    }
+
+    /// Goes on from what [`state`](Self::state) gave, after so many steps.
+    pub fn resume(&mut self, steps: usize, state: LogState, losses: Vec<f32>) {
+        let LogState { seconds, steps_per_loss, sum, count } = state;
+        self.before = f64::from_bits(seconds);
+        self.progress.resume(steps);
+        if self.keep {
+            let (steps_per_loss, sum) = (steps_per_loss.max(1), f64::from_bits(sum));
+            self.curve = Curve { losses, steps_per_loss, sum, count, ..Curve::new(MOST_POINTS) };
+        }
+    }
+
+    /// Forgets the metrics of steps from this one on: they will be taken again.
+    ///
+    /// # Errors
+    /// Metrics that cannot be read or written.
+    pub fn cut(&mut self, epoch: usize, batch: usize) -> Result<()> {
+        Ok(self.metrics.as_mut().map_or(Ok(()), |metrics| metrics.cut(self.run, epoch, batch))?)
+    }
+
+    /// Ends the run; its losses, where they were kept, and the seconds before a resume.
     pub fn finish(self) -> RunSeries {
         let Curve { losses, steps_per_loss, .. } = self.curve;
-        RunSeries { losses, steps_per_loss, ..RunSeries::default() }
+        RunSeries { losses, steps_per_loss, seconds: self.before, ..RunSeries::default() }
     }
 }
 

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::options::RankOptions;
 
 /// Names the experiment whose launcher started a rank. Other launchers do not set it.
-const SPAWNED_FOR: &str = "GIRANDOLE_SPAWNED_FOR";
+pub(crate) const SPAWNED_FOR: &str = "GIRANDOLE_SPAWNED_FOR";
 /// Every rank holds a connection to every other; the communicator takes no more either.
 const MOST_RANKS: usize = 4096;
 
@@ -43,7 +43,7 @@ impl Start {
             (None, Some(size)) => return Err(half_an_environment("WORLD_SIZE", &size, "RANK")),
             (Some(_), Some(_)) => {}
         }
-        let mut config = TcpConfig::from_env()?;
+        let mut config = TcpConfig::from_env_at(options.init_method.clone())?;
         if let Some(timeout) = options.timeout {
             config.timeout = timeout;
         }
@@ -57,10 +57,7 @@ impl Start {
     }
 
     fn launcher(world_size: usize) -> Result<Self> {
-        if world_size > MOST_RANKS {
-            let help = format!("give 1 to {MOST_RANKS} ranks");
-            return Err(Error::Option { option: "--world-size", got: world_size.to_string(), help });
-        }
+        check_world_size(world_size)?;
         // What the system has no room for is said before any work is done.
         SpawnConfig { world_size, ..SpawnConfig::default() }.check().map_err(|error| match error {
             comm::Error::InvalidArgument { got, help, .. } => {
@@ -70,6 +67,15 @@ impl Start {
         })?;
         Ok(Start::Launcher { world_size })
     }
+}
+
+/// Refuses more ranks than there can be.
+pub(crate) fn check_world_size(world_size: usize) -> Result<()> {
+    if world_size > MOST_RANKS {
+        let help = format!("give 1 to {MOST_RANKS} ranks");
+        return Err(Error::Option { option: "--world-size", got: world_size.to_string(), help });
+    }
+    Ok(())
 }
 
 fn half_an_environment(set: &str, value: &std::ffi::OsStr, missing: &str) -> Error {

@@ -243,7 +243,7 @@ mod tests {
             assert!(line.contains("class"), "{line}");
         }
         assert!(count(&logits, &targets(&[0]), &mut counts).is_err());
-        assert!(count(&logits, &targets(&[0, 1]), &mut vec![0; 6]).is_err());
+        assert!(count(&logits, &targets(&[0, 1]), &mut [0; 6]).is_err());
         assert!(count(&logits, &targets(&[0, 1]), &mut counts).is_ok());
     }
 }

@@ -61,7 +61,5 @@ pub(crate) trait Links: Send {
     fn spins(&self) -> u32;
 
     /// Bytes of a buffer that a call should work on before it goes on to the next ones; the same on every rank.
-    fn segment(&self) -> usize {
-        usize::MAX
-    }
+    fn segment(&self) -> usize;
 }

@@ -122,9 +122,11 @@ impl Planner {
         counts: &Counts,
     ) -> Result<Plan<'a>> {
         let parts = self.parts(input.elem_count(), counts);
-        let room = algorithm::ring_reduce_scatter::room(&parts) * widened(input.dtype()).size_in_bytes();
+        let dtype = widened(input.dtype());
+        let pieces = self.pieces(&parts, dtype);
+        let room = algorithm::ring_reduce_scatter::room(&parts, pieces) * dtype.size_in_bytes();
         let memory = summed(own_input(input)?, output)?.room(room);
-        let schedule = algorithm::ring_reduce_scatter::schedule(self.rank, &parts);
+        let schedule = algorithm::ring_reduce_scatter::schedule(self.rank, &parts, pieces);
         Ok(Plan::reducing(memory, schedule, input, op))
     }
 
@@ -140,6 +142,11 @@ impl Planner {
         let schedule = algorithm::pairwise_all_to_all::schedule(self.rank, &outgoing, &incoming);
         let plan = Plan::copying(Memory::of(input).tensor(output), schedule, input);
         Plan { pairs: pairs(self.rank, &outgoing, &incoming), ..plan }
+    }
+
+    /// In how many pieces parts go round a ring.
+    fn pieces(&self, parts: &Parts, dtype: DType) -> usize {
+        algorithm::pieces(parts.longest() * dtype.size_in_bytes(), self.segment / self.world_size)
     }
 
     /// Equal parts of so many elements, unless there are counts.

@@ -170,6 +170,17 @@ pub fn part(len: usize, parts: usize, part: usize) -> Range<usize> {
     at(part)..at(part + 1)
 }
 
+/// The `index`-th of `pieces` nearly equal pieces of a range.
+///
+/// ```
+/// use comm::schedule::piece;
+/// assert_eq!([piece(&(10..20), 3, 0), piece(&(10..20), 3, 2)], [10..13, 16..20]);
+/// ```
+pub fn piece(range: &Range<usize>, pieces: usize, index: usize) -> Range<usize> {
+    let within = part(range.len(), pieces, index);
+    range.start + within.start..range.start + within.end
+}
+
 /// How the elements of a buffer are divided among ranks, one after the other.
 ///
 /// ```

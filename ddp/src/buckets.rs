@@ -2,6 +2,7 @@
 
 use candle_core::{DType, Device, Result, Shape, Tensor, TensorId};
 
+use crate::comm_hook::{GradBucket, GradSlot};
 use crate::parameter::Parameter;
 use crate::plan::{Bucket, Plan};
 
@@ -114,8 +115,8 @@ impl Buckets {
         Ok(())
     }
 
-    /// A bucket's flat tensor, ready to be averaged, with its gradients times `factor`.
-    pub(crate) fn seal(&mut self, gradients: &[Gradient], bucket: usize, factor: f64) -> Result<Tensor> {
+    /// A bucket ready to be averaged, with its gradients times `factor`.
+    pub(crate) fn seal(&mut self, gradients: &[Gradient], bucket: usize, factor: f64) -> Result<GradBucket> {
         self.scale(bucket, factor)?;
         let flat = self.flat(gradients, bucket)?;
         let Bucket { elements, items } = &self.plan.buckets[bucket];
@@ -126,7 +127,12 @@ impl Buckets {
             Tensor::new(flags, flat.device())?.to_dtype(flat.dtype())?
         };
         flat.slice_set(&flags, 0, *elements)?;
-        Ok(flat)
+        let slot = |&parameter: &usize| GradSlot {
+            parameter,
+            shape: gradients[parameter].shape.clone(),
+            offset: self.plan.places[parameter].offset,
+        };
+        Ok(GradBucket { flat, slots: items.iter().map(slot).collect() })
     }
 
     /// Gives out a bucket's gradients as views of its flat tensor, each with its parameter, and forgets them; none for

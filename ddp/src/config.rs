@@ -1,7 +1,9 @@
-//! How gradients are grouped for communication.
+//! How gradients are grouped and averaged.
 
-/// How a [`crate::Ddp`] groups gradients. The same on every rank, which [`crate::Ddp::new`] checks.
-#[derive(Debug, Clone, PartialEq, Eq)]
+use crate::CommHook;
+
+/// How a [`crate::Ddp`] groups and averages gradients. The same on every rank, which [`crate::Ddp::new`] checks.
+#[derive(Debug, Clone)]
 pub struct DdpConfig {
     /// Bytes of gradients that travel together. Default: 25 MiB. Large buckets use the network better, small ones leave
     /// less to wait for after backward. A parameter that is larger has a bucket of its own; 0 gives every parameter its own.
@@ -12,6 +14,12 @@ pub struct DdpConfig {
     /// communicated, and rank 0's values are the ones all ranks start from. Default: `running_mean` and `running_var`,
     /// as `candle_nn::BatchNorm` calls them.
     pub buffers: Vec<String>,
+    /// Gives all ranks rank 0's buffers after each [`crate::Ddp::backward`], so that running statistics are equal on all
+    /// ranks, and any of them may evaluate or save. Default: true. PyTorch does it before the next forward pass, to the
+    /// same effect; here no forward pass communicates. Where rank 0 has joined, the first rank counts that has data.
+    pub broadcast_buffers: bool,
+    /// How buckets are averaged. Default: as they are.
+    pub hook: CommHook,
 }
 
 impl Default for DdpConfig {
@@ -20,6 +28,8 @@ impl Default for DdpConfig {
             bucket_bytes: 25 << 20,
             first_bucket_bytes: 1 << 20,
             buffers: vec!["running_mean".into(), "running_var".into()],
+            broadcast_buffers: true,
+            hook: CommHook::AllReduce,
         }
     }
 }

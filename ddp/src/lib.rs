@@ -57,6 +57,7 @@
 mod agreement;
 mod buckets;
 mod builder;
+mod comm_hook;
 mod config;
 mod error;
 mod hook;
@@ -69,6 +70,7 @@ mod weights;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+pub use comm_hook::{BucketHook, CommHook, GradBucket, GradSlot, PowerSgdConfig, Reduction};
 pub use config::DdpConfig;
 pub use error::{Error, Result};
 pub use model::Ddp;

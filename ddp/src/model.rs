@@ -12,7 +12,7 @@ use crate::builder::{Hooking, Registry};
 use crate::hook::Link;
 use crate::parameter::{Kinds, Parameter};
 use crate::reducer::Reducer;
-use crate::{DdpConfig, Error, Result, agreement, initial, lock};
+use crate::{CommHook, DdpConfig, Error, Result, agreement, initial, lock};
 
 /// A model that every rank has a copy of, and whose gradients are averaged over the ranks.
 ///
@@ -79,7 +79,7 @@ impl<M> Ddp<M> {
             let vars: Vec<&Var> = parameters.chain(buffers.iter().map(|(_, buffer)| buffer)).collect();
             initial::broadcast(&*comm, &vars, config.bucket_bytes)?;
         }
-        let reducer = Arc::new(Reducer::new(comm, &parameters, config));
+        let reducer = Arc::new(Reducer::new(comm, &parameters, &buffers, config));
         // A new link, so it is not set yet.
         let _ = link.set(Arc::downgrade(&reducer));
         let ddp = Self { model, parameters, reducer };
@@ -294,8 +294,15 @@ impl<M> fmt::Debug for Ddp<M> {
 
 /// What must be equal on all ranks, one line for each thing.
 fn describe(parameters: &[Parameter], buffers: &[(String, Var)], config: &DdpConfig) -> Vec<String> {
-    let DdpConfig { bucket_bytes, first_bucket_bytes, .. } = config;
-    let mut lines = vec![format!("buckets of {bucket_bytes} bytes, the first of {first_bucket_bytes}")];
+    let DdpConfig { bucket_bytes, first_bucket_bytes, hook, broadcast_buffers, .. } = config;
+    let mut first = format!("buckets of {bucket_bytes} bytes, the first of {first_bucket_bytes}");
+    if !matches!(hook, CommHook::AllReduce) {
+        first += &format!(", averaged by {hook:?}");
+    }
+    if !broadcast_buffers {
+        first += ", buffers left as they are";
+    }
+    let mut lines = vec![first];
     let mut kinds = Kinds::default();
     let mut line = |what: &str, name: &str, var: &Var| {
         let kind = kinds.item(var).kind;

@@ -92,6 +92,12 @@ impl Weights {
         Ok(if total > 0.0 { unit / mean } else { 1.0 })
     }
 
+    /// The first rank that has data in this step. Waits for the exchange.
+    pub(crate) fn first_with_data(&mut self) -> Result<usize> {
+        let first = |all: &[f64]| all.iter().position(|&weight| weight != JOINED);
+        Ok(self.all()?.and_then(first).unwrap_or(0))
+    }
+
     /// Makes ready for the next step.
     pub(crate) fn clear(&mut self) {
         *self = Self::default();

@@ -93,6 +93,11 @@ where
         self.sampler.is_empty()
     }
 
+    /// The values that this loader was made with.
+    pub fn config(&self) -> &DataLoaderConfig {
+        &self.config
+    }
+
     /// The data set.
     pub fn dataset(&self) -> &Arc<D> {
         &self.fetch.dataset

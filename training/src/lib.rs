@@ -2,6 +2,8 @@
 //!
 //! - [`TorchInit`] is a variable builder that gives any candle model PyTorch's initial weights, from a seed.
 //! - [`LayerNorm`], [`softmax`], [`log_softmax`] and [`cross_entropy`] are fused and have gradients.
+//! - [`attention`] is multi-head attention in one operation, with gradients.
+//! - [`conv2d`] and [`max_pool2d`] have PyTorch's gradients, computed as quickly as the forward pass.
 //! - [`Dropout`] takes its masks from a seed, so that ranks differ and runs repeat.
 //! - [`Sgd`], with momentum, and [`Adam`] (AdamW as well) are [`candle_nn::Optimizer`]s whose state can be saved:
 //!   [`OptimizerState`].
@@ -25,6 +27,8 @@ pub use clip::{clip_grad_norm, grad_norm, scale_grads};
 pub use dropout::Dropout;
 pub use error::{Error, Fallback, Result};
 pub use init::TorchInit;
-pub use op::{LayerNorm, cross_entropy, layer_norm, log_softmax, softmax};
+pub use op::{
+    LayerNorm, Visible, attention, conv2d, cross_entropy, layer_norm, log_softmax, max_pool2d, softmax,
+};
 pub use sgd::{Sgd, SgdConfig};
 pub use state::{OptimizerState, named_vars};

@@ -2,8 +2,9 @@
 #![allow(clippy::unwrap_used)]
 
 use candle_core::{DType, Device, Module, Result, Tensor, Var};
+use candle_nn::{Conv2d, Conv2dConfig};
 use proptest::prelude::*;
-use training::{LayerNorm, cross_entropy, log_softmax, softmax};
+use training::{LayerNorm, Visible, attention, conv2d, cross_entropy, log_softmax, softmax};
 
 const STEP: f64 = 1e-5;
 
@@ -67,6 +68,47 @@ proptest! {
             let (weight, bias) = (parameter(seed + 2)?, parameter(seed + 3)?);
             let norm = LayerNorm::new(weight.as_tensor().clone(), bias.as_tensor().clone(), 0.1);
             check(&[x.clone(), weight, bias], || (norm.forward(&view(&x, layout)?)? * &outer)?.sum_all())
+        };
+        run().unwrap();
+    }
+
+    #[test]
+    fn gradients_of_attention_are_slopes(
+        (batch, len, heads, dims) in (1usize..3, 1usize..5, 1usize..3, 1usize..4),
+        visible in 0usize..3,
+        seed in 0u64..1000,
+    ) {
+        let visible = [Visible::All, Visible::Past, Visible::Future][visible];
+        let run = || -> Result<()> {
+            let shape = (batch, len, heads * dims);
+            let var = |seed| Var::from_tensor(&numbers((batch * len, heads * dims), seed)?.reshape(shape)?);
+            let (q, k, v, outer) = (var(seed)?, var(seed + 1)?, var(seed + 2)?, var(seed + 3)?);
+            let mixed = || (attention(&q, &k, &v, heads, visible)? * outer.as_detached_tensor())?.sum_all();
+            check(&[q.clone(), k.clone(), v.clone()], mixed)
+        };
+        run().unwrap();
+    }
+
+    #[test]
+    fn gradients_of_a_convolution_are_slopes(
+        (channels, out) in (1usize..3, 1usize..3),
+        (height, width) in (1usize..6, 1usize..6),
+        (rows, columns) in (1usize..4, 1usize..4),
+        (stride, padding) in (1usize..4, 0usize..3),
+        seed in 0u64..1000,
+    ) {
+        if height + 2 * padding < rows || width + 2 * padding < columns {
+            return Ok(());
+        }
+        let run = || -> Result<()> {
+            let var = |shape: &[usize], seed| {
+                Var::from_tensor(&numbers((1, shape.iter().product()), seed)?.reshape(shape)?)
+            };
+            let x = var(&[2, channels, height, width], seed)?;
+            let (weight, bias) = (var(&[out, channels, rows, columns], seed + 1)?, var(&[out], seed + 2)?);
+            let config = Conv2dConfig { stride, padding, ..Conv2dConfig::default() };
+            let layer = Conv2d::new(weight.as_tensor().clone(), Some(bias.as_tensor().clone()), config);
+            check(&[x.clone(), weight, bias], || conv2d(&x, &layer)?.sqr()?.sum_all())
         };
         run().unwrap();
     }

@@ -1,3 +1,8 @@
 //! One folder or file an experiment.
 
+pub mod cifar10;
 pub mod ddp_linear;
+pub mod ddp_trainer;
+pub mod ddp_transformer;
+pub mod process_groups;
+pub mod sampler;

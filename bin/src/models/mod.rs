@@ -1,3 +1,7 @@
 //! The models of the documents.
 
+pub mod convnet;
 pub mod linear;
+pub mod mlp;
+pub mod transformer;
+pub mod tree;

@@ -29,10 +29,10 @@ fn good(child: Child) -> Output {
 #[test]
 fn an_environment_that_makes_no_sense() {
     for (variables, part) in [
-        (&[("RANK", "5"), ("WORLD_SIZE", "2")][..], "got 5; with world size 2, give 0 to 1"),
+        (&[("RANK", "5"), ("WORLD_SIZE", "2")][..], "RANK: got 5; with world size 2, give 0 to 1"),
         (&[("RANK", "-1"), ("WORLD_SIZE", "2")], "RANK: got -1"),
         (&[("RANK", "0"), ("WORLD_SIZE", "two")], "WORLD_SIZE: got two"),
-        (&[("RANK", "0"), ("WORLD_SIZE", "0")], "world size: got 0"),
+        (&[("RANK", "0"), ("WORLD_SIZE", "0")], "WORLD_SIZE: got 0"),
         (&[("RANK", "0")], "RANK=0 is set, but WORLD_SIZE is not"),
         (&[("WORLD_SIZE", "2")], "WORLD_SIZE=2 is set, but RANK is not"),
         (&[("RANK", "0"), ("WORLD_SIZE", "2")], "MASTER_ADDR: got nothing"),

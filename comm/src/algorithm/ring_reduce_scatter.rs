@@ -1,29 +1,35 @@
-//! Ring reduce-scatter: each part goes once round the ring, being summed, and ends at its own rank.
+//! Ring reduce-scatter: each part goes once round the ring, being summed, and ends at its own rank; a piece of it after
+//! the other, see [`super::segmented`].
 
-use crate::schedule::{Combine, Parts, Schedule, Step, Transfer};
+use std::ops::Range;
 
-/// Works on the input, then the output, then room for two parts, one after the other: see [`room`].
+use crate::schedule::{Combine, Parts, Schedule, Step, Transfer, piece};
+
+/// Works on the input, then the output, then room for a piece of two parts, one after the other: see [`room`]. Parts go in
+/// `pieces` pieces, 1 or more.
 ///
 /// # Cost
-/// P-1 steps; each rank sends (P-1)/P of the input; with uneven parts, all but its own.
+/// P-1 steps for each piece; each rank sends (P-1)/P of the input; with uneven parts, all but its own.
 ///
 /// # Source
 /// Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009, section 4.
-pub fn schedule(rank: usize, parts: &Parts) -> Schedule {
+pub fn schedule(rank: usize, parts: &Parts, pieces: usize) -> Schedule {
     let world_size = parts.count();
     let (next, previous) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
     let rounds = world_size.saturating_sub(1);
-    let (own, output, longest) = (parts.of(rank), parts.len(), parts.longest());
-    let output = output..output + own.len();
+    let (own, longest) = (parts.of(rank), parts.longest().div_ceil(pieces));
+    let whole = parts.len()..parts.len() + own.len();
     // A sum on its way lies in one of two places; its predecessor, just being sent, in the other one.
     let place = |s: usize, len: usize| {
-        let start = output.end + s % 2 * longest;
+        let start = whole.end + s % 2 * longest;
         start..start + len
     };
-    let step = |s: usize| {
+    let step = |index: usize, s: usize| {
+        let piece = |range: Range<usize>| piece(&range, pieces, index);
+        let output = piece(whole.clone());
         // `2 * world_size` keeps the differences positive; parts count modulo their number.
         let send = rank + 2 * world_size - 1 - s;
-        let (sent, mine) = (parts.of(send), parts.of(send - 1));
+        let (sent, mine) = (piece(parts.of(send)), piece(parts.of(send - 1)));
         let last = s + 1 == rounds;
         let range = if last { output.clone() } else { place(s, mine.len()) };
         Step {
@@ -35,17 +41,19 @@ pub fn schedule(rank: usize, parts: &Parts) -> Schedule {
         }
     };
     if rounds == 0 {
-        return Schedule::copying(own, output.start);
+        return Schedule::copying(own, whole.start);
     }
-    Schedule { steps: (0..rounds).map(step).collect() }
+    let steps = (0..pieces).flat_map(|index| (0..rounds).map(move |s| (index, s)));
+    Schedule { steps: steps.map(|(index, s)| step(index, s)).collect() }
 }
 
 /// Elements of the buffer beyond input and output.
-pub fn room(parts: &Parts) -> usize {
+pub fn room(parts: &Parts, pieces: usize) -> usize {
+    let longest = parts.longest().div_ceil(pieces);
     match parts.count() {
         0..=2 => 0,
-        3 => parts.longest(),
-        _ => 2 * parts.longest(),
+        3 => longest,
+        _ => 2 * longest,
     }
 }
 
@@ -54,9 +62,9 @@ mod tests {
     use super::*;
     use crate::algorithm::simulate::{run_uneven, schedules};
 
-    fn check(parts: &Parts) -> Vec<Schedule> {
-        let all = schedules(parts.count(), |rank| schedule(rank, parts));
-        let buffers = run_uneven(&all, |rank| parts.len() + parts.of(rank).len() + room(parts));
+    fn check(parts: &Parts, pieces: usize) -> Vec<Schedule> {
+        let all = schedules(parts.count(), |rank| schedule(rank, parts, pieces));
+        let buffers = run_uneven(&all, |rank| parts.len() + parts.of(rank).len() + room(parts, pieces));
         for (rank, buffer) in buffers.iter().enumerate() {
             for element in &buffer[parts.len()..][..parts.of(rank).len()] {
                 assert_eq!(element.sorted(), (0..parts.count()).collect::<Vec<_>>());
@@ -69,13 +77,15 @@ mod tests {
     #[test]
     fn each_rank_ends_with_the_sum_of_its_part() {
         for world_size in 1..=9 {
-            for len in [0, world_size, 5 * world_size] {
-                for schedule in check(&Parts::even(len, world_size)) {
+            for (len, pieces) in
+                [(0, 1), (world_size, 1), (5 * world_size, 1), (5 * world_size, 2), (world_size, 3)]
+            {
+                for schedule in check(&Parts::even(len, world_size), pieces) {
                     assert_eq!(schedule.elements_sent(), (world_size - 1) * len / world_size);
                 }
             }
             let counts: Vec<usize> = (0..world_size).map(|rank| 5 * rank % 4).collect();
-            for (rank, schedule) in check(&Parts::uneven(&counts)).iter().enumerate() {
+            for (rank, schedule) in check(&Parts::uneven(&counts), 2).iter().enumerate() {
                 assert_eq!(schedule.elements_sent(), counts.iter().sum::<usize>() - counts[rank]);
             }
         }
@@ -83,6 +93,6 @@ mod tests {
 
     #[test]
     fn a_thousand_ranks() {
-        check(&Parts::even(1000, 1000));
+        check(&Parts::even(1000, 1000), 1);
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 
+use super::MasterPort;
 use crate::{Error, Result};
 
 /// Files that a process has open besides those that the launcher needs for each rank.
@@ -32,6 +33,16 @@ pub struct SpawnConfig {
     /// Variables to add to the environment that the ranks inherit from this process. What a rank must be told (`RANK`
     /// and the like) cannot be overridden. Default: none.
     pub env: Vec<(OsString, OsString)>,
+    /// The address of this machine at which the ranks meet. Default: 127.0.0.1.
+    pub master_addr: String,
+    /// Its port. Default: 0, one that is free.
+    pub master_port: u16,
+    /// Who listens there. Default: [`MasterPort::Inherited`].
+    pub port_kind: MasterPort,
+    /// End also what the ranks' programs have started and left behind, however this process ends. A second process of
+    /// this program sees to that, so it needs [`worker_guard`](super::worker_guard) first thing in `main`. It knows a
+    /// process of the job by its environment. Linux only. Default: false.
+    pub sweep: bool,
     /// How long the other ranks may take to end by themselves once one has failed, or once a signal was passed on to
     /// them. Default: 1 s, so that everything is over within 2 s.
     pub grace: Duration,
@@ -39,7 +50,17 @@ pub struct SpawnConfig {
 
 impl Default for SpawnConfig {
     fn default() -> Self {
-        Self { world_size: 1, program: None, args: None, env: Vec::new(), grace: Duration::from_secs(1) }
+        Self {
+            world_size: 1,
+            program: None,
+            args: None,
+            env: Vec::new(),
+            master_addr: "127.0.0.1".into(),
+            master_port: 0,
+            port_kind: MasterPort::default(),
+            sweep: false,
+            grace: Duration::from_secs(1),
+        }
     }
 }
 

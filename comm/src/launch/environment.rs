@@ -1,10 +1,9 @@
 //! What a rank is told through its environment.
 
-use std::net::TcpListener;
 use std::process::Command;
 use std::thread::available_parallelism;
 
-use super::SpawnConfig;
+use super::{Layout, SpawnConfig};
 use crate::{Error, Result};
 
 /// The launcher's process id. Its presence makes a process a worker.
@@ -15,12 +14,14 @@ pub(super) const LISTENER_STDIN: &str = "stdin";
 pub(super) const MASTER_PORT: &str = "MASTER_PORT";
 const SECRET: &str = "GIRANDOLE_SECRET";
 const SECRET_FILE: &str = "GIRANDOLE_SECRET_FILE";
-const JOB_ID: &str = "GIRANDOLE_JOB_ID";
+pub(super) const JOB_ID: &str = "GIRANDOLE_JOB_ID";
 const THREADS: &str = "RAYON_NUM_THREADS";
 
 /// What is the same for all ranks of a job. Not `Debug`: it holds the secret.
 pub(super) struct Job {
-    world_size: String,
+    layout: Layout,
+    node_rank: usize,
+    host: String,
     port: String,
     secret: String,
     id: String,
@@ -30,15 +31,15 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// A job whose rank 0 will be reached at `listener`.
-    pub(super) fn new(config: &SpawnConfig, listener: &TcpListener) -> Result<Self> {
-        let address =
-            listener.local_addr().map_err(|e| Error::system("cannot read the address to meet at", e))?;
+    /// A job whose rank 0 will be reached at this port.
+    pub(super) fn new(config: &SpawnConfig, port: u16) -> Result<Self> {
         let cores = available_parallelism().map_or(1, usize::from);
         let threads = (!config.sets(THREADS)).then(|| (cores / config.world_size).max(1).to_string());
         Ok(Self {
-            world_size: config.world_size.to_string(),
-            port: address.port().to_string(),
+            layout: Layout::new(1, config.world_size)?,
+            node_rank: 0,
+            host: config.master_addr.clone(),
+            port: port.to_string(),
             secret: random_hex::<32>()?,
             id: random_hex::<16>()?,
             spawner: std::process::id().to_string(),
@@ -46,18 +47,20 @@ impl Job {
         })
     }
 
-    /// Writes the environment of one rank.
-    pub(super) fn tell(&self, rank: usize, command: &mut Command) {
-        let number = rank.to_string();
+    /// The job's name. No secret.
+    pub(super) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Writes the environment of one rank of this node.
+    pub(super) fn tell(&self, local_rank: usize, command: &mut Command) {
         // A launcher may itself run under another one, whose word must not reach these ranks.
-        command.env_remove(LISTENER).env_remove(SECRET_FILE);
+        for name in [LISTENER, SECRET_FILE, "TORCHELASTIC_ERROR_FILE"] {
+            command.env_remove(name);
+        }
+        command.envs(self.place(local_rank)).envs(self.elastic());
         command
-            .env("RANK", &number)
-            .env("LOCAL_RANK", &number)
-            .env("WORLD_SIZE", &self.world_size)
-            .env("LOCAL_WORLD_SIZE", &self.world_size)
-            .env("GROUP_RANK", "0")
-            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_ADDR", &self.host)
             .env(MASTER_PORT, &self.port)
             .env(SECRET, &self.secret)
             .env(JOB_ID, &self.id)
@@ -65,9 +68,34 @@ impl Job {
         if let Some(threads) = &self.threads {
             command.env(THREADS, threads);
         }
-        if rank == 0 {
-            command.env(LISTENER, LISTENER_STDIN);
-        }
+    }
+
+    /// Where a rank stands, in `torchrun`'s words: a group is a node, and all ranks have one role.
+    fn place(&self, local_rank: usize) -> [(&'static str, String); 10] {
+        let layout = self.layout;
+        let (rank, world_size) = (layout.global_rank(self.node_rank, local_rank), layout.world_size());
+        [
+            ("RANK", rank.to_string()),
+            ("WORLD_SIZE", world_size.to_string()),
+            ("LOCAL_RANK", local_rank.to_string()),
+            ("LOCAL_WORLD_SIZE", layout.local_world_size().to_string()),
+            ("NODE_RANK", self.node_rank.to_string()),
+            ("GROUP_RANK", self.node_rank.to_string()),
+            ("GROUP_WORLD_SIZE", layout.nodes().to_string()),
+            ("ROLE_RANK", rank.to_string()),
+            ("ROLE_WORLD_SIZE", world_size.to_string()),
+            ("ROLE_NAME", "default".to_owned()),
+        ]
+    }
+
+    /// What PyTorch's programs look for. No store of the launcher's: rank 0 opens `MASTER_PORT` itself.
+    fn elastic(&self) -> [(&'static str, &str); 4] {
+        [
+            ("TORCHELASTIC_RUN_ID", &self.id),
+            ("TORCHELASTIC_RESTART_COUNT", "0"),
+            ("TORCHELASTIC_MAX_RESTARTS", "0"),
+            ("TORCHELASTIC_USE_AGENT_STORE", "False"),
+        ]
     }
 }
 
@@ -83,9 +111,8 @@ mod tests {
     use super::*;
 
     fn told(rank: usize, config: &SpawnConfig) -> Vec<(String, Option<String>)> {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut command = Command::new("true");
-        Job::new(config, &listener).unwrap().tell(rank, &mut command);
+        Job::new(config, 29500).unwrap().tell(rank, &mut command);
         let text = |s: &std::ffi::OsStr| s.to_string_lossy().into_owned();
         command.get_envs().map(|(name, value)| (text(name), value.map(text))).collect()
     }
@@ -106,10 +133,27 @@ mod tests {
     }
 
     #[test]
-    fn only_rank_0_is_told_of_the_listener() {
-        let config = SpawnConfig { world_size: 2, ..SpawnConfig::default() };
-        assert_eq!(value(&told(0, &config), LISTENER).as_deref(), Some(LISTENER_STDIN));
-        assert_eq!(value(&told(1, &config), LISTENER), None);
+    fn a_rank_knows_its_place_and_where_to_meet() {
+        let config = SpawnConfig { world_size: 4, master_addr: "localhost".into(), ..SpawnConfig::default() };
+        let told = told(2, &config);
+        for (name, expected) in [
+            ("RANK", "2"),
+            ("WORLD_SIZE", "4"),
+            ("LOCAL_RANK", "2"),
+            ("LOCAL_WORLD_SIZE", "4"),
+            ("NODE_RANK", "0"),
+            ("GROUP_RANK", "0"),
+            ("GROUP_WORLD_SIZE", "1"),
+            ("ROLE_RANK", "2"),
+            ("MASTER_ADDR", "localhost"),
+            ("MASTER_PORT", "29500"),
+            ("TORCHELASTIC_USE_AGENT_STORE", "False"),
+        ] {
+            assert_eq!(value(&told, name).as_deref(), Some(expected), "{name}");
+        }
+        for outer in [LISTENER, SECRET_FILE, "TORCHELASTIC_ERROR_FILE"] {
+            assert!(told.contains(&(outer.to_owned(), None)), "{outer}");
+        }
     }
 
     #[test]

@@ -24,12 +24,16 @@ mod config;
 mod environment;
 mod failure;
 mod forward;
+mod layout;
 mod lines;
 mod listener;
+mod master;
 mod signals;
 mod sink;
 mod start;
 mod supervise;
+mod tie;
+mod warden;
 mod watch;
 mod worker;
 
@@ -37,7 +41,9 @@ use std::sync::mpsc;
 
 pub use config::SpawnConfig;
 pub use failure::{ExitKind, WorkerFailure};
+pub use layout::Layout;
 pub(crate) use listener::inherited_listener;
+pub use master::MasterPort;
 pub use worker::{is_worker, report_result, worker_guard};
 
 use crate::Result;
@@ -49,10 +55,13 @@ pub const EXIT_PEER_FAILED: i32 = 75;
 /// Starts the ranks of one job as processes of this machine, waits until all have ended, and returns what each one
 /// passed to [`report_result`] (its last report), by rank.
 ///
-/// Each rank finds in its environment: `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `GROUP_RANK`,
-/// `MASTER_ADDR` and `MASTER_PORT`, as under `torchrun`; the job's secret and id; and `RAYON_NUM_THREADS`, the cores
-/// divided by the ranks, unless that is set already. Rank 0 inherits the listening socket of `MASTER_PORT` as its
-/// standard input, so that nobody can take the port in between; the other ranks' standard input is empty.
+/// Each rank finds in its environment: what `torchrun` tells its own (`RANK`, `LOCAL_RANK`, `WORLD_SIZE`,
+/// `LOCAL_WORLD_SIZE`, `GROUP_RANK`, `MASTER_ADDR`, `MASTER_PORT` and so on); the job's secret and id; and
+/// `RAYON_NUM_THREADS`, the cores divided by the ranks, unless that is set already. Rank 0 inherits the listening socket
+/// of `MASTER_PORT` as its standard input, so that nobody can take the port in between, see [`MasterPort`]; the other
+/// ranks' standard input is empty.
+///
+/// On Linux the kernel ends the ranks together with this process, whatever program they run.
 ///
 /// Standard output and standard error of the ranks go to those of this process, in whole lines. While the call lasts,
 /// SIGINT, SIGTERM and SIGHUP are passed on to the ranks; after it they do again what they did before.
@@ -63,7 +72,8 @@ pub const EXIT_PEER_FAILED: i32 = 75;
 /// - [`Error::Interrupted`](crate::Error::Interrupted): one of the signals above arrived, or (as SIGPIPE) nobody reads
 ///   this process's standard output any more. The ranks were ended.
 /// - [`Error::InvalidArgument`](crate::Error::InvalidArgument): a world size of 0, more ranks than this process may have
-///   pipes, a program that cannot be run.
+///   pipes, a program that cannot be run, a meeting point that is not this machine's.
+/// - [`Error::Listen`](crate::Error::Listen): the port to meet at is taken.
 /// - [`Error::System`](crate::Error::System): the system has no room for that many processes, or refuses something else.
 ///
 /// In every case no process that it started is left, unless the system cannot end it (a process that hangs inside
@@ -81,7 +91,11 @@ pub fn spawn(config: &SpawnConfig) -> Result<Vec<Option<String>>> {
     let (sender, events) = mpsc::channel();
     // Before the first rank, so that a signal that comes while they are started reaches them too.
     let signals = signals::SignalRelay::start(&sender)?;
-    let mut workers = start::start(config, &sender)?;
+    let master = master::Master::open(config)?;
+    let job = environment::Job::new(config, master.port)?;
+    // Dropped last: what it ends has lost its rank by then.
+    let _warden = config.sweep.then(|| warden::Warden::start(job.id())).transpose()?;
+    let mut workers = start::start(config, &job, master, &sender)?;
     let output = forward::Output::start(&mut workers, &sender)?;
     supervise::Supervisor::new(config, workers, output, events, signals).run()
 }

@@ -1,18 +1,20 @@
 //! Starting the processes of the ranks, and owning them.
 
 use std::io::{self, ErrorKind};
-use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::Sender;
 
 use rustix::process::{Pid, Signal, kill_process};
+use socket2::Socket;
 
 use super::SpawnConfig;
-use super::environment::Job;
+use super::environment::{Job, LISTENER, LISTENER_STDIN};
 use super::failure::ExitKind;
+use super::master::Master;
 use super::supervise::Event;
+use super::tie;
 use super::watch::Watch;
 use crate::{Error, Result};
 
@@ -47,6 +49,8 @@ impl Worker {
 pub(super) struct Workers {
     pub(super) list: Vec<Worker>,
     watch: Watch,
+    /// Keeps the port to meet at, where rank 0 does not hold it from the start.
+    _reserved: Option<Socket>,
     /// Some cannot be ended: nobody waits for them any more.
     pub(super) given_up: bool,
 }
@@ -89,24 +93,30 @@ impl Drop for Workers {
 }
 
 /// Starts all ranks, or none: if one cannot be started, those before it are ended.
-pub(super) fn start(config: &SpawnConfig, events: &Sender<Event>) -> Result<Workers> {
+pub(super) fn start(
+    config: &SpawnConfig,
+    job: &Job,
+    master: Master,
+    events: &Sender<Event>,
+) -> Result<Workers> {
     let program = match &config.program {
         Some(program) => program.clone(),
         None => std::env::current_exe().map_err(|e| Error::system("cannot find this program's file", e))?,
     };
     let args = config.args.clone().unwrap_or_else(|| std::env::args_os().skip(1).collect());
-    let listener = TcpListener::bind("127.0.0.1:0")
-        .map_err(|e| Error::Listen { address: "127.0.0.1:0".into(), reason: e.to_string() })?;
-    let job = Job::new(config, &listener)?;
-    let mut listener = Some(listener);
-    let mut workers = Workers { list: Vec::new(), watch: Watch::new(events), given_up: false };
+    let (mut listener, reserved) = master.split();
+    let mut workers =
+        Workers { list: Vec::new(), watch: Watch::new(events), _reserved: reserved, given_up: false };
     for rank in 0..config.world_size {
-        // Rank 0 gets the only copy.
-        let stdin = listener.take().map_or_else(Stdio::null, |listener| OwnedFd::from(listener).into());
         let mut command = Command::new(&program);
         command.args(&args).envs(config.env.iter().map(|(name, value)| (name, value)));
         job.tell(rank, &mut command);
-        command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // Rank 0 gets the only copy.
+        if let Some(listener) = listener.take() {
+            command.env(LISTENER, LISTENER_STDIN).stdin(OwnedFd::from(listener));
+        }
+        tie::to_this_thread(&mut command);
         let child = command.spawn().map_err(|e| refused(rank, config.world_size, &program, &e))?;
         let (pid, handle) = (child.id(), Pid::from_child(&child));
         tracing::debug!(rank, pid, "started");

@@ -7,6 +7,7 @@ use rustix::process::{Pid, getppid};
 use super::EXIT_PEER_FAILED;
 use super::environment::SPAWNER_PID;
 use super::lines::{MAX_RESULT, RESULT_PREFIX};
+use super::warden;
 use crate::{Error, Result};
 
 /// True where [`spawn`](super::spawn) started this process.
@@ -36,6 +37,7 @@ pub fn is_worker() -> bool {
 /// }
 /// ```
 pub fn worker_guard() -> Result<()> {
+    warden::serve_if_asked();
     let Some(value) = std::env::var_os(SPAWNER_PID) else { return Ok(()) };
     let value = value.to_string_lossy();
     let spawner = value.parse().ok().filter(|&pid| pid > 0).and_then(Pid::from_raw);

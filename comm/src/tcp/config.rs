@@ -69,15 +69,27 @@ impl Default for TcpConfig {
 }
 
 impl TcpConfig {
-    /// Reads the environment: `RANK` and `WORLD_SIZE`; `MASTER_ADDR` and `MASTER_PORT`, unless `GIRANDOLE_INIT_METHOD`
-    /// names another place than `env://`; and, each only where it is set, `GIRANDOLE_SECRET` (64 hexadecimal digits) or
+    /// Reads the environment: `RANK` and `WORLD_SIZE`; `MASTER_ADDR` and `MASTER_PORT` (under `torchrun`: the address of its
+    /// store), unless `GIRANDOLE_INIT_METHOD` names another place than `env://`; and, each only where it is set, `GIRANDOLE_SECRET` (64 hexadecimal digits) or
     /// `GIRANDOLE_SECRET_FILE`, `GIRANDOLE_JOB_ID`, `GIRANDOLE_BIND` (an IP address), `GIRANDOLE_TIMEOUT` (seconds),
     /// `GIRANDOLE_TRANSPORT` (`auto`, `tcp` or `shm`).
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for the first variable that is missing or wrong, with its value.
     pub fn from_env() -> Result<Self> {
-        Self::from_lookup(&|name| std::env::var_os(name))
+        Self::from_env_at(None)
+    }
+
+    /// As [`TcpConfig::from_env`], with the ranks' meeting place given, whatever `GIRANDOLE_INIT_METHOD` says.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for the first variable that is missing or wrong, with its value.
+    pub fn from_env_at(init_method: Option<InitMethod>) -> Result<Self> {
+        let given = init_method.map(|method| OsString::from(method.to_string()));
+        Self::from_lookup(&|name| match name {
+            "GIRANDOLE_INIT_METHOD" if given.is_some() => given.clone(),
+            name => std::env::var_os(name),
+        })
     }
 
     fn from_lookup(lookup: &dyn Fn(&str) -> Option<OsString>) -> Result<Self> {
@@ -142,6 +154,13 @@ impl TcpConfig {
 /// Where `env://` meets: `MASTER_ADDR` and `MASTER_PORT`.
 pub(crate) fn master_from_env() -> Result<(String, u16)> {
     Variables(&|name| std::env::var_os(name)).master()
+}
+
+/// Where `torchrun` keeps a store for its ranks at `MASTER_PORT`: the key under which rank 0 tells where it listens.
+pub(crate) fn agent_store_from_env() -> Option<String> {
+    let value = |name| std::env::var(name).unwrap_or_default();
+    let names = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "GIRANDOLE_JOB_ID"].map(value);
+    (value("TORCHELASTIC_USE_AGENT_STORE") == "True").then(|| format!("girandole/{}", names.join("/")))
 }
 
 const RANK: &str = "the rank";

@@ -32,6 +32,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use crate::algorithm::segment_bytes;
 use crate::engine::{Engine, lock};
 use crate::members::Members;
 use crate::runner::{Run, Runner};
@@ -42,8 +43,6 @@ use control::Bureau;
 
 /// How often a rank tries again before it sleeps, where every rank of its host has a core: about 30 microseconds.
 const SPINS: u32 = 80;
-/// Bytes of a buffer that ranks of one host work on at a time, so that these stay in the processor's cache.
-const SEGMENT: usize = 512 * 1024;
 
 /// One rank of a group of processes, on one host or several, that talk over TCP.
 ///
@@ -106,7 +105,7 @@ impl Tcp {
         let (bureau, ear) = Bureau::new(config, members.clone(), switchboard.clone())?;
         let bureau = Arc::new(bureau);
         let thread = if world_size > 1 { Some(control::serve(bureau.clone(), ear, control)?) } else { None };
-        let segment = if one_host { SEGMENT } else { usize::MAX };
+        let segment = if one_host { segment_bytes(world_size) } else { usize::MAX };
         let sockets = TcpLinks::new(switchboard.clone(), if crowded { 1 } else { SPINS }, segment);
         let runner: Box<dyn Run> = match switchboard.host().filter(|_| !shared_memory_ranks.is_empty()) {
             Some(host) => {

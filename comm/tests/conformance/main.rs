@@ -6,6 +6,7 @@ mod cases;
 mod groups;
 mod moves;
 mod reference;
+mod transports;
 mod uneven;
 
 use std::time::Duration;
@@ -179,6 +180,16 @@ suite!(local, Threads);
 suite!(tcp, Processes(Transport::Tcp));
 #[cfg(target_os = "linux")]
 suite!(shm, Processes(Transport::Shm));
+
+#[test]
+fn sums_do_not_depend_on_what_carries_them() {
+    transports::compare(&[
+        &Threads,
+        &Processes(Transport::Tcp),
+        #[cfg(target_os = "linux")]
+        &Processes(Transport::Shm),
+    ]);
+}
 
 #[test]
 fn the_trait_is_object_safe_and_shared_between_threads() {

@@ -3,15 +3,21 @@
 //! Each file has an operation's rows (plain loops over slices), its `CustomOp` for f32 and f64 on a CPU, and the same
 //! composed of candle's operations for the other devices. f16 and bf16 go through f32 on all devices.
 
+mod attention;
+mod conv2d;
 mod cross_entropy;
 mod layer_norm;
+mod max_pool2d;
 mod real;
 mod softmax;
 
 use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, WithDType, bail};
 
+pub use attention::{Visible, attention};
+pub use conv2d::conv2d;
 pub use cross_entropy::cross_entropy;
 pub use layer_norm::{LayerNorm, layer_norm};
+pub use max_pool2d::max_pool2d;
 pub(crate) use real::{Real, sum};
 pub use softmax::{log_softmax, softmax};
 

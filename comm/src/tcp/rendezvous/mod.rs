@@ -18,6 +18,7 @@ mod member;
 mod message;
 mod place;
 mod roster;
+mod store;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;

@@ -4,11 +4,13 @@ use std::fmt;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
+use std::time::Instant;
 
 use super::meeting_file::{self, MeetingFile};
+use super::store::{Store, Word};
 use super::{Plan, cannot_listen, random_nonce};
 use crate::tcp::InitMethod;
-use crate::tcp::config::master_from_env;
+use crate::tcp::config::{agent_store_from_env, master_from_env};
 use crate::tcp::fault::{Fault, Try};
 use crate::tcp::handshake::Credentials;
 use crate::tcp::init_method::HostPort;
@@ -17,8 +19,17 @@ use crate::{Error, Result};
 /// An init method with all its blanks filled in.
 #[derive(Debug, Clone)]
 pub(super) enum Place {
-    Address { host: String, port: u16 },
+    Address {
+        host: String,
+        port: u16,
+    },
     File(PathBuf),
+    /// Another launcher's store, in which rank 0 tells under a key where it listens.
+    Store {
+        host: String,
+        port: u16,
+        key: String,
+    },
 }
 
 impl Place {
@@ -26,7 +37,10 @@ impl Place {
         Ok(match method {
             InitMethod::Env => {
                 let (host, port) = master_from_env()?;
-                Self::Address { host, port }
+                match agent_store_from_env() {
+                    Some(key) => Self::Store { host, port, key },
+                    None => Self::Address { host, port },
+                }
             }
             InitMethod::Tcp { host, port } => Self::Address { host: host.clone(), port: *port },
             InitMethod::File(path) => Self::File(path.clone()),
@@ -38,6 +52,7 @@ impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Address { host, port } => HostPort(host, *port).fmt(f),
+            Self::Store { host, port, .. } => write!(f, "{} (torchrun's store)", HostPort(host, *port)),
             Self::File(path) => write!(f, "file://{}", path.display()),
         }
     }
@@ -78,16 +93,31 @@ impl Plan<'_> {
                 Ok(OpenPlace { listener, credentials, _file: None })
             }
             Place::File(path) => {
-                if self.config.bind.is_unspecified() {
-                    let help = "with file://, give the one address by which the other ranks reach this host";
-                    return Err(Error::invalid("bind (GIRANDOLE_BIND)", self.config.bind, help));
-                }
-                let (listener, port) = self.listen_for_data()?;
-                let nonce = random_nonce()?;
-                let file = MeetingFile::write(path, SocketAddr::new(self.config.bind, port), nonce)?;
-                Ok(OpenPlace { listener, credentials: credentials.bound_to(&nonce), _file: Some(file) })
+                self.open_told(|address, nonce| MeetingFile::write(path, address, nonce).map(Some))
             }
+            Place::Store { host, port, key } => self.open_told(|address, nonce| {
+                let left = resolve(host, *port).map_err(Fault::Resolve).and_then(|addresses| {
+                    Store::connect(&addresses, self.deadline)?.leave(key, &Word { address, nonce })
+                });
+                left.map(|()| None)
+                    .map_err(|fault| self.failed(format!("nothing can be left there: {fault}")))
+            }),
         }
+    }
+
+    /// A meeting point at any free port, of which `tell` tells the others.
+    fn open_told(
+        &self,
+        tell: impl FnOnce(SocketAddr, [u8; 32]) -> Result<Option<MeetingFile>>,
+    ) -> Result<OpenPlace> {
+        if self.config.bind.is_unspecified() {
+            let help = "give the one address by which the other ranks reach this host";
+            return Err(Error::invalid("bind (GIRANDOLE_BIND)", self.config.bind, help));
+        }
+        let (listener, port) = self.listen_for_data()?;
+        let nonce = random_nonce()?;
+        let file = tell(SocketAddr::new(self.config.bind, port), nonce)?;
+        Ok(OpenPlace { listener, credentials: self.credentials().bound_to(&nonce), _file: file })
     }
 
     /// Another rank looks up where rank 0 might be, anew for each try.
@@ -98,6 +128,14 @@ impl Plan<'_> {
             Place::File(path) => {
                 let (address, nonce) =
                     meeting_file::read(path, self.config.secret.is_none()).map_err(Fault::File)?;
+                Ok((vec![address], credentials.bound_to(&nonce)))
+            }
+            Place::Store { host, port, key } => {
+                let addresses = resolve(host, *port).map_err(Fault::Resolve)?;
+                let until = self.deadline.min(Instant::now() + self.limits.handshake);
+                let word = Store::connect(&addresses, until)?.find(key)?;
+                let nothing = || Fault::File("rank 0 has not left word there yet".into());
+                let Word { address, nonce } = word.ok_or_else(nothing)?;
                 Ok((vec![address], credentials.bound_to(&nonce)))
             }
         }

@@ -1,18 +1,23 @@
 //! One backward pass: hooks bring gradients, full buckets go out, averages come back.
 
+mod flight;
+
 use std::cell::Cell;
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Device, Tensor};
-use comm::{Communicator, Operation, ReduceOp, Work};
+use candle_core::{DType, Device, Tensor, Var};
+use comm::{Communicator, Operation};
 
 use crate::buckets::{Buckets, Gradient};
+use crate::comm_hook::BucketHook;
 use crate::parameter::{Kinds, Parameter};
 use crate::plan::{self, Item, Plan};
 use crate::weights::Weights;
 use crate::{DdpConfig, Error, Result, lock};
+
+use flight::Flight;
 
 thread_local! {
     /// The address of the reducer whose backward this thread is in.
@@ -25,6 +30,9 @@ pub(crate) struct Reducer {
     gradients: Vec<Gradient>,
     items: Vec<Item>,
     config: DdpConfig,
+    hook: Arc<dyn BucketHook>,
+    /// What is to be made equal after each step.
+    buffers: Vec<Tensor>,
     /// One backward at a time.
     turn: Mutex<()>,
     state: Mutex<State>,
@@ -40,7 +48,7 @@ struct State {
     /// The next bucket to go out in this pass.
     next: usize,
     /// Those that are under way.
-    works: Vec<Work>,
+    flights: VecDeque<Flight>,
     /// The buckets follow the order in which gradients came on rank 0.
     rebuilt: bool,
     /// The pass before had parameters without gradient: see which they are before the next, since they hold up a bucket.
@@ -49,7 +57,12 @@ struct State {
 }
 
 impl Reducer {
-    pub(crate) fn new(comm: Arc<dyn Communicator>, parameters: &[Parameter], config: &DdpConfig) -> Self {
+    pub(crate) fn new(
+        comm: Arc<dyn Communicator>,
+        parameters: &[Parameter],
+        buffers: &[(String, Var)],
+        config: &DdpConfig,
+    ) -> Self {
         let mut kinds = Kinds::default();
         let items: Vec<Item> = parameters.iter().map(|parameter| kinds.item(parameter.tensor())).collect();
         let order = plan::complete([], items.len());
@@ -60,16 +73,22 @@ impl Reducer {
             scale: Some(1.0),
             synchronise: false,
             next: 0,
-            works: Vec::new(),
+            flights: VecDeque::new(),
             rebuilt: false,
             look_ahead: false,
             failed: None,
         };
+        let hook = config.hook.start(comm.world_size());
         Self {
             comm,
             gradients: parameters.iter().map(Gradient::of).collect(),
             items,
             config: config.clone(),
+            hook,
+            buffers: match config.broadcast_buffers {
+                true => buffers.iter().map(|(_, buffer)| buffer.as_tensor().clone()).collect(),
+                false => Vec::new(),
+            },
             turn: Mutex::default(),
             state: Mutex::new(state),
         }
@@ -187,54 +206,6 @@ impl Reducer {
         self.launch_complete(&mut state)
     }
 
-    /// Sends out the buckets that are complete, in order. The last one stays: behind it there is nothing to overlap
-    /// with, and a blocking call is quicker.
-    fn launch_complete(&self, state: &mut State) -> Result<()> {
-        if !state.synchronise || self.comm.world_size() == 1 {
-            return Ok(());
-        }
-        let last = state.buckets.plan.buckets.len().saturating_sub(1);
-        while state.next < last && state.buckets.is_complete(state.next) {
-            self.launch_next(state)?;
-        }
-        Ok(())
-    }
-
-    fn launch_next(&self, state: &mut State) -> Result<()> {
-        let (index, operation) = self.next_operation(state)?;
-        let work = bucket_span(index, &operation).in_scope(|| self.comm.submit(operation))?;
-        state.works.push(work);
-        Ok(())
-    }
-
-    fn next_operation(&self, state: &mut State) -> Result<(usize, Operation)> {
-        let index = state.next;
-        state.next += 1;
-        let factor = state.weights.factor()?;
-        let tensor = state.buckets.seal(&self.gradients, index, factor);
-        let tensor = tensor.map_err(Error::during("gathering gradients"))?;
-        Ok((index, Operation::AllReduce { tensor, op: ReduceOp::Avg }))
-    }
-
-    /// Sends out the rest, with parameters that got no gradient as zeros, and waits until all are averaged.
-    fn wait(&self) -> Result<()> {
-        if self.comm.world_size() == 1 || self.gradients.is_empty() {
-            return Ok(());
-        }
-        let _span = tracing::info_span!("wait").entered();
-        let (works, index, operation) = {
-            let mut state = lock(&self.state);
-            while state.next + 1 < state.buckets.plan.buckets.len() {
-                self.launch_next(&mut state)?;
-            }
-            let (index, operation) = self.next_operation(&mut state)?;
-            (std::mem::take(&mut state.works), index, operation)
-        };
-        bucket_span(index, &operation).in_scope(|| self.comm.run(operation))?;
-        works.into_iter().try_for_each(Work::wait)?;
-        Ok(())
-    }
-
     fn give_out(&self, grads: &mut GradStore) -> Result<()> {
         let mut state = lock(&self.state);
         state.look_ahead = state.buckets.arrived.len() < self.gradients.len();
@@ -282,14 +253,6 @@ impl Reducer {
     fn address(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
-}
-
-fn bucket_span(index: usize, operation: &Operation) -> tracing::Span {
-    let elements = match operation {
-        Operation::AllReduce { tensor, .. } => tensor.elem_count(),
-        _ => 0,
-    };
-    tracing::info_span!("bucket", index, elements)
 }
 
 /// While it lives, hooks on this thread bring their gradients to `reducer`.

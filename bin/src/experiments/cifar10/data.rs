@@ -1,0 +1,76 @@
+//! Where the pictures come from, and the batches that they go to the model in.
+
+use std::sync::Arc;
+
+use candle_core::{DType, Device};
+use sampler::{DataLoader, DataLoaderConfig, DistributedSampler};
+
+use crate::error::Result;
+use crate::file_error::FileError;
+use crate::models::convnet::ConvNet;
+use crate::trainer::Loader;
+use crate::variables::Variables;
+use crate::weights::TensorFile;
+
+use super::Cifar10Options;
+use super::pictures::{Batch, PICTURE, Pictures, SIDE};
+use super::records;
+use super::synthetic::Patterns;
+
+/// What a process begins with.
+pub struct Setup {
+    pub(super) train: Arc<Pictures>,
+    pub(super) test: Arc<Pictures>,
+    pub(super) variables: Variables,
+}
+
+impl Setup {
+    pub(super) fn new(options: &Cifar10Options) -> Result<Self> {
+        let variables = Variables::new(&options.common)?;
+        let (train, test) = match (&options.data_dir, &options.common.data) {
+            (Some(dir), _) => records::read(dir)?,
+            (None, Some(path)) => {
+                let file = TensorFile::open(path)?;
+                file.only(&["x", "y", "test_x", "test_y"])?;
+                (tensors(&file, "x", "y")?, tensors(&file, "test_x", "test_y")?)
+            }
+            (None, None) => variables.generator.with(|generator| {
+                let patterns = Patterns::draw(generator)?;
+                let train = patterns.pictures(generator, options.samples)?;
+                Ok::<_, crate::error::Error>((train, patterns.pictures(generator, options.test_samples)?))
+            })?,
+        };
+        variables.make(&options.common, ConvNet::new)?;
+        Ok(Self { train: Arc::new(train), test: Arc::new(test), variables })
+    }
+}
+
+fn tensors(file: &TensorFile, pictures: &str, labels: &str) -> Result<Pictures> {
+    let side = Some(SIDE);
+    let x = file.tensor(pictures, &[None, Some(3), side, side], DType::U8, &Device::Cpu)?;
+    let len = x.elem_count() / PICTURE;
+    if len == 0 {
+        return Err(FileError::tensor(file.path(), pictures, "it has no pictures; give at least 1").into());
+    }
+    let y = file.tensor(labels, &[Some(len)], DType::U8, &Device::Cpu)?.to_vec1::<u8>()?;
+    if let Some((number, label)) =
+        (0..).zip(&y).find(|(_, label): &(usize, &u8)| usize::from(**label) >= ConvNet::CLASSES)
+    {
+        let reason = format!("sample {number} is of class {label}; classes are 0 to 9");
+        return Err(FileError::tensor(file.path(), labels, reason).into());
+    }
+    Ok(Pictures { bytes: x.flatten_all()?.to_vec1()?, labels: y })
+}
+
+/// Batches of a rank's part of the pictures.
+pub(super) fn loader(
+    pictures: &Arc<Pictures>,
+    sampler: DistributedSampler,
+    batch_size: usize,
+    device: &Device,
+) -> Result<Loader<Pictures, Batch>> {
+    let (all, device) = (pictures.clone(), device.clone());
+    let collate = move |indices: Vec<usize>| Ok(all.batch(indices.into_iter(), &device)?);
+    let config = DataLoaderConfig { batch_size, ..DataLoaderConfig::default() };
+    Ok(DataLoader::new(pictures.clone(), sampler, collate, config)?)
+}

@@ -1,0 +1,133 @@
+//! A grid of pictures with what they show and what the model takes them for, as PNG.
+
+use std::path::Path;
+
+use font8x8::UnicodeFonts;
+
+use crate::file_error::FileError;
+
+use super::pictures::{Pictures, SIDE};
+
+/// Each dot of a picture becomes so many, squared.
+const SCALE: usize = 3;
+const GAP: usize = 8;
+/// A line of text, with the space below it.
+const LINE: usize = 10;
+const CELL: (usize, usize) = (SCALE * SIDE + GAP, SCALE * SIDE + 2 * LINE + 2 + GAP);
+const MOST_COLUMNS: usize = 8;
+
+type Colour = [u8; 3];
+
+const PAPER: Colour = [255; 3];
+const INK: Colour = [0; 3];
+const RIGHT: Colour = [0, 128, 0];
+const WRONG: Colour = [192, 0, 0];
+
+/// Draws the first pictures of a set, as many as there are names of what the model takes them for.
+pub(super) fn write(path: &Path, pictures: &Pictures, predicted: &[&str]) -> Result<(), FileError> {
+    let (canvas, width, height) = draw(pictures, predicted);
+    let mut file = Vec::new();
+    let mut encoder = png::Encoder::new(&mut file, width as u32, height as u32);
+    encoder.set_color(png::ColorType::Rgb);
+    let encoded = encoder.write_header().and_then(|mut writer| writer.write_image_data(&canvas.dots));
+    encoded.map_err(|error| FileError::write(path, error))?;
+    std::fs::write(path, file).map_err(|error| FileError::write(path, error))
+}
+
+/// The grid, its width and its height.
+fn draw(pictures: &Pictures, predicted: &[&str]) -> (Canvas, usize, usize) {
+    let columns = predicted.len().clamp(1, MOST_COLUMNS);
+    let rows = predicted.len().div_ceil(columns).max(1);
+    let (width, height) = (columns * CELL.0 + GAP, rows * CELL.1 + GAP);
+    let mut canvas = Canvas { dots: PAPER.repeat(width * height), width };
+    for (index, predicted) in predicted.iter().enumerate() {
+        let (x, y) = (GAP + index % columns * CELL.0, GAP + index / columns * CELL.1);
+        canvas.picture(x, y, pictures.picture(index));
+        let name = pictures.name(index);
+        let below = y + SCALE * SIDE + 2;
+        canvas.text(x, below, &format!("true {name}"), INK);
+        let colour = if *predicted == name { RIGHT } else { WRONG };
+        canvas.text(x, below + LINE, &format!("pred {predicted}"), colour);
+    }
+    (canvas, width, height)
+}
+
+struct Canvas {
+    /// Three bytes for each dot, row by row.
+    dots: Vec<u8>,
+    width: usize,
+}
+
+impl Canvas {
+    /// Sets a dot, if there is such a one.
+    fn set(&mut self, x: usize, y: usize, colour: Colour) {
+        let at = 3 * (y * self.width + x);
+        if let Some(dot) = self.dots.get_mut(at..at + 3).filter(|_| x < self.width) {
+            dot.copy_from_slice(&colour);
+        }
+    }
+
+    fn picture(&mut self, x: usize, y: usize, bytes: &[u8]) {
+        for row in 0..SCALE * SIDE {
+            for column in 0..SCALE * SIDE {
+                let at = row / SCALE * SIDE + column / SCALE;
+                self.set(x + column, y + row, [0, 1, 2].map(|colour| bytes[colour * SIDE * SIDE + at]));
+            }
+        }
+    }
+
+    fn text(&mut self, x: usize, y: usize, text: &str, colour: Colour) {
+        for (index, glyph) in text.chars().filter_map(|c| font8x8::BASIC_FONTS.get(c)).enumerate() {
+            for (row, bits) in glyph.into_iter().enumerate() {
+                for column in (0..8).filter(|column| bits >> column & 1 == 1) {
+                    self.set(x + 8 * index + column, y + row, colour);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::pictures::PICTURE;
+    use super::*;
+
+    fn pictures(len: usize) -> Pictures {
+        let bytes = (0..len * PICTURE).map(|at| (at / PICTURE * 10 + at % 7) as u8).collect();
+        Pictures { bytes, labels: (0..len).map(|label| label as u8).collect() }
+    }
+
+    #[test]
+    fn what_is_written_is_a_png_of_the_grid() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("grid.png");
+        let names = ["plane", "car", "dog", "cat", "deer", "dog", "frog", "horse", "ship"];
+        write(&path, &pictures(9), &names).unwrap();
+        let file = std::io::BufReader::new(std::fs::File::open(&path).unwrap());
+        let mut reader = png::Decoder::new(file).read_info().unwrap();
+        let mut dots = vec![0; reader.output_buffer_size().unwrap()];
+        let info = reader.next_frame(&mut dots).unwrap();
+        let (width, height) = (8 * CELL.0 + GAP, 2 * CELL.1 + GAP);
+        assert_eq!((info.width as usize, info.height as usize), (width, height));
+        let (canvas, ..) = draw(&pictures(9), &names);
+        assert_eq!(dots, canvas.dots);
+        // The ninth picture is below the first, and its first dot is where it belongs.
+        let at = 3 * ((GAP + CELL.1) * width + GAP);
+        let ninth = pictures(9).picture(8).to_vec();
+        assert_eq!(dots[at..at + 3], [ninth[0], ninth[SIDE * SIDE], ninth[2 * SIDE * SIDE]]);
+        // One of the nine is wrong.
+        assert!(dots.chunks(3).any(|dot| dot == WRONG) && dots.chunks(3).any(|dot| dot == RIGHT));
+    }
+
+    #[test]
+    fn text_is_drawn_where_it_is_and_cut_at_the_edge() {
+        let mut canvas = Canvas { dots: PAPER.repeat(20 * 8), width: 20 };
+        canvas.text(0, 0, "il!", INK);
+        let dark =
+            |from: usize, to: usize| (0..8).any(|y| (from..to).any(|x| canvas.dots[3 * (y * 20 + x)] == 0));
+        assert!(dark(0, 8) && dark(8, 16) && dark(16, 20));
+        let mut blank = Canvas { dots: PAPER.repeat(20 * 8), width: 20 };
+        blank.text(100, 100, "x", INK);
+        assert!(blank.dots.iter().all(|byte| *byte == 255));
+    }
+}

@@ -1,0 +1,155 @@
+//! `cifar10`, document 004: a convolutional net that tells pictures apart, trained, saved, loaded and tested.
+
+mod data;
+mod grid;
+mod options;
+mod pictures;
+mod records;
+mod running;
+mod synthetic;
+mod testing;
+
+use candle_core::Tensor;
+use candle_nn::Module;
+use ddp::{Ddp, DdpConfig};
+use serde::{Deserialize, Serialize};
+use training::{Sgd, SgdConfig, cross_entropy};
+
+pub use data::Setup;
+pub use options::Cifar10Options;
+
+use crate::console::{note, say};
+use crate::error::Result;
+use crate::experiment::Experiment;
+use crate::metrics::MetricsWriter;
+use crate::models::convnet::ConvNet;
+use crate::options::CommonOptions;
+use crate::rank::{Outcome, Rank};
+use crate::report::{Report, RunSeries};
+use crate::trainer::{CheckpointOptions, RunConfig, RunIdentity, Trainer, TrainerConfig, named_parameters};
+use crate::validation::Validation;
+use crate::weights::save_weights;
+
+use pictures::Batch;
+use running::RunningLoss;
+
+/// What a rank has learnt.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Trained {
+    series: RunSeries,
+    tested: Validation,
+}
+
+impl Experiment for Cifar10Options {
+    const NAME: &'static str = "cifar10";
+    const WORLD_SIZE: usize = 2;
+    type Setup = Setup;
+    type Alone = ();
+    type Trained = Trained;
+
+    fn common(&self) -> &CommonOptions {
+        &self.common
+    }
+
+    fn checkpoints(&self) -> Option<&CheckpointOptions> {
+        Some(&self.checkpoints)
+    }
+
+    fn identity(&self, world_size: usize) -> RunIdentity {
+        let pictures = if self.data_dir.is_some() { "a folder" } else { "none" };
+        let settings = [
+            ("--lr", self.lr.to_string()),
+            ("--momentum", self.momentum.to_string()),
+            ("--batch-size", self.batch_size.to_string()),
+            ("--data-dir", pictures.to_string()),
+        ];
+        RunIdentity::new(Self::NAME, world_size, self.common.settings().into_iter().chain(settings))
+    }
+
+    fn check(&self, _: usize) -> Result<()> {
+        self.picture.as_deref().map_or(Ok(()), |path| self.common.check_output("--picture", path))
+    }
+
+    fn setup(&self) -> Result<Setup> {
+        Setup::new(self)
+    }
+
+    fn alone(&self, _: Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
+        if self.draws() {
+            note(format_args!(
+                "no --data-dir with CIFAR-10: these pictures of its shape are drawn from the seed"
+            ));
+        }
+        note(format_args!(
+            "document 004 gives a mean of means as the loss of several ranks, and one rank's accuracy as that of all; this \
+             run counts every test picture once"
+        ));
+        Ok(())
+    }
+
+    fn train(&self, setup: Setup, rank: &mut Rank) -> Result<Trained> {
+        let Setup { train, test, variables } = setup;
+        let device = &variables.device;
+        let sampler = rank.sampler(train.labels.len(), true)?;
+        let loader = data::loader(&train, sampler, self.batch_size, device)?;
+        let ddp = Ddp::new(rank.comm.clone(), variables.builder(), &DdpConfig::default(), ConvNet::new)?;
+        let config = SgdConfig { learning_rate: self.lr, momentum: self.momentum, ..SgdConfig::default() };
+        let optimizer = Sgd::named(named_parameters(&ddp), config)?;
+        let mut trainer = Trainer::new(ddp, loader, optimizer, loss, TrainerConfig::default());
+        let config = RunConfig {
+            epochs: self.epochs,
+            report: self.common.report.is_some(),
+            checkpoints: &self.checkpoints,
+            run: self.identity(rank.comm.world_size()),
+        };
+        let mut running = RunningLoss::new(rank.is_first().then(|| self.print_every()));
+        let series = trainer.run(rank, &variables.map, &config, &mut running)?;
+
+        if rank.is_first() {
+            say(format_args!("finish"))?;
+        }
+        let pictures = (&*test, device);
+        let tested = match &self.common.save {
+            None => testing::test(self, rank, trainer.ddp(), pictures)?,
+            Some(path) => {
+                if rank.is_first() {
+                    save_weights(path, &variables.map)?;
+                }
+                testing::test(self, rank, &testing::load(path, rank, device)?, pictures)?
+            }
+        };
+        Ok(Trained { series, tested })
+    }
+
+    fn conclude(&self, _: &(), _: &Outcome<Trained>) -> Result<()> {
+        Ok(())
+    }
+
+    fn report(&self, _: (), outcome: Outcome<Trained>) -> Report {
+        let Trained { series, tested } = outcome.trained;
+        let fact = |name: &str, value: String| (name.to_string(), value);
+        let source = match (&self.data_dir, &self.common.data) {
+            (Some(path), _) | (None, Some(path)) => path.display().to_string(),
+            (None, None) => format!("{} drawn pictures", self.samples),
+        };
+        let total = tested.total();
+        Report {
+            facts: vec![
+                fact("data", source),
+                fact("epochs", self.epochs.to_string()),
+                fact("batch size, each rank", self.batch_size.to_string()),
+                fact("learning rate", self.lr.to_string()),
+                fact("momentum", self.momentum.to_string()),
+                fact("test pictures", total.samples.to_string()),
+                fact("test accuracy", format!("{:.1} %", 100.0 * total.accuracy())),
+                fact("test loss", format!("{:.4}", tested.loss())),
+            ],
+            runs: vec![series],
+            ..Report::default()
+        }
+    }
+}
+
+fn loss(net: &ConvNet, (x, labels): &Batch) -> candle_core::Result<Tensor> {
+    cross_entropy(&net.forward(x)?, labels, None)
+}

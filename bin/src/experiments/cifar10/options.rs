@@ -1,0 +1,94 @@
+//! The options of `cifar10`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::options::{CommonOptions, count, learning_rate};
+use crate::trainer::CheckpointOptions;
+
+/// Batches from one printed loss to the next, in the document.
+const PRINT_EVERY: usize = 2000;
+/// The same where an epoch has a few hundred.
+const PRINT_EVERY_DRAWN: usize = 50;
+
+/// Options of `cifar10`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Trains a net of two convolutions and three linear layers on pictures of ten classes, on --world-size ranks with averaged \
+gradients; then tests it on all ranks, on every test picture once.
+
+--data-dir DIR is a folder with data_batch_1.bin to data_batch_5.bin and test_batch.bin, or one with cifar-10-batches-bin \
+in it: what is in cifar-10-binary.tar.gz. Without it, pictures of that shape are drawn from the seed.
+
+--data FILE holds the tensors x and test_x, u8 of shape (samples, 3, 32, 32), and their classes y and test_y, u8 of shape \
+(samples), 0 to 9; --init and --save hold conv1, conv2, fc1, fc2 and fc3, each with .weight and .bias. What --save has \
+written is read again before it is tested.")]
+pub struct Cifar10Options {
+    #[command(flatten)]
+    pub(super) common: CommonOptions,
+    #[command(flatten)]
+    pub(super) checkpoints: CheckpointOptions,
+    /// Folder with the binary version of CIFAR-10
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["data", "samples", "test_samples"], help_heading = "Files")]
+    pub(super) data_dir: Option<PathBuf>,
+    /// Where to write a grid of test pictures, with what they show and what they are taken for
+    #[arg(long, value_name = "FILE.png", help_heading = "Files")]
+    pub(super) picture: Option<PathBuf>,
+    /// Pictures in that grid, at most
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "16",
+        value_parser = count,
+        allow_negative_numbers = true,
+        help_heading = "Files"
+    )]
+    pub(super) pictures: usize,
+    /// Passes over the data
+    #[arg(long, value_name = "N", default_value = "2", value_parser = count, allow_negative_numbers = true)]
+    pub(super) epochs: usize,
+    /// Pictures a step, of each rank
+    #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
+    pub(super) batch_size: usize,
+    /// Learning rate
+    #[arg(long, default_value = "0.01", value_parser = learning_rate, allow_negative_numbers = true)]
+    pub(super) lr: f64,
+    /// How much of the last step's direction is kept
+    #[arg(long, default_value = "0.1", value_parser = learning_rate, allow_negative_numbers = true)]
+    pub(super) momentum: f64,
+    /// Batches from one printed loss to the next [default: 2000, or 50 with drawn pictures]
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
+    pub(super) print_every: Option<usize>,
+    /// Pictures to train on, where they are drawn
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "2000",
+        value_parser = count,
+        allow_negative_numbers = true,
+        conflicts_with = "data"
+    )]
+    pub(super) samples: usize,
+    /// Pictures to test with, where they are drawn
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "500",
+        value_parser = count,
+        allow_negative_numbers = true,
+        conflicts_with = "data"
+    )]
+    pub(super) test_samples: usize,
+}
+
+impl Cifar10Options {
+    /// Whether the pictures are drawn from the seed.
+    pub(super) fn draws(&self) -> bool {
+        self.data_dir.is_none() && self.common.data.is_none()
+    }
+
+    pub(super) fn print_every(&self) -> usize {
+        self.print_every.unwrap_or(if self.draws() { PRINT_EVERY_DRAWN } else { PRINT_EVERY })
+    }
+}

@@ -1,0 +1,67 @@
+//! Pictures of 32 x 32 with a class each, as bytes.
+
+use candle_core::{Device, Tensor};
+use sampler::{BoxError, Dataset};
+
+use crate::models::convnet::ConvNet;
+
+/// Height and width.
+pub(super) const SIDE: usize = 32;
+/// Red, green and blue, one after the other.
+pub(super) const PICTURE: usize = 3 * SIDE * SIDE;
+
+/// The classes, by label, as document 004 calls them.
+pub(super) const CLASSES: [&str; ConvNet::CLASSES] =
+    ["plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"];
+
+/// A set of pictures.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Pictures {
+    /// [`PICTURE`] for each: first all of its red, row by row.
+    pub(super) bytes: Vec<u8>,
+    /// Each below the number of classes.
+    pub(super) labels: Vec<u8>,
+}
+
+/// Pictures (batch, 3, 32, 32), and labels (batch).
+pub(super) type Batch = (Tensor, Tensor);
+
+impl Pictures {
+    pub(super) fn picture(&self, index: usize) -> &[u8] {
+        &self.bytes[index * PICTURE..(index + 1) * PICTURE]
+    }
+
+    pub(super) fn name(&self, index: usize) -> &'static str {
+        CLASSES[usize::from(self.labels[index])]
+    }
+
+    /// Some of them as the model takes them: `ToTensor` and `Normalize` to -1..1, rounded as PyTorch does.
+    pub(super) fn batch(
+        &self,
+        indices: impl ExactSizeIterator<Item = usize>,
+        device: &Device,
+    ) -> candle_core::Result<Batch> {
+        let len = indices.len();
+        let mut x = Vec::with_capacity(len * PICTURE);
+        let mut labels = Vec::with_capacity(len);
+        for index in indices {
+            x.extend(self.picture(index).iter().map(|byte| (f32::from(*byte) / 255.0 - 0.5) / 0.5));
+            labels.push(u32::from(self.labels[index]));
+        }
+        let x = Tensor::from_vec(x, (len, 3, SIDE, SIDE), device)?;
+        Ok((x, Tensor::from_vec(labels, len, device)?))
+    }
+}
+
+/// Samples are numbers of pictures; a batch is made of the bytes, which are many.
+impl Dataset for Pictures {
+    type Item = usize;
+
+    fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    fn get(&self, index: usize) -> Result<usize, BoxError> {
+        Ok(index)
+    }
+}

@@ -1,0 +1,53 @@
+//! Pictures for where there is no CIFAR-10: of its shape, random, and yet to be told apart.
+
+use sampler::{Generator, SamplerError};
+
+use crate::error::Result;
+use crate::models::convnet::ConvNet;
+
+use super::pictures::{PICTURE, Pictures, SIDE};
+
+/// Fields of one colour in a row, and in a column.
+const FIELDS: usize = 4;
+/// The least share of its own class in a picture, of 256.
+const LEAST_SHARE: i64 = 112;
+/// How far noise goes up and down.
+const NOISE: i64 = 64;
+
+/// The patterns of the classes: random fields of colour.
+pub(super) struct Patterns {
+    /// For each class, colour, row and column of fields.
+    fields: Vec<i64>,
+}
+
+impl Patterns {
+    pub(super) fn draw(generator: &mut Generator) -> Result<Self> {
+        Ok(Self { fields: generator.randint(ConvNet::CLASSES * 3 * FIELDS * FIELDS, 0, 256)? })
+    }
+
+    /// Each picture is the pattern of its class and of another, laid over each other, with noise. It may be more of the other.
+    pub(super) fn pictures(&self, generator: &mut Generator, len: usize) -> Result<Pictures> {
+        let classes = ConvNet::CLASSES as i64;
+        let labels = generator.randint(len, 0, classes)?;
+        let others = generator.randint(len, 0, classes)?;
+        let shares = generator.randint(len, LEAST_SHARE, 257)?;
+        let mut bytes = Vec::new();
+        let no_memory = |_| SamplerError::OutOfMemory { what: "pictures", len };
+        bytes.try_reserve_exact(len.saturating_mul(PICTURE)).map_err(no_memory)?;
+        for ((&label, &other), &share) in labels.iter().zip(&others).zip(&shares) {
+            for (at, noise) in generator.randint(PICTURE, -NOISE, NOISE + 1)?.into_iter().enumerate() {
+                let mixed = self.at(label, at) * share + self.at(other, at) * (256 - share);
+                bytes.push((mixed / 256 + noise).clamp(0, 255) as u8);
+            }
+        }
+        Ok(Pictures { bytes, labels: labels.into_iter().map(|label| label as u8).collect() })
+    }
+
+    /// A class's colour at a byte of a picture.
+    fn at(&self, class: i64, byte: usize) -> i64 {
+        const FIELD: usize = SIDE / FIELDS;
+        let (colour, row, column) = (byte / (SIDE * SIDE), byte / SIDE % SIDE, byte % SIDE);
+        let field = (colour * FIELDS + row / FIELD) * FIELDS + column / FIELD;
+        self.fields[class as usize * 3 * FIELDS * FIELDS + field]
+    }
+}

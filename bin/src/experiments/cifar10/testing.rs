@@ -1,0 +1,101 @@
+//! The test of the trained net, on all ranks together.
+
+use std::path::Path;
+
+use candle_core::{DType, Device};
+use candle_nn::{Module, VarBuilder, VarMap};
+use ddp::{Ddp, DdpConfig};
+
+use crate::console::say;
+use crate::error::Result;
+use crate::models::convnet::ConvNet;
+use crate::rank::Rank;
+use crate::validation::{Validation, ValidationConfig, highest, validate};
+use crate::weights::load_weights;
+
+use super::Cifar10Options;
+use super::grid;
+use super::pictures::{CLASSES, Pictures};
+
+/// Pictures that go through the net at once.
+const BATCH_SIZE: usize = 50;
+/// Pictures whose names the document prints: its batch.
+const NAMED: usize = 4;
+
+/// The net of saved weights, on every rank.
+pub(super) fn load(path: &Path, rank: &Rank, device: &Device) -> Result<Ddp<ConvNet>> {
+    let vars = VarMap::new();
+    let builder = || VarBuilder::from_varmap(&vars, DType::F32, device);
+    // The others, who may be on machines without the file, get rank 0's.
+    if rank.is_first() {
+        ConvNet::new(builder())?;
+        load_weights(path, &vars)?;
+    }
+    Ok(Ddp::new(rank.comm.clone(), builder(), &DdpConfig::default(), ConvNet::new)?)
+}
+
+/// Tests the net; rank 0 prints what comes of it, and draws the grid.
+pub(super) fn test(
+    options: &Cifar10Options,
+    rank: &Rank,
+    net: &Ddp<ConvNet>,
+    (pictures, device): (&Pictures, &Device),
+) -> Result<Validation> {
+    let net = net.model()?;
+    let samples = pictures.labels.len();
+    let config = ValidationConfig { samples, batch_size: BATCH_SIZE, classes: ConvNet::CLASSES };
+    let tested = validate(&*rank.comm, &config, |range| {
+        let (x, labels) = pictures.batch(range, device)?;
+        Ok((net.forward(&x)?, labels))
+    })?;
+    if !rank.is_first() {
+        return Ok(tested);
+    }
+    let grid = options.picture.as_deref().map(|path| (path, options.pictures));
+    let shown = grid.map_or(0, |(_, pictures)| pictures).max(NAMED).min(samples);
+    let predicted = predict(net, pictures, shown, device)?;
+    say_names("GroundTruth:", (0..shown).map(|index| pictures.name(index)))?;
+    say_names("Predicted:", predicted.iter().copied())?;
+    say_accuracy(&tested)?;
+    if let Some((path, most)) = grid {
+        grid::write(path, pictures, &predicted[..shown.min(most)])?;
+    }
+    Ok(tested)
+}
+
+/// What the first pictures are taken for.
+fn predict(net: &ConvNet, pictures: &Pictures, count: usize, device: &Device) -> Result<Vec<&'static str>> {
+    let mut names = Vec::with_capacity(count);
+    for first in (0..count).step_by(BATCH_SIZE) {
+        let (x, _) = pictures.batch(first..(first + BATCH_SIZE).min(count), device)?;
+        let logits = net.forward(&x)?.to_dtype(DType::F64)?.to_vec2::<f64>()?;
+        names.extend(logits.iter().map(|logits| CLASSES[highest(logits)]));
+    }
+    Ok(names)
+}
+
+fn say_names<'a>(what: &str, names: impl Iterator<Item = &'a str>) -> Result<()> {
+    let names: Vec<String> = names.take(NAMED).map(|name| format!("{name:>5}")).collect();
+    say(format_args!("{what:<12}  {}", names.join(" ")))
+}
+
+fn say_accuracy(tested: &Validation) -> Result<()> {
+    let total = tested.total();
+    say(format_args!(
+        "Accuracy on the {} test pictures: {:.1} % (loss {:.3})",
+        total.samples,
+        100.0 * total.accuracy(),
+        tested.loss()
+    ))?;
+    for (name, class) in CLASSES.iter().zip(&tested.classes) {
+        match class.samples {
+            0 => say(format_args!("Accuracy of {name:>5}: no test pictures"))?,
+            samples => say(format_args!(
+                "Accuracy of {name:>5}: {:.1} % ({} of {samples})",
+                100.0 * class.accuracy(),
+                class.correct
+            ))?,
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,63 @@
+//! The data set of document 001: 2048 samples of 20 features and a label, all random.
+
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Tensor};
+use sampler::{BoxError, DataLoader, DataLoaderConfig, DistributedSampler, Generator, SamplerError};
+
+use crate::error::Result;
+use crate::file_error::FileError;
+use crate::trainer::Loader;
+use crate::weights::TensorFile;
+
+/// Features of a sample.
+pub(super) const FEATURES: usize = 20;
+
+/// Features and label.
+pub(super) type Sample = ([f32; FEATURES], f32);
+
+/// Features (batch, 20) and labels (batch, 1).
+pub(super) type Batch = (Tensor, Tensor);
+
+/// The samples, each drawn by itself: features, uniform, then the label, normal.
+pub(super) fn draw(generator: &mut Generator, len: usize) -> Result<Vec<Sample>> {
+    let mut samples = Vec::new();
+    samples.try_reserve_exact(len).map_err(|_| SamplerError::OutOfMemory { what: "samples", len })?;
+    for _ in 0..len {
+        let (mut x, mut y) = ([0.0; FEATURES], [0.0]);
+        generator.fill_rand(&mut x);
+        generator.fill_randn(&mut y);
+        samples.push((x, y[0]));
+    }
+    Ok(samples)
+}
+
+pub(super) fn read(file: &TensorFile) -> Result<Vec<Sample>> {
+    let device = Device::Cpu;
+    let x = file.tensor("x", &[None, Some(FEATURES)], DType::F32, &device)?;
+    file.only(&["x", "y"])?;
+    if x.elem_count() == 0 {
+        return Err(FileError::tensor(file.path(), "x", "it has no samples; give at least 1").into());
+    }
+    let y = file.tensor("y", &[Some(x.dim(0)?), Some(1)], DType::F32, &device)?;
+    let (x, y) = (x.flatten_all()?.to_vec1()?, y.flatten_all()?.to_vec1()?);
+    let (x, _) = x.as_chunks::<FEATURES>();
+    Ok(x.iter().copied().zip(y).collect())
+}
+
+pub(super) fn loader(
+    samples: Arc<Vec<Sample>>,
+    sampler: DistributedSampler,
+    batch_size: usize,
+    device: &Device,
+) -> Result<Loader<Vec<Sample>, Batch>> {
+    let device = device.clone();
+    let collate = move |samples: Vec<Sample>| -> std::result::Result<Batch, BoxError> {
+        let len = samples.len();
+        let (x, y): (Vec<[f32; FEATURES]>, Vec<f32>) = samples.into_iter().unzip();
+        let x = Tensor::from_vec(x.into_flattened(), (len, FEATURES), &device)?;
+        Ok((x, Tensor::from_vec(y, (len, 1), &device)?))
+    };
+    let config = DataLoaderConfig { batch_size, ..DataLoaderConfig::default() };
+    Ok(DataLoader::new(samples, sampler, collate, config)?)
+}

@@ -1,0 +1,159 @@
+//! `ddp-trainer`, document 001: a `Trainer` on every rank, which says how much it has to do.
+
+mod data;
+mod options;
+
+use std::sync::Arc;
+
+use candle_core::Tensor;
+use candle_nn::{Linear, Module, linear, loss};
+use ddp::{Ddp, DdpConfig};
+use training::{Sgd, SgdConfig, log_softmax};
+
+pub use options::{DdpTrainerOptions, LossKind};
+
+use crate::console::note;
+use crate::error::Result;
+use crate::experiment::Experiment;
+use crate::metrics::MetricsWriter;
+use crate::options::CommonOptions;
+use crate::rank::{Outcome, Rank};
+use crate::report::{Report, RunSeries};
+use crate::trainer::{
+    CheckpointOptions, Epoch, Observer, RunConfig, RunIdentity, Trainer, TrainerConfig, named_parameters,
+};
+use crate::variables::Variables;
+use crate::weights::{TensorFile, save_weights};
+
+use data::{Batch, FEATURES, Sample};
+
+/// What a process begins with.
+pub struct Setup {
+    samples: Arc<Vec<Sample>>,
+    variables: Variables,
+}
+
+impl Experiment for DdpTrainerOptions {
+    const NAME: &'static str = "ddp-trainer";
+    const WORLD_SIZE: usize = 2;
+    type Setup = Setup;
+    type Alone = ();
+    type Trained = RunSeries;
+
+    fn common(&self) -> &CommonOptions {
+        &self.common
+    }
+
+    fn checkpoints(&self) -> Option<&CheckpointOptions> {
+        Some(&self.checkpoints)
+    }
+
+    fn identity(&self, world_size: usize) -> RunIdentity {
+        let settings = [
+            ("--lr", self.lr.to_string()),
+            ("--batch-size", self.batch_size.to_string()),
+            ("--loss", format!("{:?}", self.loss).to_lowercase()),
+            ("--samples", self.samples.to_string()),
+        ];
+        RunIdentity::new(Self::NAME, world_size, self.common.settings().into_iter().chain(settings))
+    }
+
+    fn check(&self, _world_size: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn setup(&self) -> Result<Setup> {
+        let variables = Variables::new(&self.common)?;
+        let samples = match &self.common.data {
+            Some(path) => data::read(&TensorFile::open(path)?)?,
+            None => variables.generator.with(|generator| data::draw(generator, self.samples))?,
+        };
+        variables.make(&self.common, |builder| linear(FEATURES, 1, builder))?;
+        Ok(Setup { samples: Arc::new(samples), variables })
+    }
+
+    fn alone(&self, _: Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
+        if self.loss == LossKind::Mse {
+            note(format_args!(
+                "document 001 takes the cross-entropy of a single output, which is always 0 and teaches nothing; this run \
+                 takes the mean squared error; --loss document does what the document does"
+            ));
+        }
+        Ok(())
+    }
+
+    fn train(&self, setup: Setup, rank: &mut Rank) -> Result<RunSeries> {
+        let Setup { samples, variables } = setup;
+        let sampler = rank.sampler(samples.len(), true)?;
+        let loader = data::loader(samples, sampler, self.batch_size, &variables.device)?;
+        let model = |builder| linear(FEATURES, 1, builder);
+        let ddp = Ddp::new(rank.comm.clone(), variables.builder(), &DdpConfig::default(), model)?;
+        let config = SgdConfig { learning_rate: self.lr, ..SgdConfig::default() };
+        let optimizer = Sgd::named(named_parameters(&ddp), config)?;
+        let loss = match self.loss {
+            LossKind::Mse => squared_error,
+            LossKind::Document => cross_entropy_with_shares,
+        };
+        let mut trainer = Trainer::new(ddp, loader, optimizer, loss, TrainerConfig::default());
+        let config = RunConfig {
+            epochs: self.epochs,
+            report: self.common.report.is_some(),
+            checkpoints: &self.checkpoints,
+            run: self.identity(rank.comm.world_size()),
+        };
+        let series = trainer.run(rank, &variables.map, &config, &mut Workload { rank: rank.comm.rank() })?;
+        if let (true, Some(path)) = (rank.is_first(), &self.common.save) {
+            save_weights(path, &variables.map)?;
+        }
+        Ok(series)
+    }
+
+    fn conclude(&self, _: &(), _: &Outcome<RunSeries>) -> Result<()> {
+        Ok(())
+    }
+
+    fn report(&self, _: (), outcome: Outcome<RunSeries>) -> Report {
+        let fact = |name: &str, value: String| (name.to_string(), value);
+        let samples = match &self.common.data {
+            Some(path) => fact("data", path.display().to_string()),
+            None => fact("samples", self.samples.to_string()),
+        };
+        Report {
+            facts: vec![
+                samples,
+                fact("epochs", self.epochs.to_string()),
+                fact("batch size, each rank", self.batch_size.to_string()),
+                fact("learning rate", self.lr.to_string()),
+            ],
+            runs: vec![outcome.trained],
+            ..Report::default()
+        }
+    }
+}
+
+fn squared_error(model: &Linear, (x, y): &Batch) -> candle_core::Result<Tensor> {
+    loss::mse(&model.forward(x)?, y)
+}
+
+/// `F.cross_entropy(output, y)` with y of the output's shape: y are the shares of the classes, of which there is one.
+fn cross_entropy_with_shares(model: &Linear, (x, y): &Batch) -> candle_core::Result<Tensor> {
+    let rows = (log_softmax(&model.forward(x)?)? * y)?.sum(1)?;
+    rows.mean(0)?.neg()
+}
+
+/// The line that every rank prints at the beginning of an epoch.
+struct Workload {
+    rank: usize,
+}
+
+impl Observer for Workload {
+    fn epoch_begins(&mut self, epoch: &Epoch<'_>) -> Result<()> {
+        let Epoch { epoch: number, batch, batch_size, steps, .. } = epoch;
+        // An epoch that goes on has been announced before.
+        if *batch > 0 {
+            return Ok(());
+        }
+        let rank = self.rank;
+        epoch.say(format_args!("[GPU: {rank}] Epoch: {number} | Batchsize: {batch_size} | Steps: {steps}"))
+    }
+}

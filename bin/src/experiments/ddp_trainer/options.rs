@@ -1,0 +1,51 @@
+//! The options of `ddp-trainer`.
+
+use clap::{Args, ValueEnum};
+
+use crate::options::{CommonOptions, count, learning_rate};
+use crate::trainer::CheckpointOptions;
+
+/// What is minimised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LossKind {
+    /// The mean squared error.
+    Mse,
+    /// Cross-entropy over the one output, as in the document: always 0.
+    Document,
+}
+
+/// Options of `ddp-trainer`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Trains Linear(20, 1) on random samples, on --world-size ranks with averaged gradients; each rank prints one line an epoch, \
+with the samples of its first batch and the steps it takes.
+
+--data FILE holds the tensors x (samples, 20) and y (samples, 1), both f32; --init and --save hold weight (1, 20) and bias (1).")]
+pub struct DdpTrainerOptions {
+    #[command(flatten)]
+    pub(crate) common: CommonOptions,
+    #[command(flatten)]
+    pub(crate) checkpoints: CheckpointOptions,
+    /// Passes over the data
+    #[arg(long, value_name = "N", default_value = "5", value_parser = count, allow_negative_numbers = true)]
+    pub(crate) epochs: usize,
+    /// Samples a step, of each rank
+    #[arg(long, value_name = "N", default_value = "32", value_parser = count, allow_negative_numbers = true)]
+    pub(crate) batch_size: usize,
+    /// Learning rate
+    #[arg(long, default_value = "0.001", value_parser = learning_rate, allow_negative_numbers = true)]
+    pub(crate) lr: f64,
+    /// Samples in the data set
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "2048",
+        value_parser = count,
+        allow_negative_numbers = true,
+        conflicts_with = "data"
+    )]
+    pub(crate) samples: usize,
+    /// What is minimised
+    #[arg(long, value_enum, default_value = "mse")]
+    pub(crate) loss: LossKind,
+}

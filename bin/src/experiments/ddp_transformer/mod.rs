@@ -1,0 +1,175 @@
+//! `ddp-transformer`, document 000: a Transformer that learns to repeat a token.
+
+mod data;
+mod options;
+
+use std::sync::Arc;
+
+use candle_core::Tensor;
+use candle_nn::ModuleT;
+use ddp::{Ddp, DdpConfig};
+use sampler::{Generator, SharedGenerator};
+use training::{Sgd, SgdConfig, cross_entropy};
+
+pub use options::{DdpTransformerOptions, Mask};
+
+use crate::console::{note, say};
+use crate::error::Result;
+use crate::experiment::Experiment;
+use crate::metrics::MetricsWriter;
+use crate::models::transformer::{Transformer, TransformerConfig};
+use crate::options::CommonOptions;
+use crate::python::{Float, IntTensor};
+use crate::rank::{Outcome, Rank};
+use crate::report::{Report, RunSeries};
+use crate::trainer::{
+    CheckpointOptions, Observer, RunConfig, RunIdentity, Step, StepRandom, Trainer, TrainerConfig,
+    named_parameters,
+};
+use crate::variables::Variables;
+use crate::weights::save_weights;
+
+use data::{Batch, Row};
+
+/// What a process begins with.
+pub struct Setup {
+    rows: Arc<Vec<Row>>,
+    variables: Variables,
+    /// What dropout draws from.
+    random: SharedGenerator,
+}
+
+impl Experiment for DdpTransformerOptions {
+    const NAME: &'static str = "ddp-transformer";
+    const WORLD_SIZE: usize = 2;
+    type Setup = Setup;
+    type Alone = ();
+    type Trained = RunSeries;
+
+    fn common(&self) -> &CommonOptions {
+        &self.common
+    }
+
+    fn checkpoints(&self) -> Option<&CheckpointOptions> {
+        Some(&self.checkpoints)
+    }
+
+    fn identity(&self, world_size: usize) -> RunIdentity {
+        RunIdentity::new(Self::NAME, world_size, self.common.settings().into_iter().chain(self.settings()))
+    }
+
+    fn check(&self, _world_size: usize) -> Result<()> {
+        self.check_sizes()
+    }
+
+    fn setup(&self) -> Result<Setup> {
+        let rows = Arc::new(data::rows(self)?);
+        let variables = Variables::new(&self.common)?;
+        let random = SharedGenerator::from(Generator::new(self.common.seed));
+        variables.make(&self.common, |builder| Transformer::new(builder, &self.model(), &random))?;
+        Ok(Setup { rows, variables, random })
+    }
+
+    fn alone(&self, setup: Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
+        self.remark();
+        // The model that the document prints is not the one that it trains.
+        let (vocab_size, d_model, num_heads, d_ff, num_layers) = (1000, 32, 8, 64, 2);
+        let printed = TransformerConfig {
+            vocab_size,
+            d_model,
+            num_heads,
+            d_ff,
+            num_layers,
+            ..TransformerConfig::default()
+        };
+        say(format_args!("{}", Transformer::tree(&printed)))?;
+        setup.rows.iter().try_for_each(|row| say(format_args!("{}", IntTensor(row))))
+    }
+
+    fn train(&self, setup: Setup, rank: &mut Rank) -> Result<RunSeries> {
+        let Setup { rows, variables, random } = setup;
+        let loader =
+            data::loader(rows.clone(), rank.sampler(rows.len(), true)?, self.batch_size, &variables.device)?;
+        let config = DdpConfig { buffers: vec!["pe".into()], ..DdpConfig::default() };
+        let model = |builder| Transformer::new(builder, &self.model(), &random);
+        let ddp = Ddp::new(rank.comm.clone(), variables.builder(), &config, model)?;
+        let config = SgdConfig { learning_rate: self.lr, ..SgdConfig::default() };
+        let optimizer = Sgd::named(named_parameters(&ddp), config)?;
+        let random = (self.dropout > 0.0).then_some(StepRandom { generator: random, seed: self.common.seed });
+        let config = TrainerConfig { reshuffle: self.reshuffle, random };
+        let mut trainer = Trainer::new(ddp, loader, optimizer, next_token_loss, config);
+        let config = RunConfig {
+            epochs: self.epochs,
+            report: self.common.report.is_some(),
+            checkpoints: &self.checkpoints,
+            run: self.identity(rank.comm.world_size()),
+        };
+        let series = trainer.run(rank, &variables.map, &config, &mut Losses { prints: rank.is_first() })?;
+        if let (true, Some(path)) = (rank.is_first(), &self.common.save) {
+            save_weights(path, &variables.map)?;
+        }
+        Ok(series)
+    }
+
+    fn conclude(&self, _: &(), _: &Outcome<RunSeries>) -> Result<()> {
+        Ok(())
+    }
+
+    fn report(&self, _: (), outcome: Outcome<RunSeries>) -> Report {
+        let fact = |name: &str, value: String| (name.to_string(), value);
+        let data = match &self.common.data {
+            Some(path) => fact("data", path.display().to_string()),
+            None => fact("data", format!("{} rows of {} tokens", self.samples, self.length)),
+        };
+        Report {
+            facts: vec![
+                data,
+                fact("epochs", self.epochs.to_string()),
+                fact("batch size, each rank", self.batch_size.to_string()),
+                fact("learning rate", self.lr.to_string()),
+                fact("mask", format!("{:?}", self.mask).to_lowercase()),
+                fact("dropout", self.dropout.to_string()),
+                fact("d_model", self.d_model.to_string()),
+                fact("layers", self.num_layers.to_string()),
+            ],
+            runs: vec![outcome.trained],
+            ..Report::default()
+        }
+    }
+}
+
+impl DdpTransformerOptions {
+    /// Says where the document errs, if this run does so, too.
+    fn remark(&self) {
+        let mask =
+            "shows each token only those after it, so that the answer is in sight (--mask causal hides them)";
+        let order = "goes through the data in the same order in every epoch (--reshuffle gives each its own)";
+        let remarks: Vec<&str> = [(self.mask == Mask::Document, mask), (!self.reshuffle, order)]
+            .into_iter()
+            .filter_map(|(errs, remark)| errs.then_some(remark))
+            .collect();
+        if !remarks.is_empty() {
+            note(format_args!("as document 000 does, this run {}", remarks.join(", and ")));
+        }
+    }
+}
+
+/// Cross-entropy of each token's prediction of the one after it.
+fn next_token_loss(model: &Transformer, (tokens, next): &Batch) -> candle_core::Result<Tensor> {
+    cross_entropy(&model.forward_t(tokens, true)?, next, None)
+}
+
+/// Prints the loss of every step, on rank 0.
+struct Losses {
+    prints: bool,
+}
+
+impl Observer for Losses {
+    fn stepped(&mut self, step: &Step<'_>) -> Result<()> {
+        if !self.prints {
+            return Ok(());
+        }
+        let loss = Float(step.loss()?.into());
+        step.say(format_args!("Epoch {}, Batch {}, Loss: {loss}", step.epoch, step.batch))
+    }
+}

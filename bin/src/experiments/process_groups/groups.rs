@@ -1,0 +1,52 @@
+//! Groups of some of the ranks: who is in one, under which rank, and what closing one leaves.
+
+use std::sync::Arc;
+
+use candle_core::{Device, Tensor};
+use comm::{Communicator, ReduceOp};
+
+use crate::error::Result;
+
+use super::stage::{Stage, numbers, word};
+
+pub(super) fn show(stage: &Stage<'_>) -> Result<()> {
+    let world_size = stage.comm.world_size();
+    // All but the last; the document's example is 0, 1, 2 of 4.
+    let some: Vec<usize> = (0..world_size.max(2) - 1).collect();
+    let reversed: Vec<usize> = (0..world_size).rev().collect();
+    let custom = new_group(stage, &some)?;
+    let other = new_group(stage, &reversed)?;
+
+    stage.title(format_args!("closing the group of {reversed:?}"))?;
+    drop(other);
+    stage.each(format_args!("all_reduce of the rank in the world group {}", sum(stage.comm)?))?;
+    stage.each(match &custom {
+        Some(group) => format!("in the group of {some:?} {}", sum(&**group)?),
+        None => format!("not in the group of {some:?}"),
+    })
+}
+
+fn new_group(stage: &Stage<'_>, ranks: &[usize]) -> Result<Option<Arc<dyn Communicator>>> {
+    stage.title(format_args!("new_group({ranks:?})"))?;
+    let group = stage.comm.new_group(ranks)?;
+    stage.each(match &group {
+        Some(group) => format!(
+            "in the group {}, get_rank {}, get_world_size {}, get_process_group_ranks {:?}, all_reduce of the rank {}",
+            word(true),
+            group.rank(),
+            group.world_size(),
+            group.world_ranks(),
+            sum(&**group)?
+        ),
+        None => format!("in the group {}", word(false)),
+    })?;
+    Ok(group)
+}
+
+/// The sum over a group of the ranks in the world.
+fn sum(group: &dyn Communicator) -> Result<String> {
+    let own = group.world_ranks()[group.rank()] as f32;
+    let tensor = Tensor::new(&[own], &Device::Cpu)?;
+    group.all_reduce(&tensor, ReduceOp::Sum)?.wait()?;
+    numbers(&tensor)
+}

@@ -1,0 +1,118 @@
+//! How ranks meet: each way in turn, one rank that does not come, and what becomes of the meeting place.
+
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use candle_core::{Device, Tensor};
+use comm::{Communicator, InitMethod, ReduceOp, Tcp, TcpConfig, broadcast_object};
+use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket, sockopt};
+
+use crate::error::{Error, Result};
+
+use super::stage::{Stage, numbers};
+
+/// How long the group waits for a rank that will not come, where it may.
+const SHORT: Duration = Duration::from_secs(1);
+
+pub(super) fn show(stage: &Stage<'_>, config: &TcpConfig) -> Result<()> {
+    let world_size = config.world_size;
+    stage.title("meeting places")?;
+    let main = kind(&config.init_method);
+    stage
+        .say(format_args!("{main}: {world_size} of {world_size} ranks have met; this is the world group"))?;
+    if matches!(config.init_method, InitMethod::Env) && world_size > 1 {
+        by_tcp(stage, config)?;
+        by_file(stage, config)?;
+    }
+    late(stage, config)
+}
+
+fn kind(method: &InitMethod) -> &'static str {
+    match method {
+        InitMethod::Env => "env:// (MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE)",
+        InitMethod::Tcp { .. } => "tcp://",
+        InitMethod::File(_) => "file://",
+    }
+}
+
+fn by_tcp(stage: &Stage<'_>, config: &TcpConfig) -> Result<()> {
+    let first = config.rank == 0;
+    let reserved = if first { Some(reserve(config)?) } else { None };
+    let own = reserved.as_ref().map(|(_, address)| address.to_string());
+    let address = broadcast_object(stage.comm, &own.unwrap_or_default(), 0)?;
+    let group = Tcp::connect(&at(config, format!("tcp://{address}").parse()?))?;
+    stage.say(format_args!("tcp://: {0} of {0} ranks have met", config.world_size))?;
+    // Nobody else can have taken the port meanwhile: it is still reserved.
+    let gone = address.parse::<SocketAddr>().is_ok_and(|address| TcpStream::connect(address).is_err());
+    let state = if gone { "nobody listens there any more" } else { "somebody listens there" };
+    not_needed(stage, &group, "tcp://", state)
+}
+
+fn by_file(stage: &Stage<'_>, config: &TcpConfig) -> Result<()> {
+    let path = broadcast_object(stage.comm, &meeting_file(), 0)?;
+    let group = Tcp::connect(&at(config, InitMethod::File(path.clone())))?;
+    stage.say(format_args!("file://: {0} of {0} ranks have met", config.world_size))?;
+    not_needed(stage, &group, "file://", if path.exists() { "the file is there" } else { "the file is gone" })
+}
+
+/// The ranks talk over the group, whose meeting place is gone.
+fn not_needed(stage: &Stage<'_>, group: &Tcp, method: &str, state: &str) -> Result<()> {
+    let tensor = Tensor::new(&[group.rank() as f32], &Device::Cpu)?;
+    group.all_reduce(&tensor, ReduceOp::Sum)?.wait()?;
+    let sum = numbers(&tensor)?;
+    stage.say(format_args!("{method}: {state}, and all_reduce of the rank over that group gives {sum}"))
+}
+
+/// A group that waits for one rank more than there are.
+fn late(stage: &Stage<'_>, config: &TcpConfig) -> Result<()> {
+    let path = broadcast_object(stage.comm, &meeting_file(), 0)?;
+    let (come, world_size) = (config.world_size, config.world_size + 1);
+    let timeout = config.timeout.min(SHORT);
+    let config = TcpConfig { world_size, timeout, ..at(config, InitMethod::File(path)) };
+    let ranks = if come == 1 { "rank comes" } else { "ranks come" };
+    match Tcp::connect(&config) {
+        Err(comm::Error::Rendezvous { detail, .. }) => stage.say(format_args!(
+            "time-out: a group of {world_size} to which {come} {ranks} gives up after {} s: {detail}",
+            timeout.as_secs_f64()
+        )),
+        // Rank 0 tells of it; how the others hear of the end does not matter.
+        Err(_) if config.rank > 0 => Ok(()),
+        Err(other) => Err(other.into()),
+        Ok(_) => stage.say(format_args!("time-out: rank {come} came from nowhere")),
+    }
+}
+
+/// The same rank, in a group of its own.
+fn at(config: &TcpConfig, init_method: InitMethod) -> TcpConfig {
+    TcpConfig { init_method, job_id: format!("{}/meeting", config.job_id), ..config.clone() }
+}
+
+/// A port for rank 0 to listen on: until it does, the system gives it to nobody else.
+fn reserve(config: &TcpConfig) -> Result<(OwnedFd, SocketAddr)> {
+    let open = || -> rustix::io::Result<(OwnedFd, SocketAddr)> {
+        let address = SocketAddr::new(config.bind, 0);
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let socket = socket(family, SocketType::STREAM, None)?;
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+        bind(&socket, &address)?;
+        let address = SocketAddr::try_from(getsockname(&socket)?)?;
+        Ok((socket, address))
+    };
+    open().map_err(|reason| {
+        Error::Comm(comm::Error::Listen {
+            address: SocketAddr::new(config.bind, 0).to_string(),
+            reason: reason.to_string(),
+        })
+    })
+}
+
+/// A path that no other job uses. The ranks of the job share a host, or a folder for temporary files.
+fn meeting_file() -> PathBuf {
+    let number = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |since| since.as_nanos());
+    let name = format!("girandole-{}-{number:x}", std::process::id());
+    Path::new(&std::env::temp_dir()).join(name)
+}

@@ -1,0 +1,60 @@
+//! `process-groups`, document 004: back ends, ranks, meeting places, operations between ranks, groups of ranks.
+
+mod groups;
+mod meeting;
+mod operations;
+mod options;
+mod ranks;
+mod stage;
+
+pub use options::ProcessGroupsOptions;
+
+use comm::{Communicator, Tcp, TcpConfig};
+
+use crate::backends;
+use crate::console::say;
+use crate::error::{Error, Result};
+use crate::start::{self, Start};
+use crate::trace;
+
+use stage::Stage;
+
+const NAME: &str = "process-groups";
+const WORLD_SIZE: usize = 2;
+
+/// Runs the command: starts the ranks, or shows what one of them does.
+///
+/// # Errors
+/// A wrong option, a rank that failed.
+pub fn run(options: &ProcessGroupsOptions) -> Result<()> {
+    let start = Start::find(&options.ranks, NAME, WORLD_SIZE)?;
+    options.ranks.check()?;
+    options.layout()?;
+    trace::install(false)?;
+    match start {
+        Start::Launcher { world_size } => start::spawn::<()>(NAME, world_size),
+        Start::Rank { config, spawned } => {
+            let in_rank = |source| Error::in_rank(config.rank, source);
+            show(options, &config).map_err(in_rank)?;
+            if spawned && config.rank == 0 { start::hand_over(&()) } else { Ok(()) }
+        }
+    }
+}
+
+fn show(options: &ProcessGroupsOptions, config: &TcpConfig) -> Result<()> {
+    let world = Tcp::connect(config)?;
+    let stage = Stage::new(&world);
+    stage.say(format_args!("===== back ends ====="))?;
+    for backend in backends::all() {
+        stage.say(format_args!("{backend}"))?;
+    }
+    ranks::show(&stage, &world, options.layout()?)?;
+    meeting::show(&stage, config)?;
+    operations::show(&stage)?;
+    groups::show(&stage)?;
+    stage.title("closing the world group")?;
+    // Nobody is to leave before all have shown what they had to show.
+    world.barrier()?.wait()?;
+    drop(world);
+    if config.rank == 0 { say(format_args!("is_initialized False")) } else { Ok(()) }
+}

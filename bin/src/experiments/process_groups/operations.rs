@@ -1,0 +1,67 @@
+//! The operations of the document, with what each rank had before and after.
+
+use candle_core::{DType, Device, Tensor};
+use comm::{Communicator, ReduceOp};
+
+use crate::error::Result;
+
+use super::stage::{Stage, numbers};
+
+/// Rank r begins with `[r + 1, 10 (r + 1)]`.
+fn own(comm: &dyn Communicator) -> Result<Tensor> {
+    let number = comm.rank() as f32 + 1.0;
+    Ok(Tensor::new(&[number, 10.0 * number], &Device::Cpu)?)
+}
+
+pub(super) fn show(stage: &Stage<'_>) -> Result<()> {
+    let comm = stage.comm;
+    in_place(stage, "all_reduce (sum)", |tensor| Ok(comm.all_reduce(tensor, ReduceOp::Sum)?.wait()?))?;
+    send_and_recv(stage)?;
+    in_place(stage, "reduce (sum, to rank 0)", |tensor| {
+        Ok(comm.reduce(tensor, ReduceOp::Sum, 0)?.wait()?)
+    })?;
+    let last = comm.world_size() - 1;
+    in_place(stage, &format!("broadcast (from rank {last})"), |tensor| {
+        Ok(comm.broadcast(tensor, last)?.wait()?)
+    })?;
+    all_gather(stage)
+}
+
+/// An operation that changes the tensor it is given.
+fn in_place(stage: &Stage<'_>, title: &str, operation: impl Fn(&Tensor) -> Result<()>) -> Result<()> {
+    stage.title(title)?;
+    let tensor = own(stage.comm)?;
+    let before = numbers(&tensor)?;
+    operation(&tensor)?;
+    stage.each(format_args!("before {before}, after {}", numbers(&tensor)?))
+}
+
+/// Each rank sends to the next one, the last to rank 0.
+fn send_and_recv(stage: &Stage<'_>) -> Result<()> {
+    let comm = stage.comm;
+    let (rank, world_size) = (comm.rank(), comm.world_size());
+    stage.title("send, recv")?;
+    if world_size == 1 {
+        return stage.each("there is nobody to send to");
+    }
+    let (to, from) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
+    let (sent, received) = (own(comm)?, Tensor::zeros(2, DType::F32, &Device::Cpu)?);
+    // Someone has to begin: if all sent first, each would wait for the next one to receive.
+    if rank == 0 {
+        comm.send(&sent, to)?.wait()?;
+        comm.recv(&received, from)?.wait()?;
+    } else {
+        comm.recv(&received, from)?.wait()?;
+        comm.send(&sent, to)?.wait()?;
+    }
+    let (sent, received) = (numbers(&sent)?, numbers(&received)?);
+    stage.each(format_args!("before {sent}, sent to rank {to}; after {received}, received from rank {from}"))
+}
+
+fn all_gather(stage: &Stage<'_>) -> Result<()> {
+    stage.title("all_gather")?;
+    let input = own(stage.comm)?;
+    let output = Tensor::zeros((stage.comm.world_size(), 2), DType::F32, &Device::Cpu)?;
+    stage.comm.all_gather(&output, &input)?.wait()?;
+    stage.each(format_args!("before {}, after {}", numbers(&input)?, numbers(&output)?))
+}

@@ -1,0 +1,39 @@
+//! The document's `compare_samplers`: the order of one process, and the share of each rank.
+
+use sampler::{Generator, RandomSampler, Sampler, SequentialSampler, SharedGenerator};
+
+use crate::console::say;
+use crate::error::Result;
+
+use super::coverage::Coverage;
+use super::{SamplerOptions, look, ranks};
+
+/// Features of a sample of the document's data set. Only labels are looked at, but these are drawn before.
+const FEATURES: usize = 10;
+
+pub(super) fn run(options: &SamplerOptions) -> Result<()> {
+    let mut generator = Generator::new(options.seed);
+    generator.randn(options.compared.saturating_mul(FEATURES))?;
+    let labels = generator.randint(options.compared, 0, 2)?;
+
+    let mut plain: Box<dyn Sampler> = match options.no_shuffle {
+        false => Box::new(RandomSampler::new(options.compared, SharedGenerator::from(generator))),
+        true => Box::new(SequentialSampler::new(options.compared)),
+    };
+    let (count, first) = look(plain.indices()?, 20, |_| ());
+    say(format_args!("\n===== plain sampler (one process) ====="))?;
+    say(format_args!("samples: {}", count))?;
+    say(format_args!("sample indices: {first:?}..."))?;
+
+    say(format_args!("\n===== distributed sampler ({}) =====", ranks(options.world_size)))?;
+    let mut coverage = Coverage::new(options.compared)?;
+    for rank in 0..options.world_size {
+        let indices = options.sampler(options.compared, rank)?.iter()?;
+        let (count, first) = look(indices, 10, |index| coverage.add(rank, index));
+        let of_first: Vec<i64> = first.iter().map(|index| labels[*index]).collect();
+        say(format_args!("rank {rank} has {count} samples"))?;
+        say(format_args!("  first 10 indices: {first:?}"))?;
+        say(format_args!("  their labels: {of_first:?}"))?;
+    }
+    say(format_args!("all ranks together: {coverage}"))
+}

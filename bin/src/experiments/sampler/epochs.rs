@@ -1,0 +1,89 @@
+//! The document's `train_with_sampler`, without the training: a loader on each rank, epoch after epoch.
+
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use sampler::{BoxError, DataLoader, DataLoaderConfig, Dataset, DistributedSampler, Sampler};
+
+use crate::console::say;
+use crate::error::Result;
+
+use super::coverage::Coverage;
+use super::{SamplerOptions, look, ranks};
+
+/// The document says which batch it is at after so many.
+const SAY_EVERY: usize = 5;
+
+/// A data set whose samples are their own numbers.
+struct Numbers(usize);
+
+impl Dataset for Numbers {
+    type Item = usize;
+
+    fn len(&self) -> usize {
+        self.0
+    }
+
+    fn get(&self, index: usize) -> std::result::Result<usize, BoxError> {
+        Ok(index)
+    }
+}
+
+type Loader = DataLoader<Numbers, Vec<usize>, DistributedSampler>;
+
+pub(super) fn run(options: &SamplerOptions) -> Result<()> {
+    let mut loaders =
+        (0..options.world_size).map(|rank| loader(options, rank)).collect::<Result<Vec<_>>>()?;
+    say(format_args!("===== training with a distributed sampler ({}) =====", ranks(options.world_size)))?;
+    for (rank, loader) in loaders.iter().enumerate() {
+        say(format_args!("Rank {rank}: Sampler has {} samples", loader.sampler().len()))?;
+    }
+    // As hashes: the orders themselves are as large as the data, each of them.
+    let mut orders = HashSet::new();
+    for epoch in 0..options.epochs {
+        let mut coverage = Coverage::new(options.samples)?;
+        let mut order = DefaultHasher::new();
+        for (rank, loader) in loaders.iter_mut().enumerate() {
+            loader.set_epoch(epoch as u64);
+            let (_, first) = look(loader.sampler().iter()?, 10, |index| {
+                coverage.add(rank, index);
+                index.hash(&mut order);
+            });
+            go_through(options, rank, epoch, loader)?;
+            say(format_args!("Rank {rank}, Epoch {epoch}: first 10 indices: {first:?}"))?;
+        }
+        say(format_args!("Epoch {epoch}: {coverage}"))?;
+        orders.insert(order.finish());
+    }
+    let epochs = if options.epochs == 1 { "epoch" } else { "epochs" };
+    let different = if orders.len() == 1 { "order" } else { "different orders" };
+    say(format_args!("{} {epochs}, {} {different}", options.epochs, orders.len()))
+}
+
+fn loader(options: &SamplerOptions, rank: usize) -> Result<Loader> {
+    let config = DataLoaderConfig {
+        batch_size: options.batch_size,
+        drop_last: !options.keep_last,
+        ..DataLoaderConfig::default()
+    };
+    let sampler = options.sampler(options.samples, rank)?;
+    Ok(DataLoader::new(Arc::new(Numbers(options.samples)), sampler, Ok, config)?)
+}
+
+/// One rank's epoch, as the document prints it.
+fn go_through(options: &SamplerOptions, rank: usize, epoch: usize, loader: &mut Loader) -> Result<()> {
+    let mut processed = 0;
+    for (batch, samples) in loader.batches()?.enumerate() {
+        let samples = samples?.len();
+        processed += samples;
+        if batch.is_multiple_of(SAY_EVERY) {
+            let first = batch * options.batch_size;
+            say(format_args!(
+                "Rank {rank}, Epoch {epoch}, Batch {batch}: Sample indices range: {first} to {}",
+                first + samples - 1
+            ))?;
+        }
+    }
+    say(format_args!("Rank {rank}, Epoch {epoch} processed {processed} samples"))
+}

@@ -1,0 +1,83 @@
+//! Which program a name means.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::error::Result;
+
+use super::no_program;
+
+/// The name under which this program is installed.
+const OWN_NAME: &str = "girandole";
+
+/// A program to start.
+#[derive(Debug, PartialEq)]
+pub(super) struct Program {
+    pub(super) path: PathBuf,
+    /// Its ranks know how to take over the port that the launcher holds.
+    pub(super) is_this_one: bool,
+}
+
+impl Program {
+    /// The program of this name: a path, or a name that is looked for in `PATH`. Where `girandole` is not installed, its
+    /// name means the program that runs.
+    pub(super) fn find(name: &OsStr) -> Result<Self> {
+        let own = std::env::current_exe().ok();
+        let search = std::env::var_os("PATH").unwrap_or_default();
+        let found = match name.as_encoded_bytes().contains(&b'/') {
+            true => Some(PathBuf::from(name)).filter(|path| path.exists()),
+            false => in_path(name, &search),
+        };
+        let found = found.or_else(|| own.clone().filter(|_| name == OWN_NAME));
+        let path = found.ok_or_else(|| no_program(name.display()))?;
+        let is_this_one = own.is_some_and(|own| same_file(&own, &path));
+        Ok(Self { path, is_this_one })
+    }
+}
+
+pub(crate) fn in_path(name: &OsStr, search: &OsStr) -> Option<PathBuf> {
+    let runs = |path: &PathBuf| {
+        fs::metadata(path).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+    };
+    let folders = std::env::split_paths(search);
+    folders.filter(|_| !name.is_empty()).map(|folder| folder.join(name)).find(runs)
+}
+
+fn same_file(a: &Path, b: &Path) -> bool {
+    let identity = |path| fs::metadata(path).map(|file| (file.dev(), file.ino())).ok();
+    identity(a).is_some_and(|a| Some(a) == identity(b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_looked_for_in_path_where_it_can_be_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let [first, second] = ["first", "second"].map(|name| folder.path().join(name));
+        for (folder, mode) in [(&first, 0o644), (&second, 0o755)] {
+            fs::create_dir(folder).unwrap();
+            fs::write(folder.join("train"), "").unwrap();
+            fs::set_permissions(folder.join("train"), fs::Permissions::from_mode(mode)).unwrap();
+        }
+        let search = std::env::join_paths([&first, &second]).unwrap();
+        assert_eq!(in_path("train".as_ref(), &search), Some(second.join("train")));
+        assert_eq!(in_path("".as_ref(), &search), None);
+        assert_eq!(in_path("other".as_ref(), &search), None);
+    }
+
+    #[test]
+    fn this_program_is_known_under_any_path() {
+        let own = std::env::current_exe().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&own, &link).unwrap();
+        assert!(Program::find(link.as_os_str()).unwrap().is_this_one);
+        assert!(!Program::find("sh".as_ref()).unwrap().is_this_one);
+        let message = Program::find("no/such/program".as_ref()).unwrap_err().to_string();
+        assert!(message.starts_with("PROGRAM: got no/such/program; no such program"), "{message}");
+    }
+}

@@ -1,0 +1,49 @@
+//! The convolutional net of document 004, for pictures of 3 x 32 x 32.
+
+use candle_core::{D, Result, Tensor};
+use candle_nn::{Conv2d, Conv2dConfig, Linear, Module, VarBuilder};
+use training::{conv2d, max_pool2d};
+
+/// Two convolutions, each followed by ReLU and pooling, and three linear layers; the document's `Net`.
+#[derive(Debug)]
+pub struct ConvNet {
+    conv1: Conv2d,
+    conv2: Conv2d,
+    fc1: Linear,
+    fc2: Linear,
+    fc3: Linear,
+}
+
+impl ConvNet {
+    /// Classes that it tells apart.
+    pub const CLASSES: usize = 10;
+
+    /// Makes the layers.
+    ///
+    /// # Errors
+    /// Those of the builder.
+    pub fn new(builder: VarBuilder<'_>) -> Result<Self> {
+        let conv = |from, to, name| candle_nn::conv2d(from, to, 5, Conv2dConfig::default(), builder.pp(name));
+        let linear = |from, to, name| candle_nn::linear(from, to, builder.pp(name));
+        Ok(Self {
+            conv1: conv(3, 6, "conv1")?,
+            conv2: conv(6, 16, "conv2")?,
+            fc1: linear(16 * 5 * 5, 120, "fc1")?,
+            fc2: linear(120, 84, "fc2")?,
+            fc3: linear(84, Self::CLASSES, "fc3")?,
+        })
+    }
+}
+
+impl Module for ConvNet {
+    /// # Shapes
+    /// (batch, 3, 32, 32) to (batch, 10).
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let x = max_pool2d(&conv2d(x, &self.conv1)?.relu()?, (2, 2))?; // (batch, 6, 14, 14)
+        let x = max_pool2d(&conv2d(&x, &self.conv2)?.relu()?, (2, 2))?; // (batch, 16, 5, 5)
+        let x = x.flatten(1, D::Minus1)?;
+        let x = self.fc1.forward(&x)?.relu()?;
+        let x = self.fc2.forward(&x)?.relu()?;
+        self.fc3.forward(&x)
+    }
+}

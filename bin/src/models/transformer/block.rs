@@ -1,0 +1,102 @@
+//! One block: attention, then feed-forward, each with dropout, a residual and a norm after it.
+
+use candle_core::{Module, Result, Tensor};
+use candle_nn::{Linear, ModuleT, VarBuilder, linear};
+use sampler::SharedGenerator;
+use training::{Dropout, LayerNorm, Visible, attention, layer_norm};
+
+use super::TransformerConfig;
+
+/// PyTorch's.
+pub(super) const EPS: f64 = 1e-5;
+
+/// A block of a [`Transformer`](super::Transformer).
+#[derive(Debug)]
+pub struct TransformerBlock {
+    attention: SelfAttention,
+    norm1: LayerNorm,
+    ffn: FeedForward,
+    norm2: LayerNorm,
+    dropout: Dropout,
+}
+
+impl TransformerBlock {
+    /// Makes the block. Its dropout draws from `random`.
+    ///
+    /// # Errors
+    /// Those of the builder, and sizes that do not go together.
+    pub fn new(
+        builder: VarBuilder<'_>,
+        config: &TransformerConfig,
+        random: &SharedGenerator,
+    ) -> Result<Self> {
+        let d_model = config.d_model;
+        Ok(Self {
+            attention: SelfAttention::new(builder.pp("attention"), config)?,
+            norm1: layer_norm(d_model, EPS, builder.pp("norm1"))?,
+            ffn: FeedForward::new(builder.pp("ffn"), d_model, config.d_ff)?,
+            norm2: layer_norm(d_model, EPS, builder.pp("norm2"))?,
+            dropout: Dropout::new(config.dropout, random.clone())?,
+        })
+    }
+}
+
+impl ModuleT for TransformerBlock {
+    /// # Shapes
+    /// (batch, length, d_model) to the same.
+    fn forward_t(&self, x: &Tensor, train: bool) -> Result<Tensor> {
+        let mixed = self.dropout.forward_t(&self.attention.forward(x)?, train)?;
+        let x = self.norm1.forward(&(x + mixed)?)?;
+        let fed = self.dropout.forward_t(&self.ffn.forward(&x)?, train)?;
+        self.norm2.forward(&(x + fed)?)
+    }
+}
+
+#[derive(Debug)]
+struct SelfAttention {
+    q_linear: Linear,
+    k_linear: Linear,
+    v_linear: Linear,
+    out_linear: Linear,
+    num_heads: usize,
+    visible: Visible,
+}
+
+impl SelfAttention {
+    fn new(builder: VarBuilder<'_>, config: &TransformerConfig) -> Result<Self> {
+        let &TransformerConfig { d_model, num_heads, visible, .. } = config;
+        let layer = |name: &str| linear(d_model, d_model, builder.pp(name));
+        Ok(Self {
+            q_linear: layer("q_linear")?,
+            k_linear: layer("k_linear")?,
+            v_linear: layer("v_linear")?,
+            out_linear: layer("out_linear")?,
+            num_heads,
+            visible,
+        })
+    }
+
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let (q, k, v) = (self.q_linear.forward(x)?, self.k_linear.forward(x)?, self.v_linear.forward(x)?);
+        self.out_linear.forward(&attention(&q, &k, &v, self.num_heads, self.visible)?)
+    }
+}
+
+#[derive(Debug)]
+struct FeedForward {
+    fc1: Linear,
+    fc2: Linear,
+}
+
+impl FeedForward {
+    fn new(builder: VarBuilder<'_>, d_model: usize, d_ff: usize) -> Result<Self> {
+        Ok(Self {
+            fc1: linear(d_model, d_ff, builder.pp("fc1"))?,
+            fc2: linear(d_ff, d_model, builder.pp("fc2"))?,
+        })
+    }
+
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.fc2.forward(&self.fc1.forward(x)?.relu()?)
+    }
+}

@@ -1,0 +1,48 @@
+//! Where a token stands, as sines and cosines.
+
+use candle_core::{Device, Module, Result, Tensor, Var};
+use candle_nn::{Init, VarBuilder};
+
+/// Adds to each token's numbers sines and cosines of its position, the slower the further back.
+#[derive(Debug)]
+pub struct PositionalEncoding {
+    pe: Tensor,
+}
+
+impl PositionalEncoding {
+    /// For rows of up to `max_len` tokens of `d_model` numbers. The table is the variable `pe`, which PyTorch saves, too; one that
+    /// the builder already holds stays as it is.
+    ///
+    /// # Errors
+    /// Those of the builder.
+    pub fn new(max_len: usize, d_model: usize, builder: VarBuilder<'_>) -> Result<Self> {
+        let known = builder.contains_tensor("pe");
+        let pe = builder.get_with_hints((1, max_len, d_model), "pe", Init::Const(0.0))?;
+        if known {
+            return Ok(Self { pe: pe.detach() });
+        }
+        let pe = Var::from_tensor(&pe)?;
+        pe.set(&table(max_len, d_model)?.to_dtype(pe.dtype())?.to_device(pe.device())?)?;
+        Ok(Self { pe: pe.as_detached_tensor() })
+    }
+}
+
+impl Module for PositionalEncoding {
+    /// # Shapes
+    /// (batch, length, d_model) to the same.
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x.broadcast_add(&self.pe.narrow(1, 0, x.dim(1)?)?)
+    }
+}
+
+/// Sines in even places, cosines in odd ones; computed in f32, step by step as PyTorch does.
+fn table(max_len: usize, d_model: usize) -> Result<Tensor> {
+    let slower = (-(1e4f64.ln()) / d_model as f64) as f32;
+    let speeds: Vec<f32> = (0..d_model).step_by(2).map(|place| (place as f32 * slower).exp()).collect();
+    let row = |position: usize| {
+        let angles = speeds.iter().map(move |speed| position as f32 * speed);
+        angles.flat_map(|angle| [angle.sin(), angle.cos()])
+    };
+    let numbers: Vec<f32> = (0..max_len).flat_map(row).collect();
+    Tensor::from_vec(numbers, (1, max_len, d_model), &Device::Cpu)
+}

@@ -1,0 +1,93 @@
+//! The model as PyTorch prints it.
+
+use crate::models::tree::ModuleTree;
+use crate::python::Float;
+
+use super::block::EPS;
+use super::{Transformer, TransformerConfig};
+
+impl Transformer {
+    /// What PyTorch prints of a model of these sizes; the model itself is not made.
+    pub fn tree(config: &TransformerConfig) -> ModuleTree {
+        let &TransformerConfig { vocab_size, d_model, num_layers, .. } = config;
+        ModuleTree::new(
+            "Transformer",
+            [
+                ("embedding", ModuleTree::leaf(format!("Embedding({vocab_size}, {d_model})"))),
+                ("pos_encoding", ModuleTree::leaf("PositionalEncoding")),
+                ("layers", ModuleTree::list((0..num_layers).map(|_| block(config)))),
+                ("out_linear", ModuleTree::linear(d_model, vocab_size)),
+            ],
+        )
+    }
+}
+
+fn block(config: &TransformerConfig) -> ModuleTree {
+    let &TransformerConfig { d_model, d_ff, dropout, .. } = config;
+    let square = || ModuleTree::linear(d_model, d_model);
+    let linears = ["q_linear", "k_linear", "v_linear", "out_linear"].map(|name| (name, square()));
+    let feed = [("fc1", ModuleTree::linear(d_model, d_ff)), ("fc2", ModuleTree::linear(d_ff, d_model))];
+    let norm = || {
+        let eps = Float(EPS);
+        ModuleTree::leaf(format!("LayerNorm(({d_model},), eps={eps}, elementwise_affine=True)"))
+    };
+    ModuleTree::new(
+        "TransformerBlock",
+        [
+            ("attention", ModuleTree::new("MultiHeadSelfAttention", linears)),
+            ("norm1", norm()),
+            ("ffn", ModuleTree::new("FeedForward", feed)),
+            ("norm2", norm()),
+            ("dropout", ModuleTree::leaf(format!("Dropout(p={}, inplace=False)", Float(dropout)))),
+        ],
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tree_is_the_one_that_the_document_prints() {
+        let sizes = (1000, 32, 8, 64, 2, 5000);
+        let (vocab_size, d_model, num_heads, d_ff, num_layers, max_len) = sizes;
+        let config = TransformerConfig {
+            vocab_size,
+            d_model,
+            num_heads,
+            d_ff,
+            num_layers,
+            max_len,
+            ..TransformerConfig::default()
+        };
+        let expected = "\
+Transformer(
+  (embedding): Embedding(1000, 32)
+  (pos_encoding): PositionalEncoding()
+  (layers): ModuleList(
+    (0-1): 2 x TransformerBlock(
+      (attention): MultiHeadSelfAttention(
+        (q_linear): Linear(in_features=32, out_features=32, bias=True)
+        (k_linear): Linear(in_features=32, out_features=32, bias=True)
+        (v_linear): Linear(in_features=32, out_features=32, bias=True)
+        (out_linear): Linear(in_features=32, out_features=32, bias=True)
+      )
+      (norm1): LayerNorm((32,), eps=1e-05, elementwise_affine=True)
+      (ffn): FeedForward(
+        (fc1): Linear(in_features=32, out_features=64, bias=True)
+        (fc2): Linear(in_features=64, out_features=32, bias=True)
+      )
+      (norm2): LayerNorm((32,), eps=1e-05, elementwise_affine=True)
+      (dropout): Dropout(p=0.1, inplace=False)
+    )
+  )
+  (out_linear): Linear(in_features=32, out_features=1000, bias=True)
+)";
+        assert_eq!(Transformer::tree(&config).to_string(), expected);
+        let one = Transformer::tree(&TransformerConfig { num_layers: 1, dropout: 0.0, ..config.clone() });
+        assert!(one.to_string().contains("\n    (0): TransformerBlock(\n"));
+        assert!(one.to_string().contains("(dropout): Dropout(p=0.0, inplace=False)"));
+        let none = Transformer::tree(&TransformerConfig { num_layers: 0, ..config });
+        assert!(none.to_string().contains("\n  (layers): ModuleList()\n"));
+    }
+}

@@ -1,0 +1,94 @@
+//! When and where checkpoints are written, and what must agree for a run to go on from one.
+
+use std::collections::BTreeMap;
+
+use candle_nn::VarMap;
+use serde::{Deserialize, Serialize};
+use training::Checkpoints;
+
+/// What determines the numbers of a run: it goes on only from a checkpoint of the same.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct RunIdentity {
+    /// The command.
+    pub command: String,
+    /// Ranks that took part. Another number is no contradiction: what is left of the epoch is dealt out anew.
+    pub world_size: usize,
+    /// Options, as they are typed, with their values: seed, learning rate, sizes. Not the epochs: a run may be made longer.
+    pub settings: BTreeMap<String, String>,
+}
+
+impl RunIdentity {
+    /// An identity of these options and values.
+    pub fn new<'a>(
+        command: &str,
+        world_size: usize,
+        settings: impl IntoIterator<Item = (&'a str, String)>,
+    ) -> Self {
+        let settings = settings.into_iter().map(|(option, value)| (option.to_string(), value)).collect();
+        Self { command: command.into(), world_size, settings }
+    }
+
+    /// The first option in which `self`, this run, differs from the one that was saved: its name, its value, the saved one.
+    pub(super) fn difference<'a>(&'a self, saved: &'a Self) -> Option<(&'a str, &'a str, &'a str)> {
+        let value = |settings: &'a BTreeMap<String, String>, option: &str| {
+            settings.get(option).map_or("nothing", String::as_str)
+        };
+        let options = self.settings.keys().chain(saved.settings.keys());
+        let mut pairs = options
+            .map(|option| (option.as_str(), value(&self.settings, option), value(&saved.settings, option)));
+        pairs.find(|(_, own, saved)| own != saved)
+    }
+}
+
+/// Writes a trainer's checkpoints. See [`Trainer::keep_checkpoints`](super::Trainer::keep_checkpoints).
+#[derive(Clone)]
+pub struct Keeper {
+    /// The folder.
+    pub checkpoints: Checkpoints,
+    /// Steps from one checkpoint to the next; none: one at the end of each epoch.
+    pub every: Option<usize>,
+    /// The model's variables, buffers too.
+    pub vars: VarMap,
+    /// What the run is.
+    pub run: RunIdentity,
+    /// The step of the last checkpoint.
+    pub(super) kept: Option<usize>,
+}
+
+impl Keeper {
+    /// A keeper that has written nothing yet.
+    pub fn new(checkpoints: Checkpoints, every: Option<usize>, vars: VarMap, run: RunIdentity) -> Self {
+        Self { checkpoints, every, vars, run, kept: None }
+    }
+
+    /// Whether one is due in the middle of an epoch.
+    pub(super) fn is_due(&self, step: usize) -> bool {
+        self.every.is_some_and(|every| step.is_multiple_of(every))
+    }
+
+    pub(super) fn is_due_after_epoch(&self, step: usize) -> bool {
+        self.every.is_none_or(|every| step.is_multiple_of(every))
+    }
+
+    pub(super) fn is_kept(&self, step: usize) -> bool {
+        self.kept == Some(step)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_difference_is_named() {
+        let run = |settings: &[(&'static str, &str)]| {
+            RunIdentity::new("x", 2, settings.iter().map(|(option, value)| (*option, value.to_string())))
+        };
+        let own = run(&[("--lr", "0.1"), ("--seed", "42")]);
+        assert_eq!(own.difference(&own), None);
+        assert_eq!(own.difference(&run(&[("--lr", "0.1"), ("--seed", "7")])), Some(("--seed", "42", "7")));
+        let more = run(&[("--lr", "0.1"), ("--seed", "42"), ("--mask", "none")]);
+        assert_eq!(own.difference(&more), Some(("--mask", "nothing", "none")));
+        assert_eq!(more.difference(&own), Some(("--mask", "none", "nothing")));
+    }
+}

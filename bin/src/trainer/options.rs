@@ -1,0 +1,82 @@
+//! The options of checkpoints, which all training experiments share.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use training::{CheckpointConfig, Checkpoints};
+
+use crate::error::{Error, Result};
+use crate::file_error::FileError;
+use crate::options::count;
+
+/// What `--resume` without a value stands for.
+const LATEST: &str = "latest";
+
+/// Where a run keeps its checkpoints, and whether it goes on from one.
+#[derive(Debug, Clone, Default, Args)]
+pub struct CheckpointOptions {
+    /// Folder to keep checkpoints in; the last two stay
+    #[arg(long, value_name = "DIR", help_heading = "Checkpoints")]
+    pub checkpoint_dir: Option<PathBuf>,
+    /// Steps from one checkpoint to the next [default: those of an epoch]
+    #[arg(
+        long,
+        value_name = "STEPS",
+        value_parser = count,
+        allow_negative_numbers = true,
+        requires = "checkpoint_dir",
+        help_heading = "Checkpoints"
+    )]
+    pub checkpoint_every: Option<usize>,
+    /// Go on from the latest checkpoint in --checkpoint-dir, or from the one given; from the beginning where there is none yet
+    #[arg(
+        long,
+        value_name = "CHECKPOINT",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = LATEST,
+        requires = "checkpoint_dir",
+        help_heading = "Checkpoints"
+    )]
+    pub resume: Option<PathBuf>,
+}
+
+impl CheckpointOptions {
+    /// Checks the folder, before any work: that checkpoints can be written to it, and that no earlier run's would be lost.
+    ///
+    /// # Errors
+    /// A folder that cannot be made or written; checkpoints in it, without `--resume`.
+    pub fn check(&self) -> Result<()> {
+        let Some(checkpoints) = self.open()? else { return Ok(()) };
+        let dir = self.dir();
+        let probe = dir.join(format!(".unfinished-probe-{}", std::process::id()));
+        let written = File::create(&probe).and_then(|_| fs::remove_file(&probe));
+        written.map_err(|error| FileError::write(dir, error))?;
+        if self.resume.is_none() && !checkpoints.list()?.is_empty() {
+            let help =
+                "it holds checkpoints of an earlier run; give --resume to go on from them, or another folder";
+            let got = dir.display().to_string();
+            return Err(Error::Option { option: "--checkpoint-dir", got, help: help.into() });
+        }
+        Ok(())
+    }
+
+    /// The folder's checkpoints, where one is given.
+    pub(super) fn open(&self) -> Result<Option<Checkpoints>> {
+        let open = |dir: &PathBuf| {
+            Checkpoints::open(CheckpointConfig { dir: dir.clone(), ..CheckpointConfig::default() })
+        };
+        Ok(self.checkpoint_dir.as_ref().map(open).transpose()?)
+    }
+
+    /// Whether to go on, and the checkpoint that was asked for by name.
+    pub(super) fn wanted(&self) -> Option<Option<&Path>> {
+        let named = |path: &'_ Path| path != Path::new(LATEST);
+        self.resume.as_deref().map(|path| Some(path).filter(|path| named(path)))
+    }
+
+    pub(super) fn dir(&self) -> &Path {
+        self.checkpoint_dir.as_deref().unwrap_or(Path::new("."))
+    }
+}

@@ -1,0 +1,149 @@
+//! A trainer at work as a rank of an experiment: resumed, logged, measured.
+
+use candle_core::{Device, Tensor};
+use candle_nn::{Optimizer, VarMap};
+use sampler::Dataset;
+use training::{Checkpoint, Error as TrainingError, Fallback, OptimizerState};
+
+use crate::console::note;
+use crate::error::{Error, Result};
+use crate::rank::Rank;
+use crate::report::RunSeries;
+use crate::run_log::{LogConfig, RunLog};
+
+use super::checkpoint::Extra;
+use super::{CheckpointOptions, Keeper, Observer, Position, RunIdentity, Trainer, share};
+
+/// A run of an experiment.
+#[derive(Debug)]
+pub struct RunConfig<'a> {
+    /// Epochs in all, those before a resume counted.
+    pub epochs: usize,
+    /// Whether losses are kept for a report.
+    pub report: bool,
+    /// Where checkpoints are, and whether to go on from one.
+    pub checkpoints: &'a CheckpointOptions,
+    /// What must be equal for that.
+    pub run: RunIdentity,
+}
+
+impl<M, D, B, O, L> Trainer<M, D, B, O, L>
+where
+    D: Dataset + 'static,
+    B: Send + 'static,
+    O: Optimizer + OptimizerState,
+    L: Fn(&M, &B) -> candle_core::Result<Tensor>,
+{
+    /// Trains as one rank, to the end: goes on from a checkpoint if that is asked for, keeps checkpoints, writes metrics, and
+    /// measures. Gives the losses that this rank has kept for the report.
+    ///
+    /// # Errors
+    /// A checkpoint that is damaged or of another run; those of [`train`](Self::train).
+    pub fn run(
+        &mut self,
+        rank: &mut Rank,
+        vars: &VarMap,
+        config: &RunConfig<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<RunSeries> {
+        let own = match rank.is_first() {
+            true => find(config.checkpoints, &config.run)?,
+            false => None,
+        };
+        let resumed = share::share(&*rank.comm, own)?;
+        let (first, steps_per_epoch) = (rank.is_first(), self.remaining());
+        let watch = {
+            let log = LogConfig {
+                run: None,
+                keep: config.report,
+                steps: config.epochs.saturating_mul(steps_per_epoch),
+            };
+            let mut metrics = rank.metrics.take();
+            let mut log = first.then(|| RunLog::new(&log, metrics.as_mut()));
+            if let Some(checkpoint) = &resumed {
+                self.restore(checkpoint, vars, log.as_mut(), observer)?;
+            }
+            if let (Some(log), true) = (&mut log, config.checkpoints.wanted().is_some()) {
+                log.cut(self.position().epoch, self.position().batch)?;
+                note(format_args!("{}", self.told(config, resumed.as_ref())?));
+            }
+            if let (true, Some(checkpoints)) = (first, config.checkpoints.open()?) {
+                let every = config.checkpoints.checkpoint_every;
+                let mut keeper = Keeper::new(checkpoints, every, vars.clone(), config.run.clone());
+                keeper.kept = resumed.as_ref().map(|checkpoint| checkpoint.step as usize);
+                self.keep_checkpoints(keeper);
+            }
+            let (begun, watch) = (self.position().step, rank.stopwatch());
+            self.train(config.epochs, log.as_mut(), observer)?;
+            let measured = watch.stop();
+            let series = log.map(RunLog::finish).unwrap_or_default();
+            rank.metrics = metrics;
+            (series, measured, self.position().step - begun)
+        };
+        let (series, measured, steps) = watch;
+        let seconds = rank.measured(measured, None, steps)?;
+        let world_size = rank.comm.world_size();
+        let name = format!("DDP, {world_size} {}", if world_size == 1 { "rank" } else { "ranks" });
+        Ok(RunSeries { name, seconds: series.seconds + seconds, world_size, steps_per_epoch, ..series })
+    }
+
+    /// What is to be said of a run that was asked to go on.
+    fn told(&self, config: &RunConfig<'_>, resumed: Option<&Checkpoint>) -> Result<String> {
+        let dir = config.checkpoints.dir().display();
+        let Some(checkpoint) = resumed else {
+            return Ok(format!("no checkpoint in {dir} yet: starting from the beginning"));
+        };
+        let Position { epoch, batch, step } = self.position();
+        let (then, now) = (Extra::of(checkpoint)?.run.world_size, config.run.world_size);
+        let dealt = match then == now {
+            true => String::new(),
+            false => format!(
+                "; it was made with world size {then}, so what is left of the data is dealt out anew, and the numbers are \
+                 those of neither"
+            ),
+        };
+        Ok(format!("going on from {dir} at epoch {epoch}, batch {batch} (step {step}){dealt}"))
+    }
+}
+
+/// The checkpoint that a run is to go on from, if it is to and there is one.
+///
+/// # Errors
+/// One that is damaged, or of another run.
+pub(crate) fn find(options: &CheckpointOptions, run: &RunIdentity) -> Result<Option<Checkpoint>> {
+    let (Some(wanted), Some(checkpoints)) = (options.wanted(), options.open()?) else { return Ok(None) };
+    let found = match wanted {
+        Some(folder) => Some(checkpoints.load(folder, &Device::Cpu).map_err(offer)?),
+        None => checkpoints.load_latest(&Device::Cpu).map_err(offer)?,
+    };
+    if let Some(checkpoint) = &found {
+        agree(run, &Extra::of(checkpoint)?.run, options)?;
+    }
+    Ok(found)
+}
+
+/// Refuses a checkpoint of another run.
+fn agree(own: &RunIdentity, saved: &RunIdentity, options: &CheckpointOptions) -> Result<()> {
+    let dir = options.dir().display();
+    if own.command != saved.command {
+        return Err(Error::Contradiction {
+            option: "--checkpoint-dir".into(),
+            got: dir.to_string(),
+            help: format!("its checkpoints are of {}, this is {}", saved.command, own.command),
+        });
+    }
+    let Some((option, got, then)) = own.difference(saved) else { return Ok(()) };
+    let help = format!("the run in {dir} began with {then}; give that to go on, or another --checkpoint-dir");
+    Err(Error::Contradiction { option: option.into(), got: got.into(), help })
+}
+
+/// Says how the checkpoint before a damaged one is taken.
+fn offer(error: TrainingError) -> Error {
+    match &error {
+        TrainingError::DamagedCheckpoint { good: Fallback(Some(folder)), .. } => {
+            let help = format!("--resume={} goes on from it", folder.display());
+            Error::Damaged { source: error, help }
+        }
+        _ => error.into(),
+    }
+}

@@ -1,0 +1,88 @@
+//! Running a command.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+/// What a launcher or a user may have set, by how it begins.
+const ENVIRONMENT: [&str; 6] = ["RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "GIRANDOLE_", "NODE_"];
+
+/// One of the program's commands.
+pub(crate) struct Girandole(pub(crate) &'static str);
+
+impl Girandole {
+    /// The command, without what this process's environment says of ranks.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_girandole"));
+        for (name, _) in std::env::vars_os() {
+            if ENVIRONMENT.iter().any(|begin| name.to_string_lossy().starts_with(begin)) {
+                command.env_remove(name);
+            }
+        }
+        command.arg(self.0).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs it to its good end.
+    pub(crate) fn succeed(&self, arguments: &[&str]) -> Output {
+        let output = self.command().args(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}\n{}", output.status, text(&output.stderr));
+        output
+    }
+
+    /// Runs it to an error that was found before anything was done: its one line.
+    pub(crate) fn refuse(&self, arguments: &[&str]) -> String {
+        let output = self.command().args(arguments).output().unwrap();
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        let code = output.status.code().unwrap_or_else(|| panic!("{arguments:?}: {}", output.status));
+        assert!(code == 1 || code == 2, "{arguments:?}: exit code {code}\n{err}");
+        assert_eq!(out, "", "{arguments:?} printed something, then failed: {err}");
+        assert!(err.starts_with("error: "), "{arguments:?}: {err}");
+        // The parser's own errors come with a hint below.
+        let by_parser = err.contains("For more information, try '--help'.");
+        assert!(by_parser || err.lines().count() == 1, "{arguments:?}: {err}");
+        err
+    }
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// A folder for the files of one run.
+pub(crate) struct Folder(tempfile::TempDir);
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    pub(crate) fn argument(&self, name: &str) -> String {
+        self.path(name).to_str().unwrap().to_string()
+    }
+}
+
+/// The lines of a metrics file.
+pub(crate) fn metrics(path: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// The losses of a metrics file, in order; epochs and batches must count up without a gap.
+pub(crate) fn losses(path: &Path) -> Vec<f32> {
+    let steps: Vec<Value> = metrics(path).into_iter().filter(|line| line["event"] == "step").collect();
+    let mut last = (0, None);
+    for step in &steps {
+        let (epoch, batch) = (step["epoch"].as_u64().unwrap(), step["batch"].as_u64().unwrap());
+        let expected = if epoch == last.0 { last.1.map_or(0, |batch| batch + 1) } else { 0 };
+        assert_eq!(batch, expected, "epoch {epoch}");
+        assert!(epoch == last.0 || epoch == last.0 + 1);
+        last = (epoch, Some(batch));
+    }
+    steps.iter().map(|step| step["loss"].as_f64().unwrap() as f32).collect()
+}

@@ -1,0 +1,125 @@
+//! A run that is killed, and one that goes on after it.
+
+use std::path::Path;
+use std::process::{Child, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use sampler::Generator;
+
+use super::{Folder, Girandole, losses, text};
+
+/// Nothing that is waited for takes this long, not even on a busy machine.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A command that runs. It and its ranks are ended where it is dropped.
+pub(crate) struct Session {
+    child: Child,
+}
+
+impl Session {
+    pub(crate) fn start(command: &Girandole, arguments: &[&str]) -> Self {
+        let mut command = command.command();
+        command.args(arguments).stdout(Stdio::null()).stderr(Stdio::piped());
+        Self { child: command.spawn().unwrap() }
+    }
+
+    /// Its ranks, as far as they have been started.
+    pub(crate) fn ranks(&self) -> Vec<Pid> {
+        let pid = self.child.id();
+        let children =
+            std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+        children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
+    }
+
+    /// Waits until something is so, or the command has ended.
+    pub(crate) fn until(&mut self, what: &str, done: impl Fn() -> bool) {
+        let began = Instant::now();
+        while !done() && self.child.try_wait().unwrap().is_none() {
+            assert!(began.elapsed() < LIMIT, "{what}: not yet");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Kills one of its processes, 0 being the launcher, and waits until all are gone.
+    pub(crate) fn kill(mut self, which: usize) {
+        let ranks = self.ranks();
+        let mut all = vec![Pid::from_child(&self.child)];
+        all.extend(&ranks);
+        // It may have just ended by itself.
+        let _ = kill_process(all[which % all.len()], Signal::KILL);
+        self.child.wait().unwrap();
+        let began = Instant::now();
+        while ranks.iter().any(|rank| runs(*rank)) {
+            assert!(began.elapsed() < LIMIT, "{ranks:?} still run");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    pub(crate) fn end(mut self) -> Output {
+        let mut stderr = String::new();
+        if let Some(mut pipe) = self.child.stderr.take() {
+            std::io::Read::read_to_string(&mut pipe, &mut stderr).unwrap();
+        }
+        Output { status: self.child.wait().unwrap(), stdout: Vec::new(), stderr: stderr.into_bytes() }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Not one that waits to be reaped by whoever has inherited it.
+fn runs(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
+/// Kills a run at random moments, so many times, lets it go on each time, and in the end compares it with one that nobody
+/// disturbed: weights to the bit, and the losses of all steps.
+pub(crate) fn kill_and_resume(command: &Girandole, arguments: &[&str], kills: usize) {
+    let folder = Folder::new();
+    let (dir, lines) = (folder.argument("checkpoints"), folder.argument("metrics.jsonl"));
+    let (saved, whole) = (folder.argument("saved"), folder.argument("whole"));
+    let keep = ["--checkpoint-dir", &dir, "--checkpoint-every", "7", "--resume", "--metrics", &lines];
+    let resuming = [arguments, &keep].concat();
+    let mut generator = Generator::new(kills as u64);
+    let mut random = |below: u32| generator.next_u32() % below;
+    for _ in 0..kills {
+        // Long enough that it cannot end by itself.
+        let mut session = Session::start(command, &[&resuming[..], &["--epochs", "1000000"]].concat());
+        let before = std::fs::read(folder.path("checkpoints/latest")).ok();
+        if random(4) > 0 {
+            // Otherwise it is killed wherever it has come to: before it has joined, or read the checkpoint.
+            session.until("a checkpoint more", || {
+                std::fs::read(folder.path("checkpoints/latest")).ok() != before
+            });
+        }
+        std::thread::sleep(Duration::from_micros(random(20_000).into()));
+        session.kill(random(4) as usize);
+    }
+    let epoch = latest_epoch(&folder.path("checkpoints"));
+    assert!(epoch > 0, "it has come to epoch {epoch} only");
+    let epochs = (epoch + 2).to_string();
+    let last = command.succeed(&[&resuming[..], &["--epochs", &epochs, "--save", &saved]].concat());
+    assert!(text(&last.stderr).contains(&format!("going on from {dir} at epoch ")), "{}", text(&last.stderr));
+    let undisturbed = folder.argument("whole.jsonl");
+    command
+        .succeed(&[arguments, &["--epochs", &epochs, "--save", &whole, "--metrics", &undisturbed]].concat());
+    assert!(
+        std::fs::read(saved).unwrap() == std::fs::read(whole).unwrap(),
+        "other weights at epoch {epochs}"
+    );
+    assert_eq!(losses(lines.as_ref()), losses(undisturbed.as_ref()));
+}
+
+fn latest_epoch(dir: &Path) -> u64 {
+    let latest = std::fs::read_to_string(dir.join("latest")).unwrap();
+    let (folder, _) = latest.split_once(' ').unwrap();
+    let json = std::fs::read_to_string(dir.join(folder).join("checkpoint.json")).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    json["epoch"].as_u64().unwrap()
+}

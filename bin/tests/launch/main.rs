@@ -1,0 +1,9 @@
+//! `girandole launch` as a user runs it, with this program and with others.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used)]
+
+mod command;
+mod endings;
+mod own;
+mod ranks;
+mod torchrun;

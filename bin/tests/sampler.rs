@@ -1,0 +1,86 @@
+//! `sampler` as a user runs it, compared with PyTorch.
+#![allow(clippy::unwrap_used)]
+
+use std::process::{Command, Output, Stdio};
+
+fn run(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_girandole"));
+    command.arg("sampler").args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+fn succeed(arguments: &[&str]) -> String {
+    let output = run(arguments);
+    let remarks = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}\n{remarks}", output.status);
+    assert!(remarks.starts_with("note: ") && remarks.lines().count() == 1, "{remarks}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn everything_printed_is_what_pytorchs_samplers_give() {
+    for fixture in [
+        include_str!("fixtures/sampler_1.txt"),
+        include_str!("fixtures/sampler_2.txt"),
+        include_str!("fixtures/sampler_3.txt"),
+        include_str!("fixtures/sampler_4.txt"),
+        include_str!("fixtures/sampler_5.txt"),
+    ] {
+        let (options, expected) = fixture.split_once('\n').unwrap();
+        let options: Vec<&str> = options.split_whitespace().collect();
+        assert_eq!(succeed(&options), expected, "{options:?}");
+    }
+}
+
+#[test]
+fn what_overlaps_is_found() {
+    let epochs = |tail: &str| {
+        let options = ["--samples", "10", "--epochs", "2", "--batch-size", "1", "--tail", tail];
+        let printed = succeed(&options);
+        printed.lines().filter(|line| line.starts_with("Epoch ")).map(str::to_string).collect::<Vec<_>>()
+    };
+    let both = |what: &str| [format!("Epoch 0: {what}"), format!("Epoch 1: {what}")];
+    assert_eq!(epochs("pad"), both("12 indices, 10 of 10 samples, 2 on more than one rank"));
+    assert_eq!(epochs("drop"), both("8 indices, 8 of 10 samples, none on more than one rank"));
+    assert_eq!(epochs("uneven"), both("10 indices, 10 of 10 samples, none on more than one rank"));
+}
+
+#[test]
+fn without_shuffling_all_epochs_are_alike() {
+    let options = ["--samples", "16", "--batch-size", "2"];
+    assert!(succeed(&options).contains("\n3 epochs, 3 different orders\n"));
+    assert!(succeed(&[&options[..], &["--no-shuffle"]].concat()).contains("\n3 epochs, 1 order\n"));
+}
+
+#[test]
+fn options_that_cannot_be_used() {
+    for (arguments, part) in [
+        (&["--samples", "0"][..], "1 or more"),
+        (&["--epochs", "-1"], "1 or more"),
+        (&["--world-size", "x"], "1 or more"),
+        (&["--world-size", "5000"], "error: --world-size: got 5000; give 1 to 4096 ranks"),
+        (&["--samples", "99999999999999999"], "no memory for 99999999999999999"),
+        (&["--samples", "99999999999999999", "--no-shuffle"], "no memory for 99999999999999999"),
+        (&["--compared", "99999999999999999"], "no memory for"),
+        (&["--tail", "cut"], "[possible values: pad, drop, uneven]"),
+        (&["--seed", "-1"], "--seed"),
+        (&["--lr", "1"], "--lr"),
+    ] {
+        let output = run(arguments);
+        let remarks = String::from_utf8(output.stderr).unwrap();
+        assert!(matches!(output.status.code(), Some(1 | 2)), "{arguments:?}: {}", output.status);
+        assert!(remarks.contains(part), "{arguments:?}: {remarks}");
+        let last = remarks.lines().rfind(|line| !line.is_empty()).unwrap();
+        assert!(last.starts_with("error: ") || last.starts_with("For more information"), "{remarks}");
+    }
+}
+
+#[test]
+fn a_reader_that_has_read_enough_ends_it_quietly() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_girandole"));
+    command.args(["sampler", "--epochs", "100000"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(141));
+    assert_eq!(String::from_utf8(output.stderr).unwrap().lines().count(), 1);
+}

@@ -1,0 +1,119 @@
+//! The port at which the ranks of a job meet, as the launcher holds it.
+
+use std::fmt::Display;
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+
+use socket2::{Domain, Socket, Type};
+
+use super::SpawnConfig;
+use crate::{Error, Result};
+
+/// Ranks that may wait to be let in.
+const BACKLOG: i32 = 1024;
+
+/// Who opens the port at which the ranks meet.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum MasterPort {
+    /// The launcher listens, and rank 0 inherits the socket as its standard input: nobody else can take the port. For
+    /// programs that join with [`Tcp::connect`](crate::Tcp::connect).
+    #[default]
+    Inherited,
+    /// Rank 0 listens; until then the launcher only keeps the system from giving the port to somebody else. For other
+    /// programs, PyTorch's among them.
+    Reserved,
+}
+
+/// The port, open or reserved for as long as this lives.
+pub(super) struct Master {
+    socket: Socket,
+    pub(super) port: u16,
+    kind: MasterPort,
+}
+
+impl Master {
+    /// Opens the port on the first address of the host that is this machine's.
+    pub(super) fn open(config: &SpawnConfig) -> Result<Self> {
+        let SpawnConfig { master_addr, master_port, port_kind, .. } = config;
+        let wrong = |reason: &dyn Display| {
+            Error::invalid("master_addr", master_addr, format!("{reason}; give an address of this machine"))
+        };
+        let found = (master_addr.as_str(), *master_port).to_socket_addrs();
+        let addresses = found.map_err(|_| wrong(&"the name has no address"))?;
+        for address in addresses {
+            match bind(address, *port_kind) {
+                Ok((socket, port)) => return Ok(Self { socket, port, kind: *port_kind }),
+                Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {}
+                Err(error) => {
+                    return Err(Error::Listen { address: address.to_string(), reason: error.to_string() });
+                }
+            }
+        }
+        Err(wrong(&"this machine does not have that address"))
+    }
+
+    /// What rank 0 inherits, if anything; and what the launcher goes on to hold.
+    pub(super) fn split(self) -> (Option<TcpListener>, Option<Socket>) {
+        match self.kind {
+            MasterPort::Inherited => (Some(self.socket.into()), None),
+            MasterPort::Reserved => (None, Some(self.socket)),
+        }
+    }
+}
+
+/// A socket that is bound, but does not listen, leaves the port to another one that may be bound there at the same time:
+/// both must allow that, which whoever is going to listen does as a rule. The system gives the port to nobody by itself.
+fn bind(address: SocketAddr, kind: MasterPort) -> io::Result<(Socket, u16)> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    if kind == MasterPort::Inherited {
+        socket.listen(BACKLOG)?;
+    }
+    let bound = socket.local_addr()?.as_socket();
+    let port = bound.ok_or_else(|| io::Error::other("the system tells no port"))?.port();
+    Ok((socket, port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(port_kind: MasterPort, addr: &str, master_port: u16) -> Result<Master> {
+        Master::open(&SpawnConfig {
+            port_kind,
+            master_addr: addr.into(),
+            master_port,
+            ..SpawnConfig::default()
+        })
+    }
+
+    #[test]
+    fn a_reserved_port_can_be_listened_on_and_is_given_to_nobody_else() {
+        let master = open(MasterPort::Reserved, "127.0.0.1", 0).unwrap();
+        let listener = TcpListener::bind(("127.0.0.1", master.port)).unwrap();
+        assert!(std::net::TcpStream::connect(("127.0.0.1", master.port)).is_ok());
+        drop(listener);
+        let (inherited, kept) = master.split();
+        assert!(inherited.is_none() && kept.is_some());
+    }
+
+    #[test]
+    fn a_port_that_somebody_listens_on_is_taken_for_both_kinds() {
+        let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = holder.local_addr().unwrap().port();
+        for kind in [MasterPort::Inherited, MasterPort::Reserved] {
+            let error = open(kind, "127.0.0.1", port).err().unwrap();
+            assert!(matches!(error, Error::Listen { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_host_must_be_this_one() {
+        for (host, part) in [("192.0.2.1", "does not have"), ("no such host", "no address"), ("", "address")]
+        {
+            let message = open(MasterPort::Reserved, host, 0).err().unwrap().to_string();
+            assert!(message.starts_with("master_addr: got ") && message.contains(part), "{message}");
+        }
+    }
+}

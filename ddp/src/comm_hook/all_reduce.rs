@@ -1,0 +1,25 @@
+//! Each bucket as it is.
+
+use candle_core::Tensor;
+use comm::{Operation, ReduceOp};
+
+use super::{BucketHook, GradBucket, Reduction};
+use crate::Result;
+
+#[derive(Debug)]
+pub(super) struct AllReduce;
+
+impl BucketHook for AllReduce {
+    fn begin(&self, bucket: GradBucket) -> Result<Box<dyn Reduction>> {
+        Ok(Box::new(Once(Some(bucket.flat))))
+    }
+}
+
+/// One mean in place.
+pub(super) struct Once(pub(super) Option<Tensor>);
+
+impl Reduction for Once {
+    fn next(&mut self) -> Result<Option<Operation>> {
+        Ok(self.0.take().map(|tensor| Operation::AllReduce { tensor, op: ReduceOp::Avg }))
+    }
+}

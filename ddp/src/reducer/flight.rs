@@ -1,0 +1,130 @@
+//! Buckets on their way, and what else goes with them.
+
+use std::collections::VecDeque;
+
+use comm::{Operation, Work};
+
+use super::{Reducer, State};
+use crate::comm_hook::Reduction;
+use crate::{Error, Result, lock};
+
+/// A bucket that is being averaged.
+pub(super) struct Flight {
+    index: usize,
+    reduction: Box<dyn Reduction>,
+    /// Its present collective; none where that is done.
+    work: Option<Work>,
+}
+
+impl Reducer {
+    /// Sends out the buckets that are complete, in order. The last one stays: behind it there is nothing to overlap
+    /// with, and a blocking call is quicker.
+    pub(super) fn launch_complete(&self, state: &mut State) -> Result<()> {
+        if !state.synchronise || self.comm.world_size() == 1 {
+            return Ok(());
+        }
+        let last = state.buckets.plan.buckets.len().saturating_sub(1);
+        while state.next < last && state.buckets.is_complete(state.next) {
+            self.launch_next(state)?;
+        }
+        Ok(())
+    }
+
+    fn launch_next(&self, state: &mut State) -> Result<()> {
+        // Here, and not as soon as they can: the order of collectives is the same on every rank.
+        for flight in state.flights.iter_mut().filter(|flight| flight.reduction.has_more()) {
+            flight.work.take().map_or(Ok(()), Work::wait)?;
+            self.submit_next(flight)?;
+        }
+        let mut flight = self.begin_flight(state)?;
+        self.submit_next(&mut flight)?;
+        state.flights.push_back(flight);
+        Ok(())
+    }
+
+    /// Begins the next collective of a bucket, if there is one.
+    fn submit_next(&self, flight: &mut Flight) -> Result<bool> {
+        let Some(operation) = flight.reduction.next()? else { return Ok(false) };
+        let span = bucket_span(flight.index, &operation);
+        flight.work = Some(span.in_scope(|| self.comm.submit(operation))?);
+        Ok(true)
+    }
+
+    fn begin_flight(&self, state: &mut State) -> Result<Flight> {
+        let index = state.next;
+        state.next += 1;
+        let factor = state.weights.factor()?;
+        let bucket = state.buckets.seal(&self.gradients, index, factor);
+        let bucket = bucket.map_err(Error::during("gathering gradients"))?;
+        Ok(Flight { index, reduction: self.hook.begin(bucket)?, work: None })
+    }
+
+    /// Sends out the rest, with parameters that got no gradient as zeros, and waits until all are averaged.
+    pub(super) fn wait(&self) -> Result<()> {
+        if self.comm.world_size() == 1 {
+            return Ok(());
+        }
+        let _span = tracing::info_span!("wait").entered();
+        let (mut flights, buffers, last) = {
+            let state = &mut *lock(&self.state);
+            let count = state.buckets.plan.buckets.len();
+            while state.next + 1 < count {
+                self.launch_next(state)?;
+            }
+            // At a place among the operations that is the same on every rank; and when backward, which may look at
+            // buffers, is over.
+            let buffers = self.send_buffers(state)?;
+            let last = if state.next < count { Some(self.begin_flight(state)?) } else { None };
+            (std::mem::take(&mut state.flights), buffers, last)
+        };
+        if let Some(mut last) = last
+            && self.run_next(&mut last)?
+        {
+            flights.push_back(last);
+        }
+        self.land(flights)?;
+        buffers.map_or(Ok(()), Work::wait)?;
+        Ok(())
+    }
+
+    fn send_buffers(&self, state: &mut State) -> Result<Option<Work>> {
+        if self.buffers.is_empty() {
+            return Ok(None);
+        }
+        let root = state.weights.first_with_data()?;
+        let operation = Operation::BroadcastCoalesced { tensors: self.buffers.clone(), root };
+        Ok(Some(self.comm.submit(operation)?))
+    }
+
+    /// Runs the next collective of a bucket, if there is one.
+    fn run_next(&self, flight: &mut Flight) -> Result<bool> {
+        let Some(operation) = flight.reduction.next()? else { return Ok(false) };
+        bucket_span(flight.index, &operation).in_scope(|| self.comm.run(operation))?;
+        Ok(true)
+    }
+
+    /// Brings all to their end. Each goes to the back of the queue after a collective, so that the order of collectives is
+    /// the same on every rank.
+    fn land(&self, mut flights: VecDeque<Flight>) -> Result<()> {
+        while let Some(mut flight) = flights.pop_front() {
+            flight.work.take().map_or(Ok(()), Work::wait)?;
+            if flights.is_empty() {
+                while self.run_next(&mut flight)? {}
+            } else if self.submit_next(&mut flight)? {
+                flights.push_back(flight);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn bucket_span(index: usize, operation: &Operation) -> tracing::Span {
+    let elements = match operation {
+        Operation::AllReduce { tensor, .. } | Operation::AllToAll { input: tensor, .. } => {
+            tensor.elem_count()
+        }
+        Operation::AllGather { output, .. } => output.elem_count(),
+        _ => 0,
+    };
+    tracing::info_span!("bucket", index, elements)
+}

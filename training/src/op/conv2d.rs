@@ -1,0 +1,255 @@
+//! Convolution over pictures as matrix products, forward and backward.
+
+use candle_core::{CpuStorage, CustomOp3, Layout, Module, Shape, Tensor, WithDType, bail};
+use candle_nn::Conv2d;
+
+use super::{dense, with_numbers, working_dtype};
+use crate::{Error, Result};
+
+const NAME: &str = "conv2d";
+
+/// What `layer.forward(x)` computes, with a gradient that takes as long as the forward pass and not ten times as long.
+///
+/// candle's own gradient of the weight is a convolution with kernels as large as the picture. On a CPU each picture's
+/// windows become the columns of a matrix here, so that result and gradients are products with it. Other devices, and
+/// layers with groups or dilation, are candle's affair.
+///
+/// # Shapes
+/// `(batch, in_channels, height, width)` to `(batch, out_channels, height', width')`; a dimension of `n` becomes
+/// `(n + 2 padding - kernel) / stride + 1`.
+///
+/// # Cost
+/// The matrix of one picture's windows at a time: `in_channels * kernel^2 * height' * width'` numbers, made again backward.
+/// Inputs that need no gradient cost none.
+///
+/// # Errors
+/// Pictures of another number of channels, or smaller than the kernel; a dtype that is none of f16, bf16, f32 and f64, or
+/// another than the weight's.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use candle_nn::{Conv2d, Conv2dConfig};
+///
+/// let edge = Tensor::new(&[[[[-1f32, 1.]]]], &Device::Cpu)?;
+/// let layer = Conv2d::new(edge, None, Conv2dConfig::default());
+/// let picture = Tensor::new(&[[[[0f32, 0., 5., 5.]]]], &Device::Cpu)?;
+/// assert_eq!(training::conv2d(&picture, &layer)?.flatten_all()?.to_vec1::<f32>()?, [0., 5., 0.]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn conv2d(x: &Tensor, layer: &Conv2d) -> candle_core::Result<Tensor> {
+    let config = layer.config();
+    if !x.device().is_cpu() || config.groups != 1 || config.dilation != 1 {
+        return layer.forward(x);
+    }
+    let dtype = working_dtype(NAME, x.dtype())?;
+    let weight = layer.weight();
+    if weight.dtype() != x.dtype() {
+        let (expected, got) = (x.dtype(), weight.dtype());
+        return Err(Error::OtherDType { operation: NAME, tensor: "weight", expected, got }.into());
+    }
+    let windows = Windows::new(x, weight, config.stride, config.padding)?;
+    let bias = match layer.bias() {
+        Some(bias) => bias.to_dtype(dtype)?.contiguous()?,
+        None => Tensor::zeros(weight.dim(0)?, dtype, x.device())?,
+    };
+    let (wide, weight) = (x.to_dtype(dtype)?.contiguous()?, weight.to_dtype(dtype)?.contiguous()?);
+    wide.apply_op3(&weight, &bias, windows)?.to_dtype(x.dtype())
+}
+
+/// The places of a picture that a kernel lies on.
+#[derive(Debug, Clone, Copy)]
+struct Windows {
+    channels: usize,
+    picture: (usize, usize),
+    kernel: (usize, usize),
+    /// Rows and columns of windows.
+    out: (usize, usize),
+    stride: usize,
+    padding: usize,
+}
+
+impl Windows {
+    fn new(x: &Tensor, weight: &Tensor, stride: usize, padding: usize) -> Result<Self> {
+        let &[_, channels, kernel_height, kernel_width] = weight.dims() else {
+            let (expected, got) = (vec![1; 4], weight.dims().to_vec());
+            return Err(Error::Unfit { operation: NAME, tensor: "weight", expected, got });
+        };
+        let unfit = |least: [usize; 4]| Error::Unfit {
+            operation: NAME,
+            tensor: "the input",
+            expected: least.to_vec(),
+            got: x.dims().to_vec(),
+        };
+        let least = |kernel: usize| kernel.saturating_sub(2 * padding).max(1);
+        let smallest = [1, channels, least(kernel_height), least(kernel_width)];
+        let &[_, of_picture, height, width] = x.dims() else { return Err(unfit(smallest)) };
+        if of_picture != channels || stride == 0 {
+            return Err(unfit(smallest));
+        }
+        let count =
+            |size: usize, kernel| (size + 2 * padding).checked_sub(kernel).map(|left| left / stride + 1);
+        let (Some(rows), Some(columns)) = (count(height, kernel_height), count(width, kernel_width)) else {
+            return Err(unfit(smallest));
+        };
+        let (picture, kernel) = ((height, width), (kernel_height, kernel_width));
+        Ok(Self { channels, picture, kernel, out: (rows, columns), stride, padding })
+    }
+
+    /// Numbers of one picture.
+    fn picture_len(&self) -> usize {
+        self.channels * self.picture.0 * self.picture.1
+    }
+
+    /// Numbers of one window.
+    fn window_len(&self) -> usize {
+        self.channels * self.kernel.0 * self.kernel.1
+    }
+
+    fn count(&self) -> usize {
+        self.out.0 * self.out.1
+    }
+
+    /// Calls `run(at, from, len)` for each stretch of the matrix of windows (a row for each number of a window, a column
+    /// for each window) that comes from the picture: `len` numbers at `at`, which are `stride` apart from `from` on.
+    fn runs(&self, mut run: impl FnMut(usize, usize, usize)) {
+        let (height, width) = self.picture;
+        let mut at = 0;
+        for channel in 0..self.channels {
+            for kernel_y in 0..self.kernel.0 {
+                for kernel_x in 0..self.kernel.1 {
+                    // Windows that have this column of theirs inside the picture.
+                    let first = self.padding.saturating_sub(kernel_x).div_ceil(self.stride);
+                    let end = (width + self.padding).saturating_sub(kernel_x).div_ceil(self.stride);
+                    let (first, end) = (first.min(self.out.1), end.min(self.out.1));
+                    for row in 0..self.out.0 {
+                        let y = (row * self.stride + kernel_y).checked_sub(self.padding);
+                        if let Some(y) = y.filter(|y| *y < height && first < end) {
+                            let x = first * self.stride + kernel_x - self.padding;
+                            run(at + first, (channel * height + y) * width + x, end - first);
+                        }
+                        at += self.out.1;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The matrix of a picture's windows; what lies outside of the picture is 0.
+    fn unfold<T: WithDType>(&self, picture: &[T]) -> candle_core::Result<Tensor> {
+        let mut matrix = vec![T::zero(); self.window_len() * self.count()];
+        self.runs(|at, from, len| {
+            let to = &mut matrix[at..at + len];
+            match self.stride {
+                1 => to.copy_from_slice(&picture[from..from + len]),
+                stride => {
+                    to.iter_mut().zip(picture[from..].iter().step_by(stride)).for_each(|(to, x)| *to = *x)
+                }
+            }
+        });
+        Tensor::from_vec(matrix, (self.window_len(), self.count()), &candle_core::Device::Cpu)
+    }
+
+    /// Adds a matrix of windows to the picture that they lie on.
+    fn fold<T: WithDType>(&self, matrix: &[T], picture: &mut [T]) {
+        self.runs(|at, from, len| {
+            let to = picture[from..].iter_mut().step_by(self.stride);
+            to.zip(&matrix[at..at + len]).for_each(|(to, x)| *to += *x);
+        });
+    }
+
+    fn forward<T: WithDType>(&self, x: &[T], weight: &[T], bias: &[T]) -> candle_core::Result<Vec<T>> {
+        let weight = Tensor::from_slice(weight, (bias.len(), self.window_len()), &candle_core::Device::Cpu)?;
+        let mut result = Vec::with_capacity(x.len() / self.picture_len().max(1) * bias.len() * self.count());
+        for picture in x.chunks_exact(self.picture_len().max(1)) {
+            let product = weight.matmul(&self.unfold(picture)?)?;
+            with_numbers::<T, _>(&product, |product| {
+                for (row, bias) in product.chunks_exact(self.count().max(1)).zip(bias) {
+                    result.extend(row.iter().map(|x| *x + *bias));
+                }
+                Ok(())
+            })?;
+        }
+        Ok(result)
+    }
+
+    /// Gradients of x (where it needs one), weight and bias.
+    fn backward<T: WithDType>(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        gradient: &Tensor,
+    ) -> candle_core::Result<Gradients> {
+        let (batch, channels) = (x.dim(0)?, weight.dim(0)?);
+        let gradient = gradient.contiguous()?.reshape((batch, channels, self.count()))?;
+        let flat = weight.reshape((channels, self.window_len()))?;
+        let mut of_weight = flat.zeros_like()?;
+        let mut of_x = x.track_op().then(|| vec![T::zero(); x.elem_count()]);
+        with_numbers::<T, _>(x, |pictures| {
+            let len = self.picture_len().max(1);
+            for (index, picture) in pictures.chunks_exact(len).enumerate() {
+                let gradient = gradient.get(index)?;
+                of_weight = (&of_weight + gradient.matmul(&self.unfold(picture)?.t()?)?)?;
+                if let Some(of_x) =
+                    of_x.as_mut().and_then(|of_x| of_x.get_mut(index * len..(index + 1) * len))
+                {
+                    let windows = flat.t()?.matmul(&gradient)?;
+                    with_numbers::<T, _>(&windows, |windows| Ok(self.fold(windows, of_x)))?;
+                }
+            }
+            Ok(())
+        })?;
+        let of_x = of_x.map(|of_x| Tensor::from_vec(of_x, x.shape(), x.device())).transpose()?;
+        Ok((of_x, Some(of_weight.reshape(weight.shape())?), Some(gradient.sum((0, 2))?)))
+    }
+}
+
+type Gradients = (Option<Tensor>, Option<Tensor>, Option<Tensor>);
+
+impl CustomOp3 for Windows {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        x_layout: &Layout,
+        weight: &CpuStorage,
+        weight_layout: &Layout,
+        bias: &CpuStorage,
+        bias_layout: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        let shape = (x_layout.dims()[0], weight_layout.dims()[0], self.out.0, self.out.1);
+        macro_rules! forward {
+            ($variant:ident) => {
+                CpuStorage::$variant(self.forward(
+                    dense(x, x_layout)?,
+                    dense(weight, weight_layout)?,
+                    dense(bias, bias_layout)?,
+                )?)
+            };
+        }
+        let result = match x {
+            CpuStorage::F32(_) => forward!(F32),
+            CpuStorage::F64(_) => forward!(F64),
+            _ => bail!("{NAME}: neither f32 nor f64"),
+        };
+        Ok((result, shape.into()))
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        _: &Tensor,
+        _: &Tensor,
+        gradient: &Tensor,
+    ) -> candle_core::Result<Gradients> {
+        // What the variables' history is does not concern the products that are made of their values.
+        let values = weight.detach();
+        match x.dtype() {
+            candle_core::DType::F32 => self.backward::<f32>(x, &values, gradient),
+            _ => self.backward::<f64>(x, &values, gradient),
+        }
+    }
+}
