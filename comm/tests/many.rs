@@ -53,6 +53,10 @@ fn work(config: &TcpConfig, all_done: &Barrier) -> [Duration; 2] {
         comm.all_reduce(&ring, ReduceOp::Sum).unwrap().wait().unwrap();
         assert_eq!(ring.to_vec1::<f32>().unwrap(), vec![world_size as f32; 20_000]);
     }
+    // One is slow, and all others ask what it is doing.
+    if rank == world_size / 2 {
+        std::thread::sleep(Duration::from_millis(1500));
+    }
     comm.barrier().unwrap().wait().unwrap();
     let worked = began.elapsed() - met;
     // The process counts while all its ranks are there.
