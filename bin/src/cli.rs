@@ -11,6 +11,7 @@ use crate::error::Result;
 use crate::experiment;
 use crate::experiments::cifar10::Cifar10Options;
 use crate::experiments::ddp_linear::DdpLinearOptions;
+use crate::experiments::ddp_mlp::DdpMlpOptions;
 use crate::experiments::ddp_trainer::DdpTrainerOptions;
 use crate::experiments::ddp_transformer::DdpTransformerOptions;
 use crate::experiments::process_groups::{self, ProcessGroupsOptions};
@@ -36,6 +37,8 @@ enum Command {
     DdpTrainer(DdpTrainerOptions),
     /// A Transformer that learns to predict the next token, on data-parallel ranks
     DdpTransformer(DdpTransformerOptions),
+    /// A small classifier on data-parallel ranks, validated over all of them
+    DdpMlp(DdpMlpOptions),
     /// A convolutional net that tells pictures apart: trained, saved, tested
     Cifar10(Cifar10Options),
     /// Which rank gets which samples, with a plain and with a distributed sampler
@@ -54,6 +57,7 @@ impl Command {
             Command::DdpLinear(options) => experiment::run(options),
             Command::DdpTrainer(options) => experiment::run(options),
             Command::DdpTransformer(options) => experiment::run(options),
+            Command::DdpMlp(options) => experiment::run(options),
             Command::Cifar10(options) => experiment::run(options),
             Command::Sampler(options) => options.run(),
             Command::ProcessGroups(options) => process_groups::run(options),

@@ -47,7 +47,7 @@ pub enum Error {
     #[error("{source}: {help}")]
     Damaged {
         /// What is wrong with it, and which is whole.
-        source: training::Error,
+        source: Box<training::Error>,
         /// How to take that one.
         help: String,
     },

@@ -23,6 +23,7 @@ pub mod rank;
 pub mod report;
 pub mod run_log;
 pub mod start;
+pub mod threads;
 pub mod trace;
 pub mod trainer;
 pub mod validation;

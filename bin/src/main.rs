@@ -1,7 +1,18 @@
 //! The program `girandole`.
+#![deny(unsafe_code)]
 
 use std::process::ExitCode;
 
+use girandole::threads;
+
 fn main() -> ExitCode {
+    set_threads();
     girandole::cli::main()
+}
+
+#[allow(unsafe_code, reason = "candle takes the number of its threads from the environment only")]
+fn set_threads() {
+    let Some(threads) = threads::choose() else { return };
+    // SAFETY: this is the first thing that `main` does, so there is no other thread that could read the environment.
+    unsafe { std::env::set_var(threads::VARIABLE, threads) };
 }

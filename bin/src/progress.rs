@@ -1,32 +1,48 @@
 //! A bar that shows how far training is, where somebody may look at it.
+//!
+//! A process whose standard error is a terminal draws it there. A rank tells its launcher how far it is, which draws the
+//! bar if its own standard error is a terminal.
 
 use std::io::{IsTerminal, stderr};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use comm::launch::{Notes, send_note, wants_notes};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// Nothing is shown of a run that is over before this: a flash would tell nobody anything.
 const QUIET: Duration = Duration::from_millis(300);
-/// Steps between two looks at the clock.
-const EVERY: usize = 16;
+/// Between two looks of the bar.
+const PERIOD: Duration = Duration::from_millis(100);
 const TEMPLATE: &str = "{bar:30} {percent:>3} %  step {pos} of {len}, {eta} left";
+/// A rank's note that its run is over.
+const END: &str = "end";
 
-/// Progress of one run, on standard error, if that is a terminal.
+/// Progress of one run.
 #[derive(Debug)]
 pub(crate) struct Progress {
-    bar: Option<ProgressBar>,
-    began: Instant,
+    shown: Shown,
+    total: usize,
     steps: usize,
+    next: Instant,
+}
+
+#[derive(Debug)]
+enum Shown {
+    Nowhere,
+    Here(Option<ProgressBar>),
+    /// True once the launcher was told something.
+    ByLauncher(bool),
 }
 
 impl Progress {
     pub(crate) fn new(total: usize) -> Self {
-        let bar = stderr().is_terminal().then(|| {
-            let bar = ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::hidden());
-            // The template is known to be good; a bar of another style would do as well.
-            ProgressStyle::with_template(TEMPLATE).map_or(bar.clone(), |style| bar.with_style(style))
-        });
-        Self { bar, began: Instant::now(), steps: 0 }
+        let shown = match (wants_notes(), stderr().is_terminal()) {
+            (true, _) => Shown::ByLauncher(false),
+            (false, true) => Shown::Here(None),
+            (false, false) => Shown::Nowhere,
+        };
+        Self { shown, total, steps: 0, next: Instant::now() + QUIET }
     }
 
     /// So many steps were taken before.
@@ -34,32 +50,89 @@ impl Progress {
         self.steps = steps;
     }
 
-    /// One step more. A few nanoseconds, most times.
+    /// One step more. Where nothing is shown, that is an addition; else it is a look at the clock, most times.
     pub(crate) fn step(&mut self) {
         self.steps += 1;
-        let Some(bar) = &self.bar else { return };
-        if !self.steps.is_multiple_of(EVERY) {
+        if matches!(self.shown, Shown::Nowhere) {
             return;
         }
-        if bar.is_hidden() && self.began.elapsed() > QUIET {
-            bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(10));
+        let now = Instant::now();
+        if now < self.next {
+            return;
         }
-        bar.set_position(self.steps as u64);
+        self.next = now + PERIOD;
+        match &mut self.shown {
+            Shown::Nowhere => {}
+            Shown::Here(bar) => {
+                bar.get_or_insert_with(|| new_bar(self.total as u64)).set_position(self.steps as u64);
+            }
+            Shown::ByLauncher(told) => {
+                *told = true;
+                send_note(&format!("{} {}", self.steps, self.total));
+            }
+        }
     }
 
     /// Does something that prints, with the bar out of its way.
     pub(crate) fn aside<T>(&self, print: impl FnOnce() -> T) -> T {
-        match &self.bar {
-            Some(bar) => bar.suspend(print),
-            None => print(),
+        match &self.shown {
+            Shown::Here(Some(bar)) => bar.suspend(print),
+            _ => print(),
         }
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        if let Some(bar) = &self.bar {
+        match &self.shown {
+            Shown::Here(Some(bar)) => bar.finish_and_clear(),
+            Shown::ByLauncher(true) => send_note(END),
+            _ => {}
+        }
+    }
+}
+
+fn new_bar(total: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
+    // The template is known to be good; a bar of another style would do as well.
+    ProgressStyle::with_template(TEMPLATE).map_or(bar.clone(), |style| bar.with_style(style))
+}
+
+/// The bar that a launcher draws of what its ranks tell.
+#[derive(Debug, Default)]
+pub(crate) struct RanksBar(Mutex<Option<ProgressBar>>);
+
+impl RanksBar {
+    /// One where standard error is a terminal.
+    pub(crate) fn on_terminal() -> Option<Arc<Self>> {
+        stderr().is_terminal().then(Arc::default)
+    }
+
+    /// Takes it away, once no rank is left.
+    pub(crate) fn clear(&self) {
+        if let Some(bar) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() {
             bar.finish_and_clear();
+        }
+    }
+}
+
+impl Notes for RanksBar {
+    fn note(&self, _: usize, text: &str) {
+        if text == END {
+            return self.clear();
+        }
+        let numbers = text.split_once(' ').map(|(steps, total)| (steps.parse(), total.parse()));
+        // Whatever else a program tells is not for this bar.
+        let Some((Ok(steps), Ok(total))) = numbers else { return };
+        let mut bar = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        bar.get_or_insert_with(|| new_bar(total)).set_position(steps);
+    }
+
+    fn aside(&self, write: &mut dyn FnMut()) {
+        let bar = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match bar {
+            Some(bar) => bar.suspend(write),
+            None => write(),
         }
     }
 }

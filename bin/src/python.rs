@@ -35,6 +35,26 @@ impl Display for Float {
     }
 }
 
+/// A float with so many digits after the point, as Python's `{x:.4f}` has four.
+///
+/// ```
+/// use girandole::python::Fixed;
+///
+/// assert_eq!(Fixed::<4>(0.69314718).to_string(), "0.6931");
+/// assert_eq!(Fixed::<4>(f64::NAN).to_string(), "nan");
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Fixed<const DIGITS: usize>(pub f64);
+
+impl<const DIGITS: usize> Display for Fixed<DIGITS> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self.0.is_finite() {
+            true => write!(f, "{:.DIGITS$}", self.0),
+            false => Float(self.0).fmt(f),
+        }
+    }
+}
+
 /// Whole numbers as PyTorch prints a tensor of one dimension.
 ///
 /// ```

@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
-use comm::{Communicator, Operation, ReduceOp, Tcp, TcpConfig, all_gather_object};
+use comm::{Communicator, Operation, ReduceOp, Tcp, TcpConfig, all_gather_object, gather_object};
 use sampler::{DistributedSampler, DistributedSamplerConfig};
 use serde::{Deserialize, Serialize};
 
@@ -176,11 +176,9 @@ impl Rank {
     /// Brings the traces of all ranks together in one file, where they were recorded.
     pub(crate) fn write_trace(&self, recorder: Option<TraceRecorder>, path: Option<&Path>) -> Result<()> {
         let (Some(recorder), Some(path)) = (recorder, path) else { return Ok(()) };
-        let traces = all_gather_object(&*self.comm, &recorder.finish(self.comm.rank(), &host_name()))?;
-        if self.is_first() {
-            std::fs::write(path, trace::merge(&traces)?).map_err(|error| FileError::write(path, error))?;
-        }
-        Ok(())
+        let own = recorder.finish(self.comm.rank(), &host_name());
+        let Some(traces) = gather_object(&*self.comm, &own, 0)? else { return Ok(()) };
+        Ok(std::fs::write(path, trace::merge(&traces)?).map_err(|error| FileError::write(path, error))?)
     }
 
     pub(crate) fn outcome<T>(self, trained: T) -> Outcome<T> {

@@ -1,12 +1,16 @@
 //! How a command becomes ranks: it starts them itself, or finds that it is one.
 
+use std::sync::Arc;
+
 use comm::TcpConfig;
-use comm::launch::{self, SpawnConfig};
+use comm::launch::{self, Notes, SpawnConfig};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
 use crate::options::RankOptions;
+use crate::progress::RanksBar;
+use crate::threads;
 
 /// Names the experiment whose launcher started a rank. Other launchers do not set it.
 pub(crate) const SPAWNED_FOR: &str = "GIRANDOLE_SPAWNED_FOR";
@@ -92,13 +96,28 @@ fn half_an_environment(set: &str, value: &std::ffi::OsStr, missing: &str) -> Err
 /// The first cause, where a rank fails.
 pub fn spawn<T: DeserializeOwned>(command: &str, world_size: usize) -> Result<T> {
     let env = vec![(SPAWNED_FOR.into(), command.into())];
-    let results = launch::spawn(&SpawnConfig { world_size, env, ..SpawnConfig::default() })?;
+    let results = spawn_with_bar(SpawnConfig { world_size, env, ..SpawnConfig::default() })?;
     let line = results
         .into_iter()
         .next()
         .flatten()
         .ok_or_else(|| Error::NoResult { reason: "it gave none".into() })?;
     serde_json::from_str(&line).map_err(|error| Error::NoResult { reason: error.to_string() })
+}
+
+/// Starts ranks, and shows how far they are where standard error is a terminal.
+pub(crate) fn spawn_with_bar(mut config: SpawnConfig) -> comm::Result<Vec<Option<String>>> {
+    if let Some(threads) = threads::for_ranks(config.world_size) {
+        config.env.push((threads::VARIABLE.into(), threads.into()));
+    }
+    let bar = RanksBar::on_terminal();
+    config.notes = bar.clone().map(|bar| bar as Arc<dyn Notes>);
+    let results = launch::spawn(&config);
+    // Before anything is said of a failure.
+    if let Some(bar) = bar {
+        bar.clear();
+    }
+    results
 }
 
 /// Gives a rank's result to the process that started it.

@@ -1,6 +1,7 @@
 //! Runs a schedule over the links, whatever they are: greets, sends, receives and reduces, and never waits for ever.
 
 mod exchange;
+mod local;
 mod opening;
 
 pub(crate) use exchange::Parcel;
@@ -160,6 +161,10 @@ impl<L: Links> Executor<L> {
                 }
                 Transfer::Copy { range, to } => {
                     memory.copy(range.start * size..range.end * size, to * size)?;
+                    continue;
+                }
+                Transfer::Reduce { places, range } => {
+                    local::reduce(memory, self.call.dtype, self.call.op, places, range.clone())?;
                     continue;
                 }
                 Transfer::Recv { from, range, combine } => (from, range, range.start, combine),

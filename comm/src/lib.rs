@@ -12,7 +12,7 @@
 //! assert_eq!(means, [1.5; 4]);
 //! # Ok::<(), comm::Error>(())
 //! ```
-// `shm/region.rs` alone maps memory.
+// `shm/region.rs` maps memory, and `shm/user.rs` asks who is at the other end of a socket.
 #![deny(unsafe_code)]
 
 pub mod algorithm;

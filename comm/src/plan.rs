@@ -1,5 +1,7 @@
 //! What a rank does for an operation: on which buffer, by which schedule.
 
+mod halves;
+
 use candle_core::{DType, Tensor};
 
 use crate::memory::Memory;
@@ -77,6 +79,9 @@ impl Planner {
 
     /// All tensors as one, without a copy of them.
     fn all_reduce<'a>(&self, tensors: &'a [Tensor], op: ReduceOp) -> Result<Plan<'a>> {
+        if let Some(plan) = self.halves_all_reduce(tensors, op) {
+            return Ok(plan);
+        }
         let memory = tensors.iter().try_fold(Memory::default(), summed)?;
         let dtype = tensors.first().map_or(DType::U8, |tensor| widened(tensor.dtype()));
         let len = tensors.iter().map(Tensor::elem_count).sum();
@@ -86,6 +91,9 @@ impl Planner {
     }
 
     fn reduce<'a>(&self, tensor: &'a Tensor, op: ReduceOp, root: usize) -> Result<Plan<'a>> {
+        if let Some(plan) = self.halves_reduce(tensor, op, root) {
+            return Ok(plan);
+        }
         let (len, size) = (tensor.elem_count(), widened(tensor.dtype()).size_in_bytes());
         let is_root = self.rank == root;
         if let Some(segments) = algorithm::chain_segments(self.world_size, len, size) {
@@ -122,6 +130,9 @@ impl Planner {
         counts: &Counts,
     ) -> Result<Plan<'a>> {
         let parts = self.parts(input.elem_count(), counts);
+        if let Some(plan) = self.halves_reduce_scatter(output, input, op, &parts) {
+            return Ok(plan);
+        }
         let dtype = widened(input.dtype());
         let pieces = self.pieces(&parts, dtype);
         let room = algorithm::ring_reduce_scatter::room(&parts, pieces) * dtype.size_in_bytes();

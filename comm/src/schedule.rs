@@ -53,6 +53,14 @@ pub enum Transfer {
         /// Where the first of them goes.
         to: usize,
     },
+    /// Reduces elements of f16 or bf16 that lie in several places of the buffer: in f32, an average divided, rounded once.
+    /// Like a copy, before anything else happens in the step.
+    Reduce {
+        /// The first element in each place, in the order of the operands.
+        places: Vec<usize>,
+        /// Where the result goes, which may be one of the places.
+        range: Range<usize>,
+    },
 }
 
 impl Transfer {
@@ -61,7 +69,7 @@ impl Transfer {
         match self {
             Transfer::Send { to, .. } => Some((*to, true)),
             Transfer::Recv { from, .. } | Transfer::Fold { from, .. } => Some((*from, false)),
-            Transfer::Copy { .. } => None,
+            Transfer::Copy { .. } | Transfer::Reduce { .. } => None,
         }
     }
 
@@ -76,6 +84,10 @@ impl Transfer {
             Transfer::Copy { range, to } => {
                 shift(range);
                 *to += by;
+            }
+            Transfer::Reduce { places, range } => {
+                places.iter_mut().for_each(|place| *place += by);
+                shift(range);
             }
         }
     }

@@ -41,7 +41,7 @@ pub(crate) fn check(comm: &dyn Communicator, lines: &[String]) -> Result<()> {
 }
 
 /// Every rank's numbers, of which each gives equally many.
-fn gather(comm: &dyn Communicator, own: Vec<i64>) -> Result<Vec<Vec<i64>>> {
+pub(crate) fn gather(comm: &dyn Communicator, own: Vec<i64>) -> Result<Vec<Vec<i64>>> {
     let (len, world_size) = (own.len(), comm.world_size());
     let input = Tensor::from_vec(own, len, &Device::Cpu)?;
     let output = Tensor::zeros((world_size, len), DType::I64, &Device::Cpu)?;
@@ -50,7 +50,7 @@ fn gather(comm: &dyn Communicator, own: Vec<i64>) -> Result<Vec<Vec<i64>>> {
 }
 
 /// A rank of the largest party, and the first that is not of it.
-fn odd_one(answers: &[Vec<i64>]) -> Option<(usize, usize)> {
+pub(crate) fn odd_one(answers: &[Vec<i64>]) -> Option<(usize, usize)> {
     let party = |answer: &Vec<i64>| answers.iter().filter(|other| *other == answer).count();
     let largest = answers.iter().map(party).max()?;
     let rank = answers.iter().position(|answer| party(answer) == largest)?;

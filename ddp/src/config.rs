@@ -10,6 +10,11 @@ pub struct DdpConfig {
     pub bucket_bytes: usize,
     /// Bytes of the first bucket of each dtype and device. Default: 1 MiB, so that communication begins early.
     pub first_bucket_bytes: usize,
+    /// Tries `bucket_bytes` and several other sizes in the first steps, and stays with that for which the slowest rank's
+    /// step, from the start of backward to the last average, is shortest. Default: false. Four steps for each size that
+    /// comes to other buckets, at most 8 sizes; these steps count as any others. Ranks stay equal to the bit; but sums of
+    /// f32 are rounded in another order with another size, so that one run may differ from the next in last places.
+    pub measure_bucket_bytes: bool,
     /// Last parts of the names that are state and not parameters: the model gets the variable itself, no gradient is
     /// communicated, and rank 0's values are the ones all ranks start from. Default: `running_mean` and `running_var`,
     /// as `candle_nn::BatchNorm` calls them.
@@ -27,6 +32,7 @@ impl Default for DdpConfig {
         Self {
             bucket_bytes: 25 << 20,
             first_bucket_bytes: 1 << 20,
+            measure_bucket_bytes: false,
             buffers: vec!["running_mean".into(), "running_var".into()],
             broadcast_buffers: true,
             hook: CommHook::AllReduce,

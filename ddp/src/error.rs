@@ -76,6 +76,9 @@ pub enum Error {
         /// The first parameter that differs, counted in order of construction from 1; 0 is the configuration.
         place: usize,
     },
+    /// A parameter has other values on some ranks. Every rank gets this same error, and may go on.
+    #[error(transparent)]
+    ParametersDiffer(#[from] Box<ParameterDifference>),
     /// A weight that is none.
     #[error(
         "backward_weighted: got weight {weight}; it is the number of samples or tokens over which the loss is a mean: a \
@@ -108,6 +111,35 @@ pub enum Error {
     /// Communication failed.
     #[error(transparent)]
     Comm(#[from] comm::Error),
+}
+
+/// The first parameter that is not the same on every rank.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error(
+    "parameter {parameter} is not the same on every rank: at {index:?} rank {odd_rank} has {odd}, and rank {rank} has \
+     {expected} ({differing} of {elements} elements differ); other values than rank {rank}: ranks {odd_ranks:?}; parameters \
+     stay equal where every rank gives its optimizer what `backward` or `join` returns, and changes them in no other way"
+)]
+#[non_exhaustive]
+pub struct ParameterDifference {
+    /// The parameter; those before it, in order of construction, are equal.
+    pub parameter: String,
+    /// A rank that differs from most.
+    pub odd_rank: usize,
+    /// What it has.
+    pub odd: String,
+    /// A rank to compare it with.
+    pub rank: usize,
+    /// What that rank has.
+    pub expected: String,
+    /// The first element in which these two differ, by dim.
+    pub index: Vec<usize>,
+    /// In how many elements they differ.
+    pub differing: usize,
+    /// The parameter's elements.
+    pub elements: usize,
+    /// All ranks that differ from `rank` in this parameter.
+    pub odd_ranks: Vec<usize>,
 }
 
 /// `Result` with this crate's [`Error`].

@@ -8,7 +8,7 @@
 //! # use std::sync::Arc;
 //! use candle_core::{DType, Device, Result, Tensor};
 //! use candle_nn::{Module, Optimizer, SGD, VarBuilder, VarMap, linear, loss};
-//! use comm::{Communicator, Local, LocalConfig};
+//! use comm::{Communicator, Local};
 //! use ddp::{Ddp, DdpConfig};
 //!
 //! fn train(comm: Arc<dyn Communicator>) -> Result<Vec<f32>> {
@@ -28,13 +28,65 @@
 //! }
 //!
 //! // Two ranks as threads; in earnest they are processes.
-//! let ranks = Local::group(2, &LocalConfig::default())?;
-//! let threads: Vec<_> =
-//!     ranks.into_iter().map(|comm| std::thread::spawn(|| train(Arc::new(comm)))).collect();
-//! for thread in threads {
-//!     let predicted = thread.join().expect("no panic")?;
+//! for predicted in Local::run_shared(2, |comm| Ok(train(comm)?))? {
 //!     assert!((predicted[0] - 23.0).abs() < 0.5);
 //! }
+//! # Ok::<(), ddp::Error>(())
+//! ```
+//!
+//! # What else there is
+//!
+//! - Ranks have unequal batches: [`Ddp::backward_weighted`] takes the number of samples or tokens, and gives what one
+//!   process has on all of them. The mean of the ranks' means, which [`Ddp::backward`] gives as PyTorch does, is another
+//!   number.
+//! - Ranks have unequally many batches: one that has no more calls [`Ddp::join`], until all are through.
+//! - A batch does not fit into memory: [`Ddp::backward_no_sync`] or [`Ddp::backward_weighted_no_sync`] for all micro-batches
+//!   but the last. They communicate nothing.
+//! - Gradients are to be clipped by their global norm: `training::clip_grad_norm` on what backward returns. It is the same
+//!   on every rank, so that no rank need ask another.
+//! - The network is slow: [`CommHook`] halves the bytes, or sends factors of low rank ([`PowerSgdConfig`]), or is one's own.
+//! - The model has running statistics: they are rank 0's on all ranks after each step ([`DdpConfig::broadcast_buffers`]).
+//! - Are the parameters still equal? [`Ddp::check_parameters`] says which is not, where, and on which rank.
+//! - Which buckets are best here? [`DdpConfig::measure_bucket_bytes`] tries some.
+//!
+//! All of it in one training loop:
+//!
+//! ```
+//! # use std::sync::Arc;
+//! # use candle_core::{DType, Device, Result, Tensor};
+//! # use candle_nn::{Module, Optimizer, SGD, VarBuilder, VarMap, linear, loss};
+//! # use comm::{Communicator, Local};
+//! # use ddp::{CommHook, Ddp, DdpConfig};
+//! fn train(comm: Arc<dyn Communicator>, batches: &[Vec<Tensor>]) -> Result<()> {
+//!     let vars = VarMap::new();
+//!     let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+//!     let config = DdpConfig { hook: CommHook::Bf16, ..DdpConfig::default() };
+//!     let ddp = Ddp::new(comm, vb, &config, |vb| linear(1, 1, vb))?;
+//!     let mut optimizer = SGD::new(ddp.vars(), 0.05)?;
+//!     for micro_batches in batches {
+//!         let Some((last, others)) = micro_batches.split_last() else { continue };
+//!         let loss = |x: &Tensor| ddp.forward(x)?.sqr()?.mean_all();
+//!         for x in others {
+//!             ddp.backward_weighted_no_sync(&loss(x)?, x.dim(0)? as f64)?;
+//!         }
+//!         let mut grads = ddp.backward_weighted(&loss(last)?, last.dim(0)? as f64)?;
+//!         training::clip_grad_norm(&mut grads, &ddp.vars(), 1.0)?;
+//!         optimizer.step(&grads)?;
+//!     }
+//!     while let Some(mut grads) = ddp.join()? {
+//!         training::clip_grad_norm(&mut grads, &ddp.vars(), 1.0)?;
+//!         optimizer.step(&grads)?;
+//!     }
+//!     ddp.check_parameters()?;
+//!     Ok(())
+//! }
+//!
+//! Local::run_shared(2, |comm| {
+//!     let micro_batch = |len: usize| Tensor::ones((len, 1), DType::F32, &Device::Cpu);
+//!     let all = [vec![micro_batch(2)?, micro_batch(1)?], vec![micro_batch(3)?], vec![micro_batch(4)?]];
+//!     let steps = 1 + 2 * comm.rank();
+//!     Ok(train(comm, &all[..steps])?)
+//! })?;
 //! # Ok::<(), ddp::Error>(())
 //! ```
 //!
@@ -57,6 +109,7 @@
 mod agreement;
 mod buckets;
 mod builder;
+mod check;
 mod comm_hook;
 mod config;
 mod error;
@@ -66,13 +119,14 @@ mod model;
 mod parameter;
 mod plan;
 mod reducer;
+mod search;
 mod weights;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use comm_hook::{BucketHook, CommHook, GradBucket, GradSlot, PowerSgdConfig, Reduction};
 pub use config::DdpConfig;
-pub use error::{Error, Result};
+pub use error::{Error, ParameterDifference, Result};
 pub use model::Ddp;
 pub use parameter::Parameter;
 

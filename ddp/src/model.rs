@@ -268,6 +268,48 @@ impl<M> Ddp<M> {
     pub fn join(&self) -> Result<Option<GradStore>> {
         self.reducer.join()
     }
+
+    /// Compares the parameters of all ranks, bit for bit. To be called on every rank, at the same place: now and then in a
+    /// long training, or while looking for a mistake.
+    ///
+    /// # Cost
+    /// One pass over the parameters, and an all-gather of 8 bytes a rank. Only where they differ: 8 bytes for each
+    /// parameter, then a broadcast of one parameter.
+    ///
+    /// # Errors
+    /// [`Error::ParametersDiffer`], the same on every rank, names the first parameter that differs, the ranks, the element
+    /// and both values. Training can go on after it. Failures of communication.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device};
+    /// # use candle_nn::{VarBuilder, VarMap, linear};
+    /// # use comm::{Communicator, Local};
+    /// # use ddp::{Ddp, DdpConfig};
+    /// let messages = Local::run_shared(3, |comm| {
+    ///     # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    ///     let rank = comm.rank();
+    ///     let ddp = Ddp::new(comm, vb, &DdpConfig::default(), |vb| linear(1, 1, vb))?;
+    ///     ddp.check_parameters()?;
+    ///     ddp.vars()[1].set(&ddp.vars()[1].affine(0.0, if rank == 2 { 0.5 } else { 0.25 })?)?;
+    ///     Ok(ddp.check_parameters().err().map(|error| error.to_string()).unwrap_or_default())
+    /// })?;
+    /// assert!(messages[0].starts_with(
+    ///     "parameter bias is not the same on every rank: at [0] rank 2 has 0.5, and rank 0 has 0.25"
+    /// ));
+    /// assert_eq!(messages[0], messages[2]);
+    /// # Ok::<(), ddp::Error>(())
+    /// ```
+    pub fn check_parameters(&self) -> Result<()> {
+        self.reducer.check_parameters(&self.parameters)
+    }
+}
+
+impl<M> Ddp<M> {
+    /// The size of buckets in use, in bytes: that of [`DdpConfig::bucket_bytes`], or the one that was chosen by
+    /// measurement, once all were tried. The same on every rank.
+    pub fn bucket_bytes(&self) -> usize {
+        self.reducer.bucket_bytes()
+    }
 }
 
 impl<M: Module> Module for Ddp<M> {
@@ -294,8 +336,12 @@ impl<M> fmt::Debug for Ddp<M> {
 
 /// What must be equal on all ranks, one line for each thing.
 fn describe(parameters: &[Parameter], buffers: &[(String, Var)], config: &DdpConfig) -> Vec<String> {
-    let DdpConfig { bucket_bytes, first_bucket_bytes, hook, broadcast_buffers, .. } = config;
+    let DdpConfig { bucket_bytes, first_bucket_bytes, measure_bucket_bytes, hook, broadcast_buffers, .. } =
+        config;
     let mut first = format!("buckets of {bucket_bytes} bytes, the first of {first_bucket_bytes}");
+    if *measure_bucket_bytes {
+        first += ", sizes measured";
+    }
     if !matches!(hook, CommHook::AllReduce) {
         first += &format!(", averaged by {hook:?}");
     }

@@ -4,9 +4,9 @@
 mod common;
 
 use candle_core::{DType, Device, Tensor, Var};
-use candle_nn::{Linear, Module, VarBuilder, VarMap, linear, loss};
+use candle_nn::{Linear, Module, Optimizer, SGD, VarBuilder, VarMap, linear, loss};
 use common::training::{self, AnyOptimizer};
-use common::{INPUTS, Mlp, OUTPUTS, assert_close, numbers, on_all_ranks, parameters_of, values};
+use common::{INPUTS, Mlp, OUTPUTS, assert_close, builder, numbers, on_all_ranks, parameters_of, values};
 use ddp::{Ddp, DdpConfig};
 use proptest::prelude::*;
 
@@ -128,4 +128,40 @@ fn variables_of_a_var_map_are_shared_and_loading_them_is_seen() {
         Ok(numbers([&ddp.forward(&x)?]))
     });
     assert_eq!(outputs, [[321.0], [321.0]]);
+}
+
+/// So many steps that every size was tried.
+const SEARCH_STEPS: usize = 40;
+
+#[test]
+fn measured_bucket_sizes_are_the_same_on_all_ranks_and_change_no_result() {
+    for world_size in 1..=3 {
+        let train = |measure_bucket_bytes: bool, bucket_bytes: usize| {
+            on_all_ranks(world_size, |comm| {
+                let rank = comm.rank();
+                let config = DdpConfig { bucket_bytes, measure_bucket_bytes, ..Default::default() };
+                let wide: [(&str, &[usize]); 3] =
+                    [("a", &[300, 100]), ("b", &[200, 100]), ("c", &[100, 100])];
+                let ddp = Ddp::new(comm, builder(1, &wide, DType::F64), &config, |vb| {
+                    Ok([vb.get((300, 100), "a")?, vb.get((200, 100), "b")?, vb.get((100, 100), "c")?])
+                })?;
+                let mut optimizer = SGD::new(ddp.vars(), 0.1)?;
+                for step in 0..SEARCH_STEPS {
+                    let x = values((step * 10 + rank) as u64, &[2, 100], DType::F64);
+                    let model = ddp.model()?;
+                    let one = |weight: &Tensor| x.matmul(&weight.t()?)?.tanh()?.mean_all();
+                    let loss = ((one(&model[0])? + one(&model[1])?)? + one(&model[2])?)?;
+                    optimizer.step(&ddp.backward(&loss)?)?;
+                }
+                Ok((ddp.bucket_bytes(), parameters_of(&ddp)))
+            })
+        };
+        let measured = train(true, 12345);
+        assert!(measured.iter().all(|rank| *rank == measured[0]), "the ranks differ");
+        let bytes = measured[0].0;
+        assert!(bytes == 12345 || bytes.is_power_of_two(), "{bytes}");
+        let fixed = train(false, 12345);
+        assert_eq!(fixed[0].0, 12345);
+        assert_close(&measured[0].1, &fixed[0].1, 1e-12);
+    }
 }

@@ -2,6 +2,7 @@
 
 pub mod cifar10;
 pub mod ddp_linear;
+pub mod ddp_mlp;
 pub mod ddp_trainer;
 pub mod ddp_transformer;
 pub mod process_groups;

@@ -6,11 +6,11 @@ mod program;
 use std::ffi::OsString;
 
 use clap::Args;
-use comm::launch::{self, MasterPort, SpawnConfig};
+use comm::launch::{MasterPort, SpawnConfig};
 
 use crate::error::{Error, Result};
 use crate::options::TransportOption;
-use crate::start::SPAWNED_FOR;
+use crate::start::{SPAWNED_FOR, spawn_with_bar};
 
 use nproc::ProcessCount;
 use program::Program;
@@ -79,7 +79,7 @@ pub fn run(options: &LaunchOptions) -> Result<()> {
         sweep: true,
         ..SpawnConfig::default()
     };
-    launch::spawn(&config).map(drop).map_err(named)
+    spawn_with_bar(config).map(drop).map_err(named)
 }
 
 /// What the ranks are told beside their place.

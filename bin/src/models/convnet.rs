@@ -47,3 +47,27 @@ impl Module for ConvNet {
         self.fc3.forward(&x)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device};
+    use candle_nn::VarMap;
+
+    use super::*;
+
+    #[test]
+    fn every_parameter_gets_a_gradient() -> Result<()> {
+        let vars = VarMap::new();
+        let net = ConvNet::new(VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu))?;
+        let x = Tensor::randn(0f32, 1., (3, 3, 32, 32), &Device::Cpu)?;
+        let grads = net.forward(&x)?.sqr()?.sum_all()?.backward()?;
+        let vars = vars.data().lock().unwrap();
+        assert_eq!(vars.len(), 10);
+        for (name, var) in vars.iter() {
+            let gradient = grads.get(var).unwrap_or_else(|| panic!("{name} has no gradient"));
+            assert_eq!(gradient.dims(), var.dims());
+            assert!(gradient.abs()?.sum_all()?.to_scalar::<f32>()? > 0.0, "{name}");
+        }
+        Ok(())
+    }
+}

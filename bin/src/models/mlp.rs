@@ -1,7 +1,8 @@
 //! The model of document 004's data-parallel example: two layers with a ReLU between them.
 
 use candle_core::{Module, Result, Tensor};
-use candle_nn::{Linear, VarBuilder, linear};
+use candle_nn::VarBuilder;
+use training::{Linear, linear};
 
 /// Numbers of a sample.
 pub const FEATURES: usize = 10;

@@ -126,7 +126,8 @@ where
         self.loader.len()
     }
 
-    /// Writes checkpoints from now on. For one rank alone, as all have the same to write.
+    /// Writes checkpoints from now on. For one rank alone, as all have the same to write; buffers that differ by rank (running
+    /// statistics) become this rank's after a resume.
     pub fn keep_checkpoints(&mut self, keeper: Keeper) {
         self.keeper = Some(keeper);
     }

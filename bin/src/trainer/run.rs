@@ -142,7 +142,7 @@ fn offer(error: TrainingError) -> Error {
     match &error {
         TrainingError::DamagedCheckpoint { good: Fallback(Some(folder)), .. } => {
             let help = format!("--resume={} goes on from it", folder.display());
-            Error::Damaged { source: error, help }
+            Error::Damaged { source: Box::new(error), help }
         }
         _ => error.into(),
     }

@@ -29,7 +29,7 @@ impl Files {
         for (name, set) in names.chain([(TEST.to_string(), 1)]) {
             let mut records = Vec::new();
             for _ in 0..pictures {
-                let bright = generator.next_u32() % 2 == 0;
+                let bright = generator.next_u32().is_multiple_of(2);
                 records.push(if bright { 1 } else { 8 });
                 let byte = |_| (generator.next_u32() % 128) as u8 + if bright { 128 } else { 0 };
                 records.extend((0..PICTURE).map(byte));

@@ -5,33 +5,61 @@ use std::process::{Command, Stdio};
 
 use crate::command::{Folder, girandole, text};
 
-/// The first part takes long enough: the bar keeps out of runs of less than 0.3 s.
-const LONG: &str = "--world-size 1 --epochs 300 --samples 6400";
+/// Each part takes long enough: the bar keeps out of runs of less than 0.3 s.
+const LONG: &str = "--epochs 300 --samples 6400";
 
-#[test]
-fn a_bar_on_a_terminal() {
+/// What a terminal gets to see; standard output goes to it, or to a file in the folder.
+fn on_terminal(shell: &str, folder: &Folder) -> Option<String> {
     if Command::new("script").arg("--version").stdout(Stdio::null()).status().is_err() {
         eprintln!("no `script` here: nothing was tested");
-        return;
+        return None;
     }
-    let folder = Folder::new();
     let command = girandole();
     let mut script = Command::new("script");
     for (name, _) in command.get_envs() {
         script.env_remove(name);
     }
     script.env("PROGRAM", command.get_program()).env("OUT", folder.argument("out"));
-    script.args(["-qefc", &format!("exec \"$PROGRAM\" ddp-linear {LONG} >\"$OUT\""), "/dev/null"]);
+    script.args(["-qefc", &format!("exec {shell}"), "/dev/null"]);
     let output = script.env("TERM", "xterm").stdin(Stdio::null()).output().unwrap();
     let seen = text(&output.stdout);
     assert!(output.status.success(), "{seen}");
+    Some(seen)
+}
+
+fn losses(text: &str) -> usize {
+    let whole = |line: &&str| {
+        line.starts_with('[')
+            && line.split_once("] loss: ").is_some_and(|(_, loss)| loss.parse::<f32>().is_ok())
+    };
+    text.lines().filter(whole).count()
+}
+
+#[test]
+fn a_bar_on_a_terminal() {
+    let folder = Folder::new();
+    let command = format!("\"$PROGRAM\" ddp-linear --world-size 1 {LONG} >\"$OUT\"");
+    let Some(seen) = on_terminal(&command, &folder) else { return };
     assert!(seen.contains(" of 60000") && seen.contains(" left"), "{seen}");
 
     let printed = std::fs::read_to_string(folder.path("out")).unwrap();
-    assert_eq!(
-        printed.lines().filter(|line| line.starts_with('[')).count(),
-        4 * 300,
-        "two lines an epoch, of both parts"
-    );
+    assert_eq!(losses(&printed), 4 * 300, "two lines an epoch, of both parts");
     assert!(!printed.contains('\u{1b}'));
+}
+
+#[test]
+fn ranks_have_a_bar_too_and_it_keeps_out_of_their_lines() {
+    let folder = Folder::new();
+    for command in ["\"$PROGRAM\"", "\"$PROGRAM\" launch --nproc-per-node 2 -- girandole"] {
+        let Some(seen) = on_terminal(&format!("{command} ddp-linear {LONG}"), &folder) else { return };
+        assert!(seen.contains(" of 30000, "), "{command}: the ranks take half as many steps as one process");
+        // What stands after the last return to the start of a line, and the order to clear it.
+        let lines: Vec<&str> = seen.lines().map(|line| line.trim_end_matches('\r')).collect();
+        let shown = |line: &&str| {
+            let last = line.rsplit('\r').next().unwrap_or_default();
+            last.rsplit("\u{1b}[2K").next().unwrap_or_default().to_string()
+        };
+        let text = lines.iter().map(shown).collect::<Vec<_>>().join("\n");
+        assert_eq!(losses(&text), 3 * 300, "{command}: two lines an epoch of one process, one of two ranks");
+    }
 }

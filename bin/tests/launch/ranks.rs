@@ -38,6 +38,18 @@ fn threads_are_limited_where_nobody_has_and_there_are_several_ranks() {
 }
 
 #[test]
+fn cores_are_shared_among_ranks() {
+    let cores = std::thread::available_parallelism().unwrap().get();
+    for ranks in [1, 2, 3] {
+        let threads = (cores / ranks).max(1).to_string();
+        let mut command = shell(ranks, "echo $RAYON_NUM_THREADS");
+        assert_eq!(sorted(&succeed(command.env_remove("RAYON_NUM_THREADS"))), vec![threads; ranks]);
+    }
+    let mut set = shell(2, "echo $RAYON_NUM_THREADS");
+    assert_eq!(sorted(&succeed(set.env("RAYON_NUM_THREADS", "5"))), ["5", "5"]);
+}
+
+#[test]
 fn ranks_are_counted_as_torchrun_counts_them() {
     let count = |arguments: &[&str]| {
         let mut command = girandole();

@@ -7,7 +7,10 @@ pub mod chain_reduce;
 pub mod direct_gather;
 pub mod direct_scatter;
 pub mod dissemination_barrier;
+pub mod pairwise_all_reduce;
 pub mod pairwise_all_to_all;
+pub mod pairwise_reduce;
+pub mod pairwise_reduce_scatter;
 pub mod recursive_doubling;
 pub mod ring_all_gather;
 pub mod ring_all_reduce;
@@ -55,6 +58,10 @@ pub fn segment_bytes(world_size: usize) -> usize {
 pub fn pieces(part_bytes: usize, piece_bytes: usize) -> usize {
     part_bytes.div_ceil(piece_bytes.max(1)).max(1)
 }
+
+/// Up to so many ranks, f16 and bf16 go pairwise, each rank to each other one, as they are; above, as f32 round a ring, in
+/// which each rank has two neighbours.
+pub const PAIRWISE_RANKS: usize = 64;
 
 /// Bytes of a segment that goes along a chain of ranks.
 pub const SEGMENT_BYTES: usize = 256 * 1024;

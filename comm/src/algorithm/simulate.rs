@@ -1,6 +1,7 @@
 //! Runs the schedules of all ranks in one thread on symbolic elements, each the ordered list of ranks it is reduced from.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::rc::Rc;
 
 use crate::schedule::{Combine, Schedule, Transfer};
@@ -77,6 +78,11 @@ pub(crate) fn run_uneven(all: &[Schedule], len: impl Fn(usize) -> usize) -> Vec<
                     }
                 }
                 for transfer in &step.transfers {
+                    if let Transfer::Reduce { places, range } = transfer {
+                        reduce(&mut buffers[rank], places, range.clone());
+                    }
+                }
+                for transfer in &step.transfers {
                     if let Transfer::Send { to, range } = transfer {
                         assert_ne!(*to, rank, "a rank sends to itself");
                         wires[rank * world_size + to].push_back(buffers[rank][range.clone()].to_vec());
@@ -114,7 +120,7 @@ fn receive(buffer: &mut [Element], transfer: &Transfer, message: Vec<Element>) {
     let (range, mine, combine) = match transfer {
         Transfer::Recv { range, combine, .. } => (range, range.start, combine),
         Transfer::Fold { range, mine, combine, .. } => (range, *mine, combine),
-        Transfer::Send { .. } | Transfer::Copy { .. } => return,
+        Transfer::Send { .. } | Transfer::Copy { .. } | Transfer::Reduce { .. } => return,
     };
     assert_eq!(message.len(), range.len(), "{transfer:?}: another length was sent than is expected");
     for (offset, theirs) in message.into_iter().enumerate() {
@@ -124,6 +130,14 @@ fn receive(buffer: &mut [Element], transfer: &Transfer, message: Vec<Element>) {
             Combine::TheirsFirst => Element::Reduced(Rc::new((theirs, own))),
             Combine::MineFirst => Element::Reduced(Rc::new((own, theirs))),
         };
+    }
+}
+
+fn reduce(buffer: &mut [Element], places: &[usize], range: Range<usize>) {
+    for offset in 0..range.len() {
+        let operands = places.iter().map(|place| buffer[place + offset].clone());
+        let sum = operands.reduce(|left, right| Element::Reduced(Rc::new((left, right))));
+        buffer[range.start + offset] = sum.expect("there is a place");
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 
-use super::MasterPort;
+use super::{MasterPort, Notes};
 use crate::{Error, Result};
 
 /// Files that a process has open besides those that the launcher needs for each rank.
@@ -43,6 +44,8 @@ pub struct SpawnConfig {
     /// this program sees to that, so it needs [`worker_guard`](super::worker_guard) first thing in `main`. It knows a
     /// process of the job by its environment. Linux only. Default: false.
     pub sweep: bool,
+    /// Gets the notes of the ranks. Default: `None`, and the ranks send none.
+    pub notes: Option<Arc<dyn Notes>>,
     /// How long the other ranks may take to end by themselves once one has failed, or once a signal was passed on to
     /// them. Default: 1 s, so that everything is over within 2 s.
     pub grace: Duration,
@@ -59,6 +62,7 @@ impl Default for SpawnConfig {
             master_port: 0,
             port_kind: MasterPort::default(),
             sweep: false,
+            notes: None,
             grace: Duration::from_secs(1),
         }
     }

@@ -3,6 +3,7 @@
 use std::process::Command;
 use std::thread::available_parallelism;
 
+use super::notes;
 use super::{Layout, SpawnConfig};
 use crate::{Error, Result};
 
@@ -26,6 +27,7 @@ pub(super) struct Job {
     secret: String,
     id: String,
     spawner: String,
+    notes: bool,
     /// Threads for each rank, where nobody has set them.
     threads: Option<String>,
 }
@@ -43,6 +45,7 @@ impl Job {
             secret: random_hex::<32>()?,
             id: random_hex::<16>()?,
             spawner: std::process::id().to_string(),
+            notes: config.notes.is_some(),
             threads,
         })
     }
@@ -64,7 +67,8 @@ impl Job {
             .env(MASTER_PORT, &self.port)
             .env(SECRET, &self.secret)
             .env(JOB_ID, &self.id)
-            .env(SPAWNER_PID, &self.spawner);
+            .env(SPAWNER_PID, &self.spawner)
+            .env(notes::WANTED, if self.notes { "1" } else { "0" });
         if let Some(threads) = &self.threads {
             command.env(THREADS, threads);
         }

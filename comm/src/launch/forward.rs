@@ -4,11 +4,13 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, ErrorKind, PipeReader, PipeWriter, Read, pipe};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::Notes;
 use super::lines::{Item, LineBuffer};
 use super::sink::Sink;
 use super::start::Workers;
@@ -45,12 +47,20 @@ impl Output {
     /// Number of [`Event::Drained`] that come.
     pub(super) const THREADS: usize = 2;
 
-    pub(super) fn start(workers: &mut Workers, events: &Sender<Event>) -> Result<Self> {
-        Self::start_threads(workers, events)
+    pub(super) fn start(
+        workers: &mut Workers,
+        notes: Option<&Arc<dyn Notes>>,
+        events: &Sender<Event>,
+    ) -> Result<Self> {
+        Self::start_threads(workers, notes, events)
             .map_err(|e| Error::system("cannot forward the workers' output", e))
     }
 
-    fn start_threads(workers: &mut Workers, events: &Sender<Event>) -> io::Result<Self> {
+    fn start_threads(
+        workers: &mut Workers,
+        notes: Option<&Arc<dyn Notes>>,
+        events: &Sender<Event>,
+    ) -> io::Result<Self> {
         let (finish, finish_writer) = pipe()?;
         let (abandon, abandon_writer) = pipe()?;
         let (out, err) = Sink::standard(&abandon)?;
@@ -65,6 +75,7 @@ impl Output {
                 finish: finish.try_clone()?,
                 abandon: abandon.try_clone()?,
                 events: events.clone(),
+                notes: notes.cloned(),
                 reports,
                 captured: Captured::default(),
             };
@@ -127,6 +138,7 @@ struct Forwarder {
     finish: PipeReader,
     abandon: PipeReader,
     events: Sender<Event>,
+    notes: Option<Arc<dyn Notes>>,
     reports: bool,
     captured: Captured,
 }
@@ -212,6 +224,11 @@ impl Forwarder {
             Item::Report(report) => {
                 self.captured.results[rank] = Some(String::from_utf8_lossy(report).into_owned());
             }
+            Item::Note(text) => {
+                if let Some(notes) = &self.notes {
+                    notes.note(rank, &String::from_utf8_lossy(text));
+                }
+            }
             Item::Text(text) => {
                 if let Some(tail) = self.captured.tails.get_mut(rank) {
                     keep(tail, text);
@@ -222,7 +239,20 @@ impl Forwarder {
     }
 
     fn put(&mut self, write: impl FnOnce(&mut Sink) -> io::Result<()>) {
-        let Some(Err(error)) = self.sink.as_mut().map(write) else { return };
+        let Some(sink) = &mut self.sink else { return };
+        let mut written = None;
+        match &self.notes {
+            Some(notes) => {
+                let mut write = Some(write);
+                notes.aside(&mut || {
+                    if let Some(write) = write.take() {
+                        written = Some(write(sink));
+                    }
+                });
+            }
+            None => written = Some(write(sink)),
+        }
+        let Some(Err(error)) = written else { return };
         self.sink = None;
         // Without standard error a job still does its work; without standard output it does not.
         if self.reports {

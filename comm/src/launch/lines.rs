@@ -2,6 +2,8 @@
 
 /// Marks a line of a worker's standard output that is a report to the launcher.
 pub(super) const RESULT_PREFIX: &str = "\u{1}girandole-result:";
+/// Marks a line that is a note to the launcher.
+pub(super) const NOTE_PREFIX: &str = "\u{1}girandole-note:";
 /// Longest report, in bytes.
 pub(super) const MAX_RESULT: usize = 64 << 20;
 /// A line longer than this many bytes is passed on in pieces.
@@ -14,6 +16,8 @@ pub(super) enum Item<'a> {
     Text(&'a [u8]),
     /// What stood between the prefix of a report and the newline.
     Report(&'a [u8]),
+    /// What stood between the prefix of a note and the newline.
+    Note(&'a [u8]),
 }
 
 /// Collects a line that has not ended yet, without ever holding more than a bounded part of it.
@@ -52,10 +56,11 @@ impl LineBuffer {
     }
 
     fn end_of_line(&mut self, each: &mut impl FnMut(Item<'_>)) {
-        match self.report_at() {
-            Some(at) => {
-                each(Item::Report(&self.line[at + RESULT_PREFIX.len()..self.line.len() - 1]));
-                // What was printed before the report, without a newline, is the start of a line that goes on.
+        match self.message_at() {
+            Some((at, prefix)) => {
+                let message = &self.line[at + prefix.len()..self.line.len() - 1];
+                each(if prefix == RESULT_PREFIX { Item::Report(message) } else { Item::Note(message) });
+                // What was printed before the message, without a newline, is the start of a line that goes on.
                 self.line.truncate(at);
             }
             None => {
@@ -65,14 +70,18 @@ impl LineBuffer {
         }
     }
 
-    fn report_at(&self) -> Option<usize> {
-        let prefix = RESULT_PREFIX.as_bytes();
-        let first = self.line.iter().position(|&byte| self.reports && byte == prefix[0])?;
-        self.line[first..].windows(prefix.len()).position(|window| window == prefix).map(|at| first + at)
+    /// Where a message to the launcher begins, and with which prefix.
+    fn message_at(&self) -> Option<(usize, &'static str)> {
+        let first = self.line.iter().position(|&byte| self.reports && byte == RESULT_PREFIX.as_bytes()[0])?;
+        let begins = |at: usize| {
+            let prefixes = [RESULT_PREFIX, NOTE_PREFIX];
+            prefixes.into_iter().find(|prefix| self.line[at..].starts_with(prefix.as_bytes()))
+        };
+        (first..self.line.len()).find_map(|at| begins(at).map(|prefix| (at, prefix)))
     }
 
     fn limit(&self) -> usize {
-        let longer = self.line.len() > self.max_line && self.report_at().is_some();
+        let longer = self.line.len() > self.max_line && self.message_at().is_some();
         if longer { MAX_RESULT + self.max_line } else { self.max_line }
     }
 }
@@ -86,6 +95,7 @@ mod tests {
         |item| match item {
             Item::Text(bytes) => items.push(bytes.to_vec()),
             Item::Report(bytes) => items.push([b"report ", bytes].concat()),
+            Item::Note(bytes) => items.push([b"note ", bytes].concat()),
         }
     }
 
@@ -117,6 +127,12 @@ mod tests {
         assert_eq!(cut(&[b"a\n", report.as_bytes(), b"b\n"], 5), ["a\n", "report {\"loss\":1}", "b\n"]);
         let (start, end) = report.as_bytes().split_at(9);
         assert_eq!(cut(&[b"start ", start, end, b"end\n"], 100), ["report {\"loss\":1}", "start end\n"]);
+    }
+
+    #[test]
+    fn notes_are_told_from_reports() {
+        let line = format!("{NOTE_PREFIX}7 of 9\n{RESULT_PREFIX}done\n");
+        assert_eq!(cut(&[b"a", line.as_bytes(), b"b\n"], 100), ["note 7 of 9", "report done", "ab\n"]);
     }
 
     #[test]

@@ -28,6 +28,7 @@ mod layout;
 mod lines;
 mod listener;
 mod master;
+mod notes;
 mod signals;
 mod sink;
 mod start;
@@ -44,6 +45,7 @@ pub use failure::{ExitKind, WorkerFailure};
 pub use layout::Layout;
 pub(crate) use listener::inherited_listener;
 pub use master::MasterPort;
+pub use notes::{Notes, send_note, wants_notes};
 pub use worker::{is_worker, report_result, worker_guard};
 
 use crate::Result;
@@ -96,6 +98,6 @@ pub fn spawn(config: &SpawnConfig) -> Result<Vec<Option<String>>> {
     // Dropped last: what it ends has lost its rank by then.
     let _warden = config.sweep.then(|| warden::Warden::start(job.id())).transpose()?;
     let mut workers = start::start(config, &job, master, &sender)?;
-    let output = forward::Output::start(&mut workers, &sender)?;
+    let output = forward::Output::start(&mut workers, config.notes.as_ref(), &sender)?;
     supervise::Supervisor::new(config, workers, output, events, signals).run()
 }

@@ -13,10 +13,11 @@ use rustix::io::{Errno, Result};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
-    listen, recvmsg, sendmsg, socket_with, sockopt::socket_peercred,
+    listen, recvmsg, sendmsg, socket_with,
 };
 
 use super::obstacle::Obstacle;
+use super::user::is_of_this_user;
 use super::{Name, Token};
 
 /// Connections that are accepted and have not said anything yet; further ones are closed.
@@ -129,8 +130,4 @@ fn receive(giver: BorrowedFd<'_>) -> Result<Option<(Token, Gift)>> {
     }
     let gift = <[OwnedFd; 2]>::try_from(fds).ok().filter(|_| message.bytes == token.len());
     Ok(gift.map(|gift| (token, gift)))
-}
-
-fn is_of_this_user(socket: BorrowedFd<'_>) -> bool {
-    socket_peercred(socket).is_ok_and(|other| other.uid == rustix::process::geteuid())
 }

@@ -24,6 +24,8 @@ mod region;
 #[cfg(target_os = "linux")]
 mod ring;
 mod site;
+#[cfg(target_os = "linux")]
+mod user;
 
 pub(crate) use agreement::share;
 pub(crate) use host::{Host, Pair, join};

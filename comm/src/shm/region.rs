@@ -1,5 +1,5 @@
 //! Memory that two processes share: a header of atomics, and the bytes of a ring, mapped twice in a row so that no read or
-//! write ever has to wrap. The only file of this crate with `unsafe` in it.
+//! write ever has to wrap.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, OwnedFd};

@@ -46,7 +46,7 @@ pub struct TcpConfig {
     /// What the ranks prove to each other. Without one (the default) every user of this host may join, and addresses
     /// other than loopback are refused.
     pub secret: Option<Secret>,
-    /// What carries the data between ranks. Default [`Transport::Tcp`]; the others are for ranks of one host (Linux).
+    /// What carries the data between ranks. Default [`Transport::Auto`].
     pub transport: Transport,
     /// A name that keeps apart jobs with the same secret, or with none. Default empty.
     pub job_id: String,
@@ -62,7 +62,7 @@ impl Default for TcpConfig {
             timeout: Duration::from_secs(300),
             slow_warning: Duration::from_secs(30),
             secret: None,
-            transport: Transport::Tcp,
+            transport: Transport::Auto,
             job_id: String::new(),
         }
     }
@@ -72,7 +72,7 @@ impl TcpConfig {
     /// Reads the environment: `RANK` and `WORLD_SIZE`; `MASTER_ADDR` and `MASTER_PORT` (under `torchrun`: the address of its
     /// store), unless `GIRANDOLE_INIT_METHOD` names another place than `env://`; and, each only where it is set, `GIRANDOLE_SECRET` (64 hexadecimal digits) or
     /// `GIRANDOLE_SECRET_FILE`, `GIRANDOLE_JOB_ID`, `GIRANDOLE_BIND` (an IP address), `GIRANDOLE_TIMEOUT` (seconds),
-    /// `GIRANDOLE_TRANSPORT` (`auto`, `tcp` or `shm`).
+    /// `GIRANDOLE_TRANSPORT` (`auto`, `tcp` or `shm`; see [`Transport`]).
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for the first variable that is missing or wrong, with its value.
@@ -256,6 +256,7 @@ mod tests {
         assert_eq!((config.rank, config.world_size, config.init_method), (1, 4, InitMethod::Env));
         assert_eq!((config.bind.to_string().as_str(), config.timeout.as_secs()), ("127.0.0.1", 300));
         assert!(config.secret.is_none() && config.job_id.is_empty());
+        assert_eq!(config.transport, Transport::Auto);
         assert!(read(&[("RANK", "0"), ("WORLD_SIZE", "1")]).is_ok(), "one rank meets nobody");
     }
 

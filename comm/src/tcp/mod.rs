@@ -44,7 +44,8 @@ use control::Bureau;
 /// How often a rank tries again before it sleeps, where every rank of its host has a core: about 30 microseconds.
 const SPINS: u32 = 80;
 
-/// One rank of a group of processes, on one host or several, that talk over TCP.
+/// One rank of a group of processes, on one host or several: they meet and watch over each other over TCP, and exchange
+/// their data through shared memory where they are of one host, over TCP otherwise, see [`Transport`].
 ///
 /// Dropping it closes the group for this rank, after what is queued is done: the others may go on without it.
 ///

@@ -8,12 +8,14 @@ use crate::Error;
 /// What carries the data between two ranks. Meeting, and watching over each other, they always do over TCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Transport {
-    /// Shared memory between ranks that have some, TCP between all others.
+    /// Shared memory between ranks of one host, TCP between all others. Two ranks are of one host where the kernel is the
+    /// same one (by its boot id, not by a name), and where memory that one hands over arrives at the other: containers with
+    /// networks or users of their own talk over TCP, whatever their hosts are called. On Linux; elsewhere the same as `Tcp`.
+    #[default]
     Auto,
     /// TCP between all ranks.
-    #[default]
     Tcp,
-    /// Shared memory between all ranks (Linux): an error where that cannot be.
+    /// Shared memory between all ranks (Linux): an error that says why where that cannot be.
     Shm,
 }
 

@@ -4,6 +4,7 @@
 mod batch;
 mod cases;
 mod groups;
+mod halves;
 mod moves;
 mod reference;
 mod transports;
@@ -141,6 +142,16 @@ macro_rules! suite {
             #[test]
             fn coalesced() {
                 batch::coalesced(&$backend);
+            }
+
+            #[test]
+            fn halves_are_rounded_once() {
+                halves::are_rounded_once(&$backend);
+            }
+
+            #[test]
+            fn halves_are_sent_as_they_are() {
+                halves::are_sent_as_they_are(&$backend);
             }
 
             #[test]

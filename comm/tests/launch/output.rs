@@ -66,3 +66,19 @@ fn a_grandchild_that_holds_the_pipes_does_not_hold_up_the_launcher() {
     sleeps.iter().for_each(|&pid| kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap());
     assert_eq!(finished.outcome(), "[None, None]");
 }
+
+#[test]
+fn notes_go_to_the_launcher_and_leave_the_lines_as_they_are() {
+    let finished = Job::start("notes", 2).finish();
+    let summary = "200 notes, in order: true, at least 400 lines: true";
+    assert!(finished.stderr.contains(summary), "{}", finished.stderr);
+    for step in 0..100 {
+        let line = format!("step {step}");
+        assert_eq!(
+            finished.stdout.iter().filter(|other| **other == line).count(),
+            2,
+            "{:?}",
+            finished.stdout
+        );
+    }
+}

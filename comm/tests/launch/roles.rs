@@ -4,9 +4,13 @@ use std::io::{Read, Write, stderr, stdin, stdout};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::process::exit;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use comm::launch::{EXIT_PEER_FAILED, SpawnConfig, is_worker, report_result, spawn, worker_guard};
+use comm::launch::{
+    EXIT_PEER_FAILED, Notes, SpawnConfig, is_worker, report_result, send_note, spawn, wants_notes,
+    worker_guard,
+};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use signal_hook::iterator::Signals;
@@ -48,6 +52,7 @@ fn launch(role: &str, ranks: usize) {
             shell(&format!("{}; exit $?", words.join(" ")))
         }
         "no room" => no_room(&plain),
+        "notes" => return notes(&plain),
         "twice" => return twice(&plain),
         _ => plain,
     };
@@ -89,6 +94,49 @@ fn twice(config: &SpawnConfig) {
     forever();
 }
 
+/// Counts what goes past it.
+#[derive(Debug, Default)]
+struct Recorder(Mutex<(Vec<String>, usize)>);
+
+impl Notes for Recorder {
+    fn note(&self, rank: usize, text: &str) {
+        self.0.lock().unwrap().0.push(format!("rank {rank}: {text}"));
+    }
+
+    fn aside(&self, write: &mut dyn FnMut()) {
+        self.0.lock().unwrap().1 += 1;
+        write();
+    }
+}
+
+fn notes(config: &SpawnConfig) {
+    let recorder = Arc::new(Recorder::default());
+    let config = SpawnConfig { notes: Some(recorder.clone() as Arc<dyn Notes>), ..config.clone() };
+    let outcome = spawn(&config);
+    let (notes, lines) = &*recorder.0.lock().unwrap();
+    eprintln!("{} notes, in order: {}, at least 400 lines: {}", notes.len(), in_order(notes), *lines >= 400);
+    finish(&outcome);
+}
+
+fn in_order(notes: &[String]) -> bool {
+    [0, 1].iter().all(|rank| {
+        let own = notes.iter().filter_map(|note| note.strip_prefix(&format!("rank {rank}: ")));
+        own.eq((0..100).map(|step| step.to_string()).collect::<Vec<_>>())
+    })
+}
+
+/// Notes between lines, one in the middle of a line.
+fn tell() {
+    assert!(wants_notes());
+    for step in 0..100 {
+        print!("step ");
+        send_note(&step.to_string());
+        println!("{step}");
+        eprintln!("step {step}");
+    }
+    send_note("several\nlines");
+}
+
 fn ready(rank: usize) {
     println!("rank {rank} ready {}", std::process::id());
 }
@@ -109,6 +157,7 @@ fn play(role: &str, rank: usize) {
             ready(rank);
             forever();
         }
+        "notes" => tell(),
         "code 3" => code_3(rank),
         "peers" => peers(rank, EXIT_PEER_FAILED),
         "careless peers" => peers(rank, 101),

@@ -1,21 +1,24 @@
 //! One backward pass: hooks bring gradients, full buckets go out, averages come back.
 
 mod flight;
+mod rebuild;
 
 use std::cell::Cell;
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
-use comm::{Communicator, Operation};
+use comm::Communicator;
 
 use crate::buckets::{Buckets, Gradient};
 use crate::comm_hook::BucketHook;
 use crate::parameter::{Kinds, Parameter};
 use crate::plan::{self, Item, Plan};
+use crate::search::Search;
 use crate::weights::Weights;
-use crate::{DdpConfig, Error, Result, lock};
+use crate::{DdpConfig, Error, Result, check, lock};
 
 use flight::Flight;
 
@@ -51,6 +54,9 @@ struct State {
     flights: VecDeque<Flight>,
     /// The buckets follow the order in which gradients came on rank 0.
     rebuilt: bool,
+    /// Sizes are being tried.
+    search: Option<Search>,
+    bucket_bytes: usize,
     /// The pass before had parameters without gradient: see which they are before the next, since they hold up a bucket.
     look_ahead: bool,
     failed: Option<Error>,
@@ -75,6 +81,8 @@ impl Reducer {
             next: 0,
             flights: VecDeque::new(),
             rebuilt: false,
+            search: None,
+            bucket_bytes: config.bucket_bytes,
             look_ahead: false,
             failed: None,
         };
@@ -96,6 +104,13 @@ impl Reducer {
 
     pub(crate) fn comm(&self) -> &dyn Communicator {
         &*self.comm
+    }
+
+    /// Compares the parameters of all ranks, while no backward is under way.
+    pub(crate) fn check_parameters(&self, parameters: &[Parameter]) -> Result<()> {
+        let _turn = lock(&self.turn);
+        self.check()?;
+        check::check(&*self.comm, parameters)
     }
 
     /// The first cause, where an earlier call failed.
@@ -151,6 +166,7 @@ impl Reducer {
     }
 
     fn pass(&self, loss: &Tensor, synchronise: bool) -> Result<GradStore> {
+        let began = Instant::now();
         self.begin(synchronise)?;
         if synchronise {
             self.foresee(loss)?;
@@ -159,8 +175,9 @@ impl Reducer {
         let mut grads = backward.map_err(Error::during("backward"))?;
         if synchronise {
             self.wait()?;
+            let time = began.elapsed();
             self.give_out(&mut grads)?;
-            self.rebuild()?;
+            self.rebuild(Some(time))?;
         } else if let Some(gradient) = self.gradients.iter().find(|g| grads.get_id(g.variable).is_some()) {
             return Err(Error::DirectUse { parameter: gradient.name.clone() });
         }
@@ -179,7 +196,7 @@ impl Reducer {
         let mut grads = Tensor::zeros((), DType::F32, &Device::Cpu)?.backward()?;
         self.wait()?;
         self.give_out(&mut grads)?;
-        self.rebuild()?;
+        self.rebuild(None)?;
         Ok(Some(grads))
     }
 
@@ -228,22 +245,9 @@ impl Reducer {
         Ok(())
     }
 
-    /// After the first pass: fills the buckets anew, in the order in which gradients came on rank 0.
-    fn rebuild(&self) -> Result<()> {
-        let mut state = lock(&self.state);
-        let done = std::mem::replace(&mut state.rebuilt, true);
-        if done || self.comm.world_size() == 1 || state.buckets.plan.buckets.len() < 2 {
-            return Ok(());
-        }
-        let count = self.items.len();
-        let mine = plan::complete(state.buckets.arrived.iter().copied(), count);
-        let tensor = Tensor::from_vec(mine.iter().map(|&index| index as i64).collect(), count, &Device::Cpu)?;
-        self.comm.run(Operation::Broadcast { tensor: tensor.clone(), root: 0 })?;
-        let order = tensor.to_vec1::<i64>()?.into_iter().filter_map(|index| usize::try_from(index).ok());
-        let order = plan::complete(order, count);
-        let plan = Plan::new(&self.items, &order, self.config.first_bucket_bytes, self.config.bucket_bytes);
-        state.buckets = Buckets::new(plan);
-        Ok(())
+    /// The size of buckets that is in use.
+    pub(crate) fn bucket_bytes(&self) -> usize {
+        lock(&self.state).bucket_bytes
     }
 
     fn fail(&self, error: Error) -> Error {

@@ -193,7 +193,10 @@ impl Windows {
                     of_x.as_mut().and_then(|of_x| of_x.get_mut(index * len..(index + 1) * len))
                 {
                     let windows = flat.t()?.matmul(&gradient)?;
-                    with_numbers::<T, _>(&windows, |windows| Ok(self.fold(windows, of_x)))?;
+                    with_numbers::<T, _>(&windows, |windows| {
+                        self.fold(windows, of_x);
+                        Ok(())
+                    })?;
                 }
             }
             Ok(())

@@ -83,8 +83,11 @@ impl MaxPool {
                     for y in 0..self.kernel.0 {
                         let start = corner + y * width;
                         for (place, value) in (start..).zip(&x[start..start + self.kernel.1]) {
-                            // Not equal to itself: not a number.
-                            if *value > x[best] || *value != *value {
+                            let is_higher = match value.partial_cmp(&x[best]) {
+                                Some(order) => order.is_gt(),
+                                None => value.to_f64().is_nan(),
+                            };
+                            if is_higher {
                                 best = place;
                             }
                         }

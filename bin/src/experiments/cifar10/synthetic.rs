@@ -51,3 +51,53 @@ impl Patterns {
         self.fields[class as usize * 3 * FIELDS * FIELDS + field]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Deserialize)]
+    struct Golden {
+        pictures: Vec<Sets>,
+    }
+
+    #[derive(Deserialize)]
+    struct Sets {
+        seed: u64,
+        samples: usize,
+        test_samples: usize,
+        sums: [u64; 2],
+        labels: [Vec<u8>; 2],
+    }
+
+    #[test]
+    fn the_pictures_are_pytorchs() {
+        let golden: Golden =
+            serde_json::from_str(include_str!("../../../tests/fixtures/cifar10.json")).unwrap();
+        for sets in golden.pictures {
+            let mut generator = Generator::new(sets.seed);
+            let patterns = Patterns::draw(&mut generator).unwrap();
+            for (set, len) in [sets.samples, sets.test_samples].into_iter().enumerate() {
+                let pictures = patterns.pictures(&mut generator, len).unwrap();
+                // Weighed as the script does.
+                let weights = (0..8191).map(|weight| weight + 1).cycle();
+                let sum: u64 = pictures.bytes.iter().zip(weights).map(|(b, w)| u64::from(*b) * w).sum();
+                assert_eq!(
+                    (sum, &pictures.labels),
+                    (sets.sums[set], &sets.labels[set]),
+                    "seed {}",
+                    sets.seed
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn more_than_memory_is_an_error() {
+        let mut generator = Generator::new(0);
+        let patterns = Patterns::draw(&mut generator).unwrap();
+        assert!(patterns.pictures(&mut generator, usize::MAX / 2).is_err());
+    }
+}

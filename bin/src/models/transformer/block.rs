@@ -1,9 +1,9 @@
 //! One block: attention, then feed-forward, each with dropout, a residual and a norm after it.
 
 use candle_core::{Module, Result, Tensor};
-use candle_nn::{Linear, ModuleT, VarBuilder, linear};
+use candle_nn::{ModuleT, VarBuilder};
 use sampler::SharedGenerator;
-use training::{Dropout, LayerNorm, Visible, attention, layer_norm};
+use training::{Dropout, LayerNorm, Linear, Visible, attention, layer_norm, linear};
 
 use super::TransformerConfig;
 

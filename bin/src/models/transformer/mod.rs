@@ -5,9 +5,9 @@ mod positions;
 mod tree;
 
 use candle_core::{Module, Result, Tensor};
-use candle_nn::{Embedding, Linear, ModuleT, VarBuilder, embedding, linear};
+use candle_nn::{Embedding, ModuleT, VarBuilder, embedding};
 use sampler::SharedGenerator;
-use training::Visible;
+use training::{Linear, Visible, linear};
 
 pub use block::TransformerBlock;
 pub use positions::PositionalEncoding;

@@ -1,0 +1,124 @@
+//! The data of document 004's example: a random batch for each rank; and a set to validate on.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Tensor};
+use sampler::{BoxError, DataLoader, DataLoaderConfig, Dataset, Generator};
+
+use crate::error::Result;
+use crate::file_error::FileError;
+use crate::models::mlp::{CLASSES, FEATURES};
+use crate::rank::Rank;
+use crate::trainer::Loader;
+use crate::weights::TensorFile;
+
+use super::options::DdpMlpOptions;
+
+/// Numbers and class.
+type Sample = ([f32; FEATURES], u32);
+
+/// Inputs (batch, 10) and classes (batch).
+pub(super) type Batch = (Tensor, Tensor);
+
+/// Samples as they are dealt out to ranks.
+#[derive(Debug, Clone)]
+pub(super) struct Samples {
+    samples: Vec<Sample>,
+    /// Ranks that each have as many of their own: dealt out in turn, each rank's share is what it has drawn.
+    owners: usize,
+}
+
+impl Dataset for Samples {
+    type Item = Sample;
+
+    fn len(&self) -> usize {
+        self.samples.len() * self.owners
+    }
+
+    fn get(&self, index: usize) -> std::result::Result<Sample, BoxError> {
+        Dataset::get(&self.samples, index / self.owners)
+    }
+}
+
+/// What is trained and validated on, as far as it is the same on every rank.
+#[derive(Debug, Clone)]
+pub(super) struct Sets {
+    /// From a file; otherwise each rank draws its own.
+    train: Option<Vec<Sample>>,
+    validation: Vec<Sample>,
+}
+
+impl Sets {
+    pub(super) fn read(file: &TensorFile) -> Result<Self> {
+        file.only(&["x", "y", "val_x", "val_y"])?;
+        let train = read(file, "x", "y")?;
+        let own = file.names().iter().any(|name| name.starts_with("val_"));
+        let validation = if own { read(file, "val_x", "val_y")? } else { train.clone() };
+        Ok(Self { train: Some(train), validation })
+    }
+
+    pub(super) fn draw(generator: &mut Generator, validation_samples: usize) -> Result<Self> {
+        Ok(Self { train: None, validation: draw(generator, validation_samples)? })
+    }
+
+    pub(super) fn validation_len(&self) -> usize {
+        self.validation.len()
+    }
+
+    pub(super) fn validation(&self, range: Range<usize>, device: &Device) -> Result<Batch> {
+        Ok(batch(&self.validation[range], device)?)
+    }
+
+    /// This rank's batches.
+    pub(super) fn loader(
+        &self,
+        options: &DdpMlpOptions,
+        rank: &Rank,
+        device: &Device,
+    ) -> Result<Loader<Samples, Batch>> {
+        let samples = match &self.train {
+            Some(samples) => Samples { samples: samples.clone(), owners: 1 },
+            None => {
+                let mut generator = Generator::new(options.common.seed.wrapping_add(rank.comm.rank() as u64));
+                let samples = draw(&mut generator, options.batch_size)?;
+                Samples { samples, owners: rank.comm.world_size() }
+            }
+        };
+        let sampler = rank.sampler(samples.len(), self.train.is_some())?;
+        let device = device.clone();
+        let collate = move |samples: Vec<Sample>| Ok(batch(&samples, &device)?);
+        let config = DataLoaderConfig { batch_size: options.batch_size, ..DataLoaderConfig::default() };
+        Ok(DataLoader::new(Arc::new(samples), sampler, collate, config)?)
+    }
+}
+
+fn batch(samples: &[Sample], device: &Device) -> candle_core::Result<Batch> {
+    let (x, y): (Vec<[f32; FEATURES]>, Vec<u32>) = samples.iter().copied().unzip();
+    let len = samples.len();
+    Ok((Tensor::from_vec(x.into_flattened(), (len, FEATURES), device)?, Tensor::from_vec(y, len, device)?))
+}
+
+/// All inputs, then all classes.
+fn draw(generator: &mut Generator, len: usize) -> Result<Vec<Sample>> {
+    let x = generator.randn(len.saturating_mul(FEATURES))?;
+    let y = generator.randint(len, 0, CLASSES as i64)?;
+    let (x, _) = x.as_chunks::<FEATURES>();
+    Ok(x.iter().copied().zip(y.into_iter().map(|class| class as u32)).collect())
+}
+
+fn read(file: &TensorFile, x_name: &str, y_name: &str) -> Result<Vec<Sample>> {
+    let x = file.tensor(x_name, &[None, Some(FEATURES)], DType::F32, &Device::Cpu)?;
+    if x.elem_count() == 0 {
+        return Err(FileError::tensor(file.path(), x_name, "it has no samples; give at least 1").into());
+    }
+    let y = file.tensor(y_name, &[Some(x.dim(0)?)], DType::I64, &Device::Cpu)?.to_vec1::<i64>()?;
+    let known = |class: &i64| usize::try_from(*class).is_ok_and(|class| class < CLASSES);
+    if let Some(place) = y.iter().position(|class| !known(class)) {
+        let reason = format!("number {place} is {}; the classes are 0 to {}", y[place], CLASSES - 1);
+        return Err(FileError::tensor(file.path(), y_name, reason).into());
+    }
+    let x = x.flatten_all()?.to_vec1()?;
+    let (x, _) = x.as_chunks::<FEATURES>();
+    Ok(x.iter().copied().zip(y.into_iter().map(|class| class as u32)).collect())
+}

@@ -1,0 +1,175 @@
+//! `ddp-mlp`, the data-parallel example of document 004: a small classifier, and its validation over ranks.
+
+mod data;
+mod options;
+
+use candle_nn::Module;
+use ddp::{Ddp, DdpConfig};
+use serde::{Deserialize, Serialize};
+use training::{Sgd, SgdConfig, cross_entropy};
+
+pub use options::DdpMlpOptions;
+
+use crate::console::{note, say};
+use crate::error::Result;
+use crate::experiment::Experiment;
+use crate::metrics::MetricsWriter;
+use crate::models::mlp::{CLASSES, Mlp};
+use crate::options::CommonOptions;
+use crate::python::Fixed;
+use crate::rank::{Outcome, Rank};
+use crate::report::{Report, RunSeries};
+use crate::trainer::{
+    CheckpointOptions, Epoch, Observer, RunConfig, RunIdentity, Step, Trainer, TrainerConfig,
+    named_parameters,
+};
+use crate::validation::{Validation, ValidationConfig, validate};
+use crate::variables::Variables;
+use crate::weights::{TensorFile, save_weights};
+
+use data::{Batch, Sets};
+
+/// Samples that are validated at once; of no consequence for the result.
+const VALIDATION_BATCH: usize = 64;
+
+/// What a process begins with.
+pub struct Setup {
+    variables: Variables,
+    sets: Sets,
+}
+
+/// What rank 0 has in the end.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Trained {
+    series: RunSeries,
+    validation: Validation,
+}
+
+impl Experiment for DdpMlpOptions {
+    const NAME: &'static str = "ddp-mlp";
+    const WORLD_SIZE: usize = 2;
+    type Setup = Setup;
+    type Alone = ();
+    type Trained = Trained;
+
+    fn common(&self) -> &CommonOptions {
+        &self.common
+    }
+
+    fn checkpoints(&self) -> Option<&CheckpointOptions> {
+        Some(&self.checkpoints)
+    }
+
+    fn identity(&self, world_size: usize) -> RunIdentity {
+        let mut settings = vec![("--lr", self.lr.to_string()), ("--batch-size", self.batch_size.to_string())];
+        if self.common.data.is_none() {
+            // Each rank draws its own batch, so another number of ranks has other data.
+            settings.push(("--world-size", world_size.to_string()));
+        }
+        RunIdentity::new(Self::NAME, world_size, self.common.settings().into_iter().chain(settings))
+    }
+
+    fn check(&self, _world_size: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn setup(&self) -> Result<Setup> {
+        let variables = Variables::new(&self.common)?;
+        // Document 004 makes the model first.
+        variables.make(&self.common, Mlp::new)?;
+        let sets = match &self.common.data {
+            Some(path) => Sets::read(&TensorFile::open(path)?)?,
+            None => variables.generator.with(|generator| Sets::draw(generator, self.validation_samples))?,
+        };
+        Ok(Setup { variables, sets })
+    }
+
+    fn alone(&self, _: Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
+        note(format_args!(
+            "document 004 does not sum right answers over ranks and takes the mean of means as loss; here every sample of \
+             the validation set counts once, whatever the number of ranks"
+        ));
+        Ok(())
+    }
+
+    fn train(&self, setup: Setup, rank: &mut Rank) -> Result<Trained> {
+        let Setup { variables, sets } = setup;
+        let loader = sets.loader(self, rank, &variables.device)?;
+        let ddp = Ddp::new(rank.comm.clone(), variables.builder(), &DdpConfig::default(), Mlp::new)?;
+        let config = SgdConfig { learning_rate: self.lr, ..SgdConfig::default() };
+        let optimizer = Sgd::named(named_parameters(&ddp), config)?;
+        let loss = |model: &Mlp, (x, y): &Batch| cross_entropy(&model.forward(x)?, y, None);
+        let mut trainer = Trainer::new(ddp, loader, optimizer, loss, TrainerConfig::default());
+        let config = RunConfig {
+            epochs: self.epochs,
+            report: self.common.report.is_some(),
+            checkpoints: &self.checkpoints,
+            run: self.identity(rank.comm.world_size()),
+        };
+        let series = trainer.run(
+            rank,
+            &variables.map,
+            &config,
+            &mut Losses { prints: rank.is_first(), last: None },
+        )?;
+        if let (true, Some(path)) = (rank.is_first(), &self.common.save) {
+            save_weights(path, &variables.map)?;
+        }
+        let model = trainer.ddp().model()?;
+        let whole = ValidationConfig {
+            samples: sets.validation_len(),
+            batch_size: VALIDATION_BATCH,
+            classes: CLASSES,
+        };
+        let validation = validate(&*rank.comm, &whole, |range| {
+            let (x, y) = sets.validation(range, &variables.device)?;
+            Ok((model.forward(&x)?.detach(), y))
+        })?;
+        Ok(Trained { series, validation })
+    }
+
+    fn conclude(&self, _: &(), outcome: &Outcome<Trained>) -> Result<()> {
+        let validation = &outcome.trained.validation;
+        let (loss, total) = (Fixed::<4>(validation.loss()), validation.total());
+        let accuracy = Fixed::<4>(total.accuracy());
+        say(format_args!(
+            "Validation, Loss: {loss}, Accuracy: {accuracy} ({} of {})",
+            total.correct, total.samples
+        ))
+    }
+
+    fn report(&self, _: (), outcome: Outcome<Trained>) -> Report {
+        let Trained { series, validation } = outcome.trained;
+        let fact = |name: &str, value: String| (name.to_string(), value);
+        let mut facts = vec![
+            fact("epochs", self.epochs.to_string()),
+            fact("batch size, each rank", self.batch_size.to_string()),
+            fact("learning rate", self.lr.to_string()),
+            fact("validation samples", validation.total().samples.to_string()),
+            fact("validation loss", Fixed::<4>(validation.loss()).to_string()),
+            fact("validation accuracy", Fixed::<4>(validation.total().accuracy()).to_string()),
+        ];
+        facts.extend(self.common.data.as_ref().map(|path| fact("data", path.display().to_string())));
+        Report { facts, runs: vec![series], ..Report::default() }
+    }
+}
+
+/// Prints the last loss of every epoch, on rank 0.
+struct Losses {
+    prints: bool,
+    last: Option<f32>,
+}
+
+impl Observer for Losses {
+    fn stepped(&mut self, step: &Step<'_>) -> Result<()> {
+        if self.prints {
+            self.last = Some(step.loss()?);
+        }
+        Ok(())
+    }
+
+    fn epoch_ends(&mut self, epoch: &Epoch<'_>) -> Result<()> {
+        let Some(loss) = self.last.take() else { return Ok(()) };
+        epoch.say(format_args!("Epoch {}, Loss: {}", epoch.epoch, Fixed::<4>(loss.into())))
+    }
+}

@@ -1,0 +1,48 @@
+//! How many threads candle may use in a process.
+//!
+//! Where `RAYON_NUM_THREADS` is not set, candle counts the processor's cores anew for every matrix product, by reading
+//! `/proc/cpuinfo`: for small models that takes several times as long as the products. So the program sets it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::available_parallelism;
+
+/// The variable.
+pub const VARIABLE: &str = "RAYON_NUM_THREADS";
+
+/// True once this process has a number that nobody gave it.
+static CHOSEN_HERE: AtomicBool = AtomicBool::new(false);
+
+/// What the variable is to be set to, first thing in `main`: the cores, shared among the ranks of this machine. `None` where
+/// somebody has set it.
+pub fn choose() -> Option<String> {
+    let number = |name: &str| std::env::var(name).ok()?.parse().ok().filter(|&number: &usize| number > 0);
+    if number(VARIABLE).is_some() {
+        return None;
+    }
+    CHOSEN_HERE.store(true, Ordering::Relaxed);
+    let neighbours = std::env::var_os("RANK").and_then(|_| number("LOCAL_WORLD_SIZE"));
+    Some(share(neighbours.unwrap_or(1)))
+}
+
+/// What the ranks that this process starts are to be told in place of its own number; `None` where that is theirs, too.
+pub(crate) fn for_ranks(world_size: usize) -> Option<String> {
+    CHOSEN_HERE.load(Ordering::Relaxed).then(|| share(world_size))
+}
+
+fn share(ranks: usize) -> String {
+    let cores = available_parallelism().map_or(1, usize::from);
+    (cores / ranks.max(1)).max(1).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores_are_shared_and_each_rank_has_one() {
+        let cores = available_parallelism().unwrap().get();
+        assert_eq!((share(1), share(0), share(cores)), (cores.to_string(), cores.to_string(), "1".into()));
+        assert_eq!(share(10 * cores), "1");
+        assert_eq!(for_ranks(1), None, "nothing was chosen in this process");
+    }
+}

@@ -1,0 +1,61 @@
+//! Buckets made anew between steps: in the order in which gradients come, and of a size that was measured.
+
+use std::time::Duration;
+
+use candle_core::{Device, Tensor};
+use comm::Operation;
+
+use super::{Reducer, State};
+use crate::buckets::Buckets;
+use crate::plan::{self, Plan};
+use crate::search::Search;
+use crate::{Result, lock};
+
+impl Reducer {
+    /// After each step, which took this long on this rank if it had a loss.
+    pub(super) fn rebuild(&self, time: Option<Duration>) -> Result<()> {
+        let state = &mut *lock(&self.state);
+        if self.comm.world_size() == 1 {
+            return Ok(());
+        }
+        if !std::mem::replace(&mut state.rebuilt, true) {
+            return self.reorder(state);
+        }
+        let Some(mut search) = state.search.take() else { return Ok(()) };
+        let is_next = search.note(time);
+        if is_next && search.is_over() {
+            let (bytes, plan) = search.choose(&*self.comm)?;
+            state.bucket_bytes = bytes;
+            state.buckets = Buckets::new(plan);
+            return Ok(());
+        }
+        if is_next {
+            state.buckets = Buckets::new(search.plan());
+        }
+        state.search = Some(search);
+        Ok(())
+    }
+
+    /// After the first step: fills the buckets anew, in the order in which gradients came on rank 0.
+    fn reorder(&self, state: &mut State) -> Result<()> {
+        let (bytes, first_bytes) = (self.config.bucket_bytes, self.config.first_bucket_bytes);
+        if state.buckets.plan.buckets.len() < 2 && !self.config.measure_bucket_bytes {
+            return Ok(());
+        }
+        let count = self.items.len();
+        let mine = plan::complete(state.buckets.arrived.iter().copied(), count);
+        let tensor = Tensor::from_vec(mine.iter().map(|&index| index as i64).collect(), count, &Device::Cpu)?;
+        self.comm.run(Operation::Broadcast { tensor: tensor.clone(), root: 0 })?;
+        let order = tensor.to_vec1::<i64>()?.into_iter().filter_map(|index| usize::try_from(index).ok());
+        let order = plan::complete(order, count);
+        if self.config.measure_bucket_bytes {
+            state.search = Search::new(&self.items, &order, first_bytes, bytes);
+        }
+        let plan = match &state.search {
+            Some(search) => search.plan(),
+            None => Plan::new(&self.items, &order, first_bytes, bytes),
+        };
+        state.buckets = Buckets::new(plan);
+        Ok(())
+    }
+}
