@@ -11,10 +11,15 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::fault::{Fault, Try};
 use super::handshake::{Admission, Caller, Client, Credentials, Server, Verdict};
+
+/// What a rank may have on the way to another of its host. The kernel's own choice grows to several MiB, which falls out of
+/// the processor's cache before the other rank reads it: a broadcast of 64 MiB between two ranks took 1.6 times as long.
+/// Between hosts that choice is right, for it follows the length of the way.
+const LOCAL_SEND_BUFFER: usize = 512 * 1024;
 
 /// Waits until one of `fds` is ready and tells which; all false at the deadline.
 pub(crate) fn wait_any(fds: &[(BorrowedFd<'_>, PollFlags)], deadline: Instant) -> io::Result<Vec<bool>> {
@@ -237,6 +242,10 @@ impl Wire {
 
     /// The connection as data goes over it: never blocking.
     pub(crate) fn into_data_stream(self) -> TcpStream {
+        if self.is_local().unwrap_or(false) {
+            // One that keeps the size it has is slower, and as good.
+            let _ = SockRef::from(&self.stream).set_send_buffer_size(LOCAL_SEND_BUFFER);
+        }
         self.stream
     }
 
