@@ -14,6 +14,7 @@ use crate::experiments::ddp_linear::DdpLinearOptions;
 use crate::experiments::ddp_mlp::DdpMlpOptions;
 use crate::experiments::ddp_trainer::DdpTrainerOptions;
 use crate::experiments::ddp_transformer::DdpTransformerOptions;
+use crate::experiments::pipeline_transformer::PipelineTransformerOptions;
 use crate::experiments::process_groups::{self, ProcessGroupsOptions};
 use crate::experiments::sampler::SamplerOptions;
 use crate::launch::{self, LaunchOptions};
@@ -41,6 +42,8 @@ enum Command {
     DdpMlp(DdpMlpOptions),
     /// A convolutional net that tells pictures apart: trained, saved, tested
     Cifar10(Cifar10Options),
+    /// A Transformer cut into stages, micro-batches flowing through
+    PipelineTransformer(PipelineTransformerOptions),
     /// Which rank gets which samples, with a plain and with a distributed sampler
     Sampler(SamplerOptions),
     /// Back ends, ranks, meeting places, operations between ranks, groups of ranks
@@ -59,6 +62,7 @@ impl Command {
             Command::DdpTransformer(options) => experiment::run(options),
             Command::DdpMlp(options) => experiment::run(options),
             Command::Cifar10(options) => experiment::run(options),
+            Command::PipelineTransformer(options) => options.run(),
             Command::Sampler(options) => options.run(),
             Command::ProcessGroups(options) => process_groups::run(options),
             Command::Launch(options) => launch::run(options),

@@ -117,6 +117,9 @@ pub enum Error {
     /// Data parallelism.
     #[error(transparent)]
     Ddp(#[from] ddp::Error),
+    /// Pipeline parallelism.
+    #[error(transparent)]
+    Pipeline(pipeline::Error),
     /// The missing pieces of training.
     #[error(transparent)]
     Training(#[from] training::Error),
@@ -154,6 +157,7 @@ impl Error {
                 ExitKind::Signal(signal) => (128 + signal).clamp(1, 255) as u8,
             },
             Error::Comm(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
+            Error::Pipeline(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::Ddp(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             _ => 1,
         }
@@ -206,6 +210,15 @@ fn told(failure: &WorkerFailure) -> String {
 impl From<comm::Error> for Error {
     fn from(error: comm::Error) -> Self {
         Error::Comm(error)
+    }
+}
+
+impl From<pipeline::Error> for Error {
+    fn from(error: pipeline::Error) -> Self {
+        match error {
+            pipeline::Error::Comm(error) => Error::Comm(error),
+            error => Error::Pipeline(error),
+        }
     }
 }
 

@@ -24,6 +24,7 @@ pub mod report;
 pub mod run_log;
 pub mod start;
 pub mod threads;
+pub mod tokens;
 pub mod trace;
 pub mod trainer;
 pub mod validation;
