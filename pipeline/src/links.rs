@@ -12,6 +12,9 @@ use crate::{Action, ActionKind, Error, Result, Table};
 
 /// Receives that wait for their message at a time, on each connection.
 const AHEAD: usize = 2;
+/// Messages up to so many bytes are received when they are needed: until then they lie in the transport's own buffers, and one
+/// thread fewer has to wake up.
+const SMALL: usize = 32 << 10;
 /// How long to wait for news of who was the first to fail.
 const NEWS: Duration = Duration::from_millis(600);
 
@@ -25,6 +28,11 @@ pub(crate) struct Spec {
 impl Spec {
     pub(crate) fn of(tensor: &Tensor) -> Self {
         Self { dims: tensor.dims().to_vec(), dtype: tensor.dtype().as_str().into() }
+    }
+
+    fn is_small(&self) -> bool {
+        let dtype: DType = self.dtype.parse().unwrap_or(DType::F32);
+        self.dims.iter().product::<usize>() * dtype.size_in_bytes() <= SMALL
     }
 
     pub(crate) fn zeros(&self, device: &Device) -> Result<Var> {
@@ -127,12 +135,12 @@ impl Links {
                 return Ok(var);
             }
             let Some(incoming) = self.incoming.get_mut(&from) else { return Err(never(action)) };
-            let Some((next, var, work)) = incoming.posted.pop_front() else { return Err(never(action)) };
-            if let Err(error) = work.wait() {
-                return Err(self.cause(error));
-            }
-            incoming.post(&self.specs, &self.device)?;
-            self.arrived.insert(next, var);
+            match incoming.next(&self.specs, &self.device) {
+                Ok(Some((next, var))) => self.arrived.insert(next, var),
+                Ok(None) => return Err(never(action)),
+                Err(Error::Comm(error)) => return Err(self.cause(error)),
+                Err(error) => return Err(error),
+            };
         }
     }
 
@@ -163,13 +171,37 @@ fn never(action: Action) -> Error {
     Error::BadTable { reason: format!("{action}: nobody sends it") }
 }
 
+/// What a message to this rank is like.
+fn spec(specs: &[Spec], action: Action) -> &Spec {
+    let stage = if action.kind == ActionKind::RecvActivation { action.stage - 1 } else { action.stage };
+    &specs[stage]
+}
+
 impl Incoming {
+    /// The next message; none where no more comes in this step.
+    fn next(&mut self, specs: &[Spec], device: &Device) -> Result<Option<(Action, Var)>> {
+        if let Some((action, buffer, work)) = self.posted.pop_front() {
+            work.wait()?;
+            self.post(specs, device)?;
+            return Ok(Some((action, buffer)));
+        }
+        let Some(&action) = self.order.get(self.asked) else { return Ok(None) };
+        self.asked += 1;
+        let buffer = spec(specs, action).zeros(device)?;
+        self.comm.run(Operation::Recv { tensor: buffer.as_tensor().clone(), from: 0 })?;
+        self.post(specs, device)?;
+        Ok(Some((action, buffer)))
+    }
+
+    /// Asks for messages that are to arrive while this rank computes.
     fn post(&mut self, specs: &[Spec], device: &Device) -> Result<()> {
         while self.posted.len() < AHEAD && self.asked < self.order.len() {
             let action = self.order[self.asked];
-            let stage =
-                if action.kind == ActionKind::RecvActivation { action.stage - 1 } else { action.stage };
-            let buffer = specs[stage].zeros(device)?;
+            let spec = spec(specs, action);
+            if spec.is_small() {
+                return Ok(());
+            }
+            let buffer = spec.zeros(device)?;
             let work = self.comm.recv(buffer.as_tensor(), 0)?;
             self.posted.push_back((action, buffer, work));
             self.asked += 1;

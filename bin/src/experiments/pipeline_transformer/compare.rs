@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use candle_core::Tensor;
 use comm::{Communicator, Operation, all_gather_object};
-use pipeline::{Durations, PipelineConfig, Plan, Schedule, ScheduleKind};
+use pipeline::{Durations, PipelineConfig, Schedule, ScheduleKind};
 use serde::{Deserialize, Serialize};
 
 use crate::console::say;
@@ -27,8 +27,6 @@ pub struct Use {
     busy_s: Vec<f64>,
     /// The part of the time that ranks are idle: planned with equal times for all stages, backward taking twice as long as forward.
     planned: f64,
-    /// When the ranks computed what, in the last step.
-    pub(super) last: Plan,
 }
 
 impl Use {
@@ -82,24 +80,23 @@ fn one(
     (input, target): &(Tensor, Tensor),
     mut made: Made,
 ) -> Result<Use> {
-    let (mut began, mut busy, mut spans) = (Instant::now(), 0.0, Vec::new());
+    let (mut began, mut busy) = (Instant::now(), 0.0);
     for step in 0..STEPS.0 + STEPS.1 {
         if step == STEPS.0 {
             comm.run(Operation::Barrier)?;
             (began, busy) = (Instant::now(), 0.0);
         }
-        spans = made.pipeline.step(Some(input), Some(target))?.spans;
+        let spans = made.pipeline.step(Some(input), Some(target))?.spans;
         busy += spans.iter().map(|span| span.end - span.start).sum::<f64>();
     }
     comm.run(Operation::Barrier)?;
     let step_s = began.elapsed().as_secs_f64() / STEPS.1 as f64;
-    let last = made.pipeline.measured(&spans)?;
     let busy_s = all_gather_object(&**comm, &(busy / STEPS.1 as f64))?;
     let (schedule, micro_batches) = (config.schedule, config.micro_batches);
     let planned = Schedule::of(schedule, comm.world_size(), config.stages_per_rank(), micro_batches)?;
     let plan = planned.plan(&Durations::default());
     let idle = 1.0 - plan.busy().iter().sum::<f64>() / (plan.makespan() * comm.world_size() as f64);
-    Ok(Use { schedule, micro_batches, step_s, busy_s, planned: idle, last })
+    Ok(Use { schedule, micro_batches, step_s, busy_s, planned: idle })
 }
 
 pub(super) fn print(uses: &[Use]) -> Result<()> {

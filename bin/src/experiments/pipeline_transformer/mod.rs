@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::Optimizer;
-use comm::{Communicator, Mesh, all_gather_object};
-use pipeline::{Pipeline, PipelineConfig};
+use comm::{Communicator, Mesh, Operation, all_gather_object};
+use pipeline::{Pipeline, PipelineConfig, Plan};
 use sampler::{Generator, SharedGenerator};
 use serde::{Deserialize, Serialize};
 use training::{Sgd, SgdConfig, cross_entropy};
@@ -27,7 +27,7 @@ use crate::models::transformer::{Transformer, TransformerConfig};
 use crate::options::CommonOptions;
 use crate::python::{Float, IntTensor};
 use crate::rank::{Outcome, Rank};
-use crate::report::{Report, RunSeries};
+use crate::report::{Report, RunSeries, Timeline};
 use crate::run_log::{LogConfig, RunLog};
 use crate::tokens::{self, Batch, Row};
 use crate::trainer::StepRandom;
@@ -48,6 +48,8 @@ pub struct Setup {
 pub struct Trained {
     series: RunSeries,
     uses: Vec<Use>,
+    /// What the ranks of the first copy did in one step.
+    measured: Plan,
 }
 
 /// A rank's pipeline, and what seeds its dropout.
@@ -120,20 +122,29 @@ impl Experiment for PipelineTransformerOptions {
         let made = |config: &PipelineConfig| self.make(&stages, &setup, config, copy);
         let run = made(&config)?;
         let reports = world.rank() == self.reporter(world_size);
-        let mut trained = self.run_epochs(run, &batches, rank, reports)?;
-        let whole = if copy == 0 { trained.1.take() } else { None };
-        if let Some(path) = &self.common.save {
-            if let Some(vars) = stages::gather(&*world, &whole.unwrap_or_default())? {
-                save_weights(path, &vars)?;
+        let (mut run, series) = self.run_epochs(run, &batches, rank, reports)?;
+        let measured = match (&self.common.report, batches.first()) {
+            (Some(_), Some((input, target))) => {
+                // So that all clocks begin together.
+                stages.run(Operation::Barrier)?;
+                let step = run.pipeline.step(Some(input), Some(target))?;
+                run.pipeline.measured(&step.spans)?
             }
+            _ => Plan::default(),
+        };
+        let own = if copy == 0 { run.pipeline.named_vars() } else { Vec::new() };
+        if let Some(path) = &self.common.save
+            && let Some(vars) = stages::gather(&*world, &own)?
+        {
+            save_weights(path, &vars)?;
         }
         let uses = match (self.compare, batches.first()) {
             (true, Some(batch)) => compare::measure(&stages, &config, batch, &made)?,
             _ => Vec::new(),
         };
-        let all = all_gather_object(&*world, &reports.then_some(trained.0))?;
+        let all = all_gather_object(&*world, &reports.then_some(series))?;
         let series = all.into_iter().flatten().next().unwrap_or_default();
-        Ok(Trained { series, uses })
+        Ok(Trained { series, uses, measured })
     }
 
     fn conclude(&self, _: &(), outcome: &Outcome<Trained>) -> Result<()> {
@@ -148,7 +159,9 @@ impl Experiment for PipelineTransformerOptions {
         let ranks = self.ranks(outcome.ranks.len());
         let plan =
             self.pipeline_schedule(outcome.ranks.len()).map(|schedule| schedule.plan(&Default::default()));
-        let bubble = plan.map_or(0.0, |plan| 100.0 * plan.bubble_fraction());
+        let plan = plan.unwrap_or_default();
+        let bubble = 100.0 * plan.bubble_fraction();
+        let timeline = |title: &str, plan, measured| Timeline { title: title.into(), plan, measured };
         Report {
             facts: vec![
                 fact("stages", (ranks * self.stages_per_rank()).to_string()),
@@ -163,6 +176,10 @@ impl Experiment for PipelineTransformerOptions {
                 fact("layers", self.sizes.num_layers.to_string()),
             ],
             runs: vec![outcome.trained.series],
+            timelines: vec![
+                timeline("Planned, with equal times", plan, false),
+                timeline("Measured in one step", outcome.trained.measured, true),
+            ],
             ..Report::default()
         }
     }
@@ -232,15 +249,14 @@ impl PipelineTransformerOptions {
         Ok(Made { pipeline, step })
     }
 
-    /// Trains; the losses of the rank that reports, and the trained variables of this rank.
-    #[expect(clippy::type_complexity, reason = "as in VarMap")]
+    /// Trains; gives the pipeline back, and the losses of the rank that reports.
     fn run_epochs(
         &self,
         mut made: Made,
         batches: &[Batch],
         rank: &mut Rank,
         reports: bool,
-    ) -> Result<(RunSeries, Option<Vec<(String, candle_core::Var)>>)> {
+    ) -> Result<(Made, RunSeries)> {
         let pipeline = &mut made.pipeline;
         let config = SgdConfig { learning_rate: self.lr, ..SgdConfig::default() };
         let mut optimizer = Sgd::new(pipeline.vars(), config)?;
@@ -268,6 +284,6 @@ impl PipelineTransformerOptions {
         let world_size = rank.comm.world_size();
         let name = format!("{}, {} micro-batches", self.schedule, self.micro_batches);
         let series = RunSeries { name, seconds, world_size, steps_per_epoch: batches.len(), ..series };
-        Ok((series, Some(made.pipeline.named_vars())))
+        Ok((made, series))
     }
 }
