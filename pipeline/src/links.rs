@@ -15,6 +15,11 @@ const AHEAD: usize = 2;
 /// Messages up to so many bytes are received when they are needed: until then they lie in the transport's own buffers, and one
 /// thread fewer has to wake up.
 const SMALL: usize = 32 << 10;
+/// Bytes that every transport takes without waiting for the receiver. What a link carries in a step is received before the
+/// same link carries the next step's.
+const ROOM: usize = 64 << 10;
+/// More than what a message has beside its numbers.
+const HEAD: usize = 64;
 /// How long to wait for news of who was the first to fail.
 const NEWS: Duration = Duration::from_millis(600);
 
@@ -50,7 +55,7 @@ impl std::fmt::Display for Spec {
 /// All connections of this rank.
 pub(crate) struct Links {
     world: Arc<dyn Communicator>,
-    outgoing: BTreeMap<usize, Arc<dyn Communicator>>,
+    outgoing: BTreeMap<usize, Outgoing>,
     incoming: BTreeMap<usize, Incoming>,
     /// Sends of this step, and of the one before.
     sends: [Vec<Work>; 2],
@@ -60,6 +65,14 @@ pub(crate) struct Links {
     /// What each stage gives.
     specs: Vec<Spec>,
     device: Device,
+}
+
+struct Outgoing {
+    comm: Arc<dyn Communicator>,
+    /// Bytes sent in this step, as long as there is room for them.
+    sent: usize,
+    /// More than there is room for: messages wait their turn in the background.
+    queued: bool,
 }
 
 struct Incoming {
@@ -95,7 +108,8 @@ impl Links {
         // The same order everywhere, so that no two ranks wait for each other.
         for ((from, to), order) in routes {
             if from == world.rank() {
-                outgoing.insert(to, world.subgroup(&[from, to])?);
+                let comm = world.subgroup(&[from, to])?;
+                outgoing.insert(to, Outgoing { comm, sent: 0, queued: false });
             } else if to == world.rank() {
                 let comm = world.subgroup(&[from, to])?;
                 incoming.insert(from, Incoming { comm, order, asked: 0, posted: VecDeque::new() });
@@ -107,6 +121,7 @@ impl Links {
 
     /// Asks for the first messages of a step.
     pub(crate) fn begin(&mut self) -> Result<()> {
+        self.outgoing.values_mut().for_each(|outgoing| outgoing.sent = 0);
         let (specs, device) = (&self.specs, &self.device);
         self.incoming.values_mut().try_for_each(|incoming| {
             incoming.asked = 0;
@@ -118,10 +133,13 @@ impl Links {
     pub(crate) fn send(&mut self, action: Action, tensor: &Tensor) -> Result<()> {
         let stage =
             if action.kind == ActionKind::SendActivation { action.stage + 1 } else { action.stage - 1 };
-        let Some(comm) = self.outgoing.get(&self.owners[stage]) else { return Ok(()) };
+        let Some(outgoing) = self.outgoing.get_mut(&self.owners[stage]) else { return Ok(()) };
         let tensor = tensor.detach().contiguous().map_err(Error::during("sending"))?;
-        let work = comm.send(&tensor, 1).map_err(|error| self.cause(error))?;
-        self.sends[0].push(work);
+        let sent = match outgoing.send(tensor) {
+            Ok(work) => work,
+            Err(error) => return Err(self.cause(error)),
+        };
+        self.sends[0].extend(sent);
         Ok(())
     }
 
@@ -169,6 +187,18 @@ impl Links {
 
 fn never(action: Action) -> Error {
     Error::BadTable { reason: format!("{action}: nobody sends it") }
+}
+
+impl Outgoing {
+    /// Sends at once where the transport has room, else in the background; it never waits for the receiver.
+    fn send(&mut self, tensor: Tensor) -> comm::Result<Option<Work>> {
+        self.sent += tensor.elem_count() * tensor.dtype().size_in_bytes() + HEAD;
+        self.queued |= self.sent > ROOM;
+        match self.queued {
+            true => self.comm.send(&tensor, 1).map(Some),
+            false => self.comm.run(Operation::Send { tensor, to: 1 }).map(|()| None),
+        }
+    }
 }
 
 /// What a message to this rank is like.
@@ -220,7 +250,10 @@ impl Drop for Links {
         }
         self.sends = Default::default();
         for comms in [
-            std::mem::take(&mut self.outgoing).into_values().collect::<Vec<_>>(),
+            std::mem::take(&mut self.outgoing)
+                .into_values()
+                .map(|outgoing| outgoing.comm)
+                .collect::<Vec<_>>(),
             std::mem::take(&mut self.incoming).into_values().map(|incoming| incoming.comm).collect(),
         ] {
             std::thread::scope(|scope| comms.into_iter().for_each(|comm| drop(scope.spawn(|| drop(comm)))));
