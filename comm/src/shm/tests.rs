@@ -181,7 +181,7 @@ fn a_group_that_fails_wakes_the_sleeper() {
     std::thread::scope(|scope| {
         scope.spawn(move || {
             std::thread::sleep(Duration::from_millis(50));
-            switchboard.cut(std::net::Shutdown::Both);
+            switchboard.cut(std::net::Shutdown::Both, None);
         });
         let began = Instant::now();
         one.0.park(&[Wait { peer: 1, read: true, write: false }], NEVER);
