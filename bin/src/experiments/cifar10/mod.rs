@@ -24,6 +24,7 @@ use crate::experiment::Experiment;
 use crate::metrics::MetricsWriter;
 use crate::models::convnet::ConvNet;
 use crate::options::CommonOptions;
+use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
 use crate::report::{Report, RunSeries};
 use crate::trainer::{CheckpointOptions, RunConfig, RunIdentity, Trainer, TrainerConfig, named_parameters};
@@ -142,7 +143,7 @@ impl Experiment for Cifar10Options {
                 fact("momentum", self.momentum.to_string()),
                 fact("test pictures", total.samples.to_string()),
                 fact("test accuracy", format!("{:.1} %", 100.0 * total.accuracy())),
-                fact("test loss", format!("{:.4}", tested.loss())),
+                fact("test loss", Fixed::<4>(tested.loss()).to_string()),
             ],
             runs: vec![series],
             ..Report::default()
