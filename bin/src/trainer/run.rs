@@ -113,7 +113,7 @@ where
 pub(crate) fn find(options: &CheckpointOptions, run: &RunIdentity) -> Result<Option<Checkpoint>> {
     let (Some(wanted), Some(checkpoints)) = (options.wanted(), options.open()?) else { return Ok(None) };
     let found = match wanted {
-        Some(folder) => Some(checkpoints.load(folder, &Device::Cpu).map_err(offer)?),
+        Some(folder) => Some(checkpoints.load(&folder, &Device::Cpu).map_err(offer)?),
         None => checkpoints.load_latest(&Device::Cpu).map_err(offer)?,
     };
     if let Some(checkpoint) = &found {

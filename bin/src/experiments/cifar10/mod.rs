@@ -75,10 +75,18 @@ impl Experiment for Cifar10Options {
         Setup::new(self)
     }
 
-    fn alone(&self, _: Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
+    fn alone(&self, setup: Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
         if self.draws() {
             note(format_args!(
                 "no --data-dir with CIFAR-10: these pictures of its shape are drawn from the seed"
+            ));
+        }
+        let found = [setup.train.labels.len(), setup.test.labels.len()];
+        if let (Some(dir), true) = (&self.data_dir, found != records::WHOLE) {
+            let ([train, test], [all_train, all_test]) = (found, records::WHOLE);
+            note(format_args!(
+                "{} has {train} pictures to train on and {test} to test with; all of CIFAR-10 are {all_train} and {all_test}",
+                dir.display()
             ));
         }
         note(format_args!(

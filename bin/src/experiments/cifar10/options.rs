@@ -42,6 +42,7 @@ pub struct Cifar10Options {
         default_value = "16",
         value_parser = count,
         allow_negative_numbers = true,
+        requires = "picture",
         help_heading = "Files"
     )]
     pub(super) pictures: usize,

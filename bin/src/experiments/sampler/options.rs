@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use sampler::{DistributedSampler, DistributedSamplerConfig};
 
 use crate::error::Result;
-use crate::options::count;
+use crate::options::{count, seed};
 use crate::start::check_world_size;
 
 /// What becomes of the last samples where the ranks do not divide the data set.
@@ -31,7 +31,7 @@ pub struct SamplerOptions {
     #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
     pub(super) world_size: usize,
     /// Seed of the orders, and of the data set that is compared
-    #[arg(long, value_name = "N", default_value_t = 42, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "42", value_parser = seed, allow_negative_numbers = true)]
     pub(super) seed: u64,
     /// Passes over the data
     #[arg(long, value_name = "N", default_value = "3", value_parser = count, allow_negative_numbers = true)]
