@@ -74,6 +74,13 @@ impl Girandole {
         succeed(self.command().args(arguments))
     }
 
+    /// The same with options and their values.
+    pub(crate) fn succeed_with(&self, options: &[(&str, String)]) -> Output {
+        let arguments: Vec<&str> =
+            options.iter().flat_map(|(option, value)| [*option, value.as_str()]).collect();
+        self.succeed(&arguments)
+    }
+
     /// Runs it to an error that was found before anything was done: its one line.
     pub(crate) fn refuse(&self, arguments: &[&str]) -> String {
         refuse_with(&mut self.command(), arguments).0

@@ -29,7 +29,6 @@ use crate::rank::{Outcome, Rank};
 use crate::report::{Report, RunSeries};
 use crate::trainer::{CheckpointOptions, RunConfig, RunIdentity, Trainer, TrainerConfig, named_parameters};
 use crate::validation::Validation;
-use crate::weights::save_weights;
 
 use pictures::Batch;
 use running::RunningLoss;
@@ -105,12 +104,7 @@ impl Experiment for Cifar10Options {
         let config = SgdConfig { learning_rate: self.lr, momentum: self.momentum, ..SgdConfig::default() };
         let optimizer = Sgd::named(named_parameters(&ddp), config)?;
         let mut trainer = Trainer::new(ddp, loader, optimizer, loss, TrainerConfig::default());
-        let config = RunConfig {
-            epochs: self.epochs,
-            report: self.common.report.is_some(),
-            checkpoints: &self.checkpoints,
-            run: self.identity(rank.comm.world_size()),
-        };
+        let config = RunConfig::of(self, &self.checkpoints, self.epochs, rank);
         let mut running = RunningLoss::new(rank.is_first().then(|| self.print_every()));
         let series = trainer.run(rank, &variables.map, &config, &mut running)?;
 
@@ -118,14 +112,10 @@ impl Experiment for Cifar10Options {
             say(format_args!("finish"))?;
         }
         let pictures = (&*test, device);
+        variables.save(&self.common, rank)?;
         let tested = match &self.common.save {
             None => testing::test(self, rank, trainer.ddp(), pictures)?,
-            Some(path) => {
-                if rank.is_first() {
-                    save_weights(path, &variables.map)?;
-                }
-                testing::test(self, rank, &testing::load(path, rank, device)?, pictures)?
-            }
+            Some(path) => testing::test(self, rank, &testing::load(path, rank, device)?, pictures)?,
         };
         Ok(Trained { series, tested })
     }
