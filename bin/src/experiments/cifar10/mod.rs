@@ -63,6 +63,8 @@ impl Experiment for Cifar10Options {
             ("--batch-size", self.batch_size.to_string()),
             ("--data-dir", pictures.to_string()),
         ];
+        let drawn = self.draws().then(|| ("--samples", self.samples.to_string()));
+        let settings = settings.into_iter().chain(drawn);
         RunIdentity::new(Self::NAME, world_size, self.common.settings().into_iter().chain(settings))
     }
 

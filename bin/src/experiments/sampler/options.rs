@@ -21,11 +21,13 @@ pub enum Tail {
 /// Options of `sampler`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-First --samples samples are dealt out to --world-size ranks, --epochs times, and loaded in batches, as the training of \
-document 004 does; then the document's comparison: the order of a plain sampler in one process, and what each rank gets \
-from a distributed one, of --compared samples. Nothing is trained and no rank is started.
+First --samples samples are dealt out to --world-size ranks, --epochs times, and loaded in batches,
+as the training of document 004 does; then the document's comparison: the order of a plain sampler
+in one process, and what each rank gets from a distributed one, of --compared samples. Nothing is
+trained and no rank is started.
 
-With the same seed all indices are PyTorch's: of torch.manual_seed, the document's data set, and its samplers.")]
+With the same seed all indices are PyTorch's: of torch.manual_seed, the document's data set, and its
+samplers.")]
 pub struct SamplerOptions {
     /// How many ranks the samples are dealt out to
     #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
