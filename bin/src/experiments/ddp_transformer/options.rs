@@ -31,11 +31,11 @@ impl From<Mask> for Visible {
 /// Options of `ddp-transformer`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Trains a Transformer to predict the next token, on --world-size ranks with averaged gradients; rank 0 prints its loss at every \
-step. Each row of the data set is one token, repeated.
+Trains a Transformer to predict the next token, on --world-size ranks with averaged gradients; rank
+0 prints its loss at every step. Each row of the data set is one token, repeated.
 
---data FILE holds the tensor tokens, i64 of shape (rows, length); --init and --save hold PyTorch's state_dict: embedding.weight, \
-pos_encoding.pe, layers.0.attention.q_linear.weight and so on.")]
+--data FILE holds the tensor tokens, i64 of shape (rows, length); --init and --save hold PyTorch's
+state_dict: embedding.weight, pos_encoding.pe, layers.0.attention.q_linear.weight and so on.")]
 pub struct DdpTransformerOptions {
     #[command(flatten)]
     pub(crate) common: CommonOptions,

@@ -10,11 +10,12 @@ use crate::options::{CommonOptions, count, learning_rate};
 /// Options of `pipeline-transformer`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Trains document 003's Transformer cut into stages, one on each of --world-size ranks (several with some schedules); batches flow \
-through as micro-batches. The rank that has the last stage prints the loss of every step, the mean over micro-batches. Every \
-schedule gives the same losses.
+Trains document 003's Transformer cut into stages, one on each of --world-size ranks (several with
+some schedules); batches flow through as micro-batches. The rank that has the last stage prints the
+loss of every step, the mean over micro-batches. Every schedule gives the same losses.
 
---data FILE holds the tensor tokens, i64 of shape (rows, length); --init and --save hold PyTorch's state_dict of the whole model.")]
+--data FILE holds the tensor tokens, i64 of shape (rows, length); --init and --save hold PyTorch's
+state_dict of the whole model.")]
 pub struct PipelineTransformerOptions {
     #[command(flatten)]
     pub(crate) common: CommonOptions,

@@ -7,6 +7,7 @@ use clap::Args;
 use super::TransformerConfig;
 use crate::error::{Error, Result};
 use crate::options::{count, probability};
+use crate::report::total_memory_bytes;
 
 /// Sizes of the documents' data set and model.
 #[derive(Debug, Clone, Args)]
@@ -86,6 +87,9 @@ impl TransformerOptions {
             let help = "positions are encoded in pairs of sine and cosine: give an even number";
             return refuse("--d-model", d_model, help.into());
         }
+        if let Some(help) = total_memory_bytes().and_then(|there_is| self.too_large_for(there_is)) {
+            return refuse("--num-layers", self.num_layers, help);
+        }
         if data.is_some() {
             return Ok(());
         }
@@ -100,6 +104,23 @@ impl TransformerOptions {
             return refuse("--samples", self.samples, help);
         }
         Ok(())
+    }
+
+    /// What is wrong with the model on a machine of so many bytes: there, nothing would stop it but the system.
+    fn too_large_for(&self, bytes: u64) -> Option<String> {
+        const GIB: f64 = (1 << 30) as f64;
+        // Floats do not overflow, whatever is typed.
+        let [model, ff, words, blocks] =
+            [self.d_model, self.d_ff, self.vocab_size, self.num_layers].map(|size| size as f64);
+        let block = 4.0 * model * (model + 1.0) + 4.0 * model + ff * (model + 1.0) + model * (ff + 1.0);
+        let parameters = words * model + blocks * block + words * (model + 1.0);
+        let (needed, there_is) = (4.0 * parameters / GIB, bytes as f64 / GIB);
+        (needed > there_is).then(|| {
+            format!(
+                "with the other sizes that makes {parameters:.1e} parameters, {needed:.0} GiB, and this machine has \
+                 {there_is:.0} GiB: make the model smaller"
+            )
+        })
     }
 
     /// What is wrong with rows of this length.
