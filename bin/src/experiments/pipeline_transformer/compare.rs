@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use candle_core::Tensor;
-use comm::{Communicator, Operation, all_gather_object};
+use comm::{Communicator, Operation, all_gather_object, broadcast_object};
 use pipeline::{Durations, PipelineConfig, Schedule, ScheduleKind};
 use serde::{Deserialize, Serialize};
 
@@ -13,8 +13,10 @@ use crate::error::Result;
 
 use super::Made;
 
-/// Steps that are not counted, and steps that are.
-const STEPS: (usize, usize) = (5, 30);
+/// Steps that are not counted.
+const FIRST: usize = 3;
+/// Steps that are, at least and at most, and the seconds that they are to take.
+const COUNTED: (usize, usize, f64) = (3, 50, 2.0);
 
 /// What was measured of one way to work.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -80,18 +82,20 @@ fn one(
     (input, target): &(Tensor, Tensor),
     mut made: Made,
 ) -> Result<Use> {
-    let (mut began, mut busy) = (Instant::now(), 0.0);
-    for step in 0..STEPS.0 + STEPS.1 {
-        if step == STEPS.0 {
-            comm.run(Operation::Barrier)?;
-            (began, busy) = (Instant::now(), 0.0);
+    let mut run = |steps: usize| -> Result<(f64, f64)> {
+        comm.run(Operation::Barrier)?;
+        let (began, mut busy) = (Instant::now(), 0.0);
+        for _ in 0..steps {
+            let spans = made.pipeline.step(Some(input), Some(target))?.spans;
+            busy += spans.iter().map(|span| span.end - span.start).sum::<f64>();
         }
-        let spans = made.pipeline.step(Some(input), Some(target))?.spans;
-        busy += spans.iter().map(|span| span.end - span.start).sum::<f64>();
-    }
-    comm.run(Operation::Barrier)?;
-    let step_s = began.elapsed().as_secs_f64() / STEPS.1 as f64;
-    let busy_s = all_gather_object(&**comm, &(busy / STEPS.1 as f64))?;
+        comm.run(Operation::Barrier)?;
+        Ok((began.elapsed().as_secs_f64() / steps as f64, busy / steps as f64))
+    };
+    let (least, most, seconds) = COUNTED;
+    let steps = (seconds / run(FIRST)?.0) as usize;
+    let (step_s, busy) = run(broadcast_object(&**comm, &steps.clamp(least, most), 0)?)?;
+    let busy_s = all_gather_object(&**comm, &busy)?;
     let (schedule, micro_batches) = (config.schedule, config.micro_batches);
     let planned = Schedule::of(schedule, comm.world_size(), config.stages_per_rank(), micro_batches)?;
     let plan = planned.plan(&Durations::default());
