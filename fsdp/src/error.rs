@@ -1,5 +1,6 @@
 //! The crate's one error type.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_core::DType;
@@ -147,6 +148,14 @@ pub enum Error {
         /// A rank to compare it with.
         rank: usize,
     },
+    /// A file that cannot be used.
+    #[error("{}: {problem}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// A candle operation failed.
     #[error("{operation}: {source}")]
     Tensor {
@@ -185,6 +194,10 @@ impl Error {
             Error::Comm(error) => error.is_peer_failure(),
             _ => false,
         }
+    }
+
+    pub(crate) fn file(path: &Path, problem: impl Into<String>) -> Self {
+        Error::File { path: path.to_path_buf(), problem: problem.into() }
     }
 
     /// Names what was being done, unless the error is ours or `comm`'s on its way through candle.

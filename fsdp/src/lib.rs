@@ -58,7 +58,9 @@
 //! - [`MixedPrecision`]: units compute, and gradients are averaged, in f16 or bf16, while shards stay f32.
 //! - A batch does not fit into memory: [`Fsdp::backward_no_sync`] for all micro-batches but the last.
 //! - Gradients are to be clipped by their global norm: [`Fsdp::clip_grad_norm`].
-//! - What does it hold? [`Fsdp::memory`].
+//! - What does it hold? [`Fsdp::memory`] and [`Fsdp::activation_bytes`].
+//! - Weights of another program, and for another program: [`Fsdp::load_full`] reads each rank's part of a safetensors file,
+//!   [`Fsdp::save_full`] writes one.
 //!
 //! # How it works
 //!
@@ -99,6 +101,7 @@ pub use config::{FsdpConfig, MixedPrecision, Strategy, UnitConfig};
 pub use error::{Error, Result};
 pub use memory::{Bytes, Memory};
 pub use model::Fsdp;
+pub use state::TensorFile;
 pub use unit::{Outputs, Unit};
 
 /// Locks; a panic elsewhere while it was locked makes the Fsdp fail by other means.

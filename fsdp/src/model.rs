@@ -1,5 +1,6 @@
 //! The wrapper around a model.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -156,6 +157,18 @@ impl<M> Fsdp<M> {
     /// What this rank holds of parameters and gradients, and has held at most.
     pub fn memory(&self) -> Memory {
         self.core.memory()
+    }
+
+    /// Bytes that backward from `loss` will need of what the layers have computed, beside the parameters: each storage once, and
+    /// only those that gradients flow through (a model's input is the caller's).
+    pub fn activation_bytes(&self, loss: &Tensor) -> usize {
+        // A storage stays where it is as long as a tensor has it.
+        let place = |tensor: &Tensor| std::ptr::from_ref(&*tensor.storage_and_layout().0).addr();
+        let params = self.core.units.iter().flat_map(|unit| &unit.params);
+        let mut seen: HashSet<usize> = params.map(|param| place(&param.tensor)).collect();
+        let nodes =
+            loss.sorted_nodes().into_iter().filter(|node| !node.is_variable() && seen.insert(place(node)));
+        nodes.map(|node| node.elem_count() * node.dtype().size_in_bytes()).sum()
     }
 
     pub(crate) fn core(&self) -> &Core {

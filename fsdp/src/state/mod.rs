@@ -1,5 +1,11 @@
 //! Parameters as a whole, under their names.
 
+mod file;
+mod load;
+mod save;
+
+pub use file::TensorFile;
+
 use candle_core::{Device, Tensor};
 use comm::Operation;
 
