@@ -3,7 +3,8 @@
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 
-use candle_core::{CpuStorage, CustomOp1, InplaceOp1, Layout, Shape, Tensor};
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CudaStorage, CustomOp1, InplaceOp1, Layout, Shape, Storage, Tensor};
 
 use crate::engine::lock;
 use crate::{Communicator, Error, Result};
@@ -42,6 +43,16 @@ impl CustomOp1 for Node {
         Ok((into_storage(output)?, shape))
     }
 
+    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> candle_core::Result<(CudaStorage, Shape)> {
+        let output = lock(&self.output).take();
+        let output = output.ok_or_else(|| Error::system(self.name, "its result was taken before"))?;
+        let (storage, layout) = output.storage_and_layout();
+        match &*storage {
+            Storage::Cuda(storage) => Ok((storage.try_clone(layout)?, layout.shape().clone())),
+            _ => Err(Error::system(self.name, "its result is on another device").into()),
+        }
+    }
+
     fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
         Ok(Some((self.backward)(grad, &*self.comm)?))
     }
@@ -52,7 +63,7 @@ fn into_storage(tensor: Tensor) -> candle_core::Result<CpuStorage> {
     if tensor.elem_count() == 0 {
         let (storage, _) = tensor.storage_and_layout();
         return match &*storage {
-            candle_core::Storage::Cpu(storage) => Ok(storage.clone()),
+            Storage::Cpu(storage) => Ok(storage.clone()),
             _ => Err(Error::invalid("a tensor", "one that is not on the CPU", "move it there").into()),
         };
     }
