@@ -55,10 +55,13 @@
 //!
 //! - [`Strategy`]: keep parameters from forward to backward, or shard nothing; [`UnitConfig`] says it for one unit;
 //!   [`Fsdp::hybrid`] shards within one axis of a mesh and has copies along another.
-//! - [`MixedPrecision`]: units compute, and gradients are averaged, in f16 or bf16, while shards stay f32.
+//! - [`MixedPrecision`]: units compute, and gradients are averaged, in f16 or bf16, while shards stay f32;
+//!   [`LossScaler`] keeps small gradients of f16 from vanishing.
 //! - A batch does not fit into memory: [`Fsdp::backward_no_sync`] for all micro-batches but the last.
 //! - Gradients are to be clipped by their global norm: [`Fsdp::clip_grad_norm`].
 //! - What does it hold? [`Fsdp::memory`] and [`Fsdp::activation_bytes`].
+//! - A run is to go on later: [`Fsdp::save_checkpoint`] and [`Fsdp::load_checkpoint`], at any other number of ranks, too;
+//!   [`full_tensors`] reads such a checkpoint without ranks.
 //! - Weights of another program, and for another program: [`Fsdp::load_full`] reads each rank's part of a safetensors file,
 //!   [`Fsdp::save_full`] writes one.
 //!
@@ -89,6 +92,7 @@ mod hook;
 mod layout;
 mod memory;
 mod model;
+mod scaler;
 mod state;
 mod storage;
 mod unit;
@@ -101,7 +105,8 @@ pub use config::{FsdpConfig, MixedPrecision, Strategy, UnitConfig};
 pub use error::{Error, Result};
 pub use memory::{Bytes, Memory};
 pub use model::Fsdp;
-pub use state::TensorFile;
+pub use scaler::{LossScaler, LossScalerConfig};
+pub use state::{TensorFile, full_tensors};
 pub use unit::{Outputs, Unit};
 
 /// Locks; a panic elsewhere while it was locked makes the Fsdp fail by other means.

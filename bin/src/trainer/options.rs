@@ -63,7 +63,7 @@ impl CheckpointOptions {
     }
 
     /// The folder's checkpoints, where one is given.
-    pub(super) fn open(&self) -> Result<Option<Checkpoints>> {
+    pub(crate) fn open(&self) -> Result<Option<Checkpoints>> {
         let open = |dir: &PathBuf| {
             Checkpoints::open(CheckpointConfig { dir: dir.clone(), ..CheckpointConfig::default() })
         };
@@ -71,12 +71,12 @@ impl CheckpointOptions {
     }
 
     /// Whether to go on, and the checkpoint that was asked for by name.
-    pub(super) fn wanted(&self) -> Option<Option<&Path>> {
+    pub(crate) fn wanted(&self) -> Option<Option<&Path>> {
         let named = |path: &'_ Path| path != Path::new(LATEST);
         self.resume.as_deref().map(|path| Some(path).filter(|path| named(path)))
     }
 
-    pub(super) fn dir(&self) -> &Path {
+    pub(crate) fn dir(&self) -> &Path {
         self.checkpoint_dir.as_deref().unwrap_or(Path::new("."))
     }
 }

@@ -6,7 +6,6 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
-use safetensors::SafeTensors;
 use safetensors::tensor::Metadata;
 
 use crate::{Error, Result};
@@ -44,7 +43,9 @@ impl TensorFile {
         }
         head.resize((PREFIX + len) as usize, 0);
         file.read_exact(&mut head[PREFIX as usize..]).map_err(|error| none(&error))?;
-        let (_, metadata) = SafeTensors::read_metadata(&head).map_err(|error| none(&error))?;
+        // What `SafeTensors` does, which would have all of the file.
+        let metadata: Metadata =
+            serde_json::from_slice(&head[PREFIX as usize..]).map_err(|error| none(&error))?;
         let whole = PREFIX + len + metadata.data_len() as u64;
         if whole != bytes {
             return Err(refuse(format!("it has {bytes} bytes, and by its header {whole}")));
@@ -73,6 +74,25 @@ impl TensorFile {
             held if held > count => refuse(format!("it holds {held} tensors, the model {count} parameters")),
             _ => Ok(()),
         }
+    }
+
+    /// Names, dtypes and shapes of its tensors, sorted by name.
+    pub fn tensors(&self) -> Vec<(String, DType, Vec<usize>)> {
+        let tensors = self.metadata.tensors().into_iter();
+        let mut all: Vec<_> = tensors
+            .filter_map(|(name, info)| Some((name, DType::try_from(info.dtype).ok()?, info.shape.clone())))
+            .collect();
+        all.sort_by(|(a, ..), (b, ..)| a.cmp(b));
+        all
+    }
+
+    /// A tensor.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn whole(&mut self, name: &str) -> Result<Tensor> {
+        let dims = self.metadata.info(name).map(|info| info.shape.clone()).unwrap_or_default();
+        Ok(self.read(name, 0..dims.iter().product())?.reshape(dims)?)
     }
 
     /// Some elements of a tensor, as if it were flat.

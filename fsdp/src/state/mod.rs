@@ -1,9 +1,12 @@
 //! Parameters as a whole, under their names.
 
+mod checkpoint;
 mod file;
 mod load;
 mod save;
+mod saved;
 
+pub use checkpoint::full_tensors;
 pub use file::TensorFile;
 
 use candle_core::{Device, Tensor};

@@ -46,7 +46,7 @@ pub(super) struct Batches {
 }
 
 enum Source {
-    Drawn { generator: Generator, features: usize },
+    Drawn { generator: Box<Generator>, features: usize },
     Read { samples: Samples, sampler: DistributedSampler, epoch: u64, left: VecDeque<u32> },
 }
 
@@ -59,7 +59,7 @@ impl Batches {
             }
             None => {
                 let seed = options.common.seed.wrapping_add(rank.comm.rank() as u64);
-                Source::Drawn { generator: Generator::new(seed), features: options.features }
+                Source::Drawn { generator: Box::new(Generator::new(seed)), features: options.features }
             }
         };
         Ok(Self { source, batch_size: options.batch_size })

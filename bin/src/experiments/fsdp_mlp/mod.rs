@@ -1,10 +1,11 @@
 //! `fsdp-mlp`, the sharded example of document 004: a model of which each rank keeps a part.
 
 mod data;
+mod keeping;
 mod memory;
 mod options;
 
-use candle_core::DType;
+use candle_core::{DType, Tensor};
 use candle_nn::{Module, Optimizer};
 use comm::{Mesh, all_gather_object};
 use fsdp::Fsdp;
@@ -24,9 +25,11 @@ use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
 use crate::report::{Report, RunSeries, peak_rss_bytes};
 use crate::run_log::{LogConfig, RunLog};
+use crate::trainer::{CheckpointOptions, RunIdentity};
 use crate::weights::TensorFile;
 
 use data::{Batches, Samples};
+use keeping::Keeping;
 use memory::Held;
 
 /// The document prints the loss of every so many steps.
@@ -56,6 +59,26 @@ impl Experiment for FsdpMlpOptions {
         &self.common
     }
 
+    fn checkpoints(&self) -> Option<&CheckpointOptions> {
+        Some(&self.checkpoints)
+    }
+
+    fn identity(&self, world_size: usize) -> RunIdentity {
+        let settings = [
+            ("--lr", self.lr.to_string()),
+            ("--batch-size", self.batch_size.to_string()),
+            ("--features", self.features.to_string()),
+            ("--hidden", self.hidden.to_string()),
+            ("--param-dtype", format!("{:?}", self.param_dtype)),
+            ("--reduce-dtype", format!("{:?}", self.reduce_dtype.unwrap_or(self.param_dtype))),
+        ];
+        RunIdentity::new(Self::NAME, world_size, self.common.settings().into_iter().chain(settings))
+    }
+
+    fn check_checkpoint(&self, world_size: usize) -> Result<()> {
+        keeping::find(&self.checkpoints, &self.identity(world_size)).map(drop)
+    }
+
     fn check(&self, world_size: usize) -> Result<()> {
         self.check_sizes(world_size)
     }
@@ -82,28 +105,26 @@ impl Experiment for FsdpMlpOptions {
         let mut batches = Batches::new(self, setup.samples, rank)?;
         let config = AdamConfig { learning_rate: self.lr, ..AdamConfig::default() };
         let mut optimizer = Adam::named(fsdp.named_vars(), config)?;
-        let (watch, prints) = (rank.stopwatch(), rank.is_first());
+        let run = self.identity(rank.comm.world_size());
+        let mut keeping = Keeping { options: &self.checkpoints, run, kept: None };
+        let prints = rank.is_first();
         let log = LogConfig { run: None, keep: self.common.report.is_some(), steps: self.steps };
-        let mut log = prints.then(|| RunLog::new(&log, rank.metrics.as_mut()));
+        let mut metrics = rank.metrics.take();
+        let mut log = prints.then(|| RunLog::new(&log, metrics.as_mut()));
+        let begun = keeping.resume(rank, &fsdp, &mut optimizer, log.as_mut())?;
+        // The batches that have been learnt from are drawn once more, and passed over.
+        (0..begun).try_for_each(|_| batches.next().map(drop))?;
+        let watch = rank.stopwatch();
         let mut activations = 0;
-        for step in 0..self.steps {
+        for step in begun..self.steps {
             let (x, y) = batches.next()?;
-            let loss =
-                tracing::info_span!("forward").in_scope(|| cross_entropy(&fsdp.forward(&x)?, &y, None))?;
-            activations = activations.max(fsdp.activation_bytes(&loss));
-            let grads = fsdp.backward(&loss)?;
-            tracing::info_span!("optimizer").in_scope(|| optimizer.step(&grads))?;
-            if let Some(log) = &mut log {
-                let loss = loss.to_scalar::<f32>()?;
-                log.step(0, step, loss)?;
-                if step % PRINTED == 0 {
-                    log.say(format_args!("Step {step}, Loss: {}", Fixed::<4>(loss.into())))?;
-                }
-            }
+            activations = activations.max(step_once(&fsdp, &mut optimizer, (&x, &y), step, log.as_mut())?);
+            keeping.keep((step + 1, step + 1 == self.steps), &fsdp, &optimizer, log.as_mut())?;
         }
         let measured = watch.stop();
         let series = log.map(RunLog::finish).unwrap_or_default();
-        let seconds = rank.measured(measured, None, self.steps)?;
+        rank.metrics = metrics;
+        let seconds = rank.measured(measured, None, self.steps.saturating_sub(begun))? + series.seconds;
         let held = self.held(&fsdp, &optimizer, activations);
         let held = all_gather_object(&*rank.comm, &held)?;
         if let Some(path) = &self.common.save {
@@ -138,6 +159,27 @@ impl Experiment for FsdpMlpOptions {
         facts.extend(self.common.data.as_ref().map(|path| fact("data", path.display().to_string())));
         Report { facts, runs: vec![outcome.trained.series], ..Report::default() }
     }
+}
+
+/// Forward, backward and the optimizer's step; bytes that the layers had computed for backward.
+fn step_once(
+    fsdp: &Fsdp<LargeModel>,
+    optimizer: &mut Adam,
+    (x, y): (&Tensor, &Tensor),
+    step: usize,
+    log: Option<&mut RunLog<'_>>,
+) -> Result<usize> {
+    let loss = tracing::info_span!("forward").in_scope(|| cross_entropy(&fsdp.forward(x)?, y, None))?;
+    let activations = fsdp.activation_bytes(&loss);
+    let grads = fsdp.backward(&loss)?;
+    tracing::info_span!("optimizer").in_scope(|| optimizer.step(&grads))?;
+    let Some(log) = log else { return Ok(activations) };
+    let loss = loss.to_scalar::<f32>()?;
+    log.step(0, step, loss)?;
+    if step.is_multiple_of(PRINTED) {
+        log.say(format_args!("Step {step}, Loss: {}", Fixed::<4>(loss.into())))?;
+    }
+    Ok(activations)
 }
 
 impl FsdpMlpOptions {

@@ -7,6 +7,7 @@ use fsdp::{FsdpConfig, MixedPrecision, Strategy};
 use crate::error::{Error, Result};
 use crate::models::large::LargeConfig;
 use crate::options::{CommonOptions, count, learning_rate};
+use crate::trainer::CheckpointOptions;
 
 /// What is sharded, by the names of PyTorch's `ShardingStrategy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -56,6 +57,8 @@ layer4; each rank reads its part only, and no rank has the whole model.")]
 pub struct FsdpMlpOptions {
     #[command(flatten)]
     pub(crate) common: CommonOptions,
+    #[command(flatten)]
+    pub(crate) checkpoints: CheckpointOptions,
     /// Steps
     #[arg(long, value_name = "N", default_value = "100", value_parser = count, allow_negative_numbers = true)]
     pub(crate) steps: usize,
@@ -84,8 +87,8 @@ pub struct FsdpMlpOptions {
         help_heading = "Sharding"
     )]
     pub(crate) shard_ranks: Option<usize>,
-    /// What layers compute in; the document has f16
-    #[arg(long, value_enum, default_value = "f32", help_heading = "Sharding")]
+    /// What layers compute in; shards and Adam are f32
+    #[arg(long, value_enum, default_value = "f16", help_heading = "Sharding")]
     pub(crate) param_dtype: FloatKind,
     /// What gradients are averaged in [default: that of --param-dtype]
     #[arg(long, value_enum, help_heading = "Sharding")]
