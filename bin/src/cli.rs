@@ -14,6 +14,7 @@ use crate::experiments::ddp_linear::DdpLinearOptions;
 use crate::experiments::ddp_mlp::DdpMlpOptions;
 use crate::experiments::ddp_trainer::DdpTrainerOptions;
 use crate::experiments::ddp_transformer::DdpTransformerOptions;
+use crate::experiments::fsdp_mlp::FsdpMlpOptions;
 use crate::experiments::process_groups::{self, ProcessGroupsOptions};
 use crate::experiments::sampler::SamplerOptions;
 use crate::launch::{self, LaunchOptions};
@@ -39,6 +40,8 @@ enum Command {
     DdpTransformer(DdpTransformerOptions),
     /// A small classifier on data-parallel ranks, validated over all of them
     DdpMlp(DdpMlpOptions),
+    /// A model of which each rank keeps a part, gathered layer by layer
+    FsdpMlp(FsdpMlpOptions),
     /// A convolutional net that tells pictures apart: trained, saved, tested
     Cifar10(Cifar10Options),
     /// Which rank gets which samples, with a plain and with a distributed sampler
@@ -58,6 +61,7 @@ impl Command {
             Command::DdpTrainer(options) => experiment::run(options),
             Command::DdpTransformer(options) => experiment::run(options),
             Command::DdpMlp(options) => experiment::run(options),
+            Command::FsdpMlp(options) => experiment::run(options),
             Command::Cifar10(options) => experiment::run(options),
             Command::Sampler(options) => options.run(),
             Command::ProcessGroups(options) => process_groups::run(options),

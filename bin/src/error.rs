@@ -117,6 +117,9 @@ pub enum Error {
     /// Data parallelism.
     #[error(transparent)]
     Ddp(#[from] ddp::Error),
+    /// Sharded training.
+    #[error(transparent)]
+    Fsdp(#[from] fsdp::Error),
     /// The missing pieces of training.
     #[error(transparent)]
     Training(#[from] training::Error),
@@ -155,6 +158,7 @@ impl Error {
             },
             Error::Comm(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::Ddp(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
+            Error::Fsdp(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             _ => 1,
         }
     }

@@ -22,7 +22,7 @@ mod sgd;
 mod state;
 
 pub use adam::{Adam, AdamConfig};
-pub use checkpoint::{Checkpoint, CheckpointConfig, Checkpoints};
+pub use checkpoint::{Checkpoint, CheckpointConfig, Checkpoints, Contents, Draft, FileHash};
 pub use clip::{clip_grad_norm, grad_norm, scale_grads};
 pub use dropout::Dropout;
 pub use error::{Error, Fallback, Result};

@@ -5,5 +5,6 @@ pub mod ddp_linear;
 pub mod ddp_mlp;
 pub mod ddp_trainer;
 pub mod ddp_transformer;
+pub mod fsdp_mlp;
 pub mod process_groups;
 pub mod sampler;
