@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 
-use candle_core::{CpuStorage, CustomOp1, InplaceOp1, Layout, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, InplaceOp1, Layout, Shape, Tensor};
 
 use crate::engine::lock;
 use crate::{Communicator, Error, Result};
@@ -44,6 +44,146 @@ impl CustomOp1 for Node {
 
     fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
         Ok(Some((self.backward)(grad, &*self.comm)?))
+    }
+}
+
+/// `output` as if candle had computed it from `inputs`, one to three of them: what a strategy makes its own layers of, whose
+/// forward and backward passes communicate. `backward` is given the gradient of the output and gives that of each input,
+/// none where an input needs none.
+///
+/// `output` must have been computed outside of the graph (from detached tensors), and is used up: the caller keeps no copy.
+///
+/// # Cost
+/// None of its own.
+///
+/// # Errors
+/// No input or more than three; an output that is not contiguous on the CPU.
+///
+/// ```
+/// use candle_core::{Device, Var};
+///
+/// let (a, b) = (Var::new(2f32, &Device::Cpu)?, Var::new(5f32, &Device::Cpu)?);
+/// let (a_value, b_value) = (a.as_detached_tensor(), b.as_detached_tensor());
+/// let product = (&a_value * &b_value)?;
+/// let product = comm::autograd::custom("product", &[&a, &b], product, move |gradient| {
+///     Ok(vec![Some((gradient * &b_value)?), Some((gradient * &a_value)?)])
+/// })?;
+/// assert_eq!(product.backward()?.get(&a).map(|gradient| gradient.to_scalar::<f32>()).transpose()?, Some(5.0));
+/// # Ok::<(), comm::Error>(())
+/// ```
+pub fn custom(
+    name: &'static str,
+    inputs: &[&Tensor],
+    output: Tensor,
+    backward: impl Fn(&Tensor) -> Result<Vec<Option<Tensor>>> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    let node = Custom { name, output: Mutex::new(Some(output)), backward: Box::new(backward) };
+    Ok(match inputs {
+        [a] => a.apply_op1(node)?,
+        [a, b] => a.apply_op2(b, node)?,
+        [a, b, c] => a.apply_op3(b, c, node)?,
+        _ => {
+            let got = format!("{} inputs", inputs.len());
+            return Err(Error::invalid("a custom operation", got, "give one to three"));
+        }
+    })
+}
+
+type CustomBackward = dyn Fn(&Tensor) -> Result<Vec<Option<Tensor>>> + Send + Sync;
+
+struct Custom {
+    name: &'static str,
+    output: Mutex<Option<Tensor>>,
+    backward: Box<CustomBackward>,
+}
+
+impl Custom {
+    fn output(&self) -> candle_core::Result<(CpuStorage, Shape)> {
+        let output = lock(&self.output).take();
+        let output = output.ok_or_else(|| Error::system(self.name, "its result was taken before"))?;
+        let shape = output.shape().clone();
+        Ok((into_storage(output)?, shape))
+    }
+
+    fn gradients<const N: usize>(&self, grad: &Tensor) -> candle_core::Result<[Option<Tensor>; N]> {
+        let gradients = (self.backward)(grad)?;
+        let got = gradients.len();
+        let wrong = |_| {
+            Error::invalid(self.name, format!("{got} gradients"), format!("give {N}, one for each input"))
+        };
+        Ok(gradients.try_into().map_err(wrong)?)
+    }
+}
+
+impl CustomOp1 for Custom {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        self.output()
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        let [gradient] = self.gradients(grad)?;
+        Ok(gradient)
+    }
+}
+
+impl CustomOp2 for Custom {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        self.output()
+    }
+
+    fn bwd(
+        &self,
+        _: &Tensor,
+        _: &Tensor,
+        _: &Tensor,
+        grad: &Tensor,
+    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
+        let [a, b] = self.gradients(grad)?;
+        Ok((a, b))
+    }
+}
+
+impl CustomOp3 for Custom {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        self.output()
+    }
+
+    fn bwd(
+        &self,
+        _: &Tensor,
+        _: &Tensor,
+        _: &Tensor,
+        _: &Tensor,
+        grad: &Tensor,
+    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let [a, b, c] = self.gradients(grad)?;
+        Ok((a, b, c))
     }
 }
 

@@ -16,6 +16,9 @@ pub(crate) trait Real: FloatDType + Neg<Output = Self> {
 
     /// The square root.
     fn root(self) -> Self;
+
+    /// The error function.
+    fn erf(self) -> Self;
 }
 
 impl Real for f64 {
@@ -27,6 +30,10 @@ impl Real for f64 {
 
     fn root(self) -> Self {
         self.sqrt()
+    }
+
+    fn erf(self) -> Self {
+        candle_core::cpu::erf::erf_f64(self)
     }
 }
 
@@ -63,6 +70,30 @@ impl Real for f32 {
     #[inline(always)]
     fn root(self) -> Self {
         self.sqrt()
+    }
+
+    /// Within a few units in the last place: a quotient of polynomials, without a branch.
+    ///
+    /// Source: the rational approximation of Eigen and XLA.
+    #[inline(always)]
+    fn erf(self) -> Self {
+        const ABOVE: [f32; 7] = [
+            -2.726_142_3e-10,
+            2.770_681_4e-8,
+            -2.101_024e-6,
+            -5.692_506_4e-5,
+            -7.349_906e-4,
+            -2.954_6e-3,
+            -1.609_603_3e-2,
+        ];
+        const BELOW: [f32; 5] =
+            [-1.456_607_2e-5, -2.133_740_6e-4, -1.682_827e-3, -7.373_329e-3, -1.426_473_9e-2];
+        // Beyond, it is 1 to the last place.
+        let x = self.clamp(-4.0, 4.0);
+        let square = x * x;
+        let above = ABOVE[1..].iter().fold(ABOVE[0], |sum, coefficient| sum * square + coefficient);
+        let below = BELOW[1..].iter().fold(BELOW[0], |sum, coefficient| sum * square + coefficient);
+        x * above / below
     }
 }
 
