@@ -17,8 +17,8 @@ pub(crate) trait Real: FloatDType + Neg<Output = Self> {
     /// The square root.
     fn root(self) -> Self;
 
-    /// The error function.
-    fn erf(self) -> Self;
+    /// One minus the error function, of a number that is not below 0.
+    fn erfc(self) -> Self;
 }
 
 impl Real for f64 {
@@ -32,8 +32,8 @@ impl Real for f64 {
         self.sqrt()
     }
 
-    fn erf(self) -> Self {
-        candle_core::cpu::erf::erf_f64(self)
+    fn erfc(self) -> Self {
+        candle_core::cpu::erf::erfc_f64(self)
     }
 }
 
@@ -72,28 +72,26 @@ impl Real for f32 {
         self.sqrt()
     }
 
-    /// Within a few units in the last place: a quotient of polynomials, without a branch.
+    /// Within 1e-6, relative, also where it is small. Arithmetic alone, without a branch.
     ///
-    /// Source: the rational approximation of Eigen and XLA.
+    /// Source: Press et al., "Numerical Recipes", section 6.2 (a Chebyshev fit of the logarithm).
     #[inline(always)]
-    fn erf(self) -> Self {
-        const ABOVE: [f32; 7] = [
-            -2.726_142_3e-10,
-            2.770_681_4e-8,
-            -2.101_024e-6,
-            -5.692_506_4e-5,
-            -7.349_906e-4,
-            -2.954_6e-3,
-            -1.609_603_3e-2,
+    fn erfc(self) -> Self {
+        const FIT: [f32; 10] = [
+            0.170_872_77,
+            -0.822_152_2,
+            1.488_515_9,
+            -1.135_204,
+            0.278_868_08,
+            -0.186_288_06,
+            0.096_784_18,
+            0.374_091_96,
+            1.000_023_7,
+            -1.265_512_2,
         ];
-        const BELOW: [f32; 5] =
-            [-1.456_607_2e-5, -2.133_740_6e-4, -1.682_827e-3, -7.373_329e-3, -1.426_473_9e-2];
-        // Beyond, it is 1 to the last place.
-        let x = self.clamp(-4.0, 4.0);
-        let square = x * x;
-        let above = ABOVE[1..].iter().fold(ABOVE[0], |sum, coefficient| sum * square + coefficient);
-        let below = BELOW[1..].iter().fold(BELOW[0], |sum, coefficient| sum * square + coefficient);
-        x * above / below
+        let t = 1.0 / (1.0 + 0.5 * self);
+        let fit = FIT[1..].iter().fold(FIT[0], |sum, coefficient| sum * t + coefficient);
+        t * (fit - self * self).exp_down()
     }
 }
 
