@@ -22,6 +22,7 @@ mod layer;
 mod op;
 mod parallel;
 mod random;
+mod save;
 mod split;
 
 pub use builder::{Parameter, ShardBuilder, Weights};

@@ -133,6 +133,11 @@ impl<M> TensorParallel<M> {
         Ok(gradients)
     }
 
+    /// The group that batches are divided over, where there are several ranks.
+    pub(crate) fn dp(&self) -> Option<&Arc<dyn Communicator>> {
+        self.dp.as_ref()
+    }
+
     /// What this rank has sent and received so far, along both axes.
     pub fn stats(&self) -> Stats {
         let mut sum = self.context.comm().stats();
