@@ -144,6 +144,23 @@ pub enum Error {
         /// What is known of the rank: it does not answer at all, or what it does instead.
         detail: String,
     },
+    /// A rank that is there cannot be connected to.
+    #[error(
+        "rank {rank} (host {host}) cannot be reached from rank {by} for {operation}: {detail}; every rank must be able to \
+         connect to every other: look for a firewall, and for GIRANDOLE_BIND (TcpConfig::bind) on the host {host}"
+    )]
+    Unreachable {
+        /// The rank that was to be connected to.
+        rank: usize,
+        /// Its host name.
+        host: String,
+        /// What this rank was doing.
+        operation: String,
+        /// The rank that tried.
+        by: usize,
+        /// What came of it, and at which address.
+        detail: String,
+    },
     /// Ranks called different operations at the same place.
     #[error(
         "the ranks do not agree on the call: rank {odd_rank} called {odd_call}, rank {rank} called {call}; every rank \
@@ -209,6 +226,7 @@ impl Error {
             Error::PeerDied { .. }
                 | Error::PeerLeft { .. }
                 | Error::Timeout { .. }
+                | Error::Unreachable { .. }
                 | Error::Mismatch { .. }
                 | Error::Protocol { .. }
         )

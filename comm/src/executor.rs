@@ -2,6 +2,7 @@
 
 mod exchange;
 mod local;
+mod opening;
 
 pub(crate) use exchange::Parcel;
 
@@ -112,6 +113,7 @@ impl<L: Links> Executor<L> {
         memory: &mut Memory<'_>,
     ) -> Result<()> {
         self.greet(task, schedule);
+        self.open()?;
         let size = task.dtype.size_in_bytes();
         for (index, step) in schedule.steps.iter().enumerate() {
             self.prepare(step, index == 0, memory)?;

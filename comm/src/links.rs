@@ -6,6 +6,19 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Closed;
 
+/// Why there is no stream to a peer, and will be none.
+#[derive(Debug, Clone)]
+pub(crate) enum Unopened {
+    /// This rank closes its group, or the group has failed.
+    Closed,
+    /// The peer has closed its group.
+    Left,
+    /// The peer cannot be reached; the reason.
+    Unreachable(String),
+    /// This process cannot make it; the reason.
+    Here(String),
+}
+
 /// A stream that the executor waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Wait {
@@ -16,6 +29,17 @@ pub(crate) struct Wait {
 
 /// One rank's ends of the streams to all its peers.
 pub(crate) trait Links: Send {
+    /// Sees to it that there is a stream to and from a peer; true when it can be used, false while it is being made. Costs
+    /// nothing where there is one.
+    fn open(&mut self, _peer: usize) -> Result<bool, Unopened> {
+        Ok(true)
+    }
+
+    /// What is in the way of a stream that is still being made.
+    fn trouble(&self, _peer: usize) -> Option<String> {
+        None
+    }
+
     /// Hands over `head`, then `body`, as far as there is room; the number of bytes taken, 0 where there is no room now.
     fn try_send(&mut self, peer: usize, head: &[u8], body: &[u8]) -> Result<usize, Closed>;
 

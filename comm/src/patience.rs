@@ -51,7 +51,11 @@ impl Patience {
         let waited = since.elapsed();
         let peer = waits.iter().find(|wait| wait.read).unwrap_or(&waits[0]).peer;
         if waited >= supervisor.timeout() {
-            return Err(blame(supervisor, Question::Stuck { peer, last: true }, call));
+            let question = match links.trouble(peer) {
+                Some(detail) => Question::Unreached { peer, detail },
+                None => Question::Stuck { peer, last: true },
+            };
+            return Err(blame(supervisor, question, call));
         }
         if !self.warned && waited >= supervisor.slow_warning() {
             self.warned = true;
@@ -79,6 +83,7 @@ pub(crate) fn blame(supervisor: &dyn Supervisor, question: Question, call: &Fing
     let known = supervisor.failure().or_else(|| supervisor.ask(question.clone()));
     let cause = known.unwrap_or_else(|| match question {
         Question::Lost { peer, .. } => Cause::Died { rank: peer },
+        Question::Unreached { peer, .. } => Cause::Left { rank: peer },
         _ => Cause::Stalled { rank: question.peer(), detail: "nobody could say what it does".into() },
     });
     supervisor.error(&cause, call.to_string())

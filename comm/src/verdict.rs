@@ -93,6 +93,8 @@ pub(crate) enum Question {
     Garbage { peer: usize },
     /// Nothing has come from `peer` for a while; `last` when the time-out is over.
     Stuck { peer: usize, last: bool },
+    /// No connection to `peer` could be made; why.
+    Unreached { peer: usize, detail: String },
     /// Nothing has come from `peer` for a while: whom would a time-out blame? The group goes on.
     Suspect { peer: usize },
 }
@@ -118,6 +120,7 @@ impl Question {
             | Question::Mismatch { peer, .. }
             | Question::Garbage { peer }
             | Question::Stuck { peer, .. }
+            | Question::Unreached { peer, .. }
             | Question::Suspect { peer } => *peer,
         }
     }
@@ -131,6 +134,7 @@ pub(crate) enum Cause {
     Stalled { rank: usize, detail: String },
     Mismatch { odd_rank: usize, odd: Fingerprint, rank: usize, call: Fingerprint },
     Protocol { rank: usize, detail: String },
+    Unreachable { rank: usize, by: usize, detail: String },
 }
 
 impl Cause {
@@ -158,6 +162,9 @@ impl Cause {
             Cause::Protocol { rank, detail } => {
                 Error::Protocol { rank: world(rank), host: host(rank), operation, detail }
             }
+            Cause::Unreachable { rank, by, detail } => {
+                Error::Unreachable { rank: world(rank), host: host(rank), operation, by: world(by), detail }
+            }
         }
     }
 }
@@ -179,6 +186,7 @@ pub(crate) fn judge(asker: usize, question: &Question, statuses: &[Status]) -> O
             Some(Cause::Protocol { rank: *peer, detail: "it sent bytes that announce no call".into() })
         }
         Question::Suspect { peer } => Some(laggard(asker, *peer, statuses)),
+        Question::Unreached { peer, detail } => Some(unreached(asker, *peer, detail, statuses)),
         Question::Mismatch { peer, mine, theirs } => Some(mismatch(asker, mine, *peer, theirs, statuses)),
         Question::Stuck { peer, last } => disagreement(statuses).or_else(|| {
             if statuses.get(*peer) == Some(&Status::Left) {
@@ -188,6 +196,20 @@ pub(crate) fn judge(asker: usize, question: &Question, statuses: &[Status]) -> O
             } else {
                 None
             }
+        }),
+    }
+}
+
+/// A rank that another one cannot connect to: it has closed its group, or does not answer, or something is in between.
+fn unreached(asker: usize, peer: usize, detail: &str, statuses: &[Status]) -> Cause {
+    match statuses.get(peer) {
+        // Where nobody can be asked, nothing is between ranks that have met more likely than that one has gone.
+        Some(Status::Left | Status::Unknown) => Cause::Left { rank: peer },
+        Some(Status::Silent) => Cause::Stalled { rank: peer, detail: NO_ANSWER.into() },
+        _ => disagreement(statuses).unwrap_or_else(|| Cause::Unreachable {
+            rank: peer,
+            by: asker,
+            detail: detail.into(),
         }),
     }
 }
@@ -368,6 +390,19 @@ mod tests {
         {
             assert_eq!(judge(0, &question, &statuses), Some(Cause::Died { rank: 2 }));
         }
+    }
+
+    #[test]
+    fn who_cannot_be_reached_has_left_or_hangs_or_is_cut_off() {
+        let question = Question::Unreached { peer: 1, detail: "refused".into() };
+        let cause = |status| judge(0, &question, &[within(call(1, 1)), status]).unwrap();
+        assert_eq!(cause(Status::Left), Cause::Left { rank: 1 });
+        assert_eq!(cause(Status::Unknown), Cause::Left { rank: 1 });
+        assert_eq!(cause(Status::Died), Cause::Died { rank: 1 });
+        assert_eq!(cause(Status::Silent), Cause::Stalled { rank: 1, detail: NO_ANSWER.into() });
+        let unreachable = Cause::Unreachable { rank: 1, by: 0, detail: "refused".into() };
+        assert_eq!(cause(within(call(1, 1))), unreachable);
+        assert!(matches!(cause(within(call(1, 2))), Cause::Mismatch { .. }));
     }
 
     #[test]

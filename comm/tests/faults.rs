@@ -21,6 +21,8 @@ mod script;
 #[path = "faults/worker.rs"]
 mod worker;
 
+#[path = "faults/apart.rs"]
+mod apart;
 #[path = "faults/closing.rs"]
 mod closing;
 #[path = "faults/killed.rs"]

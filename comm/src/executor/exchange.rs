@@ -41,6 +41,7 @@ impl<L: Links> Executor<L> {
         self.call.peers.clear();
         self.call.op = ReduceOp::Sum;
         let mut lanes: Vec<Lane> = Vec::new();
+        let Some(first) = parcels.first().map(|parcel| parcel.fingerprint) else { return Ok(()) };
         for parcel in parcels {
             let (peer, outgoing) = (parcel.peer, parcel.outgoing);
             if !self.call.peers.iter().any(|known| known.rank == peer) {
@@ -51,6 +52,8 @@ impl<L: Links> Executor<L> {
                 None => lanes.push(Lane { peer, outgoing, waiting: [parcel].into(), busy: false }),
             }
         }
+        self.call.fingerprint = first;
+        self.open()?;
         let mut patience = Patience::new(self.links.spins());
         loop {
             let began = self.begin_next(&mut lanes);

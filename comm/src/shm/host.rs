@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -20,52 +21,70 @@ use super::{Name, Token};
 
 /// One kernel's boot: two ranks that see the same one run on the same machine, whatever they call it.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+/// The network whose unix sockets reach each other.
+const NETWORK: &str = "/proc/self/ns/net";
 
-/// One rank's means to share memory.
-pub(super) struct Host {
+/// One rank's means to share memory: its bell, on which it sleeps whoever it waits for.
+#[derive(Debug, Clone)]
+pub(crate) struct Host {
+    pub(super) bell: Arc<Bell>,
+}
+
+/// Where this rank hands over memory, open while it does.
+pub(super) struct Counter {
     name: Name,
     handover: Handover,
-    bell: Bell,
+    bell: Arc<Bell>,
 }
 
 /// The memory of one stream.
 pub(super) struct Inbox(Region);
 
 /// The two streams between two ranks.
-pub(super) struct Pair {
+#[derive(Debug)]
+pub(crate) struct Pair {
     pub(super) reader: Reader,
     pub(super) writer: Writer,
     /// The connection beside the memory has ended.
     pub(super) gone: bool,
 }
 
-/// By rank, those with which memory is shared; and this rank's own bell.
-pub(crate) struct Pairs {
-    pub(super) pairs: Vec<Option<Pair>>,
-    pub(super) bell: Bell,
-}
-
 impl Host {
-    pub(super) fn open() -> Result<Self, Obstacle> {
+    /// Fails where the system does not offer all that is needed.
+    pub(crate) fn open() -> Result<Self, Obstacle> {
+        let bell = Bell::new().map_err(|_| Obstacle::Unsupported)?;
+        let host = Self { bell: Arc::new(bell) };
+        host.open_counter().map_err(|_| Obstacle::Unsupported)?;
+        Ok(host)
+    }
+
+    /// What is the same for all ranks of this machine, and for no others.
+    pub(super) fn boot() -> Option<u64> {
+        let hash = Sha256::digest(fs::read(BOOT_ID).ok()?);
+        hash.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
+    }
+
+    pub(super) fn network() -> u64 {
+        fs::metadata(NETWORK).map_or(0, |file| file.ino())
+    }
+
+    pub(super) fn open_counter(&self) -> Result<Counter, Obstacle> {
         let open = || {
             let mut name = Name::default();
             getrandom::fill(&mut name).ok()?;
-            let (handover, bell) = (Handover::open(&name).ok()?, Bell::new().ok()?);
-            Some(Self { name, handover, bell })
+            let handover = Handover::open(&name).ok()?;
+            Some(Counter { name, handover, bell: self.bell.clone() })
         };
-        open().ok_or(Obstacle::Unsupported)
+        open().ok_or(Obstacle::NotHandedOver)
     }
+}
 
-    /// What is the same for all ranks of this host, and for no others.
-    pub(super) fn boot() -> Option<Token> {
-        Some(Sha256::digest(fs::read(BOOT_ID).ok()?).into())
-    }
-
+impl Counter {
     pub(super) fn name(&self) -> Name {
         self.name
     }
 
-    /// Makes the memory of the stream from another rank and gives it to that rank, whose socket has this name.
+    /// Makes the memory of the stream from another rank and gives it to that rank, whose counter has this name.
     pub(super) fn give(&mut self, to: &Name, token: &Token, deadline: Instant) -> Result<Inbox, Obstacle> {
         let (region, file) = Region::create(token).map_err(|_| Obstacle::NotHandedOver)?;
         self.handover.give(to, token, [file.as_fd(), self.bell.fd()], deadline)?;
@@ -81,20 +100,10 @@ impl Host {
         let (reader, writer) = (Reader::new(inbox.0, bell.clone()), Writer::new(outbox, bell));
         Ok(Pair { reader, writer, gone: false })
     }
-
-    pub(super) fn into_pairs(self, pairs: Vec<Option<Pair>>) -> Pairs {
-        Pairs { pairs, bell: self.bell }
-    }
-}
-
-impl Pairs {
-    pub(crate) fn ranks(&self) -> Vec<usize> {
-        self.pairs.iter().enumerate().filter_map(|(rank, pair)| pair.as_ref().map(|_| rank)).collect()
-    }
 }
 
 /// Streams to all ranks: through memory where it is shared, through the sockets to all others. `crowded`: there are more
 /// ranks than cores.
-pub(crate) fn join(sockets: TcpLinks, pairs: Pairs, crowded: bool) -> impl Links {
-    HybridLinks::new(sockets, pairs, crowded)
+pub(crate) fn join(sockets: TcpLinks, host: Host, crowded: bool) -> impl Links {
+    HybridLinks::new(sockets, host.bell, crowded)
 }

@@ -5,34 +5,34 @@
 //! this one's group has failed.
 
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::links::{Closed, Links, Wait};
+use crate::links::{Closed, Links, Unopened, Wait};
 use crate::tcp::{TcpLinks, timespec};
 
 use super::bell::Bell;
-use super::host::{Pair, Pairs};
+use super::host::Pair;
 
 /// How often to look again before sleeping, where every rank has a core: some tens of microseconds.
 const SPINS: u32 = 1000;
 
 pub(crate) struct HybridLinks {
     sockets: TcpLinks,
+    /// By rank, those that are open and share memory.
     pairs: Vec<Option<Pair>>,
-    bell: Bell,
-    spins: u32,
+    /// Open streams that do not.
+    others: usize,
+    bell: Arc<Bell>,
+    crowded: bool,
 }
 
 impl HybridLinks {
-    pub(super) fn new(sockets: TcpLinks, pairs: Pairs, crowded: bool) -> Self {
-        let Pairs { pairs, bell } = pairs;
-        // A look at a socket takes much longer than one at memory.
-        let alone = pairs.iter().filter(|pair| pair.is_none()).count() == 1;
-        let spins = if alone && !crowded { SPINS } else { sockets.spins() };
-        Self { sockets, pairs, bell, spins }
+    pub(super) fn new(sockets: TcpLinks, bell: Arc<Bell>, crowded: bool) -> Self {
+        Self { sockets, pairs: Vec::new(), others: 0, bell, crowded }
     }
 
     fn pair(&mut self, peer: usize) -> Option<&mut Pair> {
@@ -94,6 +94,23 @@ impl HybridLinks {
 }
 
 impl Links for HybridLinks {
+    fn open(&mut self, peer: usize) -> Result<bool, Unopened> {
+        if self.sockets.is_open(peer) {
+            return Ok(true);
+        }
+        let Some(pair) = self.sockets.fetch(peer)? else { return Ok(false) };
+        self.others += usize::from(pair.is_none());
+        if self.pairs.len() <= peer {
+            self.pairs.resize_with(peer + 1, || None);
+        }
+        self.pairs[peer] = pair;
+        Ok(true)
+    }
+
+    fn trouble(&self, peer: usize) -> Option<String> {
+        self.sockets.trouble(peer)
+    }
+
     fn try_send(&mut self, peer: usize, head: &[u8], body: &[u8]) -> Result<usize, Closed> {
         match self.pair(peer) {
             Some(Pair { gone: true, .. }) => Err(Closed),
@@ -136,7 +153,8 @@ impl Links for HybridLinks {
     }
 
     fn spins(&self) -> u32 {
-        self.spins
+        // A look at a socket takes much longer than one at memory.
+        if self.others == 0 && !self.crowded { SPINS } else { self.sockets.spins() }
     }
 
     fn segment(&self) -> usize {

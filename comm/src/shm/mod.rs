@@ -3,8 +3,9 @@
 //!
 //! Two ranks use it when they run on the same kernel (its boot id, not its name), one can hand the other a piece of memory
 //! through a unix socket, and the other finds the token in it that it was told of; all others, ranks in containers with
-//! networks of their own for example, go on talking over TCP. The connection between the two stays open beside the memory:
-//! its end tells that the other is gone.
+//! networks of their own for example, talk over TCP. All that is known when the ranks meet ([`Site`]) but for surprises; the
+//! memory itself is made with the connection between the two, when that is first needed ([`share`]). The connection stays
+//! open beside the memory: its end tells that the other is gone.
 //!
 //! Nothing here has a name in the file system, so nothing is left of it when the ranks are gone, whatever ended them.
 
@@ -22,11 +23,14 @@ mod obstacle;
 mod region;
 #[cfg(target_os = "linux")]
 mod ring;
+mod site;
 #[cfg(target_os = "linux")]
 mod user;
 
-pub(crate) use agreement::{Agreement, agree};
-pub(crate) use host::{Pairs, join};
+pub(crate) use agreement::share;
+pub(crate) use host::{Host, Pair, join};
+pub(crate) use obstacle::Obstacle;
+pub(crate) use site::Site;
 
 /// The name of a rank's socket.
 type Name = [u8; 16];

@@ -8,20 +8,32 @@ use crate::tcp::TcpLinks;
 use super::obstacle::Obstacle;
 use super::{Name, Token};
 
-pub(super) struct Host(Infallible);
+#[derive(Debug, Clone)]
+pub(crate) struct Host(Infallible);
+pub(super) struct Counter(Infallible);
 pub(super) struct Inbox(Infallible);
-pub(super) struct Pair(Infallible);
-pub(crate) struct Pairs(Infallible);
+#[derive(Debug)]
+pub(crate) struct Pair(Infallible);
 
 impl Host {
-    pub(super) fn open() -> Result<Self, Obstacle> {
+    pub(crate) fn open() -> Result<Self, Obstacle> {
         Err(Obstacle::Unsupported)
     }
 
-    pub(super) fn boot() -> Option<Token> {
+    pub(super) fn boot() -> Option<u64> {
         None
     }
 
+    pub(super) fn network() -> u64 {
+        0
+    }
+
+    pub(super) fn open_counter(&self) -> Result<Counter, Obstacle> {
+        match self.0 {}
+    }
+}
+
+impl Counter {
     pub(super) fn name(&self) -> Name {
         match self.0 {}
     }
@@ -33,18 +45,8 @@ impl Host {
     pub(super) fn take(&mut self, _: Inbox, _: &Token, _: Instant) -> Result<Pair, Obstacle> {
         match self.0 {}
     }
-
-    pub(super) fn into_pairs(self, _: Vec<Option<Pair>>) -> Pairs {
-        match self.0 {}
-    }
 }
 
-impl Pairs {
-    pub(crate) fn ranks(&self) -> Vec<usize> {
-        match self.0 {}
-    }
-}
-
-pub(crate) fn join(_: TcpLinks, pairs: Pairs, _: bool) -> TcpLinks {
-    match pairs.0 {}
+pub(crate) fn join(_: TcpLinks, host: Host, _: bool) -> TcpLinks {
+    match host.0 {}
 }

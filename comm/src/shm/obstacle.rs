@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Why two ranks do not share memory. Its number goes from one to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Obstacle {
+pub(crate) enum Obstacle {
     Unwanted = 1,
     Unsupported,
     OtherHost,

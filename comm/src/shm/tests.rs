@@ -11,13 +11,13 @@ use rustix::io::dup;
 
 use super::bell::Bell;
 use super::handover::Handover;
-use super::host::{Pair, Pairs};
+use super::host::Pair;
 use super::links::HybridLinks;
 use super::obstacle::Obstacle;
 use super::region::{CAPACITY, Region};
 use super::ring::{Reader, Writer};
 use crate::links::{Closed, Links, Wait};
-use crate::tcp::TcpLinks;
+use crate::tcp::{Switchboard, TcpLinks};
 
 /// No test sleeps so long, unless a wake-up got lost.
 const NEVER: Duration = Duration::from_secs(20);
@@ -45,8 +45,8 @@ fn sockets() -> [TcpStream; 2] {
     [one, listener.accept().unwrap().0]
 }
 
-/// The links of ranks 0 and 1, and the connections beside their memory.
-fn links(crowded: bool) -> [(HybridLinks, Arc<Vec<Option<TcpStream>>>); 2] {
+/// The links of ranks 0 and 1, and what holds the connections beside their memory.
+fn links(crowded: bool) -> [(HybridLinks, Arc<Switchboard>); 2] {
     let bells: [OwnedFd; 2] = [0, 1].map(|_| dup(Bell::new().unwrap().fd()).unwrap());
     let [first, second] = [0, 1].map(|_| Region::create(&[7; 32]).unwrap());
     let files = [&second.1, &first.1].map(|file| Region::open(file).unwrap());
@@ -55,12 +55,14 @@ fn links(crowded: bool) -> [(HybridLinks, Arc<Vec<Option<TcpStream>>>); 2] {
         let bell = Arc::new(Bell::of(dup(&bells[1 - rank]).unwrap()));
         let pair =
             Pair { reader: Reader::new(inbox, bell.clone()), writer: Writer::new(outbox, bell), gone: false };
-        let (mut pairs, mut streams) = (vec![None, None], vec![None, None]);
-        (pairs[1 - rank], streams[1 - rank]) = (Some(pair), Some(socket));
-        let streams = Arc::new(streams);
-        let pairs = Pairs { pairs, bell: Bell::of(dup(&bells[rank]).unwrap()) };
-        let sockets = TcpLinks::new(streams.clone(), 1, usize::MAX);
-        (HybridLinks::new(sockets, pairs, crowded), streams)
+        let mut connections = vec![None, None];
+        connections[1 - rank] = Some((socket, Some(pair)));
+        let switchboard = Switchboard::with(rank, connections);
+        let bell = Arc::new(Bell::of(dup(&bells[rank]).unwrap()));
+        let sockets = TcpLinks::new(switchboard.clone(), 1, usize::MAX);
+        let mut links = HybridLinks::new(sockets, bell, crowded);
+        assert!(links.open(1 - rank).unwrap());
+        (links, switchboard)
     });
     links.collect::<Vec<_>>().try_into().unwrap_or_else(|_| unreachable!())
 }
@@ -157,9 +159,9 @@ fn one_byte_there_and_back_wakes_both() {
 #[test]
 fn what_was_written_before_the_end_is_read_then_the_end_shows() {
     let [mut one, two] = links(false);
-    let (mut other, streams) = two;
+    let (mut other, switchboard) = two;
     assert_eq!(other.try_send(0, &[1; 32], &[2; 64]), Ok(96));
-    drop((other, streams));
+    drop((other, switchboard));
     let read = Wait { peer: 1, read: true, write: false };
     let mut bytes = [0; 50];
     assert_eq!(one.0.try_recv(1, &mut bytes), Ok(50));
@@ -175,11 +177,11 @@ fn what_was_written_before_the_end_is_read_then_the_end_shows() {
 #[test]
 fn a_group_that_fails_wakes_the_sleeper() {
     let [mut one, _other] = links(false);
-    let streams = one.1.clone();
+    let switchboard = one.1.clone();
     std::thread::scope(|scope| {
         scope.spawn(move || {
             std::thread::sleep(Duration::from_millis(50));
-            streams[1].as_ref().unwrap().shutdown(std::net::Shutdown::Both).unwrap();
+            switchboard.cut(std::net::Shutdown::Both);
         });
         let began = Instant::now();
         one.0.park(&[Wait { peer: 1, read: true, write: false }], NEVER);

@@ -1,5 +1,5 @@
-//! Takes connections while ranks meet, and keeps strangers from doing harm: each gets a thread of its own for a short
-//! time, there are few at once, and none outlives the meeting.
+//! Takes connections while ranks meet, and later those for data, and keeps strangers from doing harm: each gets a thread of
+//! its own for a short time, there are few at once, and none outlives the meeting or the group.
 
 use std::collections::VecDeque;
 use std::io;
@@ -38,8 +38,10 @@ impl Default for Limits {
     }
 }
 
-/// What to do with a connection, and until when.
-pub(crate) type Greet = dyn Fn(Wire, Instant) -> Try<()> + Send + Sync;
+/// What to do with a connection, and until when; it counts as a stranger's as long as its place is held.
+pub(crate) type Greet = dyn Fn(Wire, Instant, Place<'_>) -> Try<()> + Send + Sync;
+/// Connections that may wait to be accepted; the system has a limit of its own.
+const BACKLOG: i32 = 4096;
 
 /// A listener that is being served. It closes when this is dropped, and all that was under way there ends.
 #[derive(Debug)]
@@ -52,6 +54,7 @@ impl Acceptor {
     pub(crate) fn start(listener: TcpListener, limits: Limits, greet: Arc<Greet>) -> Result<Self> {
         let failed = |reason| Error::system("accepting connections", reason);
         listener.set_nonblocking(true).map_err(failed)?;
+        widen(&listener);
         let (stop, stopped) = UnixStream::pair().map_err(failed)?;
         let serve = Serve { listener, limits, greet, stopped: Arc::new(stopped), guests: Mutex::default() };
         let thread = thread::Builder::new()
@@ -60,6 +63,12 @@ impl Acceptor {
             .map_err(failed)?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
+}
+
+/// Lets many connections wait: ranks may come all at once, and strangers before them. Where that cannot be had, ranks come
+/// again.
+pub(crate) fn widen(listener: &TcpListener) {
+    let _ = rustix::net::listen(listener, BACKLOG);
 }
 
 impl Drop for Acceptor {
@@ -114,7 +123,7 @@ struct Guest {
 }
 
 /// One connection that counts; it ceases to when this is dropped, whatever happens.
-struct Place<'a>(&'a Mutex<Guests>, u64);
+pub(crate) struct Place<'a>(&'a Mutex<Guests>, u64);
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
@@ -165,8 +174,7 @@ impl Serve {
         from: std::net::SocketAddr,
     ) {
         let work = move || {
-            let _place = place;
-            if let Err(fault) = (self.greet)(wire, Instant::now() + self.limits.handshake) {
+            if let Err(fault) = (self.greet)(wire, Instant::now() + self.limits.handshake, place) {
                 tracing::debug!(%from, reason = %fault, "a connection was turned away");
             }
         };
@@ -202,7 +210,7 @@ mod tests {
         let (listener, address) = listener();
         let limits = Limits { handshake: HOUR, at_once: 8, patience: HOUR };
         let (here, came) = mpsc::channel();
-        let greet = move |mut wire: Wire, deadline| {
+        let greet = move |mut wire: Wire, deadline, _place: Place<'_>| {
             here.send(()).unwrap();
             wire.read::<1>(deadline).map(drop)
         };
@@ -219,7 +227,7 @@ mod tests {
         let (listener, address) = listener();
         let limits = Limits { handshake: HOUR, at_once: 2, patience: Duration::ZERO };
         let (here, came) = mpsc::channel();
-        let greet = move |mut wire: Wire, deadline| {
+        let greet = move |mut wire: Wire, deadline, _place: Place<'_>| {
             let [name] = wire.read::<1>(deadline)?;
             here.send(name).unwrap();
             wire.read::<1>(deadline).map(drop)
@@ -248,7 +256,7 @@ mod tests {
         let (listener, address) = listener();
         let limits = Limits { handshake: HOUR, at_once: 1, patience: HOUR };
         let (here, came) = mpsc::channel();
-        let greet = move |mut wire: Wire, deadline| {
+        let greet = move |mut wire: Wire, deadline, _place: Place<'_>| {
             here.send(()).unwrap();
             wire.read::<1>(deadline).map(drop)
         };
@@ -270,7 +278,7 @@ mod tests {
         let (listener, address) = listener();
         let limits = Limits { handshake: Duration::from_millis(100), at_once: 2, patience: HOUR };
         let (end, ended) = mpsc::channel();
-        let greet = move |mut wire: Wire, deadline| {
+        let greet = move |mut wire: Wire, deadline, _place: Place<'_>| {
             let fault = wire.read::<1000>(deadline).map(drop);
             end.send(format!("{fault:?}")).unwrap();
             fault

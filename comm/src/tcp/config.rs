@@ -9,7 +9,7 @@ use super::init_method::{is_host, parse_port};
 use super::{InitMethod, Secret, Transport};
 use crate::{Error, Result};
 
-/// Every rank holds a connection to every other.
+/// Rank 0 holds a control connection to every other rank.
 const MAX_WORLD_SIZE: usize = 4096;
 /// Longer than any run; keeps the arithmetic on points in time within its bounds.
 const MAX_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 
 use super::handshake::VERSION;
+use crate::shm::Obstacle;
 
 /// Why one try to connect two ranks came to nothing. Most are tried again until the time-out; the last one is told then.
 #[derive(Debug)]
@@ -26,6 +27,12 @@ pub(crate) enum Fault {
     ProofRefused,
     /// The other side holds the secret, and expects no such rank (now).
     NotAwaited,
+    /// The other side holds the secret, and makes, or has, a connection to this rank by itself.
+    Crossed,
+    /// The other side holds the secret, and has closed its group.
+    Gone,
+    /// The other side is as it should be, but memory cannot be shared with it.
+    NoMemory(Obstacle),
     /// The other side holds the secret, and is not the rank that was looked for.
     OtherRank(u32),
     /// The other side holds the secret, and sent what no rank sends.
@@ -86,6 +93,9 @@ impl fmt::Display for Fault {
                  or the job id (GIRANDOLE_JOB_ID) differs",
             ),
             Fault::NotAwaited => f.write_str("the other side does not expect this rank"),
+            Fault::Crossed => f.write_str("the other side is about to connect to this one"),
+            Fault::Gone => f.write_str("the other side has closed its group"),
+            Fault::NoMemory(obstacle) => write!(f, "{obstacle}"),
             Fault::OtherRank(rank) => write!(f, "rank {rank} answered instead"),
             Fault::Malformed(what) => write!(f, "the other side sent {what}"),
             Fault::File(reason) | Fault::Resolve(reason) => f.write_str(reason),

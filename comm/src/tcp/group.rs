@@ -84,10 +84,6 @@ impl Tcp {
 
     /// The address at which a rank reaches this one.
     fn address_for(&self, rank: usize) -> IpAddr {
-        let stream = self.streams.get(rank).and_then(Option::as_ref);
-        match stream.and_then(|stream| stream.local_addr().ok()) {
-            Some(address) if self.config.bind.is_unspecified() => address.ip(),
-            _ => self.config.bind,
-        }
+        self.own_ips.get(rank).copied().unwrap_or(self.config.bind)
     }
 }

@@ -19,7 +19,7 @@ use super::fault::{Fault, Try};
 
 const MAGIC: [u8; 8] = *b"girandle";
 /// Goes up with every change of what ranks send to each other.
-pub(crate) const VERSION: u16 = 1;
+pub(crate) const VERSION: u16 = 2;
 
 pub(crate) type Opening = [u8; 42];
 pub(crate) type Claim = [u8; 41];
@@ -89,6 +89,10 @@ pub(crate) enum Status {
     OtherWorldSize = 1,
     /// No such rank is awaited for this purpose, or not any more.
     NotAwaited = 2,
+    /// The server makes this connection itself, or has it already.
+    Crossed = 3,
+    /// The server has closed its group, or the group has failed.
+    Gone = 4,
 }
 
 /// What a server answered.
@@ -169,6 +173,8 @@ impl Claimed<'_> {
             0 => Status::Admitted,
             1 => Status::OtherWorldSize,
             2 => Status::NotAwaited,
+            3 => Status::Crossed,
+            4 => Status::Gone,
             _ => return Err(Fault::Malformed("an unknown status".into())),
         };
         Ok(Verdict { status, rank: number(&said[1..5]), world_size: number(&said[5..]) })
@@ -335,8 +341,8 @@ mod tests {
         let credentials = credentials("a", "job");
         let mut opening = super::opening().unwrap();
         opening[8] += 1;
-        assert!(matches!(Server::new(&credentials, opening), Err(Fault::Version(2))));
-        assert!(matches!(Client::new(&credentials, CALLER).unwrap().claim(opening), Err(Fault::Version(2))));
+        assert!(matches!(Server::new(&credentials, opening), Err(Fault::Version(3))));
+        assert!(matches!(Client::new(&credentials, CALLER).unwrap().claim(opening), Err(Fault::Version(3))));
         assert!(matches!(Server::new(&credentials, [b'G'; 42]), Err(Fault::NotOurs)));
     }
 
@@ -348,7 +354,7 @@ mod tests {
             message[10..].copy_from_slice(&nonce);
             if is_ours {
                 message[..8].copy_from_slice(&MAGIC);
-                message[8] = 1;
+                message[8] = VERSION as u8;
             }
             let mut claim = [0; 41];
             claim[..9].copy_from_slice(&said);

@@ -1,4 +1,4 @@
-//! The data connections: one to each peer, never blocking.
+//! The data connections as the executor uses them: one to each peer that it has talked to, never blocking.
 
 use std::io::IoSlice;
 use std::net::TcpStream;
@@ -8,22 +8,27 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 
-use crate::last_words::FAREWELL;
-use crate::links::{Closed, Links, Wait};
+use crate::links::{Closed, Links, Unopened, Wait};
+use crate::shm::Pair;
+
+use super::switchboard::Switchboard;
 
 /// Bytes read at once where less is asked for, so that an announcement and a small tensor are one read.
 const READ_AHEAD: usize = 64 * 1024;
 
-/// By rank; none for this one.
-pub(crate) type Streams = Vec<Option<TcpStream>>;
-
 pub(crate) struct TcpLinks {
-    streams: Arc<Streams>,
-    inboxes: Vec<Inbox>,
+    switchboard: Arc<Switchboard>,
+    /// By rank, those that are in use. Kept here so that no operation has to lock the switchboard for them.
+    lines: Vec<Option<Line>>,
     spins: u32,
     segment: usize,
+}
+
+struct Line {
+    stream: Arc<TcpStream>,
+    inbox: Inbox,
 }
 
 /// Bytes that have been read and not yet asked for.
@@ -36,25 +41,27 @@ struct Inbox {
 
 impl TcpLinks {
     /// `spins`, `segment`: see [`Links::spins`] and [`Links::segment`].
-    pub(crate) fn new(streams: Arc<Streams>, spins: u32, segment: usize) -> Self {
-        let inboxes = streams.iter().map(|_| Inbox::default()).collect();
-        Self { streams, inboxes, spins, segment }
+    pub(crate) fn new(switchboard: Arc<Switchboard>, spins: u32, segment: usize) -> Self {
+        Self { switchboard, lines: Vec::new(), spins, segment }
+    }
+
+    pub(crate) fn is_open(&self, peer: usize) -> bool {
+        self.lines.get(peer).is_some_and(Option::is_some)
+    }
+
+    /// Takes the connection to a peer into use, with the memory beside it if there is any; None while it is being made.
+    pub(crate) fn fetch(&mut self, peer: usize) -> Result<Option<Option<Pair>>, Unopened> {
+        let Some((stream, pair)) = self.switchboard.fetch(peer)? else { return Ok(None) };
+        if self.lines.len() <= peer {
+            self.lines.resize_with(peer + 1, || None);
+        }
+        self.lines[peer] = Some(Line { stream, inbox: Inbox::default() });
+        Ok(Some(pair))
     }
 
     pub(crate) fn stream(&self, peer: usize) -> Result<&TcpStream, Closed> {
-        self.streams.get(peer).and_then(Option::as_ref).ok_or(Closed)
+        self.lines.get(peer).and_then(Option::as_ref).map(|line| &*line.stream).ok_or(Closed)
     }
-}
-
-/// Tells every peer that this rank leaves. Only where no operation was cut off: then a peer would take it for data.
-pub(super) fn say_farewell(streams: &Streams) {
-    streams.iter().flatten().for_each(|stream| say(stream, &FAREWELL));
-}
-
-/// Says something on a connection without waiting.
-pub(super) fn say(stream: &TcpStream, words: &[u8]) {
-    // A peer that takes nothing now, or has left itself, learns it otherwise.
-    let _ = send(stream, words, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
 }
 
 impl Inbox {
@@ -67,6 +74,14 @@ impl Inbox {
 }
 
 impl Links for TcpLinks {
+    fn open(&mut self, peer: usize) -> Result<bool, Unopened> {
+        Ok(self.is_open(peer) || self.fetch(peer)?.is_some())
+    }
+
+    fn trouble(&self, peer: usize) -> Option<String> {
+        if self.is_open(peer) { None } else { Some(self.switchboard.trouble(peer)) }
+    }
+
     fn try_send(&mut self, peer: usize, head: &[u8], body: &[u8]) -> Result<usize, Closed> {
         let parts = [IoSlice::new(head), IoSlice::new(body)];
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -80,8 +95,7 @@ impl Links for TcpLinks {
 
     fn try_recv(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Closed> {
         let read_ahead = into.len() < READ_AHEAD;
-        let stream = self.streams.get(peer).and_then(Option::as_ref).ok_or(Closed)?;
-        let inbox = self.inboxes.get_mut(peer).ok_or(Closed)?;
+        let Line { stream, inbox } = self.lines.get_mut(peer).and_then(Option::as_mut).ok_or(Closed)?;
         if inbox.start < inbox.end {
             return Ok(inbox.take(into));
         }
@@ -93,7 +107,7 @@ impl Links for TcpLinks {
         } else {
             &mut into[..]
         };
-        match recv(stream, target, RecvFlags::DONTWAIT) {
+        match recv(&*stream, target, RecvFlags::DONTWAIT) {
             Ok((0, _)) => Err(Closed),
             Ok((got, _)) if read_ahead => {
                 (inbox.start, inbox.end) = (0, got);
@@ -113,8 +127,8 @@ impl Links for TcpLinks {
             events.set(PollFlags::OUT, wait.write);
             match self.stream(wait.peer) {
                 Ok(stream) => polled.push(PollFd::from_borrowed_fd(stream.as_fd(), events)),
-                // The next try will say so.
-                Err(Closed) => return,
+                // It is still being made.
+                Err(Closed) => return self.switchboard.wait(waits, timeout),
             }
         }
         // An error or a signal is like waking up early.

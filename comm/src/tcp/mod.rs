@@ -10,6 +10,7 @@ mod init_method;
 mod links;
 mod rendezvous;
 mod secret;
+mod switchboard;
 mod transport;
 mod wire;
 
@@ -20,11 +21,13 @@ pub use transport::Transport;
 
 pub(crate) use fault::{Fault, Try};
 pub(crate) use links::{TcpLinks, timespec};
-pub(crate) use rendezvous::{Meeting, PeerInfo, meet};
+pub(crate) use rendezvous::{Lines, Meeting, PeerInfo, meet};
+#[cfg(test)]
+pub(crate) use switchboard::Switchboard;
 pub(crate) use wire::Wire;
 
 use std::fmt;
-use std::net::TcpStream;
+use std::net::IpAddr;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -33,7 +36,7 @@ use crate::algorithm::segment_bytes;
 use crate::engine::{Engine, lock};
 use crate::members::Members;
 use crate::runner::{Run, Runner};
-use crate::shm::{self, Agreement};
+use crate::shm;
 use crate::{Communicator, Error, Operation, Result, Stats, Work};
 
 use control::Bureau;
@@ -45,6 +48,12 @@ const SPINS: u32 = 80;
 /// their data through shared memory where they are of one host, over TCP otherwise, see [`Transport`].
 ///
 /// Dropping it closes the group for this rank, after what is queued is done: the others may go on without it.
+///
+/// # Cost
+/// Connections for data are made when they are first needed, and kept. A group of P ranks holds on each of them one to
+/// the rank before and one to the rank after; collectives of small tensors and barriers add those to about 2 log2(P) others,
+/// `all_to_all` and the root of a gather or scatter those to all others. Beside them a rank has one control connection to
+/// rank 0 (rank 0 has P - 1), one socket that listens and six for its own use.
 ///
 /// ```no_run
 /// use candle_core::{DType, Device, Tensor};
@@ -62,16 +71,18 @@ pub struct Tcp {
     shared_memory_ranks: Vec<usize>,
     members: Members,
     config: TcpConfig,
-    streams: Arc<links::Streams>,
+    /// By rank: the address at which that rank reaches this one.
+    own_ips: Vec<IpAddr>,
     /// Groups that this rank was the first member of.
     groups: AtomicU64,
     bureau: Arc<Bureau>,
     engine: Option<Engine>,
     control: Mutex<Option<JoinHandle<()>>>,
+    _lines: Lines,
 }
 
 impl Tcp {
-    /// Meets the other ranks and connects to them.
+    /// Meets the other ranks.
     ///
     /// # Errors
     /// A configuration that cannot be used, [`Error::Listen`], [`Error::NoSecret`], [`Error::Refused`], and
@@ -81,25 +92,25 @@ impl Tcp {
     }
 
     fn join(config: &TcpConfig, meeting: Meeting, members: Members) -> Result<Self> {
-        let Meeting { peers, control, data } = meeting;
+        let Meeting { lines, control, own_ips } = meeting;
         let &TcpConfig { rank, world_size, .. } = config;
-        let Agreement { connections: data, pairs, one_host } = shm::agree(config, &peers, data)?;
-        for stream in data.iter().flatten() {
-            prepare(stream).map_err(|reason| Error::system("data connection", reason))?;
-        }
-        let shared_memory_ranks = pairs.as_ref().map(shm::Pairs::ranks).unwrap_or_default();
-        let same_name = peers.iter().filter(|peer| peer.host == peers[rank].host).count();
-        let neighbours = same_name.max(shared_memory_ranks.len() + 1);
+        let (switchboard, peers) = (&lines.switchboard, lines.switchboard.peers());
+        let own = &peers[rank];
+        let shares = |other: &usize| *other != rank && own.site.obstacle_to(&peers[*other].site).is_none();
+        let shared_memory_ranks: Vec<usize> = (0..world_size).filter(shares).collect();
+        let is_near = |peer: &&PeerInfo| peer.host == own.host || own.site.is_at(&peer.site);
+        let neighbours = peers.iter().filter(is_near).count();
         let crowded = neighbours > std::thread::available_parallelism().map_or(1, usize::from);
-        let streams = Arc::new(data);
-        let (bureau, ear) = Bureau::new(config, peers, members.clone(), streams.clone())?;
+        // The same on all ranks.
+        let one_host = peers.iter().all(|peer| peers[0].site.is_at(&peer.site));
+        let (bureau, ear) = Bureau::new(config, members.clone(), switchboard.clone())?;
         let bureau = Arc::new(bureau);
         let thread = if world_size > 1 { Some(control::serve(bureau.clone(), ear, control)?) } else { None };
         let segment = if one_host { segment_bytes(world_size) } else { usize::MAX };
-        let sockets = TcpLinks::new(streams.clone(), if crowded { 1 } else { SPINS }, segment);
-        let runner: Box<dyn Run> = match pairs {
-            Some(pairs) => {
-                let links = shm::join(sockets, pairs, crowded);
+        let sockets = TcpLinks::new(switchboard.clone(), if crowded { 1 } else { SPINS }, segment);
+        let runner: Box<dyn Run> = match switchboard.host().filter(|_| !shared_memory_ranks.is_empty()) {
+            Some(host) => {
+                let links = shm::join(sockets, host.clone(), crowded);
                 Box::new(Runner::new(rank, world_size, links, bureau.clone()))
             }
             None => Box::new(Runner::new(rank, world_size, sockets, bureau.clone())),
@@ -112,15 +123,16 @@ impl Tcp {
             shared_memory_ranks,
             members,
             config,
-            streams,
+            own_ips,
             groups,
             bureau,
             engine,
             control,
+            _lines: lines,
         })
     }
 
-    /// The ranks with which this one exchanges data through shared memory; with all others over TCP.
+    /// The ranks with which this one exchanges data through shared memory, as soon as it does; with all others over TCP.
     pub fn shared_memory_ranks(&self) -> &[usize] {
         &self.shared_memory_ranks
     }
@@ -128,11 +140,6 @@ impl Tcp {
     fn engine(&self) -> Result<&Engine> {
         self.engine.as_ref().ok_or_else(|| Error::system("group", "it is closed"))
     }
-}
-
-fn prepare(stream: &TcpStream) -> std::io::Result<()> {
-    stream.set_nodelay(true)?;
-    stream.set_nonblocking(true)
 }
 
 impl Communicator for Tcp {

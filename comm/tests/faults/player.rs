@@ -1,6 +1,7 @@
 //! A rank at its script.
 
 use std::io::stdin;
+use std::os::fd::AsRawFd;
 use std::process::exit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
 use comm::{Communicator, Error, Operation, ReduceOp, Result, Tcp, Work};
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::process::{Resource, Rlimit, Signal, getpid, getrlimit, kill_process, setrlimit};
 use serde_json::json;
 
 use crate::dice::Dice;
@@ -70,6 +71,12 @@ impl Player {
                 kill_process(getpid(), Signal::KILL).unwrap();
             }
             Action::Die(_) => {}
+            Action::Limit => {
+                let next = rustix::io::fcntl_dupfd_cloexec(stdin(), 0).unwrap();
+                let current = Some(next.as_raw_fd() as u64);
+                let limit = getrlimit(Resource::Nofile);
+                setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
+            }
             Action::Cycles(_) => panic!("cycles must be alone"),
         }
         Ok(())

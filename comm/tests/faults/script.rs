@@ -42,6 +42,8 @@ pub(crate) enum Action {
     Exit(i32),
     /// `die RANK`: that rank kills itself with SIGKILL; the others go on.
     Die(usize),
+    /// `limit`: from now on this process cannot open any file.
+    Limit,
     /// `cycles COUNT`: connects, calls and drops so many times.
     Cycles(usize),
 }
@@ -70,6 +72,7 @@ fn parse_action(text: &str) -> Action {
         "panic" => Action::Panic,
         "exit" => Action::Exit(rest[0].parse().unwrap()),
         "die" => Action::Die(rest[0].parse().unwrap()),
+        "limit" => Action::Limit,
         "cycles" => Action::Cycles(rest[0].parse().unwrap()),
         _ => Action::Call(words),
     }

@@ -1,4 +1,4 @@
-//! Others than ranks connect to the ranks' ports while these meet.
+//! Others than ranks connect to the ranks' ports while these meet, and while they work.
 
 use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -27,32 +27,38 @@ fn ports(pid: Pid) -> Vec<SocketAddr> {
     table.lines().skip(1).filter_map(listening).collect()
 }
 
-/// The ports of ranks 0 and 1, which wait for rank 2: the meeting point and one for data on each.
+/// The ports of ranks 0 to 2, which wait for rank 3: the meeting point and one for data on each.
 fn waiting(group: &Group) -> Vec<SocketAddr> {
     loop {
-        let found = [0, 1].map(|rank| ports(group.pid(rank)));
+        let found = [0, 1, 2].map(|rank| ports(group.pid(rank)));
         // A rank of a meeting point only listens for data once rank 0 knows of it.
-        if found[0].len() == 2 && found[1].len() == 1 {
+        if found[0].len() == 2 && found[1].len() == 1 && found[2].len() == 1 {
             return found.concat();
         }
         std::thread::yield_now();
     }
 }
 
-/// Ranks 0 and 1 wait, strangers come, then the last rank. What the strangers hold is held to the end.
-fn visit<T>(strangers: impl FnOnce(&Group, &[SocketAddr]) -> T) {
-    let script = "all_reduce f32 100000 sum; barrier; ready; await; barrier";
-    let mut group = Group::empty(3, &Setup::default());
-    (0..2).for_each(|rank| group.add(rank, script));
+/// Ranks 0 to 2 wait, strangers come, then the last rank; then strangers come again, while the group is at work, where
+/// `again`. What the strangers hold is held to the end.
+fn visit<T>(again: bool, strangers: impl Fn(&Group, &[SocketAddr]) -> T) {
+    // Along the ring first: those that are not neighbours connect for the barrier.
+    let script = "all_reduce f32 100000 sum; ready; await; barrier; all_reduce f32 10 sum";
+    let mut group = Group::empty(4, &Setup::default());
+    (0..3).for_each(|rank| group.add(rank, script));
     let ports = waiting(&group);
+    let meeting = group.meeting_point();
     let held = strangers(&group, &ports);
-    group.add(2, script);
+    group.add(3, script);
     group.ready(group.all());
-    // From now on nobody can disturb them.
-    assert!(ports.iter().all(|port| TcpStream::connect(port).is_err()));
-    assert!(group.all().all(|rank| self::ports(group.pid(rank)).is_empty()));
-    group.tell_all(0..3);
+    // There is no meeting any more; where ranks take data connections, they go on doing so.
+    assert!(TcpStream::connect(meeting).is_err());
+    let ports: Vec<SocketAddr> = group.all().flat_map(|rank| self::ports(group.pid(rank))).collect();
+    assert_eq!(ports.len(), 4);
+    let held = (held, again.then(|| strangers(&group, &ports)));
+    group.tell_all(0..4);
     group.finish_all().iter().for_each(|ending| ending.assert_done());
+    assert!(ports.iter().all(|port| TcpStream::connect(port).is_err()));
     drop(held);
 }
 
@@ -62,12 +68,12 @@ fn connect(port: &SocketAddr) -> TcpStream {
 
 #[test]
 fn that_say_nothing() {
-    visit(|_, ports| ports.iter().flat_map(|port| [connect(port), connect(port)]).collect::<Vec<_>>());
+    visit(true, |_, ports| ports.iter().flat_map(|port| [connect(port), connect(port)]).collect::<Vec<_>>());
 }
 
 #[test]
 fn that_go_at_once() {
-    visit(|_, ports| {
+    visit(true, |_, ports| {
         for port in ports {
             drop(connect(port));
             connect(port).shutdown(Shutdown::Write).unwrap();
@@ -80,10 +86,10 @@ fn that_talk_rubbish() {
     let http = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec();
     let magic_only = b"girandle".to_vec();
     let another_version = [&b"girandle\xff\xff"[..], &[7; 32]].concat();
-    let no_proof = [&b"girandle\x01\x00"[..], &[7; 32], &[0; 41]].concat();
+    let no_proof = [&b"girandle\x02\x00"[..], &[7; 32], &[0; 41]].concat();
     let long = vec![0xff; 1 << 20];
     let rubbish = [http, magic_only, another_version, no_proof, long];
-    visit(|_, ports| {
+    visit(true, |_, ports| {
         let mut held = Vec::new();
         for (port, text) in ports.iter().flat_map(|port| rubbish.iter().map(move |text| (port, text))) {
             let mut stream = connect(port);
@@ -98,9 +104,9 @@ fn that_talk_rubbish() {
 
 #[test]
 fn with_another_secret() {
-    visit(|group, _| {
+    visit(false, |group, _| {
         let setup = Setup { secret: "1d".repeat(32), timeout: Duration::from_secs(1), ..Setup::default() };
-        let ending = group.pretender(2, &setup);
+        let ending = group.pretender(3, &setup);
         let failure = ending.failure.as_ref().unwrap();
         assert_eq!(failure.kind, "Rendezvous", "{ending:#?}");
         assert!(failure.text.contains("secret"), "{}", failure.text);
@@ -108,12 +114,10 @@ fn with_another_secret() {
     });
 }
 
-/// More than are served at once: the last rank comes in when the first of them have had their time.
+/// More than are served at once: ranks come in when the first of them have had their time.
 #[test]
 fn two_hundred_at_once() {
-    visit(|group, ports| {
-        let meeting = group.meeting_point();
-        assert!(ports.contains(&meeting));
-        (0..200).map(|_| connect(&meeting)).collect::<Vec<_>>()
+    visit(true, |_, ports| {
+        ports.iter().flat_map(|port| (0..200).map(move |_| connect(port))).collect::<Vec<_>>()
     });
 }

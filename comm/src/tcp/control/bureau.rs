@@ -12,8 +12,8 @@ use crate::fingerprint::Fingerprint;
 use crate::last_words;
 use crate::members::Members;
 use crate::supervisor::Supervisor;
-use crate::tcp::links::{Streams, say, say_farewell};
-use crate::tcp::{PeerInfo, TcpConfig};
+use crate::tcp::TcpConfig;
+use crate::tcp::switchboard::Switchboard;
 use crate::verdict::{Activity, Cause, NO_ANSWER, Question, Status, judge};
 use crate::{Error, Result};
 
@@ -30,11 +30,10 @@ const OWN_PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(in crate::tcp) struct Bureau {
     rank: usize,
-    peers: Vec<PeerInfo>,
     members: Members,
     timeout: Duration,
     slow_warning: Duration,
-    streams: Arc<Streams>,
+    switchboard: Arc<Switchboard>,
     activity: Mutex<Activity>,
     desk: Mutex<Desk>,
     /// Something on the desk has changed.
@@ -65,9 +64,8 @@ impl Bureau {
     /// The bureau, and the end of the bell that the control thread listens to.
     pub(in crate::tcp) fn new(
         config: &TcpConfig,
-        peers: Vec<PeerInfo>,
         members: Members,
-        streams: Arc<Streams>,
+        switchboard: Arc<Switchboard>,
     ) -> Result<(Self, UnixStream)> {
         let pair = UnixStream::pair().and_then(|(bell, ear)| {
             bell.set_nonblocking(true)?;
@@ -77,11 +75,10 @@ impl Bureau {
         let (bell, ear) = pair.map_err(|reason| Error::system("making a socket pair", reason))?;
         let bureau = Self {
             rank: config.rank,
-            peers,
             members,
             timeout: config.bounded_timeout(),
             slow_warning: config.slow_warning,
-            streams,
+            switchboard,
             activity: Mutex::default(),
             desk: Mutex::default(),
             changed: Condvar::new(),
@@ -105,14 +102,14 @@ impl Bureau {
         lock(&self.desk).closing = Some(Closing { goodbye });
         self.changed.notify_all();
         if !goodbye {
-            self.shut_streams(Shutdown::Both);
+            self.switchboard.cut(Shutdown::Both);
         }
         self.ring();
     }
 
     /// Tells the peers that this rank leaves, on the connections on which they would wait for it.
     pub(in crate::tcp) fn say_farewell(&self) {
-        say_farewell(&self.streams);
+        self.switchboard.leave();
     }
 
     pub(super) fn closing(&self) -> Option<Closing> {
@@ -136,7 +133,7 @@ impl Bureau {
     pub(super) fn fail(&self, cause: Cause) -> bool {
         let failed = self.note(cause);
         if failed {
-            self.shut_streams(Shutdown::Both);
+            self.switchboard.cut(Shutdown::Both);
         }
         failed
     }
@@ -146,7 +143,7 @@ impl Bureau {
         self.alone.store(true, Ordering::Release);
         if self.note(cause) {
             // This wakes only the rank itself.
-            self.shut_streams(Shutdown::Read);
+            self.switchboard.cut(Shutdown::Read);
         }
     }
 
@@ -169,7 +166,9 @@ impl Bureau {
             Question::Suspect { .. } => return Some(silent),
             Question::Stuck { last: false, .. } => return None,
             // A peer that is lost may be one that gave up waiting for rank 0.
-            Question::Stuck { .. } | Question::Lost { left: false, because: None, .. } => silent,
+            Question::Stuck { .. }
+            | Question::Lost { left: false, because: None, .. }
+            | Question::Unreached { .. } => silent,
             Question::Lost { .. } | Question::Mismatch { .. } | Question::Garbage { .. } => {
                 self.judge_alone(&question, Status::Silent).unwrap_or(silent)
             }
@@ -185,14 +184,7 @@ impl Bureau {
             rank if rank == self.rank => Status::Active(self.activity()),
             _ => Status::Unknown,
         };
-        judge(self.rank, question, &(0..self.peers.len()).map(status).collect::<Vec<_>>())
-    }
-
-    fn shut_streams(&self, how: Shutdown) {
-        for stream in self.streams.iter().flatten() {
-            // One that is closed already is as good.
-            let _ = stream.shutdown(how);
-        }
+        judge(self.rank, question, &(0..self.switchboard.peers().len()).map(status).collect::<Vec<_>>())
     }
 
     fn ring(&self) {
@@ -250,10 +242,9 @@ impl Supervisor for Bureau {
             return;
         }
         if let Some(words) = self.failure().as_ref().and_then(last_words::blame) {
-            let streams = whole.iter().filter_map(|rank| self.streams.get(*rank)?.as_ref());
-            streams.for_each(|stream| say(stream, &words));
+            self.switchboard.tell(whole, &words);
         }
-        self.shut_streams(Shutdown::Both);
+        self.switchboard.cut(Shutdown::Both);
     }
 
     fn members(&self) -> &Members {
@@ -261,7 +252,7 @@ impl Supervisor for Bureau {
     }
 
     fn host(&self, rank: usize) -> String {
-        self.peers.get(rank).map(|peer| peer.host.clone()).unwrap_or_default()
+        self.switchboard.peers().get(rank).map(|peer| peer.host.clone()).unwrap_or_default()
     }
 
     fn timeout(&self) -> Duration {

@@ -1,4 +1,7 @@
 //! The control thread of rank 0: it sees who dies, asks around, judges, and tells everybody the same cause.
+//!
+//! However many ranks have questions, each is asked once what it is doing: all questions that have come by the time serve
+//! for one round, and those that come meanwhile for the next.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -22,34 +25,42 @@ pub(super) struct Center<'a> {
     ear: &'a UnixStream,
     members: Vec<Member>,
     inquiries: Vec<Inquiry>,
-    next_inquiry: u64,
+    round: Option<Round>,
+    rounds: u64,
+    /// When the next round may begin.
+    not_before: Instant,
 }
 
 /// What is known of a rank for good.
 struct Member {
     wire: Option<Wire>,
     left: bool,
+    /// Since when it owes an answer. Until then it is asked nothing more.
+    asked: Option<Instant>,
 }
 
 /// A question whose answer waits for what the ranks say they are doing.
 struct Inquiry {
-    number: u64,
     asker: usize,
     id: u64,
     question: Question,
+    deadline: Instant,
+    /// It was there when the round began.
+    in_round: bool,
+}
+
+/// What the ranks say they are doing.
+struct Round {
+    number: u64,
     /// By rank; None where it has not answered yet.
     statuses: Vec<Option<Status>>,
-    /// By rank: it was asked and has not answered.
-    asked: Vec<bool>,
-    deadline: Instant,
-    /// Where ranks are still on their way to the call in question.
-    ask_again: Option<Instant>,
 }
 
 impl<'a> Center<'a> {
     pub(super) fn new(bureau: &'a Bureau, ear: &'a UnixStream, wires: Vec<Option<Wire>>) -> Self {
-        let members = wires.into_iter().map(|wire| Member { wire, left: false }).collect();
-        Self { bureau, ear, members, inquiries: Vec::new(), next_inquiry: 0 }
+        let members = wires.into_iter().map(|wire| Member { wire, left: false, asked: None }).collect();
+        let not_before = Instant::now();
+        Self { bureau, ear, members, inquiries: Vec::new(), round: None, rounds: 0, not_before }
     }
 
     /// Serves until the group is closed.
@@ -82,8 +93,7 @@ impl<'a> Center<'a> {
         polled.extend(
             live.iter().map(|(_, wire)| PollFd::from_borrowed_fd(wire.stream().as_fd(), PollFlags::IN)),
         );
-        let next = self.inquiries.iter().map(|i| i.ask_again.unwrap_or(i.deadline).min(i.deadline)).min();
-        let timeout = next.map(|deadline| {
+        let timeout = self.next_deadline().map(|deadline| {
             timespec(deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
         });
         if poll(&mut polled, timeout.as_ref()).is_err() {
@@ -95,6 +105,25 @@ impl<'a> Center<'a> {
         polled[1..].iter().zip(live).filter_map(spoke).collect()
     }
 
+    /// When there is something to do, whether or not anybody speaks.
+    fn next_deadline(&self) -> Option<Instant> {
+        match &self.round {
+            // Where nobody is waited for, at once.
+            Some(round) => {
+                Some(self.awaited(round).map(|asked| asked + PROBE_PATIENCE).min().unwrap_or(self.not_before))
+            }
+            None if self.inquiries.is_empty() => None,
+            None => Some(self.not_before),
+        }
+    }
+
+    /// Since when the ranks were asked that still owe an answer.
+    fn awaited(&self, round: &Round) -> impl Iterator<Item = Instant> {
+        let members = self.members.iter().zip(&round.statuses);
+        let owing = members.filter(|(member, said)| member.wire.is_some() && said.is_none());
+        owing.filter_map(|(member, _)| member.asked)
+    }
+
     fn listen(&mut self, rank: usize) {
         let Some(wire) = &mut self.members[rank].wire else { return };
         let (messages, ended) = wire.read();
@@ -104,12 +133,7 @@ impl<'a> Center<'a> {
                 Message::Ask { id, question } if question.peer() < self.members.len() => {
                     self.inquire(rank, id, question)
                 }
-                Message::Doing { inquiry, activity } => {
-                    if let Some(inquiry) = self.inquiries.iter_mut().find(|known| known.number == inquiry) {
-                        inquiry.statuses[rank] = Some(Status::Active(activity));
-                        inquiry.asked[rank] = false;
-                    }
-                }
+                Message::Doing { inquiry, activity } => self.hear(rank, inquiry, Status::Active(activity)),
                 Message::Goodbye { .. } => {
                     self.members[rank].left = true;
                     gone = true;
@@ -125,67 +149,73 @@ impl<'a> Center<'a> {
         }
     }
 
-    /// Asks every rank what it is doing.
     fn inquire(&mut self, asker: usize, id: u64, question: Question) {
-        let number = self.next_inquiry;
-        self.next_inquiry += 1;
-        let statuses = vec![None; self.members.len()];
         let deadline = Instant::now() + PROBE_PATIENCE;
-        let asked = vec![true; self.members.len()];
-        self.inquiries.push(Inquiry {
-            number,
-            asker,
-            id,
-            question,
-            statuses,
-            asked,
-            deadline,
-            ask_again: None,
-        });
-        self.tell_all(&Message::Probe { inquiry: number });
+        self.inquiries.push(Inquiry { asker, id, question, deadline, in_round: false });
     }
 
-    /// Judges where everybody has answered, or has had the time to.
+    /// A rank says what it is doing, in this round or, where it was late, in one before.
+    fn hear(&mut self, rank: usize, number: u64, status: Status) {
+        let Member { wire, asked, .. } = &mut self.members[rank];
+        *asked = None;
+        match &mut self.round {
+            Some(round) if round.number == number => round.statuses[rank] = Some(status),
+            Some(Round { number, .. }) => ask(wire.as_mut(), asked, *number),
+            None => {}
+        }
+    }
+
+    /// Asks every rank what it is doing.
+    fn begin_round(&mut self) {
+        self.rounds += 1;
+        let statuses = self.members.iter().map(|_| None).collect();
+        self.round = Some(Round { number: self.rounds, statuses });
+        self.inquiries.iter_mut().for_each(|inquiry| inquiry.in_round = true);
+        for Member { wire, asked, .. } in &mut self.members {
+            if asked.is_none() {
+                ask(wire.as_mut(), asked, self.rounds);
+            }
+        }
+    }
+
+    /// Judges when everybody has answered, or has had the time to; and asks again where somebody wants to know.
     fn settle(&mut self) {
         let now = Instant::now();
-        for index in (0..self.inquiries.len()).rev() {
-            if !self.is_due(index, now) {
-                continue;
-            }
-            let inquiry = &self.inquiries[index];
-            let statuses: Vec<Status> =
-                inquiry.statuses.iter().enumerate().map(|(rank, said)| self.status(rank, said)).collect();
-            let cause = judge(inquiry.asker, &inquiry.question, &statuses);
-            if now < inquiry.deadline && cause.as_ref().is_some_and(|cause| may_change(cause, &statuses)) {
-                self.inquiries[index].ask_again = Some(now + PAUSE);
-                continue;
-            }
-            let inquiry = self.inquiries.swap_remove(index);
-            match cause {
-                Some(cause) if inquiry.question.is_fatal() => self.declare(cause),
-                cause => self.answer(inquiry.asker, inquiry.id, cause),
-            }
+        let is_over = |round: &Round| self.awaited(round).all(|asked| now >= asked + PROBE_PATIENCE);
+        let over = self.round.as_ref().is_some_and(is_over);
+        if let Some(round) = self.round.take_if(|_| over) {
+            self.judge(&round, now);
+        }
+        if self.round.is_none() && !self.inquiries.is_empty() && now >= self.not_before {
+            self.begin_round();
         }
     }
 
-    /// False where there is time left and answers are to come; asks once more where that is due.
-    fn is_due(&mut self, index: usize, now: Instant) -> bool {
-        let Self { inquiries, members, .. } = self;
-        let inquiry = &mut inquiries[index];
-        if now >= inquiry.deadline {
-            return true;
-        }
-        match inquiry.ask_again {
-            Some(at) if now < at => false,
-            Some(_) => {
-                inquiry.ask_again = None;
-                inquiry.asked.fill(true);
-                let probe = Message::Probe { inquiry: inquiry.number };
-                self.tell_all(&probe);
-                false
+    fn judge(&mut self, round: &Round, now: Instant) {
+        let statuses: Vec<Status> =
+            round.statuses.iter().enumerate().map(|(rank, said)| self.status(rank, said)).collect();
+        // What most ranks ask when all of them wait, and the answer is the same to each.
+        let mut usual: Option<Option<Cause>> = None;
+        for inquiry in std::mem::take(&mut self.inquiries) {
+            let Inquiry { asker, id, ref question, deadline, in_round } = inquiry;
+            if !in_round {
+                self.inquiries.push(inquiry);
+                continue;
             }
-            None => {
-                !members.iter().zip(&inquiry.asked).any(|(member, asked)| *asked && member.wire.is_some())
+            let cause = match question {
+                Question::Stuck { peer, last: false } if statuses[*peer] != Status::Left => {
+                    usual.get_or_insert_with(|| judge(asker, question, &statuses)).clone()
+                }
+                _ => judge(asker, question, &statuses),
+            };
+            if now < deadline && cause.as_ref().is_some_and(|cause| may_change(cause, &statuses)) {
+                self.not_before = now + PAUSE;
+                self.inquiries.push(inquiry);
+                continue;
+            }
+            match cause {
+                Some(cause) if question.is_fatal() => self.declare(cause),
+                cause => self.answer(asker, id, cause),
             }
         }
     }
@@ -223,5 +253,13 @@ impl<'a> Center<'a> {
             .iter_mut()
             .filter_map(|member| member.wire.as_mut())
             .for_each(|wire| wire.write(message));
+    }
+}
+
+/// Asks one rank, which owes an answer from now on.
+fn ask(wire: Option<&mut Wire>, asked: &mut Option<Instant>, number: u64) {
+    if let Some(wire) = wire {
+        wire.write(&Message::Probe { inquiry: number });
+        *asked = Some(Instant::now());
     }
 }

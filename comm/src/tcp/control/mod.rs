@@ -2,6 +2,9 @@
 //!
 //! They form a star around rank 0: each rank has a thread that does nothing but listen to them. So a rank that computes, or
 //! whose data connections are quiet, answers all the same, and one that is stopped does not.
+//!
+//! Every rank but 0 has one of them, rank 0 has P - 1. They are quiet until something happens; then P messages to and from
+//! rank 0 tell it what all are doing, however many ranks ask, and P more tell all what it has found.
 
 mod bureau;
 mod center;

@@ -6,14 +6,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
-use super::desk::Desk;
 use super::message::{Entry, Failure, LIMIT, Table, ToLeader, ToMember};
 use super::place::OpenPlace;
 use super::roster::{Roster, bad_news, name_ranks, protocol};
 use super::{Meeting, Plan, died, random_nonce};
 use crate::tcp::acceptor::Acceptor;
 use crate::tcp::fault::Fault;
-use crate::tcp::handshake::Purpose;
 use crate::tcp::wire::{Wire, wait_any};
 use crate::{Error, Result};
 
@@ -27,43 +25,41 @@ pub(super) fn lead(plan: &Plan<'_>, given: Option<TcpListener>) -> Result<Meetin
     let OpenPlace { listener, credentials, _file } = plan.open_place(given)?;
     let (data_listener, port) = plan.listen_for_data()?;
     let session = random_nonce()?;
-    let desk = Arc::new(Desk::new(plan.caller(Purpose::Data), credentials.bound_to(&session)));
+    let data_credentials = credentials.bound_to(&session);
     let roster = Arc::new(Roster::new(plan.world_size(), credentials));
-    let greet_data = { Arc::clone(&desk) };
-    let _data = Acceptor::start(
-        data_listener,
-        plan.limits,
-        Arc::new(move |wire, until| greet_data.greet(wire, until)),
-    )?;
     let greet = Arc::clone(&roster);
-    let control =
-        Acceptor::start(listener, plan.limits, Arc::new(move |wire, until| greet.greet(wire, until)))?;
+    let control = Acceptor::start(
+        listener,
+        plan.limits,
+        Arc::new(move |wire, until, place| greet.greet(wire, until, place)),
+    )?;
 
     let gathered = roster.gather(plan);
     let mut members = roster.take_wires();
     let address = SocketAddr::new(plan.config.bind, port);
-    let own = Entry { address, host: plan.own.host.clone(), pid: plan.own.pid };
+    let own = Entry { address, host: plan.own.host.clone(), pid: plan.own.pid, site: plan.site() };
     let ranks = std::iter::once(own).chain(members.iter().map(|(.., entry)| entry.clone())).collect();
     let table = Table { session, ranks };
     let peers = table.ranks.iter().map(Entry::info).collect();
-    if let Err(error) = gathered.and_then(|()| connect_all(plan, &mut members, table)) {
+    let lines = gathered.and_then(|()| plan.open_lines(data_listener, data_credentials, peers));
+    let lines = lines.and_then(|lines| connect_all(plan, &mut members, table).map(|()| lines));
+    let lines = lines.inspect_err(|error| {
         // Who came meanwhile shall know it too.
         drop(control);
         members.extend(roster.take_wires());
-        dismiss(members, &error);
-        return Err(error);
-    }
+        dismiss(std::mem::take(&mut members), error);
+    })?;
 
     let broken = |fault: Fault| Error::system("connecting the ranks", fault);
-    let data = desk.take().map_err(broken)?;
     let mut connections = vec![None];
     for (_, wire, _) in members {
         connections.push(Some(wire.into_stream().map_err(broken)?));
     }
-    Ok(Meeting { peers, control: connections, data })
+    let own_ips = connections.iter().map(|stream| plan.own_ip(stream.as_ref(), address.ip())).collect();
+    Ok(Meeting { lines, control: connections, own_ips })
 }
 
-/// Gives everybody the table, and waits until everybody has made its connections.
+/// Gives everybody the table, and waits until everybody takes connections.
 fn connect_all(plan: &Plan<'_>, members: &mut Members, table: Table) -> Result<()> {
     tell_all(plan, members, &ToMember::Table(table))?;
     let mut connected = vec![false; members.len()];
@@ -76,7 +72,7 @@ fn connect_all(plan: &Plan<'_>, members: &mut Members, table: Table) -> Result<(
                 members.iter().zip(&connected).filter(|(_, done)| !**done).map(|((rank, ..), _)| *rank);
             let late = name_ranks(&late.collect::<Vec<_>>());
             return Err(
-                plan.failed(format!("all ranks are here, but {late} could not connect to all lower ones"))
+                plan.failed(format!("all ranks are here, but {late} could not connect to the rank before"))
             );
         }
         // A rank that has died explains what others complain of.
@@ -106,8 +102,9 @@ fn hear(plan: &Plan<'_>, rank: usize, wire: &mut Wire, entry: &Entry) -> Result<
 }
 
 fn tell_all(plan: &Plan<'_>, members: &mut Members, message: &ToMember) -> Result<()> {
+    let message = Wire::frame(message).map_err(|fault| Error::system("the table of ranks", fault))?;
     members.iter_mut().try_for_each(|(rank, wire, entry)| {
-        wire.send(message, plan.deadline).map_err(|fault| match fault {
+        wire.write(&message, plan.deadline).map_err(|fault| match fault {
             Fault::Closed => died(*rank, entry.host.as_str()),
             fault => {
                 plan.failed(format!("nothing can be sent to rank {rank} (host {}): {fault}", entry.host))

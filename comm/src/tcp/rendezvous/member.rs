@@ -1,17 +1,13 @@
 //! The part of every rank but 0 in a meeting.
 
 use std::io::ErrorKind;
-use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
-use super::desk::Desk;
 use super::message::{Entry, Failure, HELLO_LIMIT, Hello, LIMIT, Table, ToLeader, ToMember};
 use super::place::Place;
-use super::{BackOff, Meeting, Plan, died};
-use crate::tcp::acceptor::Acceptor;
+use super::{BackOff, Lines, Meeting, PeerInfo, Plan, died};
 use crate::tcp::fault::{Fault, Try};
 use crate::tcp::handshake::{Credentials, Purpose, Status, Verdict};
 use crate::tcp::wire::{Wire, wait_any};
@@ -28,22 +24,17 @@ pub(super) fn join(plan: &Plan<'_>) -> Result<Meeting> {
     let mut leader = Leader { plan, wire };
     let (listener, port) = plan.listen_for_data()?;
     let table = leader.introduce(port)?;
-    let desk = Arc::new(Desk::new(plan.caller(Purpose::Data), credentials.bound_to(&table.session)));
-    let greet = Arc::clone(&desk);
-    let _data =
-        Acceptor::start(listener, plan.limits, Arc::new(move |wire, until| greet.greet(wire, until)))?;
-
-    let credentials = credentials.bound_to(&table.session);
-    for (rank, entry) in table.ranks.iter().enumerate().take(plan.config.rank) {
-        desk.keep(rank, leader.connect_to(rank, entry, &credentials)?);
-    }
+    let peers = leader.peers(&table)?;
+    let own_ip = peers[plan.config.rank].address.ip();
+    let opened = plan.open_lines(listener, credentials.bound_to(&table.session), peers);
+    let lines = opened.map_err(|error| leader.give_up(error))?;
+    leader.reach(plan.config.rank - 1, &lines)?;
     leader.wait_for_all()?;
 
     let broken = |fault: Fault| Error::system("connecting the ranks", fault);
     let mut control: Vec<_> = (0..plan.config.world_size).map(|_| None).collect();
     control[0] = Some(leader.wire.into_stream().map_err(broken)?);
-    let peers = table.ranks.iter().map(Entry::info).collect();
-    Ok(Meeting { peers, control, data: desk.take().map_err(broken)? })
+    Ok(Meeting { lines, control, own_ips: vec![own_ip; plan.config.world_size] })
 }
 
 /// Tries until rank 0 is there.
@@ -110,7 +101,7 @@ fn check_verdict(plan: &Plan<'_>, verdict: Verdict) -> Result<()> {
             "it was started with world size {own}, the group there has {}; give every rank the same WORLD_SIZE",
             verdict.world_size
         ),
-        Status::NotAwaited => "no such rank is expected there".into(),
+        Status::NotAwaited | Status::Crossed | Status::Gone => "no such rank is expected there".into(),
     };
     Err(refused(plan, reason))
 }
@@ -137,6 +128,7 @@ impl Leader<'_> {
             port,
             host: plan.own.host.clone(),
             pid: plan.own.pid,
+            site: plan.site(),
             patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
         };
         self.wire.send(&hello, plan.deadline).map_err(|fault| self.lost(fault, ""))?;
@@ -147,28 +139,26 @@ impl Leader<'_> {
         }
     }
 
-    /// Connects to a lower rank, and meanwhile listens to what rank 0 says.
-    fn connect_to(&mut self, rank: usize, entry: &Entry, credentials: &Credentials) -> Result<Wire> {
-        let plan = self.plan;
-        let mut address = entry.address;
-        if address.ip().is_unspecified() {
-            let leader = self.wire.peer().map_err(|fault| self.lost(fault, ""))?;
-            address = SocketAddr::new(leader.ip(), address.port());
+    /// All ranks, each with an address at which this one can reach it.
+    fn peers(&mut self, table: &Table) -> Result<Vec<PeerInfo>> {
+        let mut peers: Vec<PeerInfo> = table.ranks.iter().map(Entry::info).collect();
+        for peer in &mut peers {
+            if peer.address.ip().is_unspecified() {
+                let leader = self.wire.peer().map_err(|fault| self.lost(fault, ""))?;
+                peer.address.set_ip(leader.ip());
+            }
+            self.plan.check_secret(peer.address.ip())?;
         }
-        plan.check_secret(address.ip())?;
+        Ok(peers)
+    }
+
+    /// Connects to the rank before this one, and meanwhile listens to what rank 0 says. So each rank but the last is reached
+    /// once: an address that nobody can reach shows at the meeting, not in the middle of the work.
+    fn reach(&mut self, rank: usize, lines: &Lines) -> Result<()> {
+        let plan = self.plan;
         let mut back_off = BackOff::new();
         loop {
-            let until = plan.deadline.min(Instant::now() + plan.limits.handshake);
-            let fault = match Wire::connect(address, credentials, plan.caller(Purpose::Data), until) {
-                Ok((wire, Verdict { status: Status::Admitted, rank: theirs, .. }))
-                    if theirs as usize == rank =>
-                {
-                    return Ok(wire);
-                }
-                Ok((_, Verdict { rank: theirs, .. })) if theirs as usize != rank => Fault::OtherRank(theirs),
-                Ok(_) => Fault::NotAwaited,
-                Err(fault) => fault,
-            };
+            let Err(fault) = lines.switchboard.dial(rank) else { return Ok(()) };
             // It has listened since before it was in the table.
             let gone = matches!(&fault, Fault::Io(error) if error.kind() == ErrorKind::ConnectionRefused);
             let explained = Instant::now() + if gone { EXPLANATION } else { Duration::ZERO };
@@ -176,11 +166,12 @@ impl Leader<'_> {
                 self.hear(LIMIT, "")?;
                 return Err(self.lost(Fault::Malformed("something before its time".into()), ""));
             }
-            if gone || Instant::now() >= plan.deadline {
-                let own = plan.config.rank;
+            let settled = gone || matches!(fault, Fault::NoMemory(_));
+            if settled || Instant::now() >= plan.deadline {
+                let (own, PeerInfo { host, address, .. }) = (plan.config.rank, lines.switchboard.peer(rank));
                 let error = plan.failed(format!(
-                    "rank {own} (host {}) cannot reach rank {rank} (host {}) at {address}: {fault}",
-                    plan.own.host, entry.host
+                    "rank {own} (host {}) cannot reach rank {rank} (host {host}) at {address}: {fault}",
+                    plan.own.host
                 ));
                 return Err(self.give_up(error));
             }

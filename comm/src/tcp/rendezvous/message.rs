@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::PeerInfo;
 use crate::Error;
+use crate::shm::Site;
 
 /// The longest message of one rank, in bytes.
 pub(super) const LIMIT: usize = 4096;
@@ -18,11 +19,12 @@ const MAX_DETAIL: usize = 600;
 /// A rank introduces itself to rank 0.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Hello {
-    /// Where it listens for higher ranks; none stands for the address from which it comes.
+    /// Where it takes data connections; none stands for the address from which it comes.
     pub(super) ip: Option<IpAddr>,
     pub(super) port: u16,
     pub(super) host: String,
     pub(super) pid: u32,
+    pub(super) site: Site,
     /// How long it will wait for the others.
     pub(super) patience_ms: u64,
 }
@@ -30,7 +32,7 @@ pub(super) struct Hello {
 /// What a rank tells rank 0 after that.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum ToLeader {
-    /// It is connected to all lower ranks.
+    /// It takes connections, and has reached the rank before it.
     Connected,
     /// It gives up.
     Failed(Failure),
@@ -59,15 +61,17 @@ pub(super) struct Table {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Entry {
-    /// Where it waits for higher ranks. For rank 0 an unspecified address stands for the one that reached it.
+    /// Where it takes data connections. For rank 0 an unspecified address stands for the one that reached it.
     pub(super) address: SocketAddr,
     pub(super) host: String,
     pub(super) pid: u32,
+    pub(super) site: Site,
 }
 
 impl Entry {
     pub(super) fn info(&self) -> PeerInfo {
-        PeerInfo { host: tidy(&self.host, MAX_HOST), pid: self.pid }
+        let Self { address, pid, ref site, .. } = *self;
+        PeerInfo { host: tidy(&self.host, MAX_HOST), pid, address, site: site.clone() }
     }
 }
 
@@ -103,8 +107,9 @@ mod tests {
     fn the_longest_messages_stay_within_their_limits() {
         let host = "\"".repeat(1000);
         let ip = Some("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap());
-        let hello =
-            Hello { ip, port: u16::MAX, host: tidy(&host, MAX_HOST), pid: u32::MAX, patience_ms: u64::MAX };
+        let site = Site::longest();
+        let (pid, patience_ms) = (u32::MAX, u64::MAX);
+        let hello = Hello { ip, port: u16::MAX, host: tidy(&host, MAX_HOST), pid, site, patience_ms };
         assert!(serde_json::to_vec(&hello).unwrap().len() <= HELLO_LIMIT);
 
         let error = Error::system("\u{1}é\u{10ffff}".repeat(1000), host);

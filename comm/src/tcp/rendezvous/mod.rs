@@ -1,17 +1,17 @@
-//! How the ranks of a job find each other: all go to rank 0 at the meeting point, each says where it listens, rank 0
-//! answers with the table of all, and each rank connects to all lower ones.
+//! How the ranks of a job find each other: all go to rank 0 at the meeting point, each says where it listens and what it
+//! could share memory with, rank 0 answers with the table of all, and each rank connects to the one before it. Further
+//! connections are made when they are needed (see [`super::switchboard`]).
 //!
 //! ```text
 //! rank r                      rank 0
 //!   handshake (control)  ->
 //!   Hello                ->   waits until all are here
 //!                        <-   Table | Refused | Failed
-//!   handshake (data) with ranks 0..r
-//!   Connected | Failed   ->   waits until all are connected
+//!   handshake (data) with rank r - 1
+//!   Connected | Failed   ->   waits until all take connections
 //!                        <-   Complete | Failed
 //! ```
 
-mod desk;
 mod leader;
 mod meeting_file;
 mod member;
@@ -20,15 +20,18 @@ mod place;
 mod roster;
 mod store;
 
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use self::message::{Failure, MAX_HOST, tidy};
 use self::place::Place;
-use super::acceptor::Limits;
+use super::acceptor::{Acceptor, Limits, Place as Guest, widen};
 use super::handshake::{Caller, Credentials, Purpose};
-use super::{InitMethod, TcpConfig};
+use super::switchboard::{Setup, Switchboard};
+use super::{InitMethod, TcpConfig, Transport};
 use crate::launch::inherited_listener;
+use crate::shm::{Host, Obstacle, Site};
 use crate::{Error, Result};
 
 /// What is known of a rank's process.
@@ -36,27 +39,37 @@ use crate::{Error, Result};
 pub(crate) struct PeerInfo {
     pub(crate) host: String,
     pub(crate) pid: u32,
+    /// Where it takes data connections.
+    pub(crate) address: SocketAddr,
+    pub(crate) site: Site,
 }
 
-impl PeerInfo {
-    fn own() -> Self {
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Self { host: tidy(&host, MAX_HOST), pid: std::process::id() }
+/// Ranks that have found each other.
+#[derive(Debug)]
+pub(crate) struct Meeting {
+    pub(crate) lines: Lines,
+    /// By rank: on rank 0 one for each other rank, on the others one to rank 0. Blocking, with TCP_NODELAY.
+    pub(crate) control: Vec<Option<TcpStream>>,
+    /// By rank: the address at which that rank reaches this one.
+    pub(crate) own_ips: Vec<IpAddr>,
+}
+
+/// One rank's data connections, and who takes those of others. Dropping it ends both, in bounded time.
+#[derive(Debug)]
+pub(crate) struct Lines {
+    pub(crate) switchboard: Arc<Switchboard>,
+    /// None in a group of one.
+    acceptor: Option<Acceptor>,
+}
+
+impl Drop for Lines {
+    fn drop(&mut self) {
+        self.acceptor = None;
+        self.switchboard.end();
     }
 }
 
-/// Ranks that have found each other. All sockets are blocking, with TCP_NODELAY.
-#[derive(Debug)]
-pub(crate) struct Meeting {
-    /// By rank, this one included.
-    pub(crate) peers: Vec<PeerInfo>,
-    /// By rank: on rank 0 one for each other rank, on the others one to rank 0.
-    pub(crate) control: Vec<Option<TcpStream>>,
-    /// By rank: one for each other rank.
-    pub(crate) data: Vec<Option<TcpStream>>,
-}
-
-/// Finds the other ranks. Returns on all of them, once each is connected to each, or on none.
+/// Finds the other ranks. Returns on all of them, once each takes connections from each, or on none.
 pub(crate) fn meet(config: &TcpConfig) -> Result<Meeting> {
     meet_with(config, Options::default())
 }
@@ -72,7 +85,7 @@ pub(crate) struct Options {
 pub(crate) fn meet_with(config: &TcpConfig, options: Options) -> Result<Meeting> {
     config.validate()?;
     if config.world_size == 1 {
-        return Ok(Meeting { peers: vec![PeerInfo::own()], control: vec![None], data: vec![None] });
+        return meet_nobody(config);
     }
     let place = Place::of(&config.init_method)?;
     let listener = match (options.listener, &config.init_method) {
@@ -86,12 +99,43 @@ pub(crate) fn meet_with(config: &TcpConfig, options: Options) -> Result<Meeting>
         limits: options.limits,
         started,
         deadline: started + config.bounded_timeout(),
-        own: PeerInfo::own(),
+        own: Own::new(config.transport),
     };
     plan.check_secret(config.bind)?;
     match config.rank {
         0 => leader::lead(&plan, listener),
         _ => member::join(&plan),
+    }
+}
+
+fn meet_nobody(config: &TcpConfig) -> Result<Meeting> {
+    let started = Instant::now();
+    let (own, address) = (Own::new(Transport::Tcp), IpAddr::V4(Ipv4Addr::LOCALHOST));
+    let place = Place::Address { host: address.to_string(), port: 0 };
+    let plan = Plan { config, place, limits: Limits::default(), started, deadline: started, own };
+    let (host, pid, site) = (plan.own.host.clone(), plan.own.pid, plan.site());
+    let peers = vec![PeerInfo { host, pid, address: SocketAddr::new(address, 0), site }];
+    let switchboard = Arc::new(Switchboard::new(plan.setup(plan.credentials(), peers))?);
+    let lines = Lines { switchboard, acceptor: None };
+    Ok(Meeting { lines, control: vec![None], own_ips: vec![address] })
+}
+
+/// What a rank tells of itself.
+struct Own {
+    host: String,
+    pid: u32,
+    /// The means to share memory, or why it does not.
+    memory: std::result::Result<Host, Obstacle>,
+}
+
+impl Own {
+    fn new(transport: Transport) -> Self {
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let memory = match transport {
+            Transport::Tcp => Err(Obstacle::Unwanted),
+            Transport::Auto | Transport::Shm => Host::open(),
+        };
+        Self { host: tidy(&host, MAX_HOST), pid: std::process::id(), memory }
     }
 }
 
@@ -102,7 +146,7 @@ struct Plan<'a> {
     limits: Limits,
     started: Instant,
     deadline: Instant,
-    own: PeerInfo,
+    own: Own,
 }
 
 impl Plan<'_> {
@@ -131,10 +175,57 @@ impl Plan<'_> {
         Caller { rank: self.rank(), world_size: self.world_size(), purpose }
     }
 
-    /// Where this rank waits for the data connections of higher ranks.
+    fn site(&self) -> Site {
+        Site::own(self.own.memory.as_ref().map_err(|obstacle| *obstacle))
+    }
+
+    fn setup(&self, credentials: Credentials, peers: Vec<PeerInfo>) -> Setup {
+        Setup {
+            own: self.caller(Purpose::Data),
+            credentials,
+            peers: Arc::new(peers),
+            host: self.own.memory.clone().ok(),
+            transport: self.config.transport,
+            handshake: self.limits.handshake,
+            timeout: self.config.bounded_timeout(),
+        }
+    }
+
+    /// Takes data connections from now on. Where all of them shall be memory, and some cannot, that is an error.
+    fn open_lines(
+        &self,
+        listener: TcpListener,
+        credentials: Credentials,
+        peers: Vec<PeerInfo>,
+    ) -> Result<Lines> {
+        let own = self.config.rank;
+        if self.config.transport == Transport::Shm {
+            for (rank, peer) in peers.iter().enumerate().filter(|(rank, _)| *rank != own) {
+                if let Some(obstacle) = peers[own].site.obstacle_to(&peer.site) {
+                    return Err(no_memory(own, rank, &peer.host, obstacle));
+                }
+            }
+        }
+        let switchboard = Arc::new(Switchboard::new(self.setup(credentials, peers))?);
+        let answering = switchboard.clone();
+        let greet = move |wire, until, place: Guest<'_>| answering.answer(wire, until, place);
+        let acceptor = Acceptor::start(listener, self.limits, Arc::new(greet))?;
+        Ok(Lines { switchboard, acceptor: Some(acceptor) })
+    }
+
+    /// The address of this rank as seen by the one at the other end of a connection.
+    fn own_ip(&self, stream: Option<&TcpStream>, listens: IpAddr) -> IpAddr {
+        match stream.and_then(|stream| stream.local_addr().ok()) {
+            Some(address) if listens.is_unspecified() => address.ip(),
+            _ => listens,
+        }
+    }
+
+    /// Where this rank takes data connections.
     fn listen_for_data(&self) -> Result<(TcpListener, u16)> {
         let address = SocketAddr::new(self.config.bind, 0);
         let listener = TcpListener::bind(address).map_err(|reason| cannot_listen(address, &reason))?;
+        widen(&listener);
         let port =
             listener.local_addr().map_err(|reason| Error::system("a listener's address", reason))?.port();
         Ok((listener, port))
@@ -163,6 +254,14 @@ impl Plan<'_> {
             None => self.failed(failure.detail),
         }
     }
+}
+
+/// Ranks that shall share memory and cannot.
+fn no_memory(own: usize, rank: usize, host: &str, obstacle: Obstacle) -> Error {
+    let help = format!(
+        "rank {own} and rank {rank} (host {host}) cannot share memory, because {obstacle}; choose auto or tcp"
+    );
+    Error::invalid("the transport", Transport::Shm, help)
 }
 
 fn died(rank: usize, host: impl Into<String>) -> Error {

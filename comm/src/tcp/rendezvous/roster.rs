@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::message::{Entry, HELLO_LIMIT, Hello, LIMIT, MAX_HOST, ToLeader, ToMember, tidy};
 use super::{Plan, died};
+use crate::tcp::acceptor::Place;
 use crate::tcp::fault::{Fault, Try};
 use crate::tcp::handshake::{Caller, Credentials, Purpose, Status, Verdict};
 use crate::tcp::wire::Wire;
@@ -55,7 +56,7 @@ impl Roster {
     }
 
     /// Takes a rank's control connection.
-    pub(super) fn greet(&self, mut wire: Wire, deadline: Instant) -> Try<()> {
+    pub(super) fn greet(&self, mut wire: Wire, deadline: Instant, _place: Place<'_>) -> Try<()> {
         let admission = wire.accept(&self.credentials, deadline).inspect_err(|fault| {
             self.state().strangers += usize::from(!matches!(fault, Fault::Stopped));
         })?;
@@ -76,7 +77,7 @@ impl Roster {
                 ));
                 return Ok(());
             }
-            Status::NotAwaited => return Err(Fault::NotAwaited),
+            Status::NotAwaited | Status::Crossed | Status::Gone => return Err(Fault::NotAwaited),
         }
         let hello = wire.receive(HELLO_LIMIT, deadline)?;
         if let Some((mut wire, reason)) = self.seat(rank as usize, wire, hello)? {
@@ -96,7 +97,8 @@ impl Roster {
         let from = wire.peer()?.ip().to_canonical();
         let host_ip = (!wire.is_local()?).then_some(from);
         let address = SocketAddr::new(hello.ip.unwrap_or(from), hello.port);
-        let entry = Entry { address, host: tidy(&hello.host, MAX_HOST), pid: hello.pid };
+        let Hello { pid, site, .. } = hello;
+        let entry = Entry { address, host: tidy(&hello.host, MAX_HOST), pid, site };
         let patience = Duration::from_millis(hello.patience_ms).min(Duration::from_secs(1 << 25));
         let mut state = self.state();
         let Some(place) = state.seats.get_mut(rank) else { return Err(Fault::NotAwaited) };
@@ -221,18 +223,16 @@ pub(super) fn name_ranks(ranks: &[usize]) -> String {
     }
 }
 
-/// Each rank: where it listens, the address of its host where that is not rank 0's, and the host's name. A rank connects
-/// to all lower ones.
+/// Each rank: where it listens, the address of its host where that is not rank 0's, and the host's name. Any rank may have
+/// to connect to any other one.
 fn unreachable_pair(ranks: &[(IpAddr, Option<IpAddr>, &str)]) -> Option<String> {
-    let pairs = (0..ranks.len()).flat_map(|low| (low + 1..ranks.len()).map(move |high| (low, high)));
-    pairs.into_iter().find_map(|(low, high)| {
-        let ((listens, host_ip, host), (_, other_ip, other)) = (ranks[low], ranks[high]);
-        (listens.is_loopback() && host_ip != other_ip).then(|| {
-            format!(
-                "rank {low} (host {host}) listens on {listens}, where rank {high} (host {other}) cannot reach it: set \
-                 GIRANDOLE_BIND (TcpConfig::bind) on each host to its address in your network"
-            )
-        })
+    let local = ranks.iter().enumerate().filter(|(_, (listens, ..))| listens.is_loopback());
+    local.into_iter().find_map(|(rank, (listens, host_ip, host))| {
+        let (other, (.., name)) = ranks.iter().enumerate().find(|(_, (_, ip, _))| ip != host_ip)?;
+        Some(format!(
+            "rank {rank} (host {host}) listens on {listens}, where rank {other} (host {name}) cannot reach it: set \
+             GIRANDOLE_BIND (TcpConfig::bind) on each host to its address in your network"
+        ))
     })
 }
 
@@ -255,11 +255,15 @@ mod tests {
         let (here, there) = (None, Some(ip("10.0.0.2")));
         let one_host = [(ip("127.0.0.1"), here, "a"), (ip("127.0.0.1"), here, "a")];
         assert_eq!(unreachable_pair(&one_host), None);
-        let last_is_elsewhere = [(ip("10.0.0.1"), here, "a"), (ip("127.0.0.1"), there, "b")];
-        assert_eq!(unreachable_pair(&last_is_elsewhere), None, "nobody connects to the last rank");
-        let two_there =
-            [(ip("10.0.0.1"), here, "a"), (ip("127.0.0.1"), there, "b"), (ip("127.0.0.1"), there, "b")];
-        assert_eq!(unreachable_pair(&two_there), None, "they reach each other on loopback");
+        let all_told =
+            [(ip("10.0.0.1"), here, "a"), (ip("10.0.0.2"), there, "b"), (ip("10.0.0.2"), there, "b")];
+        assert_eq!(unreachable_pair(&all_told), None);
+        let last_is_wrong = [(ip("10.0.0.1"), here, "a"), (ip("127.0.0.1"), there, "b")];
+        let complaint = unreachable_pair(&last_is_wrong).unwrap();
+        assert!(
+            complaint.starts_with("rank 1 (host b) listens on 127.0.0.1, where rank 0 (host a)"),
+            "{complaint}"
+        );
         let wrong = [(ip("10.0.0.1"), here, "a"), (ip("127.0.0.1"), here, "a"), (ip("10.0.0.2"), there, "b")];
         let complaint = unreachable_pair(&wrong).unwrap();
         assert!(

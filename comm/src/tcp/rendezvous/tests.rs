@@ -11,6 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::*;
+use crate::links::Wait;
 use crate::tcp::Secret;
 
 /// Long enough for a busy machine; a test that comes near it fails.
@@ -52,38 +53,69 @@ fn meetings(ranks: Vec<thread::JoinHandle<Result<Meeting>>>) -> Vec<Meeting> {
     ends(ranks).into_iter().map(|end| end.unwrap()).collect()
 }
 
-/// Sends over each connection who sits at which end, and reads the same on the other.
+/// Sends over each connection who sits at which end, and reads the same on the other. Data connections are made for it, all
+/// at once and from both sides.
 fn check(meetings: &[Meeting]) {
-    let number = |rank: usize| u8::try_from(rank).unwrap();
-    let sockets = |meeting: usize| {
-        let Meeting { control, data, .. } = &meetings[meeting];
-        let kinds = [(b'c', control), (b'd', data)];
-        kinds
-            .into_iter()
-            .flat_map(|(kind, all)| all.iter().enumerate().map(move |(to, socket)| (kind, to, socket)))
-    };
-    for (own, meeting) in meetings.iter().enumerate() {
-        assert!(
-            meeting.peers.iter().all(|peer| *peer == PeerInfo::own())
-                && meeting.peers.len() == meetings.len()
-        );
-        for (kind, to, socket) in sockets(own) {
-            let expected = own != to && (kind == b'd' || own == 0 || to == 0);
-            assert_eq!(socket.is_some(), expected, "{} from {own} to {to}", char::from(kind));
-            let Some(mut socket) = socket.as_ref() else { continue };
-            assert!(socket.nodelay().unwrap());
-            socket.write_all(&[kind, number(own), number(to)]).unwrap();
+    let world_size = meetings.len();
+    for (own, Meeting { lines, control, own_ips }) in meetings.iter().enumerate() {
+        let peers = lines.switchboard.peers();
+        let me = Own::new(Transport::Tcp);
+        assert!(peers.iter().all(|peer| peer.host == me.host && peer.pid == me.pid));
+        assert_eq!((peers.len(), own_ips.len()), (world_size, world_size));
+        for (to, socket) in control.iter().enumerate() {
+            assert_eq!(socket.is_some(), own != to && (own == 0 || to == 0), "control from {own} to {to}");
+            socket.iter().for_each(|socket| tell(socket, b'c', own, to));
         }
     }
-    for (own, (kind, to, socket)) in
-        (0..meetings.len()).flat_map(|own| sockets(own).map(move |all| (own, all)))
-    {
-        let Some(mut socket) = socket.as_ref() else { continue };
-        let mut message = [0; 3];
-        socket.set_read_timeout(Some(LONG)).unwrap();
-        socket.read_exact(&mut message).unwrap();
-        assert_eq!(message, [kind, number(to), number(own)]);
+    for (own, Meeting { control, .. }) in meetings.iter().enumerate() {
+        let sockets = control.iter().enumerate().filter_map(|(from, socket)| Some((from, socket.as_ref()?)));
+        sockets.for_each(|(from, socket)| hear(socket, b'c', own, from));
     }
+    thread::scope(|scope| {
+        for (own, meeting) in meetings.iter().enumerate() {
+            scope.spawn(move || {
+                let waits = |to| Wait { peer: to, read: true, write: false };
+                for to in (0..world_size).filter(|to| *to != own) {
+                    let stream = loop {
+                        match meeting.lines.switchboard.fetch(to).unwrap() {
+                            Some((stream, _)) => break stream,
+                            None => meeting.lines.switchboard.wait(&[waits(to)], LONG),
+                        }
+                    };
+                    tell(&stream, b'd', own, to);
+                    hear(&stream, b'd', own, to);
+                }
+            });
+        }
+    });
+}
+
+fn number(rank: usize) -> u8 {
+    u8::try_from(rank).unwrap()
+}
+
+fn tell(mut socket: &TcpStream, kind: u8, own: usize, to: usize) {
+    assert!(socket.nodelay().unwrap());
+    socket.write_all(&[kind, number(own), number(to)]).unwrap();
+}
+
+fn hear(mut socket: &TcpStream, kind: u8, own: usize, from: usize) {
+    let mut message = [0; 3];
+    socket.set_nonblocking(false).unwrap();
+    socket.set_read_timeout(Some(LONG)).unwrap();
+    socket.read_exact(&mut message).unwrap();
+    assert_eq!(message, [kind, number(from), number(own)]);
+}
+
+#[test]
+fn a_rank_is_connected_to_its_neighbours_at_first() {
+    let (listener, port) = point();
+    let mut ranks = vec![leading(tcp(0, 4, port), listener)];
+    ranks.extend((1..4).map(|rank| joining(tcp(rank, 4, port))));
+    let meetings = meetings(ranks);
+    let connected: Vec<_> = meetings.iter().map(|meeting| meeting.lines.switchboard.connected()).collect();
+    assert_eq!(connected, [vec![1], vec![0, 2], vec![1, 3], vec![2]]);
+    check(&meetings);
 }
 
 #[test]
@@ -178,7 +210,8 @@ fn process(rank: &str, port: &str) -> std::process::Child {
 fn processes_meet_through_the_environment() {
     if std::env::var_os("GIRANDOLE_TEST_RANK").is_some() {
         let meeting = meet(&TcpConfig::from_env().unwrap()).unwrap();
-        let pids: std::collections::HashSet<_> = meeting.peers.iter().map(|peer| peer.pid).collect();
+        let pids: std::collections::HashSet<_> =
+            meeting.lines.switchboard.peers().iter().map(|peer| peer.pid).collect();
         assert!(pids.len() == 3 && pids.contains(&std::process::id()));
         return;
     }

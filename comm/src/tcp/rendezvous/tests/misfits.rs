@@ -28,7 +28,8 @@ fn introduced(rank: u32, world_size: u32, port: u16) -> Wire {
     };
     assert_eq!(verdict.status, Status::Admitted);
     let nobody = point().1;
-    let hello = Hello { ip: None, port: nobody, host: "elsewhere".into(), pid: 77, patience_ms: 60_000 };
+    let (host, site) = ("elsewhere".into(), Site::own(Err(Obstacle::Unwanted)));
+    let hello = Hello { ip: None, port: nobody, host, pid: 77, site, patience_ms: 60_000 };
     wire.send(&hello, until).unwrap();
     wire
 }

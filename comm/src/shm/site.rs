@@ -1,0 +1,78 @@
+//! Where a rank runs, as far as sharing memory goes. Ranks tell each other when they meet, so that all know who shares
+//! memory with whom before any two of them are connected.
+
+use serde::{Deserialize, Serialize};
+
+use super::host::Host;
+use super::obstacle::Obstacle;
+
+/// Where a rank runs, as far as sharing memory goes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Site {
+    /// One kernel's boot: two ranks that see the same one run on the same machine, whatever they call it.
+    boot: Option<u64>,
+    /// The network in which unix sockets reach each other; 0 where that cannot be told.
+    network: u64,
+    user: u32,
+    /// Why this rank shares memory with nobody, as a number; 0 where it does.
+    obstacle: u8,
+}
+
+impl Site {
+    /// Of this process, that shares memory by `host`, or cannot or shall not.
+    pub(crate) fn own(host: Result<&Host, Obstacle>) -> Self {
+        let (boot, network) = (Host::boot(), Host::network());
+        let missing = boot.is_none().then_some(Obstacle::Unsupported);
+        let obstacle = Obstacle::to_byte(host.err().or(missing));
+        Self { boot, network, user: rustix::process::geteuid().as_raw(), obstacle }
+    }
+
+    /// Whether both are on one machine, where that can be told.
+    pub(crate) fn is_at(&self, other: &Self) -> bool {
+        self.boot.is_some() && self.boot == other.boot
+    }
+
+    /// What keeps two ranks from sharing memory, as far as they can tell without trying; the same from both sides.
+    pub(crate) fn obstacle_to(&self, other: &Self) -> Option<Obstacle> {
+        let unwilling = Obstacle::from_byte(self.obstacle).or(Obstacle::from_byte(other.obstacle));
+        let separate = match () {
+            () if !self.is_at(other) => Some(Obstacle::OtherHost),
+            () if self.network != other.network => Some(Obstacle::Unreachable),
+            () if self.user != other.user => Some(Obstacle::OtherUser),
+            () => None,
+        };
+        unwilling.or(separate)
+    }
+}
+
+#[cfg(test)]
+impl Site {
+    /// One that takes as much room as any.
+    pub(crate) fn longest() -> Self {
+        Self { boot: Some(u64::MAX), network: u64::MAX, user: u32::MAX, obstacle: u8::MAX }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SITE: Site = Site { boot: Some(1), network: 2, user: 3, obstacle: 0 };
+
+    #[test]
+    fn one_machine_network_and_user_share() {
+        assert_eq!(SITE.obstacle_to(&SITE), None);
+        for (other, obstacle) in [
+            (Site { boot: Some(2), ..SITE }, Obstacle::OtherHost),
+            (Site { boot: None, ..SITE }, Obstacle::OtherHost),
+            (Site { network: 3, ..SITE }, Obstacle::Unreachable),
+            (Site { user: 4, ..SITE }, Obstacle::OtherUser),
+            (Site { obstacle: Obstacle::to_byte(Some(Obstacle::Unwanted)), ..SITE }, Obstacle::Unwanted),
+        ] {
+            assert_eq!(SITE.obstacle_to(&other), Some(obstacle));
+            assert_eq!(other.obstacle_to(&SITE), Some(obstacle));
+        }
+        let unknown = Site { boot: None, ..SITE };
+        assert!(SITE.is_at(&SITE) && !unknown.is_at(&unknown));
+    }
+}
