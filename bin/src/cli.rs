@@ -16,6 +16,7 @@ use crate::experiments::ddp_trainer::DdpTrainerOptions;
 use crate::experiments::ddp_transformer::DdpTransformerOptions;
 use crate::experiments::process_groups::{self, ProcessGroupsOptions};
 use crate::experiments::sampler::SamplerOptions;
+use crate::experiments::tensor_parallel::{self, TensorParallelMlpOptions, TensorParallelTransformerOptions};
 use crate::launch::{self, LaunchOptions};
 
 // The feature that it is named for in Cargo.toml gives candle's matrix products AVX-512.
@@ -41,6 +42,10 @@ enum Command {
     DdpMlp(DdpMlpOptions),
     /// A convolutional net that tells pictures apart: trained, saved, tested
     Cifar10(Cifar10Options),
+    /// Two layers with a GELU between them, each divided over the ranks
+    TensorParallelMlp(TensorParallelMlpOptions),
+    /// A language model whose attention heads, feed-forward layers and vocabulary are divided over the ranks
+    TensorParallelTransformer(TensorParallelTransformerOptions),
     /// Which rank gets which samples, with a plain and with a distributed sampler
     Sampler(SamplerOptions),
     /// Back ends, ranks, meeting places, operations between ranks, groups of ranks
@@ -59,6 +64,8 @@ impl Command {
             Command::DdpTransformer(options) => experiment::run(options),
             Command::DdpMlp(options) => experiment::run(options),
             Command::Cifar10(options) => experiment::run(options),
+            Command::TensorParallelMlp(options) => tensor_parallel::run(options),
+            Command::TensorParallelTransformer(options) => tensor_parallel::run(options),
             Command::Sampler(options) => options.run(),
             Command::ProcessGroups(options) => process_groups::run(options),
             Command::Launch(options) => launch::run(options),

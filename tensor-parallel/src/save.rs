@@ -159,10 +159,10 @@ impl Writer {
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        if let Ok(file) = &mut self.file {
-            if let Err(error) = file.write_all(bytes) {
-                self.file = Err(error);
-            }
+        if let Ok(file) = &mut self.file
+            && let Err(error) = file.write_all(bytes)
+        {
+            self.file = Err(error);
         }
     }
 

@@ -7,3 +7,4 @@ pub mod ddp_trainer;
 pub mod ddp_transformer;
 pub mod process_groups;
 pub mod sampler;
+pub mod tensor_parallel;

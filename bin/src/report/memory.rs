@@ -10,6 +10,11 @@ pub fn peak_rss_bytes() -> Option<u64> {
     from_status(&std::fs::read_to_string("/proc/self/status").ok()?)
 }
 
+/// Lets [`peak_rss_bytes`] begin anew from what the process holds now; false where the system cannot.
+pub fn reset_peak_rss() -> bool {
+    std::fs::write("/proc/self/clear_refs", "5").is_ok()
+}
+
 fn from_status(status: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
