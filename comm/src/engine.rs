@@ -7,6 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::runner::Run;
+use crate::staging::Before;
 use crate::supervisor::Supervisor;
 use crate::{Error, Operation, Result, Stats, Work};
 
@@ -35,9 +36,15 @@ struct Shared {
     failed: Mutex<Option<Error>>,
 }
 
+struct Job {
+    ticket: Arc<Ticket>,
+    operation: Operation,
+    before: Before,
+}
+
 #[derive(Default)]
 struct Queue {
-    jobs: VecDeque<(Arc<Ticket>, Operation)>,
+    jobs: VecDeque<Job>,
     /// Some thread runs an operation.
     running: bool,
     waiters: usize,
@@ -96,6 +103,7 @@ impl Engine {
 
     fn enqueue(&self, operation: Operation) -> Result<Arc<Ticket>> {
         operation.validate(self.rank, self.world_size)?;
+        let before = Before::of(&operation)?;
         let ticket = Arc::new(Ticket { shared: self.shared.clone(), result: Mutex::default() });
         let mut queue = lock(&self.shared.queue);
         // Where the group has failed and others are before this one, the first of them is to say so.
@@ -104,7 +112,7 @@ impl Engine {
         } else {
             self.shared.check(&operation)?;
         }
-        queue.jobs.push_back((ticket.clone(), operation));
+        queue.jobs.push_back(Job { ticket: ticket.clone(), operation, before });
         Ok(ticket)
     }
 }
@@ -180,10 +188,10 @@ impl Shared {
         if queue.running {
             return Err(queue);
         }
-        let Some((ticket, operation)) = queue.jobs.pop_front() else { return Err(queue) };
+        let Some(Job { ticket, operation, before }) = queue.jobs.pop_front() else { return Err(queue) };
         queue.running = true;
         drop(queue);
-        let result = self.execute(&operation);
+        let result = self.execute(&operation, &before);
         // Its tensors are free before anybody hears that it is done.
         drop(operation);
         *lock(&ticket.result) = Some(result);
@@ -195,9 +203,12 @@ impl Shared {
         Ok(queue)
     }
 
-    fn execute(&self, operation: &Operation) -> Result<()> {
+    fn execute(&self, operation: &Operation, before: &Before) -> Result<()> {
         self.check(operation)?;
-        let run = || lock(&self.runner).run(operation);
+        let run = || {
+            before.wait()?;
+            lock(&self.runner).run(operation)
+        };
         let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
             Err(Error::system(operation.name(), "a bug in Girandole: the operation panicked"))
         });

@@ -39,6 +39,8 @@ mod plan;
 mod runner;
 pub mod schedule;
 mod shm;
+#[cfg_attr(not(feature = "cuda"), path = "staging/nothing.rs")]
+mod staging;
 mod stats;
 mod storage;
 mod supervisor;

@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use candle_core::Tensor;
 
+use crate::staging::Stage;
 use crate::{Result, storage};
 
 /// Bytes that are copied at a time: they stay in the processor's cache in between.
@@ -26,6 +27,8 @@ struct Piece<'a> {
 
 enum Place<'a> {
     Tensor(&'a Tensor),
+    /// A tensor of another device.
+    Staged(Stage<'a>),
     /// Of u64 so that every element type is aligned.
     Room(Vec<u64>),
     /// A tensor of f16 or bf16, as f32.
@@ -44,8 +47,17 @@ impl<'a> Memory<'a> {
 
     /// Appends the elements of a tensor.
     pub(crate) fn tensor(self, tensor: &'a Tensor) -> Self {
+        self.tensor_that(tensor, true)
+    }
+
+    /// Appends the elements of a tensor, all of which the schedule writes, and reads only what it has written.
+    pub(crate) fn output(self, tensor: &'a Tensor) -> Self {
+        self.tensor_that(tensor, false)
+    }
+
+    fn tensor_that(self, tensor: &'a Tensor, keeps: bool) -> Self {
         let bytes = tensor.elem_count() * tensor.dtype().size_in_bytes();
-        self.append(bytes, Place::Tensor(tensor))
+        self.append(bytes, Stage::of(tensor, keeps).map_or(Place::Tensor(tensor), Place::Staged))
     }
 
     /// Appends room for `bytes`, all zero.
@@ -95,6 +107,7 @@ impl<'a> Memory<'a> {
         let range = piece.within(&range);
         match &piece.place {
             Place::Tensor(tensor) => storage::read(tensor, range, look),
+            Place::Staged(stage) => stage.read(range, look),
             Place::Room(room) => Ok(look(&bytemuck::cast_slice(room)[range])),
             Place::Wide { values, .. } => Ok(look(&bytemuck::cast_slice(values)[range])),
         }
@@ -107,6 +120,7 @@ impl<'a> Memory<'a> {
         let range = piece.within(&range);
         match &mut piece.place {
             Place::Tensor(tensor) => storage::write(tensor, range, change),
+            Place::Staged(stage) => stage.write(range, change),
             Place::Room(room) => Ok(change(&mut bytemuck::cast_slice_mut(room)[range])),
             Place::Wide { values, .. } => Ok(change(&mut bytemuck::cast_slice_mut(values)[range])),
         }
@@ -160,12 +174,18 @@ impl<'a> Memory<'a> {
         Ok(())
     }
 
-    /// Writes back what was widened.
+    /// Writes back what was widened, or staged.
     pub(crate) fn finish(self) -> Result<()> {
         for piece in self.pieces {
-            if let Place::Wide { tensor, values, write_back: true } = piece.place {
-                let bytes = tensor.elem_count() * tensor.dtype().size_in_bytes();
-                storage::write(tensor, 0..bytes, |narrow| storage::narrow(tensor.dtype(), &values, narrow))?;
+            match piece.place {
+                Place::Wide { tensor, values, write_back: true } => {
+                    let bytes = tensor.elem_count() * tensor.dtype().size_in_bytes();
+                    storage::write(tensor, 0..bytes, |narrow| {
+                        storage::narrow(tensor.dtype(), &values, narrow)
+                    })?;
+                }
+                Place::Staged(stage) => stage.finish()?,
+                _ => {}
             }
         }
         Ok(())

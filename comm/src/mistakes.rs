@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 
 use crate::schedule::Parts;
-use crate::{Error, Operation, ReduceOp, Result, fingerprint};
+use crate::{Error, Operation, ReduceOp, Result, fingerprint, staging};
 
 impl Operation {
     /// Checks what one rank alone can check.
@@ -61,10 +61,10 @@ impl Operation {
             let help = "use f64, f32, f16, bf16, u8, u32 or i64".into();
             return Err(Error::UnsupportedDtype { operation: operation(), dtype: tensor.dtype(), help });
         }
-        if !tensor.device().is_cpu() {
+        if !staging::is_supported(tensor.device()) {
             return Err(Error::invalid(
                 operation(),
-                "a tensor that is not on the CPU",
+                "a tensor of a device whose tensors are not exchanged",
                 "move it with `to_device(&Device::Cpu)`",
             ));
         }

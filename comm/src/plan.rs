@@ -41,13 +41,13 @@ impl Planner {
             }
             Operation::Gather { output, input, root, counts } => {
                 let parts = self.parts(input.elem_count() * self.world_size, counts);
-                let memory = output.iter().fold(Memory::of(input), Memory::tensor);
+                let memory = output.iter().fold(Memory::of(input), Memory::output);
                 let schedule = algorithm::direct_gather::schedule(self.rank, &parts, *root);
                 Plan::copying(memory, schedule, input)
             }
             Operation::Scatter { output, input, root, counts } => {
                 let parts = self.parts(output.elem_count() * self.world_size, counts);
-                let memory = input.iter().fold(Memory::default(), Memory::tensor).tensor(output);
+                let memory = input.iter().fold(Memory::default(), Memory::tensor).output(output);
                 let schedule = algorithm::direct_scatter::schedule(self.rank, &parts, *root);
                 Plan::copying(memory, schedule, output)
             }
@@ -119,7 +119,7 @@ impl Planner {
         let (own, first) = (input.elem_count(), parts.of(self.rank).start);
         let ring = algorithm::ring_all_gather::schedule(self.rank, &parts).shifted(own);
         let schedule = Schedule::copying(0..own, own + first).then(ring);
-        Plan::copying(Memory::of(input).tensor(output), schedule, input)
+        Plan::copying(Memory::of(input).output(output), schedule, input)
     }
 
     fn reduce_scatter<'a>(
@@ -151,7 +151,7 @@ impl Planner {
         let incoming = self.parts(output.elem_count(), output_counts);
         let outgoing = self.parts(input.elem_count(), input_counts);
         let schedule = algorithm::pairwise_all_to_all::schedule(self.rank, &outgoing, &incoming);
-        let plan = Plan::copying(Memory::of(input).tensor(output), schedule, input);
+        let plan = Plan::copying(Memory::of(input).output(output), schedule, input);
         Plan { pairs: pairs(self.rank, &outgoing, &incoming), ..plan }
     }
 

@@ -109,14 +109,17 @@ impl<L: Links> Runner<L> {
                 Some((vec![self.parcel(*to, true, tensor, 0)], Memory::of(tensor)))
             }
             Operation::Recv { tensor, from } => {
-                Some((vec![self.parcel(*from, false, tensor, 0)], Memory::of(tensor)))
+                Some((vec![self.parcel(*from, false, tensor, 0)], Memory::default().output(tensor)))
             }
             Operation::Batch { messages } => {
                 let (mut parcels, mut memory) = (Vec::new(), Memory::default());
                 for message in messages {
                     let outgoing = matches!(message, Message::Send { .. });
                     parcels.push(self.parcel(message.peer(), outgoing, message.tensor(), memory.len()));
-                    memory = memory.tensor(message.tensor());
+                    memory = match outgoing {
+                        true => memory.tensor(message.tensor()),
+                        false => memory.output(message.tensor()),
+                    };
                 }
                 Some((parcels, memory))
             }
@@ -129,7 +132,8 @@ impl<L: Links> Runner<L> {
             let Some(first) = parcels.first() else { return Ok(()) };
             self.supervisor.begin(first.fingerprint);
             let result = self.executor.exchange(parcels, &mut memory);
-            return result.inspect_err(|_| self.supervisor.hang_up(&self.executor.whole()));
+            result.inspect_err(|_| self.supervisor.hang_up(&self.executor.whole()))?;
+            return memory.finish();
         }
         let fingerprint = self.fingerprint(operation);
         self.sequence += 1;

@@ -8,10 +8,14 @@ use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Storage, Tensor};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use crate::staging::Stage;
 use crate::{Error, Result};
 
-/// Lets `look` see some bytes of a contiguous CPU tensor that is not empty, while its storage is locked for reading.
+/// Lets `look` see some bytes of a contiguous tensor that is not empty, while its storage is locked for reading.
 pub(crate) fn read<R>(tensor: &Tensor, range: Range<usize>, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+    if let Some(stage) = Stage::of(tensor, true) {
+        return stage.read(range, look);
+    }
     let (storage, layout) = tensor.storage_and_layout();
     let elements = layout.contiguous_offsets().map(|(start, end)| start..end).ok_or_else(not_usable)?;
     let Storage::Cpu(storage) = &*storage else { return Err(not_usable()) };
@@ -32,12 +36,16 @@ pub(crate) fn read<R>(tensor: &Tensor, range: Range<usize>, look: impl FnOnce(&[
     }
 }
 
-/// Lets `change` work on some bytes of a contiguous CPU tensor that is not empty, while its storage is locked for writing.
+/// Lets `change` work on some bytes of a contiguous tensor that is not empty, while its storage is locked for writing.
 pub(crate) fn write<R>(
     tensor: &Tensor,
     range: Range<usize>,
     change: impl FnOnce(&mut [u8]) -> R,
 ) -> Result<R> {
+    if let Some(mut stage) = Stage::of(tensor, true) {
+        let result = stage.write(range, change)?;
+        return stage.finish().map(|()| result);
+    }
     let op = InPlace { range, change: RefCell::new(Some(change)), result: RefCell::new(None) };
     let source = match tensor.inplace_op1(&op) {
         Ok(()) => return op.result.into_inner().ok_or_else(not_usable),

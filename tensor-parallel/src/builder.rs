@@ -10,7 +10,7 @@ use training::TorchInit;
 
 use crate::file::ShardedFile;
 use crate::split::Runs;
-use crate::{Context, Error, Result, Split};
+use crate::{Context, Error, Result, Split, TensorParallelConfig};
 
 /// Where the weights of a model come from: the whole model's, of which each rank takes its part.
 #[derive(Debug, Clone)]
@@ -88,6 +88,7 @@ struct Inner {
     source: Mutex<Source>,
     parameters: Mutex<Vec<Parameter>>,
     dtype: DType,
+    device: Device,
     context: Context,
 }
 
@@ -99,7 +100,8 @@ pub struct ShardBuilder {
 }
 
 impl ShardBuilder {
-    pub(crate) fn new(weights: &Weights, dtype: DType, context: Context) -> Result<Self> {
+    pub(crate) fn new(weights: &Weights, config: &TensorParallelConfig, context: Context) -> Result<Self> {
+        let (dtype, device) = (config.dtype, config.device.clone());
         let source = match weights {
             Weights::Random(generator) => {
                 let scratch = VarMap::new();
@@ -109,7 +111,10 @@ impl ShardBuilder {
             Weights::File(path) => Source::File(ShardedFile::open(path)?),
         };
         let (source, parameters) = (Mutex::new(source), Mutex::default());
-        Ok(Self { inner: Arc::new(Inner { source, parameters, dtype, context }), prefix: String::new() })
+        Ok(Self {
+            inner: Arc::new(Inner { source, parameters, dtype, device, context }),
+            prefix: String::new(),
+        })
     }
 
     /// A builder for a part of the model, whose names begin with `name` and a dot.
@@ -163,7 +168,7 @@ impl ShardBuilder {
             }
             Source::File(file) => file.read(&name, &dims, self.inner.dtype, runs, &shard_dims)?,
         };
-        let var = Var::from_tensor(&tensor)?;
+        let var = Var::from_tensor(&tensor.to_device(&self.inner.device)?)?;
         let tensor = var.as_tensor().clone();
         parameters.push(Parameter { name, var, dims, split, summed });
         Ok(tensor)

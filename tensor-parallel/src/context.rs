@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, autograd};
 
 use crate::{Error, RandomStreams, Result};
@@ -17,11 +17,21 @@ pub struct TensorParallelConfig {
     pub seed: u64,
     /// Of weights drawn from a seed or read from a file. Default: f32.
     pub dtype: DType,
+    /// Where weights are. Default: the CPU.
+    pub device: Device,
 }
 
 impl Default for TensorParallelConfig {
     fn default() -> Self {
-        Self { sequence_parallel: false, seed: 42, dtype: DType::F32 }
+        Self { sequence_parallel: false, seed: 42, dtype: DType::F32, device: Device::Cpu }
+    }
+}
+
+impl TensorParallelConfig {
+    /// What must be equal on all ranks.
+    pub(crate) fn describe(&self) -> String {
+        let Self { sequence_parallel, seed, dtype, device: _ } = self;
+        format!("sequence_parallel: {sequence_parallel}, seed: {seed}, dtype: {dtype:?}")
     }
 }
 

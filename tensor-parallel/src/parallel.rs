@@ -70,7 +70,7 @@ impl<M> TensorParallel<M> {
         let dp_rank = dp.as_ref().map_or(0, |dp| dp.rank());
         let random = RandomStreams::new(config.seed, dp_rank, place);
         let context = Context::new(tp, config.sequence_parallel, random);
-        let built = ShardBuilder::new(weights, config.dtype, context.clone()).and_then(|builder| {
+        let built = ShardBuilder::new(weights, config, context.clone()).and_then(|builder| {
             let model = build(builder.clone())?;
             Ok((model, builder.finish()?))
         });
@@ -78,7 +78,7 @@ impl<M> TensorParallel<M> {
             Ok((model, parameters)) => (Some(model), Ok(parameters)),
             Err(error) => (None, Err(error)),
         };
-        let parameters = agreement::check(&**mesh.world(), place, format!("{config:?}"), parameters)?;
+        let parameters = agreement::check(&**mesh.world(), place, config.describe(), parameters)?;
         let Some(model) = model else { return Err(no_model()) };
         let dp = dp.filter(|dp| dp.world_size() > 1);
         Ok(Self { model, parameters, context, dp })

@@ -3,7 +3,10 @@
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, InplaceOp1, Layout, Shape, Tensor};
+use candle_core::backend::BackendStorage;
+use candle_core::{
+    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, InplaceOp1, Layout, Shape, Storage, Tensor,
+};
 
 use crate::engine::lock;
 use crate::{Communicator, Error, Result};
@@ -16,35 +19,8 @@ pub(super) fn differentiable(
     comm: &Arc<dyn Communicator>,
     backward: impl Fn(&Tensor, &dyn Communicator) -> Result<Tensor> + Send + Sync + 'static,
 ) -> Result<Tensor> {
-    let backward = Box::new(backward);
-    let node = Node { name, output: Mutex::new(Some(output)), comm: comm.clone(), backward };
-    Ok(x.apply_op1(node)?)
-}
-
-type Backward = dyn Fn(&Tensor, &dyn Communicator) -> Result<Tensor> + Send + Sync;
-
-struct Node {
-    name: &'static str,
-    output: Mutex<Option<Tensor>>,
-    comm: Arc<dyn Communicator>,
-    backward: Box<Backward>,
-}
-
-impl CustomOp1 for Node {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        let output = lock(&self.output).take();
-        let output = output.ok_or_else(|| Error::system(self.name, "its result was taken before"))?;
-        let shape = output.shape().clone();
-        Ok((into_storage(output)?, shape))
-    }
-
-    fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        Ok(Some((self.backward)(grad, &*self.comm)?))
-    }
+    let comm = comm.clone();
+    custom(name, &[x], output, move |gradient| Ok(vec![Some(backward(gradient, &*comm)?)]))
 }
 
 /// `output` as if candle had computed it from `inputs`, one to three of them: what a strategy makes its own layers of, whose
@@ -57,7 +33,7 @@ impl CustomOp1 for Node {
 /// None of its own.
 ///
 /// # Errors
-/// No input or more than three; an output that is not contiguous on the CPU.
+/// No input or more than three; an output that is not contiguous, or on another device than the inputs.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -98,11 +74,24 @@ struct Custom {
 }
 
 impl Custom {
-    fn output(&self) -> candle_core::Result<(CpuStorage, Shape)> {
+    fn output(&self) -> candle_core::Result<Tensor> {
         let output = lock(&self.output).take();
-        let output = output.ok_or_else(|| Error::system(self.name, "its result was taken before"))?;
+        Ok(output.ok_or_else(|| Error::system(self.name, "its result was taken before"))?)
+    }
+
+    fn on_cpu(&self) -> candle_core::Result<(CpuStorage, Shape)> {
+        let output = self.output()?;
         let shape = output.shape().clone();
         Ok((into_storage(output)?, shape))
+    }
+
+    fn on_cuda(&self) -> candle_core::Result<(CudaStorage, Shape)> {
+        let output = self.output()?;
+        let (storage, layout) = output.storage_and_layout();
+        match &*storage {
+            Storage::Cuda(storage) => Ok((storage.try_clone(layout)?, layout.shape().clone())),
+            _ => Err(Error::system(self.name, "its result is on another device").into()),
+        }
     }
 
     fn gradients<const N: usize>(&self, grad: &Tensor) -> candle_core::Result<[Option<Tensor>; N]> {
@@ -121,7 +110,11 @@ impl CustomOp1 for Custom {
     }
 
     fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        self.output()
+        self.on_cpu()
+    }
+
+    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> candle_core::Result<(CudaStorage, Shape)> {
+        self.on_cuda()
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
@@ -142,7 +135,17 @@ impl CustomOp2 for Custom {
         _: &CpuStorage,
         _: &Layout,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
-        self.output()
+        self.on_cpu()
+    }
+
+    fn cuda_fwd(
+        &self,
+        _: &CudaStorage,
+        _: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+    ) -> candle_core::Result<(CudaStorage, Shape)> {
+        self.on_cuda()
     }
 
     fn bwd(
@@ -171,7 +174,19 @@ impl CustomOp3 for Custom {
         _: &CpuStorage,
         _: &Layout,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
-        self.output()
+        self.on_cpu()
+    }
+
+    fn cuda_fwd(
+        &self,
+        _: &CudaStorage,
+        _: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+    ) -> candle_core::Result<(CudaStorage, Shape)> {
+        self.on_cuda()
     }
 
     fn bwd(
@@ -192,7 +207,7 @@ fn into_storage(tensor: Tensor) -> candle_core::Result<CpuStorage> {
     if tensor.elem_count() == 0 {
         let (storage, _) = tensor.storage_and_layout();
         return match &*storage {
-            candle_core::Storage::Cpu(storage) => Ok(storage.clone()),
+            Storage::Cpu(storage) => Ok(storage.clone()),
             _ => Err(Error::invalid("a tensor", "one that is not on the CPU", "move it there").into()),
         };
     }

@@ -49,7 +49,7 @@ impl Planner {
     ) -> Option<Plan<'a>> {
         self.is_pairwise(input).then(|| {
             let room = pairwise_reduce_scatter::room(self.rank, parts) * input.dtype().size_in_bytes();
-            let memory = Memory::of(input).tensor(output).room(room);
+            let memory = Memory::of(input).output(output).room(room);
             Plan::narrow(memory, pairwise_reduce_scatter::schedule(self.rank, parts), input, op)
         })
     }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use candle_core::{DType, Device, FloatDType, Tensor};
+use candle_core::{DType, FloatDType, Tensor};
 use comm::{Operation, ReduceOp, autograd};
 
 use crate::{Context, Error, Result};
@@ -67,7 +67,7 @@ fn fused<T: FloatDType>(logits: &Tensor, targets: &Tensor, context: &Context) ->
     let lowest = T::from_f64(f64::NEG_INFINITY);
     let tops: Vec<T> =
         (0..rows).map(|index| exponentials[row(index)].iter().copied().fold(lowest, greater)).collect();
-    let tops = reduced(tops, ReduceOp::Max, context)?;
+    let tops = reduced(tops, ReduceOp::Max, logits, context)?;
     // Sums first, then what the targets have.
     let mut parts = vec![T::zero(); 2 * rows];
     for (index, target) in targets.iter().enumerate() {
@@ -83,12 +83,13 @@ fn fused<T: FloatDType>(logits: &Tensor, targets: &Tensor, context: &Context) ->
         }
         parts[index] = T::from_f64(sum);
     }
-    let parts = reduced(parts, ReduceOp::Sum, context)?;
+    let parts = reduced(parts, ReduceOp::Sum, logits, context)?;
     let (sums, of_targets) = parts.split_at(rows);
     let losses = sums.iter().zip(of_targets).map(|(sum, target)| sum.to_f64().ln() - target.to_f64());
     let loss = T::from_f64(losses.sum::<f64>() / rows as f64);
     let (sums, dims) = (sums.to_vec(), logits.dims().to_vec());
-    let output = Tensor::from_vec(vec![loss], (), &Device::Cpu)?;
+    let device = logits.device().clone();
+    let output = Tensor::from_vec(vec![loss], (), &device)?;
     Ok(autograd::custom("vocab_parallel_cross_entropy", &[logits], output, move |gradient| {
         let share = gradient.to_dtype(DType::F64)?.to_scalar::<f64>()? / rows as f64;
         let mut of_logits = exponentials.clone();
@@ -100,14 +101,19 @@ fn fused<T: FloatDType>(logits: &Tensor, targets: &Tensor, context: &Context) ->
                 numbers[*target] -= T::from_f64(share);
             }
         }
-        Ok(vec![Some(Tensor::from_vec(of_logits, &dims[..], &Device::Cpu)?)])
+        Ok(vec![Some(Tensor::from_vec(of_logits, &dims[..], &device)?)])
     })?)
 }
 
 /// The numbers of all ranks, combined.
-fn reduced<T: FloatDType>(numbers: Vec<T>, op: ReduceOp, context: &Context) -> Result<Vec<T>> {
+fn reduced<T: FloatDType>(
+    numbers: Vec<T>,
+    op: ReduceOp,
+    logits: &Tensor,
+    context: &Context,
+) -> Result<Vec<T>> {
     let len = numbers.len();
-    let tensor = Tensor::from_vec(numbers, len, &Device::Cpu)?;
+    let tensor = Tensor::from_vec(numbers, len, logits.device())?;
     context.comm().run(Operation::AllReduce { tensor: tensor.clone(), op })?;
     Ok(tensor.to_vec1()?)
 }

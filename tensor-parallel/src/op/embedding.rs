@@ -1,6 +1,6 @@
 //! A table of which each rank has some of the rows.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use comm::{Operation, ReduceOp, autograd};
 
 use crate::context::sequence_dim;
@@ -13,7 +13,7 @@ use super::rows;
 /// With sequence parallelism each rank gets its part of the sequence.
 pub(crate) fn embedding(tokens: &Tensor, weight: &Tensor, context: &Context) -> Result<Tensor> {
     let (own, features) = weight.dims2()?;
-    let (places, mask) = find(tokens, own, weight.dtype(), context)?;
+    let (places, mask) = find(tokens, own, weight, context)?;
     let mut dims = tokens.dims().to_vec();
     dims.push(features);
     let partial = weight.detach().index_select(&places, 0)?.broadcast_mul(&mask)?.reshape(dims)?;
@@ -41,7 +41,7 @@ pub(crate) fn embedding(tokens: &Tensor, weight: &Tensor, context: &Context) -> 
 }
 
 /// Where each token's row lies in this rank's part, and 1 if it does, or 0.
-fn find(tokens: &Tensor, own: usize, dtype: DType, context: &Context) -> Result<(Tensor, Tensor)> {
+fn find(tokens: &Tensor, own: usize, weight: &Tensor, context: &Context) -> Result<(Tensor, Tensor)> {
     let vocabulary = own * context.ranks();
     let first = context.rank() * own;
     let all = tokens.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
@@ -56,7 +56,7 @@ fn find(tokens: &Tensor, own: usize, dtype: DType, context: &Context) -> Result<
         places.push(here.unwrap_or(0) as u32);
         mask.push(if here.is_some() { 1f32 } else { 0.0 });
     }
-    let len = all.len();
-    let mask = Tensor::from_vec(mask, (len, 1), &Device::Cpu)?.to_dtype(dtype)?;
-    Ok((Tensor::from_vec(places, len, &Device::Cpu)?, mask))
+    let (len, device) = (all.len(), weight.device());
+    let mask = Tensor::from_vec(mask, (len, 1), device)?.to_dtype(weight.dtype())?;
+    Ok((Tensor::from_vec(places, len, device)?, mask))
 }
