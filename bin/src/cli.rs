@@ -18,6 +18,7 @@ use crate::experiments::process_groups::{self, ProcessGroupsOptions};
 use crate::experiments::sampler::SamplerOptions;
 use crate::experiments::tensor_parallel::{self, TensorParallelMlpOptions, TensorParallelTransformerOptions};
 use crate::launch::{self, LaunchOptions};
+use crate::plan::{self, PlanOptions};
 
 // The feature that it is named for in Cargo.toml gives candle's matrix products AVX-512.
 use gemm as _;
@@ -54,6 +55,8 @@ enum Command {
     Launch(LaunchOptions),
     /// How long collectives take, by size
     CommBench(CommBenchOptions),
+    /// Which way to spread a model over ranks fits, what it costs, and which to take
+    Plan(PlanOptions),
 }
 
 impl Command {
@@ -70,6 +73,7 @@ impl Command {
             Command::ProcessGroups(options) => process_groups::run(options),
             Command::Launch(options) => launch::run(options),
             Command::CommBench(options) => comm_bench::run(options),
+            Command::Plan(options) => plan::run(options),
         }
     }
 }
