@@ -182,3 +182,30 @@ fn dropout_keeps_what_every_rank_has_equal() {
     assert_ne!(with_dropout(2, true, 1).0, with_dropout(2, true, 0).0, "each step has masks of its own");
     assert_eq!(with_dropout(2, true, 1).0, with_dropout(2, true, 1).0);
 }
+
+#[test]
+fn half_types_train_and_stay_equal() {
+    for dtype in [DType::BF16, DType::F16] {
+        for sequence_parallel in [false, true] {
+            let ranks = on_mesh(1, 2, |mesh| {
+                let config = TensorParallelConfig { sequence_parallel, dtype, ..config() };
+                let model = |builder| LanguageModel::new(builder, &sizes());
+                let parallel = TensorParallel::new(mesh, &config, &Weights::seed(1), model)?;
+                let config = AdamConfig { learning_rate: 0.01, eps: 1e-4, ..AdamConfig::default() };
+                let mut adam = Adam::named(parallel.named_vars(), config).unwrap();
+                let (tokens, next) = batch(&sizes(), 0, 0);
+                let mut losses = vec![];
+                for _ in 0..10 {
+                    let loss = parallel.model().loss(&tokens, &next)?;
+                    losses.push(loss.to_dtype(DType::F64)?.to_scalar::<f64>()?);
+                    adam.step(&parallel.backward(&loss)?)?;
+                }
+                Ok((losses, values(&parallel)))
+            });
+            let (losses, values): (Vec<_>, Vec<_>) = ranks.into_iter().unzip();
+            assert_eq!(losses[0], losses[1]);
+            assert!(losses[0][9] < losses[0][0] - 0.5, "{dtype:?}: {:?}", losses[0]);
+            whole(&values);
+        }
+    }
+}

@@ -12,7 +12,7 @@ fn layouts_that_are_none() {
         (&["--tp", "99999999"], "--world-size: got 99999999"),
         (
             &["--tp", "8", "--hidden-size", "1"],
-            "--hidden-size: got 4; it is divided over 8 tensor-parallel ranks",
+            "--hidden-size: got 1; the first layer has four times as many outputs",
         ),
         (&["--batch-size", "5", "--sequence-parallel"], "--batch-size: got 5; it is divided over 2"),
         (&["--samples", "33", "--sequence-parallel"], "--samples: got 1; it is divided over 2"),

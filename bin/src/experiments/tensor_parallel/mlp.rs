@@ -8,7 +8,7 @@ use tensor_parallel::{
 };
 
 use crate::console::note;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::experiment::Experiment;
 use crate::file_error::FileError;
 use crate::metrics::MetricsWriter;
@@ -82,8 +82,13 @@ impl Experiment for TensorParallelMlpOptions {
 
     fn check(&self, world_size: usize) -> Result<()> {
         let (dp, tp) = self.mesh.sizes(world_size)?;
-        // The layer in the middle is four times as wide, so that more ranks could divide it.
-        MeshOptions::divides("--hidden-size", self.hidden_size.saturating_mul(4), tp)?;
+        if !self.hidden_size.saturating_mul(4).is_multiple_of(tp) {
+            let help = format!(
+                "the first layer has four times as many outputs, which are divided over {tp} tensor-parallel ranks (--tp): \
+                 give a size of which four times is a multiple of that"
+            );
+            return Err(Error::Option { option: "--hidden-size", got: self.hidden_size.to_string(), help });
+        }
         if self.mesh.sequence_parallel {
             MeshOptions::divides("--batch-size", self.batch_size, tp)?;
             if self.common.data.is_none() {
