@@ -22,6 +22,7 @@ mod progress;
 pub mod python;
 pub mod rank;
 pub mod report;
+mod result_line;
 pub mod run_log;
 pub mod start;
 pub mod threads;

@@ -14,6 +14,7 @@ use comm::launch;
 
 use crate::console::say;
 use crate::error::Result;
+use crate::report::total_memory_bytes;
 use crate::start::SPAWNED_FOR;
 
 use machine::Machine;
@@ -44,7 +45,8 @@ pub fn run(options: &PlanOptions) -> Result<()> {
         latency,
         flops,
     };
-    let memory = options.memory.unwrap_or_else(|| own_memory() / options.ranks as f64);
+    let memory =
+        options.memory.unwrap_or_else(|| total_memory_bytes().unwrap_or(0) as f64 / options.ranks as f64);
     let estimates = estimates(&model, &setting);
     let shown = table::Shown { model: &model, setting: &setting, memory, measured };
     shown.lines(&estimates).iter().try_for_each(|line| say(format_args!("{line}")))
@@ -75,12 +77,4 @@ pub fn recommended(estimates: &[Estimate], memory: f64) -> Option<&Estimate> {
     let fits = || estimates.iter().filter(|estimate| estimate.memory.total() <= memory);
     let quickest = fits().map(|estimate| estimate.seconds).min_by(f64::total_cmp)?;
     fits().find(|estimate| estimate.seconds <= quickest * 1.02)
-}
-
-/// Bytes of this machine's memory; 0 where the system does not say.
-fn own_memory() -> f64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<f64>().ok());
-    kib.unwrap_or(0.0) * 1024.0
 }

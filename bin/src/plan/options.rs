@@ -51,11 +51,13 @@ impl Optimizer {
 /// Options of `plan`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-For each way to spread a model over ranks: whether it fits, the memory of the rank that has most by kind, the bytes that a rank sends in a \
-step, and about how long a step takes. What is not given is measured here, between two processes.
+For each way to spread a model over ranks: whether it fits, the memory of the rank that has most
+by kind, the bytes that a rank sends in a step, and about how long a step takes. What is not given
+is measured here, between two processes.
 
-The sizes are those of a command's model, or what the options say. Time is that of matrix products at --flops and of communication at \
---bandwidth and --latency; what data parallelism sends while it computes backward is not counted twice.")]
+The sizes are those of a command's model, or what the options say. Time is that of matrix products
+at --flops and of communication at --bandwidth and --latency; what data parallelism sends while it
+computes backward is not counted twice.")]
 pub struct PlanOptions {
     /// The model of a command
     #[arg(value_enum, default_value = "tensor-parallel-transformer")]

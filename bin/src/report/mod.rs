@@ -13,6 +13,7 @@ mod thin;
 use std::path::Path;
 
 pub use clock::now_rfc3339;
+pub(crate) use memory::total_memory_bytes;
 pub use memory::{peak_rss_bytes, reset_peak_rss};
 
 use serde::{Deserialize, Serialize};

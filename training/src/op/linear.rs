@@ -236,6 +236,7 @@ impl CustomOp3 for Affine {
 mod tests {
     use candle_core::{Device, Var};
 
+    use super::super::assert_agree;
     use super::*;
 
     /// The same as candle's layer, gradients included, for inputs of several ranks and from the middle of a tensor.
@@ -249,18 +250,9 @@ mod tests {
             let middle = x.narrow(0, 1, dims[0])?;
             let candles = candle_nn::Linear::new(weight.as_tensor().clone(), Some(bias.as_tensor().clone()));
             let fused = Linear::new(weight.as_tensor().clone(), bias.as_tensor().clone());
-            let mut found = vec![];
-            for y in [candles.forward(&middle)?, fused.forward(&middle)?] {
-                let grads = y.sqr()?.sum_all()?.backward()?;
-                let mut all = vec![y.detach()];
-                all.extend([&x, &weight, &bias].map(|var| grads.get(var).unwrap().clone()));
-                found.push(all);
-            }
-            for (a, b) in found[0].iter().zip(&found[1]) {
-                assert_eq!(a.dims(), b.dims());
-                let gap = (a - b)?.abs()?.max_all()?.to_scalar::<f64>()?;
-                assert!(gap < 1e-11, "{dims:?}: {gap}");
-            }
+            let both = [candles.forward(&middle)?, fused.forward(&middle)?];
+            let loss = |y: &Tensor| y.sqr()?.sum_all();
+            assert_agree(both, loss, &[&x, &weight, &bias], 1e-11, &format!("{dims:?}"))?;
         }
         Ok(())
     }

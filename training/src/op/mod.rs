@@ -64,3 +64,28 @@ fn with_numbers<T: WithDType, R>(
 fn width(dims: &[usize]) -> usize {
     dims.last().copied().unwrap_or(1).max(1)
 }
+
+/// Asserts that two ways to compute something agree: in what they give, and in the gradients of `loss` of it.
+#[cfg(test)]
+fn assert_agree(
+    [one, other]: [Tensor; 2],
+    loss: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
+    vars: &[&candle_core::Var],
+    most: f64,
+    what: &str,
+) -> candle_core::Result<()> {
+    let found = |y: &Tensor| {
+        let grads = loss(y)?.backward()?;
+        let of = |var: &&candle_core::Var| grads.get(var).cloned();
+        let gradients: Option<Vec<Tensor>> = vars.iter().map(of).collect();
+        Ok::<_, candle_core::Error>((y.detach(), gradients.unwrap_or_else(|| panic!("{what}: no gradient"))))
+    };
+    let ((value, gradients), (other_value, others)) = (found(&one)?, found(&other)?);
+    let pairs = gradients.iter().zip(&others).chain([(&value, &other_value)]);
+    for (a, b) in pairs {
+        assert_eq!(a.dims(), b.dims(), "{what}");
+        let gap = (a - b)?.abs()?.max_all()?.to_scalar::<f64>()?;
+        assert!(gap <= most, "{what}: {gap}");
+    }
+    Ok(())
+}

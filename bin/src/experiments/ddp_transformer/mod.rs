@@ -27,7 +27,6 @@ use crate::trainer::{
     named_parameters,
 };
 use crate::variables::Variables;
-use crate::weights::save_weights;
 
 use data::{Batch, Row};
 
@@ -98,16 +97,9 @@ impl Experiment for DdpTransformerOptions {
         let random = (self.dropout > 0.0).then_some(StepRandom { generator: random, seed: self.common.seed });
         let config = TrainerConfig { reshuffle: self.reshuffle, random };
         let mut trainer = Trainer::new(ddp, loader, optimizer, next_token_loss, config);
-        let config = RunConfig {
-            epochs: self.epochs,
-            report: self.common.report.is_some(),
-            checkpoints: &self.checkpoints,
-            run: self.identity(rank.comm.world_size()),
-        };
+        let config = RunConfig::of(self, &self.checkpoints, self.epochs, rank);
         let series = trainer.run(rank, &variables.map, &config, &mut Losses { prints: rank.is_first() })?;
-        if let (true, Some(path)) = (rank.is_first(), &self.common.save) {
-            save_weights(path, &variables.map)?;
-        }
+        variables.save(&self.common, rank)?;
         Ok(series)
     }
 

@@ -6,6 +6,7 @@ use training::Visible;
 use crate::error::{Error, Result};
 use crate::models::transformer::TransformerConfig;
 use crate::options::{CommonOptions, count, learning_rate, probability};
+use crate::report::total_memory_bytes;
 use crate::trainer::CheckpointOptions;
 
 /// Which tokens a token sees.
@@ -32,11 +33,11 @@ impl From<Mask> for Visible {
 /// Options of `ddp-transformer`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Trains a Transformer to predict the next token, on --world-size ranks with averaged gradients; rank 0 prints its loss at every \
-step. Each row of the data set is one token, repeated.
+Trains a Transformer to predict the next token, on --world-size ranks with averaged gradients; rank
+0 prints its loss at every step. Each row of the data set is one token, repeated.
 
---data FILE holds the tensor tokens, i64 of shape (rows, length); --init and --save hold PyTorch's state_dict: embedding.weight, \
-pos_encoding.pe, layers.0.attention.q_linear.weight and so on.")]
+--data FILE holds the tensor tokens, i64 of shape (rows, length); --init and --save hold PyTorch's
+state_dict: embedding.weight, pos_encoding.pe, layers.0.attention.q_linear.weight and so on.")]
 pub struct DdpTransformerOptions {
     #[command(flatten)]
     pub(crate) common: CommonOptions,
@@ -128,6 +129,9 @@ impl DdpTransformerOptions {
             let help = "positions are encoded in pairs of sine and cosine: give an even number";
             return refuse("--d-model", d_model, help.into());
         }
+        if let Some(help) = total_memory_bytes().and_then(|there_is| self.too_large_for(there_is)) {
+            return refuse("--num-layers", self.num_layers, help);
+        }
         if self.common.data.is_some() {
             return Ok(());
         }
@@ -142,6 +146,23 @@ impl DdpTransformerOptions {
             return refuse("--samples", self.samples, help);
         }
         Ok(())
+    }
+
+    /// What is wrong with the model on a machine of so many bytes: there, nothing would stop it but the system.
+    fn too_large_for(&self, bytes: u64) -> Option<String> {
+        const GIB: f64 = (1 << 30) as f64;
+        // Floats do not overflow, whatever is typed.
+        let [model, ff, words, blocks] =
+            [self.d_model, self.d_ff, self.vocab_size, self.num_layers].map(|size| size as f64);
+        let block = 4.0 * model * (model + 1.0) + 4.0 * model + ff * (model + 1.0) + model * (ff + 1.0);
+        let parameters = words * model + blocks * block + words * (model + 1.0);
+        let (needed, there_is) = (4.0 * parameters / GIB, bytes as f64 / GIB);
+        (needed > there_is).then(|| {
+            format!(
+                "with the other sizes that makes {parameters:.1e} parameters, {needed:.0} GiB, and this machine has \
+                 {there_is:.0} GiB: make the model smaller"
+            )
+        })
     }
 
     /// What is wrong with rows of this length.

@@ -25,11 +25,12 @@ use super::{OnMesh, table};
 /// Options of `tensor-parallel-mlp`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Trains fc2(gelu(fc1(x))) on random samples with Adam and the mean squared error. fc1 is divided over the ranks by its outputs, fc2 by \
-its inputs. In the end it says, measured, what each rank held and sent, and what it would have with a copy of the whole model on each.
+Trains fc2(gelu(fc1(x))) on random samples with Adam and the mean squared error. fc1 is divided
+over the ranks by its outputs, fc2 by its inputs. In the end it says, measured, what each rank
+held and sent, and what it would have with a copy of the whole model on each.
 
---data FILE holds the tensors x and y, f32 of shape (samples, hidden size); --init and --save hold PyTorch's state_dict: \
-fc1.weight (4 x hidden size, hidden size), fc1.bias, fc2.weight, fc2.bias.")]
+--data FILE holds the tensors x and y, f32 of shape (samples, hidden size); --init and --save hold
+PyTorch's state_dict: fc1.weight (4 x hidden size, hidden size), fc1.bias, fc2.weight, fc2.bias.")]
 pub struct TensorParallelMlpOptions {
     #[command(flatten)]
     pub(crate) common: CommonOptions,

@@ -12,13 +12,15 @@ use super::super::mesh::MeshOptions;
 /// Options of `tensor-parallel-transformer`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Trains a language model to predict the next token, with Adam. Attention heads, feed-forward layers, embedding and logits are divided over \
---tp ranks; --dp of such groups have batches of their own. In the end it says, measured, what each rank held and sent, and what it \
-would have with a copy of the whole model on each.
+Trains a language model to predict the next token, with Adam. Attention heads, feed-forward
+layers, embedding and logits are divided over --tp ranks; --dp of such groups have batches of
+their own. In the end it says, measured, what each rank held and sent, and what it would have with
+a copy of the whole model on each.
 
---data FILE holds the tensor tokens, i64 of shape (rows, length); --init and --save hold PyTorch's state_dict of the whole model: \
-embedding.weight, position.weight, layers.0.norm1.weight, layers.0.attention.qkv.weight and so on. Without --data the rows count up \
-by 1 to 4, from a random token.")]
+--data FILE holds the tensor tokens, i64 of shape (rows, length); --init and --save hold PyTorch's
+state_dict of the whole model: embedding.weight, position.weight, layers.0.norm1.weight,
+layers.0.attention.qkv.weight and so on. Without --data the rows count up by 1 to 4, from a random
+token.")]
 pub struct TensorParallelTransformerOptions {
     #[command(flatten)]
     pub(crate) common: CommonOptions,
