@@ -17,6 +17,7 @@ pub mod metrics;
 pub mod models;
 pub mod options;
 mod outputs;
+pub mod plan;
 mod progress;
 pub mod python;
 pub mod rank;

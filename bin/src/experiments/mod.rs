@@ -8,3 +8,4 @@ pub mod ddp_transformer;
 pub mod fsdp_mlp;
 pub mod process_groups;
 pub mod sampler;
+pub mod tensor_parallel;
