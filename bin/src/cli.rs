@@ -15,6 +15,7 @@ use crate::experiments::ddp_mlp::DdpMlpOptions;
 use crate::experiments::ddp_trainer::DdpTrainerOptions;
 use crate::experiments::ddp_transformer::DdpTransformerOptions;
 use crate::experiments::fsdp_mlp::FsdpMlpOptions;
+use crate::experiments::pipeline_transformer::PipelineTransformerOptions;
 use crate::experiments::process_groups::{self, ProcessGroupsOptions};
 use crate::experiments::sampler::SamplerOptions;
 use crate::experiments::tensor_parallel::{self, TensorParallelMlpOptions, TensorParallelTransformerOptions};
@@ -50,6 +51,8 @@ enum Command {
     TensorParallelMlp(TensorParallelMlpOptions),
     /// A language model whose attention heads, feed-forward layers and vocabulary are divided over the ranks
     TensorParallelTransformer(TensorParallelTransformerOptions),
+    /// A Transformer cut into stages, micro-batches flowing through
+    PipelineTransformer(PipelineTransformerOptions),
     /// Which rank gets which samples, with a plain and with a distributed sampler
     Sampler(SamplerOptions),
     /// Back ends, ranks, meeting places, operations between ranks, groups of ranks
@@ -73,6 +76,7 @@ impl Command {
             Command::Cifar10(options) => experiment::run(options),
             Command::TensorParallelMlp(options) => tensor_parallel::run(options),
             Command::TensorParallelTransformer(options) => tensor_parallel::run(options),
+            Command::PipelineTransformer(options) => options.run(),
             Command::Sampler(options) => options.run(),
             Command::ProcessGroups(options) => process_groups::run(options),
             Command::Launch(options) => launch::run(options),

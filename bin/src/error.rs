@@ -123,6 +123,9 @@ pub enum Error {
     /// Tensor parallelism.
     #[error(transparent)]
     TensorParallel(tensor_parallel::Error),
+    /// Pipeline parallelism.
+    #[error(transparent)]
+    Pipeline(pipeline::Error),
     /// The missing pieces of training.
     #[error(transparent)]
     Training(#[from] training::Error),
@@ -160,6 +163,7 @@ impl Error {
                 ExitKind::Signal(signal) => (128 + signal).clamp(1, 255) as u8,
             },
             Error::Comm(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
+            Error::Pipeline(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::Ddp(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::Fsdp(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::TensorParallel(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
@@ -222,6 +226,15 @@ impl From<tensor_parallel::Error> for Error {
         match error {
             tensor_parallel::Error::Comm(error) => Error::Comm(error),
             error => Error::TensorParallel(error),
+        }
+    }
+}
+
+impl From<pipeline::Error> for Error {
+    fn from(error: pipeline::Error) -> Self {
+        match error {
+            pipeline::Error::Comm(error) => Error::Comm(error),
+            error => Error::Pipeline(error),
         }
     }
 }

@@ -26,6 +26,7 @@ mod result_line;
 pub mod run_log;
 pub mod start;
 pub mod threads;
+pub mod tokens;
 pub mod trace;
 pub mod trainer;
 pub mod validation;

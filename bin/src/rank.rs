@@ -85,12 +85,19 @@ pub struct Measured {
     communication_s: f64,
 }
 
+impl Measured {
+    /// The same, where this rank computed for so many seconds and waited for others the rest of the time.
+    pub(crate) fn computing(self, seconds: f64) -> Self {
+        Self { communication_s: (self.seconds - seconds).max(0.0), ..self }
+    }
+}
+
 /// One process of a job.
 #[derive(Debug)]
 pub struct Rank {
     /// The group of all ranks.
     pub comm: Arc<dyn Communicator>,
-    /// Where `--metrics` go; rank 0 alone has it.
+    /// Where `--metrics` go; the rank that prints alone has it.
     pub metrics: Option<MetricsWriter>,
     summaries: Vec<RankSummary>,
 }

@@ -49,6 +49,7 @@ fn report() -> Report {
             })
             .collect(),
         speedup: Some(Speedup { single_s: 0.196, ddp_s: 0.071, ranks: 4 }),
+        ..Report::default()
     }
 }
 

@@ -8,12 +8,14 @@
 //! - [`Sgd`], with momentum, and [`Adam`] (AdamW as well) are [`candle_nn::Optimizer`]s whose state can be saved:
 //!   [`OptimizerState`].
 //! - [`clip_grad_norm`] bounds gradients.
+//! - [`defer_weights`] runs backward without the gradients of weights, and those later.
 //! - [`Checkpoints`] keeps model, optimizer and sampler on disk, whole whenever the machine stops.
 #![forbid(unsafe_code)]
 
 mod adam;
 mod checkpoint;
 mod clip;
+mod defer;
 mod dropout;
 mod error;
 mod init;
@@ -24,6 +26,7 @@ mod state;
 pub use adam::{Adam, AdamConfig};
 pub use checkpoint::{Checkpoint, CheckpointConfig, Checkpoints, Contents, Draft, FileHash};
 pub use clip::{clip_grad_norm, grad_norm, scale_grads};
+pub use defer::{DeferredGrads, defer_weights};
 pub use dropout::Dropout;
 pub use error::{Error, Fallback, Result};
 pub use init::TorchInit;
