@@ -29,7 +29,8 @@ use crate::{
 ///     let config = TensorParallelConfig { sequence_parallel: true, ..Default::default() };
 ///     let model = |builder| LanguageModel::new(builder, &sizes);
 ///     let parallel = TensorParallel::new(&mesh, &config, &Weights::seed(42), model)?;
-///     let mut optimizer = Adam::named(parallel.named_vars(), AdamConfig::default()).map_err(candle_core::Error::from)?;
+///     let config = AdamConfig { learning_rate: 0.05, ..AdamConfig::default() };
+///     let mut optimizer = Adam::named(parallel.named_vars(), config).map_err(candle_core::Error::from)?;
 ///     let tokens = Tensor::zeros((3, 6), DType::U32, &Device::Cpu)?;
 ///     for _ in 0..20 {
 ///         let loss = parallel.model().loss(&tokens, &tokens)?;
