@@ -120,6 +120,12 @@ pub enum Error {
     /// Sharded training.
     #[error(transparent)]
     Fsdp(#[from] fsdp::Error),
+    /// Tensor parallelism.
+    #[error(transparent)]
+    TensorParallel(tensor_parallel::Error),
+    /// Pipeline parallelism.
+    #[error(transparent)]
+    Pipeline(pipeline::Error),
     /// The missing pieces of training.
     #[error(transparent)]
     Training(#[from] training::Error),
@@ -157,8 +163,10 @@ impl Error {
                 ExitKind::Signal(signal) => (128 + signal).clamp(1, 255) as u8,
             },
             Error::Comm(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
+            Error::Pipeline(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::Ddp(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::Fsdp(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
+            Error::TensorParallel(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             _ => 1,
         }
     }
@@ -210,6 +218,24 @@ fn told(failure: &WorkerFailure) -> String {
 impl From<comm::Error> for Error {
     fn from(error: comm::Error) -> Self {
         Error::Comm(error)
+    }
+}
+
+impl From<tensor_parallel::Error> for Error {
+    fn from(error: tensor_parallel::Error) -> Self {
+        match error {
+            tensor_parallel::Error::Comm(error) => Error::Comm(error),
+            error => Error::TensorParallel(error),
+        }
+    }
+}
+
+impl From<pipeline::Error> for Error {
+    fn from(error: pipeline::Error) -> Self {
+        match error {
+            pipeline::Error::Comm(error) => Error::Comm(error),
+            error => Error::Pipeline(error),
+        }
     }
 }
 

@@ -49,6 +49,11 @@ pub trait Experiment {
         }
     }
 
+    /// The rank that prints, and writes `--metrics`.
+    fn reporter(&self, _world_size: usize) -> usize {
+        0
+    }
+
     /// Checks the experiment's own options, as far as that takes no work.
     ///
     /// # Errors
@@ -132,7 +137,7 @@ fn spawned<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<()
     let recorder = trace::install(common.trace.is_some())?;
     let setup = experiment.setup()?;
     let mut rank = Rank::join(config)?;
-    if rank.is_first() {
+    if rank.comm.rank() == experiment.reporter(config.world_size) {
         rank.metrics = common.metrics.as_deref().map(MetricsWriter::append).transpose()?;
     }
     let trained = experiment.train(setup, &mut rank)?;
@@ -148,7 +153,7 @@ fn launched<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<(
     // Before anything is printed, so that ranks that do not fit together find out early.
     let mut rank = Rank::join(config)?;
     let mut metrics = None;
-    if rank.is_first() {
+    if rank.comm.rank() == experiment.reporter(config.world_size) {
         metrics = begin_metrics(experiment)?;
     }
     let alone = rank.first_alone(config.timeout, || {

@@ -83,7 +83,7 @@ pub struct CommonOptions {
     #[arg(long, value_enum, default_value = "auto", help_heading = "Ranks")]
     pub device: DeviceKind,
     /// Seed of data and initial weights
-    #[arg(long, value_name = "N", default_value_t = 42, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "42", value_parser = seed, allow_negative_numbers = true)]
     pub seed: u64,
     /// Initial weights, in place of random ones, under PyTorch's names
     #[arg(long, value_name = "FILE.safetensors", help_heading = "Files")]
@@ -108,6 +108,11 @@ pub struct CommonOptions {
 /// A count of at least 1.
 pub(crate) fn count(text: &str) -> Result<usize, &'static str> {
     text.parse().ok().filter(|count| *count > 0).ok_or("give a whole number, 1 or more")
+}
+
+/// A seed.
+pub(crate) fn seed(text: &str) -> Result<u64, &'static str> {
+    text.parse().map_err(|_| "give a whole number from 0 to 18446744073709551615")
 }
 
 /// A learning rate that steps can be taken with.
@@ -180,6 +185,9 @@ mod tests {
         for text in ["0", "-1", "1.5", "", "x", "99999999999999999999"] {
             assert!(count(text).is_err(), "{text}");
         }
+        for text in ["-1", "1.5", "", "x", "18446744073709551616"] {
+            assert!(seed(text).is_err(), "{text}");
+        }
         for text in ["NaN", "inf", "-1", "-1e-9", "", "x"] {
             assert!(learning_rate(text).is_err(), "{text}");
         }
@@ -187,6 +195,7 @@ mod tests {
             assert!(seconds(text).is_err(), "{text}");
         }
         assert_eq!((count("7"), learning_rate("1e-3")), (Ok(7), Ok(1e-3)));
+        assert_eq!((seed("0"), seed("18446744073709551615")), (Ok(0), Ok(u64::MAX)));
         assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
     }
 }

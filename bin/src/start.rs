@@ -11,6 +11,7 @@ use crate::allocator;
 use crate::error::{Error, Result};
 use crate::options::RankOptions;
 use crate::progress::RanksBar;
+use crate::result_line;
 use crate::threads;
 
 /// Names the experiment whose launcher started a rank. Other launchers do not set it.
@@ -104,7 +105,7 @@ pub fn spawn<T: DeserializeOwned>(command: &str, world_size: usize) -> Result<T>
         .next()
         .flatten()
         .ok_or_else(|| Error::NoResult { reason: "it gave none".into() })?;
-    serde_json::from_str(&line).map_err(|error| Error::NoResult { reason: error.to_string() })
+    result_line::read(&line)
 }
 
 /// Starts ranks, and shows how far they are where standard error is a terminal.
@@ -127,9 +128,7 @@ pub(crate) fn spawn_with_bar(mut config: SpawnConfig) -> comm::Result<Vec<Option
 /// # Errors
 /// Standard output that cannot be written.
 pub fn hand_over<T: Serialize>(result: &T) -> Result<()> {
-    let line =
-        serde_json::to_string(result).map_err(|error| Error::NoResult { reason: error.to_string() })?;
-    Ok(launch::report_result(&line)?)
+    Ok(launch::report_result(&result_line::write(result)?)?)
 }
 
 /// This machine's name.

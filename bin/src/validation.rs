@@ -87,8 +87,9 @@ impl Validation {
 /// let config = ValidationConfig { samples: 5, batch_size: 2, classes: 2 };
 /// let on_ranks = comm::Local::run(3, |comm| {
 ///     let forward = |range: std::ops::Range<usize>| {
-///         let logits: Vec<[f32; 2]> = range.clone().map(|sample| [sample as f32, 2.5]).collect();
-///         Ok((Tensor::new(logits, &Device::Cpu)?, Tensor::zeros(range.len(), candle_core::DType::U32, &Device::Cpu)?))
+///         let logits: Vec<f32> = range.clone().flat_map(|sample| [sample as f32, 2.5]).collect();
+///         let targets = Tensor::zeros(range.len(), candle_core::DType::U32, &Device::Cpu)?;
+///         Ok((Tensor::from_vec(logits, (range.len(), 2), &Device::Cpu)?, targets))
 ///     };
 ///     Ok(validate(comm, &config, forward).expect("nothing fails"))
 /// })?;

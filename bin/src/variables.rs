@@ -7,7 +7,8 @@ use training::TorchInit;
 
 use crate::error::Result;
 use crate::options::CommonOptions;
-use crate::weights::load_weights;
+use crate::rank::Rank;
+use crate::weights::{load_weights, save_weights};
 
 /// A model's variables and the generator that they are drawn from: the same in every process of a run.
 ///
@@ -60,6 +61,17 @@ impl Variables {
             load_weights(path, &self.map)?;
         }
         Ok(())
+    }
+
+    /// Writes them to `--save`, where that is asked for; rank 0 alone does.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn save(&self, options: &CommonOptions, rank: &Rank) -> Result<()> {
+        match &options.save {
+            Some(path) if rank.is_first() => Ok(save_weights(path, &self.map)?),
+            _ => Ok(()),
+        }
     }
 
     /// Gives a model these variables.

@@ -1,40 +1,26 @@
 //! `comm-bench` as a user runs it.
 #![allow(clippy::unwrap_used)]
 
-use std::process::{Command, Output, Stdio};
+#[path = "common/mod.rs"]
+mod common;
 
-use serde_json::Value;
+use common::{Folder, Girandole, metrics, refuse_with, text};
 
-fn comm_bench(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_girandole"));
-    for name in ["RANK", "WORLD_SIZE", "GIRANDOLE_TRANSPORT", "GIRANDOLE_SECRET"] {
-        command.env_remove(name);
-    }
-    command.arg("comm-bench").args(arguments).stdin(Stdio::null()).output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> &str {
-    std::str::from_utf8(bytes).unwrap()
-}
+const BENCH: Girandole = Girandole("comm-bench");
 
 #[test]
 fn the_table_and_the_file_have_a_line_for_each_operation_and_size() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("bench.jsonl");
+    let folder = Folder::new();
+    let file = folder.argument("bench.jsonl");
     let all =
         "all_reduce,all_gather,reduce_scatter,broadcast,reduce,gather,scatter,all_to_all,send_recv,barrier";
     for transport in ["tcp", "shm"] {
-        let file = path.to_str().unwrap();
         let arguments = ["--world-size", "3", "--ops", all, "--sizes", "0,400,64K", "--calls", "2"];
-        let output = comm_bench(&[&arguments[..], &["--transport", transport, "--json", file]].concat());
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        let printed: Vec<Vec<&str>> =
-            text(&output.stdout).lines().skip(2).map(|line| line.split_whitespace().collect()).collect();
-        let rows: Vec<Value> = std::fs::read_to_string(&path)
-            .unwrap()
-            .lines()
-            .map(|line| serde_json::from_str(line).unwrap())
-            .collect();
+        let output = BENCH.succeed(&[&arguments[..], &["--transport", transport, "--json", &file]].concat());
+        let table = text(&output.stdout);
+        let printed: Vec<&str> =
+            table.lines().skip(2).filter_map(|line| line.split_whitespace().next()).collect();
+        let rows = metrics(file.as_ref());
         // A barrier has no size.
         let expected: Vec<(&str, u64)> = all
             .split(',')
@@ -45,10 +31,7 @@ fn the_table_and_the_file_have_a_line_for_each_operation_and_size() {
         let found: Vec<(&str, u64)> =
             rows.iter().map(|row| (row["op"].as_str().unwrap(), row["bytes"].as_u64().unwrap())).collect();
         assert_eq!(found, expected);
-        assert_eq!(
-            printed.iter().map(|line| line[0]).collect::<Vec<_>>(),
-            expected.iter().map(|row| row.0).collect::<Vec<_>>()
-        );
+        assert_eq!(printed, expected.iter().map(|row| row.0).collect::<Vec<_>>());
         assert!(
             rows.iter().all(|row| row["world"] == 3 && row["s"].as_f64().unwrap() > 0.0 && row["calls"] == 2)
         );
@@ -62,25 +45,28 @@ fn what_cannot_be_measured_is_refused_in_one_line() {
         (&["--json", "/nowhere/b.json"], "/nowhere/b.json: "),
         (&["--backend", "nccl"], "--backend nccl is not available"),
     ] {
-        let output = comm_bench(arguments);
-        let error = text(&output.stderr);
-        assert!(!output.status.success() && error.starts_with("error: "), "{error}");
+        let error = BENCH.refuse(arguments);
         assert!(error.contains(said) && error.lines().count() == 1, "{error}");
-        assert_eq!(text(&output.stdout), "");
     }
     for arguments in
         [["--sizes", "4X"], ["--ops", "all"], ["--dtype", "f8"], ["--seconds", "0"], ["--calls", "0"]]
     {
-        let output = comm_bench(&arguments);
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
-        assert!(text(&output.stderr).contains(arguments[1]), "{}", text(&output.stderr));
+        let (error, code) = refuse_with(&mut BENCH.command(), &arguments);
+        assert!(code == 2 && error.contains(arguments[1]), "{arguments:?}: {error}");
     }
 }
 
 #[test]
 fn one_rank_measures_what_it_can() {
-    let output =
-        comm_bench(&["--world-size", "1", "--sizes", "4K", "--calls", "1", "--ops", "all_reduce,send_recv"]);
-    assert!(output.status.success(), "{}", text(&output.stderr));
+    let output = BENCH.succeed(&[
+        "--world-size",
+        "1",
+        "--sizes",
+        "4K",
+        "--calls",
+        "1",
+        "--ops",
+        "all_reduce,send_recv",
+    ]);
     assert_eq!(text(&output.stdout).lines().count(), 3);
 }

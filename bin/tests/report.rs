@@ -1,8 +1,13 @@
 //! A report in a real browser: headless Chromium takes a picture of it. Without Chromium the test says so and passes.
 #![allow(clippy::unwrap_used)]
 
+#[path = "common/mod.rs"]
+mod common;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+
+use common::{Folder, Girandole};
 
 use girandole::report::{RankTimes, Report, RunSeries, Speedup, now_rfc3339};
 
@@ -44,6 +49,7 @@ fn report() -> Report {
             })
             .collect(),
         speedup: Some(Speedup { single_s: 0.196, ddp_s: 0.071, ranks: 4 }),
+        ..Report::default()
     }
 }
 
@@ -104,5 +110,40 @@ fn a_browser_shows_the_plots() {
         let name = if dark { "dark.png" } else { "light.png" };
         let full = picture(&browser, &html, &folder.join(name), dark);
         assert!(full > bare + 20_000, "the picture with plots has {full} bytes, without them {bare}");
+    }
+}
+
+/// Dots of a picture in each of some colours.
+fn dots<const COLOURS: usize>(picture: &Path, colours: [[u8; 3]; COLOURS]) -> [usize; COLOURS] {
+    let file = std::io::BufReader::new(std::fs::File::open(picture).unwrap());
+    let mut reader = png::Decoder::new(file).read_info().unwrap();
+    let mut bytes = vec![0; reader.output_buffer_size().unwrap()];
+    let info = reader.next_frame(&mut bytes).unwrap();
+    let of =
+        |colour: [u8; 3]| bytes.chunks(info.color_type.samples()).filter(|dot| dot[..3] == colour).count();
+    colours.map(of)
+}
+
+#[test]
+fn the_report_of_each_command_shows_its_plots() {
+    let Some(browser) = chromium() else {
+        eprintln!("no Chromium here: the reports were not looked at");
+        return;
+    };
+    for (command, short) in [
+        ("ddp-linear", &["--epochs", "1"][..]),
+        ("ddp-trainer", &["--epochs", "1"]),
+        ("ddp-transformer", &["--epochs", "5"]),
+        ("ddp-mlp", &[]),
+        ("cifar10", &["--samples", "40", "--test-samples", "9"]),
+    ] {
+        let folder = Folder::new();
+        let report = folder.argument("report.html");
+        Girandole(command).succeed(&[short, &["--report", &report]].concat());
+        let file = folder.path("picture.png");
+        picture(&browser, &std::fs::read_to_string(&report).unwrap(), &file, false);
+        // A curve and the time computing; the time communicating; memory.
+        let found = dots(&file, [[0x1D, 0x63, 0xD8], [0xC4, 0x5A, 0x0A], [0x80, 0x3F, 0xC4]]);
+        assert!(found.into_iter().all(|dots| dots > 500), "{command}: {found:?}");
     }
 }

@@ -1,19 +1,20 @@
 //! `sampler` as a user runs it, compared with PyTorch.
 #![allow(clippy::unwrap_used)]
 
-use std::process::{Command, Output, Stdio};
+#[path = "common/mod.rs"]
+mod common;
 
-fn run(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_girandole"));
-    command.arg("sampler").args(arguments).stdin(Stdio::null()).output().unwrap()
-}
+use std::process::Stdio;
+
+use common::{Girandole, text};
+
+const SAMPLER: Girandole = Girandole("sampler");
 
 fn succeed(arguments: &[&str]) -> String {
-    let output = run(arguments);
-    let remarks = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success(), "{arguments:?}: {}\n{remarks}", output.status);
+    let output = SAMPLER.succeed(arguments);
+    let remarks = text(&output.stderr);
     assert!(remarks.starts_with("note: ") && remarks.lines().count() == 1, "{remarks}");
-    String::from_utf8(output.stdout).unwrap()
+    text(&output.stdout)
 }
 
 #[test]
@@ -65,22 +66,18 @@ fn options_that_cannot_be_used() {
         (&["--seed", "-1"], "--seed"),
         (&["--lr", "1"], "--lr"),
     ] {
-        let output = run(arguments);
-        let remarks = String::from_utf8(output.stderr).unwrap();
-        assert!(matches!(output.status.code(), Some(1 | 2)), "{arguments:?}: {}", output.status);
-        assert!(remarks.contains(part), "{arguments:?}: {remarks}");
-        let last = remarks.lines().rfind(|line| !line.is_empty()).unwrap();
-        assert!(last.starts_with("error: ") || last.starts_with("For more information"), "{remarks}");
+        let line = SAMPLER.refuse(arguments);
+        assert!(line.contains(part), "{arguments:?}: {line}");
     }
 }
 
 #[test]
 fn a_reader_that_has_read_enough_ends_it_quietly() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_girandole"));
-    command.args(["sampler", "--epochs", "100000"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut command = SAMPLER.command();
+    command.args(["--epochs", "100000"]).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(141));
-    assert_eq!(String::from_utf8(output.stderr).unwrap().lines().count(), 1);
+    assert_eq!(text(&output.stderr).lines().count(), 1);
 }

@@ -94,8 +94,10 @@ fn train(comm: Local, reshuffle: bool, keep: &Path, from: Option<&Path>) -> Resu
         let checkpoint = open(folder.parent().unwrap())?.load(folder, &Device::Cpu)?;
         trainer.restore(&checkpoint, &vars, Some(&mut log), &mut observer)?;
     }
-    // Each rank keeps its own here, since their sums differ.
-    trainer.keep_checkpoints(Keeper::new(open(keep)?, Some(1), vars.clone(), RunIdentity::default()));
+    // Each rank keeps its own here, since their sums differ. What goes on keeps none: thousands of them reach the disk slowly.
+    if from.is_none() {
+        trainer.keep_checkpoints(Keeper::new(open(keep)?, Some(1), vars.clone(), RunIdentity::default()));
+    }
     trainer.train(EPOCHS, Some(&mut log), &mut observer)?;
     let mut weights = Vec::new();
     for (_, var) in training::named_vars(&vars) {

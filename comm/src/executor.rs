@@ -254,7 +254,7 @@ impl<L: Links> Executor<L> {
             return Ok(Some(false));
         }
         let Ok(got) = self.links.try_recv(from, &mut peer.announcement[peer.heard..]) else {
-            return Err(self.failed(Question::lost(from, None)));
+            return Err(self.lost(from));
         };
         peer.heard += got;
         if peer.heard < fingerprint::LEN {
@@ -302,7 +302,7 @@ impl<L: Links> Executor<L> {
         };
         let Ok(got) = result else {
             let from = receive.from;
-            return Err(self.failed(Question::lost(from, None)));
+            return Err(self.lost(from));
         };
         receive.got += got;
         self.bytes_received += got as u64;
@@ -321,16 +321,17 @@ impl<L: Links> Executor<L> {
         Ok(())
     }
 
-    /// Nothing can be sent to `peer` any more. It may have said before why.
+    /// Nothing goes to or comes from `peer` any more. It may have said before why.
     fn lost(&mut self, peer: usize) -> Error {
         let (mut said, mut heard) = ([0; fingerprint::LEN], 0);
-        if let Some(known) = self.call.peers.iter().find(|known| known.rank == peer)
+        if !self.links.speaks_apart(peer)
+            && let Some(known) = self.call.peers.iter().find(|known| known.rank == peer)
             && known.heard < fingerprint::LEN
         {
             (said, heard) = (known.announcement, known.heard);
         }
         while heard < fingerprint::LEN {
-            match self.links.try_recv(peer, &mut said[heard..]) {
+            match self.links.try_hear(peer, &mut said[heard..]) {
                 Ok(0) | Err(Closed) => break,
                 Ok(got) => heard += got,
             }

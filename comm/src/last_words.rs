@@ -9,13 +9,18 @@ pub(crate) const FAREWELL: [u8; LEN] = *b"GRF1: this rank leaves the group";
 const BLAME: [u8; LEN - 5] = *b"GRF1: the group fails: rank";
 
 /// What was said.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum LastWords {
     Farewell,
     Blame(Cause),
 }
 
 impl LastWords {
+    /// True for the byte that no answer of a rank begins with while a connection is made.
+    pub(crate) fn begin_with(byte: u8) -> bool {
+        byte == FAREWELL[0]
+    }
+
     /// None where it is something else.
     pub(crate) fn decode(bytes: &[u8; LEN]) -> Option<Self> {
         if *bytes == FAREWELL {

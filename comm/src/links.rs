@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::last_words::LastWords;
+
 /// The stream to or from a peer has ended or broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Closed;
@@ -11,8 +13,8 @@ pub(crate) struct Closed;
 pub(crate) enum Unopened {
     /// This rank closes its group, or the group has failed.
     Closed,
-    /// The peer has closed its group.
-    Left,
+    /// The peer has closed its group, or its group has failed; what it says.
+    Left(LastWords),
     /// The peer cannot be reached; the reason.
     Unreachable(String),
     /// This process cannot make it; the reason.
@@ -53,6 +55,16 @@ pub(crate) trait Links: Send {
 
     /// Takes away the first `len` bytes that [`Links::peek`] has shown.
     fn consume(&mut self, _peer: usize, _len: usize) {}
+
+    /// True where a rank's last words come apart from its data, so that they are heard even if data was cut off.
+    fn speaks_apart(&self, _peer: usize) -> bool {
+        false
+    }
+
+    /// As [`Links::try_recv`], for last words.
+    fn try_hear(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Closed> {
+        self.try_recv(peer, into)
+    }
 
     /// Sleeps until one of `waits` can go on, something else woke it, or the time is over.
     fn park(&mut self, waits: &[Wait], timeout: Duration);

@@ -132,7 +132,7 @@ impl<L: Links> Runner<L> {
             let Some(first) = parcels.first() else { return Ok(()) };
             self.supervisor.begin(first.fingerprint);
             let result = self.executor.exchange(parcels, &mut memory);
-            result.inspect_err(|_| self.supervisor.hang_up(&self.executor.whole()))?;
+            result.inspect_err(|_| self.supervisor.hang_up(&mut || self.executor.part(&memory)))?;
             return memory.finish();
         }
         let fingerprint = self.fingerprint(operation);
@@ -143,7 +143,9 @@ impl<L: Links> Runner<L> {
         let Plan { mut memory, schedule, dtype, op, pairs } = planner.plan(operation)?;
         let task = Task { fingerprint, pairs: &pairs, op, dtype };
         // In the middle of a collective, words would be taken for data.
-        self.executor.run(&task, &schedule, &mut memory).inspect_err(|_| self.supervisor.hang_up(&[]))?;
+        self.executor
+            .run(&task, &schedule, &mut memory)
+            .inspect_err(|_| self.supervisor.hang_up(&mut Vec::new))?;
         memory.finish()
     }
 }

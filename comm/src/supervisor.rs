@@ -22,9 +22,9 @@ pub(crate) trait Supervisor: Send + Sync + Debug {
     /// Looks for a cause, in bounded time. Where there is one, the whole group has failed with it, and every rank knows.
     fn ask(&self, question: Question) -> Option<Cause>;
 
-    /// A call has failed. Where nobody else tells the others why, this does, and ends the streams; `whole` are the ranks
+    /// A call has failed. Where nobody else tells the others why, this does, and ends the streams; `part` gives the ranks
     /// that will take it for what it is.
-    fn hang_up(&self, _whole: &[usize]) {}
+    fn hang_up(&self, _part: &mut dyn FnMut() -> Vec<usize>) {}
 
     /// Who is in the group.
     fn members(&self) -> &Members;

@@ -15,13 +15,15 @@ use super::size;
 /// Options of `comm-bench`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Each call has a barrier before it, which is not measured; the time is that on rank 0, the median over the calls. A size is \
-that of the whole buffer: for all_gather, reduce_scatter, gather, scatter and all_to_all of all ranks' parts together. \
-GB/s is that size over the time, in 10^9 bytes; bus GB/s multiplies it, as nccl-tests do, so that it can be compared with \
-the bandwidth of a link whatever the operation and the number P of ranks: by 2(P-1)/P for all_reduce, by (P-1)/P for \
+Each call has a barrier before it, which is not measured; the time is that on rank 0, the median
+over the calls. A size is that of the whole buffer: for all_gather, reduce_scatter, gather, scatter
+and all_to_all of all ranks' parts together. GB/s is that size over the time, in 10^9 bytes; bus
+GB/s multiplies it, as nccl-tests do, so that it can be compared with the bandwidth of a link
+whatever the operation and the number P of ranks: by 2(P-1)/P for all_reduce, by (P-1)/P for
 operations with parts, by 1 for the others.
 
---json FILE gets one object a line: op, world, bytes, s (the median in seconds), calls, gb_s, bus_gb_s.")]
+--json FILE gets one object a line: op, world, bytes, s (the median in seconds), calls, gb_s,
+bus_gb_s.")]
 pub struct CommBenchOptions {
     #[command(flatten)]
     pub(crate) ranks: RankOptions,

@@ -1,4 +1,4 @@
-//! How much memory this process has held.
+//! How much memory this process has held, and how much there is.
 
 /// The most memory that this process has held at once (its peak resident set), in bytes. Known on Linux only.
 ///
@@ -7,11 +7,21 @@
 /// assert!(girandole::report::peak_rss_bytes() > Some(100_000));
 /// ```
 pub fn peak_rss_bytes() -> Option<u64> {
-    from_status(&std::fs::read_to_string("/proc/self/status").ok()?)
+    bytes(&std::fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
 }
 
-fn from_status(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+/// Lets [`peak_rss_bytes`] begin anew from what the process holds now; false where the system cannot.
+pub fn reset_peak_rss() -> bool {
+    std::fs::write("/proc/self/clear_refs", "5").is_ok()
+}
+
+/// The memory of this machine, in bytes. Known on Linux only.
+pub(crate) fn total_memory_bytes() -> Option<u64> {
+    bytes(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
+}
+
+fn bytes(lines: &str, name: &str) -> Option<u64> {
+    let line = lines.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
 }
@@ -22,8 +32,9 @@ mod tests {
 
     #[test]
     fn the_kernels_line_is_read() {
-        assert_eq!(from_status("Name:\tx\nVmHWM:\t   1520 kB\nVmRSS:\t 9 kB\n"), Some(1520 * 1024));
-        assert_eq!(from_status("Name:\tx\n"), None);
-        assert_eq!(from_status("VmHWM:\tmuch\n"), None);
+        assert_eq!(bytes("Name:\tx\nVmHWM:\t   1520 kB\nVmRSS:\t 9 kB\n", "VmHWM:"), Some(1520 * 1024));
+        assert_eq!(bytes("MemTotal:       16 kB\nMemFree: 9 kB\n", "MemTotal:"), Some(16 * 1024));
+        assert_eq!(bytes("Name:\tx\n", "VmHWM:"), None);
+        assert_eq!(bytes("VmHWM:\tmuch\n", "VmHWM:"), None);
     }
 }

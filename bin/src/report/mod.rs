@@ -9,11 +9,14 @@ mod memory;
 mod number;
 mod page;
 mod thin;
+mod timeline;
 
 use std::path::Path;
 
 pub use clock::now_rfc3339;
-pub use memory::peak_rss_bytes;
+pub(crate) use memory::total_memory_bytes;
+pub use memory::{peak_rss_bytes, reset_peak_rss};
+pub use timeline::Timeline;
 
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +41,8 @@ pub struct Report {
     pub ranks: Vec<RankTimes>,
     /// One process against several ranks.
     pub speedup: Option<Speedup>,
+    /// What the ranks of a pipeline do in a step.
+    pub timelines: Vec<Timeline>,
 }
 
 /// One run of training.

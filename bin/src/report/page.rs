@@ -4,7 +4,7 @@ use askama::Template;
 
 use super::chart::{COLOURS, Chart};
 use super::number::{seconds, significant};
-use super::{Report, ReportError, RunSeries, bars, curves};
+use super::{Report, ReportError, RunSeries, bars, curves, timeline};
 
 #[derive(Template)]
 #[template(path = "report.html")]
@@ -35,13 +35,15 @@ struct RunRow<'a> {
 
 pub(super) fn render(report: &Report) -> Result<String, ReportError> {
     let speedup = report.speedup.as_ref().map(bars::speedup).transpose()?.flatten();
+    let timelines: Vec<Option<Chart>> =
+        report.timelines.iter().map(timeline::chart).collect::<Result<_, _>>()?;
     let narrow = [bars::times(&report.ranks)?, bars::memory(&report.ranks)?, speedup];
     let page = Page {
         report,
         colours: COLOURS.iter().map(|&(drawn, dark)| Colour { drawn: hex(drawn), dark }).collect(),
         runs: report.runs.iter().map(row).collect(),
         wide: curves::losses(&report.runs)?,
-        narrow: narrow.into_iter().flatten().collect(),
+        narrow: timelines.into_iter().chain(narrow).flatten().collect(),
     };
     page.render().map_err(|error| ReportError::Page { reason: error.to_string() })
 }

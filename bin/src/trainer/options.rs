@@ -34,7 +34,6 @@ pub struct CheckpointOptions {
         long,
         value_name = "CHECKPOINT",
         num_args = 0..=1,
-        require_equals = true,
         default_missing_value = LATEST,
         requires = "checkpoint_dir",
         help_heading = "Checkpoints"
@@ -70,10 +69,12 @@ impl CheckpointOptions {
         Ok(self.checkpoint_dir.as_ref().map(open).transpose()?)
     }
 
-    /// Whether to go on, and the checkpoint that was asked for by name.
-    pub(crate) fn wanted(&self) -> Option<Option<&Path>> {
-        let named = |path: &'_ Path| path != Path::new(LATEST);
-        self.resume.as_deref().map(|path| Some(path).filter(|path| named(path)))
+    /// Whether to go on, and the checkpoint that was asked for: by its path, or by its name in the folder.
+    pub(crate) fn wanted(&self) -> Option<Option<PathBuf>> {
+        let resume = self.resume.as_deref()?;
+        let (here, there) = (resume.to_path_buf(), self.dir().join(resume));
+        let found = if !here.exists() && there.exists() { there } else { here };
+        Some(Some(found).filter(|_| resume != Path::new(LATEST)))
     }
 
     pub(crate) fn dir(&self) -> &Path {

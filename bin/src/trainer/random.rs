@@ -14,7 +14,7 @@ pub struct StepRandom {
 
 impl StepRandom {
     /// Puts the generator where this rank's draws of this step begin. A few microseconds.
-    pub(super) fn begin(&self, rank: usize, step: usize) {
+    pub(crate) fn begin(&self, rank: usize, step: usize) {
         let seed = step_seed(self.seed, rank as u64, step as u64);
         self.generator.with(|generator| generator.manual_seed(seed));
     }

@@ -7,6 +7,7 @@ use training::{Checkpoint, Error as TrainingError, Fallback, OptimizerState};
 
 use crate::console::note;
 use crate::error::{Error, Result};
+use crate::experiment::Experiment;
 use crate::rank::Rank;
 use crate::report::RunSeries;
 use crate::run_log::{LogConfig, RunLog};
@@ -25,6 +26,19 @@ pub struct RunConfig<'a> {
     pub checkpoints: &'a CheckpointOptions,
     /// What must be equal for that.
     pub run: RunIdentity,
+}
+
+impl<'a> RunConfig<'a> {
+    /// What an experiment's options say, as one of its ranks.
+    pub fn of<E: Experiment>(
+        experiment: &'a E,
+        checkpoints: &'a CheckpointOptions,
+        epochs: usize,
+        rank: &Rank,
+    ) -> Self {
+        let report = experiment.common().report.is_some();
+        Self { epochs, report, checkpoints, run: experiment.identity(rank.comm.world_size()) }
+    }
 }
 
 impl<M, D, B, O, L> Trainer<M, D, B, O, L>
@@ -113,7 +127,7 @@ where
 pub(crate) fn find(options: &CheckpointOptions, run: &RunIdentity) -> Result<Option<Checkpoint>> {
     let (Some(wanted), Some(checkpoints)) = (options.wanted(), options.open()?) else { return Ok(None) };
     let found = match wanted {
-        Some(folder) => Some(checkpoints.load(folder, &Device::Cpu).map_err(offer)?),
+        Some(folder) => Some(checkpoints.load(&folder, &Device::Cpu).map_err(offer)?),
         None => checkpoints.load_latest(&Device::Cpu).map_err(offer)?,
     };
     if let Some(checkpoint) = &found {

@@ -74,7 +74,14 @@ fn a_folder_is_learnt_and_the_same_tensors_give_the_same() {
         let how = ["--momentum", "0.9", "--epochs", "4", "--print-every", "19", "--metrics", &metrics];
         let output = CIFAR10.succeed(&[&how[..], &[option, &source]].concat());
         let remarks = text(&output.stderr);
-        assert!(!remarks.contains("--data-dir") && remarks.lines().count() == 1, "{remarks}");
+        let few = remarks.contains(
+            " has 150 pictures to train on and 30 to test with; all of CIFAR-10 are 50000 and 10000\n",
+        );
+        assert_eq!(few, option == "--data-dir", "{remarks}");
+        assert!(
+            !remarks.contains("no --data-dir") && remarks.lines().count() == 1 + usize::from(few),
+            "{remarks}"
+        );
         runs.push((text(&output.stdout), losses(metrics.as_ref())));
     }
     let (printed, losses) = &runs[0];

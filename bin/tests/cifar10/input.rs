@@ -36,6 +36,7 @@ fn options_that_cannot_be_used() {
         assert!(CIFAR10.refuse(&["--data", "x", option, "5"]).contains(option));
     }
     assert!(CIFAR10.refuse(&["--data", "x", "--data-dir", "y"]).contains("--data-dir"));
+    assert!(CIFAR10.refuse(&["--pictures", "3"]).contains("--picture <FILE.png>"));
 }
 
 #[test]

@@ -76,9 +76,7 @@ fn losses_weights_and_test_are_pytorchs() {
             ("--metrics", metrics),
             ("--save", save),
         ];
-        let arguments: Vec<&str> =
-            options.iter().flat_map(|(option, value)| [*option, value.as_str()]).collect();
-        let printed = text(&CIFAR10.succeed(&arguments).stdout);
+        let printed = text(&CIFAR10.succeed_with(&options).stdout);
         let what = format!("seed {}, {} ranks", run.seed, run.world_size);
         assert_close(&losses(&folder.path("m.jsonl")), &run.losses, &what);
         for line in told(&run) {

@@ -25,6 +25,9 @@ fn the_printed_losses_of_a_run_that_goes_on_are_those_of_the_whole() {
     assert!(rest.lines().count() < whole.lines().count() && whole.ends_with(&rest), "{rest}\nof\n{whole}");
     let line = CIFAR10.refuse(&[&keeping[..], &["--resume", "--momentum", "0.5"]].concat());
     assert!(line.contains("--momentum: got 0.5; ") && line.contains("began with 0.1"), "{line}");
+    let other = ["--samples", "81", "--checkpoint-dir", &dir, "--resume"];
+    let line = CIFAR10.refuse(&other);
+    assert!(line.contains("--samples: got 81; ") && line.contains("began with 80"), "{line}");
 }
 
 #[test]

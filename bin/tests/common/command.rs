@@ -6,7 +6,57 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 
 /// What a launcher or a user may have set, by how it begins.
-const ENVIRONMENT: [&str; 6] = ["RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "GIRANDOLE_", "NODE_"];
+const ENVIRONMENT: [&str; 11] = [
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "MASTER_",
+    "GIRANDOLE_",
+    "NODE_",
+    "GROUP_",
+    "ROLE_",
+    "TORCHELASTIC_",
+    "OMP_NUM_THREADS",
+    "PYTHONUNBUFFERED",
+];
+
+/// Takes out of a command's environment what this process's says of ranks.
+pub(crate) fn clean(command: &mut Command) -> &mut Command {
+    for (name, _) in std::env::vars_os() {
+        if ENVIRONMENT.iter().any(|begin| name.to_string_lossy().starts_with(begin)) {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// The program, before it is told which command.
+pub(crate) fn girandole() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_girandole"));
+    clean(&mut command).stdin(Stdio::null());
+    command
+}
+
+/// Runs a command to its good end.
+pub(crate) fn succeed(command: &mut Command) -> Output {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}\n{}", output.status, text(&output.stderr));
+    output
+}
+
+/// Runs a command to an error that was found before anything was done: its one line, and its exit code.
+pub(crate) fn refuse_with(command: &mut Command, arguments: &[&str]) -> (String, i32) {
+    let output = command.args(arguments).output().unwrap();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    let code = output.status.code().unwrap_or_else(|| panic!("{arguments:?}: {}", output.status));
+    assert!(code == 1 || code == 2, "{arguments:?}: exit code {code}\n{err}");
+    assert_eq!(out, "", "{arguments:?} printed something, then failed: {err}");
+    assert!(err.starts_with("error: "), "{arguments:?}: {err}");
+    // The parser's own errors come with a hint below.
+    let by_parser = err.contains("For more information, try '--help'.");
+    assert!(by_parser || err.lines().count() == 1, "{arguments:?}: {err}");
+    (err, code)
+}
 
 /// One of the program's commands.
 pub(crate) struct Girandole(pub(crate) &'static str);
@@ -14,36 +64,44 @@ pub(crate) struct Girandole(pub(crate) &'static str);
 impl Girandole {
     /// The command, without what this process's environment says of ranks.
     pub(crate) fn command(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_girandole"));
-        for (name, _) in std::env::vars_os() {
-            if ENVIRONMENT.iter().any(|begin| name.to_string_lossy().starts_with(begin)) {
-                command.env_remove(name);
-            }
-        }
-        command.arg(self.0).stdin(Stdio::null());
+        let mut command = girandole();
+        command.arg(self.0);
         command
     }
 
     /// Runs it to its good end.
     pub(crate) fn succeed(&self, arguments: &[&str]) -> Output {
-        let output = self.command().args(arguments).output().unwrap();
-        assert!(output.status.success(), "{arguments:?}: {}\n{}", output.status, text(&output.stderr));
-        output
+        succeed(self.command().args(arguments))
+    }
+
+    /// The same with options and their values.
+    pub(crate) fn succeed_with(&self, options: &[(&str, String)]) -> Output {
+        let arguments: Vec<&str> =
+            options.iter().flat_map(|(option, value)| [*option, value.as_str()]).collect();
+        self.succeed(&arguments)
     }
 
     /// Runs it to an error that was found before anything was done: its one line.
     pub(crate) fn refuse(&self, arguments: &[&str]) -> String {
-        let output = self.command().args(arguments).output().unwrap();
-        let (out, err) = (text(&output.stdout), text(&output.stderr));
-        let code = output.status.code().unwrap_or_else(|| panic!("{arguments:?}: {}", output.status));
-        assert!(code == 1 || code == 2, "{arguments:?}: exit code {code}\n{err}");
-        assert_eq!(out, "", "{arguments:?} printed something, then failed: {err}");
-        assert!(err.starts_with("error: "), "{arguments:?}: {err}");
-        // The parser's own errors come with a hint below.
-        let by_parser = err.contains("For more information, try '--help'.");
-        assert!(by_parser || err.lines().count() == 1, "{arguments:?}: {err}");
-        err
+        refuse_with(&mut self.command(), arguments).0
     }
+}
+
+/// What is printed, without the numbers of lines that tell times.
+pub(crate) fn without_times(output: &Output) -> Vec<String> {
+    let timed = |line: &str| line.contains(" time") || line.starts_with("speed-up");
+    let strip = |line: &str| match line.split_once(": ") {
+        Some((before, _)) if timed(line) => format!("{before}: ..."),
+        _ => line.to_string(),
+    };
+    text(&output.stdout).lines().map(strip).collect()
+}
+
+/// Lines of output, in an order that does not depend on who was first.
+pub(crate) fn sorted(output: &Output) -> Vec<String> {
+    let mut lines: Vec<String> = text(&output.stdout).lines().map(str::to_string).collect();
+    lines.sort();
+    lines
 }
 
 pub(crate) fn text(bytes: &[u8]) -> String {
@@ -75,7 +133,13 @@ pub(crate) fn metrics(path: &Path) -> Vec<Value> {
 
 /// The losses of a metrics file, in order; epochs and batches must count up without a gap.
 pub(crate) fn losses(path: &Path) -> Vec<f32> {
-    let steps: Vec<Value> = metrics(path).into_iter().filter(|line| line["event"] == "step").collect();
+    losses_of(&metrics(path), None)
+}
+
+/// The same of one of several runs in it.
+pub(crate) fn losses_of(lines: &[Value], run: Option<&str>) -> Vec<f32> {
+    let steps: Vec<&Value> =
+        lines.iter().filter(|line| line["event"] == "step" && line["run"].as_str() == run).collect();
     let mut last = (0, None);
     for step in &steps {
         let (epoch, batch) = (step["epoch"].as_u64().unwrap(), step["batch"].as_u64().unwrap());

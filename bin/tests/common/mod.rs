@@ -5,7 +5,10 @@ mod command;
 #[cfg(target_os = "linux")]
 mod session;
 
-pub(crate) use command::{Folder, Girandole, losses, metrics, text};
+pub(crate) use command::{
+    Folder, Girandole, clean, girandole, losses, losses_of, metrics, refuse_with, sorted, succeed, text,
+    without_times,
+};
 #[cfg(target_os = "linux")]
 pub(crate) use session::{Session, kill_and_resume};
 

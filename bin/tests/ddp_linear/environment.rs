@@ -3,10 +3,11 @@
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
 
-use crate::command::{Folder, girandole, losses, metrics, refuse_with, succeed, text, without_times};
+use crate::LINEAR;
+use crate::common::{Folder, losses_of, metrics, refuse_with, text, without_times};
 
 fn rank(rank: &str, world_size: &str, port: u16) -> Command {
-    let mut command = girandole();
+    let mut command = LINEAR.command();
     command.env("RANK", rank).env("WORLD_SIZE", world_size);
     command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
     command
@@ -38,7 +39,7 @@ fn an_environment_that_makes_no_sense() {
         (&[("RANK", "0"), ("WORLD_SIZE", "2")], "MASTER_ADDR: got nothing"),
         (&[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost")], "MASTER_PORT: got nothing"),
     ] {
-        let (line, code) = refuse_with(girandole().envs(variables.iter().copied()), &[]);
+        let (line, code) = refuse_with(LINEAR.command().envs(variables.iter().copied()), &[]);
         assert!(line.contains(part) && code == 2, "{variables:?}: {line}");
     }
     for port in ["0", "65536", "web", "-1"] {
@@ -85,7 +86,8 @@ fn two_of_them_print_together_what_the_bare_command_prints() {
     let files =
         |name: &str| [folder.argument(&format!("{name}.jsonl")), folder.argument(&format!("{name}.st"))];
     let [bare_metrics, bare_weights] = files("bare");
-    let bare = succeed(&[&arguments[..], &["--metrics", &bare_metrics, "--save", &bare_weights]].concat());
+    let bare =
+        LINEAR.succeed(&[&arguments[..], &["--metrics", &bare_metrics, "--save", &bare_weights]].concat());
 
     let port = free_port();
     let [own_metrics, own_weights] = files("own");
@@ -93,12 +95,12 @@ fn two_of_them_print_together_what_the_bare_command_prints() {
     let second = start(&mut rank("1", "2", port), &own);
     let first = start(&mut rank("0", "2", port), &own);
     let (first, second) = (good(first), good(second));
-    assert_eq!(without_times(&first.stdout), without_times(&bare.stdout));
+    assert_eq!(without_times(&first), without_times(&bare));
     assert_eq!(text(&second.stdout), "");
     assert_eq!(std::fs::read(own_weights).unwrap(), std::fs::read(bare_weights).unwrap());
     let (own, bare) = (metrics(&folder.path("own.jsonl")), metrics(&folder.path("bare.jsonl")));
     for run in ["single", "ddp"] {
-        assert_eq!(losses(&own, run), losses(&bare, run));
+        assert_eq!(losses_of(&own, Some(run)), losses_of(&bare, Some(run)));
     }
 }
 
@@ -107,8 +109,8 @@ fn one_of_them_is_enough_where_there_is_one() {
     let short = ["--epochs", "1", "--samples", "3200"];
     let output = good(start(&mut rank("0", "1", 1), &short));
     assert_eq!(
-        without_times(&output.stdout),
-        without_times(&succeed(&[&short[..], &["--world-size", "1"]].concat()).stdout)
+        without_times(&output),
+        without_times(&LINEAR.succeed(&[&short[..], &["--world-size", "1"]].concat()))
     );
 }
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use rustix::process::{Signal, kill_process_group};
 
-use crate::command::{girandole, text};
+use crate::LINEAR;
+use crate::common::text;
 use crate::job::Job;
 
 /// Twice the second or two that it may take, and more, since other tests run beside this one.
@@ -110,7 +111,8 @@ fn is_ignored(signal: i32) -> bool {
 #[test]
 fn a_reader_that_has_read_enough_ends_it_quietly() {
     for enough in ["available GPUs", "===== DDP training"] {
-        let mut child = girandole()
+        let mut child = LINEAR
+            .command()
             .args(["--world-size", "3", "--epochs", "20", "--samples", "3200", "--batch-size", "4"])
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -131,7 +133,8 @@ fn a_reader_that_has_read_enough_ends_it_quietly() {
 #[test]
 fn two_jobs_at_once_do_not_disturb_each_other() {
     let jobs = [(); 3].map(|()| {
-        girandole()
+        LINEAR
+            .command()
             .args(["--epochs", "1", "--samples", "3200"])
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

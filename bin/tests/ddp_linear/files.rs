@@ -5,7 +5,8 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor, safetensors};
 
-use crate::command::{Folder, refuse, succeed};
+use crate::LINEAR;
+use crate::common::Folder;
 
 fn zeros(shape: &[usize], dtype: DType) -> Tensor {
     Tensor::zeros(shape, dtype, &Device::Cpu).unwrap()
@@ -20,7 +21,7 @@ fn save(path: &Path, tensors: &[(&str, Tensor)]) {
 fn refused(option: &str, tensors: &[(&str, Tensor)]) -> String {
     let folder = Folder::new();
     save(&folder.path("file"), tensors);
-    let line = refuse(&[option, &folder.argument("file")]);
+    let line = LINEAR.refuse(&[option, &folder.argument("file")]);
     assert!(line.contains(&folder.argument("file")), "{line}");
     line
 }
@@ -45,7 +46,7 @@ fn files_that_are_none() {
             ("empty", "not a whole safetensors file"),
         ] {
             let path = folder.argument(name);
-            let line = refuse(&[option, &path]);
+            let line = LINEAR.refuse(&[option, &path]);
             assert!(line.contains(reason) && line.contains(&path), "{option} {name}: {line}");
         }
     }
@@ -94,7 +95,7 @@ fn results_that_cannot_be_written() {
     let places = places.into_iter().chain(cfg!(target_os = "linux").then(|| "/proc/self/file".into()));
     for place in places {
         for option in ["--save", "--metrics", "--trace", "--report"] {
-            let line = refuse(&[option, &place]);
+            let line = LINEAR.refuse(&[option, &place]);
             assert!(line.starts_with(&format!("error: cannot write {place}: ")), "{option}: {line}");
         }
     }
@@ -114,7 +115,7 @@ fn results_that_may_not_be_written() {
     std::fs::write(folder.path("file"), "old").unwrap();
     std::fs::set_permissions(folder.path("file"), PermissionsExt::from_mode(0o444)).unwrap();
     for option in ["--save", "--metrics", "--trace", "--report"] {
-        assert!(refuse(&[option, &folder.argument("file")]).contains("ermission denied"));
+        assert!(LINEAR.refuse(&[option, &folder.argument("file")]).contains("ermission denied"));
     }
 }
 
@@ -124,13 +125,13 @@ fn one_file_under_two_names() {
     let file = folder.argument("file");
     let again = folder.argument("./file");
     for (one, other) in [("--metrics", "--save"), ("--trace", "--report"), ("--metrics", "--trace")] {
-        let line = refuse(&[one, &file, other, &again]);
+        let line = LINEAR.refuse(&[one, &file, other, &again]);
         assert!(line.contains(one) && line.contains(other) && line.contains("give each its own"), "{line}");
     }
     save(&folder.path("file"), &[("x", zeros(&[4, 1], DType::F32)), ("y", zeros(&[4, 1], DType::F32))]);
     let before = std::fs::read(&file).unwrap();
     for output in ["--save", "--metrics", "--trace", "--report"] {
-        assert!(refuse(&["--data", &file, output, &again]).contains("--data"));
+        assert!(LINEAR.refuse(&["--data", &file, output, &again]).contains("--data"));
     }
     assert_eq!(std::fs::read(&file).unwrap(), before);
 }
@@ -140,14 +141,14 @@ fn weights_may_be_saved_where_they_came_from() {
     let folder = Folder::new();
     let file = folder.argument("weights");
     let short = ["--epochs", "1", "--samples", "64", "--save", &file];
-    succeed(&short);
+    LINEAR.succeed(&short);
     let before = std::fs::read(&file).unwrap();
-    succeed(&[&short[..], &["--init", &file]].concat());
+    LINEAR.succeed(&[&short[..], &["--init", &file]].concat());
     assert_ne!(std::fs::read(&file).unwrap(), before);
 }
 
 #[cfg(unix)]
 #[test]
 fn metrics_may_go_to_a_device() {
-    succeed(&["--epochs", "1", "--samples", "64", "--metrics", "/dev/null", "--report", "/dev/null"]);
+    LINEAR.succeed(&["--epochs", "1", "--samples", "64", "--metrics", "/dev/null", "--report", "/dev/null"]);
 }

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::command::{Folder, girandole};
+use crate::LINEAR;
+use crate::common::Folder;
 
 /// Nothing that is waited for takes this long, not even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -44,7 +45,7 @@ impl Job {
     pub(crate) fn start(more: &[&str]) -> Self {
         let folder = Folder::new();
         let file = |name: &str| Stdio::from(File::create(folder.path(name)).unwrap());
-        let mut command = girandole();
+        let mut command = LINEAR.command();
         command.args(["--world-size", "3", "--epochs", "15000", "--samples", "64", "--batch-size", "64"]);
         command.args(["--metrics", &folder.argument("metrics.jsonl")]).args(more);
         command.stdout(file("stdout")).stderr(file("stderr")).process_group(0);

@@ -1,7 +1,8 @@
 //! `ddp-linear` as a user runs it: real processes, compared with PyTorch and with itself.
 #![allow(clippy::unwrap_used)]
 
-mod command;
+#[path = "../common/mod.rs"]
+mod common;
 mod environment;
 mod files;
 mod golden;
@@ -16,3 +17,5 @@ mod faults;
 mod job;
 #[cfg(target_os = "linux")]
 mod terminal;
+
+const LINEAR: common::Girandole = common::Girandole("ddp-linear");

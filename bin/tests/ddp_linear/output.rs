@@ -2,7 +2,8 @@
 
 use std::process::Stdio;
 
-use crate::command::{Folder, girandole, metrics, succeed, text, without_times};
+use crate::LINEAR;
+use crate::common::{Folder, metrics, text, without_times};
 
 /// The shape of a line, with `#` for each number that depends on the run.
 fn shape(line: &str) -> String {
@@ -20,7 +21,7 @@ fn shape(line: &str) -> String {
 
 #[test]
 fn stdout_has_what_the_document_prints_and_nothing_else() {
-    let output = succeed(&["--epochs", "2", "--samples", "6400"]);
+    let output = LINEAR.succeed(&["--epochs", "2", "--samples", "6400"]);
     let expected = "\
 available GPUs: #
 warning: no GPU found, training on the CPU
@@ -54,14 +55,14 @@ DDP training time with 2 ranks: # s";
 
 #[test]
 fn with_the_total_batch_kept_there_is_nothing_to_remark() {
-    let output = succeed(&["--epochs", "1", "--samples", "64", "--keep-total-batch"]);
+    let output = LINEAR.succeed(&["--epochs", "1", "--samples", "64", "--keep-total-batch"]);
     assert_eq!(text(&output.stderr), "");
     assert!(text(&output.stdout).contains("===== DDP training (2 ranks, total batch size 32) ====="));
 }
 
 #[test]
 fn one_rank_computes_what_one_process_does() {
-    let output = succeed(&["--epochs", "1", "--samples", "3200", "--world-size", "1"]);
+    let output = LINEAR.succeed(&["--epochs", "1", "--samples", "3200", "--world-size", "1"]);
     assert_eq!(text(&output.stderr), "");
     let text = text(&output.stdout);
     assert!(text.contains("===== DDP training (1 rank, total batch size 32) ====="), "{text}");
@@ -75,10 +76,10 @@ fn two_runs_are_equal_to_the_bit() {
         let (file, save) =
             (folder.argument(&format!("{name}.jsonl")), folder.argument(&format!("{name}.st")));
         let fixed = ["--epochs", "2", "--samples", "3210", "--world-size", "3", "--seed", seed];
-        let output = succeed(&[&fixed[..], &["--metrics", &file, "--save", &save]].concat());
+        let output = LINEAR.succeed(&[&fixed[..], &["--metrics", &file, "--save", &save]].concat());
         let mut lines = metrics(file.as_ref());
         lines.retain(|line| line["event"] == "step");
-        (without_times(&output.stdout), lines, std::fs::read(save).unwrap())
+        (without_times(&output), lines, std::fs::read(save).unwrap())
     };
     let first = run("first", "42");
     assert!(first == run("second", "42"));
@@ -90,7 +91,7 @@ fn a_closed_output_is_no_reason_to_crash() {
     // As a shell's `>&-` and `2>&-` do.
     for closed in ["exec \"$@\" >&-", "exec \"$@\" 2>&-", "exec \"$@\" <&- >&- 2>&-"] {
         let mut shell = std::process::Command::new("sh");
-        let command = girandole();
+        let command = LINEAR.command();
         shell.args(["-c", closed, "sh"]).arg(command.get_program()).args(command.get_args());
         for (name, _) in command.get_envs() {
             shell.env_remove(name);
@@ -104,12 +105,12 @@ fn a_closed_output_is_no_reason_to_crash() {
 #[test]
 fn a_full_disk_is_told() {
     let full = || Stdio::from(std::fs::File::options().write(true).open("/dev/full").unwrap());
-    let output = girandole().stdout(full()).output().unwrap();
+    let output = LINEAR.command().stdout(full()).output().unwrap();
     let remarks = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1));
     let last = remarks.lines().last().unwrap();
     assert!(last.starts_with("error: cannot write to standard output: No space left"), "{remarks}");
-    let output = girandole().args(["--metrics", "/dev/full", "--samples", "64"]).output().unwrap();
+    let output = LINEAR.command().args(["--metrics", "/dev/full", "--samples", "64"]).output().unwrap();
     assert!(text(&output.stderr).contains("error: cannot write /dev/full: No space left"));
     assert_eq!(output.status.code(), Some(1));
 }

@@ -2,7 +2,8 @@
 
 use candle_core::{Device, safetensors};
 
-use crate::command::{Folder, losses, metrics, succeed, text};
+use crate::LINEAR;
+use crate::common::{Folder, losses_of, metrics, text};
 use crate::golden::{Golden, Run, assert_close};
 
 fn check(golden: &Golden, run: &Run) {
@@ -17,12 +18,16 @@ fn check(golden: &Golden, run: &Run) {
     if run.keep_total_batch {
         arguments.push("--keep-total-batch");
     }
-    let output = succeed(&arguments);
+    let output = LINEAR.succeed(&arguments);
 
     let what = format!("seed {seed}, {world_size} ranks");
     let lines = metrics(&folder.path("metrics.jsonl"));
-    assert_close(&losses(&lines, "single"), &golden.single().losses, &format!("{what}: one process"));
-    assert_close(&losses(&lines, "ddp"), &run.losses, &what);
+    assert_close(
+        &losses_of(&lines, Some("single")),
+        &golden.single().losses,
+        &format!("{what}: one process"),
+    );
+    assert_close(&losses_of(&lines, Some("ddp")), &run.losses, &what);
     let summaries: Vec<_> = lines.iter().filter(|line| line["event"] == "summary").collect();
     assert_eq!(summaries.len(), 2);
     assert_eq!((&summaries[0]["run"], summaries[0]["world_size"].as_u64()), (&"single".into(), Some(1)));
@@ -54,7 +59,7 @@ fn losses_and_weights_are_pytorchs() {
 #[test]
 fn the_printed_losses_are_means_of_a_hundred() {
     let golden = &Golden::all()[0];
-    let output = text(&succeed(&["--epochs", "2", "--world-size", "2"]).stdout);
+    let output = text(&LINEAR.succeed(&["--epochs", "2", "--world-size", "2"]).stdout);
     let ddp = golden
         .runs
         .iter()
@@ -87,15 +92,26 @@ fn the_printed_losses_are_means_of_a_hundred() {
 fn a_run_goes_on_from_saved_weights_and_data() {
     let folder = Folder::new();
     let (first, second) = (folder.argument("first.safetensors"), folder.argument("second.safetensors"));
-    succeed(&["--epochs", "1", "--samples", "320", "--save", &first]);
+    LINEAR.succeed(&["--epochs", "1", "--samples", "320", "--save", &first]);
     let x = candle_core::Tensor::randn(0f32, 1.0, (64, 1), &Device::Cpu).unwrap();
     let y = ((&x * 2.0).unwrap() + 3.0).unwrap();
     let data = folder.argument("data.safetensors");
     safetensors::save(&[("x", x), ("y", y)].into_iter().collect(), &data).unwrap();
     let file = folder.argument("m.jsonl");
-    succeed(&["--epochs", "1", "--init", &first, "--data", &data, "--save", &second, "--metrics", &file]);
+    LINEAR.succeed(&[
+        "--epochs",
+        "1",
+        "--init",
+        &first,
+        "--data",
+        &data,
+        "--save",
+        &second,
+        "--metrics",
+        &file,
+    ]);
     let lines = metrics(&folder.path("m.jsonl"));
-    assert_eq!((losses(&lines, "single").len(), losses(&lines, "ddp").len()), (2, 1));
+    assert_eq!((losses_of(&lines, Some("single")).len(), losses_of(&lines, Some("ddp")).len()), (2, 1));
     let value = |file: &str| {
         safetensors::load(file, &Device::Cpu).unwrap()["linear.weight"].clone().to_vec2::<f32>().unwrap()
     };

@@ -3,7 +3,8 @@
 
 use std::process::{Command, Stdio};
 
-use crate::command::{Folder, girandole, text};
+use crate::LINEAR;
+use crate::common::{Folder, text};
 
 /// Each part takes long enough: the bar keeps out of runs of less than 0.3 s.
 const LONG: &str = "--epochs 300 --samples 6400";
@@ -14,7 +15,7 @@ fn on_terminal(shell: &str, folder: &Folder) -> Option<String> {
         eprintln!("no `script` here: nothing was tested");
         return None;
     }
-    let command = girandole();
+    let command = LINEAR.command();
     let mut script = Command::new("script");
     for (name, _) in command.get_envs() {
         script.env_remove(name);

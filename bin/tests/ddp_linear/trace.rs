@@ -2,14 +2,15 @@
 
 use serde_json::Value;
 
-use crate::command::{Folder, losses, metrics, succeed};
+use crate::LINEAR;
+use crate::common::{Folder, losses_of, metrics};
 
 #[test]
 fn all_files_are_written_together() {
     let folder = Folder::new();
     let (trace, report) = (folder.argument("trace.json"), folder.argument("report.html"));
     let (lines, weights) = (folder.argument("metrics.jsonl"), folder.argument("weights.safetensors"));
-    succeed(&[
+    LINEAR.succeed(&[
         "--epochs",
         "1",
         "--samples",
@@ -46,7 +47,7 @@ fn all_files_are_written_together() {
     assert!(!links.contains("http") && !links.contains("src="), "nothing is loaded from outside");
 
     let lines = metrics(lines.as_ref());
-    assert_eq!((losses(&lines, "single").len(), losses(&lines, "ddp").len()), (20, 7));
+    assert_eq!((losses_of(&lines, Some("single")).len(), losses_of(&lines, Some("ddp")).len()), (20, 7));
     assert_eq!(lines.last().unwrap()["world_size"], 3);
     assert_eq!(std::fs::read_dir(folder.path("")).unwrap().count(), 4, "these four files and no others");
     assert!(std::fs::metadata(weights).unwrap().len() > 0);

@@ -42,9 +42,7 @@ fn all_is_pytorchs() {
             ("--metrics", folder.argument("m.jsonl")),
             ("--save", folder.argument("w.safetensors")),
         ];
-        let arguments: Vec<&str> =
-            options.iter().flat_map(|(option, value)| [*option, value.as_str()]).collect();
-        let printed = text(&MLP.succeed(&arguments).stdout);
+        let printed = text(&MLP.succeed_with(&options).stdout);
         let what = format!("seed {}, {} ranks", run.seed, run.world_size);
         assert_close(&losses(&folder.path("m.jsonl")), &run.losses, &what);
         let weights = safetensors::load(folder.path("w.safetensors"), &Device::Cpu).unwrap();

@@ -45,9 +45,7 @@ fn losses_and_weights_are_pytorchs() {
             ("--metrics", metrics),
             ("--save", save),
         ];
-        let arguments: Vec<&str> =
-            options.iter().flat_map(|(option, value)| [*option, value.as_str()]).collect();
-        TRAINER.succeed(&arguments);
+        TRAINER.succeed_with(&options);
         let what = format!("seed {}, {} ranks, {}", run.seed, run.world_size, run.loss);
         let got = losses(&folder.path("m.jsonl"));
         assert_eq!(got.len(), run.steps, "{what}");

@@ -95,6 +95,22 @@ fn without_a_checkpoint_it_starts_from_the_beginning_and_says_so() {
 }
 
 #[test]
+fn a_checkpoint_is_asked_for_by_its_path_or_its_name() {
+    for by_name in [false, true] {
+        let folder = Folder::new();
+        let (dir, arguments) = keeping(&folder);
+        run(&arguments, &[]);
+        let path = format!("{dir}/checkpoint-00000003");
+        let wanted = if by_name { "checkpoint-00000003" } else { path.as_str() };
+        let remarks = run(&arguments, &["--resume", wanted]);
+        assert!(remarks.contains(&format!("going on from {dir} at epoch 2, batch 2 (step 12)")), "{remarks}");
+        let line = refuse(&arguments, &["--resume", "checkpoint-00000009"]);
+        let expected = "error: `checkpoint-00000009/checkpoint.json` cannot be trusted: it is missing";
+        assert!(line.starts_with(expected), "{line}");
+    }
+}
+
+#[test]
 fn an_earlier_run_is_not_overwritten() {
     let folder = Folder::new();
     let (dir, arguments) = keeping(&folder);

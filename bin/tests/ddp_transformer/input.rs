@@ -32,8 +32,12 @@ fn sizes_that_do_not_go_together() {
         let line = TRANSFORMER.refuse(arguments);
         assert!(line.contains(part), "{arguments:?}: {line}");
     }
-    let line = TRANSFORMER.refuse(&["--vocab-size", "9999999999999999"]);
-    assert!(line.contains("memory") || line.contains("elements"), "{line}");
+    for option in ["--vocab-size", "--num-layers", "--d-ff", "--d-model"] {
+        for much in ["1000000000000", "18446744073709551612"] {
+            let line = TRANSFORMER.refuse(&[option, much]);
+            assert!(line.contains("memory") || line.contains("make the model smaller"), "{line}");
+        }
+    }
 }
 
 fn save(folder: &Folder, name: &str, tensor: &Tensor) -> String {

@@ -44,9 +44,7 @@ fn check(mask: &str) {
             ("--metrics", folder.argument("m.jsonl")),
             ("--save", folder.argument("w.safetensors")),
         ];
-        let arguments: Vec<&str> =
-            options.iter().flat_map(|(option, value)| [*option, value.as_str()]).collect();
-        TRANSFORMER.succeed(&arguments);
+        TRANSFORMER.succeed_with(&options);
         let what = format!("{mask}, seed {}, {} ranks", run.seed, run.world_size);
         let got = losses(&folder.path("m.jsonl"));
         assert_eq!(got.len(), run.steps, "{what}");

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::command::{shell, text};
+use crate::common::text;
+use crate::shell::shell;
 
 /// Nothing that is waited for takes this long, not even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -2,8 +2,10 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 
-mod command;
+#[path = "../common/mod.rs"]
+mod common;
 mod endings;
 mod own;
 mod ranks;
+mod shell;
 mod torchrun;

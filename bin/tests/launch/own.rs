@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::command::{clean, girandole, succeed, text, without_times};
+use crate::common::{clean, girandole, sorted, succeed, text, without_times};
 
 const SHORT: [&str; 5] = ["ddp-linear", "--epochs", "2", "--samples", "6400"];
 
@@ -17,6 +17,24 @@ fn it_prints_what_the_bare_command_prints() {
     assert_eq!(without_times(&launched), bare());
     let remarks = text(&launched.stderr);
     assert!(remarks.starts_with("note: ") && remarks.lines().count() == 1, "{remarks}");
+}
+
+#[test]
+fn so_it_is_with_each_experiment() {
+    for (command, what) in [
+        ("ddp-trainer", &["--epochs", "3"][..]),
+        ("ddp-transformer", &["--epochs", "2"]),
+        ("ddp-mlp", &["--validation-samples", "77"]),
+        ("cifar10", &["--samples", "40", "--test-samples", "21", "--print-every", "2"]),
+    ] {
+        let bare = succeed(girandole().arg(command).args(what));
+        let launched = succeed(
+            girandole().args(["launch", "--nproc-per-node", "2", "--", "girandole", command]).args(what),
+        );
+        // All ranks of the trainer print, and none waits for the others.
+        assert_eq!(sorted(&launched), sorted(&bare), "{command}");
+        assert_eq!(text(&launched.stderr), text(&bare.stderr), "{command}");
+    }
 }
 
 #[test]

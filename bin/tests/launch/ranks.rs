@@ -3,7 +3,8 @@
 use std::net::TcpListener;
 use std::process::Command;
 
-use crate::command::{girandole, shell, sorted, succeed, text};
+use crate::common::{girandole, sorted, succeed, text};
+use crate::shell::shell;
 
 #[test]
 fn a_rank_is_told_what_torchrun_tells() {

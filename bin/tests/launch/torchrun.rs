@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
-use crate::command::{girandole, succeed, text, without_times};
+use crate::common::{girandole, succeed, text, without_times};
 
 type Content = Arc<Mutex<HashMap<Vec<u8>, Vec<u8>>>>;
 

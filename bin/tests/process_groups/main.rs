@@ -2,14 +2,13 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 
-#[allow(dead_code, reason = "the tests of launch need more of it")]
-#[path = "../launch/command.rs"]
-mod command;
+#[path = "../common/mod.rs"]
+mod common;
 
 use std::net::TcpListener;
 use std::process::{Output, Stdio};
 
-use command::{girandole, succeed, text};
+use common::{girandole, succeed, text};
 
 /// Standard output, without what depends on the machine.
 fn printed(output: &Output) -> String {

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use crate::fingerprint::{self, Fingerprint};
 use crate::links::Links;
@@ -11,6 +12,9 @@ use crate::schedule::Combine;
 use crate::{ReduceOp, Result};
 
 use super::{Executor, Peer, Receiving, Sending};
+
+/// How long a rank whose group has failed goes on with messages that it has begun.
+const LAST_SENDS: Duration = Duration::from_millis(200);
 
 /// A message that this rank sends or receives.
 #[derive(Debug)]
@@ -70,14 +74,36 @@ impl<L: Links> Executor<L> {
         }
     }
 
-    /// The ranks to which no message was cut off.
-    pub(crate) fn whole(&self) -> Vec<usize> {
-        let is_cut_off = |send: &Sending| {
-            let peer = self.call.peers.iter().find(|peer| peer.rank == send.to);
-            peer.is_some_and(|peer| peer.told > 0 && (peer.told < fingerprint::LEN || send.at < send.end))
-        };
-        let cut_off: Vec<usize> = self.sends.iter().filter(|send| is_cut_off(send)).map(|s| s.to).collect();
+    /// After a failure: the ranks that can be told why. A message that was begun is sent to its end, if that can be done
+    /// soon, so that words are not taken for a part of it.
+    pub(crate) fn part(&mut self, memory: &Memory<'_>) -> Vec<usize> {
+        let until = Instant::now() + LAST_SENDS;
+        let mut cut_off = Vec::new();
+        for send in std::mem::take(&mut self.sends) {
+            let to = send.to;
+            self.sends.push(send);
+            while self.is_cut_off(to) && Instant::now() < until {
+                self.waits.clear();
+                match self.send_some(memory) {
+                    Ok(true) => {}
+                    Ok(false) => {
+                        self.links.park(&self.waits, until.saturating_duration_since(Instant::now()))
+                    }
+                    Err(_) => break,
+                }
+            }
+            if self.is_cut_off(to) {
+                cut_off.push(to);
+            }
+            self.sends.clear();
+        }
         (0..self.call.world_size).filter(|rank| !cut_off.contains(rank)).collect()
+    }
+
+    fn is_cut_off(&self, to: usize) -> bool {
+        let Some(peer) = self.call.peers.iter().find(|peer| peer.rank == to) else { return false };
+        let left = self.sends.iter().any(|send| send.to == to && send.at < send.end);
+        peer.told > 0 && (peer.told < fingerprint::LEN || left) && !self.links.speaks_apart(to)
     }
 
     /// Takes leave of messages that are done, and begins those that waited for them. True where there was one.

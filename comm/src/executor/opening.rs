@@ -1,6 +1,5 @@
 //! Before anything else in a call: there must be streams to the peers that it needs.
 
-use crate::last_words::LastWords;
 use crate::links::{Links, Unopened, Wait};
 use crate::patience::{Patience, blame};
 use crate::verdict::Question;
@@ -37,7 +36,7 @@ impl<L: Links> Executor<L> {
                 return Error::system(format!("connecting to rank {rank} (host {host})"), reason);
             }
             Unopened::Closed => Question::lost(peer, None),
-            Unopened::Left => Question::lost(peer, Some(LastWords::Farewell)),
+            Unopened::Left(words) => Question::lost(peer, Some(words)),
             Unopened::Unreachable(detail) => Question::Unreached { peer, detail },
         };
         blame(&*self.supervisor, question, &self.call.fingerprint)

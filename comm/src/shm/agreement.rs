@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::last_words::LastWords;
 use crate::tcp::{Fault, Try, Wire};
 
 use super::host::{Counter, Host, Pair};
@@ -30,11 +31,11 @@ impl Offer {
         bytes
     }
 
-    fn decode(bytes: &[u8; OFFER]) -> Self {
+    fn decode(obstacle: u8, rest: &[u8; OFFER - 1]) -> Self {
         let (mut name, mut token) = (Name::default(), Token::default());
-        name.copy_from_slice(&bytes[1..17]);
-        token.copy_from_slice(&bytes[17..]);
-        Self { obstacle: Obstacle::from_byte(bytes[0]), name, token }
+        name.copy_from_slice(&rest[..16]);
+        token.copy_from_slice(&rest[16..]);
+        Self { obstacle: Obstacle::from_byte(obstacle), name, token }
     }
 }
 
@@ -52,7 +53,8 @@ pub(crate) fn share(
     let name = counter.as_ref().map(Counter::name).unwrap_or_default();
     let offer = Offer { obstacle: counter.as_ref().err().copied(), name, token: own };
     wire.write(&offer.encode(), deadline)?;
-    let theirs = Offer::decode(&wire.read(deadline)?);
+    let first = hear(wire, deadline)?;
+    let theirs = Offer::decode(first, &wire.read(deadline)?);
     let mut counter = match (counter, theirs.obstacle) {
         (Err(obstacle), _) | (Ok(_), Some(obstacle)) => return Ok(Err(obstacle)),
         (Ok(counter), None) => counter,
@@ -66,18 +68,32 @@ pub(crate) fn share(
     compare(wire, taken, deadline)
 }
 
-/// Tells what stands in the way, and hears what stands in the way of the other.
+/// Tells what stands in the way, and hears what stands in the way of the other. Where something does, both see first that
+/// the other is still there: a rank that leaves takes its means with it.
 fn compare<T>(
     wire: &mut Wire,
     outcome: std::result::Result<T, Obstacle>,
     deadline: Instant,
 ) -> Try<std::result::Result<T, Obstacle>> {
     wire.write(&[Obstacle::to_byte(outcome.as_ref().err().copied())], deadline)?;
-    let [theirs] = wire.read(deadline)?;
-    Ok(match Obstacle::from_byte(theirs) {
+    let outcome = match Obstacle::from_byte(hear(wire, deadline)?) {
         Some(obstacle) => outcome.and(Err(obstacle)),
         None => outcome,
-    })
+    };
+    if outcome.is_err() {
+        wire.write(&[0], deadline)?;
+        hear(wire, deadline)?;
+    }
+    Ok(outcome)
+}
+
+/// The first byte of an answer. A rank whose group ends meanwhile says so instead.
+fn hear(wire: &mut Wire, deadline: Instant) -> Try<u8> {
+    let [first] = wire.read(deadline)?;
+    match LastWords::begin_with(first) {
+        true => Err(wire.last_words(Some(first), deadline).map_or(Fault::Closed, Fault::Gone)),
+        false => Ok(first),
+    }
 }
 
 #[cfg(test)]
@@ -87,7 +103,8 @@ mod tests {
     #[test]
     fn an_offer_arrives_as_it_was_sent() {
         let sent = Offer { obstacle: Some(Obstacle::Unwanted), name: [2; 16], token: [3; 32] };
-        let got = Offer::decode(&sent.encode());
+        let bytes = sent.encode();
+        let got = Offer::decode(bytes[0], bytes[1..].try_into().unwrap());
         assert_eq!((got.obstacle, got.name, got.token), (sent.obstacle, sent.name, sent.token));
     }
 }

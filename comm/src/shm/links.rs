@@ -122,8 +122,8 @@ impl Links for HybridLinks {
     fn try_recv(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Closed> {
         let Some(pair) = self.pair(peer) else { return self.sockets.try_recv(peer, into) };
         match pair.reader.read(into) {
-            // What was written before the end is read first.
-            Ok(0) if pair.gone => self.sockets.try_recv(peer, into),
+            // What was written before the end is read first. What the sockets carry are words, not data.
+            Ok(0) if pair.gone => Err(Closed),
             other => other,
         }
     }
@@ -140,6 +140,14 @@ impl Links for HybridLinks {
         if let Some(pair) = self.pair(peer) {
             pair.reader.consume(len);
         }
+    }
+
+    fn speaks_apart(&self, peer: usize) -> bool {
+        self.pairs.get(peer).is_some_and(Option::is_some)
+    }
+
+    fn try_hear(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Closed> {
+        if self.speaks_apart(peer) { self.sockets.try_recv(peer, into) } else { self.try_recv(peer, into) }
     }
 
     fn park(&mut self, waits: &[Wait], timeout: Duration) {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 
 use super::handshake::VERSION;
+use crate::last_words::LastWords;
 use crate::shm::Obstacle;
 
 /// Why one try to connect two ranks came to nothing. Most are tried again until the time-out; the last one is told then.
@@ -29,8 +30,8 @@ pub(crate) enum Fault {
     NotAwaited,
     /// The other side holds the secret, and makes, or has, a connection to this rank by itself.
     Crossed,
-    /// The other side holds the secret, and has closed its group.
-    Gone,
+    /// The other side holds the secret, and has closed its group, or its group has failed; what it says.
+    Gone(LastWords),
     /// The other side is as it should be, but memory cannot be shared with it.
     NoMemory(Obstacle),
     /// The other side holds the secret, and is not the rank that was looked for.
@@ -94,7 +95,7 @@ impl fmt::Display for Fault {
             ),
             Fault::NotAwaited => f.write_str("the other side does not expect this rank"),
             Fault::Crossed => f.write_str("the other side is about to connect to this one"),
-            Fault::Gone => f.write_str("the other side has closed its group"),
+            Fault::Gone(_) => f.write_str("the other side has closed its group"),
             Fault::NoMemory(obstacle) => write!(f, "{obstacle}"),
             Fault::OtherRank(rank) => write!(f, "rank {rank} answered instead"),
             Fault::Malformed(what) => write!(f, "the other side sent {what}"),

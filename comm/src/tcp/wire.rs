@@ -15,6 +15,8 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::fault::{Fault, Try};
 use super::handshake::{Admission, Caller, Client, Credentials, Server, Verdict};
+use crate::fingerprint;
+use crate::last_words::LastWords;
 
 /// What a rank may have on the way to another of its host. The kernel's own choice grows to several MiB, which falls out of
 /// the processor's cache before the other rank reads it: a broadcast of 64 MiB between two ranks took 1.6 times as long.
@@ -120,6 +122,15 @@ impl Wire {
         let mut message = [0; N];
         self.fill(&mut message, deadline)?;
         Ok(message)
+    }
+
+    /// What a rank says whose group has ended, of which the `first` byte was read already; none where it says something else.
+    pub(crate) fn last_words(&mut self, first: Option<u8>, deadline: Instant) -> Option<LastWords> {
+        let mut words = [0; fingerprint::LEN];
+        let known = first.iter().len();
+        words[..known].copy_from_slice(first.as_slice());
+        self.fill(&mut words[known..], deadline).ok()?;
+        LastWords::decode(&words)
     }
 
     fn fill(&mut self, buffer: &mut [u8], deadline: Instant) -> Try<()> {

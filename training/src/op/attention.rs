@@ -315,6 +315,7 @@ impl CustomOp3 for Attention {
 mod tests {
     use candle_core::{Device, Var};
 
+    use super::super::assert_agree;
     use super::*;
 
     /// What other devices compute is the same, gradients included.
@@ -325,17 +326,11 @@ mod tests {
         {
             let random = || Var::from_tensor(&Tensor::randn(0f64, 2., (2, 7, width), &Device::Cpu)?);
             let (q, k, v, outer) = (random()?, random()?, random()?, random()?);
-            let mut found = vec![];
-            for y in [composed(&q, &k, &v, num_heads, visible)?, attention(&q, &k, &v, num_heads, visible)?] {
-                let grads = (&y * outer.as_detached_tensor())?.sum_all()?.backward()?;
-                let mut all = vec![y.detach()];
-                all.extend([&q, &k, &v].map(|var| grads.get(var).unwrap().clone()));
-                found.push(all);
-            }
-            for (a, b) in found[0].iter().zip(&found[1]) {
-                let gap = (a - b)?.abs()?.max_all()?.to_scalar::<f64>()?;
-                assert!(gap < 1e-12, "{visible:?}, {num_heads} heads of {width}: {gap}");
-            }
+            let both =
+                [composed(&q, &k, &v, num_heads, visible)?, attention(&q, &k, &v, num_heads, visible)?];
+            let loss = |y: &Tensor| (y * outer.as_detached_tensor())?.sum_all();
+            let what = format!("{visible:?}, {num_heads} heads of {width}");
+            assert_agree(both, loss, &[&q, &k, &v], 1e-12, &what)?;
         }
         Ok(())
     }

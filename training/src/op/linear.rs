@@ -6,6 +6,7 @@ use candle_nn::{Init, VarBuilder};
 
 use super::real::Real;
 use super::{dense, with_numbers, working_dtype};
+use crate::defer::defer;
 use crate::{Error, Result};
 
 const NAME: &str = "linear";
@@ -141,34 +142,69 @@ impl Affine {
         Ok(T::to_cpu_storage_owned(out))
     }
 
-    /// Gradients of input, weight and bias.
-    fn gradients<T: Real>(
+    /// The gradient of the input.
+    fn of_input<T: Real>(
         &self,
         x: &Tensor,
         weight: &Tensor,
         gradient: &Tensor,
-    ) -> candle_core::Result<[Tensor; 3]> {
+    ) -> candle_core::Result<Tensor> {
         let Sizes { rows, inputs, outputs } = Sizes::of(x.shape(), weight.shape())?;
-        let product = |a: &Tensor, a_layout: Layout, b: &Tensor, b_layout: Layout, (m, n, k)| {
-            let (a, b) = (a.storage_and_layout().0, b.storage_and_layout().0);
-            match (&*a, &*b) {
-                (Storage::Cpu(a), Storage::Cpu(b)) => {
-                    T::cpu_storage_data(a.matmul(b, (1, m, n, k), &a_layout, &b_layout)?)
-                }
-                _ => bail!("a fused operation on the CPU was given a tensor of another device"),
-            }
-        };
-        let (of_y, of_x) = (matrix(gradient.layout(), rows, outputs), matrix(x.layout(), rows, inputs));
         let of_weight = matrix(weight.layout(), outputs, inputs);
-        let to_x = product(gradient, of_y.clone(), weight, of_weight, (rows, inputs, outputs))?;
-        let to_weight = product(gradient, of_y.transpose(0, 1)?, x, of_x, (outputs, inputs, rows))?;
+        let of_y = matrix(gradient.layout(), rows, outputs);
+        let to_x = product::<T>((gradient, of_y), (weight, of_weight), (rows, inputs, outputs))?;
+        Tensor::from_vec(to_x, x.shape(), x.device())
+    }
+
+    /// The gradients of weight and bias.
+    fn of_weights<T: Real>(
+        &self,
+        x: &Tensor,
+        weight: &Shape,
+        gradient: &Tensor,
+    ) -> candle_core::Result<Vec<Tensor>> {
+        let Sizes { rows, inputs, outputs } = Sizes::of(x.shape(), weight)?;
+        let (of_y, of_x) = (matrix(gradient.layout(), rows, outputs), matrix(x.layout(), rows, inputs));
+        let sizes = (outputs, inputs, rows);
+        let to_weight = product::<T>((gradient, of_y.transpose(0, 1)?), (x, of_x), sizes)?;
         let to_bias = with_numbers(gradient, |gradient| Ok(column_sums::<T>(gradient, outputs)))?;
-        let device = x.device();
-        Ok([
-            Tensor::from_vec(to_x, x.shape(), device)?,
-            Tensor::from_vec(to_weight, weight.shape(), device)?,
-            Tensor::from_vec(to_bias, outputs, device)?,
+        Ok(vec![
+            Tensor::from_vec(to_weight, weight, x.device())?,
+            Tensor::from_vec(to_bias, outputs, x.device())?,
         ])
+    }
+
+    /// The gradients of input, weight and bias; the last two later where somebody wants it so.
+    fn gradients<T: Real>(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: &Tensor,
+        gradient: &Tensor,
+    ) -> candle_core::Result<[Option<Tensor>; 3]> {
+        let of_x = self.of_input::<T>(x, weight, gradient)?;
+        // Without their history, which would keep the whole graph alive.
+        let (input, shape, late) = (x.detach(), weight.shape().clone(), gradient.detach());
+        if defer(&[weight, bias], move || Affine.of_weights::<T>(&input, &shape, &late)) {
+            return Ok([Some(of_x), None, None]);
+        }
+        let mut of_weights = self.of_weights::<T>(x, weight.shape(), gradient)?.into_iter();
+        Ok([Some(of_x), of_weights.next(), of_weights.next()])
+    }
+}
+
+/// `a b` for matrices of m rows, n columns and k in common.
+fn product<T: Real>(
+    (a, a_layout): (&Tensor, Layout),
+    (b, b_layout): (&Tensor, Layout),
+    (m, n, k): (usize, usize, usize),
+) -> candle_core::Result<Vec<T>> {
+    let (a, b) = (a.storage_and_layout().0, b.storage_and_layout().0);
+    match (&*a, &*b) {
+        (Storage::Cpu(a), Storage::Cpu(b)) => {
+            T::cpu_storage_data(a.matmul(b, (1, m, n, k), &a_layout, &b_layout)?)
+        }
+        _ => bail!("a fused operation on the CPU was given a tensor of another device"),
     }
 }
 
@@ -219,16 +255,16 @@ impl CustomOp3 for Affine {
         &self,
         x: &Tensor,
         weight: &Tensor,
-        _: &Tensor,
+        bias: &Tensor,
         _: &Tensor,
         gradient: &Tensor,
     ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let gradient = gradient.contiguous()?;
         let [of_x, of_weight, of_bias] = match x.dtype() {
-            DType::F32 => self.gradients::<f32>(x, weight, &gradient)?,
-            _ => self.gradients::<f64>(x, weight, &gradient)?,
+            DType::F32 => self.gradients::<f32>(x, weight, bias, &gradient)?,
+            _ => self.gradients::<f64>(x, weight, bias, &gradient)?,
         };
-        Ok((Some(of_x), Some(of_weight), Some(of_bias)))
+        Ok((of_x, of_weight, of_bias))
     }
 }
 
@@ -236,6 +272,7 @@ impl CustomOp3 for Affine {
 mod tests {
     use candle_core::{Device, Var};
 
+    use super::super::assert_agree;
     use super::*;
 
     /// The same as candle's layer, gradients included, for inputs of several ranks and from the middle of a tensor.
@@ -249,18 +286,9 @@ mod tests {
             let middle = x.narrow(0, 1, dims[0])?;
             let candles = candle_nn::Linear::new(weight.as_tensor().clone(), Some(bias.as_tensor().clone()));
             let fused = Linear::new(weight.as_tensor().clone(), bias.as_tensor().clone());
-            let mut found = vec![];
-            for y in [candles.forward(&middle)?, fused.forward(&middle)?] {
-                let grads = y.sqr()?.sum_all()?.backward()?;
-                let mut all = vec![y.detach()];
-                all.extend([&x, &weight, &bias].map(|var| grads.get(var).unwrap().clone()));
-                found.push(all);
-            }
-            for (a, b) in found[0].iter().zip(&found[1]) {
-                assert_eq!(a.dims(), b.dims());
-                let gap = (a - b)?.abs()?.max_all()?.to_scalar::<f64>()?;
-                assert!(gap < 1e-11, "{dims:?}: {gap}");
-            }
+            let both = [candles.forward(&middle)?, fused.forward(&middle)?];
+            let loss = |y: &Tensor| y.sqr()?.sum_all();
+            assert_agree(both, loss, &[&x, &weight, &bias], 1e-11, &format!("{dims:?}"))?;
         }
         Ok(())
     }

@@ -6,6 +6,7 @@
 mod attention;
 mod conv2d;
 mod cross_entropy;
+mod gelu;
 mod layer_norm;
 mod linear;
 mod max_pool2d;
@@ -17,6 +18,7 @@ use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, WithDType, bail};
 pub use attention::{Visible, attention};
 pub use conv2d::conv2d;
 pub use cross_entropy::cross_entropy;
+pub use gelu::gelu;
 pub use layer_norm::{LayerNorm, layer_norm};
 pub use linear::{Linear, linear};
 pub use max_pool2d::max_pool2d;
@@ -61,4 +63,29 @@ fn with_numbers<T: WithDType, R>(
 /// Numbers per row (at least 1, for `chunks`) of a shape.
 fn width(dims: &[usize]) -> usize {
     dims.last().copied().unwrap_or(1).max(1)
+}
+
+/// Asserts that two ways to compute something agree: in what they give, and in the gradients of `loss` of it.
+#[cfg(test)]
+fn assert_agree(
+    [one, other]: [Tensor; 2],
+    loss: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
+    vars: &[&candle_core::Var],
+    most: f64,
+    what: &str,
+) -> candle_core::Result<()> {
+    let found = |y: &Tensor| {
+        let grads = loss(y)?.backward()?;
+        let of = |var: &&candle_core::Var| grads.get(var).cloned();
+        let gradients: Option<Vec<Tensor>> = vars.iter().map(of).collect();
+        Ok::<_, candle_core::Error>((y.detach(), gradients.unwrap_or_else(|| panic!("{what}: no gradient"))))
+    };
+    let ((value, gradients), (other_value, others)) = (found(&one)?, found(&other)?);
+    let pairs = gradients.iter().zip(&others).chain([(&value, &other_value)]);
+    for (a, b) in pairs {
+        assert_eq!(a.dims(), b.dims(), "{what}");
+        let gap = (a - b)?.abs()?.max_all()?.to_scalar::<f64>()?;
+        assert!(gap <= most, "{what}: {gap}");
+    }
+    Ok(())
 }

@@ -24,11 +24,11 @@ use crate::experiment::Experiment;
 use crate::metrics::MetricsWriter;
 use crate::models::convnet::ConvNet;
 use crate::options::CommonOptions;
+use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
 use crate::report::{Report, RunSeries};
 use crate::trainer::{CheckpointOptions, RunConfig, RunIdentity, Trainer, TrainerConfig, named_parameters};
 use crate::validation::Validation;
-use crate::weights::save_weights;
 
 use pictures::Batch;
 use running::RunningLoss;
@@ -63,6 +63,8 @@ impl Experiment for Cifar10Options {
             ("--batch-size", self.batch_size.to_string()),
             ("--data-dir", pictures.to_string()),
         ];
+        let drawn = self.draws().then(|| ("--samples", self.samples.to_string()));
+        let settings = settings.into_iter().chain(drawn);
         RunIdentity::new(Self::NAME, world_size, self.common.settings().into_iter().chain(settings))
     }
 
@@ -74,10 +76,18 @@ impl Experiment for Cifar10Options {
         Setup::new(self)
     }
 
-    fn alone(&self, _: Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
+    fn alone(&self, setup: Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
         if self.draws() {
             note(format_args!(
                 "no --data-dir with CIFAR-10: these pictures of its shape are drawn from the seed"
+            ));
+        }
+        let found = [setup.train.labels.len(), setup.test.labels.len()];
+        if let (Some(dir), true) = (&self.data_dir, found != records::WHOLE) {
+            let ([train, test], [all_train, all_test]) = (found, records::WHOLE);
+            note(format_args!(
+                "{} has {train} pictures to train on and {test} to test with; all of CIFAR-10 are {all_train} and {all_test}",
+                dir.display()
             ));
         }
         note(format_args!(
@@ -96,12 +106,7 @@ impl Experiment for Cifar10Options {
         let config = SgdConfig { learning_rate: self.lr, momentum: self.momentum, ..SgdConfig::default() };
         let optimizer = Sgd::named(named_parameters(&ddp), config)?;
         let mut trainer = Trainer::new(ddp, loader, optimizer, loss, TrainerConfig::default());
-        let config = RunConfig {
-            epochs: self.epochs,
-            report: self.common.report.is_some(),
-            checkpoints: &self.checkpoints,
-            run: self.identity(rank.comm.world_size()),
-        };
+        let config = RunConfig::of(self, &self.checkpoints, self.epochs, rank);
         let mut running = RunningLoss::new(rank.is_first().then(|| self.print_every()));
         let series = trainer.run(rank, &variables.map, &config, &mut running)?;
 
@@ -109,14 +114,10 @@ impl Experiment for Cifar10Options {
             say(format_args!("finish"))?;
         }
         let pictures = (&*test, device);
+        variables.save(&self.common, rank)?;
         let tested = match &self.common.save {
             None => testing::test(self, rank, trainer.ddp(), pictures)?,
-            Some(path) => {
-                if rank.is_first() {
-                    save_weights(path, &variables.map)?;
-                }
-                testing::test(self, rank, &testing::load(path, rank, device)?, pictures)?
-            }
+            Some(path) => testing::test(self, rank, &testing::load(path, rank, device)?, pictures)?,
         };
         Ok(Trained { series, tested })
     }
@@ -142,7 +143,7 @@ impl Experiment for Cifar10Options {
                 fact("momentum", self.momentum.to_string()),
                 fact("test pictures", total.samples.to_string()),
                 fact("test accuracy", format!("{:.1} %", 100.0 * total.accuracy())),
-                fact("test loss", format!("{:.4}", tested.loss())),
+                fact("test loss", Fixed::<4>(tested.loss()).to_string()),
             ],
             runs: vec![series],
             ..Report::default()

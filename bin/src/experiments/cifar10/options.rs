@@ -15,15 +15,16 @@ const PRINT_EVERY_DRAWN: usize = 50;
 /// Options of `cifar10`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Trains a net of two convolutions and three linear layers on pictures of ten classes, on --world-size ranks with averaged \
-gradients; then tests it on all ranks, on every test picture once.
+Trains a net of two convolutions and three linear layers on pictures of ten classes, on --world-size
+ranks with averaged gradients; then tests it on all ranks, on every test picture once.
 
---data-dir DIR is a folder with data_batch_1.bin to data_batch_5.bin and test_batch.bin, or one with cifar-10-batches-bin \
-in it: what is in cifar-10-binary.tar.gz. Without it, pictures of that shape are drawn from the seed.
+--data-dir DIR is a folder with data_batch_1.bin to data_batch_5.bin and test_batch.bin, or one with
+cifar-10-batches-bin in it: what is in cifar-10-binary.tar.gz. Without it, pictures of that shape
+are drawn from the seed.
 
---data FILE holds the tensors x and test_x, u8 of shape (samples, 3, 32, 32), and their classes y and test_y, u8 of shape \
-(samples), 0 to 9; --init and --save hold conv1, conv2, fc1, fc2 and fc3, each with .weight and .bias. What --save has \
-written is read again before it is tested.")]
+--data FILE holds the tensors x and test_x, u8 of shape (samples, 3, 32, 32), and their classes y
+and test_y, u8 of shape (samples), 0 to 9; --init and --save hold conv1, conv2, fc1, fc2 and fc3,
+each with .weight and .bias. What --save has written is read again before it is tested.")]
 pub struct Cifar10Options {
     #[command(flatten)]
     pub(super) common: CommonOptions,
@@ -42,6 +43,7 @@ pub struct Cifar10Options {
         default_value = "16",
         value_parser = count,
         allow_negative_numbers = true,
+        requires = "picture",
         help_heading = "Files"
     )]
     pub(super) pictures: usize,

@@ -11,6 +11,8 @@ use crate::models::convnet::ConvNet;
 
 use super::pictures::{PICTURE, Pictures};
 
+/// Pictures of the whole training set and test set.
+pub(super) const WHOLE: [usize; 2] = [50_000, 10_000];
 const RECORD: usize = 1 + PICTURE;
 const TRAIN: [&str; 5] =
     ["data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin"];

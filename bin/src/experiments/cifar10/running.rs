@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use crate::error::Result;
+use crate::python::Fixed;
 use crate::trainer::{Epoch, Observer, Step};
 
 /// Adds up losses on rank 0, and prints their means.
@@ -31,9 +32,9 @@ impl Observer for RunningLoss {
         self.sum += f64::from(step.loss()?);
         let (epoch, batch) = (step.epoch + 1, step.batch + 1);
         if batch.is_multiple_of(every) {
-            let mean = self.sum / every as f64;
+            let mean = Fixed::<3>(self.sum / every as f64);
             self.sum = 0.0;
-            step.say(format_args!("[{epoch}, {batch:5}] loss: {mean:.3}"))?;
+            step.say(format_args!("[{epoch}, {batch:5}] loss: {mean}"))?;
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ use ddp::{Ddp, DdpConfig};
 use crate::console::say;
 use crate::error::Result;
 use crate::models::convnet::ConvNet;
+use crate::python::Fixed;
 use crate::rank::Rank;
 use crate::validation::{Validation, ValidationConfig, highest, validate};
 use crate::weights::load_weights;
@@ -93,10 +94,10 @@ fn say_names<'a>(what: &str, names: impl Iterator<Item = &'a str>) -> Result<()>
 fn say_accuracy(tested: &Validation) -> Result<()> {
     let total = tested.total();
     say(format_args!(
-        "Accuracy on the {} test pictures: {:.1} % (loss {:.3})",
+        "Accuracy on the {} test pictures: {:.1} % (loss {})",
         total.samples,
         100.0 * total.accuracy(),
-        tested.loss()
+        Fixed::<3>(tested.loss())
     ))?;
     for (name, class) in CLASSES.iter().zip(&tested.classes) {
         match class.samples {

@@ -11,6 +11,7 @@ use crate::console::say;
 use crate::error::Result;
 use crate::file_error::FileError;
 use crate::models::linear::SimpleModel;
+use crate::python::Fixed;
 use crate::weights::{TensorFile, load_weights};
 
 use super::options::DdpLinearOptions;
@@ -77,7 +78,8 @@ impl Setup {
         let builder = self.builder().pp("linear");
         let weight = builder.get((1, 1), "weight")?.flatten_all()?.to_vec1::<f32>()?[0];
         let bias = builder.get(1, "bias")?.to_vec1::<f32>()?[0];
-        say(format_args!("linear.weight: {weight:.4}\nlinear.bias: {bias:.4}"))
+        let (weight, bias) = (Fixed::<4>(weight.into()), Fixed::<4>(bias.into()));
+        say(format_args!("linear.weight: {weight}\nlinear.bias: {bias}"))
     }
 }
 

@@ -10,14 +10,15 @@ use crate::run_log::{LogConfig, RunLog};
 /// Options of `ddp-linear`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Trains y = w x + b on samples of y = 2 x + 3 + 0.1 noise: in this process alone, then on --world-size ranks with \
-averaged gradients, and compares the times.
+Trains y = w x + b on samples of y = 2 x + 3 + 0.1 noise: in this process alone, then on
+--world-size ranks with averaged gradients, and compares the times.
 
---data FILE holds the tensors x and y, both f32 of shape (samples, 1); --init and --save hold linear.weight (1, 1) and \
-linear.bias (1).
+--data FILE holds the tensors x and y, both f32 of shape (samples, 1); --init and --save hold
+linear.weight (1, 1) and linear.bias (1).
 
-Each rank takes --batch-size samples a step and the learning rate is multiplied by the number of ranks, as document 002 \
-does; with --keep-total-batch a rank takes --batch-size / ranks samples, and the learning rate stays.")]
+Each rank takes --batch-size samples a step and the learning rate is multiplied by the number of
+ranks, as document 002 does; with --keep-total-batch a rank takes --batch-size / ranks samples, and
+the learning rate stays.")]
 pub struct DdpLinearOptions {
     #[command(flatten)]
     pub(crate) common: CommonOptions,

@@ -3,6 +3,7 @@
 use candle_core::Tensor;
 
 use crate::error::Result;
+use crate::python::Fixed;
 use crate::run_log::RunLog;
 
 use super::data::{Batch, Loader};
@@ -26,8 +27,8 @@ pub(super) fn train(
             log.step(epoch, batch, loss)?;
             running += f64::from(loss);
             if (batch + 1).is_multiple_of(PRINT_EVERY) {
-                let mean = running / PRINT_EVERY as f64;
-                log.say(format_args!("[{}, {}] loss: {mean:.5}", epoch + 1, batch + 1))?;
+                let mean = Fixed::<5>(running / PRINT_EVERY as f64);
+                log.say(format_args!("[{}, {}] loss: {mean}", epoch + 1, batch + 1))?;
                 running = 0.0;
             }
         }

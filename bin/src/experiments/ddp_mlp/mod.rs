@@ -25,7 +25,7 @@ use crate::trainer::{
 };
 use crate::validation::{Validation, ValidationConfig, validate};
 use crate::variables::Variables;
-use crate::weights::{TensorFile, save_weights};
+use crate::weights::TensorFile;
 
 use data::{Batch, Sets};
 
@@ -100,21 +100,14 @@ impl Experiment for DdpMlpOptions {
         let optimizer = Sgd::named(named_parameters(&ddp), config)?;
         let loss = |model: &Mlp, (x, y): &Batch| cross_entropy(&model.forward(x)?, y, None);
         let mut trainer = Trainer::new(ddp, loader, optimizer, loss, TrainerConfig::default());
-        let config = RunConfig {
-            epochs: self.epochs,
-            report: self.common.report.is_some(),
-            checkpoints: &self.checkpoints,
-            run: self.identity(rank.comm.world_size()),
-        };
+        let config = RunConfig::of(self, &self.checkpoints, self.epochs, rank);
         let series = trainer.run(
             rank,
             &variables.map,
             &config,
             &mut Losses { prints: rank.is_first(), last: None },
         )?;
-        if let (true, Some(path)) = (rank.is_first(), &self.common.save) {
-            save_weights(path, &variables.map)?;
-        }
+        variables.save(&self.common, rank)?;
         let model = trainer.ddp().model()?;
         let whole = ValidationConfig {
             samples: sets.validation_len(),

@@ -8,13 +8,15 @@ use crate::trainer::CheckpointOptions;
 /// Options of `ddp-mlp`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Trains Linear(10, 20), ReLU, Linear(20, 2) with cross-entropy, on --world-size ranks with averaged gradients. Each rank has one \
-random batch of its own, the same in every epoch; rank 0 prints its loss. In the end the model is validated: loss and accuracy \
-over a whole set, shared out over the ranks, each sample counted once.
+Trains Linear(10, 20), ReLU, Linear(20, 2) with cross-entropy, on --world-size ranks with averaged
+gradients. Each rank has one random batch of its own, the same in every epoch; rank 0 prints its
+loss. In the end the model is validated: loss and accuracy over a whole set, shared out over the
+ranks, each sample counted once.
 
---data FILE holds the tensors x, f32 of shape (samples, 10), and y, i64 of shape (samples) with classes 0 and 1, to be shared out \
-over the ranks and shuffled; and, if validation is to be on others, val_x and val_y. --init and --save hold 0.weight (20, 10), 0.bias \
-(20), 2.weight (2, 20) and 2.bias (2).")]
+--data FILE holds the tensors x, f32 of shape (samples, 10), and y, i64 of shape (samples) with
+classes 0 and 1, to be shared out over the ranks and shuffled; and, if validation is to be on
+others, val_x and val_y. --init and --save hold 0.weight (20, 10), 0.bias (20), 2.weight (2, 20) and
+2.bias (2).")]
 pub struct DdpMlpOptions {
     #[command(flatten)]
     pub(crate) common: CommonOptions,

@@ -23,7 +23,7 @@ use crate::trainer::{
     CheckpointOptions, Epoch, Observer, RunConfig, RunIdentity, Trainer, TrainerConfig, named_parameters,
 };
 use crate::variables::Variables;
-use crate::weights::{TensorFile, save_weights};
+use crate::weights::TensorFile;
 
 use data::{Batch, FEATURES, Sample};
 
@@ -95,16 +95,9 @@ impl Experiment for DdpTrainerOptions {
             LossKind::Document => cross_entropy_with_shares,
         };
         let mut trainer = Trainer::new(ddp, loader, optimizer, loss, TrainerConfig::default());
-        let config = RunConfig {
-            epochs: self.epochs,
-            report: self.common.report.is_some(),
-            checkpoints: &self.checkpoints,
-            run: self.identity(rank.comm.world_size()),
-        };
+        let config = RunConfig::of(self, &self.checkpoints, self.epochs, rank);
         let series = trainer.run(rank, &variables.map, &config, &mut Workload { rank: rank.comm.rank() })?;
-        if let (true, Some(path)) = (rank.is_first(), &self.common.save) {
-            save_weights(path, &variables.map)?;
-        }
+        variables.save(&self.common, rank)?;
         Ok(series)
     }
 

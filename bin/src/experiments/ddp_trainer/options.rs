@@ -17,10 +17,11 @@ pub enum LossKind {
 /// Options of `ddp-trainer`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Trains Linear(20, 1) on random samples, on --world-size ranks with averaged gradients; each rank prints one line an epoch, \
-with the samples of its first batch and the steps it takes.
+Trains Linear(20, 1) on random samples, on --world-size ranks with averaged gradients; each rank
+prints one line an epoch, with the samples of its first batch and the steps it takes.
 
---data FILE holds the tensors x (samples, 20) and y (samples, 1), both f32; --init and --save hold weight (1, 20) and bias (1).")]
+--data FILE holds the tensors x (samples, 20) and y (samples, 1), both f32; --init and --save hold
+weight (1, 20) and bias (1).")]
 pub struct DdpTrainerOptions {
     #[command(flatten)]
     pub(crate) common: CommonOptions,

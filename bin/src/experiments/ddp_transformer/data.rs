@@ -1,67 +1,13 @@
-//! The data set of document 000: row i is token i, repeated.
+//! Batches of a rank's rows.
 
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Tensor};
-use sampler::{BoxError, DataLoader, DataLoaderConfig, DistributedSampler, SamplerError};
+use candle_core::Device;
+use sampler::{BoxError, DataLoader, DataLoaderConfig, DistributedSampler};
 
 use crate::error::Result;
-use crate::file_error::FileError;
+use crate::tokens::{self, Batch, Row};
 use crate::trainer::Loader;
-use crate::weights::TensorFile;
-
-use super::options::DdpTransformerOptions;
-
-/// A row of tokens.
-pub(super) type Row = Vec<u32>;
-
-/// Tokens and the tokens after them, both (rows, length - 1).
-pub(super) type Batch = (Tensor, Tensor);
-
-pub(super) fn rows(options: &DdpTransformerOptions) -> Result<Vec<Row>> {
-    match &options.common.data {
-        Some(path) => read(&TensorFile::open(path)?, options),
-        None => {
-            let DdpTransformerOptions { samples, length, .. } = *options;
-            let mut rows = Vec::new();
-            let too_many = |_| SamplerError::OutOfMemory { what: "rows of tokens", len: samples };
-            rows.try_reserve_exact(samples).map_err(too_many)?;
-            for token in 0..samples {
-                let mut row = Vec::new();
-                row.try_reserve_exact(length).map_err(too_many)?;
-                row.resize(length, token as u32);
-                rows.push(row);
-            }
-            Ok(rows)
-        }
-    }
-}
-
-fn read(file: &TensorFile, options: &DdpTransformerOptions) -> Result<Vec<Row>> {
-    let tokens = file.tensor("tokens", &[None, None], DType::I64, &Device::Cpu)?;
-    file.only(&["tokens"])?;
-    let refuse = |reason: String| Err(FileError::tensor(file.path(), "tokens", reason).into());
-    let (rows, length) = tokens.dims2()?;
-    if rows == 0 {
-        return refuse("it has no rows; give at least 1".into());
-    }
-    if let Err(help) = options.check_length(length) {
-        return refuse(format!("its rows have {length} tokens; {help}"));
-    }
-    let mut all = Vec::with_capacity(rows);
-    for (number, row) in tokens.to_vec2::<i64>()?.into_iter().enumerate() {
-        let known = |token: &i64| usize::try_from(*token).is_ok_and(|token| token < options.vocab_size);
-        if let Some(token) = row.iter().find(|token| !known(token)) {
-            let vocabulary = options.vocab_size;
-            return refuse(format!(
-                "row {number} has token {token}; with --vocab-size {vocabulary} there are 0 to {}",
-                vocabulary - 1
-            ));
-        }
-        all.push(row.into_iter().map(|token| token as u32).collect());
-    }
-    Ok(all)
-}
 
 pub(super) fn loader(
     rows: Arc<Vec<Row>>,
@@ -70,12 +16,8 @@ pub(super) fn loader(
     device: &Device,
 ) -> Result<Loader<Vec<Row>, Batch>> {
     let device = device.clone();
-    let collate = move |rows: Vec<Row>| -> std::result::Result<Batch, BoxError> {
-        let shape = (rows.len(), rows[0].len() - 1);
-        let tokens: Vec<u32> = rows.iter().flat_map(|row| &row[..shape.1]).copied().collect();
-        let next: Vec<u32> = rows.iter().flat_map(|row| &row[1..]).copied().collect();
-        Ok((Tensor::from_vec(tokens, shape, &device)?, Tensor::from_vec(next, shape, &device)?))
-    };
+    let collate =
+        move |rows: Vec<Row>| -> std::result::Result<Batch, BoxError> { Ok(tokens::batch(&rows, &device)?) };
     let config = DataLoaderConfig { batch_size, ..DataLoaderConfig::default() };
     Ok(DataLoader::new(rows, sampler, collate, config)?)
 }

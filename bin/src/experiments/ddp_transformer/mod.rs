@@ -22,14 +22,12 @@ use crate::options::CommonOptions;
 use crate::python::{Float, IntTensor};
 use crate::rank::{Outcome, Rank};
 use crate::report::{Report, RunSeries};
+use crate::tokens::{self, Batch, Row};
 use crate::trainer::{
     CheckpointOptions, Observer, RunConfig, RunIdentity, Step, StepRandom, Trainer, TrainerConfig,
     named_parameters,
 };
 use crate::variables::Variables;
-use crate::weights::save_weights;
-
-use data::{Batch, Row};
 
 /// What a process begins with.
 pub struct Setup {
@@ -59,11 +57,11 @@ impl Experiment for DdpTransformerOptions {
     }
 
     fn check(&self, _world_size: usize) -> Result<()> {
-        self.check_sizes()
+        self.sizes.check(self.common.data.as_deref())
     }
 
     fn setup(&self) -> Result<Setup> {
-        let rows = Arc::new(data::rows(self)?);
+        let rows = Arc::new(tokens::rows(&self.sizes, self.common.data.as_deref())?);
         let variables = Variables::new(&self.common)?;
         let random = SharedGenerator::from(Generator::new(self.common.seed));
         variables.make(&self.common, |builder| Transformer::new(builder, &self.model(), &random))?;
@@ -95,19 +93,13 @@ impl Experiment for DdpTransformerOptions {
         let ddp = Ddp::new(rank.comm.clone(), variables.builder(), &config, model)?;
         let config = SgdConfig { learning_rate: self.lr, ..SgdConfig::default() };
         let optimizer = Sgd::named(named_parameters(&ddp), config)?;
-        let random = (self.dropout > 0.0).then_some(StepRandom { generator: random, seed: self.common.seed });
+        let random =
+            (self.sizes.dropout > 0.0).then_some(StepRandom { generator: random, seed: self.common.seed });
         let config = TrainerConfig { reshuffle: self.reshuffle, random };
         let mut trainer = Trainer::new(ddp, loader, optimizer, next_token_loss, config);
-        let config = RunConfig {
-            epochs: self.epochs,
-            report: self.common.report.is_some(),
-            checkpoints: &self.checkpoints,
-            run: self.identity(rank.comm.world_size()),
-        };
+        let config = RunConfig::of(self, &self.checkpoints, self.epochs, rank);
         let series = trainer.run(rank, &variables.map, &config, &mut Losses { prints: rank.is_first() })?;
-        if let (true, Some(path)) = (rank.is_first(), &self.common.save) {
-            save_weights(path, &variables.map)?;
-        }
+        variables.save(&self.common, rank)?;
         Ok(series)
     }
 
@@ -119,7 +111,7 @@ impl Experiment for DdpTransformerOptions {
         let fact = |name: &str, value: String| (name.to_string(), value);
         let data = match &self.common.data {
             Some(path) => fact("data", path.display().to_string()),
-            None => fact("data", format!("{} rows of {} tokens", self.samples, self.length)),
+            None => fact("data", format!("{} rows of {} tokens", self.sizes.samples, self.sizes.length)),
         };
         Report {
             facts: vec![
@@ -128,9 +120,9 @@ impl Experiment for DdpTransformerOptions {
                 fact("batch size, each rank", self.batch_size.to_string()),
                 fact("learning rate", self.lr.to_string()),
                 fact("mask", format!("{:?}", self.mask).to_lowercase()),
-                fact("dropout", self.dropout.to_string()),
-                fact("d_model", self.d_model.to_string()),
-                fact("layers", self.num_layers.to_string()),
+                fact("dropout", self.sizes.dropout.to_string()),
+                fact("d_model", self.sizes.d_model.to_string()),
+                fact("layers", self.sizes.num_layers.to_string()),
             ],
             runs: vec![outcome.trained],
             ..Report::default()

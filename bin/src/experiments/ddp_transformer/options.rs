@@ -3,9 +3,8 @@
 use clap::{Args, ValueEnum};
 use training::Visible;
 
-use crate::error::{Error, Result};
-use crate::models::transformer::TransformerConfig;
-use crate::options::{CommonOptions, count, learning_rate, probability};
+use crate::models::transformer::{TransformerConfig, TransformerOptions};
+use crate::options::{CommonOptions, count, learning_rate};
 use crate::trainer::CheckpointOptions;
 
 /// Which tokens a token sees.
@@ -32,11 +31,11 @@ impl From<Mask> for Visible {
 /// Options of `ddp-transformer`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Trains a Transformer to predict the next token, on --world-size ranks with averaged gradients; rank 0 prints its loss at every \
-step. Each row of the data set is one token, repeated.
+Trains a Transformer to predict the next token, on --world-size ranks with averaged gradients; rank
+0 prints its loss at every step. Each row of the data set is one token, repeated.
 
---data FILE holds the tensor tokens, i64 of shape (rows, length); --init and --save hold PyTorch's state_dict: embedding.weight, \
-pos_encoding.pe, layers.0.attention.q_linear.weight and so on.")]
+--data FILE holds the tensor tokens, i64 of shape (rows, length); --init and --save hold PyTorch's
+state_dict: embedding.weight, pos_encoding.pe, layers.0.attention.q_linear.weight and so on.")]
 pub struct DdpTransformerOptions {
     #[command(flatten)]
     pub(crate) common: CommonOptions,
@@ -57,121 +56,24 @@ pub struct DdpTransformerOptions {
     /// Give each epoch an order of its own; the document gives all the same
     #[arg(long)]
     pub(crate) reshuffle: bool,
-    /// Rows in the data set
-    #[arg(
-        long,
-        value_name = "N",
-        default_value = "12",
-        value_parser = count,
-        allow_negative_numbers = true,
-        conflicts_with = "data"
-    )]
-    pub(crate) samples: usize,
-    /// Tokens in a row
-    #[arg(
-        long,
-        value_name = "N",
-        default_value = "10",
-        value_parser = count,
-        allow_negative_numbers = true,
-        conflicts_with = "data"
-    )]
-    pub(crate) length: usize,
-    /// Probability with which dropout zeroes a number
-    #[arg(long, value_name = "P", default_value = "0.1", value_parser = probability, allow_negative_numbers = true, help_heading = "Model")]
-    pub(crate) dropout: f64,
-    /// Tokens that there are
-    #[arg(long, value_name = "N", default_value = "100", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
-    pub(crate) vocab_size: usize,
-    /// Numbers that a token becomes
-    #[arg(long, value_name = "N", default_value = "12", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
-    pub(crate) d_model: usize,
-    /// Heads of attention
-    #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
-    pub(crate) num_heads: usize,
-    /// Width of the feed-forward layers
-    #[arg(long, value_name = "N", default_value = "24", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
-    pub(crate) d_ff: usize,
-    /// Blocks
-    #[arg(long, value_name = "N", default_value = "2", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
-    pub(crate) num_layers: usize,
-    /// Longest row of tokens that the model can take
-    #[arg(long, value_name = "N", default_value = "100", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
-    pub(crate) max_len: usize,
+    /// The data set and the model.
+    #[command(flatten)]
+    pub(crate) sizes: TransformerOptions,
 }
 
 impl DdpTransformerOptions {
     pub(super) fn model(&self) -> TransformerConfig {
-        let &Self { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, .. } = self;
-        TransformerConfig {
-            vocab_size,
-            d_model,
-            num_heads,
-            d_ff,
-            num_layers,
-            max_len,
-            dropout,
-            visible: self.mask.into(),
-        }
-    }
-
-    /// Refuses sizes that do not go together.
-    pub(super) fn check_sizes(&self) -> Result<()> {
-        let refuse =
-            |option, got: usize, help: String| Err(Error::Option { option, got: got.to_string(), help });
-        let &Self { d_model, num_heads, .. } = self;
-        if !d_model.is_multiple_of(num_heads) {
-            let help = format!("it is split over {num_heads} heads (--num-heads): give a multiple of that");
-            return refuse("--d-model", d_model, help);
-        }
-        if !d_model.is_multiple_of(2) {
-            let help = "positions are encoded in pairs of sine and cosine: give an even number";
-            return refuse("--d-model", d_model, help.into());
-        }
-        if self.common.data.is_some() {
-            return Ok(());
-        }
-        self.check_length(self.length).map_err(|help| Error::Option {
-            option: "--length",
-            got: self.length.to_string(),
-            help,
-        })?;
-        if self.samples > self.vocab_size {
-            let help =
-                format!("row i holds token i, and there are {} tokens (--vocab-size)", self.vocab_size);
-            return refuse("--samples", self.samples, help);
-        }
-        Ok(())
-    }
-
-    /// What is wrong with rows of this length.
-    pub(super) fn check_length(&self, length: usize) -> std::result::Result<(), String> {
-        match length {
-            0 | 1 => Err("the next token is predicted from those before it: a row needs 2 or more".into()),
-            _ if length - 1 > self.max_len => {
-                let most = self.max_len.saturating_add(1);
-                Err(format!("the model takes rows of up to {most} tokens with --max-len {}", self.max_len))
-            }
-            _ => Ok(()),
-        }
+        TransformerConfig { visible: self.mask.into(), ..self.sizes.config() }
     }
 
     /// What a checkpoint must agree in.
     pub(super) fn settings(&self) -> Vec<(&'static str, String)> {
-        vec![
+        let own = [
             ("--lr", self.lr.to_string()),
             ("--batch-size", self.batch_size.to_string()),
             ("--mask", format!("{:?}", self.mask).to_lowercase()),
             ("--reshuffle", self.reshuffle.to_string()),
-            ("--samples", self.samples.to_string()),
-            ("--length", self.length.to_string()),
-            ("--dropout", self.dropout.to_string()),
-            ("--vocab-size", self.vocab_size.to_string()),
-            ("--d-model", self.d_model.to_string()),
-            ("--num-heads", self.num_heads.to_string()),
-            ("--d-ff", self.d_ff.to_string()),
-            ("--num-layers", self.num_layers.to_string()),
-            ("--max-len", self.max_len.to_string()),
-        ]
+        ];
+        own.into_iter().chain(self.sizes.settings()).collect()
     }
 }

@@ -29,7 +29,7 @@ struct Kept {
 pub(super) fn find(options: &CheckpointOptions, run: &RunIdentity) -> Result<Option<Contents>> {
     let (Some(wanted), Some(checkpoints)) = (options.wanted(), options.open()?) else { return Ok(None) };
     let found = match wanted {
-        Some(folder) => Some(checkpoints.contents(folder).map_err(offer)?),
+        Some(folder) => Some(checkpoints.contents(&folder).map_err(offer)?),
         None => checkpoints.latest().map_err(offer)?,
     };
     if let Some(contents) = &found {

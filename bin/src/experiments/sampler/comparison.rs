@@ -11,11 +11,23 @@ use super::{SamplerOptions, look, ranks};
 /// Features of a sample of the document's data set. Only labels are looked at, but these are drawn before.
 const FEATURES: usize = 10;
 
-pub(super) fn run(options: &SamplerOptions) -> Result<()> {
-    let mut generator = Generator::new(options.seed);
-    generator.randn(options.compared.saturating_mul(FEATURES))?;
-    let labels = generator.randint(options.compared, 0, 2)?;
+/// The document's data set, and the generator that has drawn it.
+pub(super) struct Data {
+    labels: Vec<i64>,
+    generator: Generator,
+}
 
+impl Data {
+    pub(super) fn draw(options: &SamplerOptions) -> Result<Self> {
+        let mut generator = Generator::new(options.seed);
+        generator.randn(options.compared.saturating_mul(FEATURES))?;
+        let labels = generator.randint(options.compared, 0, 2)?;
+        Ok(Self { labels, generator })
+    }
+}
+
+pub(super) fn run(options: &SamplerOptions, data: Data) -> Result<()> {
+    let Data { labels, generator } = data;
     let mut plain: Box<dyn Sampler> = match options.no_shuffle {
         false => Box::new(RandomSampler::new(options.compared, SharedGenerator::from(generator))),
         true => Box::new(SequentialSampler::new(options.compared)),

@@ -26,6 +26,12 @@ impl Coverage {
         Ok(Self { owners, indices: 0 })
     }
 
+    /// Forgets what it has counted.
+    pub(super) fn clear(&mut self) {
+        self.owners.fill(0);
+        self.indices = 0;
+    }
+
     /// Counts an index that a rank got.
     pub(super) fn add(&mut self, rank: usize, index: usize) {
         let (owner, rank) = (&mut self.owners[index], rank as u32 + 1);
@@ -60,6 +66,8 @@ mod tests {
         assert_eq!(add(1, &[1, 3]), "5 indices, 4 of 6 samples, none on more than one rank");
         add(2, &[4, 5, 0]);
         assert_eq!(add(1, &[5]), "9 indices, 6 of 6 samples, 2 on more than one rank");
+        coverage.clear();
+        assert_eq!(coverage.to_string(), "0 indices, 0 of 6 samples, none on more than one rank");
         assert!(Coverage::new(usize::MAX).is_err());
     }
 }

@@ -32,33 +32,46 @@ impl Dataset for Numbers {
 
 type Loader = DataLoader<Numbers, Vec<usize>, DistributedSampler>;
 
-pub(super) fn run(options: &SamplerOptions) -> Result<()> {
-    let mut loaders =
-        (0..options.world_size).map(|rank| loader(options, rank)).collect::<Result<Vec<_>>>()?;
-    say(format_args!("===== training with a distributed sampler ({}) =====", ranks(options.world_size)))?;
-    for (rank, loader) in loaders.iter().enumerate() {
-        say(format_args!("Rank {rank}: Sampler has {} samples", loader.sampler().len()))?;
+/// What it takes: made before anything is printed, since it may not fit in memory.
+pub(super) struct Epochs {
+    loaders: Vec<Loader>,
+    coverage: Coverage,
+}
+
+impl Epochs {
+    pub(super) fn new(options: &SamplerOptions) -> Result<Self> {
+        let coverage = Coverage::new(options.samples)?;
+        let loaders = (0..options.world_size).map(|rank| loader(options, rank)).collect::<Result<_>>()?;
+        Ok(Self { loaders, coverage })
     }
-    // As hashes: the orders themselves are as large as the data, each of them.
-    let mut orders = HashSet::new();
-    for epoch in 0..options.epochs {
-        let mut coverage = Coverage::new(options.samples)?;
-        let mut order = DefaultHasher::new();
-        for (rank, loader) in loaders.iter_mut().enumerate() {
-            loader.set_epoch(epoch as u64);
-            let (_, first) = look(loader.sampler().iter()?, 10, |index| {
-                coverage.add(rank, index);
-                index.hash(&mut order);
-            });
-            go_through(options, rank, epoch, loader)?;
-            say(format_args!("Rank {rank}, Epoch {epoch}: first 10 indices: {first:?}"))?;
+
+    pub(super) fn run(self, options: &SamplerOptions) -> Result<()> {
+        let Self { mut loaders, mut coverage } = self;
+        say(format_args!("===== training with a distributed sampler ({}) =====", ranks(options.world_size)))?;
+        for (rank, loader) in loaders.iter().enumerate() {
+            say(format_args!("Rank {rank}: Sampler has {} samples", loader.sampler().len()))?;
         }
-        say(format_args!("Epoch {epoch}: {coverage}"))?;
-        orders.insert(order.finish());
+        // As hashes: the orders themselves are as large as the data, each of them.
+        let mut orders = HashSet::new();
+        for epoch in 0..options.epochs {
+            coverage.clear();
+            let mut order = DefaultHasher::new();
+            for (rank, loader) in loaders.iter_mut().enumerate() {
+                loader.set_epoch(epoch as u64);
+                let (_, first) = look(loader.sampler().iter()?, 10, |index| {
+                    coverage.add(rank, index);
+                    index.hash(&mut order);
+                });
+                go_through(options, rank, epoch, loader)?;
+                say(format_args!("Rank {rank}, Epoch {epoch}: first 10 indices: {first:?}"))?;
+            }
+            say(format_args!("Epoch {epoch}: {coverage}"))?;
+            orders.insert(order.finish());
+        }
+        let epochs = if options.epochs == 1 { "epoch" } else { "epochs" };
+        let different = if orders.len() == 1 { "order" } else { "different orders" };
+        say(format_args!("{} {epochs}, {} {different}", options.epochs, orders.len()))
     }
-    let epochs = if options.epochs == 1 { "epoch" } else { "epochs" };
-    let different = if orders.len() == 1 { "order" } else { "different orders" };
-    say(format_args!("{} {epochs}, {} {different}", options.epochs, orders.len()))
 }
 
 fn loader(options: &SamplerOptions, rank: usize) -> Result<Loader> {

@@ -17,12 +17,14 @@ impl SamplerOptions {
     /// A wrong option; a data set that does not fit in memory; standard output that cannot be written.
     pub fn run(&self) -> Result<()> {
         self.check()?;
+        let compared = comparison::Data::draw(self)?;
+        let epochs = epochs::Epochs::new(self)?;
         note(format_args!(
             "document 004 prints a batch's places in its rank's share as its sample indices, and numbers that no sampler \
              gave as those of the plain sampler; this run prints the places, and below them what the samplers give"
         ));
-        epochs::run(self)?;
-        comparison::run(self)
+        epochs.run(self)?;
+        comparison::run(self, compared)
     }
 }
 

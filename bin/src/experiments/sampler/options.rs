@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use sampler::{DistributedSampler, DistributedSamplerConfig};
 
 use crate::error::Result;
-use crate::options::count;
+use crate::options::{count, seed};
 use crate::start::check_world_size;
 
 /// What becomes of the last samples where the ranks do not divide the data set.
@@ -21,17 +21,19 @@ pub enum Tail {
 /// Options of `sampler`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-First --samples samples are dealt out to --world-size ranks, --epochs times, and loaded in batches, as the training of \
-document 004 does; then the document's comparison: the order of a plain sampler in one process, and what each rank gets \
-from a distributed one, of --compared samples. Nothing is trained and no rank is started.
+First --samples samples are dealt out to --world-size ranks, --epochs times, and loaded in batches,
+as the training of document 004 does; then the document's comparison: the order of a plain sampler
+in one process, and what each rank gets from a distributed one, of --compared samples. Nothing is
+trained and no rank is started.
 
-With the same seed all indices are PyTorch's: of torch.manual_seed, the document's data set, and its samplers.")]
+With the same seed all indices are PyTorch's: of torch.manual_seed, the document's data set, and its
+samplers.")]
 pub struct SamplerOptions {
     /// How many ranks the samples are dealt out to
     #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
     pub(super) world_size: usize,
     /// Seed of the orders, and of the data set that is compared
-    #[arg(long, value_name = "N", default_value_t = 42, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "42", value_parser = seed, allow_negative_numbers = true)]
     pub(super) seed: u64,
     /// Passes over the data
     #[arg(long, value_name = "N", default_value = "3", value_parser = count, allow_negative_numbers = true)]

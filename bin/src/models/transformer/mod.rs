@@ -1,6 +1,8 @@
 //! The Transformer of documents 000 and 003, whole or in its parts.
 
 mod block;
+mod modules;
+mod options;
 mod positions;
 mod tree;
 
@@ -10,6 +12,7 @@ use sampler::SharedGenerator;
 use training::{Linear, Visible, linear};
 
 pub use block::TransformerBlock;
+pub use options::TransformerOptions;
 pub use positions::PositionalEncoding;
 
 /// The sizes of a [`Transformer`].

@@ -1,6 +1,6 @@
 //! The page is whole whatever goes in.
 
-use super::super::{RankTimes, Speedup};
+use super::super::{RankTimes, Speedup, Timeline};
 use super::*;
 
 fn full() -> Report {
@@ -39,6 +39,7 @@ fn full() -> Report {
             })
             .collect(),
         speedup: Some(Speedup { single_s: 0.2, ddp_s: 0.11, ranks: 2 }),
+        timelines: Vec::new(),
     }
 }
 
@@ -176,4 +177,22 @@ fn a_file_that_cannot_be_written_is_named() {
     let path = std::path::Path::new("/no/such/folder/report.html");
     let line = full().write(path).unwrap_err().to_string();
     assert!(line.starts_with("cannot write /no/such/folder/report.html: "), "{line}");
+}
+
+#[test]
+fn a_pipeline_is_drawn_planned_and_measured() {
+    let schedule = pipeline::Schedule::of(pipeline::ScheduleKind::OneFOneB, 2, 1, 3).unwrap();
+    let plan = schedule.plan(&Default::default());
+    let timeline =
+        |measured| Timeline { title: format!("measured: {measured}"), plan: plan.clone(), measured };
+    let html = Report { timelines: vec![timeline(false), timeline(true)], ..Report::default() };
+    let html = html.render().unwrap();
+    assert_well_formed(&html);
+    assert_eq!(html.matches("<svg").count(), 2);
+    for part in ["12 forward passes from the first action", "12 s from", "idle 25 %", ">backward</li>"] {
+        assert!(html.contains(part), "{part}");
+    }
+    // Nothing to draw, nothing drawn.
+    let empty = Report { timelines: vec![Timeline::default()], ..Report::default() };
+    assert!(!empty.render().unwrap().contains("<svg"));
 }

@@ -102,7 +102,7 @@ impl Bureau {
         lock(&self.desk).closing = Some(Closing { goodbye });
         self.changed.notify_all();
         if !goodbye {
-            self.switchboard.cut(Shutdown::Both);
+            self.switchboard.cut(Shutdown::Both, None);
         }
         self.ring();
     }
@@ -133,7 +133,7 @@ impl Bureau {
     pub(super) fn fail(&self, cause: Cause) -> bool {
         let failed = self.note(cause);
         if failed {
-            self.switchboard.cut(Shutdown::Both);
+            self.switchboard.cut(Shutdown::Both, None);
         }
         failed
     }
@@ -141,9 +141,10 @@ impl Bureau {
     /// The same where rank 0 has left. The peers are told by [`Supervisor::hang_up`].
     pub(super) fn fail_alone(&self, cause: Cause) {
         self.alone.store(true, Ordering::Release);
+        let words = last_words::blame(&cause);
         if self.note(cause) {
             // This wakes only the rank itself.
-            self.switchboard.cut(Shutdown::Read);
+            self.switchboard.cut(Shutdown::Read, words);
         }
     }
 
@@ -237,14 +238,14 @@ impl Supervisor for Bureau {
         if self.rank == 0 || self.closing().is_some() { None } else { self.without_an_answer(question) }
     }
 
-    fn hang_up(&self, whole: &[usize]) {
+    fn hang_up(&self, part: &mut dyn FnMut() -> Vec<usize>) {
         if !self.alone.load(Ordering::Acquire) {
             return;
         }
         if let Some(words) = self.failure().as_ref().and_then(last_words::blame) {
-            self.switchboard.tell(whole, &words);
+            self.switchboard.tell(&part(), &words);
         }
-        self.switchboard.cut(Shutdown::Both);
+        self.switchboard.cut(Shutdown::Both, None);
     }
 
     fn members(&self) -> &Members {

@@ -2,8 +2,7 @@
 
 use std::time::Instant;
 
-use super::{Closed, Line, Switchboard, say};
-use crate::last_words::FAREWELL;
+use super::{Line, Switchboard, say};
 use crate::tcp::acceptor::Place;
 use crate::tcp::fault::{Fault, Try};
 use crate::tcp::handshake::{Caller, Purpose, Status, Verdict};
@@ -20,6 +19,7 @@ impl Switchboard {
         let answer = admission.answer(Verdict { status, rank: own.rank, world_size: own.world_size });
         if status != Status::Admitted {
             wire.write(&answer, until)?;
+            self.part_with(&wire);
             return Err(Fault::NotAwaited);
         }
         let (peer, deadline) = (admission.caller.rank as usize, Instant::now() + self.setup.timeout);
@@ -45,8 +45,8 @@ impl Switchboard {
 
     /// Where this rank leaves while a peer dials, the peer may count on the connection already.
     fn part_with(&self, wire: &Wire) {
-        if self.state().closed == Some(Closed::Left) {
-            say(wire.fd(), &FAREWELL);
+        if let Some(words) = &self.state().parting {
+            say(wire.fd(), words);
         }
     }
 
@@ -55,11 +55,10 @@ impl Switchboard {
         let own = self.setup.own;
         let Caller { rank, world_size, purpose } = caller;
         let mut state = self.state();
-        let closed = state.closed.is_some();
         let status = match state.lines.get(rank as usize) {
             _ if world_size != own.world_size => Status::OtherWorldSize,
             _ if purpose != Purpose::Data || rank == own.rank => Status::NotAwaited,
-            _ if closed => Status::Gone,
+            _ if state.closed => Status::Gone,
             None => Status::NotAwaited,
             Some(Line::Open { .. }) => Status::Crossed,
             Some(Line::Dialing) if rank > own.rank => Status::Crossed,

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use super::{Line, State, Switchboard};
+use crate::last_words::LastWords;
 use crate::links::Unopened;
 use crate::tcp::fault::{Fault, Try};
 use crate::tcp::handshake::{Status, Verdict};
@@ -88,7 +89,7 @@ impl Switchboard {
             let State { wishes, lines, closed, .. } = &mut *state;
             wishes.retain(|wish| !matches!(lines[wish.peer], Line::Open { .. }));
             let mut open = wishes.iter().filter(|wish| wish.failure.is_none()).peekable();
-            if closed.is_some() || open.peek().is_none() {
+            if *closed || open.peek().is_none() {
                 state.dialing = false;
                 return None;
             }
@@ -121,7 +122,7 @@ impl Switchboard {
             Fault::Io(error) if is_exhausted(error) => {
                 Some(Unopened::Here(format!("{error}; raise the limit of open files (ulimit -n)")))
             }
-            Fault::Gone => Some(Unopened::Left),
+            Fault::Gone(words) => Some(Unopened::Left(words.clone())),
             Fault::NoMemory(obstacle) => Some(Unopened::Here(format!(
                 "they cannot share memory, because {obstacle}; choose auto or tcp"
             ))),
@@ -138,7 +139,7 @@ impl Switchboard {
     /// Dials once. Fine where there is a connection in the end, whichever side has made it.
     pub(crate) fn dial(&self, peer: usize) -> Try<()> {
         let mut state = self.state();
-        if state.closed.is_some() {
+        if state.closed {
             return Err(Fault::Stopped);
         }
         match &mut state.lines[peer] {
@@ -163,7 +164,9 @@ impl Switchboard {
             _ if rank as usize != peer => return Err(Fault::OtherRank(rank)),
             Status::Admitted => {}
             Status::Crossed => return Err(Fault::Crossed),
-            Status::Gone => return Err(Fault::Gone),
+            Status::Gone => {
+                return Err(Fault::Gone(wire.last_words(None, until).unwrap_or(LastWords::Farewell)));
+            }
             Status::OtherWorldSize | Status::NotAwaited => return Err(Fault::NotAwaited),
         }
         let deadline = Instant::now() + self.setup.timeout;

@@ -32,6 +32,7 @@ use super::handshake::{Caller, Credentials};
 use super::wire::Wire;
 use super::{PeerInfo, Transport};
 use crate::engine::lock;
+use crate::fingerprint;
 use crate::last_words::FAREWELL;
 use crate::links::{Unopened, Wait};
 use crate::shm::{self, Host, Pair};
@@ -74,17 +75,11 @@ struct State {
     dialing: bool,
     /// Connections that were admitted so far.
     admitted: u64,
-    closed: Option<Closed>,
+    closed: bool,
+    /// What a peer is told that still dials when this rank has closed its group, or the group has failed.
+    parting: Option<Words>,
     /// What `stopped` is the other end of.
     stop: Option<UnixStream>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Closed {
-    /// This rank has closed its group, and says so.
-    Left,
-    /// The group has failed, or this rank ends without a word.
-    Cut,
 }
 
 /// How far the connection to one peer has come.
@@ -101,6 +96,9 @@ enum Line {
     },
 }
 
+/// Last words.
+type Words = [u8; fingerprint::LEN];
+
 /// A connection, and the memory beside it.
 type Connection = (Arc<TcpStream>, Option<Pair>);
 
@@ -113,7 +111,8 @@ impl Switchboard {
             dialer: None,
             dialing: false,
             admitted: 0,
-            closed: None,
+            closed: false,
+            parting: None,
             stop: Some(pair.0),
         };
         Ok(Self { setup, state: Mutex::new(state), changed: Condvar::new(), stopped: Arc::new(pair.1) })
@@ -143,7 +142,7 @@ impl Switchboard {
     /// The connection to a peer, once; asks for it where there is none yet, and tells when it will never come.
     pub(crate) fn fetch(self: &Arc<Self>, peer: usize) -> std::result::Result<Option<Connection>, Unopened> {
         let mut state = self.state();
-        if state.closed.is_some() {
+        if state.closed {
             return Err(Unopened::Closed);
         }
         match state.lines.get_mut(peer) {
@@ -160,9 +159,8 @@ impl Switchboard {
 
     /// Sleeps until one of the connections that are waited for is there, or never will be.
     pub(crate) fn wait(&self, waits: &[Wait], timeout: Duration) {
-        let pending = |state: &mut State| {
-            state.closed.is_none() && !waits.iter().any(|wait| state.is_settled(wait.peer))
-        };
+        let pending =
+            |state: &mut State| !state.closed && !waits.iter().any(|wait| state.is_settled(wait.peer));
         // Poisoned or not, the caller looks for itself.
         drop(self.changed.wait_timeout_while(self.state(), timeout, pending));
     }
@@ -191,11 +189,11 @@ impl Switchboard {
         outcome: Try<(Wire, Option<Pair>)>,
     ) -> Try<()> {
         let mut state = self.state();
-        let closed = state.closed;
+        let (closed, parting) = (state.closed, state.parting);
         let line = &mut state.lines[peer];
         let current = is_mine(line);
         let result = match outcome {
-            Ok((wire, pair)) if current && closed.is_none() => {
+            Ok((wire, pair)) if current && !closed => {
                 *line = Line::Open { stream: Arc::new(wire.into_data_stream()), fresh: Some(pair) };
                 Ok(())
             }
@@ -204,8 +202,8 @@ impl Switchboard {
                     *line = Line::Idle;
                 }
                 // The peer may count on it already.
-                if closed == Some(Closed::Left) {
-                    say(wire.fd(), &FAREWELL);
+                if let Some(words) = parting {
+                    say(wire.fd(), &words);
                 }
                 Err(Fault::Stopped)
             }
@@ -225,7 +223,7 @@ impl Switchboard {
     /// operation was cut off: then a peer would take it for data.
     pub(crate) fn leave(&self) {
         let mut state = self.state();
-        state.close(Closed::Left);
+        state.close(Some(FAREWELL));
         state.streams().for_each(|stream| say(stream.as_fd(), &FAREWELL));
         drop(state);
         self.changed.notify_all();
@@ -242,10 +240,10 @@ impl Switchboard {
     }
 
     /// From now on no connection is made and nobody waits for data any more: with `Read` this rank alone, with `Both` its
-    /// peers, too.
-    pub(crate) fn cut(&self, how: Shutdown) {
+    /// peers, too. Peers that dial are told these words, if any.
+    pub(crate) fn cut(&self, how: Shutdown, words: Option<Words>) {
         let mut state = self.state();
-        state.close(Closed::Cut);
+        state.close(words);
         for stream in state.streams() {
             // One that is closed already is as good.
             let _ = stream.shutdown(how);
@@ -257,7 +255,7 @@ impl Switchboard {
     /// Waits until nothing is under way any more.
     pub(crate) fn end(&self) {
         let mut state = self.state();
-        state.close(Closed::Left);
+        state.close(Some(FAREWELL));
         let dialer = state.dialer.take();
         drop(state);
         self.changed.notify_all();
@@ -269,8 +267,10 @@ impl Switchboard {
 }
 
 impl State {
-    fn close(&mut self, how: Closed) {
-        self.closed.get_or_insert(how);
+    fn close(&mut self, words: Option<Words>) {
+        if !self.closed {
+            (self.closed, self.parting) = (true, words);
+        }
         // The other end of a closed pair is readable for all who wait on it.
         self.stop = None;
     }

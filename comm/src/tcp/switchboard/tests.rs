@@ -1,5 +1,6 @@
 //! Two ranks in one process that connect to each other, or cannot.
 
+use crate::last_words::LastWords;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::thread;
@@ -163,7 +164,7 @@ fn a_peer_that_says_nothing_holds_up_nobody_who_leaves() {
 
 #[test]
 fn a_group_that_fails_or_closes_ends_every_wait() {
-    let cut = |switchboard: &Switchboard| switchboard.cut(Shutdown::Both);
+    let cut = |switchboard: &Switchboard| switchboard.cut(Shutdown::Both, None);
     for close in [cut, Switchboard::leave] {
         let ((_silent, address), (_, own)) = (listener(), listener());
         let waiting = switchboard(0, [own, address]);
@@ -187,6 +188,6 @@ fn who_has_left_takes_nobody_in_and_says_so_where_it_might_be_counted_on() {
     assert_eq!(half.read::<{ FAREWELL.len() }>(until).unwrap(), FAREWELL);
     let (_, verdict) = Wire::connect(address, &credentials(), caller(1), until).unwrap();
     assert_eq!(verdict.status, Status::Gone);
-    assert!(matches!(connect(&ranks[1].0, 0), Err(Unopened::Left)));
+    assert!(matches!(connect(&ranks[1].0, 0), Err(Unopened::Left(LastWords::Farewell))));
     ranks.iter().for_each(|(switchboard, _)| switchboard.end());
 }

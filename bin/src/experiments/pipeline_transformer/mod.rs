@@ -1,0 +1,289 @@
+//! `pipeline-transformer`, document 003: the Transformer cut into stages, micro-batches flowing through.
+
+mod compare;
+mod options;
+mod stages;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use candle_core::{DType, Device, Tensor};
+use candle_nn::Optimizer;
+use comm::{Communicator, Mesh, Operation, all_gather_object};
+use pipeline::{Pipeline, PipelineConfig, Plan};
+use sampler::{Generator, SharedGenerator};
+use serde::{Deserialize, Serialize};
+use training::{Sgd, SgdConfig, cross_entropy};
+
+pub use compare::Use;
+pub use options::PipelineTransformerOptions;
+
+use crate::console::{note, say};
+use crate::error::Result;
+use crate::experiment::{self, Experiment};
+use crate::file_error::FileError;
+use crate::metrics::MetricsWriter;
+use crate::models::transformer::{Transformer, TransformerConfig};
+use crate::options::CommonOptions;
+use crate::python::{Float, IntTensor};
+use crate::rank::{Outcome, Rank};
+use crate::report::{Report, RunSeries, Timeline};
+use crate::run_log::{LogConfig, RunLog};
+use crate::tokens::{self, Batch, Row};
+use crate::trainer::StepRandom;
+use crate::variables::Variables;
+use crate::weights::save_weights;
+
+use stages::Weights;
+
+/// What a process begins with.
+pub struct Setup {
+    rows: Vec<Row>,
+    weights: Weights,
+    device: Device,
+}
+
+/// What rank 0 knows in the end.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Trained {
+    series: RunSeries,
+    uses: Vec<Use>,
+    /// What the ranks of the first copy did in one step.
+    measured: Plan,
+}
+
+/// A rank's pipeline, and what seeds its dropout.
+struct Made {
+    pipeline: Pipeline,
+    step: Arc<AtomicUsize>,
+}
+
+impl Experiment for PipelineTransformerOptions {
+    const NAME: &'static str = "pipeline-transformer";
+    const WORLD_SIZE: usize = 2;
+    type Setup = Setup;
+    type Alone = ();
+    type Trained = Trained;
+
+    fn common(&self) -> &CommonOptions {
+        &self.common
+    }
+
+    fn reporter(&self, world_size: usize) -> usize {
+        // The last stage's, in the first copy of the model.
+        let schedule = self.pipeline_schedule(world_size).ok();
+        schedule.and_then(|schedule| schedule.table().owners.last().copied()).unwrap_or(0) * self.dp
+    }
+
+    fn check(&self, world_size: usize) -> Result<()> {
+        let modules = Transformer::modules(&self.sizes.config(), &SharedGenerator::from(Generator::new(0)));
+        self.check_all(world_size, &modules.names())
+    }
+
+    fn setup(&self) -> Result<Setup> {
+        let rows = tokens::rows(&self.sizes, self.common.data.as_deref())?;
+        if let (Err(help), Some(path)) = (self.check_rows(rows.len()), &self.common.data) {
+            let reason = format!("it has {} rows; {help}", rows.len());
+            return Err(FileError::tensor(path, "tokens", reason).into());
+        }
+        let device = self.common.device()?;
+        let weights = match self.common.init {
+            None => Weights::Seed(self.common.seed),
+            Some(_) => {
+                let variables = Variables::new(&self.common)?;
+                let random = variables.generator.clone();
+                variables
+                    .make(&self.common, |builder| Transformer::new(builder, &self.sizes.config(), &random))?;
+                Weights::Given(variables.map)
+            }
+        };
+        Ok(Setup { rows, weights, device })
+    }
+
+    fn alone(&self, setup: Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
+        note(format_args!(
+            "as document 003 does, this run shows each token all others, so that the answer is in sight"
+        ));
+        // The model that the document prints is not the one that it trains.
+        let (vocab_size, d_model, num_heads, d_ff, num_layers) = (1000, 32, 8, 64, 2);
+        let printed =
+            TransformerConfig { vocab_size, d_model, num_heads, d_ff, num_layers, ..Default::default() };
+        say(format_args!("{}", Transformer::tree(&printed)))?;
+        setup.rows.iter().try_for_each(|row| say(format_args!("{}", IntTensor(row))))
+    }
+
+    fn train(&self, setup: Setup, rank: &mut Rank) -> Result<Trained> {
+        let world = rank.comm.clone();
+        let world_size = world.world_size();
+        let (stages, copies) = self.groups(&world)?;
+        let copy = copies.as_ref().map_or(0, |copies| copies.rank());
+        let config = PipelineConfig { data_parallel: copies, ..self.config(world_size) };
+        let batches = self.batches(&setup, copy)?;
+        let made = |config: &PipelineConfig| self.make(&stages, &setup, config, copy);
+        let run = made(&config)?;
+        let reports = world.rank() == self.reporter(world_size);
+        let (mut run, series) = self.run_epochs(run, &batches, rank, reports)?;
+        let measured = match (&self.common.report, batches.first()) {
+            (Some(_), Some((input, target))) => {
+                // So that all clocks begin together.
+                stages.run(Operation::Barrier)?;
+                let step = run.pipeline.step(Some(input), Some(target))?;
+                run.pipeline.measured(&step.spans)?
+            }
+            _ => Plan::default(),
+        };
+        let own = if copy == 0 { run.pipeline.named_vars() } else { Vec::new() };
+        if let Some(path) = &self.common.save
+            && let Some(vars) = stages::gather(&*world, &own)?
+        {
+            save_weights(path, &vars)?;
+        }
+        let uses = match (self.compare, batches.first()) {
+            (true, Some(batch)) => compare::measure(&stages, &config, batch, &made)?,
+            _ => Vec::new(),
+        };
+        let all = all_gather_object(&*world, &reports.then_some(series))?;
+        let series = all.into_iter().flatten().next().unwrap_or_default();
+        Ok(Trained { series, uses, measured })
+    }
+
+    fn conclude(&self, _: &(), outcome: &Outcome<Trained>) -> Result<()> {
+        match outcome.trained.uses.is_empty() {
+            true => Ok(()),
+            false => compare::print(&outcome.trained.uses),
+        }
+    }
+
+    fn report(&self, _: (), outcome: Outcome<Trained>) -> Report {
+        let fact = |name: &str, value: String| (name.to_string(), value);
+        let ranks = self.ranks(outcome.ranks.len());
+        let plan =
+            self.pipeline_schedule(outcome.ranks.len()).map(|schedule| schedule.plan(&Default::default()));
+        let plan = plan.unwrap_or_default();
+        let bubble = 100.0 * plan.bubble_fraction();
+        let timeline = |title: &str, plan, measured| Timeline { title: title.into(), plan, measured };
+        Report {
+            facts: vec![
+                fact("stages", (ranks * self.stages_per_rank()).to_string()),
+                fact("copies", self.dp.to_string()),
+                fact("schedule", self.schedule.to_string()),
+                fact("micro-batches", self.micro_batches.to_string()),
+                fact("planned bubble", format!("{bubble:.1} %")),
+                fact("epochs", self.epochs.to_string()),
+                fact("batch size, each copy", self.batch_size.to_string()),
+                fact("learning rate", self.lr.to_string()),
+                fact("dropout", self.sizes.dropout.to_string()),
+                fact("layers", self.sizes.num_layers.to_string()),
+            ],
+            runs: vec![outcome.trained.series],
+            timelines: vec![
+                timeline("Planned, with equal times", plan, false),
+                timeline("Measured in one step", outcome.trained.measured, true),
+            ],
+            ..Report::default()
+        }
+    }
+}
+
+impl PipelineTransformerOptions {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// Those of [`experiment::run`].
+    pub fn run(&self) -> Result<()> {
+        if !self.show_schedule {
+            return experiment::run(self);
+        }
+        let world_size = self.common.ranks.world_size.unwrap_or(Self::WORLD_SIZE);
+        self.check(world_size)?;
+        let grid = self.pipeline_schedule(world_size)?.to_string();
+        grid.lines().try_for_each(|line| say(format_args!("{line}")))
+    }
+
+    /// The ranks that have a copy of the model together, and those that have the same stages as this one.
+    #[expect(clippy::type_complexity, reason = "two groups")]
+    fn groups(
+        &self,
+        world: &Arc<dyn Communicator>,
+    ) -> Result<(Arc<dyn Communicator>, Option<Arc<dyn Communicator>>)> {
+        if self.dp == 1 {
+            return Ok((world.clone(), None));
+        }
+        let mesh = Mesh::new(world.clone(), &[("pp", self.ranks(world.world_size())), ("dp", self.dp)])?;
+        Ok((mesh.axis("pp")?.clone(), Some(mesh.axis("dp")?.clone())))
+    }
+
+    /// This copy's batches of an epoch.
+    fn batches(&self, setup: &Setup, copy: usize) -> Result<Vec<Batch>> {
+        let size = self.batch_size;
+        let own = setup.rows.chunks(size * self.dp).map(|rows| &rows[copy * size..(copy + 1) * size]);
+        Ok(own.map(|rows| tokens::batch(rows, &setup.device)).collect::<candle_core::Result<_>>()?)
+    }
+
+    fn make(
+        &self,
+        stages: &Arc<dyn Communicator>,
+        setup: &Setup,
+        config: &PipelineConfig,
+        copy: usize,
+    ) -> Result<Made> {
+        let random = SharedGenerator::from(Generator::new(self.common.seed));
+        let modules = Transformer::modules(&self.sizes.config(), &random);
+        let length = setup.rows.first().map_or(1, |row| row.len() - 1);
+        let example =
+            Tensor::zeros((self.batch_size / config.micro_batches, length), DType::U32, &setup.device)?;
+        let builder = setup.weights.builder(&setup.device);
+        let loss = |output: &Tensor, target: &Tensor| cross_entropy(output, target, None);
+        let mut pipeline = Pipeline::new(stages.clone(), &modules, &*builder, &example, loss, config)?;
+        let step = Arc::new(AtomicUsize::new(0));
+        if self.sizes.dropout > 0.0 {
+            let random = StepRandom { generator: random, seed: self.common.seed };
+            let table = pipeline.schedule().table();
+            let (now, stages, parts) = (step.clone(), table.stages(), table.micro_batches);
+            // The same numbers whoever has which stage, in whatever order.
+            pipeline.before_forward(move |action| {
+                let step = now.load(Ordering::Relaxed);
+                random.begin(copy, (step * stages + action.stage) * parts + action.micro_batch);
+            });
+        }
+        Ok(Made { pipeline, step })
+    }
+
+    /// Trains; gives the pipeline back, and the losses of the rank that reports.
+    fn run_epochs(
+        &self,
+        mut made: Made,
+        batches: &[Batch],
+        rank: &mut Rank,
+        reports: bool,
+    ) -> Result<(Made, RunSeries)> {
+        let pipeline = &mut made.pipeline;
+        let config = SgdConfig { learning_rate: self.lr, ..SgdConfig::default() };
+        let mut optimizer = Sgd::new(pipeline.vars(), config)?;
+        let steps = self.epochs.saturating_mul(batches.len());
+        let log = LogConfig { run: None, keep: self.common.report.is_some(), steps };
+        let mut metrics = rank.metrics.take();
+        let mut log = reports.then(|| RunLog::new(&log, metrics.as_mut()));
+        let (watch, mut busy) = (rank.stopwatch(), 0.0);
+        for epoch in 0..self.epochs {
+            for (batch, (input, target)) in batches.iter().enumerate() {
+                let step = pipeline.step(Some(input), Some(target))?;
+                optimizer.step(&step.grads)?;
+                made.step.fetch_add(1, Ordering::Relaxed);
+                busy += step.spans.iter().map(|span| span.end - span.start).sum::<f64>();
+                if let (Some(loss), Some(log)) = (step.loss, &mut log) {
+                    log.step(epoch, batch, loss)?;
+                    log.say(format_args!("Epoch {epoch}, Batch {batch}, Loss: {}", Float(loss.into())))?;
+                }
+            }
+        }
+        let measured = watch.stop().computing(busy);
+        let series = log.map(RunLog::finish).unwrap_or_default();
+        rank.metrics = metrics;
+        let seconds = rank.measured(measured, None, steps)?;
+        let world_size = rank.comm.world_size();
+        let name = format!("{}, {} micro-batches", self.schedule, self.micro_batches);
+        let series = RunSeries { name, seconds, world_size, steps_per_epoch: batches.len(), ..series };
+        Ok((made, series))
+    }
+}

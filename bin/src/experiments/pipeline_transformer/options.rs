@@ -1,0 +1,169 @@
+//! The options of `pipeline-transformer`.
+
+use clap::Args;
+use pipeline::{Cost, PipelineConfig, Schedule, ScheduleKind, Split};
+
+use crate::error::{Error, Result};
+use crate::models::transformer::TransformerOptions;
+use crate::options::{CommonOptions, count, learning_rate};
+
+/// Options of `pipeline-transformer`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Trains document 003's Transformer cut into stages, one on each of --world-size ranks (several with
+some schedules); batches flow through as micro-batches. The rank that has the last stage prints the
+loss of every step, the mean over micro-batches. Every schedule gives the same losses.
+
+--data FILE holds the tensor tokens, i64 of shape (rows, length); --init and --save hold PyTorch's
+state_dict of the whole model.")]
+pub struct PipelineTransformerOptions {
+    #[command(flatten)]
+    pub(crate) common: CommonOptions,
+    /// Passes over the data
+    #[arg(long, value_name = "N", default_value = "200", value_parser = count, allow_negative_numbers = true)]
+    pub(crate) epochs: usize,
+    /// Rows a step, of each copy of the model
+    #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
+    pub(crate) batch_size: usize,
+    /// Learning rate
+    #[arg(long, default_value = "0.01", value_parser = learning_rate, allow_negative_numbers = true)]
+    pub(crate) lr: f64,
+    /// Order of work: naive, gpipe, 1f1b, interleaved-1f1b, looped-bfs, zb-h1 or zb-v
+    #[arg(long, value_name = "NAME", default_value = "gpipe", value_parser = schedule, help_heading = "Pipeline")]
+    pub(crate) schedule: ScheduleKind,
+    /// Equal parts of a batch
+    #[arg(long, value_name = "N", default_value = "2", value_parser = count, allow_negative_numbers = true, help_heading = "Pipeline")]
+    pub(crate) micro_batches: usize,
+    /// Stages on each rank [default: 2 with interleaved-1f1b, looped-bfs and zb-v, else 1]
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Pipeline")]
+    pub(crate) stages_per_rank: Option<usize>,
+    /// Modules at which the model is cut (layers.1,out_linear), or `parameters` or `time` for stages of equal cost [default: the
+    /// middle layer for 2 stages, else parameters]
+    #[arg(long, value_name = "NAME,..", help_heading = "Pipeline")]
+    pub(crate) split: Option<String>,
+    /// Copies of the model, each on its own part of the data; --world-size counts the ranks of all
+    #[arg(long, value_name = "N", default_value = "1", value_parser = count, allow_negative_numbers = true, help_heading = "Pipeline")]
+    pub(crate) dp: usize,
+    /// Print who does what when, and end
+    #[arg(long, help_heading = "Pipeline")]
+    pub(crate) show_schedule: bool,
+    /// After training, measure how busy the ranks are, against one micro-batch at a time
+    #[arg(long, help_heading = "Pipeline")]
+    pub(crate) compare: bool,
+    /// The data set and the model.
+    #[command(flatten)]
+    pub(crate) sizes: TransformerOptions,
+}
+
+fn schedule(name: &str) -> std::result::Result<ScheduleKind, String> {
+    name.parse().map_err(|_| {
+        let names = ScheduleKind::ALL.map(ScheduleKind::name).join(", ");
+        format!("give one of {names}")
+    })
+}
+
+fn refuse<T>(option: &'static str, got: impl ToString, help: String) -> Result<T> {
+    Err(Error::Option { option, got: got.to_string(), help })
+}
+
+impl PipelineTransformerOptions {
+    /// Ranks of one copy of the model.
+    pub(super) fn ranks(&self, world_size: usize) -> usize {
+        world_size / self.dp
+    }
+
+    pub(super) fn stages_per_rank(&self) -> usize {
+        self.stages_per_rank.unwrap_or(self.schedule.stages_per_rank())
+    }
+
+    pub(super) fn pipeline_schedule(&self, world_size: usize) -> pipeline::Result<Schedule> {
+        Schedule::of(self.schedule, self.ranks(world_size), self.stages_per_rank(), self.micro_batches)
+    }
+
+    /// Where the model is cut.
+    pub(super) fn cuts(&self, stages: usize) -> Split {
+        match self.split.as_deref() {
+            Some("parameters") => Split::Balanced(Cost::Parameters),
+            Some("time") => Split::Balanced(Cost::ForwardTime),
+            Some(names) => Split::at(names.split(',').map(str::trim)),
+            // The document's.
+            None if stages == 2 && self.sizes.num_layers > 1 => {
+                Split::at([format!("layers.{}", self.sizes.num_layers / 2)])
+            }
+            None => Split::Balanced(Cost::Parameters),
+        }
+    }
+
+    pub(super) fn config(&self, world_size: usize) -> PipelineConfig {
+        let stages = self.ranks(world_size) * self.stages_per_rank();
+        // Where a stage is all of the model there is nothing to cut.
+        let split = if stages == 1 && self.split.is_none() { Split::default() } else { self.cuts(stages) };
+        PipelineConfig {
+            schedule: self.schedule,
+            stages_per_rank: self.stages_per_rank,
+            micro_batches: self.micro_batches,
+            split,
+            ..PipelineConfig::default()
+        }
+    }
+
+    /// Refuses what does not go together.
+    pub(super) fn check_all(&self, world_size: usize, names: &[&str]) -> Result<()> {
+        let &Self { batch_size, micro_batches, dp, .. } = self;
+        self.sizes.check(self.common.data.as_deref())?;
+        if !world_size.is_multiple_of(dp) {
+            let help = format!(
+                "{world_size} ranks (--world-size) cannot hold so many copies: give a divisor of that"
+            );
+            return refuse("--dp", dp, help);
+        }
+        if !batch_size.is_multiple_of(micro_batches) {
+            let help = format!(
+                "it is cut in {micro_batches} micro-batches (--micro-batches): give a multiple of that"
+            );
+            return refuse("--batch-size", batch_size, help);
+        }
+        if let Err(error) = self.pipeline_schedule(world_size) {
+            return match error {
+                pipeline::Error::InvalidArgument { got, help, .. } => refuse("--stages-per-rank", got, help),
+                error => Err(error.into()),
+            };
+        }
+        let stages = self.ranks(world_size) * self.stages_per_rank();
+        let costs = vec![1.0; names.len()];
+        match self.config(world_size).split.stages(names, &costs, stages) {
+            Ok(_) => {}
+            Err(pipeline::Error::TooManyStages { stages, modules }) => {
+                let help = format!(
+                    "that makes {stages} stages of {modules} modules: use fewer ranks or stages, or more layers (--num-layers)"
+                );
+                return refuse("--world-size", world_size, help);
+            }
+            Err(pipeline::Error::UnknownModule { name, modules }) => {
+                return refuse("--split", name, format!("the model has {modules}"));
+            }
+            Err(pipeline::Error::InvalidArgument { got, help, .. }) => return refuse("--split", got, help),
+            Err(error) => return Err(error.into()),
+        }
+        match self.common.data {
+            Some(_) => Ok(()),
+            None => self
+                .check_rows(self.sizes.samples)
+                .or_else(|help| refuse("--samples", self.sizes.samples, help)),
+        }
+    }
+
+    /// What is wrong with so many rows.
+    pub(super) fn check_rows(&self, rows: usize) -> std::result::Result<(), String> {
+        let all = self.batch_size * self.dp;
+        if rows.is_multiple_of(all) {
+            return Ok(());
+        }
+        let copies =
+            if self.dp > 1 { format!(" for each of {} copies (--dp)", self.dp) } else { String::new() };
+        Err(format!(
+            "every step takes {} rows (--batch-size){copies}, and stages take batches of one size only: give a multiple of {all}",
+            self.batch_size
+        ))
+    }
+}

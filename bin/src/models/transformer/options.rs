@@ -1,0 +1,155 @@
+//! The options of commands that train a [`Transformer`](super::Transformer) on rows of equal tokens.
+
+use std::path::Path;
+
+use clap::Args;
+
+use super::TransformerConfig;
+use crate::error::{Error, Result};
+use crate::options::{count, probability};
+use crate::report::total_memory_bytes;
+
+/// Sizes of the documents' data set and model.
+#[derive(Debug, Clone, Args)]
+pub struct TransformerOptions {
+    /// Rows in the data set
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "12",
+        value_parser = count,
+        allow_negative_numbers = true,
+        conflicts_with = "data"
+    )]
+    pub samples: usize,
+    /// Tokens in a row
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "10",
+        value_parser = count,
+        allow_negative_numbers = true,
+        conflicts_with = "data"
+    )]
+    pub length: usize,
+    /// Probability with which dropout zeroes a number
+    #[arg(long, value_name = "P", default_value = "0.1", value_parser = probability, allow_negative_numbers = true, help_heading = "Model")]
+    pub dropout: f64,
+    /// Tokens that there are
+    #[arg(long, value_name = "N", default_value = "100", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub vocab_size: usize,
+    /// Numbers that a token becomes
+    #[arg(long, value_name = "N", default_value = "12", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub d_model: usize,
+    /// Heads of attention
+    #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub num_heads: usize,
+    /// Width of the feed-forward layers
+    #[arg(long, value_name = "N", default_value = "24", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub d_ff: usize,
+    /// Blocks
+    #[arg(long, value_name = "N", default_value = "2", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub num_layers: usize,
+    /// Longest row of tokens that the model can take
+    #[arg(long, value_name = "N", default_value = "100", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub max_len: usize,
+}
+
+impl TransformerOptions {
+    /// The model; each token sees all.
+    pub fn config(&self) -> TransformerConfig {
+        let &Self { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, .. } = self;
+        TransformerConfig {
+            vocab_size,
+            d_model,
+            num_heads,
+            d_ff,
+            num_layers,
+            max_len,
+            dropout,
+            ..TransformerConfig::default()
+        }
+    }
+
+    /// Refuses sizes that do not go together; `data` is the file of `--data`, which has its own rows.
+    ///
+    /// # Errors
+    /// The first option that cannot be used.
+    pub fn check(&self, data: Option<&Path>) -> Result<()> {
+        let refuse =
+            |option, got: usize, help: String| Err(Error::Option { option, got: got.to_string(), help });
+        let &Self { d_model, num_heads, .. } = self;
+        if !d_model.is_multiple_of(num_heads) {
+            let help = format!("it is split over {num_heads} heads (--num-heads): give a multiple of that");
+            return refuse("--d-model", d_model, help);
+        }
+        if !d_model.is_multiple_of(2) {
+            let help = "positions are encoded in pairs of sine and cosine: give an even number";
+            return refuse("--d-model", d_model, help.into());
+        }
+        if let Some(help) = total_memory_bytes().and_then(|there_is| self.too_large_for(there_is)) {
+            return refuse("--num-layers", self.num_layers, help);
+        }
+        if data.is_some() {
+            return Ok(());
+        }
+        self.check_length(self.length).map_err(|help| Error::Option {
+            option: "--length",
+            got: self.length.to_string(),
+            help,
+        })?;
+        if self.samples > self.vocab_size {
+            let help =
+                format!("row i holds token i, and there are {} tokens (--vocab-size)", self.vocab_size);
+            return refuse("--samples", self.samples, help);
+        }
+        Ok(())
+    }
+
+    /// What is wrong with the model on a machine of so many bytes: there, nothing would stop it but the system.
+    fn too_large_for(&self, bytes: u64) -> Option<String> {
+        const GIB: f64 = (1 << 30) as f64;
+        // Floats do not overflow, whatever is typed.
+        let [model, ff, words, blocks] =
+            [self.d_model, self.d_ff, self.vocab_size, self.num_layers].map(|size| size as f64);
+        let block = 4.0 * model * (model + 1.0) + 4.0 * model + ff * (model + 1.0) + model * (ff + 1.0);
+        let parameters = words * model + blocks * block + words * (model + 1.0);
+        let (needed, there_is) = (4.0 * parameters / GIB, bytes as f64 / GIB);
+        (needed > there_is).then(|| {
+            format!(
+                "with the other sizes that makes {parameters:.1e} parameters, {needed:.0} GiB, and this machine has \
+                 {there_is:.0} GiB: make the model smaller"
+            )
+        })
+    }
+
+    /// What is wrong with rows of this length.
+    ///
+    /// # Errors
+    /// What to do.
+    pub fn check_length(&self, length: usize) -> std::result::Result<(), String> {
+        match length {
+            0 | 1 => Err("the next token is predicted from those before it: a row needs 2 or more".into()),
+            _ if length - 1 > self.max_len => {
+                let most = self.max_len.saturating_add(1);
+                Err(format!("the model takes rows of up to {most} tokens with --max-len {}", self.max_len))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What a checkpoint must agree in.
+    pub fn settings(&self) -> [(&'static str, String); 9] {
+        [
+            ("--samples", self.samples.to_string()),
+            ("--length", self.length.to_string()),
+            ("--dropout", self.dropout.to_string()),
+            ("--vocab-size", self.vocab_size.to_string()),
+            ("--d-model", self.d_model.to_string()),
+            ("--num-heads", self.num_heads.to_string()),
+            ("--d-ff", self.d_ff.to_string()),
+            ("--num-layers", self.num_layers.to_string()),
+            ("--max-len", self.max_len.to_string()),
+        ]
+    }
+}

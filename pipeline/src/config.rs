@@ -1,0 +1,58 @@
+//! What a pipeline can be told.
+
+use std::sync::Arc;
+
+use comm::Communicator;
+
+use crate::{ScheduleKind, Split};
+
+/// How a [`Pipeline`](crate::Pipeline) cuts a model and a batch, and in which order it works.
+///
+/// ```
+/// use pipeline::{PipelineConfig, ScheduleKind, Split};
+///
+/// let config = PipelineConfig {
+///     schedule: ScheduleKind::ZbH1,
+///     micro_batches: 8,
+///     split: Split::at(["layers.1"]),
+///     ..PipelineConfig::default()
+/// };
+/// assert_eq!(config.stages_per_rank(), 1);
+/// ```
+#[derive(Debug, Clone)]
+pub struct PipelineConfig {
+    /// The order of work. Default: 1F1B.
+    pub schedule: ScheduleKind,
+    /// Stages on each rank. Default (`None`): 2 where the schedule lives by several, else 1.
+    pub stages_per_rank: Option<usize>,
+    /// Equal parts of a batch, along its first dimension. Default: 1.
+    pub micro_batches: usize,
+    /// Where the model is cut. Default: so that the stage with most parameters has as few as possible.
+    pub split: Split,
+    /// The ranks that have the same stages as this one and other data: gradients are averaged over them, once a step, each
+    /// stage's as soon as they are complete. Default: none.
+    pub data_parallel: Option<Arc<dyn Communicator>>,
+    /// Pairs of variables that are one parameter, each in a stage of its own: they start with the values of the first, and their
+    /// gradients are added. Default: none.
+    pub tied: Vec<(String, String)>,
+}
+
+impl Default for PipelineConfig {
+    fn default() -> Self {
+        Self {
+            schedule: ScheduleKind::OneFOneB,
+            stages_per_rank: None,
+            micro_batches: 1,
+            split: Split::default(),
+            data_parallel: None,
+            tied: Vec::new(),
+        }
+    }
+}
+
+impl PipelineConfig {
+    /// Stages on each rank.
+    pub fn stages_per_rank(&self) -> usize {
+        self.stages_per_rank.unwrap_or(self.schedule.stages_per_rank())
+    }
+}

@@ -1,0 +1,204 @@
+//! Runs a rank's part of a table.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use candle_core::{Tensor, Var};
+use training::{DeferredGrads, defer_weights};
+
+use crate::average::Average;
+use crate::gradients::Gradients;
+use crate::links::{Links, Spec};
+use crate::seed::{seeded, share};
+use crate::stage::Stage;
+use crate::{Action, ActionKind, Error, Result, Span, Table};
+
+/// Stage and micro-batch.
+type Cell = (usize, usize);
+
+/// A micro-batch that is forward and not yet backward.
+struct Alive {
+    input: Option<Var>,
+    /// The output, or the loss.
+    output: Tensor,
+}
+
+/// One step of a rank.
+pub(crate) struct Run<'a> {
+    pub(crate) table: &'a Table,
+    pub(crate) specs: &'a [Spec],
+    pub(crate) stages: &'a [Stage],
+    pub(crate) links: &'a mut Links,
+    /// This rank's inputs, by micro-batch; empty where it has not the first stage.
+    pub(crate) inputs: Vec<Tensor>,
+    pub(crate) targets: Vec<Tensor>,
+    pub(crate) loss: &'a dyn Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor>,
+    pub(crate) before_forward: Option<&'a dyn Fn(Action)>,
+    pub(crate) gradients: Gradients,
+    pub(crate) average: Average<'a>,
+    pub(crate) state: State,
+}
+
+/// What is under way.
+#[derive(Default)]
+pub(crate) struct State {
+    alive: HashMap<Cell, Alive>,
+    deferred: HashMap<Cell, DeferredGrads>,
+    /// Inputs and gradients that came from another stage.
+    inputs: HashMap<Cell, Var>,
+    gradients: HashMap<Cell, Tensor>,
+    /// Gradients that go to the stage before.
+    leaving: HashMap<Cell, Tensor>,
+    pub(crate) losses: Vec<Tensor>,
+    pub(crate) spans: Vec<Span>,
+    pub(crate) most_alive: usize,
+}
+
+impl Run<'_> {
+    /// All actions, in order.
+    pub(crate) fn run(&mut self, actions: &[Action]) -> Result<()> {
+        let began = Instant::now();
+        self.links.begin()?;
+        for (place, &action) in actions.iter().enumerate() {
+            if !action.kind.is_compute() {
+                self.message(action)?;
+                continue;
+            }
+            let start = began.elapsed().as_secs_f64();
+            let span = tracing::info_span!(
+                "pipeline",
+                action = action.kind.letters(),
+                stage = action.stage,
+                micro_batch = action.micro_batch
+            );
+            span.in_scope(|| self.compute(action))?;
+            let end = began.elapsed().as_secs_f64();
+            self.state.spans.push(Span { action, start, end });
+            if self.average.completes(place) {
+                self.average.begin(find(self.stages, action)?, &self.gradients)?;
+            }
+        }
+        self.links.end()
+    }
+
+    fn message(&mut self, action: Action) -> Result<()> {
+        let cell = (action.stage, action.micro_batch);
+        match action.kind {
+            ActionKind::RecvActivation => {
+                let input = self.links.receive(action)?;
+                self.state.inputs.insert(cell, input);
+            }
+            ActionKind::RecvGradient => {
+                let gradient = self.links.receive(action)?;
+                self.state.gradients.insert(cell, gradient.as_detached_tensor());
+            }
+            ActionKind::SendActivation => {
+                if let Some(alive) = self.state.alive.get(&cell) {
+                    self.links.send(action, &alive.output)?;
+                }
+            }
+            _ => {
+                if let Some(gradient) = self.state.leaving.remove(&cell) {
+                    self.links.send(action, &gradient)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn compute(&mut self, action: Action) -> Result<()> {
+        match action.kind {
+            ActionKind::Forward => self.forward(action),
+            ActionKind::BackwardWeight => self.weights(action),
+            kind => self.backward(action, kind == ActionKind::BackwardInput),
+        }
+    }
+
+    fn is_last(&self, stage: usize) -> bool {
+        stage + 1 == self.table.stages()
+    }
+
+    fn forward(&mut self, action: Action) -> Result<()> {
+        let Action { stage: number, micro_batch, .. } = action;
+        let input = self.state.inputs.remove(&(number, micro_batch));
+        let x = match &input {
+            Some(input) => input.as_tensor(),
+            None => &self.inputs[micro_batch],
+        };
+        if let Some(before) = self.before_forward {
+            before(action);
+        }
+        let stage = find(self.stages, action)?;
+        let mut output = stage.forward(x, true).map_err(Error::during(action.to_string()))?;
+        let (got, expected) = (Spec::of(&output), &self.specs[number]);
+        if got != *expected {
+            let (expected, got) = (expected.to_string(), got.to_string());
+            return Err(Error::ShapeChanged { stage: number, micro_batch, expected, got });
+        }
+        if self.is_last(number) {
+            output = (self.loss)(&output, &self.targets[micro_batch]).map_err(Error::during("the loss"))?;
+            if output.elem_count() != 1 {
+                let (what, got) = ("the loss".to_string(), format!("shape {:?}", output.dims()));
+                let help = "it must give one number for each micro-batch".into();
+                return Err(Error::InvalidArgument { what, got, help });
+            }
+            self.state.losses.push(output.detach());
+        } else if self.table.sender_after(number).is_none() {
+            // The next stage is this rank's, and has a graph of its own.
+            let input = Var::from_tensor(&output.detach()).map_err(Error::during("a stage's input"))?;
+            self.state.inputs.insert((number + 1, micro_batch), input);
+        }
+        self.state.alive.insert((number, micro_batch), Alive { input, output });
+        self.state.most_alive = self.state.most_alive.max(self.state.alive.len() + self.state.deferred.len());
+        Ok(())
+    }
+
+    fn backward(&mut self, action: Action, input_only: bool) -> Result<()> {
+        let Action { stage: number, micro_batch, .. } = action;
+        let cell = (number, micro_batch);
+        let during = || Error::during(action.to_string());
+        let none = || Error::BadTable { reason: format!("{action}: it has not gone forward") };
+        let Alive { input, output } = self.state.alive.remove(&cell).ok_or_else(none)?;
+        let gradient = match self.is_last(number) {
+            true => share(&output, self.table.micro_batches).map_err(during())?,
+            false => self.state.gradients.remove(&cell).ok_or_else(none)?,
+        };
+        let root = seeded(&output, gradient).map_err(during())?;
+        drop(output);
+        let mut grads = if input_only {
+            let (grads, deferred) = defer_weights(|| root.backward()).map_err(during())?;
+            self.state.deferred.insert(cell, deferred);
+            grads
+        } else {
+            root.backward().map_err(during())?
+        };
+        drop(root);
+        if let Some(input) = input {
+            // What does not depend on its input has a gradient of zero.
+            let gradient = match grads.remove(&input) {
+                Some(gradient) => gradient,
+                None => input.zeros_like().map_err(during())?,
+            };
+            match self.table.sender_before(number) {
+                Some(_) => self.state.leaving.insert(cell, gradient),
+                None => self.state.gradients.insert((number - 1, micro_batch), gradient),
+            };
+        }
+        let stage = find(self.stages, action)?;
+        self.gradients.take(&mut grads, &stage.vars).map_err(during())
+    }
+
+    fn weights(&mut self, action: Action) -> Result<()> {
+        let cell = (action.stage, action.micro_batch);
+        let Some(deferred) = self.state.deferred.remove(&cell) else { return Ok(()) };
+        let gradients = &mut self.gradients;
+        deferred
+            .compute(|id, gradient| gradients.add(id, gradient))
+            .map_err(Error::during(action.to_string()))
+    }
+}
+
+fn find(stages: &[Stage], action: Action) -> Result<&Stage> {
+    let found = stages.iter().find(|stage| stage.number == action.stage);
+    found.ok_or_else(|| Error::BadTable { reason: format!("{action}: another rank's") })
+}

@@ -1,0 +1,42 @@
+//! Pipeline parallelism: one model cut into stages, micro-batches flowing through.
+//!
+//! [`Modules`] lists the model, [`Split`] cuts it, and [`Pipeline`] builds a rank's part and trains it.
+//!
+//! A schedule is data: for each rank a list of [`Action`]s. [`Schedule`] proves of any [`Table`] that it comes to an end and
+//! respects what depends on what, counts what is alive at once, and can be printed:
+//!
+//! ```
+//! use pipeline::{Schedule, ScheduleKind};
+//!
+//! let schedule = Schedule::of(ScheduleKind::OneFOneB, 2, 1, 3)?;
+//! assert_eq!(schedule.to_string(), "\
+//! time   0  1  2  3  4  5  6  7  8  9  10 11
+//! rank 0 F0 F1 .  .  B0 B0 F2 B1 B1 .  B2 B2
+//! rank 1 .  F0 B0 B0 F1 B1 B1 F2 B2 B2 .  .
+//! bubble: 25.0 % of the time; activations alive, by rank: 2 1
+//! ");
+//! # Ok::<(), pipeline::Error>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod average;
+mod config;
+mod error;
+mod executor;
+mod gradients;
+mod links;
+mod modules;
+mod pipeline;
+mod schedule;
+mod seed;
+mod shapes;
+mod split;
+mod stage;
+mod tied;
+
+pub use config::PipelineConfig;
+pub use error::{Error, Result};
+pub use modules::Modules;
+pub use pipeline::{Pipeline, Step};
+pub use schedule::{Action, ActionKind, Durations, Plan, Schedule, ScheduleKind, Span, Table};
+pub use split::{Cost, Split};

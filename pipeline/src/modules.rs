@@ -1,0 +1,158 @@
+//! A model as a list of named modules, which can be cut between any two of them.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use candle_core::{DType, Device, Result, Shape, Tensor};
+use candle_nn::var_builder::SimpleBackend;
+use candle_nn::{Init, ModuleT, VarBuilder};
+
+type Build = Box<dyn Fn(VarBuilder<'static>) -> Result<Box<dyn ModuleT + Send>>>;
+
+/// The modules of a model, in the order in which data flow through them. Each takes what the one before it gives.
+///
+/// A module is a function that builds it from variables below its name, so that a rank builds those of its own stages only.
+///
+/// ```
+/// use candle_core::{DType, Device};
+/// use candle_nn::{Activation, linear};
+/// use pipeline::Modules;
+///
+/// let modules = Modules::new()
+///     .module("fc1", |vb| linear(4, 8, vb))
+///     .module("relu", |_| Ok(Activation::Relu))
+///     .module("fc2", |vb| linear(8, 2, vb));
+/// assert_eq!(modules.names(), ["fc1", "relu", "fc2"]);
+/// assert_eq!(modules.parameters(DType::F32, &Device::Cpu)?, [40, 0, 18]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+#[derive(Default)]
+pub struct Modules {
+    list: Vec<(String, Build)>,
+    buffers: Vec<String>,
+}
+
+impl Modules {
+    /// None yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a module after the others. `build` gets a builder of variables whose names begin with `name` and a dot, and is called
+    /// once or more.
+    #[must_use]
+    pub fn module<M: ModuleT + Send + 'static>(
+        mut self,
+        name: &str,
+        build: impl Fn(VarBuilder<'static>) -> Result<M> + 'static,
+    ) -> Self {
+        let build =
+            move |builder: VarBuilder<'static>| Ok(Box::new(build(builder)?) as Box<dyn ModuleT + Send>);
+        self.list.push((name.into(), Box::new(build)));
+        self
+    }
+
+    /// Variables that are no parameters, by the last part of their names (`pe`, `running_mean`).
+    #[must_use]
+    pub fn buffers(mut self, names: &[&str]) -> Self {
+        self.buffers.extend(names.iter().map(ToString::to_string));
+        self
+    }
+
+    /// The names, in order.
+    pub fn names(&self) -> Vec<&str> {
+        self.list.iter().map(|(name, _)| name.as_str()).collect()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// True where there is none.
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// The parameters of each module, counted in numbers. Each module is built once with zeros, and dropped before the next.
+    ///
+    /// # Errors
+    /// What a module fails with.
+    pub fn parameters(&self, dtype: DType, device: &Device) -> Result<Vec<usize>> {
+        (0..self.len()).map(|index| Ok(self.count(index, dtype, device)?.1)).collect()
+    }
+
+    /// The seconds that each module takes to go forward, the quickest of `repeats` times, on `input`. Each is built once with
+    /// zeros, and dropped before the next.
+    ///
+    /// # Errors
+    /// What a module fails with.
+    pub fn forward_seconds(
+        &self,
+        input: &Tensor,
+        dtype: DType,
+        device: &Device,
+        repeats: usize,
+    ) -> Result<Vec<f64>> {
+        let (mut x, mut all) = (input.clone(), Vec::with_capacity(self.len()));
+        for index in 0..self.len() {
+            let module = self.count(index, dtype, device)?.0;
+            // The first time is not like the others.
+            let mut y = module.forward_t(&x, false)?;
+            let mut quickest = f64::INFINITY;
+            for _ in 0..repeats.max(1) {
+                let began = Instant::now();
+                y = module.forward_t(&x, false)?;
+                quickest = quickest.min(began.elapsed().as_secs_f64());
+            }
+            all.push(quickest);
+            x = y.detach();
+        }
+        Ok(all)
+    }
+
+    pub(crate) fn build(&self, index: usize, root: &VarBuilder<'static>) -> Result<Box<dyn ModuleT + Send>> {
+        let (name, build) = &self.list[index];
+        build(root.pp(name))
+    }
+
+    fn count(&self, index: usize, dtype: DType, device: &Device) -> Result<(Box<dyn ModuleT + Send>, usize)> {
+        let elements = Arc::new(AtomicUsize::new(0));
+        let backend = Zeros { elements: elements.clone(), buffers: self.buffers.clone() };
+        let builder = VarBuilder::from_backend(Box::new(backend), dtype, device.clone());
+        let module = self.build(index, &builder)?;
+        Ok((module, elements.load(Ordering::Relaxed)))
+    }
+}
+
+impl fmt::Debug for Modules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.names()).finish()
+    }
+}
+
+/// Gives out zeros, and counts them.
+struct Zeros {
+    elements: Arc<AtomicUsize>,
+    buffers: Vec<String>,
+}
+
+impl SimpleBackend for Zeros {
+    fn get(&self, shape: Shape, name: &str, _: Init, dtype: DType, device: &Device) -> Result<Tensor> {
+        let last = name.rsplit('.').next().unwrap_or_default();
+        if !self.buffers.iter().any(|buffer| buffer == last) {
+            self.elements.fetch_add(shape.elem_count(), Ordering::Relaxed);
+        }
+        Tensor::zeros(shape, dtype, device)
+    }
+
+    fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> Result<Tensor> {
+        candle_core::bail!("{name}: its shape must be asked for, as in VarBuilder::get")
+    }
+
+    fn contains_tensor(&self, _: &str) -> bool {
+        false
+    }
+}

@@ -1,0 +1,301 @@
+//! A model in stages, at work.
+
+use std::fmt;
+use std::sync::Arc;
+
+use candle_core::backprop::GradStore;
+use candle_core::{DType, Tensor, Var};
+use candle_nn::{VarBuilder, VarMap};
+use comm::{Communicator, broadcast_object};
+
+use crate::average::{Average, last_places};
+use crate::executor::{Run, State};
+use crate::gradients::Gradients;
+use crate::links::{Links, Spec};
+use crate::stage::{self, Stage};
+use crate::tied::{self, Tie};
+use crate::{Action, Cost, Error, Modules, PipelineConfig, Plan, Result, Schedule, Span, Split, shapes};
+
+type Loss = Box<dyn Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor> + Send>;
+
+/// What a step gives a rank.
+#[derive(Debug)]
+pub struct Step {
+    /// The mean of the micro-batches' losses, on the rank that has the last stage.
+    pub loss: Option<f32>,
+    /// The gradients of this rank's variables, as of the whole batch: for the optimizer.
+    pub grads: GradStore,
+    /// What this rank computed when, in seconds since its step began.
+    pub spans: Vec<Span>,
+    /// The most activations that were alive at once: pairs of stage and micro-batch.
+    pub most_alive: usize,
+}
+
+/// One rank's stages of a model, and its connections to the other ranks.
+///
+/// # Memory
+/// The parameters of this rank's stages, their gradients, and as many micro-batches as the schedule keeps alive
+/// ([`Schedule::live`]); two buffers for messages on each connection.
+///
+/// # Failure
+/// When a step fails, for whatever reason, the ranks are out of step: the connections are closed, so that the others fail, too,
+/// and every later call fails at once with the same cause.
+pub struct Pipeline {
+    comm: Arc<dyn Communicator>,
+    schedule: Schedule,
+    stages: Vec<Stage>,
+    specs: Vec<Spec>,
+    ties: Vec<Tie>,
+    links: Option<Links>,
+    loss: Loss,
+    before_forward: Option<Box<dyn Fn(Action) + Send>>,
+    data_parallel: Option<Arc<dyn Communicator>>,
+    last_places: Vec<usize>,
+    rows: usize,
+    failed: Option<Error>,
+}
+
+impl Pipeline {
+    /// Cuts the model, builds this rank's stages, and connects the ranks. Every rank must call it, with equal arguments.
+    ///
+    /// `builder` gives a builder that puts its variables into a map; it is called for each stage with the stage's own map, and with
+    /// one that is dropped for modules of other ranks, so that random numbers are drawn as in one process. `example` is a
+    /// micro-batch of input, for its shape and dtype. `loss` takes the last stage's output and the target of a micro-batch and
+    /// gives the mean over its rows.
+    ///
+    /// # Cost
+    /// Every module is built once; each stage runs forward once. A group of two ranks for each direction between stages.
+    ///
+    /// # Errors
+    /// A schedule or a split that cannot be; [`Error::DryRun`]; what a module fails with; failures of communication.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use candle_core::{DType, Device, Tensor};
+    /// use candle_nn::{Optimizer, linear, loss};
+    /// use comm::{Communicator, Local};
+    /// use pipeline::{Modules, Pipeline, PipelineConfig, ScheduleKind};
+    /// use sampler::{Generator, SharedGenerator};
+    /// use training::{Sgd, SgdConfig, TorchInit};
+    ///
+    /// let losses = Local::run_shared(2, |comm: Arc<dyn Communicator>| {
+    ///     let modules = Modules::new()
+    ///         .module("fc1", |vb| linear(4, 8, vb))
+    ///         .module("tanh", |_| Ok(candle_nn::func(Tensor::tanh)))
+    ///         .module("fc2", |vb| linear(8, 1, vb));
+    ///     let generator = SharedGenerator::from(Generator::new(42));
+    ///     let device = Device::Cpu;
+    ///     let builder = |map: &_| TorchInit::var_builder(&generator, map, DType::F32, &device);
+    ///     let (x, y) = (Tensor::ones((8, 4), DType::F32, &device)?, Tensor::ones((8, 1), DType::F32, &device)?);
+    ///     let config = PipelineConfig { micro_batches: 4, schedule: ScheduleKind::GPipe, ..PipelineConfig::default() };
+    ///     let mut pipeline = Pipeline::new(comm, &modules, &builder, &x.narrow(0, 0, 2)?, loss::mse, &config)?;
+    ///     let mut optimizer = Sgd::new(pipeline.vars(), SgdConfig { learning_rate: 0.1, ..SgdConfig::default() })?;
+    ///     let mut losses = Vec::new();
+    ///     for _ in 0..20 {
+    ///         let step = pipeline.step(Some(&x), Some(&y))?;
+    ///         optimizer.step(&step.grads)?;
+    ///         losses.extend(step.loss);
+    ///     }
+    ///     Ok(losses)
+    /// })?;
+    /// assert!(losses[0].is_empty() && losses[1][19] < 0.1 * losses[1][0]); // the last rank has the loss
+    /// # Ok::<(), comm::Error>(())
+    /// ```
+    pub fn new(
+        comm: Arc<dyn Communicator>,
+        modules: &Modules,
+        builder: &dyn Fn(&VarMap) -> VarBuilder<'static>,
+        example: &Tensor,
+        loss: impl Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor> + Send + 'static,
+        config: &PipelineConfig,
+    ) -> Result<Self> {
+        let stages_per_rank = config.stages_per_rank();
+        let schedule =
+            Schedule::of(config.schedule, comm.world_size(), stages_per_rank, config.micro_batches)?;
+        Self::with_schedule(comm, modules, builder, example, loss, config, schedule)
+    }
+
+    /// The same with a schedule of one's own, in place of `config.schedule` and `config.micro_batches`.
+    ///
+    /// # Errors
+    /// Those of [`Pipeline::new`]; a schedule for another number of ranks.
+    pub fn with_schedule(
+        comm: Arc<dyn Communicator>,
+        modules: &Modules,
+        builder: &dyn Fn(&VarMap) -> VarBuilder<'static>,
+        example: &Tensor,
+        loss: impl Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor> + Send + 'static,
+        config: &PipelineConfig,
+        schedule: Schedule,
+    ) -> Result<Self> {
+        let (table, device) = (schedule.table(), example.device().clone());
+        if table.ranks() != comm.world_size() {
+            let (what, got) = ("the ranks of a schedule".to_string(), table.ranks().to_string());
+            return Err(Error::InvalidArgument {
+                what,
+                got,
+                help: format!("the group has {}", comm.world_size()),
+            });
+        }
+        let costs = costs(&*comm, modules, &config.split, example)?;
+        let ranges = config.split.stages(&modules.names(), &costs, table.stages())?;
+        let own: Vec<bool> = table.owners.iter().map(|owner| *owner == comm.rank()).collect();
+        let stages =
+            stage::build(modules, &ranges, &own, builder).map_err(Error::during("building the model"))?;
+        let specs = shapes::find(&*comm, table, &stages, example, &device)?;
+        let ties = tied::tie(&*comm, &config.tied, &all_vars(&stages))?;
+        let links = Links::new(comm.clone(), table, specs.clone(), &device)?;
+        let last_places = last_places(&table.actions[comm.rank()]);
+        Ok(Self {
+            comm,
+            stages,
+            specs,
+            ties,
+            links: Some(links),
+            loss: Box::new(loss),
+            before_forward: None,
+            data_parallel: config.data_parallel.clone(),
+            last_places,
+            rows: example.dims().first().copied().unwrap_or(1),
+            failed: None,
+            schedule,
+        })
+    }
+
+    /// Calls `hook` before each forward pass of a stage: to seed dropout, for one, so that it does not depend on the schedule.
+    pub fn before_forward(&mut self, hook: impl Fn(Action) + Send + 'static) {
+        self.before_forward = Some(Box::new(hook));
+    }
+
+    /// One step: forward and backward of all micro-batches. The first stage's rank needs the batch, the last one's the target.
+    ///
+    /// # Shapes
+    /// As many micro-batches as the schedule has, one after the other along the first dimension, each as large as the example.
+    ///
+    /// # Errors
+    /// A batch of another size; [`Error::ShapeChanged`]; what a stage fails with; a rank that failed.
+    pub fn step(&mut self, input: Option<&Tensor>, target: Option<&Tensor>) -> Result<Step> {
+        if let Some(first) = &self.failed {
+            return Err(first.clone());
+        }
+        let step = self.try_step(input, target);
+        if let Err(error) = &step {
+            self.failed = Some(error.clone());
+            // The others learn it from the connections.
+            self.links = None;
+        }
+        step
+    }
+
+    fn try_step(&mut self, input: Option<&Tensor>, target: Option<&Tensor>) -> Result<Step> {
+        let table = self.schedule.table();
+        let has = |number: usize| self.stages.iter().any(|stage| stage.number == number);
+        let parts = |is: bool, what, place, given: Option<&Tensor>| match given {
+            _ if !is => Ok(Vec::new()),
+            Some(batch) => cut(what, batch, table.micro_batches, self.rows),
+            None => Err(Error::NotGiven { rank: self.comm.rank(), place, what }),
+        };
+        let inputs = parts(has(0), "input", "first", input)?;
+        let targets = parts(has(table.stages() - 1), "target", "last", target)?;
+        let Some(links) = &mut self.links else {
+            return Err(Error::BadTable { reason: "the pipeline is closed".into() });
+        };
+        let vars = self.stages.iter().flat_map(|stage| stage.vars.iter().map(|(_, var)| var.clone()));
+        let mut run = Run {
+            table,
+            specs: &self.specs,
+            stages: &self.stages,
+            links,
+            inputs,
+            targets,
+            loss: &*self.loss,
+            before_forward: self.before_forward.as_ref().map(|hook| &**hook as &dyn Fn(Action)),
+            gradients: Gradients::new(vars),
+            average: Average::new(self.data_parallel.as_deref(), &self.last_places),
+            state: State::default(),
+        };
+        run.run(&table.actions[self.comm.rank()])?;
+        run.average.wait()?;
+        let (mut gradients, state) = (run.gradients, run.state);
+        tied::add(&self.ties, &mut gradients)?;
+        let State { losses, spans, most_alive, .. } = state;
+        let loss = mean(&losses).map_err(Error::during("the loss"))?;
+        let grads = gradients.finish().map_err(Error::during("the gradients"))?;
+        Ok(Step { loss, grads, spans, most_alive })
+    }
+
+    /// The variables of this rank's stages, for an optimizer.
+    pub fn vars(&self) -> Vec<Var> {
+        self.named_vars().into_iter().map(|(_, var)| var).collect()
+    }
+
+    /// The variables with their names: by stage, then by name.
+    pub fn named_vars(&self) -> Vec<(String, Var)> {
+        all_vars(&self.stages)
+    }
+
+    /// The schedule.
+    pub fn schedule(&self) -> &Schedule {
+        &self.schedule
+    }
+
+    /// Brings together what all ranks computed when in a step, on every rank. Every rank must call it; their clocks begin with the
+    /// step, so let a [`Communicator::barrier`] precede it.
+    ///
+    /// # Errors
+    /// A rank that failed.
+    pub fn measured(&self, spans: &[Span]) -> Result<Plan> {
+        Ok(Plan { ranks: comm::all_gather_object(&*self.comm, &spans.to_vec())? })
+    }
+}
+
+impl fmt::Debug for Pipeline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stages: Vec<usize> = self.stages.iter().map(|stage| stage.number).collect();
+        write!(f, "Pipeline(rank {} of {}, stages {stages:?})", self.comm.rank(), self.comm.world_size())
+    }
+}
+
+fn all_vars(stages: &[Stage]) -> Vec<(String, Var)> {
+    stages.iter().flat_map(|stage| stage.vars.iter().cloned()).collect()
+}
+
+/// What each module costs, the same on every rank; nothing where nobody asks.
+fn costs(comm: &dyn Communicator, modules: &Modules, split: &Split, example: &Tensor) -> Result<Vec<f64>> {
+    let (device, during) = (example.device(), || Error::during("measuring modules"));
+    let dtype = if example.dtype().is_float() { example.dtype() } else { DType::F32 };
+    match split {
+        Split::At(_) => Ok(Vec::new()),
+        Split::Balanced(Cost::Parameters) => {
+            let counts = modules.parameters(dtype, device).map_err(during())?;
+            Ok(counts.into_iter().map(|count| count as f64).collect())
+        }
+        Split::Balanced(Cost::ForwardTime) => {
+            let mut seconds = Vec::new();
+            if comm.rank() == 0 {
+                seconds = modules.forward_seconds(example, dtype, device, 5).map_err(during())?;
+            }
+            Ok(broadcast_object(comm, &seconds, 0)?)
+        }
+    }
+}
+
+/// A batch in equal parts.
+fn cut(what: &'static str, batch: &Tensor, micro_batches: usize, expected: usize) -> Result<Vec<Tensor>> {
+    let rows = batch.dims().first().copied().unwrap_or(0);
+    if rows != micro_batches * expected {
+        return Err(Error::BatchSize { what, rows, micro_batches, expected });
+    }
+    let part = |index: usize| batch.narrow(0, index * expected, expected)?.contiguous();
+    (0..micro_batches).map(part).collect::<candle_core::Result<_>>().map_err(Error::during("cutting a batch"))
+}
+
+/// None where this rank has no losses.
+fn mean(losses: &[Tensor]) -> candle_core::Result<Option<f32>> {
+    if losses.is_empty() {
+        return Ok(None);
+    }
+    let number = |loss: &Tensor| loss.to_dtype(DType::F32)?.flatten_all()?.get(0)?.to_scalar::<f32>();
+    let numbers: Vec<f32> = losses.iter().map(number).collect::<candle_core::Result<_>>()?;
+    Ok(Some(numbers.iter().sum::<f32>() / numbers.len() as f32))
+}

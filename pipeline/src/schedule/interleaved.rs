@@ -1,0 +1,48 @@
+//! Interleaved 1F1B: several stages a rank, so that the pipeline fills sooner.
+
+use super::{Action, one_f_one_b};
+
+/// 1F1B over the stages of a rank in turn: P micro-batches through one stage, then through the rank's next one.
+///
+/// # Cost
+/// With v stages a rank the bubble is (P-1)/(vM+P-1) of the time where M is a multiple of P; v times as many messages as
+/// 1F1B. At most (v-1)P + 2(P-1-rank) + 1 stages' activations are alive.
+///
+/// # Source
+/// Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (2021), section 2.2.
+/// Other numbers of micro-batches follow the table of the next multiple of P, with what is too much left out.
+pub(super) fn actions(
+    rank: usize,
+    ranks: usize,
+    stages_per_rank: usize,
+    micro_batches: usize,
+) -> Vec<Action> {
+    if stages_per_rank == 1 {
+        return one_f_one_b::actions(rank, ranks, micro_batches);
+    }
+    let rounds = micro_batches.div_ceil(ranks);
+    let total = rounds * ranks * stages_per_rank;
+    // The k-th pass of a rank, in forward order: stage and micro-batch.
+    let place = |k: usize| {
+        let (round, rest) = (k / (ranks * stages_per_rank), k % (ranks * stages_per_rank));
+        (rest / ranks, round * ranks + rest % ranks)
+    };
+    let forward = |k: usize| {
+        let (chunk, m) = place(k);
+        Action::forward(chunk * ranks + rank, m)
+    };
+    let backward = |k: usize| {
+        let (chunk, m) = place(k);
+        Action::backward((stages_per_rank - 1 - chunk) * ranks + rank, m)
+    };
+    let ahead = ((stages_per_rank - 1) * ranks + 2 * (ranks - 1 - rank) + 1).min(total);
+    let mut actions: Vec<_> = (0..ahead).map(forward).collect();
+    for k in 0..total {
+        actions.push(backward(k));
+        if k + ahead < total {
+            actions.push(forward(k + ahead));
+        }
+    }
+    actions.retain(|action| action.micro_batch < micro_batches);
+    actions
+}

@@ -1,0 +1,11 @@
+//! One micro-batch at a time: all ranks but one stand still.
+
+use super::Action;
+
+/// Forward and backward of each micro-batch before the next one.
+///
+/// # Cost
+/// P - 1 of P ranks are idle at any time, whatever the number of micro-batches. One micro-batch is alive.
+pub(super) fn actions(rank: usize, micro_batches: usize) -> Vec<Action> {
+    (0..micro_batches).flat_map(|m| [Action::forward(rank, m), Action::backward(rank, m)]).collect()
+}

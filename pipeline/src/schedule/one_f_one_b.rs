@@ -1,0 +1,23 @@
+//! 1F1B: as soon as a micro-batch can go backward, it does.
+
+use super::Action;
+
+/// Enough forward passes to keep the ranks behind busy, then one backward and one forward in turn.
+///
+/// # Cost
+/// The bubble is GPipe's, (P-1)/(M+P-1) of the time; at most P - rank micro-batches are alive, however many there are.
+///
+/// # Source
+/// Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training" (2019), section 3.2, with a flush after
+/// each batch.
+pub(super) fn actions(rank: usize, ranks: usize, micro_batches: usize) -> Vec<Action> {
+    let ahead = (ranks - rank).min(micro_batches);
+    let mut actions: Vec<_> = (0..ahead).map(|m| Action::forward(rank, m)).collect();
+    for m in 0..micro_batches {
+        actions.push(Action::backward(rank, m));
+        if m + ahead < micro_batches {
+            actions.push(Action::forward(rank, m + ahead));
+        }
+    }
+    actions
+}

@@ -1,0 +1,81 @@
+//! ZB-V: two stages a rank, laid out as a V, and no bubble.
+
+use super::Action;
+
+/// One of a rank's two stages.
+struct Leg {
+    stage: usize,
+    forward: usize,
+    input: usize,
+    weight: usize,
+}
+
+impl Leg {
+    fn new(stage: usize) -> Self {
+        Self { stage, forward: 0, input: 0, weight: 0 }
+    }
+
+    fn forward(&mut self) -> Action {
+        self.forward += 1;
+        Action::forward(self.stage, self.forward - 1)
+    }
+
+    fn input(&mut self) -> Action {
+        self.input += 1;
+        Action::input(self.stage, self.input - 1)
+    }
+
+    fn weight(&mut self) -> Action {
+        self.weight += 1;
+        Action::weight(self.stage, self.weight - 1)
+    }
+
+    /// Both parts of backward, one after the other.
+    fn backward(&mut self) -> [Action; 2] {
+        [self.input(), self.weight()]
+    }
+}
+
+/// Rank r has stages r and 2P-1-r, so that a micro-batch comes back to where it began and the first rank computes the loss.
+///
+/// # Cost
+/// Where forward and both parts of backward take equally long, and there are at least 2P-1 micro-batches, no rank is idle between
+/// its first action and its last. At most 2P stages' activations are alive, as many as 1F1B has in P stages twice as large.
+///
+/// # Source
+/// Qi et al., "Pipeline Parallelism with Controllable Memory" (2024), section 3.2. Fewer micro-batches follow the table of 2P-1,
+/// with what is too much left out.
+pub(super) fn actions(rank: usize, ranks: usize, micro_batches: usize) -> Vec<Action> {
+    let planned = micro_batches.max(2 * ranks - 1);
+    let (mut down, mut up) = (Leg::new(rank), Leg::new(2 * ranks - 1 - rank));
+    let mut actions = Vec::with_capacity(6 * planned);
+    // The V fills.
+    actions.extend((0..2 * (ranks - rank) - 1).map(|_| down.forward()));
+    for _ in 0..rank {
+        actions.extend([up.forward(), down.forward()]);
+    }
+    for _ in 0..ranks - rank {
+        actions.push(up.forward());
+        actions.extend(up.backward());
+    }
+    // All of it is busy.
+    while up.forward < planned {
+        if down.forward < planned {
+            actions.push(down.forward());
+        }
+        actions.extend(down.backward());
+        actions.push(up.forward());
+        actions.extend(up.backward());
+    }
+    // It empties; what others wait for comes first.
+    for _ in 0..rank {
+        actions.extend([down.input(), up.input()]);
+    }
+    for _ in 0..ranks - rank {
+        actions.extend([down.input(), down.weight()]);
+    }
+    actions.extend((up.weight..planned).map(|m| Action::weight(up.stage, m)));
+    actions.extend((down.weight..planned).map(|m| Action::weight(down.stage, m)));
+    actions.retain(|action| action.micro_batch < micro_batches);
+    actions
+}

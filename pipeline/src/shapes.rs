@@ -1,0 +1,48 @@
+//! The dry run: what goes from stage to stage.
+
+use candle_core::{Device, Tensor};
+use comm::{Communicator, broadcast_object};
+
+use crate::links::Spec;
+use crate::stage::Stage;
+use crate::{Error, Result, Table};
+
+/// Runs each stage once on zeros, in their order, and tells every rank what each gives.
+pub(crate) fn find(
+    comm: &dyn Communicator,
+    table: &Table,
+    stages: &[Stage],
+    example: &Tensor,
+    device: &Device,
+) -> Result<Vec<Spec>> {
+    let (mut specs, mut input) = (Vec::with_capacity(table.stages()), Spec::of(example));
+    for (number, &owner) in table.owners.iter().enumerate() {
+        let own = stages.iter().find(|stage| stage.number == number);
+        let found = own.map_or(Ok(input.clone()), |stage| try_one(stage, &input, device));
+        let last = number + 1 == table.stages();
+        let reason = match broadcast_object(comm, &found, owner)? {
+            Ok(spec) if last || matches!(spec.dtype.as_str(), "f32" | "f64" | "f16" | "bf16") => {
+                specs.push(spec.clone());
+                input = spec;
+                continue;
+            }
+            Ok(spec) => format!("it gives {spec}, and gradients flow through floating-point numbers only"),
+            Err(reason) => reason,
+        };
+        let (stage, rank, input) = (number, owner, input.to_string());
+        return Err(Error::DryRun { stage, rank, input, reason });
+    }
+    Ok(specs)
+}
+
+fn try_one(stage: &Stage, input: &Spec, device: &Device) -> std::result::Result<Spec, String> {
+    let run = || {
+        let output = stage.forward(&input.zeros(device)?.as_detached_tensor(), false);
+        output.map(|output| Spec::of(&output)).map_err(Error::during("forward"))
+    };
+    run().map_err(|error| match error {
+        // One line, without candle's backtrace.
+        Error::Tensor { source, .. } => source.to_string().lines().next().unwrap_or_default().to_string(),
+        other => other.to_string(),
+    })
+}

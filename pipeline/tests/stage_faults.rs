@@ -1,0 +1,194 @@
+//! What goes wrong ends on every rank, soon, with an error that says what it was.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use candle_core::{DType, Device, Tensor};
+use candle_nn::func;
+use comm::{Local, LocalConfig};
+use pipeline::{Error, Modules, Pipeline, PipelineConfig, Result, ScheduleKind, Split};
+
+use common::{Comm, ROWS, WIDTH, batch, in_stages, loss, modules, weights};
+
+/// What each rank ends with; none for one that panicked.
+fn on_ranks<T: Send>(ranks: usize, body: impl Fn(Comm) -> Result<T> + Sync) -> Vec<Option<Result<T>>> {
+    let group = Local::group(ranks, &LocalConfig::default()).unwrap();
+    let body = &body;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            group.into_iter().map(|comm| scope.spawn(move || body(Arc::new(comm)))).collect();
+        threads.into_iter().map(|thread| thread.join().ok()).collect()
+    })
+}
+
+fn make(comm: Comm, modules: &Modules, config: &PipelineConfig) -> Result<Pipeline> {
+    let example = Tensor::zeros((ROWS, WIDTH), DType::F64, &Device::Cpu).unwrap();
+    Pipeline::new(comm, modules, &weights(), &example, loss, config)
+}
+
+fn lines<T: std::fmt::Debug>(results: Vec<Option<Result<T>>>) -> Vec<String> {
+    results.into_iter().map(|result| result.unwrap().unwrap_err().to_string()).collect()
+}
+
+#[test]
+fn what_cannot_be_made_is_the_same_error_everywhere() {
+    let base = PipelineConfig { micro_batches: 2, ..PipelineConfig::default() };
+    let split = |name: &str| PipelineConfig { split: Split::at([name]), ..base.clone() };
+    let few =
+        PipelineConfig { stages_per_rank: Some(5), schedule: ScheduleKind::Interleaved, ..base.clone() };
+    let tied = PipelineConfig { tied: vec![("blocks.0.fc.weight".into(), "x".into())], ..base.clone() };
+    for (config, part) in [
+        (
+            split("layers.1"),
+            "no module layers.1 to be cut at; it has blocks.0.fc, blocks.0.act, blocks.0.plain",
+        ),
+        (split("blocks.0.fc"), "nothing is before it"),
+        (few, "10 stages cannot be made of 8 modules"),
+        (PipelineConfig { micro_batches: 0, ..base.clone() }, "micro-batches of a schedule: got 0"),
+        (
+            PipelineConfig { stages_per_rank: Some(2), ..base.clone() },
+            "stages per rank of 1f1b: got 2; it has 1",
+        ),
+        (tied, "no stage has a variable x"),
+    ] {
+        for line in lines(on_ranks(2, |comm| make(comm, &modules(2), &config))) {
+            assert!(line.contains(part), "{line}");
+        }
+    }
+}
+
+#[test]
+fn a_stage_that_does_not_fit_is_named_by_all() {
+    let unfit = || {
+        let linear = |vb| training::linear(WIDTH + 1, WIDTH, vb);
+        Modules::new().module("a", |_| Ok(func(Tensor::tanh))).module("b", linear)
+    };
+    for line in lines(on_ranks(2, |comm| make(comm, &unfit(), &PipelineConfig::default()))) {
+        assert!(
+            line.contains("stage 1 on rank 1 fails on an input of f64 [2, 6]: linear: input must be"),
+            "{line}"
+        );
+    }
+    let whole = || {
+        let rounded = |x: &Tensor| x.to_dtype(DType::U32);
+        Modules::new().module("a", move |_| Ok(func(rounded))).module("b", |_| Ok(func(Tensor::tanh)))
+    };
+    for line in lines(on_ranks(2, |comm| make(comm, &whole(), &PipelineConfig::default()))) {
+        assert!(line.contains("floating-point"), "{line}");
+    }
+}
+
+#[test]
+fn batches_that_do_not_fit() {
+    let config = PipelineConfig { micro_batches: 4, ..PipelineConfig::default() };
+    let results = on_ranks(2, |comm| {
+        let rank = comm.rank();
+        let mut pipeline = make(comm, &modules(1), &config)?;
+        let (x, y) = batch(0, 7).unwrap();
+        let error = pipeline.step(Some(&x), Some(&y)).unwrap_err();
+        let what = if rank == 0 { "input" } else { "target" };
+        let expected = format!("the {what} has 7 rows, which are no 4 micro-batches of 2 rows each");
+        assert!(error.to_string().contains(&expected), "{error}");
+        // It stays so.
+        assert_eq!(pipeline.step(Some(&x), Some(&y)).unwrap_err().to_string(), error.to_string());
+        Ok(())
+    });
+    assert!(results.into_iter().all(|result| result.unwrap().is_ok()));
+    let results = on_ranks(2, |comm| make(comm, &modules(1), &config)?.step(None, None).map(|_| ()));
+    let expected =
+        ["rank 0 has the first stage and needs the input", "rank 1 has the last stage and needs the target"];
+    for (line, expected) in lines(results).iter().zip(expected) {
+        assert!(line.contains(expected), "{line}");
+    }
+}
+
+/// The third rank's module gives other shapes at its third forward pass.
+fn changing() -> Modules {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let moody = move |x: &Tensor| match calls.fetch_add(1, Ordering::Relaxed) {
+        // The first is the dry run.
+        3 => x.narrow(1, 0, 2),
+        _ => Ok(x.clone()),
+    };
+    let moody = Arc::new(moody);
+    (0..4).fold(Modules::new(), |modules, stage| {
+        let moody = moody.clone();
+        modules.module(&format!("m{stage}"), move |vb| {
+            let (linear, moody) = (training::linear(WIDTH, WIDTH, vb)?, moody.clone());
+            Ok(func(move |x| {
+                let y = candle_nn::Module::forward(&linear, x)?;
+                if stage == 2 { moody(&y) } else { Ok(y) }
+            }))
+        })
+    })
+}
+
+#[test]
+fn a_stage_that_changes_its_shape_ends_all_ranks() {
+    for schedule in [ScheduleKind::GPipe, ScheduleKind::OneFOneB, ScheduleKind::ZbH1] {
+        let config = PipelineConfig { schedule, micro_batches: 6, ..PipelineConfig::default() };
+        let began = Instant::now();
+        let results = on_ranks(4, |comm| {
+            let mut pipeline = make(comm, &changing(), &config)?;
+            let (x, y) = batch(0, 12).unwrap();
+            (0..3).try_for_each(|_| pipeline.step(Some(&x), Some(&y)).map(|_| ()))
+        });
+        for (rank, result) in results.into_iter().enumerate() {
+            let error = result.unwrap().unwrap_err();
+            match rank {
+                2 => assert!(
+                    matches!(&error, Error::ShapeChanged { stage: 2, micro_batch: 2, .. }),
+                    "{schedule}: {error}"
+                ),
+                _ => assert!(error.is_peer_failure(), "{schedule}, rank {rank}: {error}"),
+            }
+        }
+        assert!(began.elapsed() < Duration::from_secs(30), "{schedule} hung");
+    }
+}
+
+#[test]
+fn a_rank_that_dies_is_named_by_all() {
+    for schedule in ScheduleKind::ALL {
+        for victim in 0..4 {
+            let config = PipelineConfig { schedule, micro_batches: 8, ..PipelineConfig::default() };
+            let began = Instant::now();
+            let results = on_ranks(4, |comm| {
+                let rank = comm.rank();
+                let mut pipeline = make(comm, &modules(3), &config)?;
+                let count = AtomicUsize::new(0);
+                pipeline.before_forward(move |_| {
+                    assert!(rank != victim || count.fetch_add(1, Ordering::Relaxed) < 11, "dies");
+                });
+                let (x, y) = batch(0, 16).unwrap();
+                (0..3).try_for_each(|_| pipeline.step(Some(&x), Some(&y)).map(|_| ()))
+            });
+            for (rank, result) in results.into_iter().enumerate() {
+                match result {
+                    None => assert_eq!(rank, victim),
+                    Some(result) => {
+                        let line = result.unwrap_err().to_string();
+                        assert!(
+                            line.contains(&format!("rank {victim} (")),
+                            "{schedule}, rank {rank}: {line}"
+                        );
+                        assert!(line.contains("died"), "{schedule}, rank {rank}: {line}");
+                    }
+                }
+            }
+            assert!(began.elapsed() < Duration::from_secs(30), "{schedule} hung");
+        }
+    }
+}
+
+#[test]
+fn all_is_well_with_nothing_wrong() {
+    let config = PipelineConfig { micro_batches: 2, ..PipelineConfig::default() };
+    assert!(
+        on_ranks(3, |comm| in_stages(comm, 2, &config)).into_iter().all(|result| result.unwrap().is_ok())
+    );
+}

@@ -1,0 +1,121 @@
+//! Stages together with data parallelism, and parameters that two stages share.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use candle_core::{DType, Device, Tensor, Var};
+use candle_nn::{Module, Optimizer, VarMap, func};
+use comm::{Local, Mesh};
+use pipeline::{Modules, Pipeline, PipelineConfig, ScheduleKind};
+
+use common::{
+    ROWS, STEPS, Trained, WIDTH, alone, assert_equal, batch, loss, modules, optimizer, values, weights,
+};
+
+/// 2 stages and 3 copies of each, or the other way round, on one batch: as one process.
+#[test]
+fn gradients_are_averaged_over_copies() {
+    let (blocks, micro_batches) = (2, 4);
+    for schedule in [ScheduleKind::GPipe, ScheduleKind::OneFOneB, ScheduleKind::LoopedBfs, ScheduleKind::ZbV]
+    {
+        for (pp, dp) in [(2, 3), (3, 2), (1, 2)] {
+            let rows = ROWS * micro_batches;
+            let (expected, expected_losses) = alone(blocks, rows * dp);
+            let results = Local::run_shared(pp * dp, |comm| {
+                let mesh = Mesh::new(comm, &[("pp", pp), ("dp", dp)])?;
+                let copies = mesh.axis("dp")?.clone();
+                let copy = copies.rank();
+                let config = PipelineConfig {
+                    schedule,
+                    micro_batches,
+                    data_parallel: Some(copies),
+                    ..PipelineConfig::default()
+                };
+                let example = Tensor::zeros((ROWS, WIDTH), DType::F64, &Device::Cpu)?;
+                let stages = mesh.axis("pp")?.clone();
+                let mut pipeline =
+                    Pipeline::new(stages, &modules(blocks), &weights(), &example, loss, &config)?;
+                let mut optimizer = optimizer(pipeline.vars());
+                let mut losses = Vec::new();
+                for step in 0..STEPS {
+                    let (x, y) = batch(step, rows * dp)?;
+                    let own = |all: &Tensor| all.narrow(0, copy * rows, rows);
+                    let step = pipeline.step(Some(&own(&x)?), Some(&own(&y)?))?;
+                    optimizer.step(&step.grads)?;
+                    losses.extend(step.loss);
+                }
+                Ok((copy, values(&pipeline.named_vars()), losses))
+            })
+            .unwrap();
+            for copy in 0..dp {
+                let own = || results.iter().filter(|result| result.0 == copy);
+                let mut got: Trained = own().flat_map(|(_, trained, _)| trained.clone()).collect();
+                got.sort_by(|a, b| a.0.cmp(&b.0));
+                assert_equal(&got, &expected, &format!("{schedule}, {pp} stages, copy {copy} of {dp}"));
+            }
+            let losses: Vec<&Vec<f32>> =
+                results.iter().map(|(_, _, losses)| losses).filter(|losses| !losses.is_empty()).collect();
+            assert_eq!(losses.len(), dp);
+            for (step, expected) in expected_losses.iter().enumerate() {
+                let mean = losses.iter().map(|losses| losses[step]).sum::<f32>() / dp as f32;
+                assert!((mean - expected).abs() < 1e-5 * expected.abs());
+            }
+        }
+    }
+}
+
+fn product(weight: Tensor) -> impl candle_nn::ModuleT + Send {
+    func(move |x| x.matmul(&weight.t()?))
+}
+
+/// The first and the last module have one weight.
+fn tied_modules() -> Modules {
+    let weight = |vb: candle_nn::VarBuilder<'static>| Ok(product(vb.get((WIDTH, WIDTH), "weight")?));
+    Modules::new()
+        .module("first", weight)
+        .module("middle", |vb| training::linear(WIDTH, WIDTH, vb))
+        .module("last", weight)
+}
+
+#[test]
+fn tied_parameters_are_one() {
+    let micro_batches = 3;
+    let rows = ROWS * micro_batches;
+    let (map, builder) = (VarMap::new(), weights());
+    let root = builder(&map);
+    let weight = root.get((WIDTH, WIDTH), "first.weight").unwrap();
+    let middle = training::linear(WIDTH, WIDTH, root.pp("middle")).unwrap();
+    let vars: Vec<(String, Var)> =
+        map.data().lock().unwrap().iter().map(|(name, var)| (name.clone(), var.clone())).collect();
+    let mut sgd = optimizer(vars.iter().map(|(_, var)| var.clone()).collect());
+    for step in 0..STEPS {
+        let (x, y) = batch(step, rows).unwrap();
+        let output = middle.forward(&x.matmul(&weight.t().unwrap()).unwrap()).unwrap();
+        let output = output.matmul(&weight.t().unwrap()).unwrap();
+        sgd.step(&loss(&output, &y).unwrap().backward().unwrap()).unwrap();
+    }
+    let mut expected = values(&vars);
+    let shared = expected.iter().find(|(name, _)| name == "first.weight").unwrap().1.clone();
+    expected.push(("last.weight".into(), shared));
+    expected.sort_by(|a, b| a.0.cmp(&b.0));
+    for ranks in 1..=3 {
+        let results = Local::run_shared(ranks, |comm| {
+            let tied = vec![("first.weight".to_string(), "last.weight".to_string())];
+            let config = PipelineConfig { micro_batches, tied, ..PipelineConfig::default() };
+            let example = Tensor::zeros((ROWS, WIDTH), DType::F64, &Device::Cpu)?;
+            let mut pipeline = Pipeline::new(comm, &tied_modules(), &weights(), &example, loss, &config)?;
+            let mut sgd = optimizer(pipeline.vars());
+            for step in 0..STEPS {
+                let (x, y) = batch(step, rows)?;
+                sgd.step(&pipeline.step(Some(&x), Some(&y))?.grads)?;
+            }
+            Ok(values(&pipeline.named_vars()))
+        })
+        .unwrap();
+        let mut got: Trained = results.into_iter().flatten().collect();
+        got.sort_by(|a, b| a.0.cmp(&b.0));
+        let of = |name: &str| &got.iter().find(|(known, _)| known == name).unwrap().1;
+        assert_eq!(of("first.weight"), of("last.weight"), "to the bit");
+        assert_equal(&got, &expected, &format!("{ranks} ranks"));
+    }
+}
