@@ -134,6 +134,7 @@ fn the_report_of_each_command_shows_its_plots() {
         ("ddp-linear", &["--epochs", "1"][..]),
         ("ddp-trainer", &["--epochs", "1"]),
         ("ddp-transformer", &["--epochs", "5"]),
+        ("pipeline-transformer", &["--epochs", "5"]),
         ("ddp-mlp", &[]),
         ("cifar10", &["--samples", "40", "--test-samples", "9"]),
     ] {

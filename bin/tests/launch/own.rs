@@ -24,6 +24,7 @@ fn so_it_is_with_each_experiment() {
     for (command, what) in [
         ("ddp-trainer", &["--epochs", "3"][..]),
         ("ddp-transformer", &["--epochs", "2"]),
+        ("pipeline-transformer", &["--epochs", "2"]),
         ("ddp-mlp", &["--validation-samples", "77"]),
         ("cifar10", &["--samples", "40", "--test-samples", "21", "--print-every", "2"]),
     ] {

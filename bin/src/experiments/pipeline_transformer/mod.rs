@@ -28,6 +28,7 @@ use crate::options::CommonOptions;
 use crate::python::{Float, IntTensor};
 use crate::rank::{Outcome, Rank};
 use crate::report::{Report, RunSeries, Timeline};
+use crate::result_line;
 use crate::run_log::{LogConfig, RunLog};
 use crate::tokens::{self, Batch, Row};
 use crate::trainer::StepRandom;
@@ -142,8 +143,9 @@ impl Experiment for PipelineTransformerOptions {
             (true, Some(batch)) => compare::measure(&stages, &config, batch, &made)?,
             _ => Vec::new(),
         };
-        let all = all_gather_object(&*world, &reports.then_some(series))?;
-        let series = all.into_iter().flatten().next().unwrap_or_default();
+        // Not as JSON, which has no infinite losses.
+        let lines = all_gather_object(&*world, &result_line::write(&series)?)?;
+        let series = result_line::read(&lines[self.reporter(world_size)])?;
         Ok(Trained { series, uses, measured })
     }
 
