@@ -61,8 +61,8 @@ mod tests {
         };
         let other = Figures { weights: 1_000_000, sent: 0.0, step_s: 0.002, ..own };
         let lines = lines((1, 2), &own, &other);
-        assert_eq!(lines[3], "weights                 0.500 MB      1.000 MB    0.500");
-        assert_eq!(lines[7], "sent in a step          0.001 MB      0.000 MB        -");
-        assert_eq!(lines[8], "time of a step           1.00 ms       2.00 ms    0.500");
+        assert_eq!(lines[3], "weights                   0.500 MB      1.000 MB    0.500");
+        assert_eq!(lines[7], "sent in a step            0.001 MB      0.000 MB        -");
+        assert_eq!(lines[8], "time of a step             1.00 ms       2.00 ms    0.500");
     }
 }
