@@ -6,6 +6,7 @@ use training::Visible;
 
 use crate::error::{Error, Result};
 use crate::options::{CommonOptions, count, learning_rate, probability};
+use crate::tokens::check_length;
 
 use super::super::mesh::MeshOptions;
 
@@ -90,7 +91,7 @@ impl TensorParallelTransformerOptions {
         if self.common.data.is_some() {
             return Ok(());
         }
-        if let Err(help) = self.check_length(self.length) {
+        if let Err(help) = check_length(self.length, self.max_len) {
             return refuse("--length", self.length, help);
         }
         if self.mesh.sequence_parallel && !(self.length - 1).is_multiple_of(tp) {
@@ -101,17 +102,5 @@ impl TensorParallelTransformerOptions {
             return refuse("--length", self.length, help);
         }
         Ok(())
-    }
-
-    /// What is wrong with rows of this length.
-    pub(super) fn check_length(&self, length: usize) -> std::result::Result<(), String> {
-        match length {
-            0 | 1 => Err("the next token is predicted from those before it: a row needs 2 or more".into()),
-            _ if length - 1 > self.max_len => {
-                let most = self.max_len.saturating_add(1);
-                Err(format!("the model takes rows of up to {most} tokens with --max-len {}", self.max_len))
-            }
-            _ => Ok(()),
-        }
     }
 }
