@@ -14,10 +14,13 @@ use crate::experiments::ddp_linear::DdpLinearOptions;
 use crate::experiments::ddp_mlp::DdpMlpOptions;
 use crate::experiments::ddp_trainer::DdpTrainerOptions;
 use crate::experiments::ddp_transformer::DdpTransformerOptions;
+use crate::experiments::fsdp_mlp::FsdpMlpOptions;
 use crate::experiments::pipeline_transformer::PipelineTransformerOptions;
 use crate::experiments::process_groups::{self, ProcessGroupsOptions};
 use crate::experiments::sampler::SamplerOptions;
+use crate::experiments::tensor_parallel::{self, TensorParallelMlpOptions, TensorParallelTransformerOptions};
 use crate::launch::{self, LaunchOptions};
+use crate::plan::{self, PlanOptions};
 
 // The feature that it is named for in Cargo.toml gives candle's matrix products AVX-512.
 use gemm as _;
@@ -40,8 +43,14 @@ enum Command {
     DdpTransformer(DdpTransformerOptions),
     /// A small classifier on data-parallel ranks, validated over all of them
     DdpMlp(DdpMlpOptions),
+    /// A model of which each rank keeps a part, gathered layer by layer
+    FsdpMlp(FsdpMlpOptions),
     /// A convolutional net that tells pictures apart: trained, saved, tested
     Cifar10(Cifar10Options),
+    /// Two layers with a GELU between them, each divided over the ranks
+    TensorParallelMlp(TensorParallelMlpOptions),
+    /// A language model whose attention heads, feed-forward layers and vocabulary are divided over the ranks
+    TensorParallelTransformer(TensorParallelTransformerOptions),
     /// A Transformer cut into stages, micro-batches flowing through
     PipelineTransformer(PipelineTransformerOptions),
     /// Which rank gets which samples, with a plain and with a distributed sampler
@@ -52,6 +61,8 @@ enum Command {
     Launch(LaunchOptions),
     /// How long collectives take, by size
     CommBench(CommBenchOptions),
+    /// Which way to spread a model over ranks fits, what it costs, and which to take
+    Plan(PlanOptions),
 }
 
 impl Command {
@@ -61,12 +72,16 @@ impl Command {
             Command::DdpTrainer(options) => experiment::run(options),
             Command::DdpTransformer(options) => experiment::run(options),
             Command::DdpMlp(options) => experiment::run(options),
+            Command::FsdpMlp(options) => experiment::run(options),
             Command::Cifar10(options) => experiment::run(options),
+            Command::TensorParallelMlp(options) => tensor_parallel::run(options),
+            Command::TensorParallelTransformer(options) => tensor_parallel::run(options),
             Command::PipelineTransformer(options) => options.run(),
             Command::Sampler(options) => options.run(),
             Command::ProcessGroups(options) => process_groups::run(options),
             Command::Launch(options) => launch::run(options),
             Command::CommBench(options) => comm_bench::run(options),
+            Command::Plan(options) => plan::run(options),
         }
     }
 }

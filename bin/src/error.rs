@@ -117,6 +117,12 @@ pub enum Error {
     /// Data parallelism.
     #[error(transparent)]
     Ddp(#[from] ddp::Error),
+    /// Sharded training.
+    #[error(transparent)]
+    Fsdp(#[from] fsdp::Error),
+    /// Tensor parallelism.
+    #[error(transparent)]
+    TensorParallel(tensor_parallel::Error),
     /// Pipeline parallelism.
     #[error(transparent)]
     Pipeline(pipeline::Error),
@@ -159,6 +165,8 @@ impl Error {
             Error::Comm(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::Pipeline(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::Ddp(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
+            Error::Fsdp(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
+            Error::TensorParallel(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             _ => 1,
         }
     }
@@ -210,6 +218,15 @@ fn told(failure: &WorkerFailure) -> String {
 impl From<comm::Error> for Error {
     fn from(error: comm::Error) -> Self {
         Error::Comm(error)
+    }
+}
+
+impl From<tensor_parallel::Error> for Error {
+    fn from(error: tensor_parallel::Error) -> Self {
+        match error {
+            tensor_parallel::Error::Comm(error) => Error::Comm(error),
+            error => Error::TensorParallel(error),
+        }
     }
 }
 

@@ -38,6 +38,17 @@ pub trait Experiment {
         RunIdentity::new(Self::NAME, world_size, self.common().settings())
     }
 
+    /// Looks whether there is a checkpoint to go on from, if that is asked for, and whether it is of this run.
+    ///
+    /// # Errors
+    /// One that is damaged, or of another run.
+    fn check_checkpoint(&self, world_size: usize) -> Result<()> {
+        match self.checkpoints() {
+            Some(checkpoints) => find(checkpoints, &self.identity(world_size)).map(drop),
+            None => Ok(()),
+        }
+    }
+
     /// The rank that prints, and writes `--metrics`.
     fn reporter(&self, _world_size: usize) -> usize {
         0
@@ -97,7 +108,7 @@ pub fn run<E: Experiment>(experiment: &E) -> Result<()> {
             if let Some(checkpoints) = experiment.checkpoints() {
                 checkpoints.check()?;
                 // Rank 0 finds the same, but here it is told in one line.
-                find(checkpoints, &experiment.identity(world_size))?;
+                experiment.check_checkpoint(world_size)?;
             }
             let mut metrics = begin_metrics(experiment)?;
             let alone = experiment.alone(setup, world_size, metrics.as_mut())?;

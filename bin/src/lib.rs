@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "what an experiment prints is its result")]
 
+mod allocator;
 mod backends;
 pub mod cli;
 pub mod comm_bench;
@@ -17,6 +18,7 @@ pub mod metrics;
 pub mod models;
 pub mod options;
 mod outputs;
+pub mod plan;
 mod progress;
 pub mod python;
 pub mod rank;

@@ -60,7 +60,7 @@ impl<T> Outcome<T> {
 /// Runs while a rank trains.
 #[derive(Debug)]
 pub struct Stopwatch {
-    comm: Arc<dyn Communicator>,
+    comms: Vec<Arc<dyn Communicator>>,
     began: Instant,
     busy_ns: u64,
 }
@@ -69,14 +69,19 @@ impl Stopwatch {
     /// Time since the start, and how much of it was spent in collectives.
     pub fn stop(self) -> Measured {
         let seconds = self.began.elapsed().as_secs_f64();
-        Measured { seconds, communication_s: (self.comm.stats().busy_ns - self.busy_ns) as f64 * 1e-9 }
+        Measured { seconds, communication_s: (busy_ns(&self.comms) - self.busy_ns) as f64 * 1e-9 }
     }
+}
+
+/// Time spent in collectives of these groups.
+fn busy_ns(comms: &[Arc<dyn Communicator>]) -> u64 {
+    comms.iter().map(|comm| comm.stats().busy_ns).sum()
 }
 
 /// What a [`Stopwatch`] showed.
 #[derive(Debug, Clone, Copy)]
 pub struct Measured {
-    seconds: f64,
+    pub(crate) seconds: f64,
     communication_s: f64,
 }
 
@@ -160,7 +165,13 @@ impl Rank {
 
     /// Begins to measure.
     pub fn stopwatch(&self) -> Stopwatch {
-        Stopwatch { comm: self.comm.clone(), busy_ns: self.comm.stats().busy_ns, began: Instant::now() }
+        self.stopwatch_over(&[])
+    }
+
+    /// Begins to measure, where collectives run in groups of some of the ranks, too.
+    pub fn stopwatch_over(&self, groups: &[Arc<dyn Communicator>]) -> Stopwatch {
+        let comms: Vec<_> = std::iter::once(&self.comm).chain(groups).cloned().collect();
+        Stopwatch { busy_ns: busy_ns(&comms), comms, began: Instant::now() }
     }
 
     /// Tells the others what was measured, on every rank; rank 0 writes it to `--metrics`. The seconds of this rank's

@@ -22,7 +22,7 @@ pub type Batch = (Tensor, Tensor);
 /// More rows than there is memory for; a file that does not fit.
 pub fn rows(options: &TransformerOptions, data: Option<&Path>) -> Result<Vec<Row>> {
     match data {
-        Some(path) => read(&TensorFile::open(path)?, options),
+        Some(path) => read(path, options.vocab_size, options.max_len),
         None => {
             let TransformerOptions { samples, length, .. } = *options;
             let mut rows = Vec::new();
@@ -39,7 +39,27 @@ pub fn rows(options: &TransformerOptions, data: Option<&Path>) -> Result<Vec<Row
     }
 }
 
-fn read(file: &TensorFile, options: &TransformerOptions) -> Result<Vec<Row>> {
+/// What is wrong with rows of this length, for a model that sees up to `max_len` tokens.
+///
+/// # Errors
+/// What to do.
+pub fn check_length(length: usize, max_len: usize) -> std::result::Result<(), String> {
+    match length {
+        0 | 1 => Err("the next token is predicted from those before it: a row needs 2 or more".into()),
+        _ if length - 1 > max_len => {
+            let most = max_len.saturating_add(1);
+            Err(format!("the model takes rows of up to {most} tokens with --max-len {max_len}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Rows from a file: i64 tokens (rows, length), below the size of the vocabulary, of a length that is allowed.
+///
+/// # Errors
+/// A file that cannot be read or does not fit.
+pub fn read(path: &Path, vocab_size: usize, max_len: usize) -> Result<Vec<Row>> {
+    let file = TensorFile::open(path)?;
     let tokens = file.tensor("tokens", &[None, None], DType::I64, &Device::Cpu)?;
     file.only(&["tokens"])?;
     let refuse = |reason: String| Err(FileError::tensor(file.path(), "tokens", reason).into());
@@ -47,17 +67,16 @@ fn read(file: &TensorFile, options: &TransformerOptions) -> Result<Vec<Row>> {
     if rows == 0 {
         return refuse("it has no rows; give at least 1".into());
     }
-    if let Err(help) = options.check_length(length) {
+    if let Err(help) = check_length(length, max_len) {
         return refuse(format!("its rows have {length} tokens; {help}"));
     }
     let mut all = Vec::with_capacity(rows);
     for (number, row) in tokens.to_vec2::<i64>()?.into_iter().enumerate() {
-        let known = |token: &i64| usize::try_from(*token).is_ok_and(|token| token < options.vocab_size);
+        let known = |token: &i64| usize::try_from(*token).is_ok_and(|token| token < vocab_size);
         if let Some(token) = row.iter().find(|token| !known(token)) {
-            let vocabulary = options.vocab_size;
             return refuse(format!(
-                "row {number} has token {token}; with --vocab-size {vocabulary} there are 0 to {}",
-                vocabulary - 1
+                "row {number} has token {token}; with --vocab-size {vocab_size} there are 0 to {}",
+                vocab_size - 1
             ));
         }
         all.push(row.into_iter().map(|token| token as u32).collect());

@@ -42,7 +42,8 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub struct TorchInit {
     generator: SharedGenerator,
-    vars: Vars,
+    /// Where variables are kept; none where nothing is.
+    vars: Option<Vars>,
     /// Fan-in of each weight drawn so far, by the prefix that its bias shares.
     fan_ins: Mutex<HashMap<String, usize>>,
 }
@@ -57,8 +58,35 @@ impl TorchInit {
         dtype: DType,
         device: &Device,
     ) -> VarBuilder<'static> {
-        let backend =
-            Self { generator: generator.clone(), vars: Vars(var_map.clone()), fan_ins: Mutex::default() };
+        Self::builder(generator, Some(Vars(var_map.clone())), dtype, device)
+    }
+
+    /// A builder that draws the same values and keeps none: each is an ordinary tensor, drawn anew whenever it is asked for.
+    /// For a model that is never whole in memory, whose builder keeps parts of them.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device};
+    /// use sampler::{Generator, SharedGenerator};
+    /// use training::TorchInit;
+    ///
+    /// let generator = SharedGenerator::from(Generator::new(42));
+    /// let builder = TorchInit::tensor_builder(&generator, DType::F32, &Device::Cpu);
+    /// let layer = candle_nn::linear(1, 1, builder)?;
+    /// assert_eq!(layer.weight().to_vec2::<f32>()?, [[0.7645385]]);
+    /// assert!(!layer.weight().is_variable());
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
+    pub fn tensor_builder(generator: &SharedGenerator, dtype: DType, device: &Device) -> VarBuilder<'static> {
+        Self::builder(generator, None, dtype, device)
+    }
+
+    fn builder(
+        generator: &SharedGenerator,
+        vars: Option<Vars>,
+        dtype: DType,
+        device: &Device,
+    ) -> VarBuilder<'static> {
+        let backend = Self { generator: generator.clone(), vars, fan_ins: Mutex::default() };
         VarBuilder::from_backend(Box::new(backend), dtype, device.clone())
     }
 
@@ -106,12 +134,13 @@ impl SimpleBackend for TorchInit {
         dtype: DType,
         device: &Device,
     ) -> candle_core::Result<Tensor> {
-        let vars = &self.vars.0;
-        if let Some(var) = lock(vars.data()).get(name) {
-            return Ok(existing(var, name, &shape, dtype)?);
+        let known = self.vars.as_ref().and_then(|vars| lock(vars.0.data()).get(name).cloned());
+        if let Some(var) = known {
+            return Ok(existing(&var, name, &shape, dtype)?);
         }
         let values = self.draw(name, &shape, init)?;
         let tensor = Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device)?;
+        let Some(Vars(vars)) = &self.vars else { return Ok(tensor) };
         let var = Var::from_tensor(&tensor)?;
         let tensor = var.as_tensor().clone();
         lock(vars.data()).insert(name.to_string(), var);
@@ -119,14 +148,14 @@ impl SimpleBackend for TorchInit {
     }
 
     fn get_unchecked(&self, name: &str, dtype: DType, _: &Device) -> candle_core::Result<Tensor> {
-        match lock(self.vars.0.data()).get(name) {
-            Some(var) => Ok(existing(var, name, var.shape(), dtype)?),
+        match self.vars.as_ref().and_then(|vars| lock(vars.0.data()).get(name).cloned()) {
+            Some(var) => Ok(existing(&var, name, var.shape(), dtype)?),
             None => Err(Error::NoVariable { name: name.to_string() }.into()),
         }
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
-        lock(self.vars.0.data()).contains_key(name)
+        self.vars.as_ref().is_some_and(|vars| lock(vars.0.data()).contains_key(name))
     }
 }
 

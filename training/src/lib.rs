@@ -2,7 +2,7 @@
 //!
 //! - [`TorchInit`] is a variable builder that gives any candle model PyTorch's initial weights, from a seed.
 //! - [`LayerNorm`], [`softmax`], [`log_softmax`] and [`cross_entropy`] are fused and have gradients.
-//! - [`Linear`] and [`attention`], of several heads, are one operation each.
+//! - [`Linear`], [`attention`], of several heads, and [`gelu`] are one operation each.
 //! - [`conv2d`] and [`max_pool2d`] have PyTorch's gradients, computed as quickly as the forward pass.
 //! - [`Dropout`] takes its masks from a seed, so that ranks differ and runs repeat.
 //! - [`Sgd`], with momentum, and [`Adam`] (AdamW as well) are [`candle_nn::Optimizer`]s whose state can be saved:
@@ -24,14 +24,14 @@ mod sgd;
 mod state;
 
 pub use adam::{Adam, AdamConfig};
-pub use checkpoint::{Checkpoint, CheckpointConfig, Checkpoints};
+pub use checkpoint::{Checkpoint, CheckpointConfig, Checkpoints, Contents, Draft, FileHash};
 pub use clip::{clip_grad_norm, grad_norm, scale_grads};
 pub use defer::{DeferredGrads, defer_weights};
 pub use dropout::Dropout;
 pub use error::{Error, Fallback, Result};
 pub use init::TorchInit;
 pub use op::{
-    LayerNorm, Linear, Visible, attention, conv2d, cross_entropy, layer_norm, linear, log_softmax,
+    LayerNorm, Linear, Visible, attention, conv2d, cross_entropy, gelu, layer_norm, linear, log_softmax,
     max_pool2d, softmax,
 };
 pub use sgd::{Sgd, SgdConfig};

@@ -1,6 +1,7 @@
 //! The models of the documents.
 
 pub mod convnet;
+pub mod large;
 pub mod linear;
 pub mod mlp;
 pub mod transformer;

@@ -10,6 +10,11 @@ pub fn peak_rss_bytes() -> Option<u64> {
     bytes(&std::fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
 }
 
+/// Lets [`peak_rss_bytes`] begin anew from what the process holds now; false where the system cannot.
+pub fn reset_peak_rss() -> bool {
+    std::fs::write("/proc/self/clear_refs", "5").is_ok()
+}
+
 /// The memory of this machine, in bytes. Known on Linux only.
 pub(crate) fn total_memory_bytes() -> Option<u64> {
     bytes(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")

@@ -14,8 +14,8 @@ mod timeline;
 use std::path::Path;
 
 pub use clock::now_rfc3339;
-pub use memory::peak_rss_bytes;
 pub(crate) use memory::total_memory_bytes;
+pub use memory::{peak_rss_bytes, reset_peak_rss};
 pub use timeline::Timeline;
 
 use serde::{Deserialize, Serialize};

@@ -23,7 +23,7 @@ pub use observer::{Epoch, Observer, Step};
 pub use options::CheckpointOptions;
 pub use random::StepRandom;
 pub use run::RunConfig;
-pub(crate) use run::find;
+pub(crate) use run::{agree, find, offer};
 
 /// Batches of a rank's part of a data set.
 pub type Loader<D, B> = DataLoader<D, B, DistributedSampler>;

@@ -62,7 +62,7 @@ impl CheckpointOptions {
     }
 
     /// The folder's checkpoints, where one is given.
-    pub(super) fn open(&self) -> Result<Option<Checkpoints>> {
+    pub(crate) fn open(&self) -> Result<Option<Checkpoints>> {
         let open = |dir: &PathBuf| {
             Checkpoints::open(CheckpointConfig { dir: dir.clone(), ..CheckpointConfig::default() })
         };
@@ -70,14 +70,14 @@ impl CheckpointOptions {
     }
 
     /// Whether to go on, and the checkpoint that was asked for: by its path, or by its name in the folder.
-    pub(super) fn wanted(&self) -> Option<Option<PathBuf>> {
+    pub(crate) fn wanted(&self) -> Option<Option<PathBuf>> {
         let resume = self.resume.as_deref()?;
         let (here, there) = (resume.to_path_buf(), self.dir().join(resume));
         let found = if !here.exists() && there.exists() { there } else { here };
         Some(Some(found).filter(|_| resume != Path::new(LATEST)))
     }
 
-    pub(super) fn dir(&self) -> &Path {
+    pub(crate) fn dir(&self) -> &Path {
         self.checkpoint_dir.as_deref().unwrap_or(Path::new("."))
     }
 }

@@ -137,7 +137,7 @@ pub(crate) fn find(options: &CheckpointOptions, run: &RunIdentity) -> Result<Opt
 }
 
 /// Refuses a checkpoint of another run.
-fn agree(own: &RunIdentity, saved: &RunIdentity, options: &CheckpointOptions) -> Result<()> {
+pub(crate) fn agree(own: &RunIdentity, saved: &RunIdentity, options: &CheckpointOptions) -> Result<()> {
     let dir = options.dir().display();
     if own.command != saved.command {
         return Err(Error::Contradiction {
@@ -152,7 +152,7 @@ fn agree(own: &RunIdentity, saved: &RunIdentity, options: &CheckpointOptions) ->
 }
 
 /// Says how the checkpoint before a damaged one is taken.
-fn offer(error: TrainingError) -> Error {
+pub(crate) fn offer(error: TrainingError) -> Error {
     match &error {
         TrainingError::DamagedCheckpoint { good: Fallback(Some(folder)), .. } => {
             let help = format!("--resume={} goes on from it", folder.display());

@@ -8,6 +8,8 @@
 //! - Where each rank goes on with its own tensor, the losses of all ranks are added: [`all_gather`] and
 //!   [`reduce_scatter`], [`all_to_all`].
 //!
+//! [`custom`] is for operations that compute and communicate in one.
+//!
 //! ```
 //! use std::sync::Arc;
 //! use candle_core::{Device, Var};
@@ -38,6 +40,7 @@ use candle_core::Tensor;
 
 use crate::{Communicator, Result};
 
+pub use op::custom;
 use op::differentiable;
 
 type Comm = Arc<dyn Communicator>;

@@ -4,7 +4,9 @@ use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CudaStorage, CustomOp1, InplaceOp1, Layout, Shape, Storage, Tensor};
+use candle_core::{
+    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, InplaceOp1, Layout, Shape, Storage, Tensor,
+};
 
 use crate::engine::lock;
 use crate::{Communicator, Error, Result};
@@ -17,35 +19,74 @@ pub(super) fn differentiable(
     comm: &Arc<dyn Communicator>,
     backward: impl Fn(&Tensor, &dyn Communicator) -> Result<Tensor> + Send + Sync + 'static,
 ) -> Result<Tensor> {
-    let backward = Box::new(backward);
-    let node = Node { name, output: Mutex::new(Some(output)), comm: comm.clone(), backward };
-    Ok(x.apply_op1(node)?)
+    let comm = comm.clone();
+    custom(name, &[x], output, move |gradient| Ok(vec![Some(backward(gradient, &*comm)?)]))
 }
 
-type Backward = dyn Fn(&Tensor, &dyn Communicator) -> Result<Tensor> + Send + Sync;
+/// `output` as if candle had computed it from `inputs`, one to three of them: what a strategy makes its own layers of, whose
+/// forward and backward passes communicate. `backward` is given the gradient of the output and gives that of each input,
+/// none where an input needs none.
+///
+/// `output` must have been computed outside of the graph (from detached tensors), and is used up: the caller keeps no copy.
+///
+/// # Cost
+/// None of its own.
+///
+/// # Errors
+/// No input or more than three; an output that is not contiguous, or on another device than the inputs.
+///
+/// ```
+/// use candle_core::{Device, Var};
+///
+/// let (a, b) = (Var::new(2f32, &Device::Cpu)?, Var::new(5f32, &Device::Cpu)?);
+/// let (a_value, b_value) = (a.as_detached_tensor(), b.as_detached_tensor());
+/// let product = (&a_value * &b_value)?;
+/// let product = comm::autograd::custom("product", &[&a, &b], product, move |gradient| {
+///     Ok(vec![Some((gradient * &b_value)?), Some((gradient * &a_value)?)])
+/// })?;
+/// assert_eq!(product.backward()?.get(&a).map(|gradient| gradient.to_scalar::<f32>()).transpose()?, Some(5.0));
+/// # Ok::<(), comm::Error>(())
+/// ```
+pub fn custom(
+    name: &'static str,
+    inputs: &[&Tensor],
+    output: Tensor,
+    backward: impl Fn(&Tensor) -> Result<Vec<Option<Tensor>>> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    let node = Custom { name, output: Mutex::new(Some(output)), backward: Box::new(backward) };
+    Ok(match inputs {
+        [a] => a.apply_op1(node)?,
+        [a, b] => a.apply_op2(b, node)?,
+        [a, b, c] => a.apply_op3(b, c, node)?,
+        _ => {
+            let got = format!("{} inputs", inputs.len());
+            return Err(Error::invalid("a custom operation", got, "give one to three"));
+        }
+    })
+}
 
-struct Node {
+type CustomBackward = dyn Fn(&Tensor) -> Result<Vec<Option<Tensor>>> + Send + Sync;
+
+struct Custom {
     name: &'static str,
     output: Mutex<Option<Tensor>>,
-    comm: Arc<dyn Communicator>,
-    backward: Box<Backward>,
+    backward: Box<CustomBackward>,
 }
 
-impl CustomOp1 for Node {
-    fn name(&self) -> &'static str {
-        self.name
+impl Custom {
+    fn output(&self) -> candle_core::Result<Tensor> {
+        let output = lock(&self.output).take();
+        Ok(output.ok_or_else(|| Error::system(self.name, "its result was taken before"))?)
     }
 
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        let output = lock(&self.output).take();
-        let output = output.ok_or_else(|| Error::system(self.name, "its result was taken before"))?;
+    fn on_cpu(&self) -> candle_core::Result<(CpuStorage, Shape)> {
+        let output = self.output()?;
         let shape = output.shape().clone();
         Ok((into_storage(output)?, shape))
     }
 
-    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> candle_core::Result<(CudaStorage, Shape)> {
-        let output = lock(&self.output).take();
-        let output = output.ok_or_else(|| Error::system(self.name, "its result was taken before"))?;
+    fn on_cuda(&self) -> candle_core::Result<(CudaStorage, Shape)> {
+        let output = self.output()?;
         let (storage, layout) = output.storage_and_layout();
         match &*storage {
             Storage::Cuda(storage) => Ok((storage.try_clone(layout)?, layout.shape().clone())),
@@ -53,8 +94,111 @@ impl CustomOp1 for Node {
         }
     }
 
+    fn gradients<const N: usize>(&self, grad: &Tensor) -> candle_core::Result<[Option<Tensor>; N]> {
+        let gradients = (self.backward)(grad)?;
+        let got = gradients.len();
+        let wrong = |_| {
+            Error::invalid(self.name, format!("{got} gradients"), format!("give {N}, one for each input"))
+        };
+        Ok(gradients.try_into().map_err(wrong)?)
+    }
+}
+
+impl CustomOp1 for Custom {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        self.on_cpu()
+    }
+
+    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> candle_core::Result<(CudaStorage, Shape)> {
+        self.on_cuda()
+    }
+
     fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        Ok(Some((self.backward)(grad, &*self.comm)?))
+        let [gradient] = self.gradients(grad)?;
+        Ok(gradient)
+    }
+}
+
+impl CustomOp2 for Custom {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        self.on_cpu()
+    }
+
+    fn cuda_fwd(
+        &self,
+        _: &CudaStorage,
+        _: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+    ) -> candle_core::Result<(CudaStorage, Shape)> {
+        self.on_cuda()
+    }
+
+    fn bwd(
+        &self,
+        _: &Tensor,
+        _: &Tensor,
+        _: &Tensor,
+        grad: &Tensor,
+    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
+        let [a, b] = self.gradients(grad)?;
+        Ok((a, b))
+    }
+}
+
+impl CustomOp3 for Custom {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        self.on_cpu()
+    }
+
+    fn cuda_fwd(
+        &self,
+        _: &CudaStorage,
+        _: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+    ) -> candle_core::Result<(CudaStorage, Shape)> {
+        self.on_cuda()
+    }
+
+    fn bwd(
+        &self,
+        _: &Tensor,
+        _: &Tensor,
+        _: &Tensor,
+        _: &Tensor,
+        grad: &Tensor,
+    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let [a, b, c] = self.gradients(grad)?;
+        Ok((a, b, c))
     }
 }
 

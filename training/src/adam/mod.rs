@@ -160,6 +160,12 @@ impl Adam {
         Ok(Self { config, slots: slots(NAME, vars)? })
     }
 
+    /// Bytes of what it remembers.
+    pub fn state_bytes(&self) -> usize {
+        let of = |slot: &Slot<Means>| slot.var.elem_count() * wide(&slot.var).size_in_bytes() * 2;
+        self.slots.iter().filter(|slot| slot.state.is_some()).map(of).sum()
+    }
+
     /// How it steps now.
     pub fn config(&self) -> &AdamConfig {
         &self.config

@@ -19,18 +19,20 @@ pub(super) struct Manifest {
     pub(super) sampler: Value,
     pub(super) extra: Value,
     /// By the name of a set of tensors.
-    pub(super) tensors: BTreeMap<String, Hash>,
+    pub(super) tensors: BTreeMap<String, FileHash>,
 }
 
-/// What a file must be.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Hash {
-    pub(super) bytes: u64,
-    pub(super) sha256: String,
+/// What a file of a checkpoint must be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileHash {
+    /// How long it is.
+    pub bytes: u64,
+    /// The SHA-256 of its bytes, in hexadecimal digits.
+    pub sha256: String,
 }
 
 impl Manifest {
-    pub(super) fn new(checkpoint: &super::Checkpoint, tensors: BTreeMap<String, Hash>) -> Self {
+    pub(super) fn new(checkpoint: &super::Checkpoint, tensors: BTreeMap<String, FileHash>) -> Self {
         Self {
             format: FORMAT,
             epoch: checkpoint.epoch,

@@ -1,5 +1,6 @@
 //! Checkpoints: a folder each, whole or not there at all.
 
+mod draft;
 mod manifest;
 mod read;
 mod write;
@@ -11,6 +12,9 @@ use candle_core::{Device, Tensor};
 use serde_json::Value;
 
 use crate::{Error, Result};
+
+pub use draft::{Contents, Draft};
+pub use manifest::FileHash;
 
 /// What a checkpoint's folder is named, before its number.
 const PREFIX: &str = "checkpoint-";
@@ -57,7 +61,7 @@ impl Default for CheckpointConfig {
 /// A crash at any moment leaves the last checkpoint as it was, or the new one whole: a new one is written
 /// under another name and to the disk itself (fsync) before it gets its own, and `latest` changes last, in one piece.
 ///
-/// One process writes: rank 0, while the others wait at a barrier. All may read.
+/// One process writes: rank 0, while the others wait at a barrier; or each a file of its own, see [`Draft`]. All may read.
 ///
 /// # Cost
 /// Writing: the tensors' bytes to disk, read back once for their hashes, and two waits for the disk a file. Reading: once, into memory.

@@ -6,25 +6,58 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
 
-use super::manifest::{self, Hash, Manifest};
+use super::manifest::{self, FileHash, Manifest};
 use super::write::{LATEST, tensors_file};
-use super::{Checkpoint, io, name, number, numbers};
+use super::{Checkpoint, Contents, io, name, number, numbers};
 use crate::{Error, Result};
 
 /// The checkpoint that the file `latest` names, or else the newest.
 pub(super) fn latest(dir: &Path, device: &Device) -> Result<Option<Checkpoint>> {
+    let found = latest_folder(dir)?;
+    found.map(|(folder, hash)| checkpoint(&folder, hash.as_deref(), device)).transpose()
+}
+
+/// What is in it, without the tensors.
+pub(super) fn latest_contents(dir: &Path) -> Result<Option<Contents>> {
+    let found = latest_folder(dir)?;
+    found.map(|(folder, hash)| contents(&folder, hash.as_deref())).transpose()
+}
+
+/// What is in the checkpoint in a folder; its manifest must have this hash, where one is given.
+pub(super) fn contents(folder: &Path, expected: Option<&str>) -> Result<Contents> {
+    let manifest = manifest(folder, expected).map_err(|fault| told(folder, fault))?;
+    let Manifest { epoch, step, sampler, extra, tensors: files, .. } = manifest;
+    Ok(Contents { folder: folder.to_path_buf(), epoch, step, sampler, extra, files })
+}
+
+/// Whether a file of a checkpoint is as it was written.
+pub(super) fn check_file(folder: &Path, name: &str, expected: &FileHash) -> Result<()> {
+    let file = folder.join(tensors_file(name));
+    let problem = match super::write::hash(&file) {
+        Ok(got) if got == *expected => return Ok(()),
+        Ok(got) if got.bytes != expected.bytes => {
+            format!("it has {} bytes, {} were written", got.bytes, expected.bytes)
+        }
+        Ok(got) => format!("its SHA-256 is {}, {} was written", got.sha256, expected.sha256),
+        Err(error) if error.kind() == ErrorKind::NotFound => "it is missing".to_string(),
+        Err(error) => return Err(io("read", &file)(error)),
+    };
+    Err(told(folder, Fault::Damaged { file, problem }))
+}
+
+/// The folder that `latest` names and the hash of its manifest, or else the newest.
+fn latest_folder(dir: &Path) -> Result<Option<(PathBuf, Option<String>)>> {
     let path = dir.join(LATEST);
     let text = match std::fs::read(&path) {
         Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            let newest = numbers(dir)?.last().map(|&newest| dir.join(name(newest)));
-            return newest.map(|folder| checkpoint(&folder, None, device)).transpose();
+            return Ok(numbers(dir)?.last().map(|&newest| (dir.join(name(newest)), None)));
         }
         Err(error) => return Err(io("read", &path)(error)),
     };
     let parts = text.strip_suffix('\n').and_then(|line| line.split_once(' '));
     match parts.filter(|(name, _)| number(name).is_some()) {
-        Some((name, hash)) => checkpoint(&dir.join(name), Some(hash), device).map(Some),
+        Some((name, hash)) => Ok(Some((dir.join(name), Some(hash.to_string())))),
         None => {
             let problem = "it does not name a checkpoint".to_string();
             Err(Error::DamagedCheckpoint { file: path, problem, good: newest_whole(dir, u64::MAX).into() })
@@ -34,16 +67,20 @@ pub(super) fn latest(dir: &Path, device: &Device) -> Result<Option<Checkpoint>> 
 
 /// The checkpoint in a folder; its manifest must have this hash, where one is given.
 pub(super) fn checkpoint(folder: &Path, expected: Option<&str>, device: &Device) -> Result<Checkpoint> {
-    read(folder, expected, &|bytes| Ok(candle_core::safetensors::load_buffer(bytes, device)?)).map_err(
-        |fault| match fault {
-            Fault::Damaged { file, problem } => {
-                let dir = folder.parent().unwrap_or(Path::new("."));
-                let before = folder.file_name().and_then(|name| number(name.to_str()?)).unwrap_or(u64::MAX);
-                Error::DamagedCheckpoint { file, problem, good: newest_whole(dir, before).into() }
-            }
-            Fault::Other(error) => error,
-        },
-    )
+    read(folder, expected, &|bytes| Ok(candle_core::safetensors::load_buffer(bytes, device)?))
+        .map_err(|fault| told(folder, fault))
+}
+
+/// Which older checkpoint is whole, where this one is not.
+fn told(folder: &Path, fault: Fault) -> Error {
+    match fault {
+        Fault::Damaged { file, problem } => {
+            let dir = folder.parent().unwrap_or(Path::new("."));
+            let before = folder.file_name().and_then(|name| number(name.to_str()?)).unwrap_or(u64::MAX);
+            Error::DamagedCheckpoint { file, problem, good: newest_whole(dir, before).into() }
+        }
+        Fault::Other(error) => error,
+    }
 }
 
 enum Fault {
@@ -65,14 +102,7 @@ fn read(
     expected: Option<&str>,
     parse: &dyn Fn(&[u8]) -> Result<Tensors>,
 ) -> std::result::Result<Checkpoint, Fault> {
-    let file = folder.join(manifest::FILE);
-    let bytes = bytes(&file)?;
-    if expected.is_some_and(|expected| manifest::sha256(&bytes) != expected) {
-        let problem =
-            format!("it does not have the SHA-256 that the file `{LATEST}` beside its folder gives");
-        return Err(Fault::Damaged { file, problem });
-    }
-    let manifest = Manifest::decode(&bytes).map_err(|problem| Fault::Damaged { file, problem })?;
+    let manifest = manifest(folder, expected)?;
     let mut tensors = BTreeMap::new();
     for (name, hash) in &manifest.tensors {
         let file = folder.join(tensors_file(name));
@@ -84,6 +114,18 @@ fn read(
     Ok(Checkpoint { epoch, step, sampler, extra, tensors })
 }
 
+/// The manifest, which must have this hash where one is given.
+fn manifest(folder: &Path, expected: Option<&str>) -> std::result::Result<Manifest, Fault> {
+    let file = folder.join(manifest::FILE);
+    let bytes = bytes(&file)?;
+    if expected.is_some_and(|expected| manifest::sha256(&bytes) != expected) {
+        let problem =
+            format!("it does not have the SHA-256 that the file `{LATEST}` beside its folder gives");
+        return Err(Fault::Damaged { file, problem });
+    }
+    Manifest::decode(&bytes).map_err(|problem| Fault::Damaged { file, problem })
+}
+
 fn bytes(file: &Path) -> std::result::Result<Vec<u8>, Fault> {
     std::fs::read(file).map_err(|error| match error.kind() {
         ErrorKind::NotFound => {
@@ -93,7 +135,7 @@ fn bytes(file: &Path) -> std::result::Result<Vec<u8>, Fault> {
     })
 }
 
-fn check(bytes: &[u8], hash: &Hash) -> std::result::Result<(), String> {
+fn check(bytes: &[u8], hash: &FileHash) -> std::result::Result<(), String> {
     if bytes.len() as u64 != hash.bytes {
         return Err(format!("it has {} bytes, {} were written", bytes.len(), hash.bytes));
     }

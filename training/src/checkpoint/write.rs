@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use candle_core::Tensor;
 use sha2::{Digest, Sha256};
 
-use super::manifest::{self, Hash, Manifest, hex, is_name};
+use super::manifest::{self, FileHash, Manifest, hex, is_name};
 use super::{Checkpoint, CheckpointConfig, io, name, numbers};
 use crate::{Error, Result};
 
@@ -41,17 +41,60 @@ pub(super) fn save(
     if let Some(name) = checkpoint.tensors.keys().find(|name| !is_name(name)) {
         return Err(Error::InvalidName { name: name.clone() });
     }
+    let number = begin(config, watch)?;
+    let mut hashes = BTreeMap::new();
+    for (name, tensors) in &checkpoint.tensors {
+        hashes.insert(name.clone(), file(config, number, (name, tensors), watch)?);
+    }
+    commit(config, number, checkpoint, hashes, watch)
+}
+
+/// Makes the folder of a new checkpoint, under a name that does not count yet; its number.
+pub(super) fn begin(config: &CheckpointConfig, watch: &dyn Fn(Change) -> Result<()>) -> Result<u64> {
     let writer = Writer { dir: &config.dir, watch };
     writer.clean_up()?;
     let number = numbers(&config.dir)?.last().map_or(1, |last| last + 1);
-    let unfinished = config.dir.join(format!("{UNFINISHED}{}", name(number)));
+    let folder = unfinished(&config.dir, number);
+    fs::create_dir(&folder).map_err(io("make the folder", &folder))?;
+    watch(Change::Made(folder))?;
+    Ok(number)
+}
+
+/// Writes a set of tensors into it, safe on the disk.
+pub(super) fn file(
+    config: &CheckpointConfig,
+    number: u64,
+    (name, tensors): (&str, &HashMap<String, Tensor>),
+    watch: &dyn Fn(Change) -> Result<()>,
+) -> Result<FileHash> {
+    if !is_name(name) {
+        return Err(Error::InvalidName { name: name.to_string() });
+    }
+    let path = unfinished(&config.dir, number).join(tensors_file(name));
+    Writer { dir: &config.dir, watch }.tensors(&path, tensors)
+}
+
+/// Makes it a checkpoint and the latest, and removes old ones; its folder.
+pub(super) fn commit(
+    config: &CheckpointConfig,
+    number: u64,
+    checkpoint: &Checkpoint,
+    hashes: BTreeMap<String, FileHash>,
+    watch: &dyn Fn(Change) -> Result<()>,
+) -> Result<PathBuf> {
+    let writer = Writer { dir: &config.dir, watch };
+    let unfinished = unfinished(&config.dir, number);
     let folder = config.dir.join(name(number));
-    let manifest = writer.files(&unfinished, checkpoint)?;
+    let manifest = writer.manifest(&unfinished, checkpoint, hashes)?;
     writer.rename(&unfinished, &folder)?;
     writer.sync(&config.dir)?;
     writer.point_to(&name(number), &manifest)?;
     writer.remove_old(config.keep)?;
     Ok(folder)
+}
+
+fn unfinished(dir: &Path, number: u64) -> PathBuf {
+    dir.join(format!("{UNFINISHED}{}", name(number)))
 }
 
 struct Writer<'a> {
@@ -60,14 +103,13 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// All files of a checkpoint, safe on the disk under a name that does not count yet; gives the text of the manifest.
-    fn files(&self, folder: &Path, checkpoint: &Checkpoint) -> Result<String> {
-        fs::create_dir(folder).map_err(io("make the folder", folder))?;
-        (self.watch)(Change::Made(folder.to_path_buf()))?;
-        let mut hashes = BTreeMap::new();
-        for (name, tensors) in &checkpoint.tensors {
-            hashes.insert(name.clone(), self.tensors(&folder.join(tensors_file(name)), tensors)?);
-        }
+    /// The manifest, safe on the disk with the names of all files; its text.
+    fn manifest(
+        &self,
+        folder: &Path,
+        checkpoint: &Checkpoint,
+        hashes: BTreeMap<String, FileHash>,
+    ) -> Result<String> {
         let path = folder.join(manifest::FILE);
         let text =
             Manifest::new(checkpoint, hashes).encode().map_err(|error| io("write", &path)(error.into()))?;
@@ -76,7 +118,7 @@ impl Writer<'_> {
         Ok(text)
     }
 
-    fn tensors(&self, path: &Path, tensors: &HashMap<String, Tensor>) -> Result<Hash> {
+    fn tensors(&self, path: &Path, tensors: &HashMap<String, Tensor>) -> Result<FileHash> {
         candle_core::safetensors::save(tensors, path)?;
         (self.watch)(Change::Wrote(path.to_path_buf()))?;
         self.sync(path)?;
@@ -145,13 +187,13 @@ pub(super) fn tensors_file(name: &str) -> String {
     format!("{name}.safetensors")
 }
 
-fn hash(path: &Path) -> std::io::Result<Hash> {
+pub(super) fn hash(path: &Path) -> std::io::Result<FileHash> {
     let (mut file, mut hasher, mut bytes) = (File::open(path)?, Sha256::new(), 0);
     let mut block = vec![0; 1 << 18];
     loop {
         let count = file.read(&mut block)?;
         if count == 0 {
-            return Ok(Hash { bytes, sha256: hex(&hasher.finalize()) });
+            return Ok(FileHash { bytes, sha256: hex(&hasher.finalize()) });
         }
         hasher.update(&block[..count]);
         bytes += count as u64;

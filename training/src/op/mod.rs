@@ -6,6 +6,7 @@
 mod attention;
 mod conv2d;
 mod cross_entropy;
+mod gelu;
 mod layer_norm;
 mod linear;
 mod max_pool2d;
@@ -17,6 +18,7 @@ use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, WithDType, bail};
 pub use attention::{Visible, attention};
 pub use conv2d::conv2d;
 pub use cross_entropy::cross_entropy;
+pub use gelu::gelu;
 pub use layer_norm::{LayerNorm, layer_norm};
 pub use linear::{Linear, linear};
 pub use max_pool2d::max_pool2d;

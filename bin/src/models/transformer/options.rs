@@ -8,6 +8,7 @@ use super::TransformerConfig;
 use crate::error::{Error, Result};
 use crate::options::{count, probability};
 use crate::report::total_memory_bytes;
+use crate::tokens::check_length;
 
 /// Sizes of the documents' data set and model.
 #[derive(Debug, Clone, Args)]
@@ -93,7 +94,7 @@ impl TransformerOptions {
         if data.is_some() {
             return Ok(());
         }
-        self.check_length(self.length).map_err(|help| Error::Option {
+        check_length(self.length, self.max_len).map_err(|help| Error::Option {
             option: "--length",
             got: self.length.to_string(),
             help,
@@ -121,21 +122,6 @@ impl TransformerOptions {
                  {there_is:.0} GiB: make the model smaller"
             )
         })
-    }
-
-    /// What is wrong with rows of this length.
-    ///
-    /// # Errors
-    /// What to do.
-    pub fn check_length(&self, length: usize) -> std::result::Result<(), String> {
-        match length {
-            0 | 1 => Err("the next token is predicted from those before it: a row needs 2 or more".into()),
-            _ if length - 1 > self.max_len => {
-                let most = self.max_len.saturating_add(1);
-                Err(format!("the model takes rows of up to {most} tokens with --max-len {}", self.max_len))
-            }
-            _ => Ok(()),
-        }
     }
 
     /// What a checkpoint must agree in.

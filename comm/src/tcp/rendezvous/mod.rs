@@ -11,6 +11,11 @@
 //!   Connected | Failed   ->   waits until all take connections
 //!                        <-   Complete | Failed
 //! ```
+//!
+//! All ranks go to rank 0, which keeps these connections to see who dies: a star, where a tree would have less at its middle
+//! and tell of a death later, by more ranks that may be dead themselves. It carries far: 1,000 ranks in 4 processes meet in
+//! about a second on 2 cores (`MANY_RANKS=1000 cargo test --workspace --test many -- --nocapture`, 2026-11-21), each with 28
+//! sockets when it has reduced, broadcast and waited; a world has at most 4,096.
 
 mod leader;
 mod meeting_file;

@@ -1,0 +1,90 @@
+//! Batches: drawn anew for each step, or read from a file.
+
+use std::collections::VecDeque;
+
+use candle_core::{DType, Device, Tensor};
+use sampler::{DistributedSampler, Generator, Sampler};
+
+use crate::error::Result;
+use crate::file_error::FileError;
+use crate::models::large::CLASSES;
+use crate::rank::Rank;
+use crate::weights::TensorFile;
+
+use super::options::FsdpMlpOptions;
+
+/// Samples from a file.
+#[derive(Debug, Clone)]
+pub(super) struct Samples {
+    x: Tensor,
+    y: Tensor,
+}
+
+impl Samples {
+    pub(super) fn read(file: &TensorFile, features: usize) -> Result<Self> {
+        file.only(&["x", "y"])?;
+        let x = file.tensor("x", &[None, Some(features)], DType::F32, &Device::Cpu)?;
+        if x.elem_count() == 0 {
+            return Err(FileError::tensor(file.path(), "x", "it has no samples; give at least 1").into());
+        }
+        let y = file.tensor("y", &[Some(x.dim(0)?)], DType::I64, &Device::Cpu)?;
+        let classes = y.to_vec1::<i64>()?;
+        let known = |class: &i64| usize::try_from(*class).is_ok_and(|class| class < CLASSES);
+        if let Some(place) = classes.iter().position(|class| !known(class)) {
+            let reason =
+                format!("number {place} is {}; the classes are 0 to {}", classes[place], CLASSES - 1);
+            return Err(FileError::tensor(file.path(), "y", reason).into());
+        }
+        Ok(Self { x, y: y.to_dtype(DType::U32)? })
+    }
+}
+
+/// Where a rank's batches come from, without end.
+pub(super) struct Batches {
+    source: Source,
+    batch_size: usize,
+}
+
+enum Source {
+    Drawn { generator: Box<Generator>, features: usize },
+    Read { samples: Samples, sampler: DistributedSampler, epoch: u64, left: VecDeque<u32> },
+}
+
+impl Batches {
+    pub(super) fn new(options: &FsdpMlpOptions, samples: Option<Samples>, rank: &Rank) -> Result<Self> {
+        let source = match samples {
+            Some(samples) => {
+                let sampler = rank.sampler(samples.x.dim(0)?, true)?;
+                Source::Read { samples, sampler, epoch: 0, left: VecDeque::new() }
+            }
+            None => {
+                let seed = options.common.seed.wrapping_add(rank.comm.rank() as u64);
+                Source::Drawn { generator: Box::new(Generator::new(seed)), features: options.features }
+            }
+        };
+        Ok(Self { source, batch_size: options.batch_size })
+    }
+
+    /// Inputs and classes.
+    pub(super) fn next(&mut self) -> Result<(Tensor, Tensor)> {
+        let len = self.batch_size;
+        match &mut self.source {
+            Source::Drawn { generator, features } => {
+                let x = generator.randn(len.saturating_mul(*features))?;
+                let y = generator.randint(len, 0, CLASSES as i64)?;
+                let y: Vec<u32> = y.into_iter().map(|class| class as u32).collect();
+                Ok((Tensor::from_vec(x, (len, *features), &Device::Cpu)?, Tensor::new(y, &Device::Cpu)?))
+            }
+            Source::Read { samples, sampler, epoch, left } => {
+                if left.is_empty() {
+                    sampler.set_epoch(*epoch);
+                    left.extend(sampler.iter()?.map(|index| index as u32));
+                    *epoch += 1;
+                }
+                let indices: Vec<u32> = left.drain(..len.min(left.len())).collect();
+                let indices = Tensor::new(indices, &Device::Cpu)?;
+                Ok((samples.x.index_select(&indices, 0)?, samples.y.index_select(&indices, 0)?))
+            }
+        }
+    }
+}

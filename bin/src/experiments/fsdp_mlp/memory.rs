@@ -1,0 +1,90 @@
+//! What each rank held at most, by kind: measured, and as formulas say.
+
+use serde::{Deserialize, Serialize};
+
+use super::options::{FsdpMlpOptions, Sharding};
+
+/// Bytes of each kind.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Held {
+    pub(super) parameters: usize,
+    pub(super) gradients: usize,
+    pub(super) optimizer: usize,
+    /// None where there is no formula.
+    pub(super) activations: Option<usize>,
+    /// Of the whole process, where known.
+    pub(super) process: Option<u64>,
+}
+
+const COLUMNS: [&str; 5] = ["parameters", "gradients", "optimizer", "activations", "process"];
+const FIRST: usize = 26;
+const WIDTH: usize = 12;
+/// Shards are f32, and so are the two means that Adam keeps.
+const MASTER: usize = size_of::<f32>();
+const ADAM: usize = 2 * MASTER;
+
+/// One rank with this sharding, in theory: its part of everything, and two units whole.
+pub(super) fn sharded(options: &FsdpMlpOptions, world_size: usize) -> Held {
+    let mut units = options.model().elements().unwrap_or_default();
+    let all: usize = units.iter().sum();
+    units.sort_unstable();
+    let two: usize = units.iter().rev().take(2).sum();
+    let own = all.div_ceil(options.shards(world_size));
+    let param = options.param_dtype.dtype().size_in_bytes();
+    let reduce = options.reduce_dtype.unwrap_or(options.param_dtype).dtype().size_in_bytes();
+    let whole = match options.sharding {
+        Sharding::FullShard | Sharding::HybridShard => two,
+        Sharding::ShardGradOp | Sharding::NoShard => all,
+    };
+    Held {
+        parameters: own * MASTER + whole * param,
+        gradients: own * MASTER + two * reduce,
+        optimizer: own * ADAM,
+        ..Held::default()
+    }
+}
+
+/// One rank that has everything, as in data parallelism.
+pub(super) fn replicated(options: &FsdpMlpOptions) -> Held {
+    let all: usize = options.model().elements().unwrap_or_default().iter().sum();
+    Held { parameters: all * MASTER, gradients: all * MASTER, optimizer: all * ADAM, ..Held::default() }
+}
+
+/// The table, line by line.
+pub(super) fn table(rows: &[(String, Held)]) -> Vec<String> {
+    let mut head = format!("{:<FIRST$}", "peak memory, MB (10^6)");
+    COLUMNS.iter().for_each(|column| head += &format!("{column:>WIDTH$}"));
+    let mut lines = vec![head];
+    for (name, held) in rows {
+        let mega = |bytes: Option<u64>| match bytes {
+            Some(bytes) => format!("{:>WIDTH$.1}", bytes as f64 * 1e-6),
+            None => format!("{:>WIDTH$}", "-"),
+        };
+        let bytes = |bytes: usize| mega(Some(bytes as u64));
+        let activations = mega(held.activations.map(|bytes| bytes as u64));
+        lines.push(format!(
+            "{name:<FIRST$}{}{}{}{activations}{}",
+            bytes(held.parameters),
+            bytes(held.gradients),
+            bytes(held.optimizer),
+            mega(held.process)
+        ));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_in_line() {
+        let held = Held { parameters: 1_500_000, activations: Some(40_000), ..Held::default() };
+        let lines = table(&[("rank 0".into(), held), ("DDP, formula".into(), Held::default())]);
+        assert_eq!(
+            lines[1].split_whitespace().collect::<Vec<_>>(),
+            ["rank", "0", "1.5", "0.0", "0.0", "0.0", "-"]
+        );
+        assert!(lines.iter().all(|line| line.len() == FIRST + 5 * WIDTH), "{lines:?}");
+    }
+}

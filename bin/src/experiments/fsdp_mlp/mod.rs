@@ -1,0 +1,220 @@
+//! `fsdp-mlp`, the sharded example of document 004: a model of which each rank keeps a part.
+
+mod data;
+mod keeping;
+mod memory;
+mod options;
+
+use candle_core::{DType, Tensor};
+use candle_nn::{Module, Optimizer};
+use comm::{Mesh, all_gather_object};
+use fsdp::Fsdp;
+use sampler::{Generator, SharedGenerator};
+use serde::{Deserialize, Serialize};
+use training::{Adam, AdamConfig, TorchInit, cross_entropy};
+
+pub use options::{FloatKind, FsdpMlpOptions, Sharding};
+
+use crate::console::say;
+use crate::error::Result;
+use crate::experiment::Experiment;
+use crate::metrics::MetricsWriter;
+use crate::models::large::LargeModel;
+use crate::options::CommonOptions;
+use crate::python::Fixed;
+use crate::rank::{Outcome, Rank};
+use crate::report::{Report, RunSeries, peak_rss_bytes};
+use crate::run_log::{LogConfig, RunLog};
+use crate::trainer::{CheckpointOptions, RunIdentity};
+use crate::weights::TensorFile;
+
+use data::{Batches, Samples};
+use keeping::Keeping;
+use memory::Held;
+
+/// The document prints the loss of every so many steps.
+const PRINTED: usize = 10;
+
+/// What rank 0 has in the end.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Trained {
+    series: RunSeries,
+    /// By rank.
+    held: Vec<Held>,
+}
+
+/// What a process begins with: nothing of the model, which no process has whole.
+pub struct Setup {
+    samples: Option<Samples>,
+}
+
+impl Experiment for FsdpMlpOptions {
+    const NAME: &'static str = "fsdp-mlp";
+    const WORLD_SIZE: usize = 4;
+    type Setup = Setup;
+    type Alone = ();
+    type Trained = Trained;
+
+    fn common(&self) -> &CommonOptions {
+        &self.common
+    }
+
+    fn checkpoints(&self) -> Option<&CheckpointOptions> {
+        Some(&self.checkpoints)
+    }
+
+    fn identity(&self, world_size: usize) -> RunIdentity {
+        let settings = [
+            ("--lr", self.lr.to_string()),
+            ("--batch-size", self.batch_size.to_string()),
+            ("--features", self.features.to_string()),
+            ("--hidden", self.hidden.to_string()),
+            ("--param-dtype", format!("{:?}", self.param_dtype)),
+            ("--reduce-dtype", format!("{:?}", self.reduce_dtype.unwrap_or(self.param_dtype))),
+        ];
+        RunIdentity::new(Self::NAME, world_size, self.common.settings().into_iter().chain(settings))
+    }
+
+    fn check_checkpoint(&self, world_size: usize) -> Result<()> {
+        keeping::find(&self.checkpoints, &self.identity(world_size)).map(drop)
+    }
+
+    fn check(&self, world_size: usize) -> Result<()> {
+        self.check_sizes(world_size)
+    }
+
+    fn setup(&self) -> Result<Setup> {
+        if let Some(path) = &self.common.init {
+            let wanted = self.parameters();
+            let wanted = wanted.iter().map(|(name, dims)| (name.as_str(), DType::F32, dims.as_slice()));
+            fsdp::TensorFile::open(path)?.check(wanted)?;
+        }
+        let read = |path| Samples::read(&TensorFile::open(path)?, self.features);
+        Ok(Setup { samples: self.common.data.as_deref().map(read).transpose()? })
+    }
+
+    fn alone(&self, _: Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
+        Ok(())
+    }
+
+    fn train(&self, setup: Setup, rank: &mut Rank) -> Result<Trained> {
+        let fsdp = self.build(rank)?;
+        if let Some(path) = &self.common.init {
+            fsdp.load_full(path)?;
+        }
+        let mut batches = Batches::new(self, setup.samples, rank)?;
+        let config = AdamConfig { learning_rate: self.lr, ..AdamConfig::default() };
+        let mut optimizer = Adam::named(fsdp.named_vars(), config)?;
+        let run = self.identity(rank.comm.world_size());
+        let mut keeping = Keeping { options: &self.checkpoints, run, kept: None };
+        let prints = rank.is_first();
+        let log = LogConfig { run: None, keep: self.common.report.is_some(), steps: self.steps };
+        let mut metrics = rank.metrics.take();
+        let mut log = prints.then(|| RunLog::new(&log, metrics.as_mut()));
+        let begun = keeping.resume(rank, &fsdp, &mut optimizer, log.as_mut())?;
+        // The batches that have been learnt from are drawn once more, and passed over.
+        (0..begun).try_for_each(|_| batches.next().map(drop))?;
+        let watch = rank.stopwatch();
+        let mut activations = 0;
+        for step in begun..self.steps {
+            let (x, y) = batches.next()?;
+            activations = activations.max(step_once(&fsdp, &mut optimizer, (&x, &y), step, log.as_mut())?);
+            keeping.keep((step + 1, step + 1 == self.steps), &fsdp, &optimizer, log.as_mut())?;
+        }
+        let measured = watch.stop();
+        let series = log.map(RunLog::finish).unwrap_or_default();
+        rank.metrics = metrics;
+        let seconds = rank.measured(measured, None, self.steps.saturating_sub(begun))? + series.seconds;
+        let held = self.held(&fsdp, &optimizer, activations);
+        let held = all_gather_object(&*rank.comm, &held)?;
+        if let Some(path) = &self.common.save {
+            fsdp.save_full(path)?;
+        }
+        let world_size = rank.comm.world_size();
+        Ok(Trained { series: RunSeries { name: "FSDP".into(), seconds, world_size, ..series }, held })
+    }
+
+    fn conclude(&self, _: &(), outcome: &Outcome<Trained>) -> Result<()> {
+        let held = outcome.trained.held.iter().enumerate();
+        let mut rows: Vec<_> = held.map(|(rank, held)| (format!("rank {rank}"), *held)).collect();
+        rows.push(("each rank, by formula".into(), memory::sharded(self, outcome.ranks.len())));
+        rows.push(("DDP, by formula".into(), memory::replicated(self)));
+        memory::table(&rows).iter().try_for_each(|line| say(format_args!("{line}")))
+    }
+
+    fn report(&self, _: (), outcome: Outcome<Trained>) -> Report {
+        let fact = |name: &str, value: String| (name.to_string(), value);
+        let mut facts = vec![
+            fact("steps", self.steps.to_string()),
+            fact("batch size, each rank", self.batch_size.to_string()),
+            fact("learning rate", self.lr.to_string()),
+            fact("sharded over", self.shards(outcome.ranks.len()).to_string()),
+            fact("layers compute in", format!("{:?}", self.param_dtype)),
+        ];
+        let total = |held: &Held| held.parameters + held.gradients + held.optimizer;
+        for (rank, held) in outcome.trained.held.iter().enumerate() {
+            let mega = format!("{:.1} MB", total(held) as f64 * 1e-6);
+            facts.push(fact(&format!("parameters, gradients and Adam's state of rank {rank}"), mega));
+        }
+        facts.extend(self.common.data.as_ref().map(|path| fact("data", path.display().to_string())));
+        Report { facts, runs: vec![outcome.trained.series], ..Report::default() }
+    }
+}
+
+/// Forward, backward and the optimizer's step; bytes that the layers had computed for backward.
+fn step_once(
+    fsdp: &Fsdp<LargeModel>,
+    optimizer: &mut Adam,
+    (x, y): (&Tensor, &Tensor),
+    step: usize,
+    log: Option<&mut RunLog<'_>>,
+) -> Result<usize> {
+    let loss = tracing::info_span!("forward").in_scope(|| cross_entropy(&fsdp.forward(x)?, y, None))?;
+    let activations = fsdp.activation_bytes(&loss);
+    let grads = fsdp.backward(&loss)?;
+    tracing::info_span!("optimizer").in_scope(|| optimizer.step(&grads))?;
+    let Some(log) = log else { return Ok(activations) };
+    let loss = loss.to_scalar::<f32>()?;
+    log.step(0, step, loss)?;
+    if step.is_multiple_of(PRINTED) {
+        log.say(format_args!("Step {step}, Loss: {}", Fixed::<4>(loss.into())))?;
+    }
+    Ok(activations)
+}
+
+impl FsdpMlpOptions {
+    fn build(&self, rank: &Rank) -> Result<Fsdp<LargeModel>> {
+        let generator = SharedGenerator::from(Generator::new(self.common.seed));
+        let builder = TorchInit::tensor_builder(&generator, DType::F32, &self.common.device()?);
+        let (config, model) = (self.config(), self.model());
+        let (comm, world_size) = (rank.comm.clone(), rank.comm.world_size());
+        if self.sharding == Sharding::HybridShard {
+            let shards = self.shards(world_size);
+            // Neighbours, which are on one host most times, share a copy.
+            let mesh = Mesh::new(comm, &[("replicate", world_size / shards), ("shard", shards)])?;
+            let axes = ("shard", "replicate");
+            return Ok(Fsdp::hybrid(&mesh, axes, builder, &config, |units| LargeModel::new(&model, &units))?);
+        }
+        Ok(Fsdp::new(comm, builder, &config, |units| LargeModel::new(&model, &units))?)
+    }
+
+    fn held(&self, fsdp: &Fsdp<LargeModel>, optimizer: &Adam, activations: usize) -> Held {
+        let memory = fsdp.memory();
+        Held {
+            parameters: memory.parameters.peak,
+            gradients: memory.gradients.peak,
+            optimizer: optimizer.state_bytes(),
+            activations: Some(activations),
+            process: peak_rss_bytes(),
+        }
+    }
+
+    /// Names and shapes of the model's parameters.
+    fn parameters(&self) -> Vec<(String, Vec<usize>)> {
+        let layer = |(index, (inputs, outputs)): (usize, (usize, usize))| {
+            let name = format!("layer{}", index + 1);
+            [(format!("{name}.weight"), vec![outputs, inputs]), (format!("{name}.bias"), vec![outputs])]
+        };
+        self.model().layers().into_iter().enumerate().flat_map(layer).collect()
+    }
+}

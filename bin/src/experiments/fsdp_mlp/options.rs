@@ -1,0 +1,148 @@
+//! The options of `fsdp-mlp`.
+
+use candle_core::DType;
+use clap::{Args, ValueEnum};
+use fsdp::{FsdpConfig, MixedPrecision, Strategy};
+
+use crate::error::{Error, Result};
+use crate::models::large::LargeConfig;
+use crate::options::{CommonOptions, count, learning_rate};
+use crate::trainer::CheckpointOptions;
+
+/// What is sharded, by the names of PyTorch's `ShardingStrategy`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Sharding {
+    /// Parameters, gradients and optimizer state.
+    FullShard,
+    /// Gradients and optimizer state; parameters stay from forward to backward.
+    ShardGradOp,
+    /// Nothing: gradients are averaged as in data parallelism.
+    NoShard,
+    /// All three within groups of --shard-ranks; groups are copies of each other.
+    HybridShard,
+}
+
+/// What numbers are computed or sent in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum FloatKind {
+    /// 32 bits.
+    F32,
+    /// 16 bits, of which 10 are digits.
+    F16,
+    /// 16 bits, of which 7 are digits: the range of f32.
+    Bf16,
+}
+
+impl FloatKind {
+    pub(super) fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::F16 => DType::F16,
+            Self::Bf16 => DType::BF16,
+        }
+    }
+}
+
+/// Options of `fsdp-mlp`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Trains Linear(1024, 4096), Linear(4096, 4096), Linear(4096, 1024), Linear(1024, 10) with cross-entropy and Adam, sharded over \
+--world-size ranks: each keeps a part of the parameters, their gradients and Adam's state, and gathers a layer only while it \
+runs. Each rank draws a random batch for each step; rank 0 prints its loss of every tenth step. In the end, what each rank held \
+at most.
+
+--data FILE holds the tensors x, f32 of shape (samples, features), and y, i64 of shape (samples) with classes 0 to 9, to be \
+shared out over the ranks and shuffled. --init and --save hold layer1.weight (hidden, features), layer1.bias and so on to \
+layer4; each rank reads its part only, and no rank has the whole model.")]
+pub struct FsdpMlpOptions {
+    #[command(flatten)]
+    pub(crate) common: CommonOptions,
+    #[command(flatten)]
+    pub(crate) checkpoints: CheckpointOptions,
+    /// Steps
+    #[arg(long, value_name = "N", default_value = "100", value_parser = count, allow_negative_numbers = true)]
+    pub(crate) steps: usize,
+    /// Samples a step, of each rank
+    #[arg(long, value_name = "N", default_value = "16", value_parser = count, allow_negative_numbers = true)]
+    pub(crate) batch_size: usize,
+    /// Learning rate
+    #[arg(long, default_value = "0.001", value_parser = learning_rate, allow_negative_numbers = true)]
+    pub(crate) lr: f64,
+    /// Numbers of a sample
+    #[arg(long, value_name = "N", default_value = "1024", value_parser = count, allow_negative_numbers = true)]
+    pub(crate) features: usize,
+    /// Width of the second and third layer
+    #[arg(long, value_name = "N", default_value = "4096", value_parser = count, allow_negative_numbers = true)]
+    pub(crate) hidden: usize,
+    /// What is sharded
+    #[arg(long, value_enum, default_value = "full-shard", help_heading = "Sharding")]
+    pub(crate) sharding: Sharding,
+    /// Ranks that share one copy of the model, with --sharding hybrid-shard
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = count,
+        allow_negative_numbers = true,
+        required_if_eq("sharding", "hybrid-shard"),
+        help_heading = "Sharding"
+    )]
+    pub(crate) shard_ranks: Option<usize>,
+    /// What layers compute in; shards and Adam are f32
+    #[arg(long, value_enum, default_value = "f16", help_heading = "Sharding")]
+    pub(crate) param_dtype: FloatKind,
+    /// What gradients are averaged in [default: that of --param-dtype]
+    #[arg(long, value_enum, help_heading = "Sharding")]
+    pub(crate) reduce_dtype: Option<FloatKind>,
+}
+
+impl FsdpMlpOptions {
+    pub(super) fn model(&self) -> LargeConfig {
+        LargeConfig { features: self.features, hidden: self.hidden }
+    }
+
+    pub(super) fn config(&self) -> FsdpConfig {
+        let reduce_dtype = self.reduce_dtype.unwrap_or(self.param_dtype);
+        FsdpConfig {
+            strategy: match self.sharding {
+                Sharding::FullShard | Sharding::HybridShard => Strategy::FullShard,
+                Sharding::ShardGradOp => Strategy::ShardGradOp,
+                Sharding::NoShard => Strategy::NoShard,
+            },
+            mixed_precision: MixedPrecision {
+                param_dtype: Some(self.param_dtype.dtype()),
+                reduce_dtype: Some(reduce_dtype.dtype()),
+                // The loss of logits of 16 bits would have few digits.
+                output_dtype: Some(DType::F32),
+            },
+            ..FsdpConfig::default()
+        }
+    }
+
+    /// Ranks that the model is cut for.
+    pub(super) fn shards(&self, world_size: usize) -> usize {
+        match self.sharding {
+            Sharding::FullShard | Sharding::ShardGradOp => world_size,
+            Sharding::NoShard => 1,
+            Sharding::HybridShard => self.shard_ranks.unwrap_or(world_size),
+        }
+    }
+
+    pub(super) fn check_sizes(&self, world_size: usize) -> Result<()> {
+        let refuse = |option, got: String, help: String| Err(Error::Option { option, got, help });
+        if let (Some(ranks), false) = (self.shard_ranks, self.sharding == Sharding::HybridShard) {
+            let help = "it goes with --sharding hybrid-shard";
+            return refuse("--shard-ranks", ranks.to_string(), help.into());
+        }
+        let shards = self.shards(world_size);
+        if !world_size.is_multiple_of(shards) {
+            let help = format!("the {world_size} ranks cannot be divided into groups of so many");
+            return refuse("--shard-ranks", shards.to_string(), help);
+        }
+        if self.model().elements().is_none() {
+            let help =
+                format!("with --features {}, the model has more elements than can be counted", self.features);
+            return refuse("--hidden", self.hidden.to_string(), help);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,98 @@
+//! `--tp`, `--dp` and `--sequence-parallel`.
+
+use std::sync::Arc;
+
+use clap::Args;
+use comm::{Communicator, Mesh};
+
+use crate::error::{Error, Result};
+use crate::options::count;
+
+/// How ranks are laid out.
+#[derive(Debug, Clone, Args)]
+pub struct MeshOptions {
+    /// Ranks that each layer is divided over [default: all]
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Ranks")]
+    pub tp: Option<usize>,
+    /// Copies of the divided model, each with batches of its own [default: as many as the ranks allow]
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Ranks")]
+    pub dp: Option<usize>,
+    /// Give each rank a part of every sequence only, between the divided layers
+    #[arg(long, help_heading = "Ranks")]
+    pub sequence_parallel: bool,
+}
+
+impl MeshOptions {
+    /// Ranks that the options ask for, if they do.
+    pub(super) fn ranks(&self) -> Option<usize> {
+        match (self.tp, self.dp) {
+            (Some(tp), dp) => Some(tp.saturating_mul(dp.unwrap_or(1))),
+            (None, Some(dp)) if dp > 2 => Some(dp),
+            (None, _) => None,
+        }
+    }
+
+    /// Data-parallel and tensor-parallel ranks.
+    ///
+    /// # Errors
+    /// Numbers whose product is not the world size.
+    pub fn sizes(&self, world_size: usize) -> Result<(usize, usize)> {
+        let refuse =
+            |option, got: usize, help: String| Err(Error::Option { option, got: got.to_string(), help });
+        let ranks = if world_size == 1 { "1 rank".to_string() } else { format!("{world_size} ranks") };
+        match (self.dp, self.tp) {
+            (Some(dp), Some(tp)) if dp.checked_mul(tp) == Some(world_size) => Ok((dp, tp)),
+            (Some(dp), Some(tp)) => {
+                refuse("--tp", tp, format!("with --dp {dp} that is not {ranks} (--world-size)"))
+            }
+            (None, Some(tp)) if world_size.is_multiple_of(tp) => Ok((world_size / tp, tp)),
+            (None, Some(tp)) => refuse("--tp", tp, format!("it does not divide {ranks} (--world-size)")),
+            (Some(dp), None) if world_size.is_multiple_of(dp) => Ok((dp, world_size / dp)),
+            (Some(dp), None) => refuse("--dp", dp, format!("it does not divide {ranks} (--world-size)")),
+            (None, None) => Ok((1, world_size)),
+        }
+    }
+
+    /// Refuses a size that the tensor-parallel ranks do not divide.
+    pub(super) fn divides(option: &'static str, size: usize, tp: usize) -> Result<()> {
+        if size.is_multiple_of(tp) {
+            return Ok(());
+        }
+        let help = format!("it is divided over {tp} tensor-parallel ranks (--tp): give a multiple of that");
+        Err(Error::Option { option, got: size.to_string(), help })
+    }
+
+    /// What a report says of it.
+    pub(super) fn facts(&self, world_size: usize) -> Vec<(String, String)> {
+        let (dp, tp) = self.sizes(world_size).unwrap_or((1, world_size));
+        let fact = |name: &str, value: String| (name.to_string(), value);
+        vec![
+            fact("tensor-parallel ranks", tp.to_string()),
+            fact("data-parallel ranks", dp.to_string()),
+            fact("sequence parallelism", if self.sequence_parallel { "yes" } else { "no" }.to_string()),
+        ]
+    }
+}
+
+/// The mesh of these sizes.
+pub(super) fn mesh(comm: &Arc<dyn Communicator>, (dp, tp): (usize, usize)) -> Result<Mesh> {
+    Ok(Mesh::new(comm.clone(), &[("dp", dp), ("tp", tp)])?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_missing_size_is_what_is_left() {
+        let options = |dp, tp| MeshOptions { tp, dp, sequence_parallel: false };
+        assert_eq!(options(None, None).sizes(4).unwrap(), (1, 4));
+        assert_eq!(options(Some(2), None).sizes(4).unwrap(), (2, 2));
+        assert_eq!(options(None, Some(4)).sizes(4).unwrap(), (1, 4));
+        assert_eq!((options(None, Some(4)).ranks(), options(Some(2), Some(4)).ranks()), (Some(4), Some(8)));
+        for (dp, tp) in [(Some(3), None), (None, Some(3)), (Some(2), Some(4)), (Some(usize::MAX), Some(2))] {
+            let line = options(dp, tp).sizes(4).unwrap_err().to_string();
+            assert!(line.contains("4 ranks (--world-size)"), "{line}");
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! `tensor-parallel-mlp`: the document's feed-forward layers.
+
+use candle_core::{DType, Device, Tensor};
+use clap::Args;
+use sampler::{Generator, SharedGenerator};
+use tensor_parallel::{
+    Context, ParallelMlp, Result as LayerResult, ShardBuilder, TensorParallel, TensorParallelConfig, Weights,
+};
+
+use crate::console::note;
+use crate::error::{Error, Result};
+use crate::experiment::Experiment;
+use crate::file_error::FileError;
+use crate::metrics::MetricsWriter;
+use crate::options::{CommonOptions, count, learning_rate};
+use crate::python::Float;
+use crate::rank::{Outcome, Rank};
+use crate::report::Report;
+use crate::weights::TensorFile;
+
+use super::mesh::MeshOptions;
+use super::run::{self, RunConfig, Task, Trained};
+use super::{OnMesh, table};
+
+/// Options of `tensor-parallel-mlp`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Trains fc2(gelu(fc1(x))) on random samples with Adam and the mean squared error. fc1 is divided
+over the ranks by its outputs, fc2 by its inputs. In the end it says, measured, what each rank
+held and sent, and what it would have with a copy of the whole model on each.
+
+--data FILE holds the tensors x and y, f32 of shape (samples, hidden size); --init and --save hold
+PyTorch's state_dict: fc1.weight (4 x hidden size, hidden size), fc1.bias, fc2.weight, fc2.bias.")]
+pub struct TensorParallelMlpOptions {
+    #[command(flatten)]
+    pub(crate) common: CommonOptions,
+    #[command(flatten)]
+    pub(crate) mesh: MeshOptions,
+    /// Passes over the data
+    #[arg(long, value_name = "N", default_value = "1", value_parser = count, allow_negative_numbers = true)]
+    pub(crate) epochs: usize,
+    /// Samples a step, of each data-parallel rank
+    #[arg(long, value_name = "N", default_value = "32", value_parser = count, allow_negative_numbers = true)]
+    pub(crate) batch_size: usize,
+    /// Learning rate
+    #[arg(long, default_value = "0.001", value_parser = learning_rate, allow_negative_numbers = true)]
+    pub(crate) lr: f64,
+    /// Samples in the data set
+    #[arg(long, value_name = "N", default_value = "640", value_parser = count, allow_negative_numbers = true, conflicts_with = "data")]
+    pub(crate) samples: usize,
+    /// Numbers of a sample; the layers are four times as wide between them
+    #[arg(long, value_name = "N", default_value = "1024", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub(crate) hidden_size: usize,
+}
+
+/// Samples and what is to come out, (samples, hidden size) both; and the generator that weights are drawn from.
+pub struct Setup {
+    x: Tensor,
+    y: Tensor,
+    weights: Weights,
+}
+
+impl OnMesh for TensorParallelMlpOptions {
+    fn mesh(&self) -> &MeshOptions {
+        &self.mesh
+    }
+
+    fn set_world_size(&mut self, world_size: usize) {
+        self.common.ranks.world_size = Some(world_size);
+    }
+}
+
+impl Experiment for TensorParallelMlpOptions {
+    const NAME: &'static str = "tensor-parallel-mlp";
+    const WORLD_SIZE: usize = 2;
+    type Setup = Setup;
+    type Alone = usize;
+    type Trained = Trained;
+
+    fn common(&self) -> &CommonOptions {
+        &self.common
+    }
+
+    fn check(&self, world_size: usize) -> Result<()> {
+        let (dp, tp) = self.mesh.sizes(world_size)?;
+        if !self.hidden_size.saturating_mul(4).is_multiple_of(tp) {
+            let help = format!(
+                "the first layer has four times as many outputs, which are divided over {tp} tensor-parallel ranks (--tp): \
+                 give a size of which four times is a multiple of that"
+            );
+            return Err(Error::Option { option: "--hidden-size", got: self.hidden_size.to_string(), help });
+        }
+        if self.mesh.sequence_parallel {
+            MeshOptions::divides("--batch-size", self.batch_size, tp)?;
+            if self.common.data.is_none() {
+                let last = self.samples.div_ceil(dp) % self.batch_size;
+                MeshOptions::divides("--samples", last, tp)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn setup(&self) -> Result<Setup> {
+        self.common.device()?;
+        let mut generator = Generator::new(self.common.seed);
+        let (x, y) = match &self.common.data {
+            Some(path) => read(&TensorFile::open(path)?, self.hidden_size)?,
+            None => {
+                let shape = (self.samples, self.hidden_size);
+                let numbers = self.samples.saturating_mul(self.hidden_size);
+                let mut draw = || -> Result<Tensor> {
+                    Ok(Tensor::from_vec(generator.randn(numbers)?, shape, &Device::Cpu)?)
+                };
+                (draw()?, draw()?)
+            }
+        };
+        let weights = match &self.common.init {
+            Some(path) => Weights::File(path.clone()),
+            None => Weights::Random(SharedGenerator::from(generator)),
+        };
+        Ok(Setup { x, y, weights })
+    }
+
+    fn alone(&self, _: Setup, world_size: usize, _: Option<&mut MetricsWriter>) -> Result<usize> {
+        note(format_args!(
+            "document 004 draws other weights on each rank, gathers the first layer's output only to divide it again, and sums \
+             the gradients of divided weights over ranks, to whom they do not belong; here each rank has its part of one \
+             model, and the losses are those of one process"
+        ));
+        Ok(world_size)
+    }
+
+    fn train(&self, setup: Setup, rank: &mut Rank) -> Result<Trained> {
+        let config = RunConfig {
+            sizes: self.mesh.sizes(rank.comm.world_size())?,
+            parallel: TensorParallelConfig {
+                sequence_parallel: self.mesh.sequence_parallel,
+                seed: self.common.seed,
+                ..TensorParallelConfig::default()
+            },
+            weights: setup.weights.clone(),
+            epochs: self.epochs,
+            batch_size: self.batch_size,
+            lr: self.lr,
+            report: self.common.report.is_some(),
+            save: self.common.save.as_deref(),
+        };
+        run::train(&Regression { setup, hidden_size: self.hidden_size }, &config, rank)
+    }
+
+    fn conclude(&self, world_size: &usize, outcome: &Outcome<Trained>) -> Result<()> {
+        let Trained { own, data_parallel, .. } = &outcome.trained;
+        table::print(self.mesh.sizes(*world_size)?, own, data_parallel)
+    }
+
+    fn report(&self, world_size: usize, outcome: Outcome<Trained>) -> Report {
+        let fact = |name: &str, value: String| (name.to_string(), value);
+        let mut facts = self.mesh.facts(world_size);
+        facts.push(fact("hidden size", self.hidden_size.to_string()));
+        facts.push(fact("batch size, each data-parallel rank", self.batch_size.to_string()));
+        facts.push(fact("learning rate", self.lr.to_string()));
+        Report { facts, runs: vec![outcome.trained.series], ..Report::default() }
+    }
+}
+
+fn read(file: &TensorFile, hidden_size: usize) -> Result<(Tensor, Tensor)> {
+    file.only(&["x", "y"])?;
+    let x = file.tensor("x", &[None, Some(hidden_size)], DType::F32, &Device::Cpu)?;
+    if x.dim(0)? == 0 {
+        return Err(FileError::tensor(file.path(), "x", "it has no samples; give at least 1").into());
+    }
+    let y = file.tensor("y", &[Some(x.dim(0)?), Some(hidden_size)], DType::F32, &Device::Cpu)?;
+    Ok((x, y))
+}
+
+/// The document's model.
+#[derive(Debug)]
+pub struct Mlp {
+    layers: ParallelMlp,
+    context: Context,
+}
+
+impl Mlp {
+    /// Makes `fc1` and `fc2`.
+    ///
+    /// # Errors
+    /// Those of [`ParallelMlp::new`].
+    pub fn new(hidden_size: usize, builder: &ShardBuilder) -> LayerResult<Self> {
+        let layers = ParallelMlp::new(hidden_size, 4 * hidden_size, builder)?;
+        Ok(Self { layers, context: builder.context().clone() })
+    }
+
+    /// # Shapes
+    /// (batch, hidden size) to the same, on every rank. With sequence parallelism it is the batch that is divided in between.
+    ///
+    /// # Errors
+    /// Those of [`ParallelMlp::forward`].
+    pub fn forward(&self, x: &Tensor) -> LayerResult<Tensor> {
+        let y = self.layers.forward(&self.context.split_sequence(x)?)?;
+        self.context.gather_sequence(&y)
+    }
+}
+
+struct Regression {
+    setup: Setup,
+    hidden_size: usize,
+}
+
+impl Task for Regression {
+    type Model = Mlp;
+
+    fn model(&self, builder: ShardBuilder) -> LayerResult<Mlp> {
+        Mlp::new(self.hidden_size, &builder)
+    }
+
+    fn loss(&self, parallel: &TensorParallel<Mlp>, samples: &[usize]) -> Result<Tensor> {
+        let places: Vec<u32> = samples.iter().map(|place| *place as u32).collect();
+        let places = Tensor::from_vec(places, samples.len(), &Device::Cpu)?;
+        let (x, y) = (self.setup.x.index_select(&places, 0)?, self.setup.y.index_select(&places, 0)?);
+        Ok((parallel.model().forward(&x)? - y)?.sqr()?.mean_all()?)
+    }
+
+    fn samples(&self) -> usize {
+        self.setup.x.dims()[0]
+    }
+
+    fn line(&self, _: usize, _: usize, loss: f32) -> String {
+        format!("Loss: {}", Float(loss.into()))
+    }
+}

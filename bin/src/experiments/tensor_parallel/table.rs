@@ -1,0 +1,68 @@
+//! Row 21's table: memory and communication, of tensor beside data parallelism.
+
+use crate::console::say;
+use crate::error::Result;
+
+use super::figures::Figures;
+
+/// Prints the table.
+pub(super) fn print(sizes: (usize, usize), own: &Figures, data_parallel: &Figures) -> Result<()> {
+    lines(sizes, own, data_parallel).iter().try_for_each(|line| say(format_args!("{line}")))
+}
+
+fn lines((dp, tp): (usize, usize), own: &Figures, other: &Figures) -> Vec<String> {
+    let ranks = dp * tp;
+    let own_name = if dp == 1 { format!("tp {tp}") } else { format!("tp {tp}, dp {dp}") };
+    let mut lines = vec![
+        String::new(),
+        "===== memory and communication of each rank, measured =====".to_string(),
+        row("", &own_name, &format!("dp {ranks}"), "ratio"),
+    ];
+    let mut bytes = |name: &str, own: f64, other: f64| {
+        let ratio = if other > 0.0 { format!("{:.3}", own / other) } else { "-".into() };
+        lines.push(row(name, &megabytes(own), &megabytes(other), &ratio));
+    };
+    bytes("weights", own.weights as f64, other.weights as f64);
+    bytes("gradients", own.gradients as f64, other.gradients as f64);
+    bytes("optimizer", own.optimizer as f64, other.optimizer as f64);
+    bytes("all three", own.model() as f64, other.model() as f64);
+    if let (Some(own), Some(other)) = (own.peak_rss, other.peak_rss) {
+        bytes("peak of the process", own as f64, other as f64);
+    }
+    bytes("sent in a step", own.sent, other.sent);
+    let time = |seconds: f64| format!("{:.2} ms", seconds * 1e3);
+    let ratio = format!("{:.3}", own.step_s / other.step_s);
+    lines.push(row("time of a step", &time(own.step_s), &time(other.step_s), &ratio));
+    lines
+}
+
+fn row(name: &str, own: &str, other: &str, ratio: &str) -> String {
+    format!("{name:<20}{own:>14}{other:>14}{ratio:>9}")
+}
+
+/// Megabytes of a million bytes.
+pub(crate) fn megabytes(bytes: f64) -> String {
+    format!("{:.3} MB", bytes / 1e6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_figure_has_a_line() {
+        let own = Figures {
+            weights: 500_000,
+            gradients: 500_000,
+            optimizer: 1_000_000,
+            sent: 1000.0,
+            step_s: 0.001,
+            peak_rss: None,
+        };
+        let other = Figures { weights: 1_000_000, sent: 0.0, step_s: 0.002, ..own };
+        let lines = lines((1, 2), &own, &other);
+        assert_eq!(lines[3], "weights                   0.500 MB      1.000 MB    0.500");
+        assert_eq!(lines[7], "sent in a step            0.001 MB      0.000 MB        -");
+        assert_eq!(lines[8], "time of a step             1.00 ms       2.00 ms    0.500");
+    }
+}

@@ -1,0 +1,137 @@
+//! `tensor-parallel-transformer`: a language model of the document's layers.
+
+mod data;
+mod options;
+
+use candle_core::Tensor;
+use sampler::{Generator, SharedGenerator};
+use tensor_parallel::{
+    LanguageModel, LanguageModelConfig, Result as LayerResult, ShardBuilder, TensorParallel,
+    TensorParallelConfig, Weights,
+};
+
+pub use options::TensorParallelTransformerOptions;
+
+use crate::error::Result;
+use crate::experiment::Experiment;
+use crate::metrics::MetricsWriter;
+use crate::options::CommonOptions;
+use crate::python::Float;
+use crate::rank::{Outcome, Rank};
+use crate::report::Report;
+
+use super::mesh::MeshOptions;
+use super::run::{self, RunConfig, Task, Trained};
+use super::{OnMesh, table};
+
+/// Rows of tokens, one longer than what the model is shown; where weights come from.
+pub struct Setup {
+    rows: Vec<Vec<u32>>,
+    weights: Weights,
+}
+
+impl OnMesh for TensorParallelTransformerOptions {
+    fn mesh(&self) -> &MeshOptions {
+        &self.mesh
+    }
+
+    fn set_world_size(&mut self, world_size: usize) {
+        self.common.ranks.world_size = Some(world_size);
+    }
+}
+
+impl Experiment for TensorParallelTransformerOptions {
+    const NAME: &'static str = "tensor-parallel-transformer";
+    const WORLD_SIZE: usize = 2;
+    type Setup = Setup;
+    type Alone = usize;
+    type Trained = Trained;
+
+    fn common(&self) -> &CommonOptions {
+        &self.common
+    }
+
+    fn check(&self, world_size: usize) -> Result<()> {
+        let (_, tp) = self.mesh.sizes(world_size)?;
+        self.check_sizes(tp)
+    }
+
+    fn setup(&self) -> Result<Setup> {
+        self.common.device()?;
+        let mut generator = Generator::new(self.common.seed);
+        let rows = data::rows(self, &mut generator)?;
+        let weights = match &self.common.init {
+            Some(path) => Weights::File(path.clone()),
+            None => Weights::Random(SharedGenerator::from(generator)),
+        };
+        Ok(Setup { rows, weights })
+    }
+
+    fn alone(&self, _: Setup, world_size: usize, _: Option<&mut MetricsWriter>) -> Result<usize> {
+        Ok(world_size)
+    }
+
+    fn train(&self, setup: Setup, rank: &mut Rank) -> Result<Trained> {
+        let sizes = self.mesh.sizes(rank.comm.world_size())?;
+        if let (true, Some(row)) = (self.mesh.sequence_parallel, setup.rows.first()) {
+            MeshOptions::divides("--data", row.len() - 1, sizes.1)?;
+        }
+        let config = RunConfig {
+            sizes,
+            parallel: TensorParallelConfig {
+                sequence_parallel: self.mesh.sequence_parallel,
+                seed: self.common.seed,
+                ..TensorParallelConfig::default()
+            },
+            weights: setup.weights,
+            epochs: self.epochs,
+            batch_size: self.batch_size,
+            lr: self.lr,
+            report: self.common.report.is_some(),
+            save: self.common.save.as_deref(),
+        };
+        run::train(&NextToken { rows: setup.rows, model: self.model() }, &config, rank)
+    }
+
+    fn conclude(&self, world_size: &usize, outcome: &Outcome<Trained>) -> Result<()> {
+        let Trained { own, data_parallel, .. } = &outcome.trained;
+        table::print(self.mesh.sizes(*world_size)?, own, data_parallel)
+    }
+
+    fn report(&self, world_size: usize, outcome: Outcome<Trained>) -> Report {
+        let fact = |name: &str, value: String| (name.to_string(), value);
+        let mut facts = self.mesh.facts(world_size);
+        facts.push(fact("batch size, each data-parallel rank", self.batch_size.to_string()));
+        facts.push(fact("learning rate", self.lr.to_string()));
+        facts.push(fact("dropout", self.dropout.to_string()));
+        facts.push(fact("d_model", self.d_model.to_string()));
+        facts.push(fact("layers", self.num_layers.to_string()));
+        Report { facts, runs: vec![outcome.trained.series], ..Report::default() }
+    }
+}
+
+struct NextToken {
+    rows: Vec<Vec<u32>>,
+    model: LanguageModelConfig,
+}
+
+impl Task for NextToken {
+    type Model = LanguageModel;
+
+    fn model(&self, builder: ShardBuilder) -> LayerResult<LanguageModel> {
+        LanguageModel::new(builder, &self.model)
+    }
+
+    fn loss(&self, parallel: &TensorParallel<LanguageModel>, samples: &[usize]) -> Result<Tensor> {
+        let (tokens, next) = data::batch(&self.rows, samples)?;
+        Ok(parallel.model().loss(&tokens, &next)?)
+    }
+
+    fn samples(&self) -> usize {
+        self.rows.len()
+    }
+
+    fn line(&self, epoch: usize, batch: usize, loss: f32) -> String {
+        format!("Epoch {epoch}, Batch {batch}, Loss: {}", Float(loss.into()))
+    }
+}

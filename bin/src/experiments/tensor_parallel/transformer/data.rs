@@ -1,0 +1,33 @@
+//! Rows of tokens: from a file, or counting up in steps.
+
+use candle_core::Device;
+use sampler::Generator;
+
+use crate::error::Result;
+use crate::tokens::{self, Batch, Row};
+
+use super::TensorParallelTransformerOptions;
+
+/// Row i begins at `start[i]` and goes up by `stride[i]`, from 1 to 4, modulo the vocabulary: `start` is drawn first, then
+/// `stride`.
+pub(super) fn rows(
+    options: &TensorParallelTransformerOptions,
+    generator: &mut Generator,
+) -> Result<Vec<Row>> {
+    if let Some(path) = &options.common.data {
+        return tokens::read(path, options.vocab_size, options.max_len);
+    }
+    let vocabulary = options.vocab_size as i64;
+    let starts = generator.randint(options.samples, 0, vocabulary)?;
+    let strides = generator.randint(options.samples, 1, 5)?;
+    let row = |(start, stride): (i64, i64)| {
+        (0..options.length as i64).map(|place| ((start + place * stride) % vocabulary) as u32).collect()
+    };
+    Ok(starts.into_iter().zip(strides).map(row).collect())
+}
+
+/// Those samples as a batch.
+pub(super) fn batch(rows: &[Row], samples: &[usize]) -> Result<Batch> {
+    let rows: Vec<Row> = samples.iter().map(|&sample| rows[sample].clone()).collect();
+    Ok(tokens::batch(&rows, &Device::Cpu)?)
+}

@@ -1,0 +1,106 @@
+//! The options of `tensor-parallel-transformer`.
+
+use clap::Args;
+use tensor_parallel::LanguageModelConfig;
+use training::Visible;
+
+use crate::error::{Error, Result};
+use crate::options::{CommonOptions, count, learning_rate, probability};
+use crate::tokens::check_length;
+
+use super::super::mesh::MeshOptions;
+
+/// Options of `tensor-parallel-transformer`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Trains a language model to predict the next token, with Adam. Attention heads, feed-forward
+layers, embedding and logits are divided over --tp ranks; --dp of such groups have batches of
+their own. In the end it says, measured, what each rank held and sent, and what it would have with
+a copy of the whole model on each.
+
+--data FILE holds the tensor tokens, i64 of shape (rows, length); --init and --save hold PyTorch's
+state_dict of the whole model: embedding.weight, position.weight, layers.0.norm1.weight,
+layers.0.attention.qkv.weight and so on. Without --data the rows count up by 1 to 4, from a random
+token.")]
+pub struct TensorParallelTransformerOptions {
+    #[command(flatten)]
+    pub(crate) common: CommonOptions,
+    #[command(flatten)]
+    pub(crate) mesh: MeshOptions,
+    /// Passes over the data
+    #[arg(long, value_name = "N", default_value = "10", value_parser = count, allow_negative_numbers = true)]
+    pub(crate) epochs: usize,
+    /// Rows a step, of each data-parallel rank
+    #[arg(long, value_name = "N", default_value = "8", value_parser = count, allow_negative_numbers = true)]
+    pub(crate) batch_size: usize,
+    /// Learning rate
+    #[arg(long, default_value = "0.001", value_parser = learning_rate, allow_negative_numbers = true)]
+    pub(crate) lr: f64,
+    /// Rows in the data set
+    #[arg(long, value_name = "N", default_value = "64", value_parser = count, allow_negative_numbers = true, conflicts_with = "data")]
+    pub(crate) samples: usize,
+    /// Tokens in a row
+    #[arg(long, value_name = "N", default_value = "33", value_parser = count, allow_negative_numbers = true, conflicts_with = "data")]
+    pub(crate) length: usize,
+    /// Probability with which dropout zeroes a number
+    #[arg(long, value_name = "P", default_value = "0", value_parser = probability, allow_negative_numbers = true, help_heading = "Model")]
+    pub(crate) dropout: f64,
+    /// Let each token see all others, and not only those before it
+    #[arg(long, help_heading = "Model")]
+    pub(crate) no_mask: bool,
+    /// Tokens that there are
+    #[arg(long, value_name = "N", default_value = "256", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub(crate) vocab_size: usize,
+    /// Numbers that a token becomes
+    #[arg(long, value_name = "N", default_value = "128", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub(crate) d_model: usize,
+    /// Heads of attention
+    #[arg(long, value_name = "N", default_value = "8", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub(crate) num_heads: usize,
+    /// Width of the feed-forward layers [default: four times --d-model]
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub(crate) d_ff: Option<usize>,
+    /// Layers
+    #[arg(long, value_name = "N", default_value = "2", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub(crate) num_layers: usize,
+    /// Longest row of tokens that the model can take
+    #[arg(long, value_name = "N", default_value = "64", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub(crate) max_len: usize,
+}
+
+impl TensorParallelTransformerOptions {
+    pub(super) fn model(&self) -> LanguageModelConfig {
+        let &Self { vocab_size, d_model, num_heads, num_layers, max_len, dropout, .. } = self;
+        let visible = if self.no_mask { Visible::All } else { Visible::Past };
+        let d_ff = self.d_ff.unwrap_or(0);
+        LanguageModelConfig { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, visible }
+    }
+
+    /// Refuses sizes that do not go together, or that the ranks do not divide.
+    pub(super) fn check_sizes(&self, tp: usize) -> Result<()> {
+        let refuse =
+            |option, got: usize, help: String| Err(Error::Option { option, got: got.to_string(), help });
+        let &Self { d_model, num_heads, .. } = self;
+        if !d_model.is_multiple_of(num_heads) {
+            let help = format!("it is split over {num_heads} heads (--num-heads): give a multiple of that");
+            return refuse("--d-model", d_model, help);
+        }
+        MeshOptions::divides("--num-heads", num_heads, tp)?;
+        MeshOptions::divides("--vocab-size", self.vocab_size, tp)?;
+        MeshOptions::divides("--d-ff", self.d_ff.unwrap_or(d_model.saturating_mul(4)), tp)?;
+        if self.common.data.is_some() {
+            return Ok(());
+        }
+        if let Err(help) = check_length(self.length, self.max_len) {
+            return refuse("--length", self.length, help);
+        }
+        if self.mesh.sequence_parallel && !(self.length - 1).is_multiple_of(tp) {
+            let help = format!(
+                "with --sequence-parallel its tokens but one are divided over {tp} ranks (--tp): give a multiple of {tp}, \
+                 and one"
+            );
+            return refuse("--length", self.length, help);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,221 @@
+//! The options of `plan`.
+
+use clap::{Args, ValueEnum};
+
+use crate::error::{Error, Result};
+use crate::options::count;
+
+use super::model::{Model, TransformerSizes};
+use super::units;
+
+/// A model of a document, by the command that trains it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ModelName {
+    /// Linear(1, 1)
+    DdpLinear,
+    /// Linear(20, 1)
+    DdpTrainer,
+    /// Linear 10-20-2
+    DdpMlp,
+    /// Linear 1024-4096-4096-1024-10
+    FsdpMlp,
+    /// Linear 1024-4096-1024
+    TensorParallelMlp,
+    /// The Transformer of document 000
+    DdpTransformer,
+    /// The language model of document 004's layers
+    TensorParallelTransformer,
+}
+
+/// An optimizer, by what it remembers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Optimizer {
+    /// Nothing
+    Sgd,
+    /// A number for each parameter
+    Momentum,
+    /// Two numbers for each parameter
+    Adam,
+}
+
+impl Optimizer {
+    pub(super) fn numbers(self) -> u64 {
+        match self {
+            Self::Sgd => 0,
+            Self::Momentum => 1,
+            Self::Adam => 2,
+        }
+    }
+}
+
+/// Options of `plan`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+For each way to spread a model over ranks: whether it fits, the memory of the rank that has most
+by kind, the bytes that a rank sends in a step, and about how long a step takes. What is not given
+is measured here, between two processes.
+
+The sizes are those of a command's model, or what the options say. Time is that of matrix products
+at --flops and of communication at --bandwidth and --latency; what data parallelism sends while it
+computes backward is not counted twice.")]
+pub struct PlanOptions {
+    /// The model of a command
+    #[arg(value_enum, default_value = "tensor-parallel-transformer")]
+    pub(crate) model: ModelName,
+    /// Ranks
+    #[arg(long, value_name = "N", default_value = "2", value_parser = count, allow_negative_numbers = true)]
+    pub(crate) ranks: usize,
+    /// Memory of a rank, such as 16GB [default: this machine's, shared by the ranks]
+    #[arg(long, value_name = "BYTES", value_parser = units::bytes, allow_hyphen_values = true)]
+    pub(crate) memory: Option<f64>,
+    /// What a rank sends in a second, such as 12.5GB/s or 100Gbit/s [default: measured]
+    #[arg(long, value_name = "BYTES/s", value_parser = units::bandwidth, allow_hyphen_values = true)]
+    pub(crate) bandwidth: Option<f64>,
+    /// Time of a step of communication, such as 50us [default: measured]
+    #[arg(long, value_name = "TIME", value_parser = units::time, allow_hyphen_values = true)]
+    pub(crate) latency: Option<f64>,
+    /// Operations of a rank in a second, such as 80GFLOP/s [default: measured]
+    #[arg(long, value_name = "FLOP/s", value_parser = units::flops, allow_hyphen_values = true)]
+    pub(crate) flops: Option<f64>,
+    /// Samples a step, of all ranks together
+    #[arg(long, value_name = "N", default_value = "16", value_parser = count, allow_negative_numbers = true)]
+    pub(crate) batch_size: usize,
+    /// Parts of a batch that go through a pipeline one after the other
+    #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
+    pub(crate) micro_batches: usize,
+    /// What the optimizer remembers
+    #[arg(long, value_enum, default_value = "adam")]
+    pub(crate) optimizer: Optimizer,
+    /// Bytes of a number: 4 for f32, 2 for f16 and bf16, 8 for f64
+    #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
+    pub(crate) element_bytes: usize,
+    /// Sizes of linear layers in a row, separated by commas, in place of the command's
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub(crate) sizes: Vec<usize>,
+    /// Tokens that there are
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub(crate) vocab_size: Option<usize>,
+    /// Numbers that a token becomes
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub(crate) d_model: Option<usize>,
+    /// Heads of attention
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub(crate) num_heads: Option<usize>,
+    /// Width of the feed-forward layers
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub(crate) d_ff: Option<usize>,
+    /// Layers
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub(crate) num_layers: Option<usize>,
+    /// Longest row of tokens that the model can take
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub(crate) max_len: Option<usize>,
+    /// Tokens in a row, one of which is only to be predicted
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
+    pub(crate) length: Option<usize>,
+}
+
+/// Larger sizes have no meaning, and their products are whole numbers yet.
+const LARGEST: usize = 1 << 24;
+
+impl PlanOptions {
+    /// The model's sizes.
+    ///
+    /// # Errors
+    /// Sizes of another kind of model, too large ones, or such that do not go together.
+    pub fn model(&self) -> Result<Model> {
+        let name = self.model.to_possible_value().map_or(String::new(), |value| value.get_name().to_string());
+        let mlp: &[u64] = match self.model {
+            ModelName::DdpLinear => &[1, 1],
+            ModelName::DdpTrainer => &[20, 1],
+            ModelName::DdpMlp => &[10, 20, 2],
+            ModelName::FsdpMlp => &[1024, 4096, 4096, 1024, 10],
+            ModelName::TensorParallelMlp => &[1024, 4096, 1024],
+            // vocabulary, features, heads, width, layers, longest row, row
+            ModelName::DdpTransformer => return self.transformer(&name, [100, 12, 4, 24, 2, 100, 10], false),
+            ModelName::TensorParallelTransformer => {
+                return self.transformer(&name, [256, 128, 8, 512, 2, 64, 33], true);
+            }
+        };
+        if let Some((option, value)) = self.transformer_options().into_iter().find_map(|(o, v)| Some((o, v?)))
+        {
+            return refuse(option, value, format!("{name} is made of linear layers: give --sizes"));
+        }
+        let given: Vec<u64> = self.sizes.iter().map(|size| *size as u64).collect();
+        if let [only] = given[..] {
+            return refuse("--sizes", only as usize, "a layer has two: give 2 or more".into());
+        }
+        check_sizes(self.sizes.iter().map(|size| ("--sizes", *size)))?;
+        Ok(Model::mlp(&name, if given.is_empty() { mlp } else { &given }))
+    }
+
+    fn transformer(&self, name: &str, defaults: [usize; 7], is_modern: bool) -> Result<Model> {
+        if let Some(size) = self.sizes.first() {
+            return refuse("--sizes", *size, format!("{name} is a transformer: give --d-model and the like"));
+        }
+        let options = self.transformer_options();
+        check_sizes(options.into_iter().filter_map(|(option, size)| Some((option, size?))))?;
+        let mut sizes = defaults;
+        for (size, (_, given)) in sizes.iter_mut().zip(options) {
+            *size = given.unwrap_or(*size);
+        }
+        if self.d_model.is_some() && self.d_ff.is_none() {
+            sizes[3] = 4 * sizes[1];
+        }
+        if self.length.is_some() && self.max_len.is_none() {
+            sizes[5] = sizes[5].max(sizes[6].saturating_sub(1));
+        }
+        let [_, d_model, num_heads, _, _, max_len, length] = sizes;
+        if !d_model.is_multiple_of(num_heads) {
+            let help = format!("it is split over {num_heads} heads (--num-heads): give a multiple of that");
+            return refuse("--d-model", d_model, help);
+        }
+        if length < 2 || length - 1 > max_len {
+            let most = max_len + 1;
+            return refuse("--length", length, format!("give 2 to {most} tokens with --max-len {max_len}"));
+        }
+        let [vocab_size, d_model, num_heads, d_ff, num_layers, max_len, length] =
+            sizes.map(|size| size as u64);
+        let length = length - 1;
+        let sizes =
+            TransformerSizes { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, length, is_modern };
+        Ok(Model::transformer(name, &sizes))
+    }
+
+    fn transformer_options(&self) -> [(&'static str, Option<usize>); 7] {
+        [
+            ("--vocab-size", self.vocab_size),
+            ("--d-model", self.d_model),
+            ("--num-heads", self.num_heads),
+            ("--d-ff", self.d_ff),
+            ("--num-layers", self.num_layers),
+            ("--max-len", self.max_len),
+            ("--length", self.length),
+        ]
+    }
+
+    /// Refuses numbers that no machine has.
+    pub(super) fn check(&self) -> Result<()> {
+        let most = |option, got: usize, most: usize| match got > most {
+            true => refuse(option, got, format!("give at most {most}")),
+            false => Ok(()),
+        };
+        most("--ranks", self.ranks, 1 << 20)?;
+        most("--batch-size", self.batch_size, LARGEST)?;
+        match self.element_bytes {
+            2 | 4 | 8 => Ok(()),
+            got => refuse("--element-bytes", got, "give 2, 4 or 8".into()),
+        }
+    }
+}
+
+fn refuse<T>(option: &'static str, got: usize, help: String) -> Result<T> {
+    Err(Error::Option { option, got: got.to_string(), help })
+}
+
+fn check_sizes(mut sizes: impl Iterator<Item = (&'static str, usize)>) -> Result<()> {
+    match sizes.find(|(_, size)| *size > LARGEST) {
+        Some((option, size)) => refuse(option, size, format!("give at most {LARGEST}")),
+        None => Ok(()),
+    }
+}

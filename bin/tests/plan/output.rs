@@ -1,0 +1,103 @@
+//! What is printed and recommended, and what is refused.
+
+use crate::PLAN;
+use crate::common::text;
+
+/// Nothing has to be measured.
+const MACHINE: [&str; 6] = ["--bandwidth", "10GB/s", "--latency", "10us", "--flops", "1TFLOP/s"];
+
+fn plan(arguments: &[&str]) -> String {
+    let output = PLAN.succeed(&[arguments, &MACHINE].concat());
+    assert_eq!(text(&output.stderr), "");
+    text(&output.stdout)
+}
+
+/// Whether each strategy fits.
+fn fits(printed: &str) -> Vec<(String, bool)> {
+    let lines = printed.lines().skip_while(|line| !line.starts_with("strategy")).skip(1);
+    let lines = lines.take_while(|line| !line.is_empty());
+    lines.map(|line| (line[..20].trim().to_string(), line[20..23] == *"yes")).collect()
+}
+
+#[test]
+fn every_strategy_has_a_line() {
+    let printed = plan(&["--ranks", "4", "--memory", "1GB"]);
+    assert!(printed.starts_with(
+        "tensor-parallel-transformer: 470528 parameters of 4 bytes; 16 rows of 32 tokens a step\n"
+    ));
+    assert!(printed.contains(
+        "\n4 ranks, 1.00 GB each\n10.0 GB/s, 10.0 us a step of communication, 1.00 TFLOP/s (as given)\n"
+    ));
+    let names: Vec<String> = fits(&printed).into_iter().map(|(name, _)| name).collect();
+    let tensor = ["tp 2, dp 2", "tp 2 sequence, dp 2", "tp 4", "tp 4 sequence"];
+    assert_eq!(names, [&["dp 4", "fsdp 4"][..], &tensor, &["pipeline 4"]].concat());
+    assert!(fits(&printed).iter().all(|(_, fits)| *fits));
+    assert!(printed.lines().last().unwrap().starts_with("recommended: "), "{printed}");
+}
+
+#[test]
+fn the_parameters_are_the_models() {
+    for (model, parameters) in [
+        ("ddp-linear", 2),
+        ("ddp-trainer", 21),
+        ("ddp-mlp", 262),
+        ("tensor-parallel-mlp", 8_393_728),
+        ("fsdp-mlp", 25_185_290),
+        // Without the sines.
+        ("ddp-transformer", 5068),
+    ] {
+        let printed = plan(&[model, "--memory", "1GB"]);
+        assert!(printed.starts_with(&format!("{model}: {parameters} parameters")), "{printed}");
+    }
+}
+
+#[test]
+fn a_model_that_is_too_large_for_copies_is_divided() {
+    let large = ["--d-model", "4096", "--num-heads", "32", "--num-layers", "24", "--length", "129"];
+    let printed = plan(&[&large[..], &["--ranks", "8", "--memory", "24GB"]].concat());
+    let fits = fits(&printed);
+    assert_eq!(fits[0], ("dp 8".into(), false), "{printed}");
+    assert!(fits.iter().any(|(name, fits)| name == "fsdp 8" && *fits));
+    let last = printed.lines().last().unwrap();
+    assert!(last.starts_with("recommended: ") && !last.starts_with("recommended: dp"), "{last}");
+    let printed = plan(&[&large[..], &["--ranks", "2", "--memory", "24GB"]].concat());
+    let last = printed.lines().last().unwrap();
+    assert!(last.starts_with("recommended: nothing, for nothing fits: "), "{last}");
+    assert!(last.contains(" ranks ") && last.contains(" would fit (--ranks "), "{last}");
+}
+
+#[test]
+fn what_is_not_given_is_measured() {
+    let output = PLAN.succeed(&["tensor-parallel-mlp", "--ranks", "2", "--latency", "1us"]);
+    let printed = text(&output.stdout);
+    assert!(printed.contains(" 1.00 us a step of communication, "), "{printed}");
+    assert!(printed.contains("(measured here between 2 processes, where not given)"), "{printed}");
+    assert_eq!(fits(&printed).len(), 4);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    for (arguments, part) in [
+        (&["--memory", "much"][..], "give bytes, such as 500MB, 16GB or 80GiB"),
+        (&["--bandwidth", "-1GB/s"], "give bytes or bits a second"),
+        (&["--latency", "5h"], "give a time, such as 50us or 1ms"),
+        (&["--flops", "0"], "give operations a second"),
+        (&["--ranks", "0"], "1 or more"),
+        (&["--ranks", "9999999"], "--ranks: got 9999999; give at most 1048576"),
+        (&["--element-bytes", "3"], "--element-bytes: got 3; give 2, 4 or 8"),
+        (&["--d-model", "99999999"], "--d-model: got 99999999; give at most 16777216"),
+        (&["--d-model", "100"], "--d-model: got 100; it is split over 8 heads (--num-heads)"),
+        (&["--length", "1"], "--length: got 1; give 2 to 65 tokens with --max-len 64"),
+        (&["--max-len", "8"], "--length: got 33; give 2 to 9 tokens with --max-len 8"),
+        (&["--sizes", "4,4"], "--sizes: got 4; tensor-parallel-transformer is a transformer"),
+        (
+            &["ddp-mlp", "--num-heads", "2"],
+            "--num-heads: got 2; ddp-mlp is made of linear layers: give --sizes",
+        ),
+        (&["ddp-mlp", "--sizes", "4"], "--sizes: got 4; a layer has two: give 2 or more"),
+        (&["no-such-model"], "possible values: ddp-linear"),
+    ] {
+        let line = PLAN.refuse(&[arguments, &MACHINE[..0]].concat());
+        assert!(line.contains(part), "{arguments:?}: {line}");
+    }
+}

@@ -1,0 +1,46 @@
+//! Wrong options: one line, and nothing has been done.
+
+use crate::{MLP, TRANSFORMER};
+
+#[test]
+fn layouts_that_are_none() {
+    for (arguments, part) in [
+        (&["--tp", "3", "--world-size", "4"][..], "--tp: got 3; it does not divide 4 ranks (--world-size)"),
+        (&["--dp", "3", "--world-size", "4"], "--dp: got 3; it does not divide 4 ranks"),
+        (&["--dp", "2", "--tp", "4", "--world-size", "4"], "--tp: got 4; with --dp 2 that is not 4 ranks"),
+        (&["--tp", "0"], "1 or more"),
+        (&["--tp", "99999999"], "--world-size: got 99999999"),
+        (
+            &["--tp", "8", "--hidden-size", "1"],
+            "--hidden-size: got 1; the first layer has four times as many outputs",
+        ),
+        (&["--batch-size", "5", "--sequence-parallel"], "--batch-size: got 5; it is divided over 2"),
+        (&["--samples", "33", "--sequence-parallel"], "--samples: got 1; it is divided over 2"),
+    ] {
+        let line = MLP.refuse(arguments);
+        assert!(line.contains(part), "{arguments:?}: {line}");
+    }
+}
+
+#[test]
+fn sizes_that_do_not_go_together() {
+    for (arguments, part) in [
+        (&["--num-heads", "3"][..], "--d-model: got 128; it is split over 3 heads (--num-heads)"),
+        (
+            &["--num-heads", "4", "--tp", "8"],
+            "--num-heads: got 4; it is divided over 8 tensor-parallel ranks (--tp)",
+        ),
+        (&["--vocab-size", "255"], "--vocab-size: got 255; it is divided over 2 tensor-parallel ranks"),
+        (&["--d-ff", "9"], "--d-ff: got 9; it is divided over 2"),
+        (&["--length", "1"], "--length: got 1; the next token is predicted from those before it"),
+        (&["--length", "66"], "--length: got 66; the model takes rows of up to 65 tokens with --max-len 64"),
+        (
+            &["--length", "32", "--sequence-parallel"],
+            "--length: got 32; with --sequence-parallel its tokens but one",
+        ),
+        (&["--dropout", "2"], "give a number from 0 to 1"),
+    ] {
+        let line = TRANSFORMER.refuse(arguments);
+        assert!(line.contains(part), "{arguments:?}: {line}");
+    }
+}

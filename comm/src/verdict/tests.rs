@@ -1,0 +1,112 @@
+//! What ranks say they are doing, and who is to blame.
+
+use super::*;
+use crate::ReduceOp;
+use crate::fingerprint::Kind;
+use candle_core::DType;
+
+fn call(sequence: u64, elements: usize) -> Fingerprint {
+    Fingerprint::new(Kind::AllReduce, sequence).reduce(ReduceOp::Sum).tensor(DType::F32, elements)
+}
+
+fn within(call: Fingerprint) -> Status {
+    let mut activity = Activity::default();
+    activity.begin(call);
+    Status::Active(activity)
+}
+
+fn after(call: Fingerprint) -> Status {
+    let mut activity = Activity::default();
+    activity.begin(call);
+    activity.end();
+    Status::Active(activity)
+}
+
+#[test]
+fn the_odd_rank_is_the_one_that_most_disagree_with() {
+    let question = Question::Mismatch { peer: 0, mine: call(4, 10), theirs: call(4, 11) };
+    let statuses = [within(call(4, 11)), within(call(4, 10)), within(call(4, 10))];
+    let cause = judge(1, &question, &statuses);
+    assert_eq!(cause, Some(Cause::Mismatch { odd_rank: 0, odd: call(4, 11), rank: 1, call: call(4, 10) }));
+    let statuses = [within(call(4, 11)), within(call(4, 10))];
+    let cause = judge(1, &question, &statuses);
+    assert_eq!(cause, Some(Cause::Mismatch { odd_rank: 1, odd: call(4, 10), rank: 0, call: call(4, 11) }));
+}
+
+#[test]
+fn ranks_that_never_talked_are_found_to_disagree() {
+    let barrier = Fingerprint::new(Kind::Barrier, 2);
+    let question = Question::Stuck { peer: 1, last: false };
+    let cause = judge(0, &question, &[within(call(2, 1)), within(call(2, 1)), within(barrier)]);
+    assert_eq!(cause, Some(Cause::Mismatch { odd_rank: 2, odd: barrier, rank: 0, call: call(2, 1) }));
+    assert_eq!(judge(0, &question, &[within(call(2, 1)), after(call(1, 1))]), None);
+}
+
+#[test]
+fn the_first_place_counts_where_ranks_went_on() {
+    let mut ahead = Activity::default();
+    ahead.begin(call(1, 10));
+    ahead.end();
+    ahead.begin(call(2, 10));
+    // Rank 0 had nothing to hear from rank 2 in its first call, and finds the difference in the second.
+    let statuses = [Status::Active(ahead), within(call(1, 10)), within(call(1, 11))];
+    let question = Question::Mismatch { peer: 2, mine: call(2, 10), theirs: call(1, 11) };
+    let cause = judge(0, &question, &statuses);
+    assert_eq!(cause, Some(Cause::Mismatch { odd_rank: 2, odd: call(1, 11), rank: 0, call: call(1, 10) }));
+}
+
+#[test]
+fn a_rank_on_its_way_may_turn_the_majority() {
+    let question = Question::Mismatch { peer: 1, mine: call(4, 10), theirs: call(4, 11) };
+    let late = after(call(3, 10));
+    let undecided = [within(call(4, 10)), within(call(4, 11)), late.clone()];
+    assert!(may_change(&judge(0, &question, &undecided).unwrap(), &undecided));
+    let decided = [within(call(4, 10)), within(call(4, 11)), within(call(4, 10))];
+    assert!(!may_change(&judge(0, &question, &decided).unwrap(), &decided));
+    let decided = [vec![within(call(4, 10)); 3], vec![within(call(4, 11)), late]].concat();
+    assert!(!may_change(&judge(0, &question, &decided).unwrap(), &decided));
+}
+
+#[test]
+fn the_dead_explain_everything() {
+    let statuses = [within(call(1, 1)), Status::Silent, Status::Died];
+    for question in
+        [Question::Lost { peer: 1, left: true, because: None }, Question::Stuck { peer: 1, last: true }]
+    {
+        assert_eq!(judge(0, &question, &statuses), Some(Cause::Died { rank: 2 }));
+    }
+}
+
+#[test]
+fn who_cannot_be_reached_has_left_or_hangs_or_is_cut_off() {
+    let question = Question::Unreached { peer: 1, detail: "refused".into() };
+    let cause = |status| judge(0, &question, &[within(call(1, 1)), status]).unwrap();
+    assert_eq!(cause(Status::Left), Cause::Left { rank: 1 });
+    assert_eq!(cause(Status::Unknown), Cause::Left { rank: 1 });
+    assert_eq!(cause(Status::Died), Cause::Died { rank: 1 });
+    assert_eq!(cause(Status::Silent), Cause::Stalled { rank: 1, detail: NO_ANSWER.into() });
+    let unreachable = Cause::Unreachable { rank: 1, by: 0, detail: "refused".into() };
+    assert_eq!(cause(within(call(1, 1))), unreachable);
+    assert!(matches!(cause(within(call(1, 2))), Cause::Mismatch { .. }));
+}
+
+#[test]
+fn a_time_out_names_who_is_silent_or_behind() {
+    let question = Question::Stuck { peer: 3, last: true };
+    let stalled = |statuses: &[Status]| match judge(0, &question, statuses) {
+        Some(Cause::Stalled { rank, detail }) => (rank, detail),
+        other => panic!("{other:?}"),
+    };
+    let waiting = within(call(5, 1));
+    let (rank, detail) = stalled(&[waiting.clone(), waiting.clone(), Status::Silent, waiting.clone()]);
+    assert_eq!(rank, 2);
+    assert!(detail.contains("does not answer"));
+    let (rank, detail) = stalled(&[waiting.clone(), after(call(4, 1)), waiting.clone(), waiting.clone()]);
+    assert_eq!(rank, 1);
+    assert!(detail.contains("outside of any operation"), "{detail}");
+    let (rank, detail) = stalled(&[waiting.clone(), within(call(4, 1)), waiting.clone(), waiting.clone()]);
+    assert_eq!(rank, 1);
+    assert!(detail.contains("still in all_reduce #4"), "{detail}");
+    // All in the same call: only the silent stream is known.
+    assert_eq!(stalled(&[waiting.clone(), waiting.clone(), waiting.clone(), waiting]).0, 3);
+}

@@ -1,0 +1,302 @@
+//! What a model is built with: units, and in each a `VarBuilder` that keeps this rank's pieces of what is asked for.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use candle_core::{DType, Device, Result, Shape, Tensor, Var};
+use candle_nn::var_builder::SimpleBackend;
+use candle_nn::{Init, VarBuilder};
+
+use crate::agreement::Digest;
+use crate::hook::{Link, Place, parameter};
+use crate::layout::{Layout, piece};
+use crate::storage::is_trainable;
+use crate::unit::Unit;
+use crate::values::{cut, digest};
+use crate::{Error, FsdpConfig, Strategy, UnitConfig, lock};
+
+/// Builds the units of a model. [`crate::Fsdp::new`] gives one to the function that makes the model.
+#[derive(Clone)]
+pub struct UnitBuilder<'a> {
+    vb: VarBuilder<'a>,
+    plan: Arc<Plan>,
+}
+
+/// What all units are built by.
+pub(crate) struct Plan {
+    pub(crate) config: FsdpConfig,
+    pub(crate) shards: usize,
+    pub(crate) shard_rank: usize,
+    pub(crate) link: Link,
+    /// What every parameter's tensor hangs on in the graph, of one element.
+    pub(crate) anchor: Var,
+    pub(crate) model: Mutex<Model>,
+}
+
+/// What was built so far.
+#[derive(Default)]
+pub(crate) struct Model {
+    pub(crate) units: Vec<Built>,
+    /// The unit of each parameter.
+    owners: HashMap<String, String>,
+    pub(crate) buffers: Vec<(String, Var)>,
+}
+
+/// A unit that was built.
+#[derive(Debug)]
+pub(crate) struct Built {
+    pub(crate) name: String,
+    pub(crate) params: Vec<Param>,
+    pub(crate) layout: Layout,
+    pub(crate) shard: Var,
+    /// What it computes in.
+    pub(crate) dtype: DType,
+    pub(crate) keep: bool,
+    /// Of all first values, this rank's and the others'.
+    pub(crate) digest: Digest,
+}
+
+/// A parameter: what the model computes with, released unless its unit runs.
+#[derive(Debug, Clone)]
+pub(crate) struct Param {
+    pub(crate) name: String,
+    pub(crate) tensor: Tensor,
+}
+
+impl<'a> UnitBuilder<'a> {
+    pub(crate) fn new(vb: VarBuilder<'a>, plan: Arc<Plan>) -> Self {
+        Self { vb, plan }
+    }
+
+    /// One level down, as [`VarBuilder::pp`].
+    pub fn pp(&self, name: impl ToString) -> Self {
+        Self { vb: self.vb.pp(name), plan: self.plan.clone() }
+    }
+
+    /// Makes a unit of what `build` builds: its parameters are gathered together, before it runs.
+    ///
+    /// # Memory
+    /// While it is built: one parameter whole, as the `VarBuilder` that was given to [`crate::Fsdp::new`] makes it.
+    ///
+    /// # Errors
+    /// What `build` fails with; [`Error::EmptyUnit`], [`Error::SameUnit`], [`Error::SharedParameter`]; parameters that cannot
+    /// be sharded.
+    pub fn unit<M>(&self, build: impl FnOnce(VarBuilder<'a>) -> Result<M>) -> Result<Unit<M>> {
+        self.unit_with(&UnitConfig::default(), build)
+    }
+
+    /// [`UnitBuilder::unit`] with a configuration of its own.
+    ///
+    /// # Errors
+    /// Those of [`UnitBuilder::unit`].
+    pub fn unit_with<M>(
+        &self,
+        config: &UnitConfig,
+        build: impl FnOnce(VarBuilder<'a>) -> Result<M>,
+    ) -> Result<Unit<M>> {
+        let name = match self.vb.prefix() {
+            prefix if prefix.is_empty() => "the model".to_string(),
+            prefix => prefix,
+        };
+        let index = lock(&self.plan.model).units.len();
+        let asked: Arc<Mutex<Asked>> = Arc::default();
+        let (dtype, device) = (self.vb.dtype(), self.vb.device().clone());
+        let computed = self.plan.config.mixed_precision.param_dtype.unwrap_or(dtype);
+        let backend = Sharding {
+            inner: self.vb.root(),
+            plan: self.plan.clone(),
+            asked: asked.clone(),
+            unit: name.clone(),
+            index,
+            dtypes: (dtype, computed),
+        };
+        let path = self.vb.prefix();
+        let root = VarBuilder::from_backend(Box::new(backend), computed, device);
+        let module = build(if path.is_empty() { root } else { root.pp(path) })?;
+        let closed = Asked { closed: true, ..Asked::default() };
+        let asked = std::mem::replace(&mut *lock(&asked), closed);
+        let built = asked.finish(&self.plan, &name, (dtype, computed), config)?;
+        let mut model = lock(&self.plan.model);
+        if model.units.iter().any(|unit| unit.name == name) {
+            return Err(Error::SameUnit { unit: name }.into());
+        }
+        model.units.push(built);
+        Ok(Unit::new(module, name, index, computed, self.plan.link.clone()))
+    }
+}
+
+/// What a unit has asked for while it is built.
+#[derive(Debug, Default)]
+struct Asked {
+    params: Vec<Param>,
+    /// This rank's piece of a large parameter, all of a small one.
+    values: Vec<Tensor>,
+    names: HashMap<String, usize>,
+    digest: Option<Digest>,
+    closed: bool,
+}
+
+impl Asked {
+    fn known(&self, name: &str) -> Option<Tensor> {
+        self.names.get(name).map(|&param| self.params[param].tensor.clone())
+    }
+
+    fn finish(
+        mut self,
+        plan: &Plan,
+        unit: &str,
+        (dtype, computed): (DType, DType),
+        config: &UnitConfig,
+    ) -> Result<Built> {
+        let lens: Vec<usize> = self.params.iter().map(|param| param.tensor.elem_count()).collect();
+        if lens.iter().sum::<usize>() == 0 {
+            return Err(Error::EmptyUnit { unit: unit.into() }.into());
+        }
+        let layout = Layout::new(&lens, plan.config.pack_elements, plan.shards);
+        let shard = Var::zeros(layout.shard_len, dtype, &Device::Cpu)?;
+        for part in &layout.parts {
+            let own = part.range(plan.shard_rank);
+            for slot in &part.slots {
+                // Freed as soon as it lies in its place.
+                let value =
+                    std::mem::replace(&mut self.values[slot.param], Tensor::zeros(0, dtype, &Device::Cpu)?);
+                if !part.is_packed {
+                    shard.slice_set(&value, 0, part.offset)?;
+                    continue;
+                }
+                let (start, end) = (own.start.max(slot.start), own.end.min(slot.start + slot.len));
+                if start < end {
+                    let value = value.narrow(0, start - slot.start, end - start)?;
+                    shard.slice_set(&value, 0, part.offset + start - own.start)?;
+                }
+            }
+        }
+        let kept = plan.config.strategy != Strategy::FullShard;
+        Ok(Built {
+            name: unit.into(),
+            params: self.params,
+            layout,
+            shard,
+            dtype: computed,
+            keep: config.keep_after_forward.unwrap_or(kept),
+            digest: self.digest.unwrap_or(Digest::new()),
+        })
+    }
+}
+
+/// The builder inside a unit.
+struct Sharding<'a> {
+    inner: VarBuilder<'a>,
+    plan: Arc<Plan>,
+    asked: Arc<Mutex<Asked>>,
+    unit: String,
+    index: usize,
+    /// Of shards, and of what the unit computes with.
+    dtypes: (DType, DType),
+}
+
+impl<'a> Sharding<'a> {
+    fn provide(
+        &self,
+        name: &str,
+        shape: Option<&Shape>,
+        dtype: DType,
+        read: impl FnOnce(DType) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        let unit = || self.unit.clone();
+        let parameter = || name.to_string();
+        if lock(&self.asked).closed {
+            return Err(Error::TooLate { parameter: parameter(), unit: unit() }.into());
+        }
+        if self.plan.config.is_buffer(name) {
+            return self.buffer(name, || read(self.dtypes.0));
+        }
+        if dtype != self.dtypes.1 {
+            return Err(match is_trainable(dtype) {
+                true => {
+                    let expected = self.dtypes.1;
+                    Error::MixedDtypes { parameter: parameter(), unit: unit(), got: dtype, expected }.into()
+                }
+                false => Error::UnsupportedDtype { parameter: parameter(), unit: unit(), dtype }.into(),
+            });
+        }
+        if let Some(tensor) = lock(&self.asked).known(name) {
+            return match shape.filter(|shape| *shape != tensor.shape()) {
+                None => Ok(tensor),
+                Some(then) => {
+                    let (first, then) = (format!("{:?}", tensor.dims()), format!("{:?}", then.dims()));
+                    Err(Error::Ambiguous { parameter: parameter(), first, then }.into())
+                }
+            };
+        }
+        let owner = lock(&self.plan.model).owners.insert(parameter(), unit());
+        if let Some(first) = owner.filter(|owner| *owner != self.unit) {
+            return Err(Error::SharedParameter { parameter: parameter(), first, second: unit() }.into());
+        }
+        self.shard(name, read(self.dtypes.0)?)
+    }
+
+    /// Keeps this rank's piece of a parameter, and gives a tensor without elements in its place.
+    fn shard(&self, name: &str, value: Tensor) -> Result<Tensor> {
+        if !is_trainable(value.dtype()) {
+            let (parameter, unit, dtype) = (name.into(), self.unit.clone(), value.dtype());
+            return Err(Error::UnsupportedDtype { parameter, unit, dtype }.into());
+        }
+        if !value.device().is_cpu() {
+            let device = format!("{:?}", value.device().location());
+            return Err(Error::UnsupportedDevice { parameter: name.into(), device }.into());
+        }
+        let mut asked = lock(&self.asked);
+        let param = asked.params.len();
+        let place = Place { unit: self.index, param };
+        let tensor =
+            parameter(&self.plan.anchor, place, value.shape(), self.dtypes.1, self.plan.link.clone())?;
+        let flat = value.detach().contiguous()?.flatten_all()?;
+        let hash = asked.digest.unwrap_or(Digest::new());
+        asked.digest = Some(name.bytes().fold(digest(&flat, hash)?, Digest::add));
+        let len = flat.elem_count();
+        let whole = len < self.plan.config.pack_elements || len == 0;
+        let range = match whole {
+            true => 0..len,
+            false => {
+                let piece = piece(len, self.plan.shards);
+                let start = (piece * self.plan.shard_rank).min(len);
+                start..(start + piece).min(len)
+            }
+        };
+        asked.values.push(cut(&flat, range)?);
+        asked.params.push(Param { name: name.into(), tensor: tensor.clone() });
+        asked.names.insert(name.into(), param);
+        Ok(tensor)
+    }
+
+    fn buffer(&self, name: &str, read: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+        let mut model = lock(&self.plan.model);
+        if let Some((_, known)) = model.buffers.iter().find(|(known, _)| known == name) {
+            return Ok(known.as_tensor().clone());
+        }
+        let var = Var::from_tensor(&read()?)?;
+        model.buffers.push((name.into(), var.clone()));
+        Ok(var.as_tensor().clone())
+    }
+
+    fn inner(&self, device: &Device) -> VarBuilder<'a> {
+        let inner = self.inner.clone();
+        if inner.device().same_device(device) { inner } else { inner.set_device(device.clone()) }
+    }
+}
+
+impl SimpleBackend for Sharding<'_> {
+    fn get(&self, shape: Shape, name: &str, hints: Init, dtype: DType, device: &Device) -> Result<Tensor> {
+        let read = |dtype| self.inner(device).get_with_hints_dtype(shape.clone(), name, hints, dtype);
+        self.provide(name, Some(&shape), dtype, read)
+    }
+
+    fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
+        self.provide(name, None, dtype, |dtype| self.inner(device).get_unchecked_dtype(name, dtype))
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        self.inner.contains_tensor(name)
+    }
+}

@@ -1,0 +1,124 @@
+//! A unit's parameters: gathered from all ranks, and released.
+
+use candle_core::Tensor;
+use comm::Operation;
+
+use super::{Core, Held, State};
+use crate::Result;
+use crate::builder::Built;
+use crate::layout::Part;
+use crate::storage::{self, copy, exchange, take};
+
+impl Core {
+    /// Begins to gather a unit, unless that is under way or done.
+    pub(super) fn begin_gather(&self, state: &mut State, unit: usize) -> Result<()> {
+        if !matches!(state.units[unit].held, Held::Nowhere) {
+            return Ok(());
+        }
+        state.note(0, unit);
+        let built = &self.units[unit];
+        let span = tracing::info_span!("gather", unit = built.name);
+        let _entered = span.enter();
+        let mut coming = Vec::with_capacity(built.layout.parts.len());
+        for part in &built.layout.parts {
+            let before = state.pool.bytes();
+            let buffer = state.pool.take(built.dtype, part.piece * built.layout.ranks)?;
+            self.grown(before, state.pool.bytes());
+            coming.push(self.begin_part(built, part, storage::tensor(buffer)?)?);
+        }
+        state.units[unit].held = Held::Coming(coming);
+        Ok(())
+    }
+
+    fn begin_part(&self, built: &Built, part: &Part, buffer: Tensor) -> Result<(Tensor, Option<comm::Work>)> {
+        if part.piece == 0 {
+            return Ok((buffer, None));
+        }
+        let own =
+            built.shard.as_detached_tensor().narrow(0, part.offset, part.piece)?.to_dtype(built.dtype)?;
+        let work = match &self.groups.shard {
+            Some(comm) => {
+                let (output, input) = (buffer.clone(), own);
+                Some(comm.submit(Operation::AllGather { output, input, counts: None })?)
+            }
+            None => {
+                buffer.slice_set(&own, 0, 0)?;
+                None
+            }
+        };
+        Ok((buffer, work))
+    }
+
+    /// Sees to it that a unit's parameters are there.
+    pub(super) fn gather(&self, state: &mut State, unit: usize) -> Result<()> {
+        self.begin_gather(state, unit)?;
+        let held = std::mem::replace(&mut state.units[unit].held, Held::Here);
+        let Held::Coming(coming) = held else { return Ok(()) };
+        let built = &self.units[unit];
+        let _span = tracing::info_span!("wait", unit = built.name).entered();
+        for (part, (buffer, work)) in built.layout.parts.iter().zip(coming) {
+            work.map_or(Ok(()), comm::Work::wait)?;
+            let buffer = take(&buffer)?;
+            match part.is_packed {
+                true => {
+                    for slot in &part.slots {
+                        let value = copy(&buffer, slot.start, slot.len)?;
+                        let bytes = storage::bytes(&value);
+                        self.parameters.add(bytes);
+                        state.units[unit].copied += bytes;
+                        exchange(&built.params[slot.param].tensor, value)?;
+                    }
+                    self.give_back(state, buffer);
+                }
+                // A large parameter is alone in its part.
+                false => match part.slots[..] {
+                    [slot] => drop(exchange(&built.params[slot.param].tensor, buffer)?),
+                    _ => self.give_back(state, buffer),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees a unit's parameters: whoever computes with them from now on gets an error.
+    pub(super) fn release(&self, state: &mut State, unit: usize) -> Result<()> {
+        // What is on its way cannot be called back.
+        self.finish_coming(state, unit)?;
+        if matches!(std::mem::take(&mut state.units[unit].held), Held::Nowhere) {
+            return Ok(());
+        }
+        let built = &self.units[unit];
+        for part in &built.layout.parts {
+            for slot in &part.slots {
+                let storage = take(&built.params[slot.param].tensor)?;
+                if !part.is_packed {
+                    self.give_back(state, storage);
+                }
+            }
+        }
+        self.parameters.sub(std::mem::take(&mut state.units[unit].copied));
+        Ok(())
+    }
+
+    fn finish_coming(&self, state: &mut State, unit: usize) -> Result<()> {
+        match state.units[unit].held {
+            Held::Coming(_) => self.gather(state, unit),
+            Held::Nowhere | Held::Here => Ok(()),
+        }
+    }
+
+    pub(super) fn release_all(&self, state: &mut State) -> Result<()> {
+        (0..self.units.len()).try_for_each(|unit| self.release(state, unit))
+    }
+
+    fn give_back(&self, state: &mut State, buffer: candle_core::CpuStorage) {
+        let before = state.pool.bytes();
+        state.pool.give(buffer);
+        self.grown(before, state.pool.bytes());
+    }
+
+    fn grown(&self, before: usize, after: usize) {
+        self.parameters.add(after.saturating_sub(before));
+        self.parameters.sub(before.saturating_sub(after));
+    }
+}

@@ -1,0 +1,46 @@
+//! Who shares a shard with whom.
+
+use std::sync::Arc;
+
+use comm::{Communicator, Mesh};
+
+use crate::{Result, Strategy};
+
+/// The groups of a model.
+#[derive(Debug, Clone)]
+pub(crate) struct Groups {
+    /// All ranks.
+    pub(crate) world: Arc<dyn Communicator>,
+    /// Those that each have a part of the parameters; none where each rank has all.
+    pub(crate) shard: Option<Arc<dyn Communicator>>,
+    /// Those that have the same part; none where no other has.
+    pub(crate) replicate: Option<Arc<dyn Communicator>>,
+}
+
+impl Groups {
+    pub(crate) fn flat(world: Arc<dyn Communicator>, strategy: Strategy) -> Self {
+        let all = Some(world.clone());
+        let (shard, replicate) = if strategy == Strategy::NoShard { (None, all) } else { (all, None) };
+        Self { world, shard: several(shard), replicate: several(replicate) }
+    }
+
+    pub(crate) fn hybrid(mesh: &Mesh, shard: &str, replicate: &str) -> Result<Self> {
+        let (shard, replicate) = (mesh.axis(shard)?.clone(), mesh.axis(replicate)?.clone());
+        let world = mesh.world().clone();
+        Ok(Self { world, shard: several(Some(shard)), replicate: several(Some(replicate)) })
+    }
+
+    /// Into how many parts parameters are cut.
+    pub(crate) fn shards(&self) -> usize {
+        self.shard.as_ref().map_or(1, |comm| comm.world_size())
+    }
+
+    /// Which of them is this rank's.
+    pub(crate) fn shard_rank(&self) -> usize {
+        self.shard.as_ref().map_or(0, |comm| comm.rank())
+    }
+}
+
+fn several(comm: Option<Arc<dyn Communicator>>) -> Option<Arc<dyn Communicator>> {
+    comm.filter(|comm| comm.world_size() > 1)
+}

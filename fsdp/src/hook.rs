@@ -1,0 +1,93 @@
+//! Operations that backward goes through: one under each parameter, one over each unit's output.
+
+use std::sync::{Arc, OnceLock, Weak};
+
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, Var, bail};
+
+use crate::core::Core;
+use crate::storage;
+
+/// Leads to what comes into being after the model. It keeps nothing alive: a loss may outlive its [`crate::Fsdp`].
+pub(crate) type Link = Arc<OnceLock<Weak<Core>>>;
+
+/// Which parameter.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) unit: usize,
+    pub(crate) param: usize,
+}
+
+/// A parameter's tensor, released. It hangs on a variable of one element, so that backward comes to it.
+pub(crate) fn parameter(
+    anchor: &Var,
+    place: Place,
+    shape: &Shape,
+    dtype: DType,
+    link: Link,
+) -> Result<Tensor> {
+    let hook = Hook { place, shape: shape.clone(), dtype, link };
+    let tensor = anchor.apply_op1_arc(Arc::new(Box::new(hook)))?;
+    storage::take(&tensor)?;
+    Ok(tensor)
+}
+
+/// Forward: room for a parameter. Backward: gives the gradient away, and nothing to candle.
+struct Hook {
+    place: Place,
+    shape: Shape,
+    dtype: DType,
+    link: Link,
+}
+
+impl CustomOp1 for Hook {
+    fn name(&self) -> &'static str {
+        "fsdp-parameter"
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        Ok((storage::zeros(self.dtype, self.shape.elem_count())?, self.shape.clone()))
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        match self.link.get().and_then(Weak::upgrade) {
+            Some(core) => core.receive(self.place, grad).map(|()| None).map_err(Into::into),
+            // The Fsdp is gone, and with it the shards.
+            None => Ok(None),
+        }
+    }
+}
+
+/// Marks a unit's output: backward gathers the unit when it comes there.
+pub(crate) fn boundary(output: &Tensor, unit: usize, link: Link) -> Result<Tensor> {
+    match output.device().is_cpu() && storage::is_trainable(output.dtype()) {
+        true => output.contiguous()?.apply_op1(Boundary { unit, link }),
+        // No gradient comes through integers.
+        false => Ok(output.clone()),
+    }
+}
+
+/// Forward: a copy. Backward: the same gradient.
+struct Boundary {
+    unit: usize,
+    link: Link,
+}
+
+impl CustomOp1 for Boundary {
+    fn name(&self) -> &'static str {
+        "fsdp-unit"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let Some((start, end)) = layout.contiguous_offsets() else {
+            bail!("fsdp: an output is not contiguous")
+        };
+        Ok((storage::copy(storage, start, end - start)?, layout.shape().clone()))
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        if let Some(core) = self.link.get().and_then(Weak::upgrade) {
+            core.enter_backward(self.unit)?;
+        }
+        Ok(Some(grad.clone()))
+    }
+}

@@ -1,0 +1,139 @@
+//! Where a unit's parameters lie in its flat buffer, and which part of that each rank keeps.
+//!
+//! Pure arithmetic, the same on every rank. The flat buffer is cut into *parts*: each large parameter is one, and all small
+//! ones together are one more. Every part is padded to a multiple of the number of ranks, so that each rank keeps as much of
+//! it as any other; a rank's shard is its piece of every part, one after the other.
+
+use std::ops::Range;
+
+/// A unit's flat buffer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub(crate) parts: Vec<Part>,
+    /// Elements of a rank's shard.
+    pub(crate) shard_len: usize,
+    pub(crate) ranks: usize,
+}
+
+/// What travels as one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// Parameters in it, and where each begins.
+    pub(crate) slots: Vec<Slot>,
+    /// Elements, without padding.
+    pub(crate) len: usize,
+    /// Elements that each rank keeps.
+    pub(crate) piece: usize,
+    /// Where the piece lies in the shard.
+    pub(crate) offset: usize,
+    /// Several small parameters: they are copied out, where a large one is taken as it is.
+    pub(crate) is_packed: bool,
+}
+
+/// A parameter's place in its part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Slot {
+    /// In order of construction.
+    pub(crate) param: usize,
+    pub(crate) start: usize,
+    pub(crate) len: usize,
+}
+
+impl Layout {
+    /// Of parameters of these lengths, on so many ranks; those below `pack` elements go together.
+    pub(crate) fn new(lens: &[usize], pack: usize, ranks: usize) -> Self {
+        let mut layout = Self { parts: Vec::new(), shard_len: 0, ranks };
+        let mut small = Vec::new();
+        for (param, &len) in lens.iter().enumerate() {
+            match len < pack || len == 0 {
+                true => small.push((param, len)),
+                false => layout.add(&[(param, len)], false),
+            }
+        }
+        if !small.is_empty() {
+            layout.add(&small, true);
+        }
+        layout
+    }
+
+    fn add(&mut self, params: &[(usize, usize)], is_packed: bool) {
+        let mut slots = Vec::with_capacity(params.len());
+        let mut start = 0;
+        for &(param, len) in params {
+            slots.push(Slot { param, start, len });
+            start += len;
+        }
+        let piece = piece(start, self.ranks);
+        self.parts.push(Part { slots, len: start, piece, offset: self.shard_len, is_packed });
+        self.shard_len += piece;
+    }
+
+    /// Elements of all ranks' shards together.
+    pub(crate) fn padded_len(&self) -> usize {
+        self.shard_len * self.ranks
+    }
+}
+
+impl Part {
+    /// The elements of this part that a rank keeps; the rest of its piece is padding.
+    pub(crate) fn range(&self, rank: usize) -> Range<usize> {
+        let start = (rank * self.piece).min(self.len);
+        start..(start + self.piece).min(self.len)
+    }
+
+    /// How many each rank keeps; none where all keep as many.
+    pub(crate) fn counts(&self, ranks: usize) -> Option<Vec<usize>> {
+        (self.piece * ranks != self.len).then(|| (0..ranks).map(|rank| self.range(rank).len()).collect())
+    }
+}
+
+/// Elements of a rank's piece of so many.
+pub(crate) fn piece(len: usize, ranks: usize) -> usize {
+    len.div_ceil(ranks.max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn large_parameters_are_parts_of_their_own() {
+        let layout = Layout::new(&[100, 3, 50, 4], 10, 3);
+        let places: Vec<_> = layout.parts.iter().map(|part| (part.len, part.piece, part.offset)).collect();
+        assert_eq!(places, [(100, 34, 0), (50, 17, 34), (7, 3, 51)]);
+        assert_eq!((layout.shard_len, layout.padded_len()), (54, 162));
+        assert_eq!(layout.parts[0].counts(3), Some(vec![34, 34, 32]));
+        assert_eq!(layout.parts[1].counts(3), Some(vec![17, 17, 16]));
+    }
+
+    #[test]
+    fn more_ranks_than_elements_leave_some_with_padding_only() {
+        let layout = Layout::new(&[2, 0], 10, 4);
+        assert_eq!(layout.shard_len, 1);
+        assert_eq!(layout.parts[0].counts(4), Some(vec![1, 1, 0, 0]));
+    }
+
+    proptest! {
+        #[test]
+        fn every_element_is_kept_once_and_padding_is_little(
+            lens in proptest::collection::vec(0usize..200, 1..8),
+            pack in 0usize..100,
+            ranks in 1usize..9,
+        ) {
+            let layout = Layout::new(&lens, pack, ranks);
+            let mut seen = vec![false; lens.len()];
+            for part in &layout.parts {
+                let kept: Vec<usize> = (0..ranks).flat_map(|rank| part.range(rank)).collect();
+                prop_assert_eq!(kept, (0..part.len).collect::<Vec<_>>());
+                for slot in &part.slots {
+                    prop_assert!(!std::mem::replace(&mut seen[slot.param], true));
+                    prop_assert_eq!(slot.len, lens[slot.param]);
+                }
+            }
+            prop_assert!(seen.into_iter().all(|seen| seen));
+            let elements: usize = lens.iter().sum();
+            prop_assert!(layout.padded_len() < elements + ranks * layout.parts.len());
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! The wrapper around a model.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use candle_core::backprop::GradStore;
+use candle_core::{DType, Device, Tensor, Var};
+use candle_nn::{Module, ModuleT, VarBuilder};
+use comm::{Communicator, Mesh};
+
+use crate::agreement;
+use crate::builder::{Built, Model, Plan, UnitBuilder};
+use crate::core::Core;
+use crate::groups::Groups;
+use crate::storage::is_trainable;
+use crate::{Error, FsdpConfig, Memory, MixedPrecision, Result, lock};
+
+/// A model of which every rank keeps a part, and which is whole nowhere.
+///
+/// # Memory
+/// Per rank, with P ranks and full sharding: 1/P of the parameters, of their gradients and of the optimizer's state; and of
+/// two units the parameters, and the gradients, whole. [`Fsdp::memory`] counts them.
+///
+/// # Failure
+/// When a call fails after which ranks may be out of step, every later call fails at once with the same cause. The shards are
+/// as they were before the failed call.
+pub struct Fsdp<M> {
+    model: M,
+    core: Arc<Core>,
+}
+
+impl<M> Fsdp<M> {
+    /// Builds the model with `build`, on every rank, sharded over the ranks of `comm`.
+    ///
+    /// `vb` says what parameters start from; it must give the same values on every rank, which is checked. It should keep
+    /// nothing itself: a `VarMap` keeps everything. `training::TorchInit::tensor_builder` draws PyTorch's initial values, as
+    /// one process would, and keeps none. Every parameter is whole for a moment while its unit is built.
+    ///
+    /// # Cost
+    /// Each rank draws or reads all values; 8 bytes of each rank are compared.
+    ///
+    /// # Errors
+    /// What `build` fails with; units that cannot be sharded; on every rank the first thing in which the ranks' models or
+    /// values differ; failures of communication.
+    pub fn new<'a>(
+        comm: Arc<dyn Communicator>,
+        vb: VarBuilder<'a>,
+        config: &FsdpConfig,
+        build: impl FnOnce(UnitBuilder<'a>) -> candle_core::Result<M>,
+    ) -> Result<Self> {
+        Self::build(Groups::flat(comm, config.strategy), vb, config, build)
+    }
+
+    /// Shards along the axis `shard` of a mesh, and has copies of each shard along the axis `replicate`: parameters are
+    /// gathered within `shard` only, and gradients are averaged over both. Other axes of the mesh are not this model's.
+    ///
+    /// # Errors
+    /// An axis that the mesh does not have; those of [`Fsdp::new`].
+    pub fn hybrid<'a>(
+        mesh: &Mesh,
+        (shard, replicate): (&str, &str),
+        vb: VarBuilder<'a>,
+        config: &FsdpConfig,
+        build: impl FnOnce(UnitBuilder<'a>) -> candle_core::Result<M>,
+    ) -> Result<Self> {
+        Self::build(Groups::hybrid(mesh, shard, replicate)?, vb, config, build)
+    }
+
+    fn build<'a>(
+        groups: Groups,
+        vb: VarBuilder<'a>,
+        config: &FsdpConfig,
+        build: impl FnOnce(UnitBuilder<'a>) -> candle_core::Result<M>,
+    ) -> Result<Self> {
+        check_dtypes(&config.mixed_precision)?;
+        let plan = Arc::new(Plan {
+            config: config.clone(),
+            shards: groups.shards(),
+            shard_rank: groups.shard_rank(),
+            link: Arc::new(OnceLock::new()),
+            anchor: Var::zeros(1, DType::F32, &Device::Cpu)?,
+            model: Mutex::default(),
+        });
+        let built = build(UnitBuilder::new(vb, plan.clone()));
+        let parts = std::mem::take(&mut *lock(&plan.model));
+        let model = built.map_err(Error::during("building the model"))?;
+        agreement::check(&*groups.world, &describe(&parts, config))?;
+        let core = Arc::new(Core::new(groups, config.clone(), parts));
+        // A new link, so it is not set yet.
+        let _ = plan.link.set(Arc::downgrade(&core));
+        Ok(Self { model, core })
+    }
+
+    /// The model, before a forward pass: units that are still gathered are released, since an optimizer may have changed
+    /// their shards.
+    ///
+    /// # Errors
+    /// The cause, if an earlier call failed.
+    pub fn model(&self) -> Result<&M> {
+        self.core.begin_forward()?;
+        Ok(&self.model)
+    }
+
+    /// This rank's shards, for an optimizer: one flat variable for each unit, in order of construction.
+    pub fn vars(&self) -> Vec<Var> {
+        self.core.units.iter().map(|unit| unit.shard.clone()).collect()
+    }
+
+    /// The same with the units' names, for an optimizer whose state is saved.
+    pub fn named_vars(&self) -> Vec<(String, Var)> {
+        self.core.units.iter().map(|unit| (unit.name.clone(), unit.shard.clone())).collect()
+    }
+
+    /// Variables that are state and not parameters ([`FsdpConfig::buffers`]), by name. They are this rank's own.
+    pub fn buffers(&self) -> &[(String, Var)] {
+        &self.core.buffers
+    }
+
+    /// Backward from `loss`, on every rank; the result holds, by the variables of [`Fsdp::vars`], this rank's part of the mean
+    /// over ranks of the gradients, those of [`Fsdp::backward_no_sync`] since the last call added.
+    ///
+    /// A parameter that the loss does not depend on counts as zero. A unit that no rank used has no gradient, and optimizers
+    /// leave it alone; every rank must use the same units.
+    ///
+    /// # Cost
+    /// For each unit an all-gather of its parameters, under way while the unit after it is computed, and a reduce-scatter of
+    /// its gradients, under way while the unit before it is. Then 8 bytes of each rank.
+    ///
+    /// # Errors
+    /// What candle's backward fails with; [`Error::OrderMismatch`]; failures of communication. After any of them the `Fsdp` is
+    /// of no use any more.
+    ///
+    /// # Source
+    /// Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023; Rajbhandari et al., "ZeRO",
+    /// SC 2020.
+    pub fn backward(&self, loss: &Tensor) -> Result<GradStore> {
+        self.core.backward(loss, true)
+    }
+
+    /// Backward from `loss` on this rank alone: adds the gradients to those that the next [`Fsdp::backward`] averages.
+    ///
+    /// They are summed and not averaged over such calls: for the mean over k micro-batches, divide each loss by k. The shards
+    /// must not change before that call.
+    ///
+    /// # Cost
+    /// Gradients are not communicated, and whole until then: as much memory as the parameters take. Parameters are gathered,
+    /// unless they are kept ([`crate::Strategy::ShardGradOp`], [`crate::UnitConfig`]): these stay until the next
+    /// [`Fsdp::backward`].
+    ///
+    /// # Errors
+    /// As [`Fsdp::backward`].
+    pub fn backward_no_sync(&self, loss: &Tensor) -> Result<()> {
+        self.core.backward(loss, false).map(drop)
+    }
+
+    /// What this rank holds of parameters and gradients, and has held at most.
+    pub fn memory(&self) -> Memory {
+        self.core.memory()
+    }
+
+    /// Bytes that backward from `loss` will need of what the layers have computed, beside the parameters: each storage once, and
+    /// only those that gradients flow through (a model's input is the caller's).
+    pub fn activation_bytes(&self, loss: &Tensor) -> usize {
+        // A storage stays where it is as long as a tensor has it.
+        let place = |tensor: &Tensor| std::ptr::from_ref(&*tensor.storage_and_layout().0).addr();
+        let params = self.core.units.iter().flat_map(|unit| &unit.params);
+        let mut seen: HashSet<usize> = params.map(|param| place(&param.tensor)).collect();
+        let nodes =
+            loss.sorted_nodes().into_iter().filter(|node| !node.is_variable() && seen.insert(place(node)));
+        nodes.map(|node| node.elem_count() * node.dtype().size_in_bytes()).sum()
+    }
+
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
+    }
+}
+
+impl<M: Module> Module for Fsdp<M> {
+    fn forward(&self, input: &Tensor) -> candle_core::Result<Tensor> {
+        self.output(self.model()?.forward(input)?)
+    }
+}
+
+impl<M: ModuleT> Fsdp<M> {
+    /// Forward of a model that does something else in training than in evaluation.
+    ///
+    /// # Errors
+    /// Those of [`Fsdp::model`] and of the model.
+    pub fn forward_t(&self, input: &Tensor, train: bool) -> candle_core::Result<Tensor> {
+        self.output(self.model()?.forward_t(input, train)?)
+    }
+}
+
+impl<M> Fsdp<M> {
+    fn output(&self, output: Tensor) -> candle_core::Result<Tensor> {
+        match self.core.config.mixed_precision.output_dtype {
+            Some(dtype) => output.to_dtype(dtype),
+            None => Ok(output),
+        }
+    }
+}
+
+impl<M> fmt::Debug for Fsdp<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Fsdp({} units on {:?})", self.core.units.len(), self.core.groups.world)
+    }
+}
+
+fn check_dtypes(mixed: &MixedPrecision) -> Result<()> {
+    let fields = [
+        ("param_dtype", mixed.param_dtype),
+        ("reduce_dtype", mixed.reduce_dtype),
+        ("output_dtype", mixed.output_dtype),
+    ];
+    for (field, dtype) in fields {
+        if let Some(dtype) = dtype.filter(|&dtype| !is_trainable(dtype)) {
+            return Err(Error::InvalidDtype { field, dtype });
+        }
+    }
+    Ok(())
+}
+
+/// What must be equal on all ranks, one line for each thing.
+fn describe(model: &Model, config: &FsdpConfig) -> Vec<String> {
+    let FsdpConfig { strategy, mixed_precision, pack_elements, .. } = config;
+    let mut lines = vec![format!("{strategy:?}, {mixed_precision:?}, small: below {pack_elements} elements")];
+    for Built { name, params, shard, keep, digest, .. } in &model.units {
+        lines.push(format!("unit {name} of {:?}, kept after forward: {keep}", shard.dtype()));
+        for param in params {
+            lines.push(format!("parameter {} {:?}", param.name, param.tensor.dims()));
+        }
+        lines.push(format!("unit {name} with values of hash {:016x}", digest.0));
+    }
+    lines
+}

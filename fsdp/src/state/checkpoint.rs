@@ -1,0 +1,175 @@
+//! Sharded checkpoints: each rank writes its own part, and reads what becomes its part.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use candle_core::Tensor;
+use comm::{all_gather_object, broadcast_object};
+use training::{Checkpoint, Checkpoints, Contents, FileHash, OptimizerState};
+
+use super::saved::{Description, Extra, OPTIMIZER, Saved, UnitDescription, set_name, shard_key};
+use crate::builder::Built;
+use crate::{Error, Fsdp, Result};
+
+impl<M> Fsdp<M> {
+    /// Writes a checkpoint: each rank its shards and its part of the optimizer's state, in a file of its own; one manifest has
+    /// the hashes of all. To be called on every rank, with the same folder, which all must see. `checkpoint` has whatever else
+    /// is to be kept; rank 0's counts.
+    ///
+    /// A crash at any moment leaves the last checkpoint as it was, or the new one whole: see [`Checkpoints`].
+    ///
+    /// # Memory
+    /// A copy of this rank's optimizer state.
+    ///
+    /// # Errors
+    /// [`Error::File`], on every rank, where one could not write; the latest checkpoint is then what it was. Failures of
+    /// communication.
+    pub fn save_checkpoint(
+        &self,
+        checkpoints: &Checkpoints,
+        optimizer: Option<&dyn OptimizerState>,
+        checkpoint: &Checkpoint,
+    ) -> Result<PathBuf> {
+        let groups = &self.core().groups;
+        let world = &*groups.world;
+        let folder = Path::new("the checkpoint");
+        let begun = match world.rank() {
+            0 => checkpoints.begin().map(|draft| draft.number()).map_err(|error| error.to_string()),
+            _ => Ok(0),
+        };
+        let begun: std::result::Result<u64, String> = broadcast_object(world, &begun, 0)?;
+        let number = begun.map_err(|problem| Error::file(folder, problem))?;
+        // Of several copies, the first is written.
+        let writes = groups.replicate.as_ref().is_none_or(|replicas| replicas.rank() == 0);
+        let written = match writes {
+            true => self.write_part(checkpoints, number, optimizer).map(Some),
+            false => Ok(None),
+        };
+        let written = self.all_agree(folder, written)?;
+        let all: Vec<Option<(String, FileHash)>> = all_gather_object(world, &written)?;
+        let committed = match world.rank() {
+            0 => self.commit(checkpoints, number, checkpoint, all.into_iter().flatten().collect()),
+            _ => Ok(PathBuf::new()),
+        };
+        let committed = self.all_agree(folder, committed)?;
+        Ok(broadcast_object(world, &committed, 0)?)
+    }
+
+    fn write_part(
+        &self,
+        checkpoints: &Checkpoints,
+        number: u64,
+        optimizer: Option<&dyn OptimizerState>,
+    ) -> Result<(String, FileHash)> {
+        let mut tensors: HashMap<String, Tensor> = HashMap::new();
+        for unit in &self.core().units {
+            tensors.insert(shard_key(&unit.name), unit.shard.as_detached_tensor());
+        }
+        if let Some(optimizer) = optimizer {
+            let state = optimizer.state()?;
+            tensors.extend(state.into_iter().map(|(name, tensor)| (format!("{OPTIMIZER}{name}"), tensor)));
+        }
+        let name = set_name(self.core().groups.shard_rank());
+        let hash = checkpoints.draft(number).write(&name, &tensors)?;
+        Ok((name, hash))
+    }
+
+    fn commit(
+        &self,
+        checkpoints: &Checkpoints,
+        number: u64,
+        checkpoint: &Checkpoint,
+        files: BTreeMap<String, FileHash>,
+    ) -> Result<PathBuf> {
+        let core = self.core();
+        let fsdp = Description {
+            shards: core.groups.shards(),
+            pack_elements: core.config.pack_elements,
+            units: core.units.iter().map(UnitDescription::of).collect(),
+        };
+        let extra = Extra { fsdp, extra: checkpoint.extra.clone() };
+        let extra = serde_json::to_value(extra)
+            .map_err(|error| Error::file(Path::new("the manifest"), error.to_string()))?;
+        Ok(checkpoints.draft(number).commit(&Checkpoint { extra, ..checkpoint.clone() }, files)?)
+    }
+
+    /// Reads a checkpoint that [`Fsdp::save_checkpoint`] has written, at this or any other number of ranks and with any
+    /// [`crate::FsdpConfig`]: shards, and the optimizer's state if it is given one. To be called on every rank, with the same
+    /// checkpoint. Gives what its writer had as [`Checkpoint::extra`].
+    ///
+    /// # Cost
+    /// Each rank reads its part, and some of the files once more for their hashes.
+    ///
+    /// # Errors
+    /// [`Error::File`] and [`training::Error::DamagedCheckpoint`], on every rank: a checkpoint of another model, one that is not
+    /// as it was written. Failures of communication.
+    pub fn load_checkpoint(
+        &self,
+        contents: &Contents,
+        optimizer: Option<&mut dyn OptimizerState>,
+    ) -> Result<serde_json::Value> {
+        let world = &*self.core().groups.world;
+        let opened = self.core().check().and_then(|()| {
+            for (place, name) in contents.files.keys().enumerate() {
+                if place % world.world_size() == world.rank() {
+                    contents.check(name)?;
+                }
+            }
+            let saved = Saved::open(contents)?;
+            saved.check(contents, &self.core().units)?;
+            Ok(saved)
+        });
+        let mut saved = self.all_agree(&contents.folder, opened)?;
+        let read = self.core().exclusively(|| self.read_parts(&mut saved, optimizer));
+        self.all_agree(&contents.folder, read)?;
+        Ok(saved.extra)
+    }
+
+    fn read_parts(&self, saved: &mut Saved, optimizer: Option<&mut dyn OptimizerState>) -> Result<()> {
+        let core = self.core();
+        let rank = core.groups.shard_rank();
+        let part = |saved: &mut Saved, key: &str, unit: usize, built: &Built| {
+            let dtype = saved.dtype(key);
+            saved.shard(key, unit, (&built.layout, rank), dtype)
+        };
+        if let Some(optimizer) = optimizer {
+            let mut state = HashMap::new();
+            for (key, unit) in saved.optimizer_keys() {
+                let value = match unit {
+                    Some(unit) => part(saved, &key, unit, &core.units[unit])?,
+                    None => saved.whole(&key)?,
+                };
+                state.insert(key[OPTIMIZER.len()..].to_string(), value);
+            }
+            optimizer.load_state(&state)?;
+        }
+        for (unit, built) in core.units.iter().enumerate() {
+            let value = part(saved, &shard_key(&built.name), unit, built)?.to_dtype(built.shard.dtype())?;
+            built.shard.set(&value)?;
+        }
+        Ok(())
+    }
+}
+
+/// All parameters of a sharded checkpoint, whole and under their names: for a model that is not sharded. Any process can
+/// call it.
+///
+/// # Memory
+/// The whole model.
+///
+/// # Errors
+/// [`Error::File`] where it is no sharded checkpoint; [`training::Error::DamagedCheckpoint`].
+pub fn full_tensors(contents: &Contents) -> Result<Vec<(String, Tensor)>> {
+    contents.files.keys().try_for_each(|name| contents.check(name))?;
+    let mut saved = Saved::open(contents)?;
+    let units = saved.description.units.clone();
+    let mut all = Vec::new();
+    for (unit, described) in units.iter().enumerate() {
+        for (param, (name, dims)) in described.parameters.iter().enumerate() {
+            let len = dims.iter().product();
+            let values = saved.read(&shard_key(&described.name), unit, param, 0..len)?;
+            all.push((name.clone(), values.reshape(dims.as_slice())?));
+        }
+    }
+    Ok(all)
+}

@@ -1,0 +1,122 @@
+//! A safetensors file of which parts are read.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Tensor};
+use safetensors::tensor::Metadata;
+
+use crate::{Error, Result};
+
+/// A header that is longer than this is none.
+const MOST_HEADER: u64 = 100 << 20;
+/// Bytes before the header, which say how long it is.
+const PREFIX: u64 = 8;
+
+/// A safetensors file of which only the header is in memory.
+#[derive(Debug)]
+pub struct TensorFile {
+    path: PathBuf,
+    file: File,
+    metadata: Metadata,
+    /// Where the elements begin.
+    data: u64,
+}
+
+impl TensorFile {
+    /// Reads the header.
+    ///
+    /// # Errors
+    /// [`Error::File`]: it cannot be read, is no safetensors file, or was cut short.
+    pub fn open(path: &Path) -> Result<Self> {
+        let refuse = |problem: String| Error::file(path, problem);
+        let none = |problem: &dyn std::fmt::Display| refuse(format!("it is no safetensors file: {problem}"));
+        let mut file = File::open(path).map_err(|error| refuse(format!("cannot be read: {error}")))?;
+        let bytes = file.metadata().map_err(|error| refuse(format!("cannot be read: {error}")))?.len();
+        let mut head = vec![0; PREFIX as usize];
+        file.read_exact(&mut head).map_err(|_| none(&"it is too short"))?;
+        let len = head.iter().rev().fold(0u64, |len, &byte| (len << 8) | u64::from(byte));
+        if len > MOST_HEADER.min(bytes.saturating_sub(PREFIX)) {
+            return Err(none(&format!("its header would have {len} bytes")));
+        }
+        head.resize((PREFIX + len) as usize, 0);
+        file.read_exact(&mut head[PREFIX as usize..]).map_err(|error| none(&error))?;
+        // What `SafeTensors` does, which would have all of the file.
+        let metadata: Metadata =
+            serde_json::from_slice(&head[PREFIX as usize..]).map_err(|error| none(&error))?;
+        let whole = PREFIX + len + metadata.data_len() as u64;
+        if whole != bytes {
+            return Err(refuse(format!("it has {bytes} bytes, and by its header {whole}")));
+        }
+        Ok(Self { path: path.to_path_buf(), file, metadata, data: PREFIX + len })
+    }
+
+    /// Checks that it holds tensors of these names, dtypes and shapes, and no others.
+    ///
+    /// # Errors
+    /// [`Error::File`] names the first that does not fit.
+    pub fn check<'a>(&self, wanted: impl IntoIterator<Item = (&'a str, DType, &'a [usize])>) -> Result<()> {
+        let refuse = |problem: String| Err(Error::file(&self.path, problem));
+        let mut count = 0;
+        for (name, dtype, dims) in wanted {
+            count += 1;
+            let Some(info) = self.metadata.info(name) else {
+                return refuse(format!("it has no tensor `{name}` ({dtype:?} {dims:?})"));
+            };
+            if DType::try_from(info.dtype).ok() != Some(dtype) || info.shape != dims {
+                let got = format!("{:?} {:?}", info.dtype, info.shape);
+                return refuse(format!("tensor `{name}` is {got}, expected {dtype:?} {dims:?}"));
+            }
+        }
+        match self.metadata.tensors().len() {
+            held if held > count => refuse(format!("it holds {held} tensors, the model {count} parameters")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Names, dtypes and shapes of its tensors, sorted by name.
+    pub fn tensors(&self) -> Vec<(String, DType, Vec<usize>)> {
+        let tensors = self.metadata.tensors().into_iter();
+        let mut all: Vec<_> = tensors
+            .filter_map(|(name, info)| Some((name, DType::try_from(info.dtype).ok()?, info.shape.clone())))
+            .collect();
+        all.sort_by(|(a, ..), (b, ..)| a.cmp(b));
+        all
+    }
+
+    /// A tensor.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn whole(&mut self, name: &str) -> Result<Tensor> {
+        let dims = self.metadata.info(name).map(|info| info.shape.clone()).unwrap_or_default();
+        Ok(self.read(name, 0..dims.iter().product())?.reshape(dims)?)
+    }
+
+    /// Some elements of a tensor, as if it were flat.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn read(&mut self, name: &str, range: Range<usize>) -> Result<Tensor> {
+        let refuse = |problem: String| Error::file(&self.path, problem);
+        let Some(info) = self.metadata.info(name) else {
+            return Err(refuse(format!("it has no tensor `{name}`")));
+        };
+        let dtype = DType::try_from(info.dtype)?;
+        let size = dtype.size_in_bytes();
+        let (begin, end) = info.data_offsets;
+        let (from, to) = (begin + range.start * size, begin + range.end * size);
+        if range.start > range.end || to > end {
+            return Err(refuse(format!("tensor `{name}` has no elements {range:?}")));
+        }
+        let mut bytes = vec![0; to - from];
+        let read = self
+            .file
+            .seek(SeekFrom::Start(self.data + from as u64))
+            .and_then(|_| self.file.read_exact(&mut bytes));
+        read.map_err(|error| refuse(format!("cannot be read: {error}")))?;
+        Ok(Tensor::from_raw_buffer(&bytes, dtype, &[range.len()], &Device::Cpu)?)
+    }
+}

@@ -1,0 +1,75 @@
+//! Loading: each rank reads its own part.
+
+use std::path::Path;
+
+use candle_core::DType;
+use comm::all_gather_object;
+
+use super::TensorFile;
+use crate::{Error, Fsdp, Result};
+
+impl<M> Fsdp<M> {
+    /// Reads all parameters from a safetensors file with the model's names, PyTorch's where the model's are. To be called on
+    /// every rank; every rank must be able to read the file. Nothing is changed unless it fits.
+    ///
+    /// # Cost
+    /// Each rank reads its own part of every parameter, and no more. A few bytes of each rank are compared.
+    ///
+    /// # Errors
+    /// [`Error::File`], on every rank, where the file does not fit or cannot be read on one; failures of communication.
+    pub fn load_full(&self, path: &Path) -> Result<()> {
+        let opened = TensorFile::open(path).and_then(|file| {
+            file.check(
+                self.described().iter().map(|(name, dtype, dims)| (name.as_str(), *dtype, dims.as_slice())),
+            )?;
+            Ok(file)
+        });
+        let file = self.all_agree(path, opened)?;
+        let read = self.core().exclusively(|| self.read_shards(file));
+        self.all_agree(path, read)
+    }
+
+    fn read_shards(&self, mut file: TensorFile) -> Result<()> {
+        let rank = self.core().groups.shard_rank();
+        for built in &self.core().units {
+            for part in &built.layout.parts {
+                let own = part.range(rank);
+                for slot in &part.slots {
+                    let (start, end) = (own.start.max(slot.start), own.end.min(slot.start + slot.len));
+                    if start < end {
+                        let name = &built.params[slot.param].name;
+                        let values = file.read(name, start - slot.start..end - slot.start)?;
+                        built.shard.slice_set(&values, 0, part.offset + start - own.start)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Names, dtypes of shards, and shapes, in order of construction.
+    pub(crate) fn described(&self) -> Vec<(String, DType, Vec<usize>)> {
+        let of = |unit: &crate::builder::Built| {
+            let dtype = unit.shard.dtype();
+            let one =
+                |param: &crate::builder::Param| (param.name.clone(), dtype, param.tensor.dims().to_vec());
+            unit.params.iter().map(one).collect::<Vec<_>>()
+        };
+        self.core().units.iter().flat_map(of).collect()
+    }
+
+    /// What this rank has, where no rank has failed; otherwise the first rank's failure, on every rank.
+    pub(crate) fn all_agree<T>(&self, path: &Path, own: Result<T>) -> Result<T> {
+        let world = &*self.core().groups.world;
+        let told = own.as_ref().err().map(|error| match error {
+            Error::File { problem, .. } => problem.clone(),
+            other => other.to_string(),
+        });
+        let all = all_gather_object(world, &told)?;
+        match (own, all.into_iter().enumerate().find_map(|(rank, told)| told.map(|told| (rank, told)))) {
+            (Ok(own), None) => Ok(own),
+            (Ok(_), Some((rank, problem))) => Err(Error::file(path, format!("on rank {rank}: {problem}"))),
+            (Err(error), _) => Err(error),
+        }
+    }
+}

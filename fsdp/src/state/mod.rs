@@ -1,0 +1,93 @@
+//! Parameters as a whole, under their names.
+
+mod checkpoint;
+mod file;
+mod load;
+mod save;
+mod saved;
+
+pub use checkpoint::full_tensors;
+pub use file::TensorFile;
+
+use candle_core::{Device, Tensor};
+use comm::Operation;
+
+use crate::layout::Part;
+use crate::storage::{copy, take, tensor};
+use crate::{Fsdp, Result};
+
+impl<M> Fsdp<M> {
+    /// All parameters whole, under the names that the model asked for them by, in order of construction; on rank 0 only. To be
+    /// called on every rank.
+    ///
+    /// # Memory
+    /// On rank 0 the whole model.
+    ///
+    /// # Errors
+    /// Failures of communication.
+    pub fn full_state(&self) -> Result<Option<Vec<(String, Tensor)>>> {
+        let is_first = self.core().groups.world.rank() == 0;
+        let mut all = Vec::new();
+        for unit in 0..self.core().units.len() {
+            let mut of_unit: Vec<Option<(String, Tensor)>> = vec![None; self.core().units[unit].params.len()];
+            self.visit_unit(unit, &mut |param, name, tensor| {
+                of_unit[param] = Some((name.to_string(), tensor));
+                Ok(())
+            })?;
+            all.extend(of_unit.into_iter().flatten());
+        }
+        Ok(is_first.then_some(all))
+    }
+
+    /// Shows rank 0 each parameter of a unit, whole; parts in order, one in memory at a time. Called on every rank.
+    pub(crate) fn visit_unit(
+        &self,
+        unit: usize,
+        visit: &mut dyn FnMut(usize, &str, Tensor) -> Result<()>,
+    ) -> Result<()> {
+        let built = &self.core().units[unit];
+        let is_first = self.core().groups.world.rank() == 0;
+        self.core().exclusively(|| {
+            for part in &built.layout.parts {
+                let Some(whole) = self.whole(&built.shard.as_detached_tensor(), part)?.filter(|_| is_first)
+                else {
+                    continue;
+                };
+                if let ([slot], false) = (&part.slots[..], part.is_packed) {
+                    let param = &built.params[slot.param];
+                    visit(
+                        slot.param,
+                        &param.name,
+                        whole.narrow(0, 0, slot.len)?.reshape(param.tensor.shape())?,
+                    )?;
+                    continue;
+                }
+                let whole = take(&whole)?;
+                for slot in &part.slots {
+                    let param = &built.params[slot.param];
+                    let value = tensor(copy(&whole, slot.start, slot.len)?)?;
+                    visit(slot.param, &param.name, value.reshape(param.tensor.shape())?)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// A part of what is sharded as `shard` is, padding included; on the first rank that shares it.
+    fn whole(&self, shard: &Tensor, part: &Part) -> Result<Option<Tensor>> {
+        let own = shard.narrow(0, part.offset, part.piece)?;
+        let Some(comm) = &self.core().groups.shard else {
+            let whole = Tensor::zeros(part.piece, shard.dtype(), &Device::Cpu)?;
+            if part.piece > 0 {
+                whole.slice_set(&own, 0, 0)?;
+            }
+            return Ok(Some(whole));
+        };
+        let output = match comm.rank() {
+            0 => Some(Tensor::zeros(part.piece * comm.world_size(), shard.dtype(), &Device::Cpu)?),
+            _ => None,
+        };
+        comm.run(Operation::Gather { output: output.clone(), input: own, root: 0, counts: None })?;
+        Ok(output)
+    }
+}

@@ -1,0 +1,85 @@
+//! A rank that is gone in the middle of a step ends the call of every other one, by name, and all later calls.
+#![allow(clippy::expect_used)]
+
+mod common;
+
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor};
+use candle_nn::Module;
+use common::{INPUTS, Mlp, on_ranks, values};
+use fsdp::{Error, FsdpConfig, Result, Strategy};
+
+/// Where rank 1 leaves.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Place {
+    BeforeForward,
+    InForward,
+    InBackward,
+    BeforeClipping,
+}
+
+const PLACES: [Place; 4] = [Place::BeforeForward, Place::InForward, Place::InBackward, Place::BeforeClipping];
+
+/// Panics in backward, where it is told to.
+struct Trap(bool);
+
+impl CustomOp1 for Trap {
+    fn name(&self) -> &'static str {
+        "trap"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        Ok((storage.clone(), layout.shape().clone()))
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        assert!(!self.0, "this rank ends here");
+        Ok(Some(grad.clone()))
+    }
+}
+
+#[test]
+fn every_other_rank_names_it_and_fails_for_good() {
+    for strategy in [Strategy::FullShard, Strategy::NoShard] {
+        for place in PLACES {
+            let ends = on_ranks(3, |comm| -> Result<()> {
+                let rank = comm.rank();
+                let dies = |here: Place| assert!(rank != 1 || here != place, "this rank ends here");
+                let fsdp = Mlp::fsdp(comm, 1, DType::F32, &FsdpConfig { strategy, ..FsdpConfig::default() })?;
+                let x = values(1, &[2, INPUTS], DType::F32);
+                let step = |last: bool| -> Result<()> {
+                    if last {
+                        dies(Place::BeforeForward);
+                    }
+                    let model = fsdp.model()?;
+                    let x = model.first.forward(&x)?.tanh()?;
+                    if last {
+                        dies(Place::InForward);
+                    }
+                    let trap = Trap(last && rank == 1 && place == Place::InBackward);
+                    let x = model.middle.run(|(a, b)| b.forward(&a.forward(&x)?.apply_op1(trap)?))?;
+                    let mut grads = fsdp.backward(&model.last.forward(&x)?.sqr()?.sum_all()?)?;
+                    if last {
+                        dies(Place::BeforeClipping);
+                    }
+                    fsdp.clip_grad_norm(&mut grads, 1.0).map(drop)
+                };
+                step(false)?;
+                let result = step(true).and_then(|()| step(false));
+                if let (Err(error), Err(again)) = (&result, fsdp.model()) {
+                    assert_eq!(error.to_string(), again.to_string());
+                }
+                result
+            });
+            for (rank, end) in ends.into_iter().enumerate() {
+                match (rank, end) {
+                    (1, end) => assert!(end.is_none(), "{place:?}: it panicked"),
+                    (_, Some(Err(error @ Error::Comm(_)))) => {
+                        assert!(error.is_peer_failure(), "{place:?}: {error}");
+                        assert!(error.to_string().contains("rank 1"), "{strategy:?}, {place:?}: {error}");
+                    }
+                    (_, end) => panic!("{strategy:?}, {place:?}, rank {rank}: {end:?}"),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Where layers get their parts of the weights from.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::{DType, Device, Shape, Tensor, Var};
+use candle_nn::{Init, VarBuilder, VarMap};
+use sampler::{Generator, SharedGenerator};
+use training::TorchInit;
+
+use crate::file::ShardedFile;
+use crate::split::Runs;
+use crate::{Context, Error, Result, Split, TensorParallelConfig};
+
+/// Where the weights of a model come from: the whole model's, of which each rank takes its part.
+#[derive(Debug, Clone)]
+pub enum Weights {
+    /// PyTorch's initial values, drawn from a generator in the order in which the layers are made. Each rank draws all of them,
+    /// one weight at a time, and keeps its part.
+    Random(SharedGenerator),
+    /// A safetensors file of the whole model, of which each rank reads its part only.
+    File(PathBuf),
+}
+
+impl Weights {
+    /// Random weights from a seed: those that `torch.manual_seed(seed)` gives the same model in one process.
+    pub fn seed(seed: u64) -> Self {
+        Self::Random(Generator::new(seed).into())
+    }
+}
+
+/// One rank's part of a parameter.
+#[derive(Debug, Clone)]
+pub struct Parameter {
+    name: String,
+    var: Var,
+    dims: Vec<usize>,
+    split: Split,
+    summed: bool,
+}
+
+impl Parameter {
+    /// Its name, which is PyTorch's for a model of PyTorch's.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// This rank's part, which an optimizer changes.
+    pub fn var(&self) -> &Var {
+        &self.var
+    }
+
+    /// The shape of the whole.
+    pub fn dims(&self) -> &[usize] {
+        &self.dims
+    }
+
+    /// How it is divided.
+    pub fn split(&self) -> Split {
+        self.split
+    }
+
+    /// Whether each rank has the gradient of its part of the sequence only, so that all of them have to be summed.
+    pub(crate) fn is_summed(&self) -> bool {
+        self.summed
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        let Self { name, var, dims, split, summed } = self;
+        format!(
+            "parameter {name} {dims:?} {:?}, {split:?}{}",
+            var.dtype(),
+            if *summed { ", summed" } else { "" }
+        )
+    }
+}
+
+enum Source {
+    /// The map holds one whole weight at a time.
+    Random {
+        builder: VarBuilder<'static>,
+        scratch: VarMap,
+    },
+    File(ShardedFile),
+}
+
+struct Inner {
+    source: Mutex<Source>,
+    parameters: Mutex<Vec<Parameter>>,
+    dtype: DType,
+    device: Device,
+    context: Context,
+}
+
+/// What `VarBuilder` is to the layers of one process: it gives each layer its rank's part of a weight, by name.
+#[derive(Clone)]
+pub struct ShardBuilder {
+    inner: Arc<Inner>,
+    prefix: String,
+}
+
+impl ShardBuilder {
+    pub(crate) fn new(weights: &Weights, config: &TensorParallelConfig, context: Context) -> Result<Self> {
+        let (dtype, device) = (config.dtype, config.device.clone());
+        let source = match weights {
+            Weights::Random(generator) => {
+                let scratch = VarMap::new();
+                let builder = TorchInit::var_builder(generator, &scratch, dtype, &Device::Cpu);
+                Source::Random { builder, scratch }
+            }
+            Weights::File(path) => Source::File(ShardedFile::open(path)?),
+        };
+        let (source, parameters) = (Mutex::new(source), Mutex::default());
+        Ok(Self {
+            inner: Arc::new(Inner { source, parameters, dtype, device, context }),
+            prefix: String::new(),
+        })
+    }
+
+    /// A builder for a part of the model, whose names begin with `name` and a dot.
+    pub fn pp(&self, name: impl std::fmt::Display) -> Self {
+        Self { inner: self.inner.clone(), prefix: format!("{}{name}.", self.prefix) }
+    }
+
+    /// What a layer knows of the ranks.
+    pub fn context(&self) -> &Context {
+        &self.inner.context
+    }
+
+    /// This rank's part of a weight of the whole shape `dims`.
+    ///
+    /// # Errors
+    /// A shape that the ranks do not divide; a file that lacks it, or has it in another shape or dtype.
+    pub fn get(&self, dims: impl Into<Shape>, name: &str, init: Init, split: Split) -> Result<Tensor> {
+        self.parameter(dims.into(), name, init, split, false)
+    }
+
+    /// A weight that every rank has whole and applies to activations between the divided layers, such as a norm's: with
+    /// sequence parallelism each rank's gradient is of its part of the sequence, and all of them are summed.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub fn get_between(&self, dims: impl Into<Shape>, name: &str, init: Init) -> Result<Tensor> {
+        let summed = self.inner.context.sequence_parallel() && self.inner.context.ranks() > 1;
+        self.parameter(dims.into(), name, init, Split::Whole, summed)
+    }
+
+    fn parameter(&self, shape: Shape, name: &str, init: Init, split: Split, summed: bool) -> Result<Tensor> {
+        let (name, dims) = (format!("{}{name}", self.prefix), shape.dims().to_vec());
+        let mut parameters = lock(&self.inner.parameters);
+        if let Some(known) = parameters.iter().find(|known| known.name == name) {
+            if known.dims == dims && known.split == split {
+                return Ok(known.var.as_tensor().clone());
+            }
+            let got = format!("{dims:?}, {split:?}");
+            let help = format!("before, it was asked for as {:?}, {:?}", known.dims, known.split);
+            return Err(Error::invalid(&format!("parameter {name}"), got, help));
+        }
+        let (rank, ranks) = (self.inner.context.rank(), self.inner.context.ranks());
+        let shard_dims = split.shard_dims(&name, &dims, ranks)?;
+        let runs = split.runs(&dims, rank, ranks);
+        let tensor = match &mut *lock(&self.inner.source) {
+            Source::Random { builder, scratch } => {
+                let whole = builder.get_with_hints(shape, &name, init)?;
+                // Nobody else needs the whole; the next weight takes its place.
+                scratch.data().lock().unwrap_or_else(PoisonError::into_inner).clear();
+                cut(&whole, runs, &shard_dims)?
+            }
+            Source::File(file) => file.read(&name, &dims, self.inner.dtype, runs, &shard_dims)?,
+        };
+        let var = Var::from_tensor(&tensor.to_device(&self.inner.device)?)?;
+        let tensor = var.as_tensor().clone();
+        parameters.push(Parameter { name, var, dims, split, summed });
+        Ok(tensor)
+    }
+
+    /// The parameters that were asked for, once the model is whole.
+    pub(crate) fn finish(&self) -> Result<Vec<Parameter>> {
+        if let Source::File(file) = &*lock(&self.inner.source) {
+            file.finish()?;
+        }
+        Ok(std::mem::take(&mut *lock(&self.inner.parameters)))
+    }
+}
+
+fn cut(whole: &Tensor, runs: Runs, shard_dims: &[usize]) -> Result<Tensor> {
+    if runs.count == 1 && runs.len == whole.elem_count() {
+        return Ok(whole.as_ref().detach());
+    }
+    // Rows of runs at equal distances: a matrix, of which a block of columns is taken.
+    let matrix = whole.detach().reshape((runs.count, runs.stride))?;
+    Ok(matrix.narrow(1, runs.start, runs.len)?.force_contiguous()?.reshape(shard_dims)?)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,125 @@
+//! What a layer knows of the ranks.
+
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Tensor};
+use comm::{Communicator, autograd};
+
+use crate::{Error, RandomStreams, Result};
+
+/// How a model is divided, and its random numbers.
+#[derive(Debug, Clone)]
+pub struct TensorParallelConfig {
+    /// Between the layers that are divided, each rank has a part of every sequence only: norms, dropout and residuals take
+    /// `1/ranks` of the memory and time. Default: false.
+    pub sequence_parallel: bool,
+    /// Of dropout's random numbers. Default: 42.
+    pub seed: u64,
+    /// Of weights drawn from a seed or read from a file. Default: f32.
+    pub dtype: DType,
+    /// Where weights are. Default: the CPU.
+    pub device: Device,
+}
+
+impl Default for TensorParallelConfig {
+    fn default() -> Self {
+        Self { sequence_parallel: false, seed: 42, dtype: DType::F32, device: Device::Cpu }
+    }
+}
+
+impl TensorParallelConfig {
+    /// What must be equal on all ranks.
+    pub(crate) fn describe(&self) -> String {
+        let Self { sequence_parallel, seed, dtype, device: _ } = self;
+        format!("sequence_parallel: {sequence_parallel}, seed: {seed}, dtype: {dtype:?}")
+    }
+}
+
+/// The tensor-parallel group as layers see it.
+#[derive(Debug, Clone)]
+pub struct Context {
+    comm: Arc<dyn Communicator>,
+    sequence_parallel: bool,
+    random: RandomStreams,
+}
+
+impl Context {
+    pub(crate) fn new(comm: Arc<dyn Communicator>, sequence_parallel: bool, random: RandomStreams) -> Self {
+        Self { comm, sequence_parallel, random }
+    }
+
+    /// The group that layers are divided over.
+    pub fn comm(&self) -> &Arc<dyn Communicator> {
+        &self.comm
+    }
+
+    /// This rank's place in it.
+    pub fn rank(&self) -> usize {
+        self.comm.rank()
+    }
+
+    /// Ranks in it.
+    pub fn ranks(&self) -> usize {
+        self.comm.world_size()
+    }
+
+    /// Whether activations between layers are divided along the sequence.
+    pub fn sequence_parallel(&self) -> bool {
+        self.sequence_parallel
+    }
+
+    /// The random numbers of this rank.
+    pub fn random(&self) -> &RandomStreams {
+        &self.random
+    }
+
+    /// This rank's part of activations that every rank holds, along the sequence; all of them without sequence parallelism.
+    ///
+    /// # Shapes
+    /// (.., length, features) to (.., length / ranks, features).
+    ///
+    /// # Cost
+    /// A copy forward, an all-gather backward.
+    ///
+    /// # Errors
+    /// A length that the ranks do not divide.
+    pub fn split_sequence(&self, x: &Tensor) -> Result<Tensor> {
+        if !self.sequence_parallel {
+            return Ok(x.clone());
+        }
+        let dim = self.check_sequence(x.dims())?;
+        Ok(autograd::split_to_group(x, dim, &self.comm)?)
+    }
+
+    /// The other way round: the parts of all ranks, for what every rank computes alike.
+    ///
+    /// # Cost
+    /// An all-gather forward, a copy backward.
+    ///
+    /// # Errors
+    /// Those of communication.
+    pub fn gather_sequence(&self, x: &Tensor) -> Result<Tensor> {
+        if !self.sequence_parallel {
+            return Ok(x.clone());
+        }
+        Ok(autograd::gather_from_group(x, sequence_dim(x.dims())?, &self.comm)?)
+    }
+
+    /// The dimension of the sequence, if the ranks divide it.
+    pub(crate) fn check_sequence(&self, dims: &[usize]) -> Result<usize> {
+        let dim = sequence_dim(dims)?;
+        let (size, ranks) = (dims[dim], self.ranks());
+        if !size.is_multiple_of(ranks) {
+            let what = "with sequence parallelism, the length of a sequence".into();
+            return Err(Error::Indivisible { what, size, parts: ranks, ranks });
+        }
+        Ok(dim)
+    }
+}
+
+/// Activations are (.., length, features).
+pub(crate) fn sequence_dim(dims: &[usize]) -> Result<usize> {
+    dims.len().checked_sub(2).ok_or_else(|| {
+        Error::invalid("activations", format!("the shape {dims:?}"), "give (.., length, features)")
+    })
+}

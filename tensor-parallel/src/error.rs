@@ -1,0 +1,198 @@
+//! The crate's one error type.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// What can go wrong in tensor parallelism.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    // ---- mistakes in the program or its input ----
+    /// A size that the ranks do not divide.
+    #[error(
+        "{what}: {size} cannot be divided into {parts} equal parts for {ranks} tensor-parallel ranks; give a multiple of \
+         {parts}, or another number of ranks"
+    )]
+    Indivisible {
+        /// What it is the size of.
+        what: String,
+        /// The size.
+        size: usize,
+        /// Equal parts that are needed.
+        parts: usize,
+        /// Ranks of the group.
+        ranks: usize,
+    },
+    /// A configuration or an argument that cannot be used.
+    #[error("{what}: got {got}; {help}")]
+    Invalid {
+        /// What it is.
+        what: String,
+        /// What it was.
+        got: String,
+        /// What would be accepted.
+        help: String,
+    },
+    /// Building the model failed on another rank.
+    #[error("rank {rank} could not build its part of the model: {reason}")]
+    PeerBuild {
+        /// The first rank on which it did.
+        rank: usize,
+        /// What it said.
+        reason: String,
+    },
+    /// The ranks have built different models.
+    #[error(
+        "the ranks do not build the same model: rank {odd_rank} has {odd}, and rank {rank} has {expected}; give every rank \
+         the same sizes, the same configuration and the same weights (seed or file)"
+    )]
+    ModelMismatch {
+        /// A rank that differs.
+        odd_rank: usize,
+        /// What it has.
+        odd: String,
+        /// The rank that it is compared with.
+        rank: usize,
+        /// What that one has at the same place.
+        expected: String,
+    },
+
+    // ---- files ----
+    /// A file that cannot be read or written.
+    #[error("cannot {action} {}: {reason}", path.display())]
+    File {
+        /// `read` or `write`.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        reason: String,
+    },
+    /// Not a safetensors file, or not all of one.
+    #[error("{} is not a whole safetensors file: {reason}", path.display())]
+    NotSafetensors {
+        /// The file.
+        path: PathBuf,
+        /// What does not fit.
+        reason: String,
+    },
+    /// A tensor that a file lacks.
+    #[error("{} has no tensor `{name}` ({expected}); it holds {held}", path.display())]
+    MissingTensor {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Its dtype and whole shape.
+        expected: String,
+        /// What the file has.
+        held: String,
+    },
+    /// A tensor of a file that belongs to no layer.
+    #[error("{} has a tensor `{name}` ({got}) that the model has not", path.display())]
+    ExtraTensor {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Its dtype and shape.
+        got: String,
+    },
+    /// A tensor of another dtype or shape.
+    #[error("{}: tensor `{name}` is {got}, expected {expected}", path.display())]
+    TensorMismatch {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Dtype and whole shape that the model needs.
+        expected: String,
+        /// What the file has.
+        got: String,
+    },
+    /// The rank that writes a file failed.
+    #[error("rank {rank} {reason}")]
+    PeerFile {
+        /// That rank.
+        rank: usize,
+        /// What it said.
+        reason: String,
+    },
+
+    // ---- what lies below ----
+    /// A candle operation failed.
+    #[error("{source}")]
+    Tensor {
+        /// Candle's error.
+        source: Arc<candle_core::Error>,
+    },
+    /// Communication failed.
+    #[error(transparent)]
+    Comm(#[from] comm::Error),
+}
+
+/// `Result` with this crate's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// True where the fault is another rank's: this process only noticed. See [`comm::Error::is_peer_failure`].
+    ///
+    /// ```
+    /// let error = tensor_parallel::Error::PeerBuild { rank: 1, reason: "it has no memory".into() };
+    /// assert!(error.is_peer_failure());
+    /// ```
+    pub fn is_peer_failure(&self) -> bool {
+        match self {
+            Error::Comm(error) => error.is_peer_failure(),
+            Error::PeerBuild { .. } | Error::PeerFile { .. } => true,
+            _ => false,
+        }
+    }
+
+    pub(crate) fn invalid(what: &str, got: impl std::fmt::Display, help: impl Into<String>) -> Self {
+        Error::Invalid { what: what.into(), got: got.to_string(), help: help.into() }
+    }
+}
+
+impl From<Error> for candle_core::Error {
+    fn from(error: Error) -> Self {
+        // As an I/O error it can be found again on the way back, see below.
+        candle_core::Error::Io(std::io::Error::other(error))
+    }
+}
+
+impl From<candle_core::Error> for Error {
+    fn from(source: candle_core::Error) -> Self {
+        find(&source).unwrap_or_else(|| Error::Tensor { source: Arc::new(source) })
+    }
+}
+
+impl From<Error> for comm::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Comm(error) => error,
+            other => candle_core::Error::from(other).into(),
+        }
+    }
+}
+
+/// Our own error on its way back through candle, or `comm`'s.
+fn find(error: &candle_core::Error) -> Option<Error> {
+    match error {
+        candle_core::Error::Io(error) => {
+            let error = error.get_ref()?;
+            let ours = error.downcast_ref::<Error>().cloned();
+            let of_comm = || match error.downcast_ref::<comm::Error>().cloned()? {
+                comm::Error::Tensor { source, operation } => {
+                    find(&source).or(Some(Error::Comm(comm::Error::Tensor { source, operation })))
+                }
+                error => Some(Error::Comm(error)),
+            };
+            ours.or_else(of_comm)
+        }
+        candle_core::Error::Context { inner, .. }
+        | candle_core::Error::WithPath { inner, .. }
+        | candle_core::Error::WithBacktrace { inner, .. } => find(inner),
+        _ => None,
+    }
+}

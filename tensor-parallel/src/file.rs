@@ -1,0 +1,122 @@
+//! Reading a safetensors file in parts.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Tensor};
+use safetensors::tensor::{Metadata, TensorInfo};
+
+use crate::split::Runs;
+use crate::{Error, Result};
+
+/// Longest header that is read; safetensors itself allows no longer one.
+const LONGEST_HEADER: u64 = 100_000_000;
+
+/// A file of which the header has been read.
+#[derive(Debug)]
+pub(crate) struct ShardedFile {
+    path: PathBuf,
+    file: File,
+    /// Where the tensors' bytes begin.
+    data: u64,
+    metadata: Metadata,
+    asked_for: BTreeSet<String>,
+}
+
+impl ShardedFile {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let refuse = |reason: std::io::Error| reading(path, reason);
+        let damaged =
+            |reason: String| Error::NotSafetensors { path: path.to_path_buf(), reason: first_line(&reason) };
+        let mut file = File::open(path).map_err(refuse)?;
+        let size = file.metadata().map_err(refuse)?.len();
+        let mut start = [0; 8];
+        if size < 8 {
+            return Err(damaged(format!("it has {size} bytes")));
+        }
+        file.read_exact(&mut start).map_err(refuse)?;
+        let header = u64::from_le_bytes(start);
+        if header > LONGEST_HEADER.min(size - 8) {
+            return Err(damaged(format!("its header is said to have {header} bytes, the file has {size}")));
+        }
+        let mut bytes = vec![0; header as usize];
+        file.read_exact(&mut bytes).map_err(refuse)?;
+        let metadata: Metadata =
+            serde_json::from_slice(&bytes).map_err(|reason| damaged(reason.to_string()))?;
+        let (data, wanted) = (8 + header, metadata.data_len() as u64);
+        if size != data + wanted {
+            return Err(damaged(format!("its tensors need {wanted} bytes, it has {}", size - data)));
+        }
+        Ok(Self { path: path.to_path_buf(), file, data, metadata, asked_for: BTreeSet::new() })
+    }
+
+    /// The part of a tensor that `runs` names; `dims` is the shape of the whole.
+    pub(crate) fn read(
+        &mut self,
+        name: &str,
+        dims: &[usize],
+        dtype: DType,
+        runs: Runs,
+        shard_dims: &[usize],
+    ) -> Result<Tensor> {
+        let expected = format!("{dtype:?} {dims:?}");
+        let Some(info) = self.metadata.info(name) else {
+            let path = self.path.clone();
+            return Err(Error::MissingTensor { path, name: name.into(), expected, held: self.listing() });
+        };
+        if info.shape != dims || DType::try_from(info.dtype).ok() != Some(dtype) {
+            let path = self.path.clone();
+            return Err(Error::TensorMismatch { path, name: name.into(), expected, got: describe(info) });
+        }
+        let begin = self.data + info.data_offsets.0 as u64;
+        let width = dtype.size_in_bytes();
+        let mut bytes = vec![0; runs.len * runs.count * width];
+        for (run, part) in runs.ranges().zip(bytes.chunks_exact_mut((runs.len * width).max(1))) {
+            let at = SeekFrom::Start(begin + (run.start * width) as u64);
+            let read = self.file.seek(at).and_then(|_| self.file.read_exact(part));
+            read.map_err(|reason| reading(&self.path, reason))?;
+        }
+        self.asked_for.insert(name.to_string());
+        Ok(Tensor::from_raw_buffer(&bytes, dtype, shard_dims, &Device::Cpu)?)
+    }
+
+    /// Refuses a file with tensors that nobody has asked for.
+    pub(crate) fn finish(&self) -> Result<()> {
+        let Some(name) = self.names().into_iter().find(|name| !self.asked_for.contains(name)) else {
+            return Ok(());
+        };
+        let got = self.metadata.info(&name).map(describe).unwrap_or_default();
+        Err(Error::ExtraTensor { path: self.path.clone(), name, got })
+    }
+
+    fn names(&self) -> Vec<String> {
+        let mut names = self.metadata.offset_keys();
+        names.sort();
+        names
+    }
+
+    /// The first few names.
+    fn listing(&self) -> String {
+        const SHOWN: usize = 8;
+        let names = self.names();
+        match names.len() {
+            0 => "none".into(),
+            count if count <= SHOWN => names.join(", "),
+            count => format!("{} and {} more", names[..SHOWN].join(", "), count - SHOWN),
+        }
+    }
+}
+
+fn describe(info: &TensorInfo) -> String {
+    format!("{:?} {:?}", info.dtype, info.shape)
+}
+
+fn reading(path: &Path, reason: std::io::Error) -> Error {
+    Error::File { action: "read", path: path.to_path_buf(), reason: reason.to_string() }
+}
+
+fn first_line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().to_string()
+}

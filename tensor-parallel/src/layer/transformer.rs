@@ -1,0 +1,81 @@
+//! One layer of a transformer.
+
+use candle_core::{Module, Tensor};
+use candle_nn::ModuleT;
+use training::{Dropout, LayerNorm, Visible};
+
+use crate::{Context, ParallelMlp, ParallelSelfAttention, Result, ShardBuilder};
+
+use super::norm;
+
+/// The sizes of a [`ParallelTransformerLayer`].
+#[derive(Debug, Clone)]
+pub struct TransformerLayerConfig {
+    /// Features of a token.
+    pub d_model: usize,
+    /// Heads of attention, which divide the features and which the ranks divide.
+    pub num_heads: usize,
+    /// Width of the feed-forward layers.
+    pub d_ff: usize,
+    /// Which tokens a token sees.
+    pub visible: Visible,
+    /// Probability with which dropout zeroes a number of what attention and feed-forward add.
+    pub dropout: f64,
+}
+
+/// `x + attention(norm1(x))`, then `x + feed_forward(norm2(x))`.
+///
+/// # Shapes
+/// (batch, length, d_model) to the same; with sequence parallelism each rank has its part of the sequence.
+///
+/// # Cost
+/// Two all-reduces forward and two backward; with sequence parallelism two reduce-scatters and two all-gathers each way, which are
+/// as many bytes.
+///
+/// # Source
+/// Shoeybi et al., "Megatron-LM" (2019), section 3; with sequence parallelism Korthikanti et al., "Reducing Activation
+/// Recomputation in Large Transformer Models" (2022), section 4.2.
+#[derive(Debug, Clone)]
+pub struct ParallelTransformerLayer {
+    norm1: LayerNorm,
+    attention: ParallelSelfAttention,
+    norm2: LayerNorm,
+    feed_forward: ParallelMlp,
+    dropout: Dropout,
+}
+
+impl ParallelTransformerLayer {
+    /// A layer of the parts `norm1`, `attention`, `norm2` and `feed_forward`.
+    ///
+    /// # Errors
+    /// Sizes that do not go together or that the ranks do not divide; those of the builder.
+    pub fn new(config: &TransformerLayerConfig, builder: &ShardBuilder) -> Result<Self> {
+        let &TransformerLayerConfig { d_model, num_heads, d_ff, visible, dropout } = config;
+        let attention = ParallelSelfAttention::new(d_model, num_heads, visible, &builder.pp("attention"))?;
+        Ok(Self {
+            norm1: norm(d_model, &builder.pp("norm1"))?,
+            attention,
+            norm2: norm(d_model, &builder.pp("norm2"))?,
+            feed_forward: ParallelMlp::new(d_model, d_ff, &builder.pp("feed_forward"))?,
+            dropout: dropout_between(dropout, builder.context())?,
+        })
+    }
+
+    /// Computes it; dropout drops in training only.
+    ///
+    /// # Errors
+    /// An input of another width; those of communication.
+    pub fn forward_t(&self, x: &Tensor, train: bool) -> Result<Tensor> {
+        let mixed = self.attention.forward(&self.norm1.forward(x)?)?;
+        let x = (x + self.dropout.forward_t(&mixed, train)?)?;
+        let fed = self.feed_forward.forward(&self.norm2.forward(&x)?)?;
+        Ok((&x + self.dropout.forward_t(&fed, train)?)?)
+    }
+}
+
+/// Dropout for activations between the divided layers: the same on every rank, unless each has its part of the sequence.
+pub(crate) fn dropout_between(p: f64, context: &Context) -> Result<Dropout> {
+    let random = context.random();
+    let stream = if context.sequence_parallel() { random.own() } else { random.equal() };
+    Ok(Dropout::new(p, stream.clone()).map_err(candle_core::Error::from)?)
+}

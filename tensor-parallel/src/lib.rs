@@ -1,0 +1,39 @@
+//! Tensor parallelism: every layer of a model is divided over ranks, as in Megatron-LM.
+//!
+//! A matrix product whose weight is divided by its outputs ([`ColumnParallelLinear`]) and one that is divided by its inputs
+//! ([`RowParallelLinear`]) need one all-reduce forward and one backward for both together; [`ParallelMlp`],
+//! [`ParallelSelfAttention`], [`ParallelTransformerLayer`] and [`LanguageModel`] are made of them. No rank holds a whole weight,
+//! nor, with [`vocab_parallel_cross_entropy`], whole logits.
+//!
+//! [`TensorParallel`] builds a model on the ranks of a [`comm::Mesh`]; see there for a training loop. The parts are slices of the
+//! very weights that one process has from the same seed, or from a file, so losses and weights are those of one process, up
+//! to rounding.
+//!
+//! What goes wrong on one rank is an error on every rank.
+#![forbid(unsafe_code)]
+
+mod agreement;
+mod builder;
+mod context;
+mod error;
+mod file;
+mod language_model;
+mod layer;
+mod op;
+mod parallel;
+mod random;
+mod save;
+mod split;
+
+pub use builder::{Parameter, ShardBuilder, Weights};
+pub use context::{Context, TensorParallelConfig};
+pub use error::{Error, Result};
+pub use language_model::{LanguageModel, LanguageModelConfig};
+pub use layer::{
+    ColumnConfig, ColumnParallelLinear, ParallelMlp, ParallelSelfAttention, ParallelTransformerLayer,
+    RowConfig, RowParallelLinear, TransformerLayerConfig, VocabParallelEmbedding, norm,
+};
+pub use op::vocab_parallel_cross_entropy;
+pub use parallel::TensorParallel;
+pub use random::RandomStreams;
+pub use split::Split;

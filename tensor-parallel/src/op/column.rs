@@ -1,0 +1,72 @@
+//! A linear layer of which each rank has some of the outputs.
+
+use candle_core::{Module, Tensor};
+use comm::autograd;
+use training::Linear;
+
+use crate::context::sequence_dim;
+use crate::{Context, Result};
+
+use super::reduce::Reduction;
+use super::{column_sums, rows, with_features};
+
+/// `x w' + b` for this rank's rows of the weight. Backward, the sum over ranks of the input's gradient is under way while the
+/// weight's is computed.
+///
+/// With sequence parallelism the input is this rank's part of the sequence, and is gathered first; its gradient is summed and
+/// divided again.
+pub(crate) fn column(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    context: &Context,
+) -> Result<Tensor> {
+    let input = match context.sequence_parallel() {
+        true => autograd::gather_from_group(&x.detach(), sequence_dim(x.dims())?, context.comm())?,
+        false => x.detach(),
+    };
+    let (flat, matrix) = (rows(&input)?, weight.detach());
+    let output = match bias {
+        Some(bias) => Linear::new(matrix.clone(), bias.detach()).forward(&flat)?,
+        None => flat.matmul(&matrix.t()?)?,
+    };
+    let output = output.reshape(with_features(&input, weight.dim(0)?))?;
+    let (context, dims, needs_input) = (context.clone(), input.dims().to_vec(), x.track_op());
+    let backward = move |gradient: &Tensor| {
+        let gradient = rows(gradient)?;
+        let of_input = match needs_input {
+            true => {
+                let partial = gradient.matmul(&matrix)?.reshape(&dims[..])?;
+                Some(Reduction::start(partial, &context)?)
+            }
+            false => None,
+        };
+        let (of_weight, of_bias) = {
+            let _span = tracing::info_span!("weight gradient").entered();
+            (gradient.t()?.matmul(&flat)?, column_sums(&gradient)?)
+        };
+        let of_input = match of_input {
+            Some(reduction) => {
+                let _span = tracing::info_span!("wait for input gradient").entered();
+                Some(reduction.finish()?)
+            }
+            None => None,
+        };
+        Ok((of_input, of_weight, of_bias))
+    };
+    const NAME: &str = "column_parallel_linear";
+    Ok(match bias {
+        Some(bias) => autograd::custom(NAME, &[x, weight, bias], output, move |gradient| {
+            let (of_input, of_weight, of_bias) = backward(gradient).map_err(into_comm)?;
+            Ok(vec![of_input, Some(of_weight), Some(of_bias)])
+        })?,
+        None => autograd::custom(NAME, &[x, weight], output, move |gradient| {
+            let (of_input, of_weight, _) = backward(gradient).map_err(into_comm)?;
+            Ok(vec![of_input, Some(of_weight)])
+        })?,
+    })
+}
+
+fn into_comm(error: crate::Error) -> comm::Error {
+    error.into()
+}

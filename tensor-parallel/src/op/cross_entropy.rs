@@ -1,0 +1,119 @@
+//! Cross-entropy of logits of which each rank has some of the classes.
+
+use std::ops::Range;
+
+use candle_core::{DType, FloatDType, Tensor};
+use comm::{Operation, ReduceOp, autograd};
+
+use crate::{Context, Error, Result};
+
+/// The mean over all rows of `ln(sum(exp(row))) - row[target]`, where each rank has its part of every row. No rank ever holds
+/// a whole row: what goes between ranks are three numbers of each.
+///
+/// # Shapes
+/// Logits (.., classes / ranks) on each rank, the classes of rank 0 first; targets, whole numbers, the same without the last
+/// dimension and the same on every rank. The loss has no dimensions and is equal to the bit on every rank.
+///
+/// # Cost
+/// Forward two all-reduces, of one and of two numbers for each row; backward none. A copy of the logits is kept for backward.
+///
+/// # Errors
+/// Shapes that do not fit, a target that is no class, no rows; those of communication.
+///
+/// # Source
+/// Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism" (2019), section 3.
+pub fn vocab_parallel_cross_entropy(logits: &Tensor, targets: &Tensor, context: &Context) -> Result<Tensor> {
+    let wide = match logits.dtype() {
+        DType::F16 | DType::BF16 => logits.to_dtype(DType::F32)?,
+        _ => logits.clone(),
+    };
+    let loss = match wide.dtype() {
+        DType::F64 => fused::<f64>(&wide, targets, context)?,
+        _ => fused::<f32>(&wide, targets, context)?,
+    };
+    Ok(loss.to_dtype(logits.dtype())?)
+}
+
+/// Each row's target, if it is one of this rank's classes.
+fn own_targets(logits: &Tensor, targets: &Tensor, context: &Context) -> Result<Vec<Option<usize>>> {
+    let refuse = |got: String, help: String| Err(Error::invalid("targets", got, help));
+    let Some((&own, rows)) = logits.dims().split_last() else {
+        return refuse("logits without dimensions".into(), "give (.., classes)".into());
+    };
+    if targets.dims() != rows {
+        return refuse(format!("the shape {:?}", targets.dims()), format!("the logits need {rows:?}"));
+    }
+    if targets.elem_count() == 0 {
+        return refuse("no rows".into(), "a mean needs one at least".into());
+    }
+    let (classes, first) = (own * context.ranks(), context.rank() * own);
+    let all = targets.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
+    let mut found = Vec::with_capacity(all.len());
+    for (row, target) in all.into_iter().enumerate() {
+        match usize::try_from(target) {
+            Ok(class) if class < classes => found.push(class.checked_sub(first).filter(|place| *place < own)),
+            _ => return refuse(format!("{target} in row {row}"), format!("there are {classes} classes")),
+        }
+    }
+    Ok(found)
+}
+
+fn fused<T: FloatDType>(logits: &Tensor, targets: &Tensor, context: &Context) -> Result<Tensor> {
+    let targets = own_targets(logits, targets, context)?;
+    let (rows, own) = (targets.len(), logits.elem_count() / targets.len());
+    let row = move |index: usize| -> Range<usize> { index * own..(index + 1) * own };
+    let mut exponentials = logits.detach().flatten_all()?.to_vec1::<T>()?;
+    let greater = |a: T, b: T| if b > a { b } else { a };
+    let lowest = T::from_f64(f64::NEG_INFINITY);
+    let tops: Vec<T> =
+        (0..rows).map(|index| exponentials[row(index)].iter().copied().fold(lowest, greater)).collect();
+    let tops = reduced(tops, ReduceOp::Max, logits, context)?;
+    // Sums first, then what the targets have.
+    let mut parts = vec![T::zero(); 2 * rows];
+    for (index, target) in targets.iter().enumerate() {
+        let (numbers, top) = (&mut exponentials[row(index)], tops[index]);
+        if let Some(target) = target {
+            parts[rows + index] = numbers[*target] - top;
+        }
+        let mut sum = 0.0;
+        for number in numbers.iter_mut() {
+            let power = (*number - top).to_f64().exp();
+            sum += power;
+            *number = T::from_f64(power);
+        }
+        parts[index] = T::from_f64(sum);
+    }
+    let parts = reduced(parts, ReduceOp::Sum, logits, context)?;
+    let (sums, of_targets) = parts.split_at(rows);
+    let losses = sums.iter().zip(of_targets).map(|(sum, target)| sum.to_f64().ln() - target.to_f64());
+    let loss = T::from_f64(losses.sum::<f64>() / rows as f64);
+    let (sums, dims) = (sums.to_vec(), logits.dims().to_vec());
+    let device = logits.device().clone();
+    let output = Tensor::from_vec(vec![loss], (), &device)?;
+    Ok(autograd::custom("vocab_parallel_cross_entropy", &[logits], output, move |gradient| {
+        let share = gradient.to_dtype(DType::F64)?.to_scalar::<f64>()? / rows as f64;
+        let mut of_logits = exponentials.clone();
+        for (index, target) in targets.iter().enumerate() {
+            let numbers = &mut of_logits[row(index)];
+            let scale = T::from_f64(share / sums[index].to_f64());
+            numbers.iter_mut().for_each(|number| *number *= scale);
+            if let Some(target) = target {
+                numbers[*target] -= T::from_f64(share);
+            }
+        }
+        Ok(vec![Some(Tensor::from_vec(of_logits, &dims[..], &device)?)])
+    })?)
+}
+
+/// The numbers of all ranks, combined.
+fn reduced<T: FloatDType>(
+    numbers: Vec<T>,
+    op: ReduceOp,
+    logits: &Tensor,
+    context: &Context,
+) -> Result<Vec<T>> {
+    let len = numbers.len();
+    let tensor = Tensor::from_vec(numbers, len, logits.device())?;
+    context.comm().run(Operation::AllReduce { tensor: tensor.clone(), op })?;
+    Ok(tensor.to_vec1()?)
+}

@@ -1,0 +1,89 @@
+//! Two streams of random numbers: one that the ranks of a group share, and one that each has for itself.
+
+use sampler::{Generator, SharedGenerator};
+
+/// What dropout draws from. Activations that every rank of the tensor-parallel group holds must lose the same numbers
+/// everywhere; those that are divided over the ranks must lose others on each.
+///
+/// Both streams differ between data-parallel ranks, which have different samples.
+///
+/// # Source
+/// Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (2021): the two
+/// states of its random number tracker.
+#[derive(Debug, Clone)]
+pub struct RandomStreams {
+    equal: SharedGenerator,
+    own: SharedGenerator,
+    seeds: [u64; 2],
+}
+
+impl RandomStreams {
+    /// The streams of one rank, from the run's seed and its places along the two axes.
+    ///
+    /// ```
+    /// use tensor_parallel::RandomStreams;
+    ///
+    /// let ranks = [RandomStreams::new(42, 0, 0), RandomStreams::new(42, 0, 1)];
+    /// let draw = |stream: &sampler::SharedGenerator| stream.with(|generator| generator.next_u64());
+    /// assert_eq!(draw(ranks[0].equal()), draw(ranks[1].equal()));
+    /// assert_ne!(draw(ranks[0].own()), draw(ranks[1].own()));
+    /// ```
+    pub fn new(seed: u64, dp_rank: usize, tp_rank: usize) -> Self {
+        let equal = mix(mix(seed).wrapping_add(dp_rank as u64));
+        let own = mix(equal.wrapping_add(1 + tp_rank as u64));
+        let generator = |seed| SharedGenerator::from(Generator::new(seed));
+        Self { equal: generator(equal), own: generator(own), seeds: [equal, own] }
+    }
+
+    /// The stream that is the same on every rank of the tensor-parallel group: for activations that all of them hold.
+    pub fn equal(&self) -> &SharedGenerator {
+        &self.equal
+    }
+
+    /// The stream that is this rank's alone: for activations that are divided over the ranks.
+    pub fn own(&self) -> &SharedGenerator {
+        &self.own
+    }
+
+    /// Puts both streams where the draws of a step begin, so that a run that goes on from a checkpoint draws what it would
+    /// have drawn.
+    pub fn begin_step(&self, step: u64) {
+        for (stream, seed) in [&self.equal, &self.own].into_iter().zip(self.seeds) {
+            stream.with(|generator| generator.manual_seed(mix(seed.wrapping_add(step))));
+        }
+    }
+}
+
+/// Neighbouring numbers become unrelated ones, also in the low 32 bits, which are those that count.
+///
+/// Source: G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators" (2014), the mixing function.
+fn mix(number: u64) -> u64 {
+    let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn streams_do_not_share_numbers_and_begin_anew_at_each_step() {
+        let mut first = HashSet::new();
+        for (dp, tp) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            let streams = RandomStreams::new(7, dp, tp);
+            for step in 0..50 {
+                streams.begin_step(step);
+                let own = streams.own().with(|generator| generator.next_u64());
+                assert!(first.insert(own));
+                let equal = streams.equal().with(|generator| generator.next_u64());
+                assert_eq!(first.insert(equal), tp == 0, "the second rank draws what the first has drawn");
+                streams.begin_step(step);
+                assert_eq!(streams.own().with(|generator| generator.next_u64()), own);
+            }
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Writing the model of all ranks into one file, piece by piece.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use candle_core::{Device, Tensor};
+use comm::{Communicator, Operation, broadcast_object};
+use safetensors::View;
+use safetensors::tensor::{Metadata, TensorInfo};
+
+use crate::{Error, Parameter, Result, Split, TensorParallel};
+
+/// Elements of one rank that are on their way at a time.
+const PIECE: usize = 1 << 18;
+
+impl<M> TensorParallel<M> {
+    /// Writes the whole model as one safetensors file, which [`Weights::File`](crate::Weights::File) and PyTorch read. To be
+    /// called on every rank; the first one of the mesh writes. The file appears whole or not at all.
+    ///
+    /// # Cost
+    /// The parameters once, in pieces: no rank ever holds more than its own part and a megabyte of each of the others'.
+    ///
+    /// # Errors
+    /// On every rank, if the file cannot be written; those of communication.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let dp = self.dp();
+        let outcome = match dp.is_none_or(|dp| dp.rank() == 0) {
+            true => self.write(path)?,
+            false => None,
+        };
+        // The first rank along dp has heard from the writer.
+        let outcome = match dp {
+            Some(dp) => broadcast_object(&**dp, &outcome, 0)?,
+            None => outcome,
+        };
+        let is_writer = self.context().rank() == 0 && dp.is_none_or(|dp| dp.rank() == 0);
+        match outcome {
+            None => Ok(()),
+            Some((_, reason)) if is_writer => {
+                Err(Error::File { action: "write", path: path.to_path_buf(), reason })
+            }
+            Some((rank, reason)) => {
+                Err(Error::PeerFile { rank, reason: format!("cannot write {}: {reason}", path.display()) })
+            }
+        }
+    }
+
+    /// Writes this rank's parts to a file of its own, under the whole weights' names.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn save_shard(&self, path: &Path) -> Result<()> {
+        let tensors: HashMap<&str, Tensor> =
+            self.parameters().iter().map(|p| (p.name(), p.var().as_detached_tensor())).collect();
+        let draft = draft(path);
+        let written = safetensors::serialize_to_file(&tensors, None, &draft)
+            .map_err(std::io::Error::other)
+            .and_then(|()| File::open(&draft)?.sync_all())
+            .and_then(|()| fs::rename(&draft, path));
+        written.map_err(|reason| {
+            let _ = fs::remove_file(&draft);
+            Error::File { action: "write", path: path.to_path_buf(), reason: reason.to_string() }
+        })
+    }
+
+    /// Who writes and what went wrong, if anything did, on every rank of the tensor-parallel group.
+    fn write(&self, path: &Path) -> Result<Option<(usize, String)>> {
+        let comm = &**self.context().comm();
+        let mut writer = (comm.rank() == 0).then(|| Writer::begin(path, self.parameters()));
+        for parameter in self.parameters() {
+            stream(comm, parameter, &mut writer)?;
+        }
+        let failure = writer.and_then(Writer::finish).map(|reason| (comm.world_ranks()[0], reason));
+        Ok(broadcast_object(comm, &failure, 0)?)
+    }
+}
+
+/// Sends a parameter to the first rank in the order in which the file has it.
+fn stream(comm: &dyn Communicator, parameter: &Parameter, writer: &mut Option<Writer>) -> Result<()> {
+    let own = parameter.var().as_detached_tensor();
+    if parameter.split() == Split::Whole {
+        if let Some(writer) = writer {
+            writer.write(&own.data());
+        }
+        return Ok(());
+    }
+    let runs = parameter.split().runs(parameter.dims(), comm.rank(), comm.world_size());
+    let own = own.contiguous()?.reshape((runs.count, runs.len))?;
+    if runs.len >= PIECE {
+        for run in 0..runs.count {
+            long_run(comm, &own.get(run)?, writer)?;
+        }
+        return Ok(());
+    }
+    let together = PIECE / runs.len.max(1);
+    for first in (0..runs.count).step_by(together) {
+        let count = together.min(runs.count - first);
+        short_runs(comm, &own.narrow(0, first, count)?, writer)?;
+    }
+    Ok(())
+}
+
+/// One run of each rank, one rank after the other.
+fn long_run(comm: &dyn Communicator, own: &Tensor, writer: &mut Option<Writer>) -> Result<()> {
+    let len = own.elem_count();
+    for rank in 0..comm.world_size() {
+        for start in (0..len).step_by(PIECE) {
+            let piece = own.narrow(0, start, PIECE.min(len - start))?.force_contiguous()?;
+            match writer {
+                Some(writer) if rank == 0 => writer.write(&piece.data()),
+                Some(writer) => {
+                    let theirs = piece.zeros_like()?;
+                    comm.run(Operation::Recv { tensor: theirs.clone(), from: rank })?;
+                    writer.write(&theirs.data());
+                }
+                None if rank == comm.rank() => comm.run(Operation::Send { tensor: piece, to: 0 })?,
+                None => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Some short runs of all ranks, each run's parts side by side.
+fn short_runs(comm: &dyn Communicator, own: &Tensor, writer: &mut Option<Writer>) -> Result<()> {
+    let ranks = comm.world_size();
+    let (count, len) = own.dims2()?;
+    let input = own.force_contiguous()?;
+    let output = match writer {
+        Some(_) => Some(Tensor::zeros((ranks, count, len), own.dtype(), &Device::Cpu)?),
+        None => None,
+    };
+    comm.run(Operation::Gather { output: output.clone(), input, root: 0, counts: None })?;
+    if let (Some(all), Some(writer)) = (output, writer) {
+        writer.write(&all.transpose(0, 1)?.force_contiguous()?.data());
+    }
+    Ok(())
+}
+
+/// The file, until something goes wrong with it: then what did, while the other ranks still send.
+struct Writer {
+    path: PathBuf,
+    draft: PathBuf,
+    file: std::io::Result<BufWriter<File>>,
+}
+
+impl Writer {
+    fn begin(path: &Path, parameters: &[Parameter]) -> Self {
+        let draft = draft(path);
+        let file = header(parameters).and_then(|header| {
+            let mut file = BufWriter::new(File::create(&draft)?);
+            file.write_all(&(header.len() as u64).to_le_bytes())?;
+            file.write_all(&header)?;
+            Ok(file)
+        });
+        Self { path: path.to_path_buf(), draft, file }
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        if let Ok(file) = &mut self.file
+            && let Err(error) = file.write_all(bytes)
+        {
+            self.file = Err(error);
+        }
+    }
+
+    /// What went wrong.
+    fn finish(self) -> Option<String> {
+        let Self { path, draft, file } = self;
+        let done = file.and_then(|file| {
+            file.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()?;
+            fs::rename(&draft, &path)
+        });
+        let error = done.err()?;
+        let _ = fs::remove_file(&draft);
+        Some(error.to_string())
+    }
+}
+
+fn header(parameters: &[Parameter]) -> std::io::Result<Vec<u8>> {
+    let mut end = 0;
+    let info = |parameter: &Parameter| {
+        let (shape, dtype) = (parameter.dims().to_vec(), parameter.var().dtype());
+        let start = end;
+        end += shape.iter().product::<usize>() * dtype.size_in_bytes();
+        let info = TensorInfo { dtype: dtype.into(), shape, data_offsets: (start, end) };
+        (parameter.name().to_string(), info)
+    };
+    let tensors = parameters.iter().map(info).collect();
+    let format = HashMap::from([("format".to_string(), "pt".to_string())]);
+    let metadata = Metadata::new(Some(format), tensors).map_err(std::io::Error::other)?;
+    let mut header = serde_json::to_vec(&metadata)?;
+    // The format has the numbers begin at a multiple of 8.
+    header.resize(header.len().next_multiple_of(8), b' ');
+    Ok(header)
+}
+
+/// Beside the file, which takes its place once it is whole.
+fn draft(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!(".{name}.{}.tmp", std::process::id()))
+}

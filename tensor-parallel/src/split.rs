@@ -1,0 +1,139 @@
+//! Which part of a weight is whose: index arithmetic alone.
+
+use crate::{Error, Result};
+
+/// How a weight is divided among the ranks of a tensor-parallel group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Split {
+    /// Every rank has all of it.
+    Whole,
+    /// By its rows, the first dimension. They are so many equal groups, one below the other, and each rank has its part of
+    /// each: the rows of queries, keys and values in one weight are 3 groups. Usually there is 1.
+    Rows {
+        /// Groups of rows.
+        groups: usize,
+    },
+    /// By its columns, the second of two dimensions.
+    Columns,
+}
+
+/// Where the elements of a shard lie among those of the whole weight: equal runs at equal distances.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Runs {
+    /// The first element.
+    pub(crate) start: usize,
+    /// Elements of a run.
+    pub(crate) len: usize,
+    /// From the beginning of a run to that of the next.
+    pub(crate) stride: usize,
+    /// How many runs.
+    pub(crate) count: usize,
+}
+
+impl Runs {
+    /// Each run's elements, by their places in the whole.
+    pub(crate) fn ranges(self) -> impl Iterator<Item = std::ops::Range<usize>> {
+        (0..self.count).map(move |run| {
+            let start = self.start + run * self.stride;
+            start..start + self.len
+        })
+    }
+
+    /// The shard's elements, out of all.
+    #[cfg(test)]
+    pub(crate) fn take<T: Copy>(self, all: &[T]) -> Vec<T> {
+        self.ranges().flat_map(|range| &all[range]).copied().collect()
+    }
+}
+
+impl Split {
+    /// A division by rows that are all of one kind.
+    pub const ROWS: Split = Split::Rows { groups: 1 };
+
+    /// The shape of one rank's shard.
+    ///
+    /// # Errors
+    /// [`Error::Indivisible`], which calls the weight `name`.
+    ///
+    /// ```
+    /// use tensor_parallel::Split;
+    ///
+    /// assert_eq!(Split::ROWS.shard_dims("fc1.weight", &[8, 6], 2)?, [4, 6]);
+    /// assert_eq!(Split::Columns.shard_dims("fc2.weight", &[8, 6], 2)?, [8, 3]);
+    /// assert!(Split::Columns.shard_dims("fc2.weight", &[8, 6], 4).is_err());
+    /// # Ok::<(), tensor_parallel::Error>(())
+    /// ```
+    pub fn shard_dims(self, name: &str, dims: &[usize], ranks: usize) -> Result<Vec<usize>> {
+        let (dim, parts, what) = match self {
+            Split::Whole => return Ok(dims.to_vec()),
+            Split::Rows { groups } => (0, ranks * groups.max(1), "rows"),
+            Split::Columns => (1, ranks, "columns"),
+        };
+        match dims.get(dim) {
+            Some(&size) if size.is_multiple_of(parts) => {
+                let mut shard = dims.to_vec();
+                shard[dim] = size / ranks;
+                Ok(shard)
+            }
+            size => Err(Error::Indivisible {
+                what: format!("the {what} of {name}"),
+                size: size.copied().unwrap_or(0),
+                parts,
+                ranks,
+            }),
+        }
+    }
+
+    /// Where the shard of `rank` lies; the dimensions must be divisible.
+    pub(crate) fn runs(self, dims: &[usize], rank: usize, ranks: usize) -> Runs {
+        let all: usize = dims.iter().product();
+        let count = match self {
+            Split::Whole => return Runs { start: 0, len: all, stride: all, count: 1 },
+            Split::Rows { groups } => groups.max(1),
+            Split::Columns => dims[0],
+        };
+        let stride = all / count.max(1);
+        let len = stride / ranks;
+        Runs { start: rank * len, len, stride, count }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn split() -> impl Strategy<Value = Split> {
+        prop_oneof![(1..4usize).prop_map(|groups| Split::Rows { groups }), Just(Split::Columns)]
+    }
+
+    proptest! {
+        /// Every element is in exactly one shard, and a shard has as many as its shape says.
+        #[test]
+        fn shards_are_a_partition(split in split(), ranks in 1..5usize, a in 1..4usize, b in 1..4usize) {
+            let groups = if let Split::Rows { groups } = split { groups } else { 1 };
+            let dims = [a * groups * ranks, b * ranks];
+            let all: Vec<usize> = (0..dims[0] * dims[1]).collect();
+            let mut seen = vec![];
+            for rank in 0..ranks {
+                let shard = split.runs(&dims, rank, ranks).take(&all);
+                prop_assert_eq!(shard.len(), split.shard_dims("w", &dims, ranks).unwrap().iter().product::<usize>());
+                seen.extend(shard);
+            }
+            seen.sort_unstable();
+            prop_assert_eq!(seen, all);
+        }
+    }
+
+    #[test]
+    fn groups_of_rows_are_divided_each() {
+        let rows: Vec<usize> = (0..12).collect();
+        let shard = Split::Rows { groups: 3 }.runs(&[12], 1, 2).take(&rows);
+        assert_eq!(shard, [2, 3, 6, 7, 10, 11]);
+        assert_eq!(Split::Columns.runs(&[2, 6], 2, 3).take(&rows), [4, 5, 10, 11]);
+        assert_eq!(Split::Whole.runs(&[12], 1, 2).take(&rows), rows);
+        let line = Split::Rows { groups: 3 }.shard_dims("qkv.weight", &[12, 4], 8).unwrap_err().to_string();
+        assert!(line.starts_with("the rows of qkv.weight: 12 cannot be divided"), "{line}");
+    }
+}

@@ -1,0 +1,149 @@
+//! Wrong input is one clear error on every rank.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use candle_core::{DType, Device, Tensor};
+use comm::{Local, LocalConfig, Mesh};
+use common::sizes;
+use std::sync::Arc;
+use tensor_parallel::{
+    LanguageModel, LanguageModelConfig, Result, ShardBuilder, TensorParallel, TensorParallelConfig, Weights,
+};
+
+/// The messages of all ranks; each must fail.
+fn messages(ranks: usize, body: impl Fn(Mesh, usize) -> Result<()> + Sync) -> Vec<String> {
+    let group = Local::group(ranks, &LocalConfig::default()).unwrap();
+    let one = |comm: Local| {
+        let mesh = Mesh::new(Arc::new(comm), &[("tp", ranks)]).unwrap();
+        let rank = mesh.world().rank();
+        body(mesh, rank).unwrap_err().to_string()
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = group.into_iter().map(|comm| scope.spawn(|| one(comm))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn build(mesh: &Mesh, sizes: &LanguageModelConfig, seed: u64) -> Result<TensorParallel<LanguageModel>> {
+    let model = |builder: ShardBuilder| LanguageModel::new(builder, sizes);
+    TensorParallel::new(mesh, &TensorParallelConfig::default(), &Weights::seed(seed), model)
+}
+
+#[test]
+fn sizes_that_the_ranks_do_not_divide() {
+    let cases: [(LanguageModelConfig, usize, &str); 5] = [
+        (
+            LanguageModelConfig { num_heads: 2, ..sizes() },
+            4,
+            "the heads of attention: 2 cannot be divided into 4 equal",
+        ),
+        (LanguageModelConfig { num_heads: 3, d_model: 15, ..sizes() }, 2, "the heads of attention: 3 cannot"),
+        (
+            LanguageModelConfig { d_model: 18, ..sizes() },
+            2,
+            "d_model: got 18; give a multiple of the 4 heads",
+        ),
+        (
+            LanguageModelConfig { vocab_size: 25, ..sizes() },
+            2,
+            "the rows of embedding.weight: 25 cannot be divided",
+        ),
+        (
+            LanguageModelConfig { d_ff: 42, ..sizes() },
+            4,
+            "the rows of layers.0.feed_forward.fc1.weight: 42 cannot",
+        ),
+    ];
+    for (sizes, ranks, part) in &cases {
+        for message in messages(*ranks, |mesh, _| build(&mesh, sizes, 1).map(drop)) {
+            assert!(message.starts_with(part), "{message}");
+        }
+    }
+}
+
+#[test]
+fn ranks_that_build_different_models() {
+    let other = LanguageModelConfig { d_ff: 48, ..sizes() };
+    let found = messages(3, |mesh, rank| {
+        let sizes = LanguageModelConfig { num_heads: 3, d_model: 12, vocab_size: 24, d_ff: 36, ..sizes() };
+        let other = LanguageModelConfig { d_ff: 48, ..sizes.clone() };
+        build(&mesh, if rank == 1 { &other } else { &sizes }, 1).map(drop)
+    });
+    for message in &found {
+        assert!(
+            message.contains("rank 1 has parameter layers.0.feed_forward.fc1.weight [48, 12]"),
+            "{message}"
+        );
+        assert!(
+            message.contains("rank 0 has parameter layers.0.feed_forward.fc1.weight [36, 12]"),
+            "{message}"
+        );
+    }
+    let found = messages(2, |mesh, rank| {
+        let sequence_parallel = rank == 0;
+        let config = TensorParallelConfig { sequence_parallel, ..TensorParallelConfig::default() };
+        let model = |builder: ShardBuilder| LanguageModel::new(builder, &other);
+        TensorParallel::new(&mesh, &config, &Weights::seed(1), model).map(drop)
+    });
+    assert!(found.iter().all(|message| message.contains("sequence_parallel: false")), "{found:?}");
+    // The same shapes, but not the same weights.
+    for message in messages(2, |mesh, rank| build(&mesh, &sizes(), rank as u64).map(drop)) {
+        assert!(message.contains("rank 1 has other values of parameter position.weight"), "{message}");
+        assert!(message.contains("the same weights (seed or file)"), "{message}");
+    }
+}
+
+#[test]
+fn a_rank_that_cannot_build_its_part() {
+    let found = messages(3, |mesh, rank| {
+        let sizes = LanguageModelConfig {
+            vocab_size: if rank == 2 { 25 } else { 24 },
+            num_heads: 3,
+            d_model: 12,
+            d_ff: 36,
+            ..sizes()
+        };
+        build(&mesh, &sizes, 1).map(drop)
+    });
+    assert!(found[2].starts_with("the rows of embedding.weight: 25"), "{found:?}");
+    let others = "rank 2 could not build its part of the model: the rows of embedding.weight: 25";
+    assert!(found[..2].iter().all(|message| message.starts_with(others)), "{found:?}");
+}
+
+#[test]
+fn tokens_and_targets_that_there_are_not() {
+    let zeros = || Tensor::zeros((1, 4), DType::I64, &Device::Cpu).unwrap();
+    let other = |token: i64| Tensor::new(&[[0, token, 0, 0]], &Device::Cpu).unwrap();
+    let long = || Tensor::zeros((1, 14), DType::I64, &Device::Cpu).unwrap();
+    let cases = [
+        (other(24), zeros(), "tokens: got 24 at place 1; the vocabulary has the tokens 0 to 23"),
+        (other(-1), zeros(), "tokens: got -1 at place 1"),
+        (zeros(), other(24), "targets: got 24 in row 1; there are 24 classes"),
+        (zeros(), long(), "targets: got the shape [1, 14]; the logits need [1, 4]"),
+        (long(), long(), "tokens: got rows of 14; give at most 13"),
+    ];
+    for (tokens, next, part) in &cases {
+        for message in messages(2, |mesh, _| build(&mesh, &sizes(), 1)?.model().loss(tokens, next).map(drop))
+        {
+            assert!(message.starts_with(part), "{message}");
+        }
+    }
+    let found = messages(2, |mesh, _| {
+        let config = TensorParallelConfig { sequence_parallel: true, ..TensorParallelConfig::default() };
+        let model = |builder: ShardBuilder| LanguageModel::new(builder, &sizes());
+        let parallel = TensorParallel::new(&mesh, &config, &Weights::seed(1), model)?;
+        let tokens = Tensor::zeros((1, 5), DType::I64, &Device::Cpu)?;
+        parallel.model().loss(&tokens, &tokens).map(drop)
+    });
+    let part = "with sequence parallelism, the length of a sequence: 5 cannot be divided into 2";
+    assert!(found.iter().all(|message| message.starts_with(part)), "{found:?}");
+}
+
+#[test]
+fn a_mesh_without_the_axis() {
+    let comm = Local::group(1, &LocalConfig::default()).unwrap().remove(0);
+    let mesh = Mesh::new(Arc::new(comm), &[("dp", 1)]).unwrap();
+    let message = build(&mesh, &sizes(), 1).unwrap_err().to_string();
+    assert!(message.contains("give one of dp"), "{message}");
+}

@@ -1,0 +1,131 @@
+//! A checkpoint that several processes write, and one of which each process reads a part.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use candle_core::Tensor;
+use serde_json::Value;
+
+use super::{Checkpoint, Checkpoints, FileHash, read, write};
+use crate::Result;
+
+/// A checkpoint that is being written and does not count yet: what is left of it after a crash, the next save removes.
+///
+/// One process begins it and tells the others its number; each writes files of its own; the one that began it commits it
+/// with the hashes of all, once all are written. All processes see the same folder.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use training::{Checkpoint, CheckpointConfig, Checkpoints};
+///
+/// # let folder = tempfile::tempdir()?;
+/// let config = CheckpointConfig { dir: folder.path().join("run"), ..CheckpointConfig::default() };
+/// let checkpoints = Checkpoints::open(config)?;
+/// let draft = checkpoints.begin()?;
+/// let part = [("w".to_string(), Tensor::ones(3, DType::F32, &Device::Cpu)?)].into();
+/// let hash = checkpoints.draft(draft.number()).write("rank-1", &part)?; // on another rank
+/// assert!(checkpoints.latest()?.is_none());
+/// draft.commit(&Checkpoint { step: 7, ..Checkpoint::default() }, [("rank-1".to_string(), hash)].into())?;
+///
+/// let contents = checkpoints.latest()?.ok_or("nothing there")?;
+/// assert_eq!(contents.step, 7);
+/// contents.check("rank-1")?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Draft<'a> {
+    checkpoints: &'a Checkpoints,
+    number: u64,
+}
+
+impl Checkpoints {
+    /// Begins a checkpoint that several processes will write. To be called by one of them.
+    ///
+    /// # Errors
+    /// [`crate::Error::Io`].
+    pub fn begin(&self) -> Result<Draft<'_>> {
+        Ok(self.draft(write::begin(&self.config, &|_| Ok(()))?))
+    }
+
+    /// The checkpoint that another process has begun.
+    pub fn draft(&self, number: u64) -> Draft<'_> {
+        Draft { checkpoints: self, number }
+    }
+
+    /// What is in the checkpoint that [`load_latest`](Self::load_latest) would read, without its tensors.
+    ///
+    /// # Errors
+    /// [`crate::Error::DamagedCheckpoint`] where its manifest is not as it was written, [`crate::Error::Io`].
+    pub fn latest(&self) -> Result<Option<Contents>> {
+        read::latest_contents(&self.config.dir)
+    }
+
+    /// What is in the checkpoint in this folder, without its tensors.
+    ///
+    /// # Errors
+    /// Those of [`latest`](Self::latest).
+    pub fn contents(&self, folder: &Path) -> Result<Contents> {
+        read::contents(folder, None)
+    }
+}
+
+impl Draft<'_> {
+    /// Its number, by which other processes find it.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Writes a set of tensors, of a name that no other process uses, and brings it to the disk.
+    ///
+    /// # Errors
+    /// [`crate::Error::Io`], [`crate::Error::InvalidName`], candle's.
+    pub fn write(&self, name: &str, tensors: &HashMap<String, Tensor>) -> Result<FileHash> {
+        write::file(&self.checkpoints.config, self.number, (name, tensors), &|_| Ok(()))
+    }
+
+    /// Makes it a checkpoint and the latest; gives its folder. `files` are the hashes of all that was written; the tensors of
+    /// `checkpoint` itself are written as well.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoints::save`].
+    pub fn commit(self, checkpoint: &Checkpoint, mut files: BTreeMap<String, FileHash>) -> Result<PathBuf> {
+        for (name, tensors) in &checkpoint.tensors {
+            files.insert(name.clone(), self.write(name, tensors)?);
+        }
+        write::commit(&self.checkpoints.config, self.number, checkpoint, files, &|_| Ok(()))
+    }
+}
+
+/// What is in a checkpoint, without its tensors.
+#[derive(Debug, Clone)]
+pub struct Contents {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// See [`Checkpoint::epoch`].
+    pub epoch: u64,
+    /// See [`Checkpoint::step`].
+    pub step: u64,
+    /// See [`Checkpoint::sampler`].
+    pub sampler: Value,
+    /// See [`Checkpoint::extra`].
+    pub extra: Value,
+    /// Its sets of tensors, by name.
+    pub files: BTreeMap<String, FileHash>,
+}
+
+impl Contents {
+    /// The safetensors file of a set of tensors.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(write::tensors_file(name))
+    }
+
+    /// Reads a file and compares its hash.
+    ///
+    /// # Errors
+    /// [`crate::Error::DamagedCheckpoint`] where it is not as it was written, or there is none of this name;
+    /// [`crate::Error::Io`].
+    pub fn check(&self, name: &str) -> Result<()> {
+        let none = FileHash { bytes: 0, sha256: "no hash".into() };
+        read::check_file(&self.folder, name, self.files.get(name).unwrap_or(&none))
+    }
+}
