@@ -4,7 +4,6 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "what an experiment prints is its result")]
 
-mod allocator;
 mod backends;
 pub mod cli;
 pub mod comm_bench;

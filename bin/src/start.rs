@@ -7,7 +7,6 @@ use comm::launch::{self, Notes, SpawnConfig};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::allocator;
 use crate::error::{Error, Result};
 use crate::options::RankOptions;
 use crate::progress::RanksBar;
@@ -97,8 +96,7 @@ fn half_an_environment(set: &str, value: &std::ffi::OsStr, missing: &str) -> Err
 /// # Errors
 /// The first cause, where a rank fails.
 pub fn spawn<T: DeserializeOwned>(command: &str, world_size: usize) -> Result<T> {
-    let mut env = vec![(SPAWNED_FOR.into(), command.into())];
-    env.extend(allocator::for_ranks().map(|value| (allocator::VARIABLE.into(), value.into())));
+    let env = vec![(SPAWNED_FOR.into(), command.into())];
     let results = spawn_with_bar(SpawnConfig { world_size, env, ..SpawnConfig::default() })?;
     let line = results
         .into_iter()

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{AdamW, Linear, Module, Optimizer, ParamsAdamW, SGD, VarBuilder, VarMap, linear};
-use comm::{Communicator, Local, LocalConfig, Secret, Tcp, TcpConfig};
+use comm::{Communicator, InitMethod, Local, LocalConfig, Secret, Tcp, TcpConfig};
 use fsdp::{Fsdp, FsdpConfig, Result, Unit, UnitBuilder};
 
 pub(crate) type Comm = Arc<dyn Communicator>;
@@ -37,16 +37,14 @@ pub(crate) fn on_all_ranks<T: Send>(world_size: usize, body: impl Fn(Comm) -> Re
 
 /// The same over TCP.
 pub(crate) fn over_tcp<T: Send>(world_size: usize, body: impl Fn(Comm) -> Result<T> + Sync) -> Vec<T> {
-    let probe = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let port = probe.local_addr().expect("bound").port();
-    drop(probe);
+    let folder = tempfile::tempdir().expect("a folder");
     let secret = Secret::random().expect("random numbers");
     let connect = |rank: usize| {
         let config = TcpConfig {
             rank,
             world_size,
             secret: Some(secret.clone()),
-            init_method: format!("tcp://127.0.0.1:{port}").parse().expect("an address"),
+            init_method: InitMethod::File(folder.path().join("meeting")),
             ..TcpConfig::default()
         };
         Arc::new(Tcp::connect(&config).expect("a group")) as Comm
