@@ -6,8 +6,8 @@ mod command;
 mod session;
 
 pub(crate) use command::{
-    Folder, Girandole, clean, girandole, losses, losses_of, metrics, refuse_with, sorted, succeed, text,
-    without_times,
+    Folder, Girandole, clean, girandole, is_ignored, losses, losses_of, metrics, refuse_with, sorted,
+    succeed, text, without_times,
 };
 #[cfg(target_os = "linux")]
 pub(crate) use session::{Session, kill_and_resume};

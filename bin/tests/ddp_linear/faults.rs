@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::process::{Signal, kill_process_group};
 
 use crate::LINEAR;
-use crate::common::text;
+use crate::common::{is_ignored, text};
 use crate::job::Job;
 
 /// Twice the second or two that it may take, and more, since other tests run beside this one.
@@ -99,13 +99,6 @@ fn a_signal_to_the_launcher_ends_the_job() {
         assert!(remarks.lines().last().unwrap().starts_with("error: stopped by SIG"), "{remarks}");
         assert_whole(&job);
     }
-}
-
-/// Who starts this test may have it ignore a signal, and then the command does, too.
-fn is_ignored(signal: i32) -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
-    u64::from_str_radix(mask.trim(), 16).unwrap() >> (signal - 1) & 1 == 1
 }
 
 #[test]

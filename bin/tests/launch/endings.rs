@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::common::text;
+use crate::common::{is_ignored, text};
 use crate::shell::shell;
 
 /// Nothing that is waited for takes this long, not even on a busy machine.
@@ -86,9 +86,13 @@ fn when_the_launcher_is_killed() {
 
 #[test]
 fn when_it_is_stopped_by_a_signal() {
-    for (signal, name, code) in [(Signal::INT, "SIGINT", 130), (Signal::TERM, "SIGTERM", 143)] {
+    for (signal, name, number) in [(Signal::INT, "SIGINT", 2), (Signal::TERM, "SIGTERM", 15)] {
+        if is_ignored(number) {
+            eprintln!("{name} is ignored here: nothing to test");
+            continue;
+        }
         let mut job = Job::start(FAMILY, 4);
-        assert_eq!(job.end(signal).code(), Some(code));
+        assert_eq!(job.end(signal).code(), Some(128 + number));
         // It does not return before.
         assert!(!job.processes.iter().any(Process::runs));
         let mut remarks = job.launcher.stderr.take().unwrap();
