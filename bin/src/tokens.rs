@@ -1,5 +1,6 @@
 //! The data set of documents 000 and 003: row i is token i, repeated.
 
+use std::borrow::Borrow;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
@@ -88,9 +89,11 @@ pub fn read(path: &Path, vocab_size: usize, max_len: usize) -> Result<Vec<Row>> 
 ///
 /// # Errors
 /// None that is known.
-pub fn batch(rows: &[Row], device: &Device) -> candle_core::Result<Batch> {
-    let shape = (rows.len(), rows[0].len() - 1);
-    let tokens: Vec<u32> = rows.iter().flat_map(|row| &row[..shape.1]).copied().collect();
-    let next: Vec<u32> = rows.iter().flat_map(|row| &row[1..]).copied().collect();
-    Ok((Tensor::from_vec(tokens, shape, device)?, Tensor::from_vec(next, shape, device)?))
+pub fn batch<R: Borrow<Row>>(rows: &[R], device: &Device) -> candle_core::Result<Batch> {
+    let length = rows[0].borrow().len() - 1;
+    let part = |start: usize| {
+        let tokens = rows.iter().flat_map(|row| &row.borrow()[start..start + length]).copied();
+        Tensor::from_vec(tokens.collect::<Vec<u32>>(), (rows.len(), length), device)
+    };
+    Ok((part(0)?, part(1)?))
 }

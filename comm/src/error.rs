@@ -247,27 +247,45 @@ impl Error {
 
 impl From<Error> for candle_core::Error {
     fn from(error: Error) -> Self {
-        // As an I/O error it can be found again on the way back, see below.
-        candle_core::Error::Io(std::io::Error::other(error))
+        carry(error)
     }
 }
 
 impl From<candle_core::Error> for Error {
     fn from(source: candle_core::Error) -> Self {
-        match find(&source) {
+        match carried::<Error>(&source) {
             Some(error) => error.clone(),
             None => Error::Tensor { operation: "tensor operation".into(), source: Arc::new(source) },
         }
     }
 }
 
-/// Our own error on its way back through candle.
-fn find(error: &candle_core::Error) -> Option<&Error> {
+/// An error on its way through candle, whose functions return candle's only. [`carried`] finds it on the other side.
+///
+/// ```
+/// let error = comm::Error::PeerLeft { rank: 1, host: "a".into(), operation: "barrier #1".into() };
+/// let through = comm::carry(error).context("in the model");
+/// assert!(matches!(comm::carried(&through), Some(comm::Error::PeerLeft { rank: 1, .. })));
+/// ```
+pub fn carry<E: std::error::Error + Send + Sync + 'static>(error: E) -> candle_core::Error {
+    // As an I/O error candle keeps it as it is.
+    candle_core::Error::Io(std::io::Error::other(error))
+}
+
+/// The error of this type that was given to [`carry`], whatever candle has put around it, an operation of this crate included.
+pub fn carried<E: std::error::Error + Send + Sync + 'static>(error: &candle_core::Error) -> Option<&E> {
     match error {
-        candle_core::Error::Io(error) => error.get_ref()?.downcast_ref(),
+        candle_core::Error::Io(error) => {
+            let error = error.get_ref()?;
+            let within = || match error.downcast_ref()? {
+                Error::Tensor { source, .. } => carried(source),
+                _ => None,
+            };
+            error.downcast_ref().or_else(within)
+        }
         candle_core::Error::Context { inner, .. }
         | candle_core::Error::WithPath { inner, .. }
-        | candle_core::Error::WithBacktrace { inner, .. } => find(inner),
+        | candle_core::Error::WithBacktrace { inner, .. } => carried(inner),
         _ => None,
     }
 }

@@ -49,7 +49,7 @@ mod verdict;
 mod work;
 
 pub use communicator::Communicator;
-pub use error::{Error, Result};
+pub use error::{Error, Result, carried, carry};
 pub use local::{Local, LocalConfig};
 pub use mesh::Mesh;
 pub use objects::{all_gather_object, broadcast_object, gather_object};

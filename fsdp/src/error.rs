@@ -221,8 +221,7 @@ impl Error {
 
 impl From<Error> for candle_core::Error {
     fn from(error: Error) -> Self {
-        // As an I/O error it can be found again on the way back, see below.
-        candle_core::Error::Io(std::io::Error::other(error))
+        comm::carry(error)
     }
 }
 
@@ -249,17 +248,8 @@ impl From<Error> for comm::Error {
 
 /// Our own error on its way back through candle, or `comm`'s.
 fn find(error: &candle_core::Error) -> Option<Error> {
-    match error {
-        candle_core::Error::Io(error) => {
-            let error = error.get_ref()?;
-            let ours = error.downcast_ref::<Error>().cloned();
-            ours.or_else(|| error.downcast_ref::<comm::Error>().cloned().map(Error::Comm))
-        }
-        candle_core::Error::Context { inner, .. }
-        | candle_core::Error::WithPath { inner, .. }
-        | candle_core::Error::WithBacktrace { inner, .. } => find(inner),
-        _ => None,
-    }
+    let of_comm = || comm::carried(error).cloned().map(Error::Comm);
+    comm::carried::<Error>(error).cloned().or_else(of_comm)
 }
 
 #[cfg(test)]

@@ -145,7 +145,7 @@ impl From<Error> for comm::Error {
     fn from(error: Error) -> Self {
         match error {
             Error::Comm(error) => error,
-            other => candle_core::Error::Io(std::io::Error::other(other)).into(),
+            other => comm::carry(other).into(),
         }
     }
 }

@@ -5,6 +5,11 @@ mod command;
 #[cfg(target_os = "linux")]
 mod session;
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use candle_core::{DType, Device, safetensors};
+
 pub(crate) use command::{
     Folder, Girandole, clean, girandole, is_ignored, losses, losses_of, metrics, refuse_with, sorted,
     succeed, text, without_times,
@@ -21,5 +26,25 @@ pub(crate) fn assert_close(got: &[f32], expected: &[f32], what: &str) {
             error < 1e-4,
             "{what}, number {place}: got {got}, PyTorch has {expected}, relative error {error:.1e}"
         );
+    }
+}
+
+/// The weights of a file are those of which PyTorch's have these sums and roots of the sums of squares; but for some.
+pub(crate) fn assert_norms(
+    file: &Path,
+    norms: &BTreeMap<String, [f64; 2]>,
+    but: impl Fn(&str) -> bool,
+    what: &str,
+) {
+    let weights = safetensors::load(file, &Device::Cpu).unwrap();
+    assert_eq!(weights.keys().collect::<BTreeSet<_>>(), norms.keys().collect());
+    for (name, expected) in norms.iter().filter(|(name, _)| !but(name)) {
+        let wide = weights[name].to_dtype(DType::F64).unwrap();
+        let sum = wide.sum_all().unwrap().to_scalar::<f64>().unwrap();
+        let norm = wide.sqr().unwrap().sum_all().unwrap().to_scalar::<f64>().unwrap().sqrt();
+        // A sum of numbers of both signs is small beside them.
+        let [gap, error] =
+            [sum - expected[0], norm - expected[1]].map(|gap| gap.abs() / expected[1].max(1e-3));
+        assert!(gap < 1e-3 && error < 1e-4, "{what}, {name}: {sum} and {norm}, PyTorch has {expected:?}");
     }
 }

@@ -28,6 +28,6 @@ pub(super) fn rows(
 
 /// Those samples as a batch.
 pub(super) fn batch(rows: &[Row], samples: &[usize]) -> Result<Batch> {
-    let rows: Vec<Row> = samples.iter().map(|&sample| rows[sample].clone()).collect();
+    let rows: Vec<&Row> = samples.iter().map(|&sample| &rows[sample]).collect();
     Ok(tokens::batch(&rows, &Device::Cpu)?)
 }
