@@ -19,6 +19,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod agreement;
 mod average;
 mod config;
 mod error;
@@ -26,6 +27,7 @@ mod executor;
 mod gradients;
 mod links;
 mod modules;
+mod news;
 mod pipeline;
 mod schedule;
 mod seed;

@@ -6,12 +6,14 @@ use std::sync::Arc;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
-use comm::{Communicator, broadcast_object};
+use comm::Communicator;
 
+use crate::agreement;
 use crate::average::{Average, last_places};
 use crate::executor::{Run, State};
 use crate::gradients::Gradients;
 use crate::links::{Links, Spec};
+use crate::news::News;
 use crate::stage::{self, Stage};
 use crate::tied::{self, Tie};
 use crate::{Action, Cost, Error, Modules, PipelineConfig, Plan, Result, Schedule, Span, Split, shapes};
@@ -38,8 +40,8 @@ pub struct Step {
 /// ([`Schedule::live`]); two buffers for messages on each connection.
 ///
 /// # Failure
-/// When a step fails, for whatever reason, the ranks are out of step: the connections are closed, so that the others fail, too,
-/// and every later call fails at once with the same cause.
+/// When a step fails, for whatever reason, the ranks are out of step: the rank tells the others why and closes its connections, so
+/// that they fail, too, with the same cause; every later call fails at once with it.
 pub struct Pipeline {
     comm: Arc<dyn Communicator>,
     schedule: Schedule,
@@ -47,6 +49,7 @@ pub struct Pipeline {
     specs: Vec<Spec>,
     ties: Vec<Tie>,
     links: Option<Links>,
+    news: Arc<News>,
     loss: Loss,
     before_forward: Option<Box<dyn Fn(Action) + Send>>,
     data_parallel: Option<Arc<dyn Communicator>>,
@@ -64,10 +67,12 @@ impl Pipeline {
     /// gives the mean over its rows.
     ///
     /// # Cost
-    /// Every module is built once; each stage runs forward once. A group of two ranks for each direction between stages.
+    /// Every module is built once; each stage runs forward once. A group of two ranks for each direction between stages, and one
+    /// for each two neighbours.
     ///
     /// # Errors
-    /// A schedule or a split that cannot be; [`Error::DryRun`]; what a module fails with; failures of communication.
+    /// A schedule or a split that cannot be; [`Error::Disagreement`]; [`Error::DryRun`]; what a module fails with; failures of
+    /// communication.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -137,14 +142,16 @@ impl Pipeline {
                 help: format!("the group has {}", comm.world_size()),
             });
         }
-        let costs = costs(&*comm, modules, &config.split, example)?;
+        agreement::check(&*comm, table, modules, config, example)?;
+        let costs = costs(&*comm, modules, config, example)?;
         let ranges = config.split.stages(&modules.names(), &costs, table.stages())?;
         let own: Vec<bool> = table.owners.iter().map(|owner| *owner == comm.rank()).collect();
         let stages =
             stage::build(modules, &ranges, &own, builder).map_err(Error::during("building the model"))?;
         let specs = shapes::find(&*comm, table, &stages, example, &device)?;
         let ties = tied::tie(&*comm, &config.tied, &all_vars(&stages))?;
-        let links = Links::new(comm.clone(), table, specs.clone(), &device)?;
+        let news = Arc::new(News::new(comm.clone(), table)?);
+        let links = Links::new(&*comm, news.clone(), table, specs.clone(), &device)?;
         let last_places = last_places(&table.actions[comm.rank()]);
         Ok(Self {
             comm,
@@ -152,6 +159,7 @@ impl Pipeline {
             specs,
             ties,
             links: Some(links),
+            news,
             loss: Box::new(loss),
             before_forward: None,
             data_parallel: config.data_parallel.clone(),
@@ -173,7 +181,7 @@ impl Pipeline {
     /// As many micro-batches as the schedule has, one after the other along the first dimension, each as large as the example.
     ///
     /// # Errors
-    /// A batch of another size; [`Error::ShapeChanged`]; what a stage fails with; a rank that failed.
+    /// A batch of another size; [`Error::ShapeChanged`]; what a stage fails with; [`Error::PeerFailed`] where another rank failed so.
     pub fn step(&mut self, input: Option<&Tensor>, target: Option<&Tensor>) -> Result<Step> {
         if let Some(first) = &self.failed {
             return Err(first.clone());
@@ -181,7 +189,8 @@ impl Pipeline {
         let step = self.try_step(input, target);
         if let Err(error) = &step {
             self.failed = Some(error.clone());
-            // The others learn it from the connections.
+            self.news.tell(error);
+            // The others learn from the connections that there is something to hear.
             self.links = None;
         }
         step
@@ -261,10 +270,15 @@ fn all_vars(stages: &[Stage]) -> Vec<(String, Var)> {
 }
 
 /// What each module costs, the same on every rank; nothing where nobody asks.
-fn costs(comm: &dyn Communicator, modules: &Modules, split: &Split, example: &Tensor) -> Result<Vec<f64>> {
+fn costs(
+    comm: &dyn Communicator,
+    modules: &Modules,
+    config: &PipelineConfig,
+    example: &Tensor,
+) -> Result<Vec<f64>> {
     let (device, during) = (example.device(), || Error::during("measuring modules"));
     let dtype = if example.dtype().is_float() { example.dtype() } else { DType::F32 };
-    match split {
+    match &config.split {
         Split::At(_) => Ok(Vec::new()),
         Split::Balanced(Cost::Parameters) => {
             let counts = modules.parameters(dtype, device).map_err(during())?;
@@ -275,7 +289,7 @@ fn costs(comm: &dyn Communicator, modules: &Modules, split: &Split, example: &Te
             if comm.rank() == 0 {
                 seconds = modules.forward_seconds(example, dtype, device, 5).map_err(during())?;
             }
-            Ok(broadcast_object(comm, &seconds, 0)?)
+            agreement::of_first(comm, config, seconds)
         }
     }
 }
