@@ -166,7 +166,11 @@ impl Error {
 
     /// Names what was being done.
     pub(crate) fn during(operation: impl Into<String>) -> impl FnOnce(candle_core::Error) -> Self {
-        move |source| Error::Tensor { operation: operation.into(), source: Arc::new(source) }
+        move |source| match comm::carried::<comm::Error>(&source) {
+            // Of a layer that communicates.
+            Some(error) => Error::Comm(error.clone()),
+            None => Error::Tensor { operation: operation.into(), source: Arc::new(source) },
+        }
     }
 }
 
