@@ -1,12 +1,9 @@
 //! Whether all ranks were told the same, before any of them waits for another.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
 
 use candle_core::Tensor;
-use comm::{Communicator, all_gather_object, broadcast_object};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use comm::{Communicator, all_gather_object};
 
 use crate::links::Spec;
 use crate::{Error, Modules, PipelineConfig, Result, Table};
@@ -47,17 +44,4 @@ pub(crate) fn check(
         })
     };
     all.iter().enumerate().find_map(differs).map_or(Ok(()), Err)
-}
-
-/// What the first rank of all has: of this pipeline, of its copies, and of those that share its layers. Every rank must call it.
-pub(crate) fn of_first<T: Serialize + DeserializeOwned>(
-    comm: &dyn Communicator,
-    config: &PipelineConfig,
-    mut own: T,
-) -> Result<T> {
-    let groups = [&config.tensor_parallel, &config.data_parallel];
-    for group in groups.into_iter().flatten().map(Arc::as_ref).chain([comm]) {
-        own = broadcast_object(group, &own, 0)?;
-    }
-    Ok(own)
 }

@@ -107,6 +107,17 @@ pub enum Error {
         /// What it fails with.
         reason: String,
     },
+    /// A checkpoint that is whole, but of something else.
+    #[error("the checkpoint {} does not fit: {problem}", folder.display())]
+    Checkpoint {
+        /// The checkpoint.
+        folder: std::path::PathBuf,
+        /// What does not.
+        problem: String,
+    },
+    /// A checkpoint that cannot be written or trusted.
+    #[error(transparent)]
+    Training(Arc<training::Error>),
     /// A candle operation failed.
     #[error("{operation}: {source}")]
     Tensor {

@@ -21,10 +21,12 @@
 
 mod agreement;
 mod average;
+mod checkpoint;
 mod config;
 mod error;
 mod executor;
 mod gradients;
+mod groups;
 mod links;
 mod modules;
 mod news;

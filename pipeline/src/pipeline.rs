@@ -12,6 +12,7 @@ use crate::agreement;
 use crate::average::{Average, last_places};
 use crate::executor::{Run, State};
 use crate::gradients::Gradients;
+use crate::groups::Groups;
 use crate::links::{Links, Spec};
 use crate::news::News;
 use crate::stage::{self, Stage};
@@ -43,7 +44,7 @@ pub struct Step {
 /// When a step fails, for whatever reason, the ranks are out of step: the rank tells the others why and closes its connections, so
 /// that they fail, too, with the same cause; every later call fails at once with it.
 pub struct Pipeline {
-    comm: Arc<dyn Communicator>,
+    groups: Groups,
     schedule: Schedule,
     stages: Vec<Stage>,
     specs: Vec<Spec>,
@@ -52,7 +53,6 @@ pub struct Pipeline {
     news: Arc<News>,
     loss: Loss,
     before_forward: Option<Box<dyn Fn(Action) + Send>>,
-    data_parallel: Option<Arc<dyn Communicator>>,
     last_places: Vec<usize>,
     rows: usize,
     failed: Option<Error>,
@@ -143,7 +143,8 @@ impl Pipeline {
             });
         }
         agreement::check(&*comm, table, modules, config, example)?;
-        let costs = costs(&*comm, modules, config, example)?;
+        let groups = Groups::new(comm.clone(), config);
+        let costs = costs(&groups, modules, &config.split, example)?;
         let ranges = config.split.stages(&modules.names(), &costs, table.stages())?;
         let own: Vec<bool> = table.owners.iter().map(|owner| *owner == comm.rank()).collect();
         let stages =
@@ -154,7 +155,7 @@ impl Pipeline {
         let links = Links::new(&*comm, news.clone(), table, specs.clone(), &device)?;
         let last_places = last_places(&table.actions[comm.rank()]);
         Ok(Self {
-            comm,
+            groups,
             stages,
             specs,
             ties,
@@ -162,7 +163,6 @@ impl Pipeline {
             news,
             loss: Box::new(loss),
             before_forward: None,
-            data_parallel: config.data_parallel.clone(),
             last_places,
             rows: example.dims().first().copied().unwrap_or(1),
             failed: None,
@@ -202,7 +202,7 @@ impl Pipeline {
         let parts = |is: bool, what, place, given: Option<&Tensor>| match given {
             _ if !is => Ok(Vec::new()),
             Some(batch) => cut(what, batch, table.micro_batches, self.rows),
-            None => Err(Error::NotGiven { rank: self.comm.rank(), place, what }),
+            None => Err(Error::NotGiven { rank: self.groups.pp.rank(), place, what }),
         };
         let inputs = parts(has(0), "input", "first", input)?;
         let targets = parts(has(table.stages() - 1), "target", "last", target)?;
@@ -220,10 +220,10 @@ impl Pipeline {
             loss: &*self.loss,
             before_forward: self.before_forward.as_ref().map(|hook| &**hook as &dyn Fn(Action)),
             gradients: Gradients::new(vars),
-            average: Average::new(self.data_parallel.as_deref(), &self.last_places),
+            average: Average::new(self.groups.dp.as_deref(), &self.last_places),
             state: State::default(),
         };
-        run.run(&table.actions[self.comm.rank()])?;
+        run.run(&table.actions[self.groups.pp.rank()])?;
         run.average.wait()?;
         let (mut gradients, state) = (run.gradients, run.state);
         tied::add(&self.ties, &mut gradients)?;
@@ -248,20 +248,33 @@ impl Pipeline {
         &self.schedule
     }
 
+    pub(crate) fn failed(&self) -> Option<&Error> {
+        self.failed.as_ref()
+    }
+
+    pub(crate) fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
     /// Brings together what all ranks computed when in a step, on every rank. Every rank must call it; their clocks begin with the
     /// step, so let a [`Communicator::barrier`] precede it.
     ///
     /// # Errors
     /// A rank that failed.
     pub fn measured(&self, spans: &[Span]) -> Result<Plan> {
-        Ok(Plan { ranks: comm::all_gather_object(&*self.comm, &spans.to_vec())? })
+        Ok(Plan { ranks: comm::all_gather_object(&*self.groups.pp, &spans.to_vec())? })
     }
 }
 
 impl fmt::Debug for Pipeline {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stages: Vec<usize> = self.stages.iter().map(|stage| stage.number).collect();
-        write!(f, "Pipeline(rank {} of {}, stages {stages:?})", self.comm.rank(), self.comm.world_size())
+        write!(
+            f,
+            "Pipeline(rank {} of {}, stages {stages:?})",
+            self.groups.pp.rank(),
+            self.groups.pp.world_size()
+        )
     }
 }
 
@@ -270,15 +283,10 @@ fn all_vars(stages: &[Stage]) -> Vec<(String, Var)> {
 }
 
 /// What each module costs, the same on every rank; nothing where nobody asks.
-fn costs(
-    comm: &dyn Communicator,
-    modules: &Modules,
-    config: &PipelineConfig,
-    example: &Tensor,
-) -> Result<Vec<f64>> {
+fn costs(groups: &Groups, modules: &Modules, split: &Split, example: &Tensor) -> Result<Vec<f64>> {
     let (device, during) = (example.device(), || Error::during("measuring modules"));
     let dtype = if example.dtype().is_float() { example.dtype() } else { DType::F32 };
-    match &config.split {
+    match split {
         Split::At(_) => Ok(Vec::new()),
         Split::Balanced(Cost::Parameters) => {
             let counts = modules.parameters(dtype, device).map_err(during())?;
@@ -286,10 +294,10 @@ fn costs(
         }
         Split::Balanced(Cost::ForwardTime) => {
             let mut seconds = Vec::new();
-            if comm.rank() == 0 {
+            if groups.pp.rank() == 0 {
                 seconds = modules.forward_seconds(example, dtype, device, 5).map_err(during())?;
             }
-            agreement::of_first(comm, config, seconds)
+            groups.of_first(seconds)
         }
     }
 }
