@@ -157,7 +157,8 @@ impl Module for Patient {
 
 #[test]
 fn gradients_are_averaged_while_others_are_computed() {
-    for schedule in [ScheduleKind::OneFOneB, ScheduleKind::ZbH1] {
+    // Those that put gradients off for no other reason.
+    for schedule in [ScheduleKind::GPipe, ScheduleKind::OneFOneB] {
         let results = Local::run_shared(4, |comm| {
             let mesh = Mesh::new(comm, &[("pp", 2), ("dp", 2)])?;
             let copies = mesh.axis("dp")?.clone();
