@@ -108,7 +108,7 @@ pub fn spawn<T: DeserializeOwned>(command: &str, world_size: usize) -> Result<T>
 
 /// Starts ranks, and shows how far they are where standard error is a terminal.
 pub(crate) fn spawn_with_bar(mut config: SpawnConfig) -> comm::Result<Vec<Option<String>>> {
-    if let Some(threads) = threads::for_ranks(config.world_size) {
+    if let Some(threads) = threads::for_ranks(config.local_world_size()) {
         config.env.push((threads::VARIABLE.into(), threads.into()));
     }
     let bar = RanksBar::on_terminal();

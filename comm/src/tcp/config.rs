@@ -151,6 +151,16 @@ impl TcpConfig {
     }
 }
 
+impl Secret {
+    /// The secret that this process was given for its job, if any: that of `GIRANDOLE_SECRET` or `GIRANDOLE_SECRET_FILE`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a variable that cannot be used.
+    pub fn from_env() -> Result<Option<Self>> {
+        Variables(&|name| std::env::var_os(name)).secret()
+    }
+}
+
 /// Where `env://` meets: `MASTER_ADDR` and `MASTER_PORT`.
 pub(crate) fn master_from_env() -> Result<(String, u16)> {
     Variables(&|name| std::env::var_os(name)).master()

@@ -220,6 +220,11 @@ impl Wire {
         }
     }
 
+    /// Another handle of this connection, for another thread.
+    pub(crate) fn again(&self) -> Try<Self> {
+        Ok(Self { stream: self.stream.try_clone()?, stop: self.stop.clone() })
+    }
+
     /// Goes on even if the acceptor that took this connection stops.
     pub(crate) fn detach(&mut self) {
         self.stop = None;
