@@ -37,6 +37,7 @@ const MEETING_PORT: u16 = 29500;
 pub fn run(options: &LaunchOptions) -> Result<()> {
     trace::install(false)?;
     let config = config(options, &Pet::from_env())?;
+    config.check().map_err(named)?;
     if let Some(logs) = config.logs.as_ref().filter(|logs| !logs.show_stdout && !logs.show_stderr) {
         note(format_args!(
             "what the ranks print goes to files in {}; with --tee it is shown, too",

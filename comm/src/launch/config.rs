@@ -96,7 +96,8 @@ impl SpawnConfig {
     /// work first, and wants to know before that.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: a world size of 0, or more ranks than this process may have pipes; nodes that do not fit.
+    /// [`Error::InvalidArgument`]: a world size of 0, or more ranks than this process may have pipes; nodes that do not
+    /// fit; a folder for logs that cannot be made.
     ///
     /// ```
     /// use comm::launch::SpawnConfig;
@@ -108,6 +109,7 @@ impl SpawnConfig {
             return Err(Error::invalid("world_size", 0, "at least 1 rank is needed"));
         }
         self.check_nodes()?;
+        self.logs.as_ref().map_or(Ok(()), LogConfig::check)?;
         let Some(files) = getrlimit(Resource::Nofile).current else { return Ok(()) };
         let room = files.saturating_sub(FILES_ASIDE) / FILES_PER_RANK;
         if self.local_world_size() as u64 > room {

@@ -101,7 +101,6 @@ pub const EXIT_PEER_FAILED: i32 = 75;
 /// ```
 pub fn spawn(config: &SpawnConfig) -> Result<Vec<Option<String>>> {
     config.check()?;
-    config.logs.as_ref().map_or(Ok(()), LogConfig::check)?;
     let (sender, events) = mpsc::channel();
     // As long as there are no ranks, signals do what they always do: nodes may have to wait for each other.
     let nodes = nodes::Nodes::join(config, &sender)?;
