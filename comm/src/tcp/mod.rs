@@ -20,6 +20,7 @@ pub use secret::Secret;
 pub use transport::Transport;
 
 pub(crate) use fault::{Fault, Try};
+pub(crate) use init_method::{is_host, parse_port};
 pub(crate) use links::{TcpLinks, timespec};
 pub(crate) use rendezvous::{Lines, Meeting, PeerInfo, meet};
 #[cfg(test)]

@@ -7,14 +7,16 @@ mod council;
 mod link;
 mod message;
 
-use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, TcpStream};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use super::environment::random_hex;
 use super::supervise::Event;
 use super::{NodeName, SpawnConfig};
 use crate::engine::lock;
+use crate::scheduler::address_towards;
 use crate::tcp::{Wire, meet};
 use crate::{Error, InitMethod, Result, TcpConfig, Transport};
 
@@ -22,6 +24,9 @@ use council::Council;
 use link::Chair;
 
 pub(super) use message::{Ending, Order, Round, Verdict, Word};
+
+/// Longer than anybody waits.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// This launcher among those of its job.
 pub(super) struct Nodes {
@@ -92,29 +97,10 @@ pub(super) fn host() -> String {
 
 /// The address of this node in the network in which the first one is: the one that the way there begins with.
 fn own_address(config: &SpawnConfig) -> Result<IpAddr> {
-    let SpawnConfig { master_addr, master_port, node_rank, .. } = config;
-    let found = (master_addr.as_str(), *master_port).to_socket_addrs().map(Vec::from_iter);
-    let first = found.ok().and_then(|addresses| addresses.into_iter().next());
-    let Some(first) = first else {
-        return Err(Error::invalid(
-            "master_addr",
-            master_addr,
-            "the name has no address; give that of node 0",
-        ));
-    };
-    if *node_rank == 0 {
-        return Ok(first.ip());
-    }
-    let way = |first: SocketAddr| {
-        let any: IpAddr = if first.is_ipv4() { [0, 0, 0, 0].into() } else { [0; 16].into() };
-        let socket = UdpSocket::bind((any, 0))?;
-        // Nothing is sent.
-        socket.connect(first)?;
-        socket.local_addr()
-    };
-    let way = way(first).map(|address| address.ip());
-    way.map_err(|reason| {
-        Error::invalid("master_addr", master_addr, format!("there is no way to it ({reason})"))
+    let SpawnConfig { master_addr, master_port, join_timeout, .. } = config;
+    let deadline = Instant::now() + (*join_timeout).min(LONGEST);
+    address_towards(master_addr, *master_port, deadline).map_err(|reason| {
+        Error::invalid("master_addr", master_addr, format!("{reason}; give that of node 0"))
     })
 }
 
