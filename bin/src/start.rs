@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use comm::TcpConfig;
 use comm::launch::{self, Notes, SpawnConfig};
+use comm::{Place, TcpConfig};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -43,6 +43,7 @@ impl Start {
     pub fn find(options: &RankOptions, command: &str, default_world_size: usize) -> Result<Self> {
         let value = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         match (value("RANK"), value("WORLD_SIZE")) {
+            _ if Place::is_from_scheduler()? => {}
             (None, None) => return Self::launcher(options.world_size.unwrap_or(default_world_size)),
             (Some(rank), None) => return Err(half_an_environment("RANK", &rank, "WORLD_SIZE")),
             (None, Some(size)) => return Err(half_an_environment("WORLD_SIZE", &size, "RANK")),
@@ -55,7 +56,12 @@ impl Start {
         options.transport.apply(&mut config);
         let spawned = launch::is_worker() && value(SPAWNED_FOR).is_some_and(|name| name == command);
         if let Some(world_size) = options.world_size.filter(|given| *given != config.world_size) {
-            let help = format!("the environment says WORLD_SIZE={}; leave the option out", config.world_size);
+            let help = match Place::is_from_scheduler()? {
+                true => format!("the scheduler has started {}; leave the option out", config.world_size),
+                false => {
+                    format!("the environment says WORLD_SIZE={}; leave the option out", config.world_size)
+                }
+            };
             return Err(Error::Option { option: "--world-size", got: world_size.to_string(), help });
         }
         Ok(Start::Rank { config: Box::new(config), spawned })
@@ -108,7 +114,7 @@ pub fn spawn<T: DeserializeOwned>(command: &str, world_size: usize) -> Result<T>
 
 /// Starts ranks, and shows how far they are where standard error is a terminal.
 pub(crate) fn spawn_with_bar(mut config: SpawnConfig) -> comm::Result<Vec<Option<String>>> {
-    if let Some(threads) = threads::for_ranks(config.world_size) {
+    if let Some(threads) = threads::for_ranks(config.local_world_size()) {
         config.env.push((threads::VARIABLE.into(), threads.into()));
     }
     let bar = RanksBar::on_terminal();

@@ -38,6 +38,7 @@ mod patience;
 mod plan;
 mod runner;
 pub mod schedule;
+mod scheduler;
 mod shm;
 #[cfg_attr(not(feature = "cuda"), path = "staging/nothing.rs")]
 mod staging;
@@ -45,6 +46,7 @@ mod stats;
 mod storage;
 mod supervisor;
 mod tcp;
+mod variables;
 mod verdict;
 mod work;
 
@@ -54,6 +56,7 @@ pub use local::{Local, LocalConfig};
 pub use mesh::Mesh;
 pub use objects::{all_gather_object, broadcast_object, gather_object};
 pub use operation::{Message, Operation, ReduceOp};
+pub use scheduler::Place;
 pub use stats::Stats;
 pub use tcp::{InitMethod, Secret, Tcp, TcpConfig, Tls, Transport};
 pub use work::Work;

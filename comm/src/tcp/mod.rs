@@ -23,8 +23,10 @@ pub use tls::Tls;
 pub use transport::Transport;
 
 pub(crate) use fault::{Fault, Try};
+pub(crate) use init_method::{is_host, parse_port};
 pub(crate) use links::{TcpLinks, timespec};
 pub(crate) use rendezvous::{Lines, Meeting, PeerInfo, meet};
+pub(crate) use stream::Stream;
 #[cfg(test)]
 pub(crate) use switchboard::Switchboard;
 pub(crate) use wire::Wire;
