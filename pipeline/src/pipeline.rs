@@ -6,7 +6,7 @@ use std::sync::Arc;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
-use comm::{Communicator, broadcast_object};
+use comm::{Communicator, Stats, broadcast_object};
 
 use crate::average::{Average, last_places};
 use crate::executor::{Run, State};
@@ -215,7 +215,7 @@ impl Pipeline {
             state: State::default(),
         };
         run.run(&table.actions[self.comm.rank()])?;
-        run.average.wait()?;
+        tracing::info_span!("wait").in_scope(|| run.average.wait())?;
         let (mut gradients, state) = (run.gradients, run.state);
         tied::add(&self.ties, &mut gradients)?;
         let State { losses, spans, most_alive, .. } = state;
@@ -237,6 +237,11 @@ impl Pipeline {
     /// The schedule.
     pub fn schedule(&self) -> &Schedule {
         &self.schedule
+    }
+
+    /// What this rank has sent to and received from other stages so far.
+    pub fn stats(&self) -> Stats {
+        self.links.as_ref().map(Links::stats).unwrap_or_default()
     }
 
     /// Brings together what all ranks computed when in a step, on every rank. Every rank must call it; their clocks begin with the
