@@ -5,6 +5,7 @@
 
 mod clock;
 mod job;
+pub mod scaling;
 mod split;
 pub mod workload;
 
