@@ -103,13 +103,16 @@ fn half_an_environment(set: &str, value: &std::ffi::OsStr, missing: &str) -> Err
 /// The first cause, where a rank fails.
 pub fn spawn<T: DeserializeOwned>(command: &str, world_size: usize) -> Result<T> {
     let env = vec![(SPAWNED_FOR.into(), command.into())];
-    let results = spawn_with_bar(SpawnConfig { world_size, env, ..SpawnConfig::default() })?;
-    let line = results
-        .into_iter()
-        .next()
-        .flatten()
-        .ok_or_else(|| Error::NoResult { reason: "it gave none".into() })?;
-    result_line::read(&line)
+    handed_over(spawn_with_bar(SpawnConfig { world_size, env, ..SpawnConfig::default() })?)
+}
+
+/// What rank 0 gave to [`hand_over`], from the results of [`launch::spawn`].
+///
+/// # Errors
+/// It gave none, or something else.
+pub fn handed_over<T: DeserializeOwned>(results: Vec<Option<String>>) -> Result<T> {
+    let line = results.into_iter().next().flatten();
+    result_line::read(&line.ok_or_else(|| Error::NoResult { reason: "it gave none".into() })?)
 }
 
 /// Starts ranks, and shows how far they are where standard error is a terminal.
