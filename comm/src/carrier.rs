@@ -43,10 +43,12 @@ impl Nap {
 
     pub(crate) fn take(&mut self) {
         self.looks = self.looks.saturating_add(1);
-        match self.looks {
-            ..Self::KEEPING => std::hint::spin_loop(),
-            ..Self::OFFERING => std::thread::yield_now(),
-            _ => std::thread::sleep(Self::SLEEP),
+        if self.looks < Self::KEEPING {
+            std::hint::spin_loop();
+        } else if self.looks < Self::OFFERING {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(Self::SLEEP);
         }
     }
 

@@ -141,11 +141,6 @@ impl Tcp {
         })
     }
 
-    /// The ranks with which this one exchanges data through shared memory, as soon as it does; with all others over TCP.
-    pub fn shared_memory_ranks(&self) -> &[usize] {
-        &self.shared_memory_ranks
-    }
-
     fn engine(&self) -> Result<&Engine> {
         self.engine.as_ref().ok_or_else(|| Error::system("group", "it is closed"))
     }
@@ -162,6 +157,11 @@ impl Communicator for Tcp {
 
     fn backend(&self) -> &'static str {
         "tcp"
+    }
+
+    /// With all others data goes over TCP.
+    fn shared_memory_ranks(&self) -> &[usize] {
+        &self.shared_memory_ranks
     }
 
     fn stats(&self) -> Stats {

@@ -41,7 +41,9 @@ impl Backend for Job {
     }
 }
 
-const CASES: [(&str, fn(&dyn Backend)); 24] = [
+type Case = (&'static str, fn(&dyn Backend));
+
+const CASES: [Case; 24] = [
     ("all_reduce", cases::all_reduce),
     ("reduce", cases::reduce),
     ("broadcast", cases::broadcast),
