@@ -7,6 +7,7 @@ use comm::{Place, TcpConfig};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::backends;
 use crate::error::{Error, Result};
 use crate::options::RankOptions;
 use crate::progress::RanksBar;
@@ -41,6 +42,10 @@ impl Start {
     /// # Errors
     /// An environment that makes no sense, or that the options contradict.
     pub fn find(options: &RankOptions, command: &str, default_world_size: usize) -> Result<Self> {
+        options.check()?;
+        if let Some(config) = backends::config(options)? {
+            return Ok(Start::Rank { config: Box::new(config), spawned: false });
+        }
         let value = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         match (value("RANK"), value("WORLD_SIZE")) {
             _ if Place::is_from_scheduler()? => {}
