@@ -2,11 +2,9 @@
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use std::time::Instant;
-
-use super::{InitMethod, Secret, Transport};
+use super::{InitMethod, Secret, Tls, Transport};
 use crate::scheduler::{self, Found, address_towards};
 use crate::variables::Variables;
 use crate::{Error, Result};
@@ -50,6 +48,9 @@ pub struct TcpConfig {
     pub secret: Option<Secret>,
     /// What carries the data between ranks. Default [`Transport::Auto`].
     pub transport: Transport,
+    /// Which TCP connections are encrypted; the same on every rank. The keys come from the secret, so there must be one.
+    /// Default [`Tls::Off`].
+    pub tls: Tls,
     /// A name that keeps apart jobs with the same secret, or with none. Default empty.
     pub job_id: String,
 }
@@ -65,6 +66,7 @@ impl Default for TcpConfig {
             slow_warning: Duration::from_secs(30),
             secret: None,
             transport: Transport::Auto,
+            tls: Tls::Off,
             job_id: String::new(),
         }
     }
@@ -74,7 +76,7 @@ impl TcpConfig {
     /// Reads the environment: `RANK` and `WORLD_SIZE`; `MASTER_ADDR` and `MASTER_PORT` (under `torchrun`: the address of its
     /// store), unless `GIRANDOLE_INIT_METHOD` names another place than `env://`; and, each only where it is set, `GIRANDOLE_SECRET` (64 hexadecimal digits) or
     /// `GIRANDOLE_SECRET_FILE`, `GIRANDOLE_JOB_ID`, `GIRANDOLE_BIND` (an IP address), `GIRANDOLE_TIMEOUT` (seconds),
-    /// `GIRANDOLE_TRANSPORT` (`auto`, `tcp` or `shm`; see [`Transport`]).
+    /// `GIRANDOLE_TRANSPORT` (`auto`, `tcp` or `shm`; see [`Transport`]), `GIRANDOLE_TLS` (`off`, `hosts` or `all`; see [`Tls`]).
     ///
     /// Where `RANK` and `WORLD_SIZE` are not set, rank and world size are those that Slurm, Open MPI, MPICH or Kubeflow tell (see
     /// [`Place::from_env`](crate::Place::from_env)); so is the meeting place, if `MASTER_ADDR` or `MASTER_PORT` is not set. A
@@ -120,6 +122,9 @@ impl TcpConfig {
         }
         if let Some(transport) = env.optional("GIRANDOLE_TRANSPORT", "auto, tcp or shm")? {
             config.transport = transport;
+        }
+        if let Some(tls) = env.optional("GIRANDOLE_TLS", "off, hosts or all")? {
+            config.tls = tls;
         }
         if let Some(method) = env.text("GIRANDOLE_INIT_METHOD")? {
             config.init_method = method.parse().map_err(|error| named(error, "GIRANDOLE_INIT_METHOD"))?;
@@ -170,6 +175,10 @@ impl TcpConfig {
         }
         if self.timeout.is_zero() {
             return Err(Error::invalid(TIMEOUT, "0 s", give(TIMEOUT_HELP)));
+        }
+        if self.tls != Tls::Off && self.secret.is_none() && world_size > 1 {
+            let help = "its keys come from the job's secret: set GIRANDOLE_SECRET_FILE or GIRANDOLE_SECRET on every rank";
+            return Err(Error::invalid("TLS (GIRANDOLE_TLS)", self.tls, help));
         }
         Ok(())
     }
@@ -252,6 +261,7 @@ mod tests {
             ("GIRANDOLE_BIND", "::1"),
             ("GIRANDOLE_TIMEOUT", "2.5"),
             ("GIRANDOLE_TRANSPORT", "shm"),
+            ("GIRANDOLE_TLS", "hosts"),
         ];
         let config = read(&[&GOOD[..2], &more].concat()).unwrap();
         assert_eq!((config.secret.unwrap().to_hex(), config.transport), (digits.clone(), Transport::Shm));
@@ -260,6 +270,9 @@ mod tests {
             ("night run", "file:///tmp/meet")
         );
         assert_eq!((config.bind.to_string().as_str(), config.timeout), ("::1", Duration::from_millis(2500)));
+        assert_eq!(config.tls, Tls::Hosts);
+        let message = read(&[&GOOD[..], &[("GIRANDOLE_TLS", "all")]].concat()).unwrap_err().to_string();
+        assert!(message.starts_with("TLS (GIRANDOLE_TLS): got all; its keys come from"), "{message}");
     }
 
     #[test]
@@ -287,6 +300,7 @@ mod tests {
             ("GIRANDOLE_TIMEOUT", "NaN"),
             ("GIRANDOLE_TIMEOUT", "inf"),
             ("GIRANDOLE_TRANSPORT", "rdma"),
+            ("GIRANDOLE_TLS", "on"),
             ("GIRANDOLE_INIT_METHOD", "etcd://x"),
             ("GIRANDOLE_SECRET_FILE", "/nowhere"),
         ] {

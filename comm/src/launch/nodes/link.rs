@@ -44,11 +44,6 @@ pub(super) fn send(wire: &mut Wire, message: &impl Serialize) {
     let _ = wire.send(message, Instant::now() + PATIENCE);
 }
 
-/// A second handle of the same connection, to read from.
-fn reader(wire: &Wire) -> Result<Wire> {
-    wire.again().map_err(|fault| Error::system("a connection between launchers", fault))
-}
-
 /// The council, and the ways to all nodes.
 pub(super) struct Chair {
     council: Council,
@@ -63,7 +58,7 @@ impl Chair {
         others: Vec<Wire>,
         own: &Sender<Event>,
     ) -> Result<Arc<Mutex<Self>>> {
-        let readers = others.iter().map(reader).collect::<Result<Vec<_>>>()?;
+        let readers = others.iter().map(Wire::again).collect::<Vec<_>>();
         let chair = Arc::new(Mutex::new(Self { council, own: own.clone(), others }));
         for (at, mut wire) in readers.into_iter().enumerate() {
             let chair = Arc::clone(&chair);
@@ -100,7 +95,7 @@ impl Chair {
 
 /// Listens to the first node; gives the handle to write to it.
 pub(super) fn follow(wire: Wire, events: &Sender<Event>) -> Result<Wire> {
-    let mut ear = reader(&wire)?;
+    let mut ear = wire.again();
     let host = wire.peer().map_or_else(|_| "?".into(), |peer| peer.ip().to_string());
     let events = events.clone();
     let listen = move || {

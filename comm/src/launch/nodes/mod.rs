@@ -7,7 +7,7 @@ mod council;
 mod link;
 mod message;
 
-use std::net::{IpAddr, TcpStream};
+use std::net::IpAddr;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use super::supervise::Event;
 use super::{NodeName, SpawnConfig};
 use crate::engine::lock;
 use crate::scheduler::address_towards;
-use crate::tcp::{Wire, meet};
+use crate::tcp::{Stream, Wire, meet};
 use crate::{Error, InitMethod, Result, TcpConfig, Transport};
 
 use council::Council;
@@ -123,11 +123,11 @@ fn meet_others(config: &SpawnConfig, bind: IpAddr) -> Result<Wires> {
         ..TcpConfig::default()
     };
     let met = meet(&meeting).map_err(of_nodes)?;
-    let wire = |stream: TcpStream| {
-        link::keep_alive(&stream);
-        Wire::new(stream, None).map_err(|fault| Error::system("a connection between launchers", fault))
+    let wire = |stream: Arc<Stream>| {
+        link::keep_alive(stream.socket());
+        Wire::from(stream)
     };
-    let mut wires = met.control.into_iter().flatten().map(wire).collect::<Result<Vec<Wire>>>()?;
+    let mut wires: Vec<Wire> = met.control.into_iter().flatten().map(wire).collect();
     match (config.node_rank, wires.pop()) {
         (0, Some(last)) => Ok(Wires::OfAll(wires.into_iter().chain([last]).collect())),
         (_, Some(first)) => Ok(Wires::ToFirst(first)),
