@@ -7,6 +7,7 @@ use comm::{Place, TcpConfig};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::backends;
 use crate::error::{Error, Result};
 use crate::options::RankOptions;
 use crate::progress::RanksBar;
@@ -41,6 +42,10 @@ impl Start {
     /// # Errors
     /// An environment that makes no sense, or that the options contradict.
     pub fn find(options: &RankOptions, command: &str, default_world_size: usize) -> Result<Self> {
+        options.check()?;
+        if let Some(config) = backends::config(options)? {
+            return Ok(Start::Rank { config: Box::new(config), spawned: false });
+        }
         let value = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         match (value("RANK"), value("WORLD_SIZE")) {
             _ if Place::is_from_scheduler()? => {}
@@ -103,13 +108,16 @@ fn half_an_environment(set: &str, value: &std::ffi::OsStr, missing: &str) -> Err
 /// The first cause, where a rank fails.
 pub fn spawn<T: DeserializeOwned>(command: &str, world_size: usize) -> Result<T> {
     let env = vec![(SPAWNED_FOR.into(), command.into())];
-    let results = spawn_with_bar(SpawnConfig { world_size, env, ..SpawnConfig::default() })?;
-    let line = results
-        .into_iter()
-        .next()
-        .flatten()
-        .ok_or_else(|| Error::NoResult { reason: "it gave none".into() })?;
-    result_line::read(&line)
+    handed_over(spawn_with_bar(SpawnConfig { world_size, env, ..SpawnConfig::default() })?)
+}
+
+/// What rank 0 gave to [`hand_over`], from the results of [`launch::spawn`].
+///
+/// # Errors
+/// It gave none, or something else.
+pub fn handed_over<T: DeserializeOwned>(results: Vec<Option<String>>) -> Result<T> {
+    let line = results.into_iter().next().flatten();
+    result_line::read(&line.ok_or_else(|| Error::NoResult { reason: "it gave none".into() })?)
 }
 
 /// Starts ranks, and shows how far they are where standard error is a terminal.

@@ -17,6 +17,7 @@
 
 pub mod algorithm;
 pub mod autograd;
+mod carrier;
 mod communicator;
 mod element;
 mod engine;
@@ -32,6 +33,8 @@ mod members;
 mod memory;
 mod mesh;
 mod mistakes;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod objects;
 mod operation;
 mod patience;
@@ -54,6 +57,8 @@ pub use communicator::Communicator;
 pub use error::{Error, Result, carried, carry};
 pub use local::{Local, LocalConfig};
 pub use mesh::Mesh;
+#[cfg(feature = "mpi")]
+pub use mpi::Mpi;
 pub use objects::{all_gather_object, broadcast_object, gather_object};
 pub use operation::{Message, Operation, ReduceOp};
 pub use scheduler::Place;

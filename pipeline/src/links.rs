@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor, Var};
-use comm::{Communicator, Operation, Work};
+use comm::{Communicator, Operation, Stats, Work};
 use serde::{Deserialize, Serialize};
 
 use crate::news::News;
@@ -126,6 +126,18 @@ impl Links {
         }
         let (sends, arrived, owners) = (Default::default(), HashMap::new(), table.owners.clone());
         Ok(Self { news, outgoing, incoming, sends, arrived, owners, specs, device: device.clone() })
+    }
+
+    /// Of all connections together.
+    pub(crate) fn stats(&self) -> Stats {
+        let outgoing = self.outgoing.values().map(|outgoing| &outgoing.comm);
+        let all = outgoing.chain(self.incoming.values().map(|incoming| &incoming.comm));
+        all.map(|comm| comm.stats()).fold(Stats::default(), |sum, one| Stats {
+            operations: sum.operations + one.operations,
+            bytes_sent: sum.bytes_sent + one.bytes_sent,
+            bytes_received: sum.bytes_received + one.bytes_received,
+            busy_ns: sum.busy_ns + one.busy_ns,
+        })
     }
 
     /// Asks for the first messages of a step.

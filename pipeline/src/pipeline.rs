@@ -6,7 +6,7 @@ use std::sync::Arc;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
-use comm::Communicator;
+use comm::{Communicator, Stats};
 
 use crate::agreement;
 use crate::average::{Average, last_places};
@@ -224,7 +224,7 @@ impl Pipeline {
             state: State::default(),
         };
         run.run(&table.actions[self.groups.pp.rank()])?;
-        run.average.wait()?;
+        tracing::info_span!("wait").in_scope(|| run.average.wait())?;
         let (mut gradients, state) = (run.gradients, run.state);
         tied::add(&self.ties, &mut gradients)?;
         let State { losses, spans, most_alive, .. } = state;
@@ -254,6 +254,11 @@ impl Pipeline {
 
     pub(crate) fn groups(&self) -> &Groups {
         &self.groups
+    }
+
+    /// What this rank has sent to and received from other stages so far.
+    pub fn stats(&self) -> Stats {
+        self.links.as_ref().map(Links::stats).unwrap_or_default()
     }
 
     /// Brings together what all ranks computed when in a step, on every rank. Every rank must call it; their clocks begin with the

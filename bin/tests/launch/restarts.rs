@@ -84,7 +84,7 @@ fn three_kills_at_random_moments_cost_nothing_but_time() {
         let latest = || std::fs::read(folder.path("checkpoints/latest")).ok();
         let before = latest();
         let ranks = job.wait_for(|job| Some(ranks_of(&job.0)).filter(|ranks| ranks.len() == 2));
-        if generator.next_u32() % 3 > 0 {
+        if !generator.next_u32().is_multiple_of(3) {
             job.wait_for(|_| Some(()).filter(|()| latest() != before));
         }
         std::thread::sleep(Duration::from_micros(u64::from(generator.next_u32() % 50_000)));

@@ -100,6 +100,18 @@ impl TcpConfig {
         })
     }
 
+    /// As [`TcpConfig::from_env`], for a rank whose place, meeting point and secret come from elsewhere.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn from_env_as(rank: usize, world_size: usize) -> Result<Self> {
+        Self::from_lookup(&|name| match name {
+            "RANK" => Some(rank.to_string().into()),
+            "WORLD_SIZE" => Some(world_size.to_string().into()),
+            "GIRANDOLE_INIT_METHOD" => Some("tcp://127.0.0.1:1".into()),
+            "GIRANDOLE_SECRET" | "GIRANDOLE_SECRET_FILE" => None,
+            name => std::env::var_os(name),
+        })
+    }
+
     fn from_lookup(lookup: &dyn Fn(&str) -> Option<OsString>) -> Result<Self> {
         let env = Variables(lookup);
         let found = scheduler::find(&env)?;

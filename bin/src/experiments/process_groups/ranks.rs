@@ -1,14 +1,14 @@
 //! Where each rank stands: in the world group, on its node, over several nodes.
 
+use comm::Communicator;
 use comm::launch::Layout;
-use comm::{Communicator, Tcp};
 
 use crate::error::Result;
 use crate::start::host_name;
 
 use super::stage::{Stage, word};
 
-pub(super) fn show(stage: &Stage<'_>, world: &Tcp, table: Layout) -> Result<()> {
+pub(super) fn show(stage: &Stage<'_>, world: &dyn Communicator, table: Layout) -> Result<()> {
     stage.title("world group")?;
     let (rank, world_size) = (world.rank(), world.world_size());
     let Place { node, local_rank, local_world_size } = Place::of(rank, world_size, comm::Place::from_env()?);
@@ -40,7 +40,10 @@ pub(super) fn show(stage: &Stage<'_>, world: &Tcp, table: Layout) -> Result<()> 
 }
 
 /// What carries the data to the other ranks.
-fn carriers(world: &Tcp) -> String {
+fn carriers(world: &dyn Communicator) -> String {
+    if world.backend() != "tcp" {
+        return format!("through {}", world.backend().to_uppercase());
+    }
     let shared = world.shared_memory_ranks();
     let others: Vec<usize> = (0..world.world_size()).filter(|&other| other != world.rank()).collect();
     let (memory, tcp): (Vec<usize>, Vec<usize>) = others.iter().partition(|other| shared.contains(other));
