@@ -61,8 +61,18 @@ pub struct Predicted {
     pub prediction: Prediction,
 }
 
-/// The time of operations between processes of this machine, for each of several numbers of ranks.
+/// The time of operations between processes of this machine, for each of several numbers of ranks: of the median round.
 pub(super) fn table(options: &Options) -> Result<Vec<Row>> {
+    let mut rounds = (0..options.rounds).map(|_| round(options)).collect::<Result<Vec<_>>>()?;
+    let count = rounds.first().map_or(0, Vec::len);
+    let median = |place: usize| {
+        rounds.sort_by(|one, other| one[place].s.total_cmp(&other[place].s));
+        rounds[(rounds.len() - 1) / 2][place].clone()
+    };
+    Ok((0..count).map(median).collect())
+}
+
+fn round(options: &Options) -> Result<Vec<Row>> {
     let mut rows: Vec<Row> = Vec::new();
     for world_size in options.ranks().into_iter().filter(|ranks| *ranks > 1) {
         let ranks = Ranks { world_size, transport: Transport::Auto, threads: options.threads };

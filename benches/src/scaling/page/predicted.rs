@@ -48,7 +48,7 @@ fn collectives(scaling: &Scaling) -> Plot {
             (row.op.clone(), row.measured_s, Line::Solid),
             (format!("{}, fitted", row.op), row.fitted_s, Line::Dashed),
         ] {
-            let point = (row.bytes as f64, seconds * 1e3);
+            let point = (row.bytes as f64 / 1024.0, seconds * 1e3);
             match curves.iter_mut().find(|curve| curve.name == name) {
                 Some(curve) => curve.points.push(point),
                 None => {
@@ -70,7 +70,7 @@ fn collectives(scaling: &Scaling) -> Plot {
     });
     Plot {
         title: "Collectives of 2 ranks: measured and fitted".into(),
-        x_name: "bytes".into(),
+        x_name: "buffer (KiB)".into(),
         y_name: "time (ms)".into(),
         by_factor: true,
         log: true,
