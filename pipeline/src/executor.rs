@@ -73,12 +73,9 @@ impl Run<'_> {
                 stage = action.stage,
                 micro_batch = action.micro_batch
             );
-            span.in_scope(|| self.compute(action))?;
+            span.in_scope(|| self.compute(action, self.average.completes(place)))?;
             let end = began.elapsed().as_secs_f64();
             self.state.spans.push(Span { action, start, end });
-            if self.average.completes(place) {
-                self.average.begin(find(self.stages, action)?, &self.gradients)?;
-            }
         }
         tracing::info_span!("wait").in_scope(|| self.links.end())
     }
@@ -108,11 +105,17 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn compute(&mut self, action: Action) -> Result<()> {
+    /// `completes`: the stage's gradients are to be averaged once this is done.
+    fn compute(&mut self, action: Action, completes: bool) -> Result<()> {
         match action.kind {
             ActionKind::Forward => self.forward(action),
-            ActionKind::BackwardWeight => self.weights(action),
-            kind => self.backward(action, kind == ActionKind::BackwardInput),
+            ActionKind::BackwardWeight => self.weights(action, completes),
+            ActionKind::Backward if !completes => self.backward(action, false),
+            _ => {
+                self.backward(action, true)?;
+                // In two parts, so that some gradients are under way while others are computed.
+                if action.kind == ActionKind::Backward { self.weights(action, completes) } else { Ok(()) }
+            }
         }
     }
 
@@ -187,10 +190,13 @@ impl Run<'_> {
         self.gradients.take(&mut grads, &stage.vars).map_err(during())
     }
 
-    fn weights(&mut self, action: Action) -> Result<()> {
+    fn weights(&mut self, action: Action, completes: bool) -> Result<()> {
         let cell = (action.stage, action.micro_batch);
         let Some(deferred) = self.state.deferred.remove(&cell) else { return Ok(()) };
         let gradients = &mut self.gradients;
+        if completes {
+            return self.average.compute(find(self.stages, action)?, deferred, gradients);
+        }
         deferred
             .compute(|id, gradient| gradients.add(id, gradient))
             .map_err(Error::during(action.to_string()))

@@ -54,6 +54,7 @@ pub struct Pipeline {
     loss: Loss,
     before_forward: Option<Box<dyn Fn(Action) + Send>>,
     last_places: Vec<usize>,
+    bucket_bytes: usize,
     rows: usize,
     failed: Option<Error>,
 }
@@ -164,6 +165,7 @@ impl Pipeline {
             loss: Box::new(loss),
             before_forward: None,
             last_places,
+            bucket_bytes: config.bucket_bytes,
             rows: example.dims().first().copied().unwrap_or(1),
             failed: None,
             schedule,
@@ -220,7 +222,7 @@ impl Pipeline {
             loss: &*self.loss,
             before_forward: self.before_forward.as_ref().map(|hook| &**hook as &dyn Fn(Action)),
             gradients: Gradients::new(vars),
-            average: Average::new(self.groups.dp.as_deref(), &self.last_places),
+            average: Average::new(self.groups.dp.as_deref(), &self.last_places, self.bucket_bytes),
             state: State::default(),
         };
         run.run(&table.actions[self.groups.pp.rank()])?;
