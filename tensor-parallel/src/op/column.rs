@@ -4,6 +4,7 @@ use candle_core::{Module, Tensor};
 use comm::autograd;
 use training::Linear;
 
+use crate::averaging::Weight;
 use crate::context::sequence_dim;
 use crate::{Context, Result};
 
@@ -17,21 +18,22 @@ use super::{column_sums, rows, with_features};
 /// divided again.
 pub(crate) fn column(
     x: &Tensor,
-    weight: &Tensor,
-    bias: Option<&Tensor>,
+    weight: &Weight,
+    bias: Option<&Weight>,
     context: &Context,
 ) -> Result<Tensor> {
     let input = match context.sequence_parallel() {
         true => autograd::gather_from_group(&x.detach(), sequence_dim(x.dims())?, context.comm())?,
         false => x.detach(),
     };
-    let (flat, matrix) = (rows(&input)?, weight.detach());
+    let (flat, matrix) = (rows(&input)?, weight.value());
     let output = match bias {
-        Some(bias) => Linear::new(matrix.clone(), bias.detach()).forward(&flat)?,
+        Some(bias) => Linear::new(matrix.clone(), bias.value()).forward(&flat)?,
         None => flat.matmul(&matrix.t()?)?,
     };
-    let output = output.reshape(with_features(&input, weight.dim(0)?))?;
+    let output = output.reshape(with_features(&input, matrix.dim(0)?))?;
     let (context, dims, needs_input) = (context.clone(), input.dims().to_vec(), x.track_op());
+    let (of, of_bias_too) = (weight.clone(), bias.cloned());
     let backward = move |gradient: &Tensor| {
         let gradient = rows(gradient)?;
         let of_input = match needs_input {
@@ -52,21 +54,17 @@ pub(crate) fn column(
             }
             None => None,
         };
-        Ok((of_input, of_weight, of_bias))
+        let of_bias = match &of_bias_too {
+            Some(bias) => Some(bias.gradient(of_bias)?),
+            None => None,
+        };
+        Result::Ok([of_input, Some(of.gradient(of_weight)?), of_bias])
     };
-    const NAME: &str = "column_parallel_linear";
-    Ok(match bias {
-        Some(bias) => autograd::custom(NAME, &[x, weight, bias], output, move |gradient| {
-            let (of_input, of_weight, of_bias) = backward(gradient).map_err(into_comm)?;
-            Ok(vec![of_input, Some(of_weight), Some(of_bias)])
-        })?,
-        None => autograd::custom(NAME, &[x, weight], output, move |gradient| {
-            let (of_input, of_weight, _) = backward(gradient).map_err(into_comm)?;
-            Ok(vec![of_input, Some(of_weight)])
-        })?,
-    })
-}
-
-fn into_comm(error: crate::Error) -> comm::Error {
-    error.into()
+    let inputs: Vec<&Tensor> = [x, weight.node()].into_iter().chain(bias.map(Weight::node)).collect();
+    let count = inputs.len();
+    Ok(autograd::custom("column_parallel_linear", &inputs, output, move |gradient| {
+        let mut gradients = Vec::from(backward(gradient)?);
+        gradients.truncate(count);
+        Ok(gradients)
+    })?)
 }

@@ -3,6 +3,7 @@
 use candle_core::Tensor;
 use comm::{Operation, ReduceOp, autograd};
 
+use crate::averaging::Weight;
 use crate::context::sequence_dim;
 use crate::{Context, Result};
 
@@ -11,9 +12,9 @@ use super::{column_sums, rows, with_features};
 /// The sum over ranks of `x w'`, for this rank's inputs and columns of the weight, plus the bias, once.
 ///
 /// With sequence parallelism each rank gets its part of the sequence of that sum.
-pub(crate) fn row(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, context: &Context) -> Result<Tensor> {
-    let (flat, matrix) = (rows(x)?, weight.detach());
-    let partial = flat.matmul(&matrix.t()?)?.reshape(with_features(x, weight.dim(0)?))?;
+pub(crate) fn row(x: &Tensor, weight: &Weight, bias: Option<&Tensor>, context: &Context) -> Result<Tensor> {
+    let (flat, matrix) = (rows(x)?, weight.value());
+    let partial = flat.matmul(&matrix.t()?)?.reshape(with_features(x, matrix.dim(0)?))?;
     let mut output = match context.sequence_parallel() {
         true => autograd::reduce_scatter(&partial, context.check_sequence(x.dims())?, context.comm())?,
         false => {
@@ -26,7 +27,7 @@ pub(crate) fn row(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, context: &
         output = output.broadcast_add(&bias.detach())?;
     }
     let (context, dims, needs_input) = (context.clone(), x.dims().to_vec(), x.track_op());
-    let has_bias = bias.is_some();
+    let (has_bias, of) = (bias.is_some(), weight.clone());
     let backward = move |gradient: &Tensor| {
         let of_bias = if has_bias { Some(column_sums(&rows(gradient)?)?) } else { None };
         let gradient = match context.sequence_parallel() {
@@ -36,11 +37,11 @@ pub(crate) fn row(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, context: &
             }
             false => rows(gradient)?,
         };
-        let of_weight = gradient.t()?.matmul(&flat)?;
+        let of_weight = of.gradient(gradient.t()?.matmul(&flat)?)?;
         let of_input = if needs_input { Some(gradient.matmul(&matrix)?.reshape(&dims[..])?) } else { None };
         Result::Ok([of_input, Some(of_weight), of_bias])
     };
-    let inputs: Vec<&Tensor> = [x, weight].into_iter().chain(bias).collect();
+    let inputs: Vec<&Tensor> = [x, weight.node()].into_iter().chain(bias).collect();
     let count = inputs.len();
     Ok(autograd::custom("row_parallel_linear", &inputs, output, move |gradient| {
         let mut gradients = Vec::from(backward(gradient)?);
