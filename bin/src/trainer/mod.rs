@@ -4,6 +4,7 @@ mod checkpoint;
 mod keeper;
 mod observer;
 mod options;
+pub(crate) mod parts;
 mod random;
 mod run;
 mod share;

@@ -1,7 +1,7 @@
 //! `--loss-scale`: what it changes, and what it does not.
 
-use crate::common::{Folder, losses, text};
 use crate::FSDP;
+use crate::common::{Folder, losses, text};
 
 /// Losses, and the line about the scale.
 fn run(folder: &Folder, more: &[&str]) -> (Vec<f32>, String) {

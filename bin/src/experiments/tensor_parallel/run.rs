@@ -13,9 +13,12 @@ use crate::error::Result;
 use crate::rank::{Measured, Rank};
 use crate::report::{RunSeries, peak_rss_bytes, reset_peak_rss};
 use crate::run_log::{LogConfig, RunLog};
+use crate::trainer::parts::Keeping;
+use crate::trainer::{CheckpointOptions, RunIdentity};
 
 use super::batches::Batches;
 use super::figures::{Figures, bytes, gradient_bytes};
+use super::keeping::{self, Position};
 use super::mesh::mesh;
 
 /// Steps that data parallelism is measured over, after one that is not.
@@ -50,6 +53,8 @@ pub(super) struct RunConfig<'a> {
     pub(super) lr: f64,
     pub(super) report: bool,
     pub(super) save: Option<&'a Path>,
+    pub(super) checkpoints: &'a CheckpointOptions,
+    pub(super) run: RunIdentity,
 }
 
 /// What rank 0 has in the end.
@@ -77,22 +82,19 @@ fn trained<T: Task>(task: &T, config: &RunConfig<'_>, rank: &mut Rank) -> Result
     let mut metrics = rank.metrics.take();
     let log = LogConfig { run: None, keep: config.report, steps };
     let mut log = is_first.then(|| RunLog::new(&log, metrics.as_mut()));
-    let watch = rank.stopwatch_over(&job.groups);
+    let mut keeping = Keeping::new(config.checkpoints, config.run.clone());
+    keeping::resume(&mut keeping, rank, &mut job, log.as_mut())?;
+    let (watch, begun) = (rank.stopwatch_over(&job.groups), job.at.step);
     let sent = job.parallel.stats().bytes_sent;
-    for epoch in 0..config.epochs {
-        for (batch, samples) in job.batches.epoch(epoch)?.iter().enumerate() {
-            let loss = job.step(task, samples)?;
-            if let Some(log) = &mut log {
-                log.step(epoch, batch, loss)?;
-                log.say(format_args!("{}", task.line(epoch, batch, loss)))?;
-            }
-        }
+    while job.at.epoch < config.epochs {
+        job.epoch(task, config.epochs, log.as_mut(), &mut keeping)?;
     }
+    let steps = job.at.step - begun;
     let measured = watch.stop();
     let series = log.map(RunLog::finish).unwrap_or_default();
     rank.metrics = metrics;
     let figures = job.figures(sent, steps, &measured)?;
-    let seconds = rank.measured(measured, None, steps)?;
+    let seconds = rank.measured(measured, None, steps)? + series.seconds;
     if let Some(path) = config.save {
         job.parallel.save(path)?;
     }
@@ -126,12 +128,12 @@ fn data_parallel<T: Task>(task: &T, config: &RunConfig<'_>, rank: &Rank) -> Resu
 }
 
 /// A model that is trained.
-struct Job<T: Task> {
-    parallel: TensorParallel<T::Model>,
-    optimizer: Adam,
-    batches: Batches,
+pub(super) struct Job<T: Task> {
+    pub(super) parallel: TensorParallel<T::Model>,
+    pub(super) optimizer: Adam,
+    pub(super) batches: Batches,
     groups: Vec<std::sync::Arc<dyn comm::Communicator>>,
-    step: u64,
+    pub(super) at: Position,
     gradients: u64,
 }
 
@@ -149,12 +151,48 @@ impl<T: Task> Job<T> {
         let optimizer = Adam::named(parallel.named_vars(), adam)?;
         let batches = Batches::new(mesh, task.samples(), batch_size)?;
         let groups = vec![mesh.axis("tp")?.clone(), mesh.axis("dp")?.clone()];
-        Ok(Self { parallel, optimizer, batches, groups, step: 0, gradients: 0 })
+        Ok(Self { parallel, optimizer, batches, groups, at: Position::default(), gradients: 0 })
+    }
+
+    /// Trains to the end of the epoch that it is in.
+    fn epoch(
+        &mut self,
+        task: &T,
+        epochs: usize,
+        mut log: Option<&mut RunLog<'_>>,
+        keeping: &mut Keeping<'_>,
+    ) -> Result<()> {
+        let Position { epoch, batch: first, .. } = self.at;
+        let batches = self.batches.epoch(epoch)?;
+        for (place, samples) in batches.iter().enumerate() {
+            let batch = first + place;
+            let loss = self.step(task, samples)?;
+            self.batches.learnt(samples.len());
+            if let Some(log) = log.as_deref_mut() {
+                log.step(epoch, batch, loss)?;
+                log.say(format_args!("{}", task.line(epoch, batch, loss)))?;
+            }
+            self.at.batch = batch + 1;
+            let ends = place + 1 == batches.len();
+            if ends {
+                self.next_epoch();
+            }
+            keeping::keep(keeping, (ends, ends && epoch + 1 == epochs), self, log.as_deref_mut())?;
+        }
+        if batches.is_empty() {
+            self.next_epoch();
+        }
+        Ok(())
+    }
+
+    fn next_epoch(&mut self) {
+        (self.at.epoch, self.at.batch) = (self.at.epoch + 1, 0);
+        self.batches.begin(self.at.epoch);
     }
 
     fn step(&mut self, task: &T, samples: &[usize]) -> Result<f32> {
-        self.parallel.begin_step(self.step);
-        self.step += 1;
+        self.parallel.begin_step(self.at.step as u64);
+        self.at.step += 1;
         let loss = tracing::info_span!("forward").in_scope(|| task.loss(&self.parallel, samples))?;
         let gradients = self.parallel.backward(&loss)?;
         self.gradients = gradient_bytes(&self.parallel.vars(), &gradients);
