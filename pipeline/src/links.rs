@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor, Var};
-use comm::{Communicator, Operation, Work};
+use comm::{Communicator, Operation, Stats, Work};
 use serde::{Deserialize, Serialize};
 
 use crate::{Action, ActionKind, Error, Result, Table};
@@ -160,6 +160,13 @@ impl Links {
                 Err(error) => return Err(error),
             };
         }
+    }
+
+    /// What was sent and received between stages.
+    pub(crate) fn stats(&self) -> Stats {
+        let outgoing = self.outgoing.values().map(|outgoing| outgoing.comm.stats());
+        let incoming = self.incoming.values().map(|incoming| incoming.comm.stats());
+        outgoing.chain(incoming).fold(Stats::default(), |sum, stats| sum + stats)
     }
 
     /// Ends a step: what was sent in the one before has arrived long since.

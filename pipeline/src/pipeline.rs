@@ -6,7 +6,7 @@ use std::sync::Arc;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
-use comm::{Communicator, broadcast_object};
+use comm::{Communicator, Stats, broadcast_object};
 
 use crate::average::{Average, last_places};
 use crate::executor::{Run, State};
@@ -29,6 +29,8 @@ pub struct Step {
     pub spans: Vec<Span>,
     /// The most activations that were alive at once: pairs of stage and micro-batch.
     pub most_alive: usize,
+    /// The most bytes that these held at once, where that is measured ([`Pipeline::measure_activations`]).
+    pub activation_bytes: Option<usize>,
 }
 
 /// One rank's stages of a model, and its connections to the other ranks.
@@ -49,6 +51,7 @@ pub struct Pipeline {
     links: Option<Links>,
     loss: Loss,
     before_forward: Option<Box<dyn Fn(Action) + Send>>,
+    measures: bool,
     data_parallel: Option<Arc<dyn Communicator>>,
     last_places: Vec<usize>,
     rows: usize,
@@ -154,6 +157,7 @@ impl Pipeline {
             links: Some(links),
             loss: Box::new(loss),
             before_forward: None,
+            measures: false,
             data_parallel: config.data_parallel.clone(),
             last_places,
             rows: example.dims().first().copied().unwrap_or(1),
@@ -212,16 +216,17 @@ impl Pipeline {
             before_forward: self.before_forward.as_ref().map(|hook| &**hook as &dyn Fn(Action)),
             gradients: Gradients::new(vars),
             average: Average::new(self.data_parallel.as_deref(), &self.last_places),
-            state: State::default(),
+            state: State::measuring(self.measures),
         };
         run.run(&table.actions[self.comm.rank()])?;
         run.average.wait()?;
         let (mut gradients, state) = (run.gradients, run.state);
         tied::add(&self.ties, &mut gradients)?;
-        let State { losses, spans, most_alive, .. } = state;
+        let State { losses, spans, most_alive, measures, most_bytes, .. } = state;
+        let activation_bytes = measures.then_some(most_bytes);
         let loss = mean(&losses).map_err(Error::during("the loss"))?;
         let grads = gradients.finish().map_err(Error::during("the gradients"))?;
-        Ok(Step { loss, grads, spans, most_alive })
+        Ok(Step { loss, grads, spans, most_alive, activation_bytes })
     }
 
     /// The variables of this rank's stages, for an optimizer.
@@ -232,6 +237,18 @@ impl Pipeline {
     /// The variables with their names: by stage, then by name.
     pub fn named_vars(&self) -> Vec<(String, Var)> {
         all_vars(&self.stages)
+    }
+
+    /// Whether steps tell how many bytes of activations they held ([`Step::activation_bytes`]), which costs a walk over each graph.
+    /// Not so at first.
+    pub fn measure_activations(&mut self, measures: bool) {
+        self.measures = measures;
+    }
+
+    /// What this rank has sent and received between stages, and along with copies of the model.
+    pub fn stats(&self) -> Stats {
+        let between = self.links.as_ref().map(Links::stats).unwrap_or_default();
+        self.data_parallel.as_ref().map_or(between, |copies| between + copies.stats())
     }
 
     /// The schedule.

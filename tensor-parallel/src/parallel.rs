@@ -171,15 +171,8 @@ impl<M> TensorParallel<M> {
 
     /// What this rank has sent and received so far, along both axes.
     pub fn stats(&self) -> Stats {
-        let mut sum = self.context.comm().stats();
-        if let Some(dp) = &self.dp {
-            let more = dp.stats();
-            sum.operations += more.operations;
-            sum.bytes_sent += more.bytes_sent;
-            sum.bytes_received += more.bytes_received;
-            sum.busy_ns += more.busy_ns;
-        }
-        sum
+        let along_tp = self.context.comm().stats();
+        self.dp.as_ref().map_or(along_tp, |dp| along_tp + dp.stats())
     }
 }
 

@@ -118,7 +118,7 @@ impl Experiment for FsdpMlpOptions {
         // The batches that have been learnt from are drawn once more, and passed over.
         (0..begun).try_for_each(|_| batches.next().map(drop))?;
         let watch = rank.stopwatch();
-        let mut activations = 0;
+        let (sent, mut activations) = (trainee.fsdp.stats().bytes_sent, 0);
         for step in begun..self.steps {
             let (x, y) = batches.next()?;
             let stepped = trainee.step((&x, &y))?;
@@ -131,8 +131,10 @@ impl Experiment for FsdpMlpOptions {
         let measured = watch.stop();
         let series = log.map(RunLog::finish).unwrap_or_default();
         rank.metrics = metrics;
-        let seconds = rank.measured(measured, None, self.steps.saturating_sub(begun))? + series.seconds;
         let held = held(&trainee, activations);
+        let steps = self.steps.saturating_sub(begun);
+        rank.held = Some(held.split(&trainee, trainee.fsdp.stats().bytes_sent - sent, steps));
+        let seconds = rank.measured(measured, None, steps)? + series.seconds;
         let held = all_gather_object(&*rank.comm, &held)?;
         if let Some(path) = &self.common.save {
             trainee.fsdp.save_full(path)?;

@@ -13,7 +13,7 @@ use comm::{Communicator, Mesh, Operation, all_gather_object};
 use pipeline::{Pipeline, PipelineConfig, Plan};
 use sampler::{Generator, SharedGenerator};
 use serde::{Deserialize, Serialize};
-use training::{Sgd, SgdConfig, cross_entropy};
+use training::{OptimizerState, Sgd, SgdConfig, cross_entropy};
 
 pub use compare::Use;
 pub use options::PipelineTransformerOptions;
@@ -22,6 +22,7 @@ use crate::console::{note, say};
 use crate::error::Result;
 use crate::experiment::{self, Experiment};
 use crate::file_error::FileError;
+use crate::held::{Held, bytes, gradient_bytes};
 use crate::metrics::MetricsWriter;
 use crate::models::transformer::{Transformer, TransformerConfig};
 use crate::options::CommonOptions;
@@ -266,10 +267,17 @@ impl PipelineTransformerOptions {
         let log = LogConfig { run: None, keep: self.common.report.is_some(), steps };
         let mut metrics = rank.metrics.take();
         let mut log = reports.then(|| RunLog::new(&log, metrics.as_mut()));
-        let (watch, mut busy) = (rank.stopwatch(), 0.0);
+        let mut held = Held::default();
+        let (watch, mut busy, sent) = (rank.stopwatch(), 0.0, pipeline.stats().bytes_sent);
         for epoch in 0..self.epochs {
             for (batch, (input, target)) in batches.iter().enumerate() {
+                let is_first = epoch == 0 && batch == 0;
+                pipeline.measure_activations(is_first);
                 let step = pipeline.step(Some(input), Some(target))?;
+                if is_first {
+                    held.activations = step.activation_bytes.unwrap_or_default() as u64;
+                    held.gradients = gradient_bytes(&pipeline.vars(), &step.grads);
+                }
                 optimizer.step(&step.grads)?;
                 made.step.fetch_add(1, Ordering::Relaxed);
                 busy += step.spans.iter().map(|span| span.end - span.start).sum::<f64>();
@@ -280,6 +288,10 @@ impl PipelineTransformerOptions {
             }
         }
         let measured = watch.stop().computing(busy);
+        held.weights = bytes(pipeline.vars().iter().map(|var| var.as_tensor()));
+        held.optimizer = bytes(optimizer.state()?.iter().map(|(_, tensor)| tensor));
+        held.sent = (pipeline.stats().bytes_sent - sent) as f64 / steps.max(1) as f64;
+        rank.held = Some(held);
         let series = log.map(RunLog::finish).unwrap_or_default();
         rank.metrics = metrics;
         let seconds = rank.measured(measured, None, steps)?;

@@ -7,9 +7,10 @@ use candle_nn::Optimizer;
 use comm::Mesh;
 use serde::{Deserialize, Serialize};
 use tensor_parallel::{Result as LayerResult, ShardBuilder, TensorParallel, TensorParallelConfig, Weights};
-use training::{Adam, AdamConfig, OptimizerState};
+use training::{Adam, AdamConfig, OptimizerState, activation_bytes};
 
 use crate::error::Result;
+use crate::held::{Held, bytes, gradient_bytes};
 use crate::rank::{Measured, Rank};
 use crate::report::{RunSeries, peak_rss_bytes, reset_peak_rss};
 use crate::run_log::{LogConfig, RunLog};
@@ -17,7 +18,7 @@ use crate::trainer::parts::Keeping;
 use crate::trainer::{CheckpointOptions, RunIdentity};
 
 use super::batches::Batches;
-use super::figures::{Figures, bytes, gradient_bytes};
+use super::figures::Figures;
 use super::keeping::{self, Position};
 use super::mesh::mesh;
 
@@ -94,6 +95,7 @@ fn trained<T: Task>(task: &T, config: &RunConfig<'_>, rank: &mut Rank) -> Result
     let series = log.map(RunLog::finish).unwrap_or_default();
     rank.metrics = metrics;
     let figures = job.figures(sent, steps, &measured)?;
+    rank.held = Some(figures.held);
     let seconds = rank.measured(measured, None, steps)? + series.seconds;
     if let Some(path) = config.save {
         job.parallel.save(path)?;
@@ -134,7 +136,9 @@ pub(super) struct Job<T: Task> {
     pub(super) batches: Batches,
     groups: Vec<std::sync::Arc<dyn comm::Communicator>>,
     pub(super) at: Position,
+    /// Of the first step.
     gradients: u64,
+    activations: u64,
 }
 
 impl<T: Task> Job<T> {
@@ -151,7 +155,15 @@ impl<T: Task> Job<T> {
         let optimizer = Adam::named(parallel.named_vars(), adam)?;
         let batches = Batches::new(mesh, task.samples(), batch_size)?;
         let groups = vec![mesh.axis("tp")?.clone(), mesh.axis("dp")?.clone()];
-        Ok(Self { parallel, optimizer, batches, groups, at: Position::default(), gradients: 0 })
+        Ok(Self {
+            parallel,
+            optimizer,
+            batches,
+            groups,
+            at: Position::default(),
+            gradients: 0,
+            activations: 0,
+        })
     }
 
     /// Trains to the end of the epoch that it is in.
@@ -194,8 +206,14 @@ impl<T: Task> Job<T> {
         self.parallel.begin_step(self.at.step as u64);
         self.at.step += 1;
         let loss = tracing::info_span!("forward").in_scope(|| task.loss(&self.parallel, samples))?;
+        let is_first = self.gradients == 0;
+        if is_first {
+            self.activations = activation_bytes(&loss, []) as u64;
+        }
         let gradients = self.parallel.backward(&loss)?;
-        self.gradients = gradient_bytes(&self.parallel.vars(), &gradients);
+        if is_first {
+            self.gradients = gradient_bytes(&self.parallel.vars(), &gradients);
+        }
         tracing::info_span!("optimizer").in_scope(|| self.optimizer.step(&gradients))?;
         Ok(loss.to_scalar()?)
     }
@@ -205,13 +223,14 @@ impl<T: Task> Job<T> {
         let steps = steps.max(1) as f64;
         let vars = self.parallel.vars();
         let state = self.optimizer.state()?;
-        Ok(Figures {
+        let held = Held {
             weights: bytes(vars.iter().map(|var| var.as_tensor())),
+            copies: 0,
             gradients: self.gradients,
             optimizer: bytes(state.iter().map(|(_, tensor)| tensor)),
-            peak_rss: peak_rss_bytes(),
+            activations: self.activations,
             sent: (self.parallel.stats().bytes_sent - sent) as f64 / steps,
-            step_s: measured.seconds / steps,
-        })
+        };
+        Ok(Figures { held, peak_rss: peak_rss_bytes(), step_s: measured.seconds / steps })
     }
 }
