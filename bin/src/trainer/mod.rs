@@ -10,10 +10,10 @@ mod run;
 mod share;
 
 use candle_core::{Tensor, Var};
-use candle_nn::Optimizer;
+use candle_nn::{Optimizer, VarMap};
 use ddp::Ddp;
 use sampler::{DataLoader, Dataset, DistributedSampler, SamplerState};
-use training::{OptimizerState, activation_bytes};
+use training::{OptimizerState, activation_bytes, named_vars};
 
 use crate::console;
 use crate::error::Result;
@@ -177,12 +177,12 @@ where
         Ok(loss)
     }
 
-    /// What this rank holds and has sent, after so many steps.
-    fn held(&self, steps: usize) -> Result<Held> {
+    /// What this rank holds and has sent, after so many steps; `vars` are all of the model, buffers too.
+    fn held(&self, steps: usize, vars: &VarMap) -> Result<Held> {
         let parameters = self.ddp.parameters();
         let (activations, gradients) = self.first.unwrap_or_default();
         Ok(Held {
-            weights: bytes(parameters.iter().map(|parameter| parameter.var().as_tensor())),
+            weights: bytes(named_vars(vars).iter().map(|(_, var)| var.as_tensor())),
             copies: bytes(parameters.iter().map(|parameter| parameter.tensor())),
             gradients,
             optimizer: bytes(self.optimizer.state()?.iter().map(|(_, tensor)| tensor)),

@@ -93,7 +93,7 @@ where
             let series = log.map(RunLog::finish).unwrap_or_default();
             rank.metrics = metrics;
             let steps = self.position().step - begun;
-            rank.held = Some(self.held(steps)?);
+            rank.held = Some(self.held(steps, vars)?);
             (series, measured, steps)
         };
         let (series, measured, steps) = watch;

@@ -27,7 +27,7 @@ pub(super) fn resume(
     let Some(contents) = keeping.choose(rank, log.as_deref_mut())? else { return Ok(0) };
     let Trainee { fsdp, optimizer, scaler } = trainee;
     let kept: Kept<Own> = Kept::of(&fsdp.load_checkpoint(&contents, Some(optimizer))?)?;
-    if let (Some(scaler), Some(scale)) = (scaler, kept.own.scale.clone()) {
+    if let (Some(scaler), Some(scale)) = (scaler, kept.own.scale) {
         scaler.resume(scale);
     }
     let step = contents.step as usize;
