@@ -55,5 +55,5 @@ pub use mesh::Mesh;
 pub use objects::{all_gather_object, broadcast_object, gather_object};
 pub use operation::{Message, Operation, ReduceOp};
 pub use stats::Stats;
-pub use tcp::{InitMethod, Secret, Tcp, TcpConfig, Transport};
+pub use tcp::{InitMethod, Secret, Tcp, TcpConfig, Tls, Transport};
 pub use work::Work;

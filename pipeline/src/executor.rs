@@ -142,11 +142,7 @@ impl Run<'_> {
         }
         let stage = find(self.stages, action)?;
         let mut output = stage.forward(x, true).map_err(Error::during(action.to_string()))?;
-        let (got, expected) = (Spec::of(&output), &self.specs[number]);
-        if got != *expected {
-            let (expected, got) = (expected.to_string(), got.to_string());
-            return Err(Error::ShapeChanged { stage: number, micro_batch, expected, got });
-        }
+        self.specs[number].check(&output, action, "an output")?;
         if self.is_last(number) {
             output = (self.loss)(&output, &self.targets[micro_batch]).map_err(Error::during("the loss"))?;
             if output.elem_count() != 1 {
@@ -195,6 +191,7 @@ impl Run<'_> {
                 Some(gradient) => gradient,
                 None => input.zeros_like().map_err(during())?,
             };
+            self.specs[number - 1].check(&gradient, action, "a gradient of its input")?;
             match self.table.sender_before(number) {
                 Some(_) => self.state.leaving.insert(cell, gradient),
                 None => self.state.gradients.insert((number - 1, micro_batch), gradient),

@@ -168,6 +168,11 @@ impl Weight {
         self.value.detach()
     }
 
+    /// The variable.
+    pub(crate) fn variable(&self) -> &Tensor {
+        &self.value
+    }
+
     /// What an operation has as its input.
     pub(crate) fn node(&self) -> &Tensor {
         self.averaged.as_ref().map_or(&self.value, |(token, ..)| token)

@@ -115,7 +115,12 @@ enum Source {
     File(ShardedFile),
     /// A file of which nothing is read but what it has.
     Outline(ShardedFile),
+    /// Of a model that is built elsewhere: see [`crate::Shards`].
+    Elsewhere(VarBuilder<'static>, Asked),
 }
+
+/// How the variable that is asked for next is divided, and whether its gradient is to be summed.
+pub(crate) type Asked = Arc<Mutex<Option<(Split, bool)>>>;
 
 struct Inner {
     source: Mutex<Source>,
@@ -163,9 +168,25 @@ impl ShardBuilder {
         Self { inner: Arc::new(inner), prefix: String::new() }
     }
 
+    /// A builder that asks `builder`, and tells it how each weight is divided. One that does not listen gives whole weights.
+    pub(crate) fn elsewhere(builder: VarBuilder<'static>, asked: Asked, context: Context) -> Self {
+        let (dtype, device) = (builder.dtype(), builder.device().clone());
+        let (source, parameters) = (Mutex::new(Source::Elsewhere(builder, asked)), Mutex::default());
+        let inner = Inner { source, parameters, dtype, device, context, averaging: None };
+        Self { inner: Arc::new(inner), prefix: String::new() }
+    }
+
     /// A builder for a part of the model, whose names begin with `name` and a dot.
     pub fn pp(&self, name: impl std::fmt::Display) -> Self {
         Self { inner: self.inner.clone(), prefix: format!("{}{name}.", self.prefix) }
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.inner.dtype
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.inner.device
     }
 
     /// What a layer knows of the ranks.
@@ -178,8 +199,7 @@ impl ShardBuilder {
     /// # Errors
     /// A shape that the ranks do not divide; a file that lacks it, or has it in another shape or dtype.
     pub fn get(&self, dims: impl Into<Shape>, name: &str, init: Init, split: Split) -> Result<Tensor> {
-        let index = self.parameter(dims.into(), name, init, split, false)?;
-        self.tensor(index)
+        Ok(self.parameter(dims.into(), name, init, split, false)?.0)
     }
 
     /// The same for a layer that computes the weight's gradient itself.
@@ -190,10 +210,11 @@ impl ShardBuilder {
         init: Init,
         split: Split,
     ) -> Result<Weight> {
-        let index = self.parameter(dims.into(), name, init, split, false)?;
-        let value = self.tensor(index)?;
+        let (value, index) = self.parameter(dims.into(), name, init, split, false)?;
+        let (Some(averaging), Some(index)) = (&self.inner.averaging, index) else {
+            return Ok(Weight::new(value, None));
+        };
         let parameter = &mut lock(&self.inner.parameters)[index];
-        let Some(averaging) = &self.inner.averaging else { return Ok(Weight::new(value, None)) };
         let token = match &parameter.token {
             Some(token) => token.clone(),
             None => averaging.token(index, &parameter.var)?,
@@ -209,27 +230,24 @@ impl ShardBuilder {
     /// As [`get`](Self::get).
     pub fn get_between(&self, dims: impl Into<Shape>, name: &str, init: Init) -> Result<Tensor> {
         let summed = self.inner.context.sequence_parallel() && self.inner.context.ranks() > 1;
-        let index = self.parameter(dims.into(), name, init, Split::Whole, summed)?;
-        self.tensor(index)
+        Ok(self.parameter(dims.into(), name, init, Split::Whole, summed)?.0)
     }
 
-    fn tensor(&self, index: usize) -> Result<Tensor> {
-        let parameter = &lock(&self.inner.parameters)[index];
-        let tensor = parameter.var.as_tensor();
-        match &*lock(&self.inner.source) {
-            Source::Outline(_) => Ok(tensor.broadcast_as(&parameter.dims[..])?),
-            _ => Ok(tensor.clone()),
-        }
-    }
-
-    /// Its place among the parameters.
-    fn parameter(&self, shape: Shape, name: &str, init: Init, split: Split, summed: bool) -> Result<usize> {
+    /// A weight, and its place among the parameters unless something else has it.
+    pub(crate) fn parameter(
+        &self,
+        shape: Shape,
+        name: &str,
+        init: Init,
+        split: Split,
+        summed: bool,
+    ) -> Result<(Tensor, Option<usize>)> {
         let (name, dims) = (format!("{}{name}", self.prefix), shape.dims().to_vec());
         let mut parameters = lock(&self.inner.parameters);
         if let Some(index) = parameters.iter().position(|known| known.name == name) {
             let known = &parameters[index];
             if known.dims == dims && known.split == split {
-                return Ok(index);
+                return Ok((known.var.as_tensor().clone(), Some(index)));
             }
             let got = format!("{dims:?}, {split:?}");
             let help = format!("before, it was asked for as {:?}, {:?}", known.dims, known.split);
@@ -249,12 +267,29 @@ impl ShardBuilder {
             // No memory for numbers that nobody needs.
             Source::Outline(file) => {
                 file.find(&name, &dims, self.inner.dtype)?;
-                Tensor::zeros((), self.inner.dtype, &Device::Cpu)?
+                let var = Var::zeros((), self.inner.dtype, &Device::Cpu)?;
+                let tensor = var.broadcast_as(&dims[..])?;
+                parameters.push(Parameter { name, var, dims, split, summed, token: None });
+                return Ok((tensor, Some(parameters.len() - 1)));
+            }
+            Source::Elsewhere(builder, asked) => {
+                *lock(asked) = Some((split, summed));
+                let found = builder.get_with_hints(shape, &name, init);
+                lock(asked).take();
+                let found = found?;
+                let own = if found.dims() == shard_dims { found } else { cut(&found, runs, &shard_dims)? };
+                return Ok((own, None));
             }
         };
         let var = Var::from_tensor(&tensor.to_device(&self.inner.device)?)?;
+        let tensor = var.as_tensor().clone();
         parameters.push(Parameter { name, var, dims, split, summed, token: None });
-        Ok(parameters.len() - 1)
+        Ok((tensor, Some(parameters.len() - 1)))
+    }
+
+    /// The parameter that was asked for last, which is then nobody's here.
+    pub(crate) fn take_last(&self) -> Option<Parameter> {
+        lock(&self.inner.parameters).pop()
     }
 
     /// The parameters that were asked for, once the model is whole.
@@ -276,6 +311,6 @@ pub(crate) fn cut(whole: &Tensor, runs: Runs, shard_dims: &[usize]) -> Result<Te
     Ok(matrix.narrow(1, runs.start, runs.len)?.force_contiguous()?.reshape(shard_dims)?)
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

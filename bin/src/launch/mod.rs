@@ -97,6 +97,9 @@ fn environment(options: &LaunchOptions, world_size: usize) -> Vec<(OsString, OsS
     if let Some(transport) = options.transport.transport {
         variables.push(("GIRANDOLE_TRANSPORT", transport.to_string()));
     }
+    if let Some(tls) = options.transport.tls {
+        variables.push(("GIRANDOLE_TLS", tls.to_string()));
+    }
     variables.into_iter().map(|(name, value)| (name.into(), value.into())).collect()
 }
 

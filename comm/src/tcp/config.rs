@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::init_method::{is_host, parse_port};
-use super::{InitMethod, Secret, Transport};
+use super::{InitMethod, Secret, Tls, Transport};
 use crate::{Error, Result};
 
 /// Rank 0 holds a control connection to every other rank.
@@ -48,6 +48,9 @@ pub struct TcpConfig {
     pub secret: Option<Secret>,
     /// What carries the data between ranks. Default [`Transport::Auto`].
     pub transport: Transport,
+    /// Which TCP connections are encrypted; the same on every rank. The keys come from the secret, so there must be one.
+    /// Default [`Tls::Off`].
+    pub tls: Tls,
     /// A name that keeps apart jobs with the same secret, or with none. Default empty.
     pub job_id: String,
 }
@@ -63,6 +66,7 @@ impl Default for TcpConfig {
             slow_warning: Duration::from_secs(30),
             secret: None,
             transport: Transport::Auto,
+            tls: Tls::Off,
             job_id: String::new(),
         }
     }
@@ -72,7 +76,7 @@ impl TcpConfig {
     /// Reads the environment: `RANK` and `WORLD_SIZE`; `MASTER_ADDR` and `MASTER_PORT` (under `torchrun`: the address of its
     /// store), unless `GIRANDOLE_INIT_METHOD` names another place than `env://`; and, each only where it is set, `GIRANDOLE_SECRET` (64 hexadecimal digits) or
     /// `GIRANDOLE_SECRET_FILE`, `GIRANDOLE_JOB_ID`, `GIRANDOLE_BIND` (an IP address), `GIRANDOLE_TIMEOUT` (seconds),
-    /// `GIRANDOLE_TRANSPORT` (`auto`, `tcp` or `shm`; see [`Transport`]).
+    /// `GIRANDOLE_TRANSPORT` (`auto`, `tcp` or `shm`; see [`Transport`]), `GIRANDOLE_TLS` (`off`, `hosts` or `all`; see [`Tls`]).
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for the first variable that is missing or wrong, with its value.
@@ -111,6 +115,9 @@ impl TcpConfig {
         if let Some(transport) = env.optional("GIRANDOLE_TRANSPORT", "auto, tcp or shm")? {
             config.transport = transport;
         }
+        if let Some(tls) = env.optional("GIRANDOLE_TLS", "off, hosts or all")? {
+            config.tls = tls;
+        }
         if let Some(method) = env.text("GIRANDOLE_INIT_METHOD")? {
             config.init_method = method.parse().map_err(|error| named(error, "GIRANDOLE_INIT_METHOD"))?;
         }
@@ -141,6 +148,10 @@ impl TcpConfig {
         }
         if self.timeout.is_zero() {
             return Err(Error::invalid(TIMEOUT, "0 s", give(TIMEOUT_HELP)));
+        }
+        if self.tls != Tls::Off && self.secret.is_none() && world_size > 1 {
+            let help = "its keys come from the job's secret: set GIRANDOLE_SECRET_FILE or GIRANDOLE_SECRET on every rank";
+            return Err(Error::invalid("TLS (GIRANDOLE_TLS)", self.tls, help));
         }
         Ok(())
     }
@@ -270,6 +281,7 @@ mod tests {
             ("GIRANDOLE_BIND", "::1"),
             ("GIRANDOLE_TIMEOUT", "2.5"),
             ("GIRANDOLE_TRANSPORT", "shm"),
+            ("GIRANDOLE_TLS", "hosts"),
         ];
         let config = read(&[&GOOD[..2], &more].concat()).unwrap();
         assert_eq!((config.secret.unwrap().to_hex(), config.transport), (digits.clone(), Transport::Shm));
@@ -278,6 +290,9 @@ mod tests {
             ("night run", "file:///tmp/meet")
         );
         assert_eq!((config.bind.to_string().as_str(), config.timeout), ("::1", Duration::from_millis(2500)));
+        assert_eq!(config.tls, Tls::Hosts);
+        let message = read(&[&GOOD[..], &[("GIRANDOLE_TLS", "all")]].concat()).unwrap_err().to_string();
+        assert!(message.starts_with("TLS (GIRANDOLE_TLS): got all; its keys come from"), "{message}");
     }
 
     #[test]
@@ -305,6 +320,7 @@ mod tests {
             ("GIRANDOLE_TIMEOUT", "NaN"),
             ("GIRANDOLE_TIMEOUT", "inf"),
             ("GIRANDOLE_TRANSPORT", "rdma"),
+            ("GIRANDOLE_TLS", "on"),
             ("GIRANDOLE_INIT_METHOD", "etcd://x"),
             ("GIRANDOLE_SECRET_FILE", "/nowhere"),
         ] {

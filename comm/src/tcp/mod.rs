@@ -10,13 +10,16 @@ mod init_method;
 mod links;
 mod rendezvous;
 mod secret;
+mod stream;
 mod switchboard;
+mod tls;
 mod transport;
 mod wire;
 
 pub use config::TcpConfig;
 pub use init_method::InitMethod;
 pub use secret::Secret;
+pub use tls::Tls;
 pub use transport::Transport;
 
 pub(crate) use fault::{Fault, Try};

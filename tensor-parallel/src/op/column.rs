@@ -9,7 +9,7 @@ use crate::context::sequence_dim;
 use crate::{Context, Result};
 
 use super::reduce::Reduction;
-use super::{column_sums, rows, with_features};
+use super::{of_weights, rows, with_features};
 
 /// `x w' + b` for this rank's rows of the weight. Backward, the sum over ranks of the input's gradient is under way while the
 /// weight's is computed.
@@ -33,7 +33,7 @@ pub(crate) fn column(
     };
     let output = output.reshape(with_features(&input, matrix.dim(0)?))?;
     let (context, dims, needs_input) = (context.clone(), input.dims().to_vec(), x.track_op());
-    let (of, of_bias_too) = (weight.clone(), bias.cloned());
+    let variables: Vec<Weight> = [weight].into_iter().chain(bias).cloned().collect();
     let backward = move |gradient: &Tensor| {
         let gradient = rows(gradient)?;
         let of_input = match needs_input {
@@ -43,10 +43,7 @@ pub(crate) fn column(
             }
             false => None,
         };
-        let (of_weight, of_bias) = {
-            let _span = tracing::info_span!("weight gradient").entered();
-            (gradient.t()?.matmul(&flat)?, column_sums(&gradient)?)
-        };
+        let of_weights = of_weights(&variables, [&gradient, &gradient], &flat)?;
         let of_input = match of_input {
             Some(reduction) => {
                 let _span = tracing::info_span!("wait for input gradient").entered();
@@ -54,17 +51,15 @@ pub(crate) fn column(
             }
             None => None,
         };
-        let of_bias = match &of_bias_too {
-            Some(bias) => Some(bias.gradient(of_bias)?),
-            None => None,
-        };
-        Result::Ok([of_input, Some(of.gradient(of_weight)?), of_bias])
+        Ok((of_input, of_weights))
     };
     let inputs: Vec<&Tensor> = [x, weight.node()].into_iter().chain(bias.map(Weight::node)).collect();
-    let count = inputs.len();
     Ok(autograd::custom("column_parallel_linear", &inputs, output, move |gradient| {
-        let mut gradients = Vec::from(backward(gradient)?);
-        gradients.truncate(count);
-        Ok(gradients)
+        let (of_input, of_weights) = backward(gradient).map_err(into_comm)?;
+        Ok([of_input].into_iter().chain(of_weights).collect())
     })?)
+}
+
+fn into_comm(error: crate::Error) -> comm::Error {
+    error.into()
 }
