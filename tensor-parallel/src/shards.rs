@@ -124,12 +124,12 @@ struct Backend {
 impl SimpleBackend for Backend {
     fn get(&self, shape: Shape, name: &str, init: Init, _: DType, _: &Device) -> candle_core::Result<Tensor> {
         let (split, summed) = lock(&self.shards.asked).take().unwrap_or((Split::Whole, false));
-        if let Some(known) = lock(&self.map.data()).get(name) {
+        if let Some(known) = lock(self.map.data()).get(name) {
             return Ok(known.as_tensor().clone());
         }
         let (tensor, _) = self.shards.source.parameter(shape, name, init, split, summed)?;
         if let Some(parameter) = self.shards.source.take_last() {
-            lock(&self.map.data()).insert(name.to_string(), parameter.var().clone());
+            lock(self.map.data()).insert(name.to_string(), parameter.var().clone());
         }
         if summed {
             lock(&self.shards.summed).insert(name.to_string());
@@ -142,6 +142,6 @@ impl SimpleBackend for Backend {
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
-        lock(&self.map.data()).contains_key(name)
+        lock(self.map.data()).contains_key(name)
     }
 }
