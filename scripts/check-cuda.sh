@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lints the code behind the feature `cuda` on a machine without NVIDIA's software: a stand-in for nvcc writes empty kernels,
+# Lints the code behind the features `cuda` and `nccl` on a machine without NVIDIA's software: a stand-in for nvcc writes empty kernels,
 # which is enough to check types and not enough to link or run. Needs two minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -29,4 +29,4 @@ NVCC
 chmod +x "$folder/nvcc"
 
 export NVCC="$folder/nvcc" PATH="$folder:$PATH" CUDARC_CUDA_VERSION=13000 CUDA_COMPUTE_CAP=80
-cargo clippy --locked -p comm --features comm/cuda --all-targets -- -D warnings
+cargo clippy --locked -p comm --features comm/nccl --all-targets -- -D warnings

@@ -1,8 +1,12 @@
 //! The back ends that ranks may talk through: which this build has, which this machine can run, and what is missing.
 
+mod choice;
+
 use std::ffi::OsStr;
 use std::fmt;
 use std::path::Path;
+
+pub(crate) use choice::{check, config, connect};
 
 use crate::launch::{gpu_count, in_path};
 
@@ -79,10 +83,13 @@ fn mpi() -> Backend {
     let search = std::env::var_os("PATH").unwrap_or_default();
     let mpirun = in_path(OsStr::new("mpirun"), &search).or_else(|| in_path(OsStr::new("mpiexec"), &search));
     let library = library("libmpi.so.").or_else(|| library("libmpich.so."));
-    let mut missing = vec!["a build with MPI"];
-    missing.extend(library.is_none().then_some("libmpi.so"));
+    let compiled = cfg!(feature = "mpi");
+    let mut missing = Vec::new();
+    missing.extend((!compiled).then_some("a build with MPI"));
+    // A build with MPI would not have started without the library.
+    missing.extend((library.is_none() && !compiled).then_some("libmpi.so"));
     missing.extend(mpirun.is_none().then_some("mpirun"));
-    Backend { name: "MPI", compiled: false, version: library, missing }
+    Backend { name: "MPI", compiled, version: choice::mpi_version().or(library), missing }
 }
 
 /// The version in the name of a shared library: `2.27.3` of `libnccl.so.2.27.3`; the longest, where there are several.
@@ -106,7 +113,8 @@ mod tests {
     #[test]
     fn tcp_is_always_there_and_the_others_say_what_is_missing() {
         for backend in all() {
-            assert_eq!(backend.available(), backend.name == "TCP", "{backend:?}");
+            assert!(backend.available() || backend.name != "TCP", "{backend:?}");
+            assert!(backend.compiled || !backend.available(), "{backend:?}");
             assert!(backend.compiled || !backend.missing.is_empty(), "{backend:?}");
         }
     }

@@ -136,7 +136,7 @@ fn spawned<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<()
     let common = experiment.common();
     let recorder = trace::install(common.trace.is_some())?;
     let setup = experiment.setup()?;
-    let mut rank = Rank::join(config)?;
+    let mut rank = Rank::join(common.ranks.backend, config)?;
     if rank.comm.rank() == experiment.reporter(config.world_size) {
         rank.metrics = common.metrics.as_deref().map(MetricsWriter::append).transpose()?;
     }
@@ -151,7 +151,7 @@ fn launched<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<(
     let recorder = trace::install(common.trace.is_some())?;
     let setup = experiment.setup()?;
     // Before anything is printed, so that ranks that do not fit together find out early.
-    let mut rank = Rank::join(config)?;
+    let mut rank = Rank::join(common.ranks.backend, config)?;
     let mut metrics = None;
     if rank.comm.rank() == experiment.reporter(config.world_size) {
         metrics = begin_metrics(experiment)?;
@@ -171,7 +171,7 @@ fn launched<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<(
 
 /// The file of `--metrics`: empty, unless a run goes on in it.
 fn begin_metrics<E: Experiment>(experiment: &E) -> Result<Option<MetricsWriter>> {
-    let resumes = experiment.checkpoints().is_some_and(|checkpoints| checkpoints.resume.is_some());
+    let resumes = experiment.checkpoints().is_some_and(CheckpointOptions::resumes);
     let begin = if resumes { MetricsWriter::append } else { MetricsWriter::create };
     Ok(experiment.common().metrics.as_deref().map(begin).transpose()?)
 }

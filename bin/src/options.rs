@@ -58,18 +58,12 @@ pub struct RankOptions {
 }
 
 impl RankOptions {
-    /// Checks what can be checked before any work: what this build has.
+    /// Checks what can be checked before any work: what this build and this machine have.
     ///
     /// # Errors
-    /// A back end that it has not.
+    /// A back end that they have not.
     pub fn check(&self) -> Result<(), Error> {
-        let (wanted, feature) = match self.backend {
-            Backend::Auto | Backend::Tcp => return Ok(()),
-            Backend::Nccl => ("--backend nccl", "NCCL"),
-            Backend::Mpi => ("--backend mpi", "MPI"),
-        };
-        let help = format!("this build has no {feature} in it; use --backend tcp");
-        Err(Error::Unavailable { wanted: wanted.into(), help })
+        crate::backends::check(self)
     }
 }
 

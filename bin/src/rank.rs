@@ -6,14 +6,16 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
-use comm::{Communicator, Operation, ReduceOp, Tcp, TcpConfig, all_gather_object, gather_object};
+use comm::{Communicator, Operation, ReduceOp, TcpConfig, all_gather_object, gather_object};
 use sampler::{DistributedSampler, DistributedSamplerConfig};
 use serde::{Deserialize, Serialize};
 
+use crate::backends;
 use crate::error::Result;
 use crate::file_error::FileError;
 use crate::held::Held;
 use crate::metrics::{MetricsWriter, Summary};
+use crate::options::Backend;
 use crate::report::{RankTimes, peak_rss_bytes};
 use crate::start::host_name;
 use crate::trace::{self, TraceRecorder};
@@ -111,9 +113,14 @@ impl Rank {
     /// Joins the group that the configuration names.
     ///
     /// # Errors
-    /// Those of [`Tcp::connect`].
-    pub fn join(config: &TcpConfig) -> Result<Self> {
-        Ok(Self { comm: Arc::new(Tcp::connect(config)?), metrics: None, held: None, summaries: Vec::new() })
+    /// Those of [`comm::Tcp::connect`], or of the back end that was asked for.
+    pub fn join(backend: Backend, config: &TcpConfig) -> Result<Self> {
+        Ok(Self {
+            comm: backends::connect(backend, config)?,
+            metrics: None,
+            held: None,
+            summaries: Vec::new(),
+        })
     }
 
     /// Runs `work` on rank 0 while the others wait, for however long it takes: rank 0 tells them now and then that it is

@@ -17,8 +17,13 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// Ranks in the group.
     fn world_size(&self) -> usize;
 
-    /// The backend's name: `local`, `tcp`.
+    /// The backend's name: `local`, `tcp`, `mpi`.
     fn backend(&self) -> &'static str;
+
+    /// The ranks with which this one exchanges data through shared memory, as soon as it does, where the backend knows.
+    fn shared_memory_ranks(&self) -> &[usize] {
+        &[]
+    }
 
     /// Bytes and operations so far.
     fn stats(&self) -> Stats;

@@ -1,5 +1,6 @@
 //! Runs a schedule over the links, whatever they are: greets, sends, receives and reduces, and never waits for ever.
 
+mod carried;
 mod exchange;
 mod local;
 mod opening;
@@ -8,6 +9,7 @@ pub(crate) use exchange::Parcel;
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use candle_core::DType;
 
@@ -25,6 +27,12 @@ use crate::{Error, ReduceOp, Result};
 /// Bytes that are received before they are reduced: small enough to stay in the processor's cache.
 const SEGMENT: usize = 128 * 1024;
 
+/// The longest sleep of a rank that others may need for what it has done already.
+const PUMPED: Duration = Duration::from_millis(1);
+
+/// Moves on what a library keeps to itself of calls that are done.
+pub(crate) type Pump = Box<dyn Fn() + Send>;
+
 /// One rank's executor; it runs one call at a time.
 pub(crate) struct Executor<L> {
     links: L,
@@ -35,6 +43,7 @@ pub(crate) struct Executor<L> {
     /// For each receive of a step, where bytes wait to be reduced; of u64 so that every element type is aligned.
     scratch: Vec<Vec<u64>>,
     waits: Vec<Wait>,
+    pump: Option<Pump>,
     /// Payload so far.
     pub(crate) bytes_sent: u64,
     pub(crate) bytes_received: u64,
@@ -97,7 +106,22 @@ impl<L: Links> Executor<L> {
         let (op, dtype) = (ReduceOp::Sum, DType::U8);
         let call = Call { fingerprint, op, dtype, world_size, peers: Vec::new() };
         let (sends, receives, scratch, waits) = Default::default();
-        Self { links, supervisor, call, sends, receives, scratch, waits, bytes_sent: 0, bytes_received: 0 }
+        let (pump, bytes_sent, bytes_received) = (None, 0, 0);
+        Self { links, supervisor, call, sends, receives, scratch, waits, pump, bytes_sent, bytes_received }
+    }
+
+    /// Has `pump` called whenever this rank waits.
+    pub(crate) fn pump(&mut self, pump: Option<Pump>) {
+        self.pump = pump;
+    }
+
+    /// Lets some time pass, until one of the streams of `waits` can go on.
+    fn wait(&mut self, patience: &mut Patience) -> Result<()> {
+        let longest = self.pump.as_ref().map_or(Duration::MAX, |pump| {
+            pump();
+            PUMPED
+        });
+        patience.wait(&mut self.links, &self.waits, longest, &*self.supervisor, &self.call.fingerprint)
     }
 
     /// See [`Links::segment`].
@@ -198,7 +222,7 @@ impl<L: Links> Executor<L> {
             if moved {
                 patience.reset();
             } else {
-                patience.wait(&mut self.links, &self.waits, &*self.supervisor, &self.call.fingerprint)?;
+                self.wait(&mut patience)?;
             }
         }
     }

@@ -14,6 +14,8 @@ const MAGIC: [u8; 4] = *b"GRF1";
 /// Bits of a digest that fit in.
 const DETAIL_MASK: u64 = (1 << 40) - 1;
 const NO_REDUCE: u8 = u8::MAX;
+/// Set in the kind's byte of what a carrier moves.
+const CARRIED: u8 = 0x80;
 const NO_ROOT: u32 = u32::MAX;
 
 /// The kind of a call.
@@ -75,13 +77,15 @@ pub(crate) struct Fingerprint {
     pub(crate) root: Option<u32>,
     /// Elements of the tensor (of the smaller one, where there are two; of all parts, where they are uneven).
     pub(crate) elements: u64,
+    /// The data does not go over our links, see [`crate::carrier`].
+    carried: bool,
     /// A digest of what else must agree, see [`digest`]; 0 for nothing.
     detail: u64,
 }
 
 impl Fingerprint {
     pub(crate) fn new(kind: Kind, sequence: u64) -> Self {
-        Self { sequence, kind, reduce: None, dtype: None, root: None, elements: 0, detail: 0 }
+        Self { sequence, kind, reduce: None, dtype: None, root: None, elements: 0, carried: false, detail: 0 }
     }
 
     /// `dtype` must be one that [`supports`] accepts; any other one counts as none.
@@ -106,6 +110,11 @@ impl Fingerprint {
         Self { detail: digest & DETAIL_MASK, ..self }
     }
 
+    /// The same call, of tensors that a carrier moves.
+    pub(crate) fn carried(self) -> Self {
+        Self { carried: true, ..self }
+    }
+
     pub(crate) fn is_message(&self) -> bool {
         self.kind == Kind::Message
     }
@@ -113,7 +122,7 @@ impl Fingerprint {
     pub(crate) fn encode(&self) -> [u8; LEN] {
         let mut bytes = [0; LEN];
         bytes[..4].copy_from_slice(&MAGIC);
-        bytes[4] = position(&KINDS, &self.kind).unwrap_or(u8::MAX);
+        bytes[4] = position(&KINDS, &self.kind).unwrap_or(!CARRIED) | if self.carried { CARRIED } else { 0 };
         bytes[5] = self.reduce.unwrap_or(NO_REDUCE);
         bytes[6] = self.dtype.unwrap_or(u8::MAX);
         // Five bytes, in the two gaps between the others.
@@ -137,11 +146,12 @@ impl Fingerprint {
         let root = u32::from_le_bytes(a.try_into().ok()?);
         let decoded = Self {
             sequence: u64::from_le_bytes(b.try_into().ok()?),
-            kind: KINDS.get(usize::from(bytes[4]))?.0,
+            kind: KINDS.get(usize::from(bytes[4] & !CARRIED))?.0,
             reduce: byte(5, REDUCES.len())?,
             dtype: byte(6, DTYPES.len())?,
             root: (root != NO_ROOT).then_some(root),
             elements: u64::from_le_bytes(c.try_into().ok()?),
+            carried: bytes[4] & CARRIED != 0,
             detail: u64::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15], bytes[7], 0, 0, 0]),
         };
         (decoded.encode() == *bytes).then_some(decoded)
@@ -189,6 +199,7 @@ impl fmt::Display for Fingerprint {
                 details.push(format!("{} elements", self.elements));
             }
         }
+        details.extend(self.carried.then(|| "by the back end's library".into()));
         if self.detail != 0 {
             details.push(format!("sizes with check sum {:010x}", self.detail));
         }
@@ -227,6 +238,9 @@ mod tests {
             let call = Fingerprint::new(KINDS[kind].0, sequence)
                 .reduce(REDUCES[reduce].0).tensor(DTYPES[dtype].0, elements).root(root).detail(detail);
             prop_assert_eq!(Fingerprint::decode(&call.encode()), Some(call));
+            let carried = call.carried();
+            prop_assert_eq!(Fingerprint::decode(&carried.encode()), Some(carried));
+            prop_assert_ne!(carried, call);
         }
 
         #[test]

@@ -17,6 +17,7 @@
 
 pub mod algorithm;
 pub mod autograd;
+mod carrier;
 mod communicator;
 mod element;
 mod engine;
@@ -32,12 +33,15 @@ mod members;
 mod memory;
 mod mesh;
 mod mistakes;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod objects;
 mod operation;
 mod patience;
 mod plan;
 mod runner;
 pub mod schedule;
+mod scheduler;
 mod shm;
 #[cfg_attr(not(feature = "cuda"), path = "staging/nothing.rs")]
 mod staging;
@@ -45,6 +49,7 @@ mod stats;
 mod storage;
 mod supervisor;
 mod tcp;
+mod variables;
 mod verdict;
 mod work;
 
@@ -52,8 +57,11 @@ pub use communicator::Communicator;
 pub use error::{Error, Result, carried, carry};
 pub use local::{Local, LocalConfig};
 pub use mesh::Mesh;
+#[cfg(feature = "mpi")]
+pub use mpi::Mpi;
 pub use objects::{all_gather_object, broadcast_object, gather_object};
 pub use operation::{Message, Operation, ReduceOp};
+pub use scheduler::Place;
 pub use stats::Stats;
 pub use tcp::{InitMethod, Secret, Tcp, TcpConfig, Tls, Transport};
 pub use work::Work;

@@ -31,11 +31,12 @@ impl Patience {
         *self = Self::new(self.spins);
     }
 
-    /// Lets some time pass. `waits` is not empty.
+    /// Lets some time pass, at most `longest` if it comes to sleeping. `waits` is not empty.
     pub(crate) fn wait(
         &mut self,
         links: &mut dyn Links,
         waits: &[Wait],
+        longest: Duration,
         supervisor: &dyn Supervisor,
         call: &Fingerprint,
     ) -> Result<()> {
@@ -44,12 +45,25 @@ impl Patience {
             std::hint::spin_loop();
             return Ok(());
         }
+        let peer = waits.iter().find(|wait| wait.read).unwrap_or(&waits[0]).peer;
+        let rest = self.consider(links, peer, supervisor, call)?;
+        links.park(waits, rest.min(longest));
+        Ok(())
+    }
+
+    /// Asks around, warns or gives up, where it is time to; how long there is nothing else to do than to wait for `peer`.
+    pub(crate) fn consider(
+        &mut self,
+        links: &dyn Links,
+        peer: usize,
+        supervisor: &dyn Supervisor,
+        call: &Fingerprint,
+    ) -> Result<Duration> {
         if let Some(cause) = supervisor.failure() {
             return Err(supervisor.error(&cause, call.to_string()));
         }
         let since = *self.since.get_or_insert_with(Instant::now);
         let waited = since.elapsed();
-        let peer = waits.iter().find(|wait| wait.read).unwrap_or(&waits[0]).peer;
         if waited >= supervisor.timeout() {
             let question = match links.trouble(peer) {
                 Some(detail) => Question::Unreached { peer, detail },
@@ -73,8 +87,7 @@ impl Patience {
         }
         // Asking has taken time as well.
         let waited = since.elapsed();
-        links.park(waits, next.saturating_sub(waited).max(Duration::from_millis(1)));
-        Ok(())
+        Ok(next.saturating_sub(waited).max(Duration::from_millis(1)))
     }
 }
 

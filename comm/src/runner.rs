@@ -1,10 +1,13 @@
 //! Runs operations: gives each its fingerprint, and has the executor carry out its plan.
 
+mod carried;
+
 use std::sync::Arc;
 use std::time::Instant;
 
 use candle_core::Tensor;
 
+use crate::carrier::Carrier;
 use crate::executor::{Executor, Parcel, Task};
 use crate::fingerprint::{self, Fingerprint, Kind, digest};
 use crate::links::Links;
@@ -26,6 +29,7 @@ pub(crate) struct Runner<L> {
     rank: usize,
     world_size: usize,
     executor: Executor<L>,
+    carrier: Option<Box<dyn Carrier>>,
     supervisor: Arc<dyn Supervisor>,
     /// Collectives so far.
     sequence: u64,
@@ -39,7 +43,14 @@ impl<L: Links> Runner<L> {
     pub(crate) fn new(rank: usize, world_size: usize, links: L, supervisor: Arc<dyn Supervisor>) -> Self {
         let executor = Executor::new(links, supervisor.clone(), world_size);
         let (sent, received) = (vec![0; world_size], vec![0; world_size]);
-        Self { rank, world_size, executor, supervisor, sequence: 0, sent, received, stats: Stats::default() }
+        let (carrier, stats) = (None, Stats::default());
+        Self { rank, world_size, executor, carrier, supervisor, sequence: 0, sent, received, stats }
+    }
+
+    /// Has `carrier` move the data of the operations that it takes.
+    pub(crate) fn carried_by(mut self, carrier: Option<Box<dyn Carrier>>) -> Self {
+        self.executor.pump(carrier.as_ref().and_then(|carrier| carrier.pump()));
+        Self { carrier, ..self }
     }
 
     fn members(&self) -> &Members {
@@ -128,6 +139,9 @@ impl<L: Links> Runner<L> {
     }
 
     fn execute(&mut self, operation: &Operation) -> Result<()> {
+        if self.is_carried(operation) {
+            return self.carry(operation);
+        }
         if let Some((parcels, mut memory)) = self.messages(operation) {
             let Some(first) = parcels.first() else { return Ok(()) };
             self.supervisor.begin(first.fingerprint);
@@ -184,6 +198,7 @@ impl<L: Links> Run for Runner<L> {
     }
 
     fn describe(&self, operation: &Operation) -> String {
+        let carried = self.is_carried(operation);
         let call = match operation {
             Operation::Send { tensor, to } => self.message(*to, true, tensor),
             Operation::Recv { tensor, from } => self.message(*from, false, tensor),
@@ -194,7 +209,7 @@ impl<L: Links> Run for Runner<L> {
             },
             collective => self.fingerprint(collective),
         };
-        call.to_string()
+        if carried { call.carried().to_string() } else { call.to_string() }
     }
 
     fn stats(&self) -> Stats {

@@ -73,7 +73,9 @@ impl Run<'_> {
         self.links.begin()?;
         for (place, &action) in actions.iter().enumerate() {
             if !action.kind.is_compute() {
-                self.message(action)?;
+                // For what is received: until it is there.
+                tracing::info_span!("message", action = action.kind.letters())
+                    .in_scope(|| self.message(action))?;
                 continue;
             }
             let start = began.elapsed().as_secs_f64();
@@ -90,7 +92,7 @@ impl Run<'_> {
                 self.average.begin(find(self.stages, action)?, &self.gradients)?;
             }
         }
-        self.links.end()
+        tracing::info_span!("wait").in_scope(|| self.links.end())
     }
 
     fn message(&mut self, action: Action) -> Result<()> {

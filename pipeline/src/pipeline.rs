@@ -228,7 +228,7 @@ impl Pipeline {
             state: State::measuring(self.measures),
         };
         run.run(&table.actions[self.groups.pp.rank()])?;
-        run.average.wait()?;
+        tracing::info_span!("wait").in_scope(|| run.average.wait())?;
         let (mut gradients, state) = (run.gradients, run.state);
         tied::add(&self.ties, &mut gradients)?;
         let State { losses, spans, most_alive, measures, most_bytes, .. } = state;

@@ -13,8 +13,9 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-use comm::{Communicator, Tcp, TcpConfig};
+use comm::{Communicator, TcpConfig};
 
+use crate::backends;
 use crate::console::say;
 use crate::error::{Error, Result};
 use crate::file_error::FileError;
@@ -44,14 +45,15 @@ pub fn run(options: &CommBenchOptions) -> Result<()> {
 }
 
 fn rank(options: &CommBenchOptions, config: &TcpConfig, spawned: bool) -> Result<()> {
-    let comm = Tcp::connect(config)?;
+    let comm = backends::connect(options.ranks.backend, config)?;
+    let comm = &*comm;
     let first = comm.rank() == 0;
     if first {
-        say(format_args!("{}", heading(options, &comm)))?;
+        say(format_args!("{}", heading(options, comm)))?;
     }
     let mut rows = Vec::new();
     for (op, bytes) in options.cases(comm.world_size()) {
-        let row = measure(&comm, op, bytes, options.dtype, options.calls, options.seconds)?;
+        let row = measure(comm, op, bytes, options.dtype, options.calls, options.seconds)?;
         if first {
             say(format_args!("{}", line(&row)))?;
         }
@@ -66,9 +68,10 @@ fn rank(options: &CommBenchOptions, config: &TcpConfig, spawned: bool) -> Result
     if spawned { start::hand_over(&()) } else { Ok(()) }
 }
 
-fn heading(options: &CommBenchOptions, comm: &Tcp) -> String {
+fn heading(options: &CommBenchOptions, comm: &dyn Communicator) -> String {
     let (world_size, shared) = (comm.world_size(), comm.shared_memory_ranks().len());
     let carrier = match shared {
+        _ if comm.backend() != "tcp" => format!("through {}", comm.backend().to_uppercase()),
         0 => "over TCP".into(),
         _ if shared + 1 == world_size => "through shared memory".to_string(),
         _ => format!("rank 0 has {shared} of its peers in shared memory, the others over TCP"),

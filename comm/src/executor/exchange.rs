@@ -28,7 +28,7 @@ pub(crate) struct Parcel {
 }
 
 /// Messages that wait for those before them, in one direction between this rank and a peer.
-struct Lane {
+pub(super) struct Lane {
     peer: usize,
     outgoing: bool,
     waiting: VecDeque<Parcel>,
@@ -40,23 +40,8 @@ impl<L: Links> Executor<L> {
     /// Sends and receives all messages. Those in one direction between two ranks keep their order; nothing else waits for
     /// anything, so that no order of the messages can make ranks wait for each other.
     pub(crate) fn exchange(&mut self, parcels: Vec<Parcel>, memory: &mut Memory<'_>) -> Result<()> {
-        self.sends.clear();
-        self.receives.clear();
-        self.call.peers.clear();
-        self.call.op = ReduceOp::Sum;
-        let mut lanes: Vec<Lane> = Vec::new();
         let Some(first) = parcels.first().map(|parcel| parcel.fingerprint) else { return Ok(()) };
-        for parcel in parcels {
-            let (peer, outgoing) = (parcel.peer, parcel.outgoing);
-            if !self.call.peers.iter().any(|known| known.rank == peer) {
-                self.call.peers.push(Peer::silent(peer, parcel.fingerprint));
-            }
-            match lanes.iter_mut().find(|lane| lane.peer == peer && lane.outgoing == outgoing) {
-                Some(lane) => lane.waiting.push_back(parcel),
-                None => lanes.push(Lane { peer, outgoing, waiting: [parcel].into(), busy: false }),
-            }
-        }
-        self.call.fingerprint = first;
+        let mut lanes = self.lanes(parcels, first);
         self.open()?;
         let mut patience = Patience::new(self.links.spins());
         loop {
@@ -69,9 +54,30 @@ impl<L: Links> Executor<L> {
             if moved || began || self.waits.is_empty() {
                 patience.reset();
             } else {
-                patience.wait(&mut self.links, &self.waits, &*self.supervisor, &self.call.fingerprint)?;
+                self.wait(&mut patience)?;
             }
         }
+    }
+
+    /// Sets up the messages, by peer and direction.
+    pub(super) fn lanes(&mut self, parcels: Vec<Parcel>, first: Fingerprint) -> Vec<Lane> {
+        self.sends.clear();
+        self.receives.clear();
+        self.call.peers.clear();
+        self.call.op = ReduceOp::Sum;
+        self.call.fingerprint = first;
+        let mut lanes: Vec<Lane> = Vec::new();
+        for parcel in parcels {
+            let (peer, outgoing) = (parcel.peer, parcel.outgoing);
+            if !self.call.peers.iter().any(|known| known.rank == peer) {
+                self.call.peers.push(Peer::silent(peer, parcel.fingerprint));
+            }
+            match lanes.iter_mut().find(|lane| lane.peer == peer && lane.outgoing == outgoing) {
+                Some(lane) => lane.waiting.push_back(parcel),
+                None => lanes.push(Lane { peer, outgoing, waiting: [parcel].into(), busy: false }),
+            }
+        }
+        lanes
     }
 
     /// After a failure: the ranks that can be told why. A message that was begun is sent to its end, if that can be done
@@ -107,7 +113,7 @@ impl<L: Links> Executor<L> {
     }
 
     /// Takes leave of messages that are done, and begins those that waited for them. True where there was one.
-    fn begin_next(&mut self, lanes: &mut Vec<Lane>) -> bool {
+    pub(super) fn begin_next(&mut self, lanes: &mut Vec<Lane>) -> bool {
         let mut began = false;
         for lane in lanes.iter_mut() {
             if lane.busy && self.is_done(lane) {

@@ -25,7 +25,7 @@ impl<L: Links> Executor<L> {
             if self.waits.is_empty() {
                 return Ok(());
             }
-            patience.wait(&mut self.links, &self.waits, &*self.supervisor, &self.call.fingerprint)?;
+            self.wait(&mut patience)?;
         }
     }
 

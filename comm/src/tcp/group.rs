@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Tensor};
 use crate::members::Members;
 use crate::{Communicator, Error, Message, Operation, Result};
 
-use super::rendezvous::{Options, meet_with};
+use super::rendezvous::{Meeting, Options, meet_with};
 use super::{InitMethod, Tcp, TcpConfig};
 
 /// Longer than any invitation.
@@ -16,7 +16,7 @@ const INVITATION: usize = 128;
 
 impl Tcp {
     /// Called on the members, all at the same place among their operations.
-    pub(super) fn join_group(&self, ranks: &[usize]) -> Result<Tcp> {
+    pub(crate) fn meet_group(&self, ranks: &[usize]) -> Result<(TcpConfig, Meeting, Members)> {
         let place = crate::group::place(self.rank, ranks)?;
         let config = TcpConfig {
             rank: place,
@@ -31,7 +31,7 @@ impl Tcp {
             _ => (self.accept(config, ranks[0])?, None),
         };
         let meeting = meet_with(&config, Options { listener, ..Options::default() })?;
-        Self::join(&config, meeting, members)
+        Ok((config, meeting, members))
     }
 
     /// The first member opens a meeting point.

@@ -23,8 +23,12 @@ pub use tls::Tls;
 pub use transport::Transport;
 
 pub(crate) use fault::{Fault, Try};
+pub(crate) use init_method::{is_host, parse_port};
 pub(crate) use links::{TcpLinks, timespec};
 pub(crate) use rendezvous::{Lines, Meeting, PeerInfo, meet};
+#[cfg(feature = "mpi")]
+pub(crate) use rendezvous::{Options, meet_with};
+pub(crate) use stream::Stream;
 #[cfg(test)]
 pub(crate) use switchboard::Switchboard;
 pub(crate) use wire::Wire;
@@ -36,6 +40,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use crate::algorithm::segment_bytes;
+use crate::carrier::Carrier;
 use crate::engine::{Engine, lock};
 use crate::members::Members;
 use crate::runner::{Run, Runner};
@@ -91,10 +96,16 @@ impl Tcp {
     /// A configuration that cannot be used, [`Error::Listen`], [`Error::NoSecret`], [`Error::Refused`], and
     /// [`Error::Rendezvous`] when not all ranks came in time.
     pub fn connect(config: &TcpConfig) -> Result<Self> {
-        Self::join(config, meet(config)?, Members::world(config.world_size))
+        Self::join(config, meet(config)?, Members::world(config.world_size), None)
     }
 
-    fn join(config: &TcpConfig, meeting: Meeting, members: Members) -> Result<Self> {
+    /// A group that has met. What `carrier` takes does not go over its connections.
+    pub(crate) fn join(
+        config: &TcpConfig,
+        meeting: Meeting,
+        members: Members,
+        carrier: Option<Box<dyn Carrier>>,
+    ) -> Result<Self> {
         let Meeting { lines, control, own_ips } = meeting;
         let &TcpConfig { rank, world_size, .. } = config;
         let (switchboard, peers) = (&lines.switchboard, lines.switchboard.peers());
@@ -114,9 +125,9 @@ impl Tcp {
         let runner: Box<dyn Run> = match switchboard.host().filter(|_| !shared_memory_ranks.is_empty()) {
             Some(host) => {
                 let links = shm::join(sockets, host.clone(), crowded);
-                Box::new(Runner::new(rank, world_size, links, bureau.clone()))
+                Box::new(Runner::new(rank, world_size, links, bureau.clone()).carried_by(carrier))
             }
-            None => Box::new(Runner::new(rank, world_size, sockets, bureau.clone())),
+            None => Box::new(Runner::new(rank, world_size, sockets, bureau.clone()).carried_by(carrier)),
         };
         let engine = Some(Engine::new(rank, world_size, runner, bureau.clone()));
         let (config, groups, control) = (config.clone(), AtomicU64::new(0), Mutex::new(thread));
@@ -133,11 +144,6 @@ impl Tcp {
             control,
             _lines: lines,
         })
-    }
-
-    /// The ranks with which this one exchanges data through shared memory, as soon as it does; with all others over TCP.
-    pub fn shared_memory_ranks(&self) -> &[usize] {
-        &self.shared_memory_ranks
     }
 
     fn engine(&self) -> Result<&Engine> {
@@ -158,6 +164,11 @@ impl Communicator for Tcp {
         "tcp"
     }
 
+    /// With all others data goes over TCP.
+    fn shared_memory_ranks(&self) -> &[usize] {
+        &self.shared_memory_ranks
+    }
+
     fn stats(&self) -> Stats {
         self.engine.as_ref().map(Engine::stats).unwrap_or_default()
     }
@@ -167,7 +178,8 @@ impl Communicator for Tcp {
     }
 
     fn subgroup(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>> {
-        Ok(Arc::new(self.join_group(ranks)?))
+        let (config, meeting, members) = self.meet_group(ranks)?;
+        Ok(Arc::new(Self::join(&config, meeting, members, None)?))
     }
 
     fn submit(&self, operation: Operation) -> Result<Work> {

@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 
@@ -13,12 +13,12 @@ use crate::engine::lock;
 #[derive(Debug)]
 pub(crate) struct Stream {
     socket: TcpStream,
-    session: Option<Mutex<Session>>,
+    session: OnceLock<Mutex<Session>>,
 }
 
 impl From<TcpStream> for Stream {
     fn from(socket: TcpStream) -> Self {
-        Self { socket, session: None }
+        Self { socket, session: OnceLock::new() }
     }
 }
 
@@ -35,13 +35,14 @@ impl Stream {
     }
 
     /// From here on everything is encrypted.
-    pub(crate) fn secure(&mut self, session: Session) {
-        self.session = Some(Mutex::new(session));
+    pub(crate) fn secure(&self, session: Session) {
+        // A connection shakes hands once.
+        let _ = self.session.set(Mutex::new(session));
     }
 
     /// Sends `head`, then `body`, as far as there is room. Where there is none, the same bytes must be offered again.
     pub(crate) fn send(&self, head: &[u8], body: &[u8]) -> io::Result<usize> {
-        if let Some(session) = &self.session {
+        if let Some(session) = self.session.get() {
             return lock(session).send(&self.socket, head, body);
         }
         let parts = [IoSlice::new(head), IoSlice::new(body)];
@@ -51,7 +52,7 @@ impl Stream {
 
     /// Fills `into`, which is not empty, as far as bytes have come; 0 at the end.
     pub(crate) fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
-        match &self.session {
+        match self.session.get() {
             Some(session) => lock(session).recv(&self.socket, into),
             None => Ok(recv(&self.socket, into, RecvFlags::DONTWAIT)?.0),
         }
@@ -60,7 +61,7 @@ impl Stream {
     /// Says something if there is room for it, and does not wait.
     pub(crate) fn say(&self, words: &[u8]) {
         // A peer that takes nothing now, or has left itself, learns it otherwise.
-        let _ = match &self.session {
+        let _ = match self.session.get() {
             Some(session) => lock(session).say(&self.socket, words),
             None => self.send(words, &[]).map(drop),
         };

@@ -49,16 +49,22 @@ fn unusable(error: rustls::Error) -> Fault {
 /// A TCP connection that is not yet part of a group.
 #[derive(Debug)]
 pub(crate) struct Wire {
-    stream: Stream,
+    stream: Arc<Stream>,
     /// Becomes readable when nobody is interested in this connection any more.
     stop: Option<Arc<UnixStream>>,
+}
+
+impl From<Arc<Stream>> for Wire {
+    fn from(stream: Arc<Stream>) -> Self {
+        Self { stream, stop: None }
+    }
 }
 
 impl Wire {
     pub(crate) fn new(stream: TcpStream, stop: Option<Arc<UnixStream>>) -> Try<Self> {
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
-        Ok(Self { stream: stream.into(), stop })
+        Ok(Self { stream: Arc::new(stream.into()), stop })
     }
 
     /// Connects and proves that this rank belongs to the job; tells what the other side makes of it.
@@ -277,6 +283,11 @@ impl Wire {
         }
     }
 
+    /// Another handle of this connection, for another thread.
+    pub(crate) fn again(&self) -> Self {
+        Self { stream: self.stream.clone(), stop: self.stop.clone() }
+    }
+
     /// Goes on even if the acceptor that took this connection stops.
     pub(crate) fn detach(&mut self) {
         self.stop = None;
@@ -309,7 +320,7 @@ impl Wire {
     }
 
     /// The connection as data goes over it: never blocking.
-    pub(crate) fn into_data_stream(self) -> Stream {
+    pub(crate) fn into_data_stream(self) -> Arc<Stream> {
         if self.is_local().unwrap_or(false) {
             // One that keeps the size it has is slower, and as good.
             let _ = SockRef::from(self.stream.socket()).set_send_buffer_size(LOCAL_SEND_BUFFER);
@@ -318,7 +329,7 @@ impl Wire {
     }
 
     /// The connection as a group uses it: never blocking.
-    pub(crate) fn into_stream(self) -> Stream {
+    pub(crate) fn into_stream(self) -> Arc<Stream> {
         self.stream
     }
 

@@ -9,7 +9,7 @@ mod stage;
 
 pub use options::ProcessGroupsOptions;
 
-use comm::{Communicator, Tcp, TcpConfig};
+use comm::TcpConfig;
 
 use crate::backends;
 use crate::console::say;
@@ -42,14 +42,16 @@ pub fn run(options: &ProcessGroupsOptions) -> Result<()> {
 }
 
 fn show(options: &ProcessGroupsOptions, config: &TcpConfig) -> Result<()> {
-    let world = Tcp::connect(config)?;
-    let stage = Stage::new(&world);
+    let world = backends::connect(options.ranks.backend, config)?;
+    let stage = Stage::new(&*world);
     stage.say(format_args!("===== back ends ====="))?;
     for backend in backends::all() {
         stage.say(format_args!("{backend}"))?;
     }
-    ranks::show(&stage, &world, options.layout()?)?;
-    meeting::show(&stage, config)?;
+    ranks::show(&stage, &*world, options.layout()?)?;
+    if world.backend() != "mpi" {
+        meeting::show(&stage, config)?;
+    }
     operations::show(&stage)?;
     groups::show(&stage)?;
     stage.title("closing the world group")?;

@@ -24,7 +24,7 @@ use crate::{Error, Result};
 pub(super) fn serve(
     bureau: Arc<Bureau>,
     ear: UnixStream,
-    connections: Vec<Option<Stream>>,
+    connections: Vec<Option<Arc<Stream>>>,
 ) -> Result<JoinHandle<()>> {
     let wires: Vec<Option<wire::Wire>> = connections.into_iter().map(|c| c.map(wire::Wire::new)).collect();
     let thread = std::thread::Builder::new().name("comm-control".into());

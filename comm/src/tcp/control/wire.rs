@@ -2,6 +2,7 @@
 
 use std::io::ErrorKind;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -36,7 +37,7 @@ pub(super) enum Message {
 
 /// One control connection.
 pub(super) struct Wire {
-    stream: Stream,
+    stream: Arc<Stream>,
     pending: Vec<u8>,
 }
 
@@ -44,7 +45,7 @@ pub(super) struct Wire {
 pub(super) struct Ended;
 
 impl Wire {
-    pub(super) fn new(stream: Stream) -> Self {
+    pub(super) fn new(stream: Arc<Stream>) -> Self {
         Self { stream, pending: Vec::new() }
     }
 

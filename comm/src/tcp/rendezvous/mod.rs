@@ -55,7 +55,7 @@ pub(crate) struct PeerInfo {
 pub(crate) struct Meeting {
     pub(crate) lines: Lines,
     /// By rank: on rank 0 one for each other rank, on the others one to rank 0. Blocking, with TCP_NODELAY.
-    pub(crate) control: Vec<Option<Stream>>,
+    pub(crate) control: Vec<Option<Arc<Stream>>>,
     /// By rank: the address at which that rank reaches this one.
     pub(crate) own_ips: Vec<IpAddr>,
 }
@@ -224,7 +224,7 @@ impl Plan<'_> {
     }
 
     /// The address of this rank as seen by the one at the other end of a connection.
-    fn own_ip(&self, stream: Option<&Stream>, listens: IpAddr) -> IpAddr {
+    fn own_ip(&self, stream: Option<&Arc<Stream>>, listens: IpAddr) -> IpAddr {
         match stream.and_then(|stream| stream.socket().local_addr().ok()) {
             Some(address) if listens.is_unspecified() => address.ip(),
             _ => listens,

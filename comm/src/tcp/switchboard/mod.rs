@@ -192,7 +192,7 @@ impl Switchboard {
         let current = is_mine(line);
         let result = match outcome {
             Ok((wire, pair)) if current && !closed => {
-                *line = Line::Open { stream: Arc::new(wire.into_data_stream()), fresh: Some(pair) };
+                *line = Line::Open { stream: wire.into_data_stream(), fresh: Some(pair) };
                 Ok(())
             }
             Ok((wire, _)) => {

@@ -1,0 +1,120 @@
+//! From `--backend` to a group of ranks.
+
+use std::sync::Arc;
+
+use comm::{Communicator, Tcp, TcpConfig};
+
+use crate::error::{Error, Result};
+use crate::options::{Backend, RankOptions};
+
+/// Whether this build, on this machine, can do what the options ask for.
+///
+/// # Errors
+/// The feature or the launcher that is missing.
+pub(crate) fn check(options: &RankOptions) -> Result<()> {
+    match options.backend {
+        Backend::Auto | Backend::Tcp => Ok(()),
+        Backend::Nccl => {
+            unavailable("--backend nccl", "this build has no NCCL in it; use --backend tcp".into())
+        }
+        Backend::Mpi => mpi::check(options),
+    }
+}
+
+/// How a rank joins the others, where that is the back end's own affair.
+///
+/// # Errors
+/// What the back end's library says; options that contradict it.
+pub(crate) fn config(options: &RankOptions) -> Result<Option<TcpConfig>> {
+    match options.backend {
+        Backend::Mpi => mpi::config(options).map(Some),
+        _ => Ok(None),
+    }
+}
+
+/// Joins the group of all ranks.
+///
+/// # Errors
+/// Those of the back end.
+pub(crate) fn connect(backend: Backend, config: &TcpConfig) -> Result<Arc<dyn Communicator>> {
+    match backend {
+        Backend::Mpi => mpi::connect(config),
+        _ => Ok(Arc::new(Tcp::connect(config)?)),
+    }
+}
+
+/// The version of the MPI library in this build.
+pub(crate) fn mpi_version() -> Option<String> {
+    mpi::version()
+}
+
+fn unavailable<T>(wanted: &str, help: String) -> Result<T> {
+    Err(Error::Unavailable { wanted: wanted.into(), help })
+}
+
+#[cfg(feature = "mpi")]
+mod mpi {
+    use comm::Mpi;
+
+    use super::{Arc, Communicator, Error, RankOptions, Result, TcpConfig, unavailable};
+
+    pub(super) fn check(_: &RankOptions) -> Result<()> {
+        if Mpi::is_launched() {
+            return Ok(());
+        }
+        let help = format!(
+            "no launcher of MPI has started this process; run it under that of {}: mpirun -n 2 girandole ...",
+            Mpi::version()
+        );
+        unavailable("--backend mpi", help)
+    }
+
+    pub(super) fn config(options: &RankOptions) -> Result<TcpConfig> {
+        if let Some(method) = &options.init_method {
+            let help = "ranks of MPI meet through it; leave the option out".into();
+            return Err(Error::Option { option: "--init-method", got: method.to_string(), help });
+        }
+        let mut config = Mpi::config()?;
+        if let Some(timeout) = options.timeout {
+            config.timeout = timeout;
+        }
+        options.transport.apply(&mut config);
+        if let Some(world_size) = options.world_size.filter(|given| *given != config.world_size) {
+            let help =
+                format!("MPI has started {} ranks (mpirun -n); leave the option out", config.world_size);
+            return Err(Error::Option { option: "--world-size", got: world_size.to_string(), help });
+        }
+        Ok(config)
+    }
+
+    pub(super) fn connect(config: &TcpConfig) -> Result<Arc<dyn Communicator>> {
+        Ok(Arc::new(Mpi::connect(config)?))
+    }
+
+    pub(super) fn version() -> Option<String> {
+        Some(Mpi::version())
+    }
+}
+
+#[cfg(not(feature = "mpi"))]
+mod mpi {
+    use super::{Arc, Communicator, RankOptions, Result, TcpConfig, unavailable};
+
+    pub(super) fn check(_: &RankOptions) -> Result<()> {
+        let help = "this build has no MPI in it; build it with --features mpi, for which Open MPI or MPICH with headers and \
+                    libclang must be there, or use --backend tcp";
+        unavailable("--backend mpi", help.into())
+    }
+
+    pub(super) fn config(options: &RankOptions) -> Result<TcpConfig> {
+        check(options).map(|()| TcpConfig::default())
+    }
+
+    pub(super) fn connect(_: &TcpConfig) -> Result<Arc<dyn Communicator>> {
+        unavailable("--backend mpi", "this build has no MPI in it".into())
+    }
+
+    pub(super) fn version() -> Option<String> {
+        None
+    }
+}

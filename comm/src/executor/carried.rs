@@ -1,0 +1,59 @@
+//! Waiting for what a carrier moves.
+
+use crate::Result;
+use crate::carrier::{Carrier, Nap};
+use crate::links::Links;
+use crate::memory::Memory;
+use crate::patience::Patience;
+
+use super::{Executor, Parcel};
+
+impl<L: Links> Executor<L> {
+    /// Waits until what the carrier has begun is done, while the links tell whether the others are still there.
+    pub(crate) fn attend(&mut self, carrier: &mut dyn Carrier) -> Result<()> {
+        let (mut patience, mut nap) = (Patience::new(0), Nap::default());
+        while !carrier.poll()? {
+            if let Some(peer) = self.call.peers.first()
+                && nap.is_long()
+            {
+                patience.consider(&self.links, peer.rank, &*self.supervisor, &self.call.fingerprint)?;
+            }
+            nap.take();
+        }
+        Ok(())
+    }
+
+    /// Announces messages and hears of them while the carrier moves them. Their ranges are empty.
+    pub(crate) fn exchange_beside(&mut self, parcels: Vec<Parcel>, carrier: &mut dyn Carrier) -> Result<()> {
+        let Some(first) = parcels.first() else { return Ok(()) };
+        let (fingerprint, mut peer, mut memory) = (first.fingerprint, first.peer, Memory::default());
+        let mut lanes = self.lanes(parcels, fingerprint);
+        self.open()?;
+        let (mut patience, mut nap) = (Patience::new(0), Nap::default());
+        let mut outcome = Ok(false);
+        loop {
+            let began = self.begin_next(&mut lanes);
+            if let Ok(false) = outcome {
+                outcome = carrier.poll();
+            }
+            // Where the carrier fails, the peers' announcements tell why.
+            match (&outcome, lanes.is_empty()) {
+                (Ok(false), _) | (_, false) => {}
+                (_, true) => return outcome.map(drop),
+            }
+            self.waits.clear();
+            let moved = self.send_some(&memory)? | self.receive_some(&mut memory)?;
+            if moved || began {
+                (patience, nap) = (Patience::new(0), Nap::default());
+                continue;
+            }
+            if let Some(wait) = self.waits.iter().find(|wait| wait.read).or(self.waits.first()) {
+                peer = wait.peer;
+            }
+            if nap.is_long() {
+                patience.consider(&self.links, peer, &*self.supervisor, &self.call.fingerprint)?;
+            }
+            nap.take();
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! A call that MPI is at, with all that it reads and writes.
+
+#![allow(unsafe_code, reason = "MPI is a C library")]
+
+use std::ffi::{c_int, c_void};
+use std::mem::ManuallyDrop;
+
+use candle_core::DType;
+use mpi::ffi;
+
+use crate::{ReduceOp, Result};
+
+use super::handle::Handle;
+use super::library::{check, give_up};
+use super::reduce;
+
+/// The tag of tensors.
+const TAG: c_int = 1;
+
+/// A call; counts are elements, by rank where there are several.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Call {
+    AllReduce {
+        op: ReduceOp,
+        count: c_int,
+    },
+    Reduce {
+        op: ReduceOp,
+        count: c_int,
+        root: c_int,
+    },
+    /// Of the output.
+    Broadcast {
+        count: c_int,
+        root: c_int,
+    },
+    AllGather {
+        count: c_int,
+        counts: Parts,
+    },
+    ReduceScatter {
+        op: ReduceOp,
+        counts: Parts,
+    },
+    Gather {
+        count: c_int,
+        counts: Parts,
+        root: c_int,
+    },
+    Scatter {
+        count: c_int,
+        counts: Parts,
+        root: c_int,
+    },
+    AllToAll {
+        outgoing: Parts,
+        incoming: Parts,
+    },
+    Send {
+        count: c_int,
+        to: c_int,
+    },
+    Receive {
+        count: c_int,
+        from: c_int,
+    },
+}
+
+/// How a buffer is divided: the elements of each part, and where it begins.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Parts {
+    pub(super) counts: Vec<c_int>,
+    pub(super) starts: Vec<c_int>,
+}
+
+/// A buffer, of u64 so that every element type is aligned.
+pub(super) type Buffer = Vec<u64>;
+
+/// Dropping it before it is done leaves all its memory to MPI.
+pub(super) struct Flight {
+    request: ffi::MPI_Request,
+    /// Nobody else looks at these while the request is under way.
+    cargo: ManuallyDrop<Cargo>,
+    done: bool,
+}
+
+struct Cargo {
+    input: Buffer,
+    output: Buffer,
+    call: Call,
+}
+
+// SAFETY: MPI runs with MPI_THREAD_MULTIPLE, so any thread may use its handles.
+unsafe impl Send for Flight {}
+
+impl Flight {
+    /// Starts a call. The buffers have room for as many elements of `dtype` as it reads and writes.
+    pub(super) fn start(
+        comm: &Handle,
+        dtype: DType,
+        call: Call,
+        input: Buffer,
+        output: Buffer,
+    ) -> Result<Self> {
+        let cargo = ManuallyDrop::new(Cargo { input, output, call });
+        // SAFETY: the handle is a constant.
+        let request = unsafe { ffi::RSMPI_REQUEST_NULL };
+        let mut flight = Self { request, cargo, done: false };
+        flight.begin(comm, dtype)?;
+        Ok(flight)
+    }
+
+    fn begin(&mut self, comm: &Handle, dtype: DType) -> Result<()> {
+        let Cargo { input, output, call } = &mut *self.cargo;
+        let (input, output): (*const c_void, *mut c_void) =
+            (input.as_ptr().cast(), output.as_mut_ptr().cast());
+        let (kind, comm, request) = (kind(dtype), comm.raw(), &mut self.request);
+        let of = |op: &ReduceOp| reduce::operation(*op, dtype);
+        // SAFETY: the buffers are as large as the counts say, which the caller sees to, and neither they nor the lists of
+        // counts are touched, moved or freed until `test` has seen that the call is done.
+        unsafe {
+            match call {
+                Call::AllReduce { op, count } => check(
+                    "MPI_Iallreduce",
+                    ffi::MPI_Iallreduce(input, output, *count, kind, of(op)?, comm, request),
+                ),
+                Call::Reduce { op, count, root } => check(
+                    "MPI_Ireduce",
+                    ffi::MPI_Ireduce(input, output, *count, kind, of(op)?, *root, comm, request),
+                ),
+                Call::Broadcast { count, root } => {
+                    check("MPI_Ibcast", ffi::MPI_Ibcast(output, *count, kind, *root, comm, request))
+                }
+                Call::AllGather { count, counts: Parts { counts, starts } } => {
+                    let (counts, starts) = (counts.as_ptr(), starts.as_ptr());
+                    let code = ffi::MPI_Iallgatherv(
+                        input, *count, kind, output, counts, starts, kind, comm, request,
+                    );
+                    check("MPI_Iallgatherv", code)
+                }
+                Call::ReduceScatter { op, counts } => {
+                    let counts = counts.counts.as_ptr();
+                    let code = ffi::MPI_Ireduce_scatter(input, output, counts, kind, of(op)?, comm, request);
+                    check("MPI_Ireduce_scatter", code)
+                }
+                Call::Gather { count, counts: Parts { counts, starts }, root } => {
+                    let (counts, starts) = (counts.as_ptr(), starts.as_ptr());
+                    let code = ffi::MPI_Igatherv(
+                        input, *count, kind, output, counts, starts, kind, *root, comm, request,
+                    );
+                    check("MPI_Igatherv", code)
+                }
+                Call::Scatter { count, counts: Parts { counts, starts }, root } => {
+                    let (counts, starts) = (counts.as_ptr(), starts.as_ptr());
+                    let code = ffi::MPI_Iscatterv(
+                        input, counts, starts, kind, output, *count, kind, *root, comm, request,
+                    );
+                    check("MPI_Iscatterv", code)
+                }
+                Call::AllToAll { outgoing, incoming } => {
+                    let (from, at) = (outgoing.counts.as_ptr(), outgoing.starts.as_ptr());
+                    let (to, place) = (incoming.counts.as_ptr(), incoming.starts.as_ptr());
+                    let code =
+                        ffi::MPI_Ialltoallv(input, from, at, kind, output, to, place, kind, comm, request);
+                    check("MPI_Ialltoallv", code)
+                }
+                Call::Send { count, to } => {
+                    check("MPI_Isend", ffi::MPI_Isend(input, *count, kind, *to, TAG, comm, request))
+                }
+                Call::Receive { count, from } => {
+                    check("MPI_Irecv", ffi::MPI_Irecv(output, *count, kind, *from, TAG, comm, request))
+                }
+            }
+        }
+    }
+
+    /// True once the call is done.
+    pub(super) fn test(&mut self) -> Result<bool> {
+        if !self.done {
+            let mut done = 0;
+            // SAFETY: the request was started, and is tested until it is done.
+            let code = unsafe { ffi::MPI_Test(&mut self.request, &mut done, ffi::RSMPI_STATUS_IGNORE) };
+            check("MPI_Test", code)?;
+            self.done = done != 0;
+        }
+        Ok(self.done)
+    }
+
+    /// The buffers of a call that is done; none where it is not.
+    pub(super) fn land(mut self) -> Option<(Buffer, Buffer)> {
+        if !self.done {
+            return None;
+        }
+        let Cargo { input, output, .. } = &mut *self.cargo;
+        Some((std::mem::take(input), std::mem::take(output)))
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        if self.done {
+            // SAFETY: MPI is done with it, and it is not used any more.
+            unsafe { ManuallyDrop::drop(&mut self.cargo) };
+        } else {
+            give_up();
+        }
+    }
+}
+
+/// What MPI calls elements that are reduced, or only moved: of f16 and bf16 the latter alone.
+fn kind(dtype: DType) -> ffi::MPI_Datatype {
+    // SAFETY: the handles are constants.
+    unsafe {
+        match dtype {
+            DType::F64 => ffi::RSMPI_DOUBLE,
+            DType::F32 => ffi::RSMPI_FLOAT,
+            DType::F16 | DType::BF16 => ffi::RSMPI_UINT16_T,
+            DType::U32 => ffi::RSMPI_UINT32_T,
+            DType::I64 => ffi::RSMPI_INT64_T,
+            _ => ffi::RSMPI_UINT8_T,
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! This program as a job of several ranks.
+
+use std::process::{Command, Output};
+
+/// What a rank is to do.
+pub(crate) const ROLE: &str = "GIRANDOLE_MPI_ROLE";
+/// A folder for the job's files.
+pub(crate) const FOLDER: &str = "GIRANDOLE_MPI_FOLDER";
+
+/// Runs a job to its end.
+pub(crate) fn run(role: &str, ranks: usize) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    let mpirun = std::env::var_os("GIRANDOLE_MPIRUN").unwrap_or_else(|| "mpirun".into());
+    let mut command = Command::new(mpirun);
+    command.args(["-n", &ranks.to_string()]).arg(std::env::current_exe().unwrap());
+    command.env(ROLE, role).env(FOLDER, folder.path());
+    // Open MPI: more ranks than cores, and root in containers.
+    for name in
+        ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"]
+    {
+        command.env(name, "1");
+    }
+    command.output().unwrap_or_else(|error| panic!("mpirun cannot be started: {error}"))
+}
+
+pub(crate) fn succeed(role: &str, ranks: usize) {
+    let output = run(role, ranks);
+    assert!(output.status.success(), "{role} on {ranks} ranks: {}\n{}", output.status, printed(&output));
+}
+
+/// What all ranks, and the launcher, have printed.
+pub(crate) fn printed(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}

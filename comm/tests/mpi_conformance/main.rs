@@ -1,0 +1,115 @@
+//! The conformance suite on ranks that `mpirun` starts, and what becomes of faults there. Without a launcher this program
+//! starts itself under one: `mpirun`, or what `GIRANDOLE_MPIRUN` names.
+#![allow(clippy::unwrap_used, clippy::print_stdout, dead_code)]
+
+#[path = "../conformance/batch.rs"]
+mod batch;
+#[path = "../conformance/cases.rs"]
+mod cases;
+mod faults;
+#[path = "../conformance/groups.rs"]
+mod groups;
+#[path = "../conformance/halves.rs"]
+mod halves;
+mod job;
+#[path = "../conformance/moves.rs"]
+mod moves;
+#[path = "../conformance/reference.rs"]
+mod reference;
+#[path = "../conformance/uneven.rs"]
+mod uneven;
+
+use std::path::Path;
+use std::time::Duration;
+
+use comm::{Communicator, Mpi, Result, TcpConfig};
+
+/// Runs `body` on every rank of a group of one backend.
+trait Backend {
+    fn run(&self, world_size: usize, body: &(dyn Fn(&dyn Communicator) -> Result<()> + Sync));
+}
+
+/// The ranks of this job; nothing where the number of ranks is another one.
+struct Job(TcpConfig);
+
+impl Backend for Job {
+    fn run(&self, world_size: usize, body: &(dyn Fn(&dyn Communicator) -> Result<()> + Sync)) {
+        if world_size == self.0.world_size {
+            let run = || body(&Mpi::connect(&self.0)?);
+            run().unwrap_or_else(|error| panic!("rank {} of {world_size}: {error}", self.0.rank));
+        }
+    }
+}
+
+type Case = (&'static str, fn(&dyn Backend));
+
+const CASES: [Case; 24] = [
+    ("all_reduce", cases::all_reduce),
+    ("reduce", cases::reduce),
+    ("broadcast", cases::broadcast),
+    ("all_gather", cases::all_gather),
+    ("reduce_scatter", cases::reduce_scatter),
+    ("gather", moves::gather),
+    ("scatter", moves::scatter),
+    ("all_to_all", moves::all_to_all),
+    ("uneven parts", uneven::collectives),
+    ("uneven all_to_all", uneven::all_to_all),
+    ("counts that differ", uneven::mismatches),
+    ("views", moves::views),
+    ("large tensors", moves::chain),
+    ("messages", cases::messages),
+    ("batches", batch::rings),
+    ("batches and single messages", batch::with_single_messages),
+    ("coalesced", batch::coalesced),
+    ("halves are rounded once", halves::are_rounded_once),
+    ("groups", groups::at_the_same_time),
+    ("groups that close", groups::closing),
+    ("groups that are refused", groups::mistakes),
+    ("queued operations keep their order", cases::queued),
+    ("mistakes leave the group usable", cases::mistakes),
+    ("barrier", barrier),
+];
+
+/// Nobody goes on before all have left a file.
+fn barrier(backend: &dyn Backend) {
+    let folder = std::env::var_os(job::FOLDER).unwrap();
+    let file = |round: usize, rank: usize| Path::new(&folder).join(format!("{round}.{rank}"));
+    for world_size in 1..=4 {
+        backend.run(world_size, &|comm| {
+            for round in 0..20 {
+                std::fs::write(file(round, comm.rank()), "").unwrap();
+                comm.barrier()?.wait()?;
+                assert!((0..world_size).all(|rank| file(round, rank).exists()), "round {round}");
+            }
+            Ok(())
+        });
+    }
+}
+
+fn main() {
+    match std::env::var(job::ROLE) {
+        Ok(role) => as_rank(&role),
+        Err(_) => {
+            for ranks in 1..=4 {
+                job::succeed("conformance", ranks);
+                println!("conformance on {ranks} of {}: ok", Mpi::version());
+            }
+            faults::all();
+        }
+    }
+}
+
+fn as_rank(role: &str) {
+    let config = TcpConfig { timeout: Duration::from_secs(60), ..Mpi::config().unwrap() };
+    if role != "conformance" {
+        return faults::play(role, &config);
+    }
+    let rank = config.rank;
+    let backend = Job(config);
+    for (name, case) in CASES {
+        if rank == 0 {
+            println!("{name}");
+        }
+        case(&backend);
+    }
+}
