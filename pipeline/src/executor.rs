@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use candle_core::{Tensor, Var};
-use training::{DeferredGrads, defer_weights};
+use training::{DeferredGrads, activation_bytes, defer_weights};
 
 use crate::average::Average;
 use crate::gradients::Gradients;
@@ -21,6 +21,8 @@ struct Alive {
     input: Option<Var>,
     /// The output, or the loss.
     output: Tensor,
+    /// Bytes of both, where that is measured.
+    bytes: usize,
 }
 
 /// One step of a rank.
@@ -52,6 +54,16 @@ pub(crate) struct State {
     pub(crate) losses: Vec<Tensor>,
     pub(crate) spans: Vec<Span>,
     pub(crate) most_alive: usize,
+    /// Whether the bytes of activations are counted.
+    pub(crate) measures: bool,
+    bytes: usize,
+    pub(crate) most_bytes: usize,
+}
+
+impl State {
+    pub(crate) fn measuring(measures: bool) -> Self {
+        Self { measures, ..Self::default() }
+    }
 }
 
 impl Run<'_> {
@@ -149,7 +161,10 @@ impl Run<'_> {
             let input = Var::from_tensor(&output.detach()).map_err(Error::during("a stage's input"))?;
             self.state.inputs.insert((number + 1, micro_batch), input);
         }
-        self.state.alive.insert((number, micro_batch), Alive { input, output });
+        let bytes = if self.state.measures { alive_bytes(input.as_ref(), &output) } else { 0 };
+        self.state.bytes += bytes;
+        self.state.most_bytes = self.state.most_bytes.max(self.state.bytes);
+        self.state.alive.insert((number, micro_batch), Alive { input, output, bytes });
         self.state.most_alive = self.state.most_alive.max(self.state.alive.len() + self.state.deferred.len());
         Ok(())
     }
@@ -159,7 +174,8 @@ impl Run<'_> {
         let cell = (number, micro_batch);
         let during = || Error::during(action.to_string());
         let none = || Error::BadTable { reason: format!("{action}: it has not gone forward") };
-        let Alive { input, output } = self.state.alive.remove(&cell).ok_or_else(none)?;
+        let Alive { input, output, bytes } = self.state.alive.remove(&cell).ok_or_else(none)?;
+        self.state.bytes -= bytes;
         let gradient = match self.is_last(number) {
             true => share(&output, self.table.micro_batches).map_err(during())?,
             false => self.state.gradients.remove(&cell).ok_or_else(none)?,
@@ -201,6 +217,12 @@ impl Run<'_> {
             .compute(|id, gradient| gradients.add(id, gradient))
             .map_err(Error::during(action.to_string()))
     }
+}
+
+/// What is held for backward of a stage and micro-batch: what came in, and what the stage has computed.
+fn alive_bytes(input: Option<&Var>, output: &Tensor) -> usize {
+    let received = input.map_or(0, |input| input.elem_count() * input.dtype().size_in_bytes());
+    received + activation_bytes(output, [])
 }
 
 fn find(stages: &[Stage], action: Action) -> Result<&Stage> {

@@ -1,7 +1,7 @@
 use super::*;
 
 fn council(nodes: usize, max_restarts: usize) -> Council {
-    let round = Round { run_id: "run".into(), secret: "secret".into(), port: 0, restart: 0, max_restarts };
+    let round = Round { run_id: "run".into(), secret: None, port: 0, restart: 0, max_restarts };
     Council::new((0..nodes).map(|node| format!("h{node}")).collect(), round)
 }
 
