@@ -109,8 +109,8 @@ impl Rank {
     ///
     /// # Errors
     /// Those of [`comm::Tcp::connect`], or of the back end that was asked for.
-    pub fn join(backend: Backend, config: &TcpConfig) -> Result<Self> {
-        Ok(Self { comm: backends::connect(backend, config)?, metrics: None, summaries: Vec::new() })
+    pub fn join(backend: Backend, device: &Device, config: &TcpConfig) -> Result<Self> {
+        Ok(Self { comm: backends::connect(backend, device, config)?, metrics: None, summaries: Vec::new() })
     }
 
     /// Runs `work` on rank 0 while the others wait, for however long it takes: rank 0 tells them now and then that it is
