@@ -1,8 +1,13 @@
-//! What the benches share: ranks as real processes.
+//! What the benches and the scaling report share: ranks as real processes, and the training that they do.
 //!
-//! A bench program starts itself again: as a rank, which [`serve`] runs, or as the command line of Girandole.
+//! A program that measures starts itself again: as a rank, which [`serve`] runs, or as the command line of Girandole.
 #![forbid(unsafe_code)]
 
+mod clock;
 mod job;
+pub mod scaling;
+mod split;
+pub mod workload;
 
-pub use job::{Job, measure, serve};
+pub use job::{Job, Ranks, serve};
+pub use split::Split;

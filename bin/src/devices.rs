@@ -26,10 +26,6 @@ mod with_cuda {
 
     use crate::launch::gpu_count;
 
-    /// What launchers call the place of a rank on its machine.
-    const LOCAL_RANK: [&str; 4] =
-        ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"];
-
     /// Always the same one: tensors of two devices do not mix, not even where both are one GPU.
     pub(super) fn device() -> Result<Device, String> {
         static DEVICE: OnceLock<Result<Device, String>> = OnceLock::new();
@@ -37,12 +33,12 @@ mod with_cuda {
     }
 
     fn open() -> Result<Device, String> {
-        let number = |name: &&str| std::env::var(name).ok()?.parse::<usize>().ok();
         let gpus = gpu_count();
         if gpus == 0 {
             return Err("no NVIDIA GPU was found here; use --device cpu".into());
         }
-        let ordinal = LOCAL_RANK.iter().find_map(number).unwrap_or(0) % gpus;
+        let place = comm::Place::from_env().ok().flatten();
+        let ordinal = place.and_then(|place| place.local_rank).unwrap_or(0) % gpus;
         Device::new_cuda_with_stream(ordinal)
             .map_err(|error| format!("CUDA device {ordinal} cannot be used: {error}; use --device cpu"))
     }

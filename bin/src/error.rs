@@ -258,7 +258,8 @@ mod tests {
 
     fn failure(status: ExitKind, tail: &[&str]) -> String {
         let stderr_tail = tail.iter().map(|line| line.to_string()).collect();
-        let failure = WorkerFailure { rank: 1, pid: 7, status, stderr_tail, also_failed: 2 };
+        let failure =
+            WorkerFailure { rank: 1, pid: 7, status, stderr_tail, also_failed: 2, node: None, log: None };
         Error::Comm(Box::new(failure).into()).message().unwrap()
     }
 

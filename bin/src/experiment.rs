@@ -171,7 +171,7 @@ fn launched<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<(
 
 /// The file of `--metrics`: empty, unless a run goes on in it.
 fn begin_metrics<E: Experiment>(experiment: &E) -> Result<Option<MetricsWriter>> {
-    let resumes = experiment.checkpoints().is_some_and(|checkpoints| checkpoints.resume.is_some());
+    let resumes = experiment.checkpoints().is_some_and(CheckpointOptions::resumes);
     let begin = if resumes { MetricsWriter::append } else { MetricsWriter::create };
     Ok(experiment.common().metrics.as_deref().map(begin).transpose()?)
 }

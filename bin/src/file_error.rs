@@ -83,7 +83,8 @@ impl FileError {
         Self::Read { path: path.to_path_buf(), reason: first_line(reason) }
     }
 
-    pub(crate) fn write(path: &Path, reason: impl std::fmt::Display) -> Self {
+    /// A file that cannot be written.
+    pub fn write(path: &Path, reason: impl std::fmt::Display) -> Self {
         Self::Write { path: path.to_path_buf(), reason: first_line(reason) }
     }
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use comm::TcpConfig;
 use comm::launch::{self, Notes, SpawnConfig};
+use comm::{Place, TcpConfig};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -48,6 +48,7 @@ impl Start {
         }
         let value = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         match (value("RANK"), value("WORLD_SIZE")) {
+            _ if Place::is_from_scheduler()? => {}
             (None, None) => return Self::launcher(options.world_size.unwrap_or(default_world_size)),
             (Some(rank), None) => return Err(half_an_environment("RANK", &rank, "WORLD_SIZE")),
             (None, Some(size)) => return Err(half_an_environment("WORLD_SIZE", &size, "RANK")),
@@ -60,7 +61,12 @@ impl Start {
         options.transport.apply(&mut config);
         let spawned = launch::is_worker() && value(SPAWNED_FOR).is_some_and(|name| name == command);
         if let Some(world_size) = options.world_size.filter(|given| *given != config.world_size) {
-            let help = format!("the environment says WORLD_SIZE={}; leave the option out", config.world_size);
+            let help = match Place::is_from_scheduler()? {
+                true => format!("the scheduler has started {}; leave the option out", config.world_size),
+                false => {
+                    format!("the environment says WORLD_SIZE={}; leave the option out", config.world_size)
+                }
+            };
             return Err(Error::Option { option: "--world-size", got: world_size.to_string(), help });
         }
         Ok(Start::Rank { config: Box::new(config), spawned })
@@ -102,18 +108,21 @@ fn half_an_environment(set: &str, value: &std::ffi::OsStr, missing: &str) -> Err
 /// The first cause, where a rank fails.
 pub fn spawn<T: DeserializeOwned>(command: &str, world_size: usize) -> Result<T> {
     let env = vec![(SPAWNED_FOR.into(), command.into())];
-    let results = spawn_with_bar(SpawnConfig { world_size, env, ..SpawnConfig::default() })?;
-    let line = results
-        .into_iter()
-        .next()
-        .flatten()
-        .ok_or_else(|| Error::NoResult { reason: "it gave none".into() })?;
-    result_line::read(&line)
+    handed_over(spawn_with_bar(SpawnConfig { world_size, env, ..SpawnConfig::default() })?)
+}
+
+/// What rank 0 gave to [`hand_over`], from the results of [`launch::spawn`].
+///
+/// # Errors
+/// It gave none, or something else.
+pub fn handed_over<T: DeserializeOwned>(results: Vec<Option<String>>) -> Result<T> {
+    let line = results.into_iter().next().flatten();
+    result_line::read(&line.ok_or_else(|| Error::NoResult { reason: "it gave none".into() })?)
 }
 
 /// Starts ranks, and shows how far they are where standard error is a terminal.
 pub(crate) fn spawn_with_bar(mut config: SpawnConfig) -> comm::Result<Vec<Option<String>>> {
-    if let Some(threads) = threads::for_ranks(config.world_size) {
+    if let Some(threads) = threads::for_ranks(config.local_world_size()) {
         config.env.push((threads::VARIABLE.into(), threads.into()));
     }
     let bar = RanksBar::on_terminal();

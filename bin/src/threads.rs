@@ -9,9 +9,6 @@ use std::thread::available_parallelism;
 /// The variable.
 pub const VARIABLE: &str = "RAYON_NUM_THREADS";
 
-/// The ranks of this machine, as the launchers of MPI tell them: Open MPI's, MPICH's.
-const MPI_NEIGHBOURS: [&str; 2] = ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"];
-
 /// True once this process has a number that nobody gave it.
 static CHOSEN_HERE: AtomicBool = AtomicBool::new(false);
 
@@ -23,10 +20,8 @@ pub fn choose() -> Option<String> {
         return None;
     }
     CHOSEN_HERE.store(true, Ordering::Relaxed);
-    let neighbours = match std::env::var_os("RANK") {
-        Some(_) => number("LOCAL_WORLD_SIZE"),
-        None => MPI_NEIGHBOURS.into_iter().find_map(number),
-    };
+    // What is wrong with the environment is told by whoever joins.
+    let neighbours = comm::Place::from_env().ok().flatten().and_then(|place| place.local_world_size);
     Some(share(neighbours.unwrap_or(1)))
 }
 

@@ -1,12 +1,14 @@
 //! A report in a real browser: headless Chromium takes a picture of it. Without Chromium the test says so and passes.
 #![allow(clippy::unwrap_used)]
 
+#[path = "common/browser.rs"]
+mod browser;
 #[path = "common/mod.rs"]
 mod common;
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
 
+use browser::{chromium, dots, picture};
 use common::{Folder, Girandole};
 
 use girandole::report::{RankTimes, Report, RunSeries, Speedup, now_rfc3339};
@@ -53,46 +55,6 @@ fn report() -> Report {
     }
 }
 
-fn chromium() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    let names = ["chromium", "chromium-browser", "google-chrome"];
-    std::env::split_paths(&path)
-        .flat_map(|folder| names.map(|name| folder.join(name)))
-        .find(|program| program.is_file())
-}
-
-/// Takes a picture of a page; gives its size in bytes.
-fn picture(browser: &Path, html: &str, file: &Path, dark: bool) -> u64 {
-    let page = file.with_extension("html");
-    std::fs::write(&page, html).unwrap();
-    let profile = tempfile::tempdir().unwrap();
-    let _ = std::fs::remove_file(file);
-    let status = Command::new(browser)
-        .args([
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--no-first-run",
-            "--disable-background-networking",
-        ])
-        .args([
-            "--disable-component-update",
-            "--disable-sync",
-            "--hide-scrollbars",
-            "--window-size=1200,1500",
-        ])
-        .arg(format!("--blink-settings=preferredColorScheme={}", if dark { 0 } else { 1 }))
-        .arg(format!("--user-data-dir={}", profile.path().display()))
-        .arg(format!("--screenshot={}", file.display()))
-        .arg(format!("file://{}", page.display()))
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .unwrap();
-    assert!(status.success(), "{status}");
-    std::fs::metadata(file).unwrap().len()
-}
-
 #[test]
 fn a_browser_shows_the_plots() {
     let Some(browser) = chromium() else {
@@ -111,17 +73,6 @@ fn a_browser_shows_the_plots() {
         let full = picture(&browser, &html, &folder.join(name), dark);
         assert!(full > bare + 20_000, "the picture with plots has {full} bytes, without them {bare}");
     }
-}
-
-/// Dots of a picture in each of some colours.
-fn dots<const COLOURS: usize>(picture: &Path, colours: [[u8; 3]; COLOURS]) -> [usize; COLOURS] {
-    let file = std::io::BufReader::new(std::fs::File::open(picture).unwrap());
-    let mut reader = png::Decoder::new(file).read_info().unwrap();
-    let mut bytes = vec![0; reader.output_buffer_size().unwrap()];
-    let info = reader.next_frame(&mut bytes).unwrap();
-    let of =
-        |colour: [u8; 3]| bytes.chunks(info.color_type.samples()).filter(|dot| dot[..3] == colour).count();
-    colours.map(of)
 }
 
 #[test]

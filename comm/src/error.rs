@@ -198,6 +198,39 @@ pub enum Error {
     },
 
     // ---- launching ----
+    /// The launchers of a job's nodes did not find each other.
+    #[error("node {node}: the launchers of {nodes} nodes did not meet at {address} {detail}")]
+    Nodes {
+        /// This node.
+        node: usize,
+        /// Nodes expected.
+        nodes: usize,
+        /// The meeting point.
+        address: String,
+        /// Who is missing, or what the last try said.
+        detail: String,
+    },
+    /// A launcher with the job's secret was turned away, because it does not fit the others.
+    #[error("node {node} was refused at {address}: {reason}")]
+    NodeRefused {
+        /// The node that asked.
+        node: usize,
+        /// The meeting point.
+        address: String,
+        /// Why.
+        reason: String,
+    },
+    /// A node's launcher ended without a word, or its machine did.
+    #[error("{0} is gone: its launcher was killed, or cannot be reached any more; all ranks here have ended")]
+    NodeGone(crate::launch::NodeName),
+    /// A node's launcher ended the job.
+    #[error("{node} ended the job: {reason}")]
+    NodeStopped {
+        /// The node.
+        node: crate::launch::NodeName,
+        /// Why.
+        reason: String,
+    },
     /// A worker process failed; this is the first one that did, the others were ended after it.
     #[error(transparent)]
     Worker(#[from] Box<crate::launch::WorkerFailure>),

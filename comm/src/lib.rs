@@ -43,6 +43,7 @@ mod patience;
 mod plan;
 mod runner;
 pub mod schedule;
+mod scheduler;
 mod shm;
 #[cfg_attr(not(feature = "cuda"), path = "staging/nothing.rs")]
 mod staging;
@@ -52,6 +53,7 @@ mod supervisor;
 mod tcp;
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 mod traffic;
+mod variables;
 mod verdict;
 mod work;
 
@@ -65,6 +67,7 @@ pub use mpi::Mpi;
 pub use nccl::Nccl;
 pub use objects::{all_gather_object, broadcast_object, gather_object};
 pub use operation::{Message, Operation, ReduceOp};
+pub use scheduler::Place;
 pub use stats::Stats;
-pub use tcp::{InitMethod, Secret, Tcp, TcpConfig, Transport};
+pub use tcp::{InitMethod, Secret, Tcp, TcpConfig, Tls, Transport};
 pub use work::Work;

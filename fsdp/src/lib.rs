@@ -105,7 +105,7 @@ pub use config::{FsdpConfig, MixedPrecision, Strategy, UnitConfig};
 pub use error::{Error, Result};
 pub use memory::{Bytes, Memory};
 pub use model::Fsdp;
-pub use scaler::{LossScaler, LossScalerConfig};
+pub use scaler::{LossScaler, LossScalerConfig, LossScalerState};
 pub use state::{TensorFile, full_tensors};
 pub use unit::{Outputs, Unit};
 

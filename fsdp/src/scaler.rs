@@ -2,6 +2,7 @@
 
 use candle_core::Tensor;
 use candle_core::backprop::GradStore;
+use serde::{Deserialize, Serialize};
 use training::scale_grads;
 
 use crate::{Error, Fsdp, Result};
@@ -23,6 +24,15 @@ impl Default for LossScalerConfig {
     fn default() -> Self {
         Self { scale: 65536.0, growth: 2.0, backoff: 0.5, growth_interval: 2000 }
     }
+}
+
+/// What a [`LossScaler`] has come to, for a checkpoint: with it, a run goes on as if it had not been interrupted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LossScalerState {
+    /// The bits of the factor, which decimal digits may not give back.
+    factor: u64,
+    good: usize,
+    skipped: usize,
 }
 
 /// Scales losses by a factor as large as gradients can bear, the same on every rank: a step in which any rank's gradient is
@@ -93,6 +103,16 @@ impl LossScaler {
         self.skipped
     }
 
+    /// What a checkpoint keeps of it.
+    pub fn state(&self) -> LossScalerState {
+        LossScalerState { factor: self.factor.to_bits(), good: self.good, skipped: self.skipped }
+    }
+
+    /// Goes on from a state that [`LossScaler::state`] gave.
+    pub fn resume(&mut self, state: LossScalerState) {
+        (self.factor, self.good, self.skipped) = (f64::from_bits(state.factor), state.good, state.skipped);
+    }
+
     /// A loss, scaled: what [`Fsdp::backward`] is given. It should be f32: the factor may be no number of f16.
     ///
     /// # Errors
@@ -113,14 +133,15 @@ impl LossScaler {
         // The same number on all ranks, so that all decide the same.
         let finite = fsdp.grad_norm(grads)?.is_finite();
         if !finite {
-            self.factor *= self.config.backoff;
+            // A factor of 0 would hide every gradient from then on.
+            self.factor = (self.factor * self.config.backoff).max(f64::MIN_POSITIVE);
             (self.good, self.skipped) = (0, self.skipped + 1);
             return Ok(false);
         }
         scale_grads(grads, &fsdp.vars(), self.factor.recip())?;
         self.good += 1;
-        if self.good == self.config.growth_interval {
-            self.factor *= self.config.growth;
+        if self.good >= self.config.growth_interval {
+            self.factor = (self.factor * self.config.growth).min(f64::MAX);
             self.good = 0;
         }
         Ok(true)

@@ -32,6 +32,9 @@ pub struct PipelineConfig {
     /// The ranks that have the same stages as this one and other data: gradients are averaged over them, once a step, each
     /// stage's as soon as they are complete. Default: none.
     pub data_parallel: Option<Arc<dyn Communicator>>,
+    /// The ranks that divide this rank's layers among them: they choose the same cuts. What the layers say to each other is their
+    /// own business. Default: none.
+    pub tensor_parallel: Option<Arc<dyn Communicator>>,
     /// Pairs of variables that are one parameter, each in a stage of its own: they start with the values of the first, and their
     /// gradients are added. Default: none.
     pub tied: Vec<(String, String)>,
@@ -45,6 +48,7 @@ impl Default for PipelineConfig {
             micro_batches: 1,
             split: Split::default(),
             data_parallel: None,
+            tensor_parallel: None,
             tied: Vec::new(),
         }
     }

@@ -78,13 +78,16 @@ pub enum Error {
         /// Input or target.
         what: &'static str,
     },
-    /// A stage that does not give the same shape for each micro-batch.
+    /// A stage that does not give the same shape for each micro-batch. The other ranks get [`Error::PeerFailed`] with this text.
     #[error(
-        "stage {stage} gave {got} for micro-batch {micro_batch}, and {expected} before: all micro-batches must have one shape"
+        "stage {stage} gave {what} of {got} for micro-batch {micro_batch}, and {expected} when the pipeline was made: all \
+         micro-batches must have one shape"
     )]
     ShapeChanged {
         /// The stage.
         stage: usize,
+        /// An output, or a gradient of its input.
+        what: &'static str,
         /// The micro-batch.
         micro_batch: usize,
         /// Dtype and shape found when the pipeline was made.
@@ -104,6 +107,17 @@ pub enum Error {
         /// What it fails with.
         reason: String,
     },
+    /// A checkpoint that is whole, but of something else.
+    #[error("the checkpoint {} does not fit: {problem}", folder.display())]
+    Checkpoint {
+        /// The checkpoint.
+        folder: std::path::PathBuf,
+        /// What does not.
+        problem: String,
+    },
+    /// A checkpoint that cannot be written or trusted.
+    #[error(transparent)]
+    Training(Arc<training::Error>),
     /// A candle operation failed.
     #[error("{operation}: {source}")]
     Tensor {
@@ -113,6 +127,31 @@ pub enum Error {
         source: Arc<candle_core::Error>,
     },
 
+    /// Another rank could not go on, for a reason of its own.
+    #[error("rank {rank} could not go on: {reason}")]
+    PeerFailed {
+        /// The rank that failed first, by its number in the whole job.
+        rank: usize,
+        /// What it failed with.
+        reason: String,
+    },
+    /// The ranks of a pipeline were given different arguments. Every rank gets this same error.
+    #[error(
+        "the ranks do not agree on the pipeline: {what} is {got} on rank {rank} and {expected} on rank {first}; give all \
+         the same"
+    )]
+    Disagreement {
+        /// The argument.
+        what: String,
+        /// A rank that differs from the first one, by its number in the whole job.
+        rank: usize,
+        /// Its value.
+        got: String,
+        /// The first rank of the pipeline.
+        first: usize,
+        /// That one's value.
+        expected: String,
+    },
     /// Communication failed.
     #[error(transparent)]
     Comm(#[from] comm::Error),
@@ -131,13 +170,18 @@ impl Error {
     pub fn is_peer_failure(&self) -> bool {
         match self {
             Error::Comm(error) => error.is_peer_failure(),
+            Error::PeerFailed { .. } => true,
             _ => false,
         }
     }
 
     /// Names what was being done.
     pub(crate) fn during(operation: impl Into<String>) -> impl FnOnce(candle_core::Error) -> Self {
-        move |source| Error::Tensor { operation: operation.into(), source: Arc::new(source) }
+        move |source| match comm::carried::<comm::Error>(&source) {
+            // Of a layer that communicates.
+            Some(error) => Error::Comm(error.clone()),
+            None => Error::Tensor { operation: operation.into(), source: Arc::new(source) },
+        }
     }
 }
 

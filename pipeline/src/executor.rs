@@ -61,7 +61,9 @@ impl Run<'_> {
         self.links.begin()?;
         for (place, &action) in actions.iter().enumerate() {
             if !action.kind.is_compute() {
-                self.message(action)?;
+                // For what is received: until it is there.
+                tracing::info_span!("message", action = action.kind.letters())
+                    .in_scope(|| self.message(action))?;
                 continue;
             }
             let start = began.elapsed().as_secs_f64();
@@ -78,7 +80,7 @@ impl Run<'_> {
                 self.average.begin(find(self.stages, action)?, &self.gradients)?;
             }
         }
-        self.links.end()
+        tracing::info_span!("wait").in_scope(|| self.links.end())
     }
 
     fn message(&mut self, action: Action) -> Result<()> {
@@ -130,11 +132,7 @@ impl Run<'_> {
         }
         let stage = find(self.stages, action)?;
         let mut output = stage.forward(x, true).map_err(Error::during(action.to_string()))?;
-        let (got, expected) = (Spec::of(&output), &self.specs[number]);
-        if got != *expected {
-            let (expected, got) = (expected.to_string(), got.to_string());
-            return Err(Error::ShapeChanged { stage: number, micro_batch, expected, got });
-        }
+        self.specs[number].check(&output, action, "an output")?;
         if self.is_last(number) {
             output = (self.loss)(&output, &self.targets[micro_batch]).map_err(Error::during("the loss"))?;
             if output.elem_count() != 1 {
@@ -179,6 +177,7 @@ impl Run<'_> {
                 Some(gradient) => gradient,
                 None => input.zeros_like().map_err(during())?,
             };
+            self.specs[number - 1].check(&gradient, action, "a gradient of its input")?;
             match self.table.sender_before(number) {
                 Some(_) => self.state.leaving.insert(cell, gradient),
                 None => self.state.gradients.insert((number - 1, micro_batch), gradient),

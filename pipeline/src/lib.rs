@@ -19,13 +19,17 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod agreement;
 mod average;
+mod checkpoint;
 mod config;
 mod error;
 mod executor;
 mod gradients;
+mod groups;
 mod links;
 mod modules;
+mod news;
 mod pipeline;
 mod schedule;
 mod seed;

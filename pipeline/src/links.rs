@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor, Var};
-use comm::{Communicator, Operation, Work};
+use comm::{Communicator, Operation, Stats, Work};
 use serde::{Deserialize, Serialize};
 
+use crate::news::News;
 use crate::{Action, ActionKind, Error, Result, Table};
 
 /// Receives that wait for their message at a time, on each connection.
@@ -20,8 +20,6 @@ const SMALL: usize = 32 << 10;
 const ROOM: usize = 64 << 10;
 /// More than what a message has beside its numbers.
 const HEAD: usize = 64;
-/// How long to wait for news of who was the first to fail.
-const NEWS: Duration = Duration::from_millis(600);
 
 /// What goes from a stage to the next one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +31,16 @@ pub(crate) struct Spec {
 impl Spec {
     pub(crate) fn of(tensor: &Tensor) -> Self {
         Self { dims: tensor.dims().to_vec(), dtype: tensor.dtype().as_str().into() }
+    }
+
+    /// What a stage gives must be what the next one has made room for, in shape and dtype.
+    pub(crate) fn check(&self, tensor: &Tensor, action: Action, what: &'static str) -> Result<()> {
+        if tensor.dims() == self.dims && tensor.dtype().as_str() == self.dtype {
+            return Ok(());
+        }
+        let Action { stage, micro_batch, .. } = action;
+        let (expected, got) = (self.to_string(), Self::of(tensor).to_string());
+        Err(Error::ShapeChanged { stage, what, micro_batch, expected, got })
     }
 
     fn is_small(&self) -> bool {
@@ -54,7 +62,7 @@ impl std::fmt::Display for Spec {
 
 /// All connections of this rank.
 pub(crate) struct Links {
-    world: Arc<dyn Communicator>,
+    news: Arc<News>,
     outgoing: BTreeMap<usize, Outgoing>,
     incoming: BTreeMap<usize, Incoming>,
     /// Sends of this step, and of the one before.
@@ -87,7 +95,8 @@ struct Incoming {
 impl Links {
     /// Makes a connection for each pair of ranks between which the table has messages. Every rank must call it.
     pub(crate) fn new(
-        world: Arc<dyn Communicator>,
+        world: &dyn Communicator,
+        news: Arc<News>,
         table: &Table,
         specs: Vec<Spec>,
         device: &Device,
@@ -116,7 +125,19 @@ impl Links {
             }
         }
         let (sends, arrived, owners) = (Default::default(), HashMap::new(), table.owners.clone());
-        Ok(Self { world, outgoing, incoming, sends, arrived, owners, specs, device: device.clone() })
+        Ok(Self { news, outgoing, incoming, sends, arrived, owners, specs, device: device.clone() })
+    }
+
+    /// Of all connections together.
+    pub(crate) fn stats(&self) -> Stats {
+        let outgoing = self.outgoing.values().map(|outgoing| &outgoing.comm);
+        let all = outgoing.chain(self.incoming.values().map(|incoming| &incoming.comm));
+        all.map(|comm| comm.stats()).fold(Stats::default(), |sum, one| Stats {
+            operations: sum.operations + one.operations,
+            bytes_sent: sum.bytes_sent + one.bytes_sent,
+            bytes_received: sum.bytes_received + one.bytes_received,
+            busy_ns: sum.busy_ns + one.busy_ns,
+        })
     }
 
     /// Asks for the first messages of a step.
@@ -137,7 +158,7 @@ impl Links {
         let tensor = tensor.detach().contiguous().map_err(Error::during("sending"))?;
         let sent = match outgoing.send(tensor) {
             Ok(work) => work,
-            Err(error) => return Err(self.cause(error)),
+            Err(error) => return Err(self.news.cause(error)),
         };
         self.sends[0].extend(sent);
         Ok(())
@@ -156,7 +177,7 @@ impl Links {
             match incoming.next(&self.specs, &self.device) {
                 Ok(Some((next, var))) => self.arrived.insert(next, var),
                 Ok(None) => return Err(never(action)),
-                Err(Error::Comm(error)) => return Err(self.cause(error)),
+                Err(Error::Comm(error)) => return Err(self.news.cause(error)),
                 Err(error) => return Err(error),
             };
         }
@@ -166,22 +187,9 @@ impl Links {
     pub(crate) fn end(&mut self) -> Result<()> {
         self.sends.swap(0, 1);
         for work in std::mem::take(&mut self.sends[0]) {
-            work.wait().map_err(|error| self.cause(error))?;
+            work.wait().map_err(|error| self.news.cause(error))?;
         }
         Ok(())
-    }
-
-    /// A neighbour that left may have done so because of another rank's death: then that is what the world knows, very soon.
-    fn cause(&self, error: comm::Error) -> Error {
-        let began = Instant::now();
-        while matches!(error, comm::Error::PeerLeft { .. }) && began.elapsed() < NEWS {
-            // It sends nothing, but fails with the first cause where there is one.
-            if let Err(first) = self.world.run(Operation::Batch { messages: Vec::new() }) {
-                return first.into();
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        error.into()
     }
 }
 

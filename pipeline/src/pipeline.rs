@@ -6,12 +6,15 @@ use std::sync::Arc;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
-use comm::{Communicator, broadcast_object};
+use comm::{Communicator, Stats};
 
+use crate::agreement;
 use crate::average::{Average, last_places};
 use crate::executor::{Run, State};
 use crate::gradients::Gradients;
+use crate::groups::Groups;
 use crate::links::{Links, Spec};
+use crate::news::News;
 use crate::stage::{self, Stage};
 use crate::tied::{self, Tie};
 use crate::{Action, Cost, Error, Modules, PipelineConfig, Plan, Result, Schedule, Span, Split, shapes};
@@ -38,18 +41,18 @@ pub struct Step {
 /// ([`Schedule::live`]); two buffers for messages on each connection.
 ///
 /// # Failure
-/// When a step fails, for whatever reason, the ranks are out of step: the connections are closed, so that the others fail, too,
-/// and every later call fails at once with the same cause.
+/// When a step fails, for whatever reason, the ranks are out of step: the rank tells the others why and closes its connections, so
+/// that they fail, too, with the same cause; every later call fails at once with it.
 pub struct Pipeline {
-    comm: Arc<dyn Communicator>,
+    groups: Groups,
     schedule: Schedule,
     stages: Vec<Stage>,
     specs: Vec<Spec>,
     ties: Vec<Tie>,
     links: Option<Links>,
+    news: Arc<News>,
     loss: Loss,
     before_forward: Option<Box<dyn Fn(Action) + Send>>,
-    data_parallel: Option<Arc<dyn Communicator>>,
     last_places: Vec<usize>,
     rows: usize,
     failed: Option<Error>,
@@ -64,10 +67,12 @@ impl Pipeline {
     /// gives the mean over its rows.
     ///
     /// # Cost
-    /// Every module is built once; each stage runs forward once. A group of two ranks for each direction between stages.
+    /// Every module is built once; each stage runs forward once. A group of two ranks for each direction between stages, and one
+    /// for each two neighbours.
     ///
     /// # Errors
-    /// A schedule or a split that cannot be; [`Error::DryRun`]; what a module fails with; failures of communication.
+    /// A schedule or a split that cannot be; [`Error::Disagreement`]; [`Error::DryRun`]; what a module fails with; failures of
+    /// communication.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -137,24 +142,27 @@ impl Pipeline {
                 help: format!("the group has {}", comm.world_size()),
             });
         }
-        let costs = costs(&*comm, modules, &config.split, example)?;
+        agreement::check(&*comm, table, modules, config, example)?;
+        let groups = Groups::new(comm.clone(), config);
+        let costs = costs(&groups, modules, &config.split, example)?;
         let ranges = config.split.stages(&modules.names(), &costs, table.stages())?;
         let own: Vec<bool> = table.owners.iter().map(|owner| *owner == comm.rank()).collect();
         let stages =
             stage::build(modules, &ranges, &own, builder).map_err(Error::during("building the model"))?;
         let specs = shapes::find(&*comm, table, &stages, example, &device)?;
         let ties = tied::tie(&*comm, &config.tied, &all_vars(&stages))?;
-        let links = Links::new(comm.clone(), table, specs.clone(), &device)?;
+        let news = Arc::new(News::new(comm.clone(), table)?);
+        let links = Links::new(&*comm, news.clone(), table, specs.clone(), &device)?;
         let last_places = last_places(&table.actions[comm.rank()]);
         Ok(Self {
-            comm,
+            groups,
             stages,
             specs,
             ties,
             links: Some(links),
+            news,
             loss: Box::new(loss),
             before_forward: None,
-            data_parallel: config.data_parallel.clone(),
             last_places,
             rows: example.dims().first().copied().unwrap_or(1),
             failed: None,
@@ -173,7 +181,7 @@ impl Pipeline {
     /// As many micro-batches as the schedule has, one after the other along the first dimension, each as large as the example.
     ///
     /// # Errors
-    /// A batch of another size; [`Error::ShapeChanged`]; what a stage fails with; a rank that failed.
+    /// A batch of another size; [`Error::ShapeChanged`]; what a stage fails with; [`Error::PeerFailed`] where another rank failed so.
     pub fn step(&mut self, input: Option<&Tensor>, target: Option<&Tensor>) -> Result<Step> {
         if let Some(first) = &self.failed {
             return Err(first.clone());
@@ -181,7 +189,8 @@ impl Pipeline {
         let step = self.try_step(input, target);
         if let Err(error) = &step {
             self.failed = Some(error.clone());
-            // The others learn it from the connections.
+            self.news.tell(error);
+            // The others learn from the connections that there is something to hear.
             self.links = None;
         }
         step
@@ -193,7 +202,7 @@ impl Pipeline {
         let parts = |is: bool, what, place, given: Option<&Tensor>| match given {
             _ if !is => Ok(Vec::new()),
             Some(batch) => cut(what, batch, table.micro_batches, self.rows),
-            None => Err(Error::NotGiven { rank: self.comm.rank(), place, what }),
+            None => Err(Error::NotGiven { rank: self.groups.pp.rank(), place, what }),
         };
         let inputs = parts(has(0), "input", "first", input)?;
         let targets = parts(has(table.stages() - 1), "target", "last", target)?;
@@ -211,11 +220,11 @@ impl Pipeline {
             loss: &*self.loss,
             before_forward: self.before_forward.as_ref().map(|hook| &**hook as &dyn Fn(Action)),
             gradients: Gradients::new(vars),
-            average: Average::new(self.data_parallel.as_deref(), &self.last_places),
+            average: Average::new(self.groups.dp.as_deref(), &self.last_places),
             state: State::default(),
         };
-        run.run(&table.actions[self.comm.rank()])?;
-        run.average.wait()?;
+        run.run(&table.actions[self.groups.pp.rank()])?;
+        tracing::info_span!("wait").in_scope(|| run.average.wait())?;
         let (mut gradients, state) = (run.gradients, run.state);
         tied::add(&self.ties, &mut gradients)?;
         let State { losses, spans, most_alive, .. } = state;
@@ -239,20 +248,38 @@ impl Pipeline {
         &self.schedule
     }
 
+    pub(crate) fn failed(&self) -> Option<&Error> {
+        self.failed.as_ref()
+    }
+
+    pub(crate) fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
+    /// What this rank has sent to and received from other stages so far.
+    pub fn stats(&self) -> Stats {
+        self.links.as_ref().map(Links::stats).unwrap_or_default()
+    }
+
     /// Brings together what all ranks computed when in a step, on every rank. Every rank must call it; their clocks begin with the
     /// step, so let a [`Communicator::barrier`] precede it.
     ///
     /// # Errors
     /// A rank that failed.
     pub fn measured(&self, spans: &[Span]) -> Result<Plan> {
-        Ok(Plan { ranks: comm::all_gather_object(&*self.comm, &spans.to_vec())? })
+        Ok(Plan { ranks: comm::all_gather_object(&*self.groups.pp, &spans.to_vec())? })
     }
 }
 
 impl fmt::Debug for Pipeline {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stages: Vec<usize> = self.stages.iter().map(|stage| stage.number).collect();
-        write!(f, "Pipeline(rank {} of {}, stages {stages:?})", self.comm.rank(), self.comm.world_size())
+        write!(
+            f,
+            "Pipeline(rank {} of {}, stages {stages:?})",
+            self.groups.pp.rank(),
+            self.groups.pp.world_size()
+        )
     }
 }
 
@@ -261,7 +288,7 @@ fn all_vars(stages: &[Stage]) -> Vec<(String, Var)> {
 }
 
 /// What each module costs, the same on every rank; nothing where nobody asks.
-fn costs(comm: &dyn Communicator, modules: &Modules, split: &Split, example: &Tensor) -> Result<Vec<f64>> {
+fn costs(groups: &Groups, modules: &Modules, split: &Split, example: &Tensor) -> Result<Vec<f64>> {
     let (device, during) = (example.device(), || Error::during("measuring modules"));
     let dtype = if example.dtype().is_float() { example.dtype() } else { DType::F32 };
     match split {
@@ -272,10 +299,10 @@ fn costs(comm: &dyn Communicator, modules: &Modules, split: &Split, example: &Te
         }
         Split::Balanced(Cost::ForwardTime) => {
             let mut seconds = Vec::new();
-            if comm.rank() == 0 {
+            if groups.pp.rank() == 0 {
                 seconds = modules.forward_seconds(example, dtype, device, 5).map_err(during())?;
             }
-            Ok(broadcast_object(comm, &seconds, 0)?)
+            groups.of_first(seconds)
         }
     }
 }

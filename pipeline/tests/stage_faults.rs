@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::func;
 use comm::{Local, LocalConfig};
-use pipeline::{Error, Modules, Pipeline, PipelineConfig, Result, ScheduleKind, Split};
+use pipeline::{Modules, Pipeline, PipelineConfig, Result, ScheduleKind, Split};
 
 use common::{Comm, ROWS, WIDTH, batch, in_stages, loss, modules, weights};
 
@@ -106,12 +106,12 @@ fn batches_that_do_not_fit() {
     }
 }
 
-/// The third rank's module gives other shapes at its third forward pass.
-fn changing() -> Modules {
+/// The third rank's module gives another shape at its third forward pass.
+fn changing(dims: (usize, usize)) -> Modules {
     let calls = Arc::new(AtomicUsize::new(0));
     let moody = move |x: &Tensor| match calls.fetch_add(1, Ordering::Relaxed) {
         // The first is the dry run.
-        3 => x.narrow(1, 0, 2),
+        3 => x.flatten_all()?.narrow(0, 0, dims.0 * dims.1)?.reshape(dims),
         _ => Ok(x.clone()),
     };
     let moody = Arc::new(moody);
@@ -128,26 +128,61 @@ fn changing() -> Modules {
 }
 
 #[test]
-fn a_stage_that_changes_its_shape_ends_all_ranks() {
-    for schedule in [ScheduleKind::GPipe, ScheduleKind::OneFOneB, ScheduleKind::ZbH1] {
-        let config = PipelineConfig { schedule, micro_batches: 6, ..PipelineConfig::default() };
-        let began = Instant::now();
-        let results = on_ranks(4, |comm| {
-            let mut pipeline = make(comm, &changing(), &config)?;
-            let (x, y) = batch(0, 12).unwrap();
-            (0..3).try_for_each(|_| pipeline.step(Some(&x), Some(&y)).map(|_| ()))
-        });
-        for (rank, result) in results.into_iter().enumerate() {
-            let error = result.unwrap().unwrap_err();
-            match rank {
-                2 => assert!(
-                    matches!(&error, Error::ShapeChanged { stage: 2, micro_batch: 2, .. }),
-                    "{schedule}: {error}"
-                ),
-                _ => assert!(error.is_peer_failure(), "{schedule}, rank {rank}: {error}"),
+fn a_stage_that_changes_its_shape_is_the_same_error_everywhere() {
+    // The second has as many numbers as the right one.
+    for dims in [(2, 2), (6, 2)] {
+        for schedule in ScheduleKind::ALL {
+            let stages_per_rank = (schedule != ScheduleKind::ZbV).then_some(1);
+            let ranks = if stages_per_rank.is_some() { 4 } else { 2 };
+            let config =
+                PipelineConfig { schedule, stages_per_rank, micro_batches: 6, ..PipelineConfig::default() };
+            let began = Instant::now();
+            let results = on_ranks(ranks, |comm| {
+                let mut pipeline = make(comm, &changing(dims), &config)?;
+                let (x, y) = batch(0, 12).unwrap();
+                (0..3).try_for_each(|_| pipeline.step(Some(&x), Some(&y)).map(|_| ()))
+            });
+            let (a, b) = dims;
+            let cause = format!("stage 2 gave an output of f64 [{a}, {b}] for micro-batch 2, and f64 [2, 6]");
+            let owner = if ranks == 4 { 2 } else { 1 };
+            for (rank, result) in results.into_iter().enumerate() {
+                let error = result.unwrap().unwrap_err();
+                let line = error.to_string();
+                if rank == owner {
+                    assert!(line.starts_with(&cause), "{schedule}: {line}");
+                } else {
+                    let expected = format!("rank {owner} could not go on: {cause}");
+                    assert!(line.starts_with(&expected), "{schedule}, rank {rank}: {line}");
+                    assert!(error.is_peer_failure());
+                }
             }
+            assert!(began.elapsed() < Duration::from_secs(30), "{schedule} hung");
         }
-        assert!(began.elapsed() < Duration::from_secs(30), "{schedule} hung");
+    }
+}
+
+#[test]
+fn ranks_that_were_told_different_things_all_say_which() {
+    let base = PipelineConfig { micro_batches: 4, ..PipelineConfig::default() };
+    for (other, part) in [
+        (PipelineConfig { micro_batches: 2, ..base.clone() }, "micro-batches is 2 on rank 1 and 4 on rank 0"),
+        (
+            PipelineConfig { schedule: ScheduleKind::GPipe, ..base.clone() },
+            "the schedule is gpipe, its actions",
+        ),
+        (
+            PipelineConfig { split: Split::at(["blocks.0.act"]), ..base.clone() },
+            "the split is At([\"blocks.0.act",
+        ),
+    ] {
+        let of = |rank: usize| if rank == 1 { &other } else { &base };
+        let results = on_ranks(3, |comm| make(comm.clone(), &modules(2), of(comm.rank())).map(|_| ()));
+        for line in lines(results) {
+            assert!(
+                line.starts_with("the ranks do not agree on the pipeline: ") && line.contains(part),
+                "{line}"
+            );
+        }
     }
 }
 

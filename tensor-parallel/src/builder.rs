@@ -82,7 +82,12 @@ enum Source {
         scratch: VarMap,
     },
     File(ShardedFile),
+    /// Of a model that is built elsewhere: see [`crate::Shards`].
+    Elsewhere(VarBuilder<'static>, Asked),
 }
+
+/// How the variable that is asked for next is divided, and whether its gradient is to be summed.
+pub(crate) type Asked = Arc<Mutex<Option<(Split, bool)>>>;
 
 struct Inner {
     source: Mutex<Source>,
@@ -117,9 +122,24 @@ impl ShardBuilder {
         })
     }
 
+    /// A builder that asks `builder`, and tells it how each weight is divided. One that does not listen gives whole weights.
+    pub(crate) fn elsewhere(builder: VarBuilder<'static>, asked: Asked, context: Context) -> Self {
+        let (dtype, device) = (builder.dtype(), builder.device().clone());
+        let (source, parameters) = (Mutex::new(Source::Elsewhere(builder, asked)), Mutex::default());
+        Self { inner: Arc::new(Inner { source, parameters, dtype, device, context }), prefix: String::new() }
+    }
+
     /// A builder for a part of the model, whose names begin with `name` and a dot.
     pub fn pp(&self, name: impl std::fmt::Display) -> Self {
         Self { inner: self.inner.clone(), prefix: format!("{}{name}.", self.prefix) }
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.inner.dtype
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.inner.device
     }
 
     /// What a layer knows of the ranks.
@@ -145,7 +165,14 @@ impl ShardBuilder {
         self.parameter(dims.into(), name, init, Split::Whole, summed)
     }
 
-    fn parameter(&self, shape: Shape, name: &str, init: Init, split: Split, summed: bool) -> Result<Tensor> {
+    pub(crate) fn parameter(
+        &self,
+        shape: Shape,
+        name: &str,
+        init: Init,
+        split: Split,
+        summed: bool,
+    ) -> Result<Tensor> {
         let (name, dims) = (format!("{}{name}", self.prefix), shape.dims().to_vec());
         let mut parameters = lock(&self.inner.parameters);
         if let Some(known) = parameters.iter().find(|known| known.name == name) {
@@ -167,11 +194,23 @@ impl ShardBuilder {
                 cut(&whole, runs, &shard_dims)?
             }
             Source::File(file) => file.read(&name, &dims, self.inner.dtype, runs, &shard_dims)?,
+            Source::Elsewhere(builder, asked) => {
+                *lock(asked) = Some((split, summed));
+                let found = builder.get_with_hints(shape, &name, init);
+                lock(asked).take();
+                let found = found?;
+                return if found.dims() == shard_dims { Ok(found) } else { cut(&found, runs, &shard_dims) };
+            }
         };
         let var = Var::from_tensor(&tensor.to_device(&self.inner.device)?)?;
         let tensor = var.as_tensor().clone();
         parameters.push(Parameter { name, var, dims, split, summed });
         Ok(tensor)
+    }
+
+    /// The parameter that was asked for last, which is then nobody's here.
+    pub(crate) fn take_last(&self) -> Option<Parameter> {
+        lock(&self.inner.parameters).pop()
     }
 
     /// The parameters that were asked for, once the model is whole.
@@ -192,6 +231,6 @@ fn cut(whole: &Tensor, runs: Runs, shard_dims: &[usize]) -> Result<Tensor> {
     Ok(matrix.narrow(1, runs.start, runs.len)?.force_contiguous()?.reshape(shard_dims)?)
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

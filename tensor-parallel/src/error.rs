@@ -156,7 +156,11 @@ impl Error {
 
 impl From<Error> for candle_core::Error {
     fn from(error: Error) -> Self {
-        comm::carry(error)
+        match error {
+            // Whoever knows nothing of this crate finds out that another rank failed.
+            Error::Comm(error) => comm::carry(error),
+            other => comm::carry(other),
+        }
     }
 }
 

@@ -9,6 +9,8 @@
 //! very weights that one process has from the same seed, or from a file, so losses and weights are those of one process, up
 //! to rounding.
 //!
+//! [`Shards`] lets something else build and train a model of such layers, a pipeline for one.
+//!
 //! What goes wrong on one rank is an error on every rank.
 #![forbid(unsafe_code)]
 
@@ -23,6 +25,7 @@ mod op;
 mod parallel;
 mod random;
 mod save;
+mod shards;
 mod split;
 
 pub use builder::{Parameter, ShardBuilder, Weights};
@@ -36,4 +39,5 @@ pub use layer::{
 pub use op::vocab_parallel_cross_entropy;
 pub use parallel::TensorParallel;
 pub use random::RandomStreams;
+pub use shards::Shards;
 pub use split::Split;

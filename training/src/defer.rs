@@ -47,8 +47,8 @@ impl DeferredGrads {
     }
 }
 
-/// Runs a backward pass without the gradients of the weights of [`crate::Linear`] layers: they are the other result, to be computed
-/// at a better time. Nothing is computed twice. Other layers' weights get their gradients as always.
+/// Runs a backward pass without the gradients of the weights of [`crate::Linear`] layers and of all others that [`defer`] theirs:
+/// they are the other result, to be computed at a better time. Nothing is computed twice. Other layers' weights get their gradients as always.
 ///
 /// It holds for this thread, while `backward` runs.
 ///
@@ -91,8 +91,23 @@ pub fn defer_weights<T>(backward: impl FnOnce() -> Result<T>) -> Result<(T, Defe
     Ok((result, DeferredGrads(deferred)))
 }
 
-/// Puts the gradients of these weights off; false where nobody wants that now, or where they are no variables.
-pub(crate) fn defer(weights: &[&Tensor], compute: impl FnOnce() -> Result<Vec<Tensor>> + 'static) -> bool {
+/// For a layer's own backward pass: puts the gradients of these weights off, where whoever runs it wants that. `compute` gives
+/// them in the same order.
+///
+/// False where nobody wants it now, or where they are no variables: then the gradients are to be given at once.
+///
+/// ```
+/// use candle_core::{Device, Tensor, Var};
+/// use training::{defer, defer_weights};
+///
+/// let weight = Var::new(&[2f32], &Device::Cpu)?;
+/// let gradient = || Tensor::new(&[3f32], &Device::Cpu);
+/// assert!(!defer(&[&weight], move || Ok(vec![gradient()?])));
+/// let (put_off, deferred) = defer_weights(|| Ok(defer(&[&weight], move || Ok(vec![gradient()?]))))?;
+/// assert!(put_off && deferred.len() == 1);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn defer(weights: &[&Tensor], compute: impl FnOnce() -> Result<Vec<Tensor>> + 'static) -> bool {
     QUEUE.with_borrow_mut(|queue| match queue {
         Some(queue) if weights.iter().all(|weight| weight.is_variable()) => {
             let weights = weights.iter().map(|weight| weight.id()).collect();

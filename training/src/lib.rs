@@ -26,7 +26,7 @@ mod state;
 pub use adam::{Adam, AdamConfig};
 pub use checkpoint::{Checkpoint, CheckpointConfig, Checkpoints, Contents, Draft, FileHash};
 pub use clip::{clip_grad_norm, grad_norm, scale_grads};
-pub use defer::{DeferredGrads, defer_weights};
+pub use defer::{DeferredGrads, defer, defer_weights};
 pub use dropout::Dropout;
 pub use error::{Error, Fallback, Result};
 pub use init::TorchInit;

@@ -1,29 +1,38 @@
-//! Collectives by transport, size and ranks; each rank is a process.
+//! Operations by transport, ranks and size; each rank is a process.
 
-use std::time::Duration;
-
-use benches::{Job, measure};
+use benches::Ranks;
 use comm::Transport;
 use criterion::{BenchmarkId, Criterion, Throughput};
+use girandole::comm_bench::Measured;
+
+/// Measured among more ranks than two as well.
+const MOST_USED: [Measured; 3] = [Measured::AllReduce, Measured::AllGather, Measured::ReduceScatter];
+const SIZES: [usize; 3] = [4 << 10, 1 << 20, 16 << 20];
 
 pub(crate) fn bench(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("collectives");
-    group.sample_size(10).warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(3));
-    for (ranks, transport) in [2, 4]
+    let mut group = crate::group(criterion, "collectives", 300);
+    for (world_size, transport) in [2, 4]
         .into_iter()
         .flat_map(|ranks| [Transport::Shm, Transport::Tcp].map(|transport| (ranks, transport)))
     {
-        let measure = move |job, rounds| measure(job, transport, ranks, rounds).expect("ranks run");
-        for bytes in [4 << 10, 1 << 20, 64 << 20] {
-            group.throughput(Throughput::Bytes(bytes as u64));
-            let id = BenchmarkId::new(format!("all_reduce/{transport}/{ranks} ranks"), bytes);
-            group.bench_function(id, |bencher| {
-                bencher.iter_custom(|rounds| measure(Job::AllReduce { bytes }, rounds));
-            });
+        let ranks = Ranks { transport, ..Ranks::new(world_size) };
+        let measured =
+            Measured::ALL.into_iter().filter(|operation| world_size == 2 || MOST_USED.contains(operation));
+        for operation in measured {
+            let name = operation.name();
+            let id = format!("{name}/{transport}/{world_size} ranks");
+            let time = |bytes, rounds| ranks.time(name, bytes, rounds).expect("ranks run");
+            if operation == Measured::Barrier {
+                group.bench_function(id, |bencher| bencher.iter_custom(|rounds| time(0, rounds)));
+                continue;
+            }
+            for bytes in SIZES {
+                group.throughput(Throughput::Bytes(bytes as u64));
+                group.bench_function(BenchmarkId::new(&id, bytes), |bencher| {
+                    bencher.iter_custom(|rounds| time(bytes, rounds));
+                });
+            }
         }
-        group.bench_function(format!("barrier/{transport}/{ranks} ranks"), |bencher| {
-            bencher.iter_custom(|rounds| measure(Job::Barrier, rounds));
-        });
     }
     group.finish();
 }

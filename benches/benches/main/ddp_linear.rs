@@ -8,8 +8,7 @@ use criterion::{BenchmarkId, Criterion};
 pub(crate) const COMMAND: &str = "ddp-linear";
 
 pub(crate) fn bench(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group(COMMAND);
-    group.sample_size(10).warm_up_time(Duration::from_secs(1)).measurement_time(Duration::from_secs(5));
+    let mut group = crate::group(criterion, COMMAND, 3000);
     for ranks in [1, 2, 4] {
         group.bench_function(BenchmarkId::new("whole command", format!("{ranks} ranks")), |bencher| {
             bencher.iter(|| run(ranks, &[]));

@@ -146,7 +146,7 @@ mod nccl {
 
     /// A GPU for each rank of this machine: NCCL refuses ranks that share one.
     pub(super) fn suits(device: &Device, config: &TcpConfig) -> bool {
-        let here = std::env::var("LOCAL_WORLD_SIZE").ok().and_then(|ranks| ranks.parse().ok());
+        let here = comm::Place::from_env().ok().flatten().and_then(|place| place.local_world_size);
         device.is_cuda() && here.unwrap_or(config.world_size) <= gpu_count()
     }
 

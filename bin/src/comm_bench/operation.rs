@@ -33,6 +33,20 @@ pub enum Measured {
 }
 
 impl Measured {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::AllReduce,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::Broadcast,
+        Self::Reduce,
+        Self::Gather,
+        Self::Scatter,
+        Self::AllToAll,
+        Self::SendRecv,
+        Self::Barrier,
+    ];
+
     /// As `--ops` takes it.
     pub fn name(self) -> &'static str {
         match self {

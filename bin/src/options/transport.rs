@@ -2,9 +2,9 @@
 
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use comm::{TcpConfig, Transport};
+use comm::{TcpConfig, Tls, Transport};
 
-/// `--transport`, to be flattened into a command's options.
+/// `--transport` and `--tls`, to be flattened into a command's options.
 ///
 /// ```
 /// use clap::Parser;
@@ -27,12 +27,16 @@ pub struct TransportOption {
     /// What carries data between ranks of one host [default: what GIRANDOLE_TRANSPORT says, else the back end's]
     #[arg(long, value_name = "KIND", value_parser = transport(), help_heading = "Ranks")]
     pub transport: Option<Transport>,
+    /// Which TCP connections are encrypted, by keys made from the job's secret [default: what GIRANDOLE_TLS says, else off]
+    #[arg(long, value_name = "WHICH", value_parser = tls(), help_heading = "Ranks")]
+    pub tls: Option<Tls>,
 }
 
 impl TransportOption {
-    /// Writes the option, where it was given, over what the environment says.
+    /// Writes the options, where they were given, over what the environment says.
     pub fn apply(&self, config: &mut TcpConfig) {
         config.transport = self.transport.unwrap_or(config.transport);
+        config.tls = self.tls.unwrap_or(config.tls);
     }
 }
 
@@ -44,6 +48,16 @@ fn transport() -> impl TypedValueParser<Value = Transport> {
     ];
     PossibleValuesParser::new(values.map(|(name, help)| PossibleValue::new(name).help(help)))
         .try_map(|name| name.parse::<Transport>())
+}
+
+fn tls() -> impl TypedValueParser<Value = Tls> {
+    let values = [
+        ("off", "None: whoever can listen to the network sees the model"),
+        ("hosts", "Those between hosts"),
+        ("all", "All, those within a host as well"),
+    ];
+    PossibleValuesParser::new(values.map(|(name, help)| PossibleValue::new(name).help(help)))
+        .try_map(|name| name.parse::<Tls>())
 }
 
 #[cfg(test)]
@@ -66,6 +80,10 @@ mod tests {
             let options = Options::parse_from(["x", "--transport", &transport.to_string()]);
             options.transport.apply(&mut config);
             assert_eq!(config.transport, transport);
+        }
+        for tls in [Tls::Off, Tls::Hosts, Tls::All] {
+            Options::parse_from(["x", "--tls", &tls.to_string()]).transport.apply(&mut config);
+            assert_eq!(config.tls, tls);
         }
         let message = Options::try_parse_from(["x", "--transport", "rdma"]).unwrap_err().to_string();
         assert!(message.contains("'rdma'") && message.contains("auto, tcp, shm"), "{message}");

@@ -42,6 +42,14 @@ impl Axis {
         Self { low, high, log: true, ticks: log_ticks(low, high) }
     }
 
+    /// As [`log`](Self::log), with a tick at each of these values, which are in order and above 0; where they are many, at some.
+    pub(super) fn at(values: &[f64]) -> Self {
+        let (low, high) = (values.first().copied().unwrap_or(1.), values.last().copied().unwrap_or(1.));
+        let every = values.len().div_ceil(12).max(1);
+        let ticks = values.iter().step_by(every).map(|value| (*value, significant(*value, 4)));
+        Self { ticks: ticks.collect(), ..Self::log(low / 1.1, high * 1.1) }
+    }
+
     /// A place for each name, the first at 0, the second at 1; where they are many, not all are written.
     pub(super) fn names(names: impl ExactSizeIterator<Item = String>) -> Self {
         let count = names.len();
@@ -134,6 +142,8 @@ mod tests {
         assert_eq!(texts(&Axis::log(0.8, 6.)), ["1", "2", "5"]);
         assert_eq!(texts(&Axis::log(2.0, 2.3)), ["2", "2.05", "2.1", "2.15", "2.2", "2.25", "2.3"]);
         assert!(texts(&Axis::log(1e-30, 1e30)).len() <= 8);
+        assert_eq!(texts(&Axis::at(&[1., 2., 4., 8.])), ["1", "2", "4", "8"]);
+        assert!(texts(&Axis::at(&(1..100).map(f64::from).collect::<Vec<_>>())).len() <= 12);
         assert_eq!(texts(&Axis::names(["a", "b"].map(String::from).into_iter())), ["a", "b"]);
         assert!(texts(&Axis::names((0..200).map(|rank| rank.to_string()))).len() <= 16);
     }

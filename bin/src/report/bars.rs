@@ -15,12 +15,12 @@ const SIZE: (u32, u32) = (450, 300);
 const MOST_NUMBERS: usize = 10;
 
 /// A bar of one or two parts, one on the other, each with the number of its colour.
-struct Bar {
-    parts: Vec<(usize, f64)>,
+pub(super) struct Bar {
+    pub(super) parts: Vec<(usize, f64)>,
 }
 
 impl Bar {
-    fn top(&self) -> f64 {
+    pub(super) fn top(&self) -> f64 {
         self.parts.iter().map(|(_, height)| height).sum()
     }
 }
@@ -122,7 +122,7 @@ fn by_rank(title: &str, ranks: &[RankTimes], y_name: &str, bars: &[Bar]) -> Resu
     draw(title, layout, |frame| paint(frame, bars))
 }
 
-fn paint(frame: &mut Frame<'_, '_>, bars: &[Bar]) -> Drawn {
+pub(super) fn paint(frame: &mut Frame<'_, '_>, bars: &[Bar]) -> Drawn {
     // Not wider than 56 pixels of the page, however few there are.
     let place = frame.plotting_area().dim_in_pixel().0 as f64 / bars.len().max(1) as f64;
     let half = (f64::from(px(56)) / place).min(0.7) / 2.;
@@ -150,6 +150,6 @@ fn total(ranks: &[RankTimes], time: impl Fn(&RankTimes) -> f64) -> f64 {
 }
 
 /// A time that can be drawn.
-fn clean(time: f64) -> f64 {
+pub(super) fn clean(time: f64) -> f64 {
     if time.is_finite() { time.max(0.) } else { 0. }
 }

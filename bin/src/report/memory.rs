@@ -16,7 +16,7 @@ pub fn reset_peak_rss() -> bool {
 }
 
 /// The memory of this machine, in bytes. Known on Linux only.
-pub(crate) fn total_memory_bytes() -> Option<u64> {
+pub fn total_memory_bytes() -> Option<u64> {
     bytes(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
 }
 

@@ -8,14 +8,15 @@ mod curves;
 mod memory;
 mod number;
 mod page;
+pub mod sheet;
 mod thin;
 mod timeline;
 
 use std::path::Path;
 
 pub use clock::now_rfc3339;
-pub(crate) use memory::total_memory_bytes;
-pub use memory::{peak_rss_bytes, reset_peak_rss};
+
+pub use memory::{peak_rss_bytes, reset_peak_rss, total_memory_bytes};
 pub use timeline::Timeline;
 
 use serde::{Deserialize, Serialize};

@@ -17,9 +17,14 @@ struct Page<'a> {
 }
 
 /// A series' colour as the plots have it, on a light and on a dark page.
-struct Colour {
-    drawn: String,
-    dark: &'static str,
+pub(super) struct Colour {
+    pub(super) drawn: String,
+    pub(super) dark: &'static str,
+}
+
+/// All of them.
+pub(super) fn colours() -> Vec<Colour> {
+    COLOURS.iter().map(|&(drawn, dark)| Colour { drawn: hex(drawn), dark }).collect()
 }
 
 /// A row of the table of runs.
@@ -40,7 +45,7 @@ pub(super) fn render(report: &Report) -> Result<String, ReportError> {
     let narrow = [bars::times(&report.ranks)?, bars::memory(&report.ranks)?, speedup];
     let page = Page {
         report,
-        colours: COLOURS.iter().map(|&(drawn, dark)| Colour { drawn: hex(drawn), dark }).collect(),
+        colours: colours(),
         runs: report.runs.iter().map(row).collect(),
         wide: curves::losses(&report.runs)?,
         narrow: timelines.into_iter().chain(narrow).flatten().collect(),

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use comm::launch::restarts;
 use training::{CheckpointConfig, Checkpoints};
 
 use crate::error::{Error, Result};
@@ -52,7 +53,7 @@ impl CheckpointOptions {
         let probe = dir.join(format!(".unfinished-probe-{}", std::process::id()));
         let written = File::create(&probe).and_then(|_| fs::remove_file(&probe));
         written.map_err(|error| FileError::write(dir, error))?;
-        if self.resume.is_none() && !checkpoints.list()?.is_empty() {
+        if !self.resumes() && !checkpoints.list()?.is_empty() {
             let help =
                 "it holds checkpoints of an earlier run; give --resume to go on from them, or another folder";
             let got = dir.display().to_string();
@@ -69,8 +70,22 @@ impl CheckpointOptions {
         Ok(self.checkpoint_dir.as_ref().map(open).transpose()?)
     }
 
-    /// Whether to go on, and the checkpoint that was asked for: by its path, or by its name in the folder.
+    /// True where the run goes on from a checkpoint, if there is one: it was asked to, or its launcher has started it again.
+    pub(crate) fn resumes(&self) -> bool {
+        self.resume.is_some() || self.starts_again()
+    }
+
+    /// Started again after a failure, with a folder to go on from.
+    fn starts_again(&self) -> bool {
+        self.checkpoint_dir.is_some() && restarts() > 0
+    }
+
+    /// Whether to go on, and the checkpoint that was asked for: by its path, or by its name in the folder. A run that is
+    /// started again goes on from the latest one, wherever it began.
     pub(crate) fn wanted(&self) -> Option<Option<PathBuf>> {
+        if self.starts_again() {
+            return Some(None);
+        }
         let resume = self.resume.as_deref()?;
         let (here, there) = (resume.to_path_buf(), self.dir().join(resume));
         let found = if !here.exists() && there.exists() { there } else { here };

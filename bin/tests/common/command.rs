@@ -6,8 +6,15 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 
 /// What a launcher or a user may have set, by how it begins.
-const ENVIRONMENT: [&str; 11] = [
+const ENVIRONMENT: [&str; 18] = [
     "RANK",
+    "PET_",
+    "SLURM_",
+    "OMPI_",
+    "PMI_",
+    "PMIX_",
+    "MPI_",
+    "ENVIRONMENT",
     "WORLD_SIZE",
     "LOCAL_",
     "MASTER_",

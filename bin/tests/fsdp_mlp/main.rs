@@ -9,6 +9,7 @@ mod input;
 mod killed;
 mod output;
 mod pytorch;
+mod scaling;
 
 const FSDP: common::Girandole = common::Girandole("fsdp-mlp");
 

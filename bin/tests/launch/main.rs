@@ -5,7 +5,9 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod endings;
+mod nodes;
 mod own;
 mod ranks;
+mod restarts;
 mod shell;
 mod torchrun;

@@ -9,8 +9,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::PIPELINE;
 use crate::common::Folder;
 
-/// The second that it may take, and more, since other tests run beside this one.
-const SOON: Duration = Duration::from_secs(10);
+/// All other ranks know it within so long (it takes milliseconds).
+const SOON: Duration = Duration::from_secs(1);
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Is ended where a test fails, and its ranks with it.
@@ -42,6 +42,7 @@ fn ranks(launcher: u32) -> Vec<Pid> {
 
 #[test]
 fn a_stage_that_is_killed_is_named_by_all_others() {
+    let mut times = Vec::new();
     for (schedule, victim) in [("gpipe", 0), ("1f1b", 1), ("zb-h1", 2), ("1f1b", 3), ("zb-v", 1)] {
         let folder = Folder::new();
         let (metrics, errors) = (folder.path("m.jsonl"), folder.path("stderr"));
@@ -80,7 +81,7 @@ fn a_stage_that_is_killed_is_named_by_all_others() {
             assert!(began.elapsed() < LIMIT, "{schedule}: it does not end");
             std::thread::sleep(Duration::from_millis(2));
         };
-        assert!(began.elapsed() < SOON, "{schedule}: it took {:?}", began.elapsed());
+        times.push(began.elapsed());
         assert_eq!(status.code(), Some(1));
         let errors = std::fs::read_to_string(&errors).unwrap();
         assert!(errors.contains(&format!("error: rank {victim} (pid ")), "{errors}");
@@ -89,5 +90,7 @@ fn a_stage_that_is_killed_is_named_by_all_others() {
             let line = line.unwrap_or_else(|| panic!("{schedule}: rank {other} says nothing:\n{errors}"));
             assert!(line.contains(&format!("rank {victim} (host ")), "{schedule}: {line}");
         }
-    }
+    } // One of them may have met with a moment in which the machine did something else.
+    times.sort();
+    assert!(times[times.len() / 2] < SOON, "it took {times:?}");
 }

@@ -8,6 +8,8 @@ mod faults;
 mod input;
 mod output;
 mod pytorch;
+#[cfg(target_os = "linux")]
+mod resume;
 mod schedules;
 
 const PIPELINE: common::Girandole = common::Girandole("pipeline-transformer");

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 
-use super::{MasterPort, Notes};
-use crate::{Error, Result};
+use super::{LogConfig, MasterPort, Notes};
+use crate::{Error, Result, Secret};
 
 /// Files that a process has open besides those that the launcher needs for each rank.
 const FILES_ASIDE: u64 = 32;
@@ -25,8 +25,24 @@ const FILES_PER_RANK: u64 = 3;
 /// ```
 #[derive(Debug, Clone)]
 pub struct SpawnConfig {
-    /// Number of ranks. Default: 1.
+    /// Number of ranks, those of all nodes together. Default: 1.
     pub world_size: usize,
+    /// Number of machines, each with a launcher of its own and the same number of ranks. Default: 1.
+    pub nodes: usize,
+    /// This machine's number among them. Default: 0.
+    pub node_rank: usize,
+    /// What the launchers of several nodes prove to each other; the ranks get it, too. Default: `None`; where the nodes meet
+    /// off loopback there must be one. The ranks of a single node get a new one each time.
+    pub secret: Option<Secret>,
+    /// How long the launchers of several nodes wait for each other. Default: 300 s.
+    pub join_timeout: Duration,
+    /// How often all ranks are started again after one of them has failed. On several nodes the first one's counts.
+    /// Default: 0.
+    pub max_restarts: usize,
+    /// A rank that fails with this exit code would do so again: no restart. Default: `None`.
+    pub final_code: Option<i32>,
+    /// Keeps what the ranks print in files. Default: `None`.
+    pub logs: Option<LogConfig>,
     /// The program that each rank runs. Default: `None`, the executable of this process.
     pub program: Option<PathBuf>,
     /// Its arguments, without the program's name. Default: `None`, those of this process.
@@ -34,9 +50,9 @@ pub struct SpawnConfig {
     /// Variables to add to the environment that the ranks inherit from this process. What a rank must be told (`RANK`
     /// and the like) cannot be overridden. Default: none.
     pub env: Vec<(OsString, OsString)>,
-    /// The address of this machine at which the ranks meet. Default: 127.0.0.1.
+    /// The address at which the ranks meet, one of the first node. Default: 127.0.0.1.
     pub master_addr: String,
-    /// Its port. Default: 0, one that is free.
+    /// Its port. Default: 0, one that is free. On several nodes the launchers meet there, and the ranks at another one.
     pub master_port: u16,
     /// Who listens there. Default: [`MasterPort::Inherited`].
     pub port_kind: MasterPort,
@@ -55,6 +71,13 @@ impl Default for SpawnConfig {
     fn default() -> Self {
         Self {
             world_size: 1,
+            nodes: 1,
+            node_rank: 0,
+            secret: None,
+            join_timeout: Duration::from_secs(300),
+            max_restarts: 0,
+            final_code: None,
+            logs: None,
             program: None,
             args: None,
             env: Vec::new(),
@@ -73,7 +96,8 @@ impl SpawnConfig {
     /// work first, and wants to know before that.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: a world size of 0, or more ranks than this process may have pipes.
+    /// [`Error::InvalidArgument`]: a world size of 0, or more ranks than this process may have pipes; nodes that do not
+    /// fit; a folder for logs that cannot be made.
     ///
     /// ```
     /// use comm::launch::SpawnConfig;
@@ -84,16 +108,23 @@ impl SpawnConfig {
         if self.world_size == 0 {
             return Err(Error::invalid("world_size", 0, "at least 1 rank is needed"));
         }
+        self.check_nodes()?;
+        self.logs.as_ref().map_or(Ok(()), LogConfig::check)?;
         let Some(files) = getrlimit(Resource::Nofile).current else { return Ok(()) };
         let room = files.saturating_sub(FILES_ASIDE) / FILES_PER_RANK;
-        if self.world_size as u64 > room {
+        if self.local_world_size() as u64 > room {
             let help = format!(
                 "this process may have {files} files open, enough for {room} ranks on this machine; start fewer, or \
                  raise the limit (ulimit -n)"
             );
-            return Err(Error::invalid("world_size", self.world_size, help));
+            return Err(Error::invalid("world_size", self.local_world_size(), help));
         }
         Ok(())
+    }
+
+    /// Ranks of this machine.
+    pub fn local_world_size(&self) -> usize {
+        self.world_size / self.nodes.max(1)
     }
 
     /// True where the ranks would find this variable set already.

@@ -3,6 +3,9 @@
 use std::process::Command;
 use std::thread::available_parallelism;
 
+use std::net::IpAddr;
+
+use super::nodes::Round;
 use super::notes;
 use super::{Layout, SpawnConfig};
 use crate::{Error, Result};
@@ -15,7 +18,12 @@ pub(super) const LISTENER_STDIN: &str = "stdin";
 pub(super) const MASTER_PORT: &str = "MASTER_PORT";
 const SECRET: &str = "GIRANDOLE_SECRET";
 const SECRET_FILE: &str = "GIRANDOLE_SECRET_FILE";
-pub(super) const JOB_ID: &str = "GIRANDOLE_JOB_ID";
+const JOB_ID: &str = "GIRANDOLE_JOB_ID";
+/// Names what one launcher has started in one round.
+pub(super) const SPAWN_ID: &str = "GIRANDOLE_SPAWN_ID";
+const BIND: &str = "GIRANDOLE_BIND";
+/// How often the ranks were started before, in `torchrun`'s word.
+pub(super) const RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
 const THREADS: &str = "RAYON_NUM_THREADS";
 
 /// What is the same for all ranks of a job. Not `Debug`: it holds the secret.
@@ -23,9 +31,10 @@ pub(super) struct Job {
     layout: Layout,
     node_rank: usize,
     host: String,
-    port: String,
-    secret: String,
-    id: String,
+    round: Round,
+    spawn_id: String,
+    /// Where this node's ranks listen, where others must reach them.
+    bind: Option<String>,
     spawner: String,
     notes: bool,
     /// Threads for each rank, where nobody has set them.
@@ -33,26 +42,36 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// A job whose rank 0 will be reached at this port.
-    pub(super) fn new(config: &SpawnConfig, port: u16) -> Result<Self> {
+    /// One round of a job; `address` is this node's, where there are several.
+    pub(super) fn new(config: &SpawnConfig, round: &Round, address: Option<IpAddr>) -> Result<Self> {
         let cores = available_parallelism().map_or(1, usize::from);
-        let threads = (!config.sets(THREADS)).then(|| (cores / config.world_size).max(1).to_string());
+        let local = config.local_world_size();
+        let threads = (!config.sets(THREADS)).then(|| (cores / local).max(1).to_string());
         Ok(Self {
-            layout: Layout::new(1, config.world_size)?,
-            node_rank: 0,
+            layout: Layout::new(config.nodes, local)?,
+            node_rank: config.node_rank,
             host: config.master_addr.clone(),
-            port: port.to_string(),
-            secret: random_hex::<32>()?,
-            id: random_hex::<16>()?,
+            round: round.clone(),
+            spawn_id: random_hex::<16>()?,
+            bind: address.filter(|_| !config.sets(BIND)).map(|address| address.to_string()),
             spawner: std::process::id().to_string(),
             notes: config.notes.is_some(),
             threads,
         })
     }
 
-    /// The job's name. No secret.
-    pub(super) fn id(&self) -> &str {
-        &self.id
+    /// The name of what is started here. No secret.
+    pub(super) fn spawn_id(&self) -> &str {
+        &self.spawn_id
+    }
+
+    pub(super) fn round(&self) -> &Round {
+        &self.round
+    }
+
+    /// A rank's number among all.
+    pub(super) fn rank(&self, local_rank: usize) -> usize {
+        self.layout.global_rank(self.node_rank, local_rank)
     }
 
     /// Writes the environment of one rank of this node.
@@ -64,13 +83,18 @@ impl Job {
         command.envs(self.place(local_rank)).envs(self.elastic());
         command
             .env("MASTER_ADDR", &self.host)
-            .env(MASTER_PORT, &self.port)
-            .env(SECRET, &self.secret)
-            .env(JOB_ID, &self.id)
+            .env(MASTER_PORT, self.round.port.to_string())
+            .env(SECRET, &self.round.secret)
+            // A rank of an earlier round would be told from these.
+            .env(JOB_ID, format!("{}-{}", self.round.run_id, self.round.restart))
+            .env(SPAWN_ID, &self.spawn_id)
             .env(SPAWNER_PID, &self.spawner)
             .env(notes::WANTED, if self.notes { "1" } else { "0" });
         if let Some(threads) = &self.threads {
             command.env(THREADS, threads);
+        }
+        if let Some(bind) = &self.bind {
+            command.env(BIND, bind);
         }
     }
 
@@ -93,18 +117,19 @@ impl Job {
     }
 
     /// What PyTorch's programs look for. No store of the launcher's: rank 0 opens `MASTER_PORT` itself.
-    fn elastic(&self) -> [(&'static str, &str); 4] {
+    fn elastic(&self) -> [(&'static str, String); 4] {
+        let Round { run_id, restart, max_restarts, .. } = &self.round;
         [
-            ("TORCHELASTIC_RUN_ID", &self.id),
-            ("TORCHELASTIC_RESTART_COUNT", "0"),
-            ("TORCHELASTIC_MAX_RESTARTS", "0"),
-            ("TORCHELASTIC_USE_AGENT_STORE", "False"),
+            ("TORCHELASTIC_RUN_ID", run_id.clone()),
+            (RESTART_COUNT, restart.to_string()),
+            ("TORCHELASTIC_MAX_RESTARTS", max_restarts.to_string()),
+            ("TORCHELASTIC_USE_AGENT_STORE", "False".to_owned()),
         ]
     }
 }
 
 /// `N` random bytes of the operating system, as hexadecimal digits.
-fn random_hex<const N: usize>() -> Result<String> {
+pub(super) fn random_hex<const N: usize>() -> Result<String> {
     let mut bytes = [0_u8; N];
     getrandom::fill(&mut bytes).map_err(|e| Error::system("cannot make the job's secret", e))?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
@@ -116,7 +141,10 @@ mod tests {
 
     fn told(rank: usize, config: &SpawnConfig) -> Vec<(String, Option<String>)> {
         let mut command = Command::new("true");
-        Job::new(config, 29500).unwrap().tell(rank, &mut command);
+        let secret = random_hex::<32>().unwrap();
+        let round = Round { run_id: "ab".repeat(16), secret, port: 29500, restart: 1, max_restarts: 3 };
+        let address = (config.nodes > 1).then_some([10, 0, 0, 7].into());
+        Job::new(config, &round, address).unwrap().tell(rank, &mut command);
         let text = |s: &std::ffi::OsStr| s.to_string_lossy().into_owned();
         command.get_envs().map(|(name, value)| (text(name), value.map(text))).collect()
     }
@@ -133,7 +161,8 @@ mod tests {
         assert_eq!(secret.len(), 64);
         assert!(secret.bytes().all(|b| b.is_ascii_hexdigit()));
         assert_ne!(Some(secret), value(&second, SECRET));
-        assert_eq!(value(&first, JOB_ID).unwrap().len(), 32);
+        assert_eq!(value(&first, JOB_ID).unwrap(), "ab".repeat(16) + "-1");
+        assert_ne!(value(&first, SPAWN_ID), value(&second, SPAWN_ID));
     }
 
     #[test]
@@ -157,6 +186,25 @@ mod tests {
         }
         for outer in [LISTENER, SECRET_FILE, "TORCHELASTIC_ERROR_FILE"] {
             assert!(told.contains(&(outer.to_owned(), None)), "{outer}");
+        }
+    }
+
+    #[test]
+    fn on_several_nodes_ranks_are_counted_over_all_and_listen_on_the_nodes_address() {
+        let config = SpawnConfig { world_size: 6, nodes: 3, node_rank: 1, ..SpawnConfig::default() };
+        let told = told(1, &config);
+        for (name, expected) in [
+            ("RANK", "3"),
+            ("WORLD_SIZE", "6"),
+            ("LOCAL_RANK", "1"),
+            ("LOCAL_WORLD_SIZE", "2"),
+            ("GROUP_RANK", "1"),
+            ("GROUP_WORLD_SIZE", "3"),
+            (BIND, "10.0.0.7"),
+            (RESTART_COUNT, "1"),
+            ("TORCHELASTIC_MAX_RESTARTS", "3"),
+        ] {
+            assert_eq!(value(&told, name).as_deref(), Some(expected), "{name}");
         }
     }
 

@@ -1,9 +1,11 @@
 //! How a rank ended, and which one is to blame.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGKILL, SIGTERM};
 
 use super::EXIT_PEER_FAILED;
@@ -12,10 +14,10 @@ use super::EXIT_PEER_FAILED;
 const LINES_SHOWN: usize = 5;
 /// A dying process's connections are closed a little before its end can be seen, and a peer may be quicker to end
 /// because of them. SIGKILL comes from outside, never from a peer's death: it takes precedence for this long.
-const CLOSE: Duration = Duration::from_millis(500);
+pub(super) const CLOSE: Duration = Duration::from_millis(500);
 
 /// How a process ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ExitKind {
     /// By itself, with this code.
     Code(i32),
@@ -62,13 +64,15 @@ impl fmt::Display for ExitKind {
 ///     status: ExitKind::Signal(9),
 ///     stderr_tail: vec!["[step 7] loss 0.3".into()],
 ///     also_failed: 0,
+///     node: None,
+///     log: None,
 /// };
 /// assert_eq!(
 ///     failure.to_string(),
 ///     "rank 1 (pid 123) was killed by signal SIGKILL\n  its last lines on stderr:\n    [step 7] loss 0.3"
 /// );
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerFailure {
     /// Its rank.
     pub rank: usize,
@@ -80,17 +84,52 @@ pub struct WorkerFailure {
     pub stderr_tail: Vec<String>,
     /// How many other ranks failed too, those not counted that the launcher ended.
     pub also_failed: usize,
+    /// The node that it ran on, where the job has several.
+    pub node: Option<NodeName>,
+    /// The file that has all of its standard error, where there is one.
+    pub log: Option<PathBuf>,
+}
+
+/// One of the machines of a job, or what takes the place of one: where one launcher runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeName {
+    /// Its number, from 0.
+    pub node: usize,
+    /// Its host name.
+    pub host: String,
+}
+
+impl fmt::Display for NodeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node {} (host {})", self.node, self.host)
+    }
+}
+
+impl WorkerFailure {
+    /// The message's first line: who, and how it ended.
+    pub fn headline(&self) -> String {
+        let Self { rank, pid, status, .. } = self;
+        match &self.node {
+            Some(NodeName { node, host }) => {
+                format!("rank {rank} (pid {pid}, node {node}, host {host}) {status}")
+            }
+            None => format!("rank {rank} (pid {pid}) {status}"),
+        }
+    }
 }
 
 impl fmt::Display for WorkerFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} (pid {}) {}", self.rank, self.pid, self.status)?;
+        write!(f, "{}", self.headline())?;
         let shown = &self.stderr_tail[self.stderr_tail.len().saturating_sub(LINES_SHOWN)..];
         if !shown.is_empty() {
             write!(f, "\n  its last lines on stderr:")?;
         }
         for line in shown {
             write!(f, "\n    {line}")?;
+        }
+        if let Some(log) = &self.log {
+            write!(f, "\n  all of them: {}", log.display())?;
         }
         match self.also_failed {
             0 => Ok(()),
@@ -198,7 +237,15 @@ mod tests {
     fn the_message_has_the_last_five_lines() {
         let tail = (0..20).map(|i| format!("line {i}")).collect();
         let status = ExitKind::Code(3);
-        let failure = WorkerFailure { rank: 1, pid: 9, status, stderr_tail: tail, also_failed: 2 };
+        let failure = WorkerFailure {
+            rank: 1,
+            pid: 9,
+            status,
+            stderr_tail: tail,
+            also_failed: 2,
+            node: None,
+            log: None,
+        };
         let mut expected =
             vec!["rank 1 (pid 9) exited with code 3".to_owned(), "  its last lines on stderr:".into()];
         expected.extend((15..20).map(|i| format!("    line {i}")));

@@ -4,17 +4,20 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, ErrorKind, PipeReader, PipeWriter, Read, pipe};
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::Notes;
+use super::environment::Job;
 use super::lines::{Item, LineBuffer};
+use super::logs::{LogFile, Stream};
 use super::sink::Sink;
 use super::start::Workers;
 use super::supervise::Event;
+use super::{Notes, SpawnConfig};
 use crate::{Error, Result};
 
 /// Lines of standard error that are kept for the report, for each rank.
@@ -41,6 +44,8 @@ pub(super) struct Output {
     threads: Vec<JoinHandle<Captured>>,
     finish: Option<PipeWriter>,
     abandon: Option<PipeWriter>,
+    /// Of the standard errors, by local rank.
+    logs: Vec<Option<PathBuf>>,
 }
 
 impl Output {
@@ -49,34 +54,47 @@ impl Output {
 
     pub(super) fn start(
         workers: &mut Workers,
-        notes: Option<&Arc<dyn Notes>>,
+        config: &SpawnConfig,
+        job: &Job,
         events: &Sender<Event>,
     ) -> Result<Self> {
-        Self::start_threads(workers, notes, events)
+        let (outs, errs) = workers.take_pipes();
+        let ranks: Vec<usize> = workers.list.iter().map(|worker| worker.rank).collect();
+        let sources = |stream, pipes: Vec<OwnedFd>| {
+            let source = |(local_rank, pipe)| {
+                let log = config.log(&job.round().run_id, job.round().restart, ranks[local_rank], stream)?;
+                Ok(Source::new(local_rank, pipe, stream == Stream::Out, log))
+            };
+            pipes.into_iter().enumerate().map(source).collect::<Result<Vec<_>>>()
+        };
+        let sources =
+            [(Stream::Out, sources(Stream::Out, outs)?), (Stream::Err, sources(Stream::Err, errs)?)];
+        Self::start_threads(sources, config, events)
             .map_err(|e| Error::system("cannot forward the workers' output", e))
     }
 
     fn start_threads(
-        workers: &mut Workers,
-        notes: Option<&Arc<dyn Notes>>,
+        sources: [(Stream, Vec<Source>); 2],
+        config: &SpawnConfig,
         events: &Sender<Event>,
     ) -> io::Result<Self> {
         let (finish, finish_writer) = pipe()?;
         let (abandon, abandon_writer) = pipe()?;
         let (out, err) = Sink::standard(&abandon)?;
+        let log_path = |source: &Source| source.log.as_ref().map(|log| log.path().to_path_buf());
+        let logs = sources[1].1.iter().map(log_path).collect();
         let mut output =
-            Self { threads: Vec::new(), finish: Some(finish_writer), abandon: Some(abandon_writer) };
-        let (outs, errs) = workers.take_pipes();
-        for (sink, pipes, reports) in [(out, outs, true), (err, errs, false)] {
-            let sources = pipes.into_iter().enumerate();
+            Self { threads: Vec::new(), finish: Some(finish_writer), abandon: Some(abandon_writer), logs };
+        for ((stream, sources), sink) in sources.into_iter().zip([out, err]) {
+            let shown = config.logs.as_ref().is_none_or(|logs| logs.shows(stream));
             let forwarder = Forwarder {
-                sources: sources.map(|(rank, pipe)| Source::new(rank, pipe, reports)).collect(),
-                sink: Some(sink),
+                sources,
+                sink: Some(sink).filter(|_| shown),
                 finish: finish.try_clone()?,
                 abandon: abandon.try_clone()?,
                 events: events.clone(),
-                notes: notes.cloned(),
-                reports,
+                notes: config.notes.clone(),
+                reports: stream == Stream::Out,
                 captured: Captured::default(),
             };
             output
@@ -84,6 +102,11 @@ impl Output {
                 .push(std::thread::Builder::new().name("forward".into()).spawn(|| forwarder.run())?);
         }
         Ok(output)
+    }
+
+    /// The file of a rank's standard error.
+    pub(super) fn log(&self, local_rank: usize) -> Option<PathBuf> {
+        self.logs.get(local_rank).cloned().flatten()
     }
 
     /// All ranks have ended: forward what is still in the pipes, then send [`Event::Drained`].
@@ -115,18 +138,20 @@ impl Drop for Output {
 #[derive(Debug)]
 struct Source {
     id: usize,
+    /// Among the ranks of this node.
     rank: usize,
     pipe: File,
     lines: LineBuffer,
+    log: Option<LogFile>,
     open: bool,
     /// Bytes that are still read once the ranks have ended.
     left: usize,
 }
 
 impl Source {
-    fn new(rank: usize, pipe: OwnedFd, reports: bool) -> Self {
+    fn new(rank: usize, pipe: OwnedFd, reports: bool, log: Option<LogFile>) -> Self {
         let id = 2 * rank + usize::from(reports);
-        Self { id, rank, pipe: pipe.into(), lines: LineBuffer::new(reports), open: true, left: LEFT }
+        Self { id, rank, pipe: pipe.into(), lines: LineBuffer::new(reports), log, open: true, left: LEFT }
     }
 }
 
@@ -198,8 +223,8 @@ impl Forwarder {
         match source.pipe.read(chunk) {
             Ok(0) => self.close(source),
             Ok(count) => {
-                let Source { id, rank, lines, .. } = source;
-                lines.push(&chunk[..count], |item| self.take(*id, *rank, item));
+                let Source { id, rank, lines, log, .. } = source;
+                lines.push(&chunk[..count], |item| self.take(*id, *rank, log.as_mut(), item));
                 if finishing {
                     source.left = source.left.saturating_sub(count);
                     if source.left == 0 {
@@ -214,12 +239,12 @@ impl Forwarder {
 
     fn close(&mut self, source: &mut Source) {
         source.open = false;
-        let Source { id, rank, lines, .. } = source;
-        lines.finish(|item| self.take(*id, *rank, item));
+        let Source { id, rank, lines, log, .. } = source;
+        lines.finish(|item| self.take(*id, *rank, log.as_mut(), item));
         self.put(|sink| sink.finish(source.id));
     }
 
-    fn take(&mut self, id: usize, rank: usize, item: Item<'_>) {
+    fn take(&mut self, id: usize, rank: usize, log: Option<&mut LogFile>, item: Item<'_>) {
         match item {
             Item::Report(report) => {
                 self.captured.results[rank] = Some(String::from_utf8_lossy(report).into_owned());
@@ -232,6 +257,9 @@ impl Forwarder {
             Item::Text(text) => {
                 if let Some(tail) = self.captured.tails.get_mut(rank) {
                     keep(tail, text);
+                }
+                if let Some(log) = log {
+                    log.write(text);
                 }
                 self.put(|sink| sink.write(id, text));
             }

@@ -32,13 +32,15 @@ pub(super) struct Master {
 }
 
 impl Master {
-    /// Opens the port on the first address of the host that is this machine's.
+    /// Opens the port on the first address of the host that is this machine's. On several nodes the launchers meet at the
+    /// port that was asked for.
     pub(super) fn open(config: &SpawnConfig) -> Result<Self> {
-        let SpawnConfig { master_addr, master_port, port_kind, .. } = config;
+        let SpawnConfig { master_addr, port_kind, .. } = config;
+        let master_port = if config.nodes > 1 { 0 } else { config.master_port };
         let wrong = |reason: &dyn Display| {
             Error::invalid("master_addr", master_addr, format!("{reason}; give an address of this machine"))
         };
-        let found = (master_addr.as_str(), *master_port).to_socket_addrs();
+        let found = (master_addr.as_str(), master_port).to_socket_addrs();
         let addresses = found.map_err(|_| wrong(&"the name has no address"))?;
         for address in addresses {
             match bind(address, *port_kind) {

@@ -27,8 +27,11 @@ mod forward;
 mod layout;
 mod lines;
 mod listener;
+mod logs;
 mod master;
+mod nodes;
 mod notes;
+mod rounds;
 mod signals;
 mod sink;
 mod start;
@@ -41,12 +44,13 @@ mod worker;
 use std::sync::mpsc;
 
 pub use config::SpawnConfig;
-pub use failure::{ExitKind, WorkerFailure};
+pub use failure::{ExitKind, NodeName, WorkerFailure};
 pub use layout::Layout;
 pub(crate) use listener::inherited_listener;
+pub use logs::LogConfig;
 pub use master::MasterPort;
 pub use notes::{Notes, send_note, wants_notes};
-pub use worker::{is_worker, report_result, worker_guard};
+pub use worker::{is_worker, report_result, restarts, worker_guard};
 
 use crate::Result;
 
@@ -56,6 +60,10 @@ pub const EXIT_PEER_FAILED: i32 = 75;
 
 /// Starts the ranks of one job as processes of this machine, waits until all have ended, and returns what each one
 /// passed to [`report_result`] (its last report), by rank.
+///
+/// Where a rank fails and [`max_restarts`](SpawnConfig::max_restarts) allows it, all are started again. A job on several
+/// machines has a launcher on each, with the same configuration but for [`node_rank`](SpawnConfig::node_rank); they meet
+/// at the first one, act as one, and return the same error. Each returns the reports of its own ranks.
 ///
 /// Each rank finds in its environment: what `torchrun` tells its own (`RANK`, `LOCAL_RANK`, `WORLD_SIZE`,
 /// `LOCAL_WORLD_SIZE`, `GROUP_RANK`, `MASTER_ADDR`, `MASTER_PORT` and so on); the job's secret and id; and
@@ -71,6 +79,9 @@ pub const EXIT_PEER_FAILED: i32 = 75;
 /// # Errors
 /// - [`Error::Worker`](crate::Error::Worker): a rank failed. The others were given
 ///   [`grace`](SpawnConfig::grace) to end by themselves and were then ended.
+/// - [`Error::Nodes`](crate::Error::Nodes), [`Error::NodeRefused`](crate::Error::NodeRefused): the launchers of several nodes
+///   did not find each other. [`Error::NodeGone`](crate::Error::NodeGone): one of them was killed, or its machine is gone.
+///   [`Error::NodeStopped`](crate::Error::NodeStopped): one of them ended the job for another reason.
 /// - [`Error::Interrupted`](crate::Error::Interrupted): one of the signals above arrived, or (as SIGPIPE) nobody reads
 ///   this process's standard output any more. The ranks were ended.
 /// - [`Error::InvalidArgument`](crate::Error::InvalidArgument): a world size of 0, more ranks than this process may have
@@ -91,13 +102,9 @@ pub const EXIT_PEER_FAILED: i32 = 75;
 pub fn spawn(config: &SpawnConfig) -> Result<Vec<Option<String>>> {
     config.check()?;
     let (sender, events) = mpsc::channel();
+    // As long as there are no ranks, signals do what they always do: nodes may have to wait for each other.
+    let nodes = nodes::Nodes::join(config, &sender)?;
     // Before the first rank, so that a signal that comes while they are started reaches them too.
-    let signals = signals::SignalRelay::start(&sender)?;
-    let master = master::Master::open(config)?;
-    let job = environment::Job::new(config, master.port)?;
-    // Dropped last: what it ends has lost its rank by then.
-    let _warden = config.sweep.then(|| warden::Warden::start(job.id())).transpose()?;
-    let mut workers = start::start(config, &job, master, &sender)?;
-    let output = forward::Output::start(&mut workers, config.notes.as_ref(), &sender)?;
-    supervise::Supervisor::new(config, workers, output, events, signals).run()
+    let _signals = signals::SignalRelay::start(&sender)?;
+    rounds::Rounds { config, nodes, inbox: rounds::Inbox::new(events), events: sender, signal: None }.run()
 }

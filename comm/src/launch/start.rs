@@ -20,6 +20,8 @@ use crate::{Error, Result};
 
 /// The process of one rank.
 pub(super) struct Worker {
+    /// Among all ranks of the job.
+    pub(super) rank: usize,
     child: Child,
     pub(super) pid: u32,
     /// Once it was reaped.
@@ -45,7 +47,7 @@ impl Worker {
     }
 }
 
-/// The processes of a job, by rank. Dropping it ends those that still run.
+/// The processes of a job on this node, by local rank. Dropping it ends those that still run.
 pub(super) struct Workers {
     pub(super) list: Vec<Worker>,
     watch: Watch,
@@ -96,7 +98,7 @@ impl Drop for Workers {
 pub(super) fn start(
     config: &SpawnConfig,
     job: &Job,
-    master: Master,
+    master: Option<Master>,
     events: &Sender<Event>,
 ) -> Result<Workers> {
     let program = match &config.program {
@@ -104,13 +106,14 @@ pub(super) fn start(
         None => std::env::current_exe().map_err(|e| Error::system("cannot find this program's file", e))?,
     };
     let args = config.args.clone().unwrap_or_else(|| std::env::args_os().skip(1).collect());
-    let (mut listener, reserved) = master.split();
+    let (mut listener, reserved) = master.map_or((None, None), Master::split);
     let mut workers =
         Workers { list: Vec::new(), watch: Watch::new(events), _reserved: reserved, given_up: false };
-    for rank in 0..config.world_size {
+    for local_rank in 0..config.local_world_size() {
+        let rank = job.rank(local_rank);
         let mut command = Command::new(&program);
         command.args(&args).envs(config.env.iter().map(|(name, value)| (name, value)));
-        job.tell(rank, &mut command);
+        job.tell(local_rank, &mut command);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // Rank 0 gets the only copy.
         if let Some(listener) = listener.take() {
@@ -120,8 +123,8 @@ pub(super) fn start(
         let child = command.spawn().map_err(|e| refused(rank, config.world_size, &program, &e))?;
         let (pid, handle) = (child.id(), Pid::from_child(&child));
         tracing::debug!(rank, pid, "started");
-        workers.list.push(Worker { child, pid, ended: None, told: false });
-        workers.watch.add(rank, handle).map_err(|e| Error::system("cannot watch a worker", e))?;
+        workers.list.push(Worker { rank, child, pid, ended: None, told: false });
+        workers.watch.add(local_rank, handle).map_err(|e| Error::system("cannot watch a worker", e))?;
     }
     workers.watch.run().map_err(|e| Error::system("cannot watch the workers", e))?;
     Ok(workers)

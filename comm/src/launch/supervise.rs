@@ -1,7 +1,6 @@
 //! From the start of the ranks to the end of the last one.
 
 use std::io::{self, ErrorKind};
-use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -10,7 +9,8 @@ use signal_hook::consts::SIGPIPE;
 use super::SpawnConfig;
 use super::failure::{Ended, WorkerFailure, first_cause};
 use super::forward::{Captured, Output};
-use super::signals::SignalRelay;
+use super::nodes::{Nodes, Order, Word};
+use super::rounds::Inbox;
 use super::start::Workers;
 use crate::{Error, Result};
 
@@ -22,9 +22,8 @@ const KILL_TIME: Duration = Duration::from_secs(5);
 const DRAIN_TIME: Duration = Duration::from_millis(300);
 
 /// What the launcher's threads have to say.
-#[derive(Debug)]
 pub(super) enum Event {
-    /// The process of this rank has ended, and waits to be reaped.
+    /// The process of this local rank has ended, and waits to be reaped.
     Exited(usize),
     /// This process got a signal that is for the ranks.
     Signal(i32),
@@ -32,6 +31,16 @@ pub(super) enum Event {
     OutputFailed(io::Error),
     /// One of the forwarding threads has forwarded all there was.
     Drained,
+    /// What the job's council has decided.
+    Order(Order),
+}
+
+/// How the ranks of this node ended.
+pub(super) struct Finished {
+    /// What each has reported, or the first cause.
+    pub(super) result: Result<Vec<Option<String>>>,
+    /// When the rank failed that is the first cause.
+    pub(super) failed_at: Option<Instant>,
 }
 
 /// How far things have gone; each stage but the first has a deadline.
@@ -45,12 +54,12 @@ enum Stage {
     Killed,
 }
 
-/// Looks after the ranks of one job. Fields are dropped in this order: ranks, their output, signals.
-pub(super) struct Supervisor {
+/// Looks after the ranks of one round. Fields are dropped in this order: ranks, their output.
+pub(super) struct Supervisor<'a> {
     workers: Workers,
     output: Output,
-    events: Receiver<Event>,
-    _signals: SignalRelay,
+    inbox: &'a mut Inbox,
+    nodes: &'a Nodes,
     grace: Duration,
     stage: Stage,
     deadline: Option<Instant>,
@@ -62,19 +71,19 @@ pub(super) struct Supervisor {
     output_error: Option<io::Error>,
 }
 
-impl Supervisor {
+impl<'a> Supervisor<'a> {
     pub(super) fn new(
         config: &SpawnConfig,
         workers: Workers,
         output: Output,
-        events: Receiver<Event>,
-        signals: SignalRelay,
+        inbox: &'a mut Inbox,
+        nodes: &'a Nodes,
     ) -> Self {
         Self {
             workers,
             output,
-            events,
-            _signals: signals,
+            inbox,
+            nodes,
             grace: config.grace,
             stage: Stage::Running,
             deadline: None,
@@ -85,26 +94,20 @@ impl Supervisor {
         }
     }
 
-    pub(super) fn run(mut self) -> Result<Vec<Option<String>>> {
+    pub(super) fn run(mut self) -> Finished {
+        let captured = self.watch();
+        let failed_at = first_cause(&self.ended, self.signal).map(|(cause, _)| cause.at);
+        Finished { result: captured.and_then(|captured| self.outcome(captured)), failed_at }
+    }
+
+    fn watch(&mut self) -> Result<Captured> {
         while self.workers.running() > 0 && !self.workers.given_up {
-            match self.next() {
+            match self.inbox.next(self.deadline) {
                 Some(event) => self.handle(event)?,
                 None => self.escalate(),
             }
         }
-        let captured = self.drain()?;
-        self.outcome(captured)
-    }
-
-    /// The next event, or `None` at the deadline.
-    fn next(&self) -> Option<Event> {
-        match self.deadline {
-            None => self.events.recv().ok(),
-            Some(deadline) => {
-                let left = deadline.saturating_duration_since(Instant::now());
-                self.events.recv_timeout(left).ok()
-            }
-        }
+        self.drain()
     }
 
     fn handle(&mut self, event: Event) -> Result<()> {
@@ -116,17 +119,30 @@ impl Supervisor {
                 self.ask(&[Signal::TERM, Signal::CONT], TERM_TIME);
             }
             Event::Drained => self.drained += 1,
+            Event::Order(order) => self.ordered(order),
         }
         Ok(())
     }
 
-    fn exited(&mut self, rank: usize) -> Result<()> {
-        let worker = &mut self.workers.list[rank];
+    /// Ranks of other nodes have failed, or their launcher is gone.
+    fn ordered(&mut self, order: Order) {
+        if self.stage == Stage::Running {
+            self.enter(Stage::Grace, self.grace);
+        }
+        if !matches!(order, Order::Stop) {
+            self.inbox.keep(Event::Order(order));
+        }
+    }
+
+    fn exited(&mut self, local_rank: usize) -> Result<()> {
+        let worker = &mut self.workers.list[local_rank];
+        let rank = worker.rank;
         let status = worker.reap().map_err(|e| Error::system(format!("cannot wait for rank {rank}"), e))?;
         tracing::debug!(rank, pid = worker.pid, %status, "ended");
         self.ended.push(Ended { rank, status, told: worker.told, at: Instant::now() });
         if !status.success() && self.stage == Stage::Running {
             self.enter(Stage::Grace, self.grace);
+            self.nodes.tell(Word::Failing);
         }
         Ok(())
     }
@@ -173,7 +189,7 @@ impl Supervisor {
         let stopped = self.stage != Stage::Running;
         self.deadline = stopped.then(|| Instant::now() + DRAIN_TIME);
         while self.drained < Output::THREADS {
-            match self.next() {
+            match self.inbox.next(self.deadline) {
                 Some(Event::Signal(number)) => {
                     self.signal.get_or_insert(number);
                     break;
@@ -187,17 +203,23 @@ impl Supervisor {
 
     fn outcome(mut self, captured: Captured) -> Result<Vec<Option<String>>> {
         // A signal that came at the very end was meant for the job as well.
-        while let Ok(event) = self.events.try_recv() {
-            if let Event::Signal(number) = event {
-                self.signal.get_or_insert(number);
+        while let Some(event) = self.inbox.now() {
+            match event {
+                Event::Signal(number) => drop(self.signal.get_or_insert(number)),
+                Event::Order(order) => self.ordered(order),
+                _ => {}
             }
         }
         if let Some((cause, also_failed)) = first_cause(&self.ended, self.signal) {
             let Captured { mut tails, .. } = captured;
-            let stderr_tail = tails.get_mut(cause.rank).map(std::mem::take).unwrap_or_default().into();
             let Ended { rank, status, .. } = cause;
-            let pid = self.workers.list[rank].pid;
-            return Err(Box::new(WorkerFailure { rank, pid, status, stderr_tail, also_failed }).into());
+            let found = self.workers.list.iter().position(|worker| worker.rank == rank);
+            let local_rank = found.unwrap_or_default();
+            let stderr_tail = tails.get_mut(local_rank).map(std::mem::take).unwrap_or_default().into();
+            let pid = self.workers.list[local_rank].pid;
+            let log = self.output.log(local_rank);
+            let failure = WorkerFailure { rank, pid, status, stderr_tail, also_failed, node: None, log };
+            return Err(Box::new(failure).into());
         }
         if let Some(signal) = self.signal {
             return Err(Error::Interrupted { signal });

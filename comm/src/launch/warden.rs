@@ -1,16 +1,16 @@
 //! Ends what the ranks' programs have started and left behind, however the launcher ends.
 //!
 //! A process of its own waits for the launcher's end, its death included. Then it looks for every process that has the
-//! job's id in its environment, and kills it.
+//! id of what this launcher has started in its environment, and kills it.
 
 use std::io::{PipeWriter, Read, pipe};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
-use super::environment::{JOB_ID, LISTENER, SPAWNER_PID};
+use super::environment::{LISTENER, SPAWN_ID, SPAWNER_PID};
 use crate::{Error, Result};
 
-/// Makes a process a warden; holds the job's id.
+/// Makes a process a warden; holds that id.
 const WARDEN: &str = "GIRANDOLE_WARDEN";
 
 /// The warden of a job, as its launcher holds it. Dropping it ends what is left of the job, and waits for that.
@@ -22,14 +22,14 @@ pub(super) struct Warden {
 }
 
 impl Warden {
-    pub(super) fn start(job_id: &str) -> Result<Self> {
-        Self::try_start(job_id).map_err(|e| Error::system("cannot start the process that tidies up", e))
+    pub(super) fn start(spawn_id: &str) -> Result<Self> {
+        Self::try_start(spawn_id).map_err(|e| Error::system("cannot start the process that tidies up", e))
     }
 
-    fn try_start(job_id: &str) -> std::io::Result<Self> {
+    fn try_start(spawn_id: &str) -> std::io::Result<Self> {
         let (ended, alive) = pipe()?;
         let mut command = Command::new(std::env::current_exe()?);
-        command.env(WARDEN, job_id).env_remove(SPAWNER_PID).env_remove(LISTENER).env_remove(JOB_ID);
+        command.env(WARDEN, spawn_id).env_remove(SPAWNER_PID).env_remove(LISTENER).env_remove(SPAWN_ID);
         // In a group of its own: what a terminal or a shell sends to the job's is not for this one.
         command.process_group(0).stdin(ended).stdout(Stdio::null()).stderr(Stdio::null());
         Ok(Self { child: command.spawn()?, alive: Some(alive) })
@@ -46,11 +46,11 @@ impl Drop for Warden {
 
 /// Where this process was started as a warden, does its work and exits.
 pub(super) fn serve_if_asked() {
-    let Some(job_id) = std::env::var_os(WARDEN).filter(|id| !id.is_empty()) else { return };
+    let Some(spawn_id) = std::env::var_os(WARDEN).filter(|id| !id.is_empty()) else { return };
     let mut nothing = Vec::new();
     // Ends when the launcher has closed the other end; nothing is ever written there.
     let _ = std::io::stdin().read_to_end(&mut nothing);
-    sweep::end_all_with(&[JOB_ID.as_bytes(), b"=", job_id.as_encoded_bytes()].concat());
+    sweep::end_all_with(&[SPAWN_ID.as_bytes(), b"=", spawn_id.as_encoded_bytes()].concat());
     std::process::exit(0)
 }
 

@@ -135,7 +135,7 @@ mod tests {
         for rank in [1, 2, 0] {
             drop(children[rank].stdin.take());
             let event = events.recv_timeout(Duration::from_secs(60)).unwrap();
-            assert!(matches!(event, Event::Exited(other) if other == rank), "{event:?}");
+            assert!(matches!(event, Event::Exited(other) if other == rank), "rank {rank} was to end");
             assert!(children[rank].wait().unwrap().success());
         }
         watch.join();

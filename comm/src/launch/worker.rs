@@ -5,7 +5,7 @@ use std::io::Write;
 use rustix::process::{Pid, getppid};
 
 use super::EXIT_PEER_FAILED;
-use super::environment::SPAWNER_PID;
+use super::environment::{RESTART_COUNT, SPAWNER_PID};
 use super::lines::{MAX_RESULT, RESULT_PREFIX};
 use super::warden;
 use crate::{Error, Result};
@@ -17,6 +17,17 @@ use crate::{Error, Result};
 /// ```
 pub fn is_worker() -> bool {
     std::env::var_os(SPAWNER_PID).is_some()
+}
+
+/// How often the ranks of this process's job were started before, as its launcher tells (`torchrun`, too); 0 where none does.
+/// A program that keeps checkpoints goes on from the last one where this is not 0.
+///
+/// ```
+/// assert_eq!(comm::launch::restarts(), 0);
+/// ```
+pub fn restarts() -> usize {
+    let count = std::env::var(RESTART_COUNT).ok().and_then(|count| count.parse().ok());
+    count.filter(|_| std::env::var_os("RANK").is_some()).unwrap_or(0)
 }
 
 /// Makes sure that this process does not outlive the launcher that started it, not even where that one is killed with

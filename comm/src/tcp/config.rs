@@ -2,11 +2,11 @@
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
-use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::init_method::{is_host, parse_port};
-use super::{InitMethod, Secret, Transport};
+use super::{InitMethod, Secret, Tls, Transport};
+use crate::scheduler::{self, Found, address_towards};
+use crate::variables::Variables;
 use crate::{Error, Result};
 
 /// Rank 0 holds a control connection to every other rank.
@@ -48,6 +48,9 @@ pub struct TcpConfig {
     pub secret: Option<Secret>,
     /// What carries the data between ranks. Default [`Transport::Auto`].
     pub transport: Transport,
+    /// Which TCP connections are encrypted; the same on every rank. The keys come from the secret, so there must be one.
+    /// Default [`Tls::Off`].
+    pub tls: Tls,
     /// A name that keeps apart jobs with the same secret, or with none. Default empty.
     pub job_id: String,
 }
@@ -63,6 +66,7 @@ impl Default for TcpConfig {
             slow_warning: Duration::from_secs(30),
             secret: None,
             transport: Transport::Auto,
+            tls: Tls::Off,
             job_id: String::new(),
         }
     }
@@ -72,7 +76,11 @@ impl TcpConfig {
     /// Reads the environment: `RANK` and `WORLD_SIZE`; `MASTER_ADDR` and `MASTER_PORT` (under `torchrun`: the address of its
     /// store), unless `GIRANDOLE_INIT_METHOD` names another place than `env://`; and, each only where it is set, `GIRANDOLE_SECRET` (64 hexadecimal digits) or
     /// `GIRANDOLE_SECRET_FILE`, `GIRANDOLE_JOB_ID`, `GIRANDOLE_BIND` (an IP address), `GIRANDOLE_TIMEOUT` (seconds),
-    /// `GIRANDOLE_TRANSPORT` (`auto`, `tcp` or `shm`; see [`Transport`]).
+    /// `GIRANDOLE_TRANSPORT` (`auto`, `tcp` or `shm`; see [`Transport`]), `GIRANDOLE_TLS` (`off`, `hosts` or `all`; see [`Tls`]).
+    ///
+    /// Where `RANK` and `WORLD_SIZE` are not set, rank and world size are those that Slurm, Open MPI, MPICH or Kubeflow tell (see
+    /// [`Place::from_env`](crate::Place::from_env)); so is the meeting place, if `MASTER_ADDR` or `MASTER_PORT` is not set. A
+    /// rank that finds the others on another host then listens on the address with which it goes there.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for the first variable that is missing or wrong, with its value.
@@ -99,20 +107,24 @@ impl TcpConfig {
             "RANK" => Some(rank.to_string().into()),
             "WORLD_SIZE" => Some(world_size.to_string().into()),
             "GIRANDOLE_INIT_METHOD" => Some("tcp://127.0.0.1:1".into()),
-            "GIRANDOLE_SECRET" | "GIRANDOLE_SECRET_FILE" => None,
+            "GIRANDOLE_SECRET" | "GIRANDOLE_SECRET_FILE" | "PET_NNODES" => None,
             name => std::env::var_os(name),
         })
     }
 
     fn from_lookup(lookup: &dyn Fn(&str) -> Option<OsString>) -> Result<Self> {
         let env = Variables(lookup);
-        let mut config = Self {
-            rank: env.required("RANK", "a rank's number, from 0 to WORLD_SIZE - 1")?,
-            world_size: env.required("WORLD_SIZE", "the number of ranks, from 1")?,
-            secret: env.secret()?,
-            job_id: env.text("GIRANDOLE_JOB_ID")?.unwrap_or_default(),
-            ..Self::default()
+        let found = scheduler::find(&env)?;
+        let (rank, world_size) = match &found {
+            Some(found) => (found.place.rank, found.place.world_size),
+            None => (
+                env.required("RANK", "a rank's number, from 0 to WORLD_SIZE - 1")?,
+                env.required("WORLD_SIZE", "the number of ranks, from 1")?,
+            ),
         };
+        let job = found.as_ref().map(|found| found.job.clone());
+        let job_id = env.text("GIRANDOLE_JOB_ID")?.or(job).unwrap_or_default();
+        let mut config = Self { rank, world_size, secret: env.secret()?, job_id, ..Self::default() };
         if let Some(bind) = env.optional("GIRANDOLE_BIND", "an IP address of this host, without port")? {
             config.bind = bind;
         }
@@ -123,19 +135,41 @@ impl TcpConfig {
         if let Some(transport) = env.optional("GIRANDOLE_TRANSPORT", "auto, tcp or shm")? {
             config.transport = transport;
         }
+        if let Some(tls) = env.optional("GIRANDOLE_TLS", "off, hosts or all")? {
+            config.tls = tls;
+        }
         if let Some(method) = env.text("GIRANDOLE_INIT_METHOD")? {
             config.init_method = method.parse().map_err(|error| named(error, "GIRANDOLE_INIT_METHOD"))?;
         }
+        let (rank_from, world_size_from) =
+            found.as_ref().map_or(("RANK", "WORLD_SIZE"), |found| (found.rank_from, found.world_size_from));
         config.validate().map_err(|error| match &error {
-            Error::InvalidArgument { what, .. } if what == RANK => named(error, "RANK"),
-            Error::InvalidArgument { what, .. } if what == WORLD_SIZE => named(error, "WORLD_SIZE"),
+            Error::InvalidArgument { what, .. } if what == RANK => named(error, rank_from),
+            Error::InvalidArgument { what, .. } if what == WORLD_SIZE => named(error, world_size_from),
             Error::InvalidArgument { what, .. } if what == TIMEOUT => named(error, "GIRANDOLE_TIMEOUT"),
             _ => error,
         })?;
-        if config.world_size > 1 && config.init_method == InitMethod::Env {
-            env.master()?;
+        match &found {
+            _ if config.world_size == 1 => {}
+            Some(found) => config.meet_as_told(&env, found)?,
+            None if config.init_method == InitMethod::Env => drop(env.master()?),
+            None => {}
         }
         Ok(config)
+    }
+
+    /// Goes where the scheduler says, and listens where the others reach this host from there.
+    fn meet_as_told(&mut self, env: &Variables<'_>, found: &Found) -> Result<()> {
+        if self.init_method == InitMethod::Env {
+            let (host, port) = found.master(env)?;
+            self.init_method = InitMethod::Tcp { host, port };
+        }
+        if let (InitMethod::Tcp { host, port }, None) = (&self.init_method, env.text("GIRANDOLE_BIND")?) {
+            let deadline = Instant::now() + self.bounded_timeout();
+            self.bind = address_towards(host, *port, deadline)
+                .map_err(|reason| Error::invalid("the host of rank 0", host, reason))?;
+        }
+        Ok(())
     }
 
     /// Checks what can be checked without asking the system.
@@ -154,12 +188,26 @@ impl TcpConfig {
         if self.timeout.is_zero() {
             return Err(Error::invalid(TIMEOUT, "0 s", give(TIMEOUT_HELP)));
         }
+        if self.tls != Tls::Off && self.secret.is_none() && world_size > 1 {
+            let help = "its keys come from the job's secret: set GIRANDOLE_SECRET_FILE or GIRANDOLE_SECRET on every rank";
+            return Err(Error::invalid("TLS (GIRANDOLE_TLS)", self.tls, help));
+        }
         Ok(())
     }
 
     /// The time-out, short enough to be added to any point in time.
     pub(crate) fn bounded_timeout(&self) -> Duration {
         self.timeout.min(MAX_TIMEOUT)
+    }
+}
+
+impl Secret {
+    /// The secret that this process was given for its job, if any: that of `GIRANDOLE_SECRET` or `GIRANDOLE_SECRET_FILE`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a variable that cannot be used.
+    pub fn from_env() -> Result<Option<Self>> {
+        Variables(&|name| std::env::var_os(name)).secret()
     }
 }
 
@@ -190,63 +238,6 @@ fn named(error: Error, name: &str) -> Error {
         Error::InvalidArgument { got, help, .. } => Error::invalid(name, got, help),
         other => other,
     }
-}
-
-struct Variables<'a>(&'a dyn Fn(&str) -> Option<OsString>);
-
-impl Variables<'_> {
-    /// None where the variable is missing; an empty one counts as missing.
-    fn text(&self, name: &str) -> Result<Option<String>> {
-        let value = (self.0)(name).filter(|value| !value.is_empty());
-        value.map(OsString::into_string).transpose().map_err(|value| {
-            Error::invalid(name, format!("{} bytes that are not UTF-8", value.len()), "give plain text")
-        })
-    }
-
-    fn optional<T: FromStr>(&self, name: &str, what: &str) -> Result<Option<T>> {
-        let parse = |text: String| text.trim().parse().map_err(|_| Error::invalid(name, &text, give(what)));
-        self.text(name)?.map(parse).transpose()
-    }
-
-    fn required<T: FromStr>(&self, name: &str, what: &str) -> Result<T> {
-        self.optional(name, what)?.ok_or_else(|| missing(name, what))
-    }
-
-    fn master(&self) -> Result<(String, u16)> {
-        let what = "the host of rank 0, such as 127.0.0.1";
-        let host = self.text("MASTER_ADDR")?.ok_or_else(|| missing("MASTER_ADDR", what))?;
-        if !is_host(&host) {
-            return Err(Error::invalid("MASTER_ADDR", host, give(what)));
-        }
-        let what = "a port from 1 to 65535, the same on every rank";
-        let port = self.text("MASTER_PORT")?.ok_or_else(|| missing("MASTER_PORT", what))?;
-        match parse_port(&port) {
-            Some(port) => Ok((host, port)),
-            None => Err(Error::invalid("MASTER_PORT", port, give(what))),
-        }
-    }
-
-    fn secret(&self) -> Result<Option<Secret>> {
-        match (self.text("GIRANDOLE_SECRET")?, self.text("GIRANDOLE_SECRET_FILE")?) {
-            (None, None) => Ok(None),
-            (Some(digits), None) => Secret::parse(&digits, "GIRANDOLE_SECRET").map(Some),
-            (None, Some(path)) => Secret::from_file(path).map(Some).map_err(|error| match error {
-                Error::InvalidArgument { what, got, help } => {
-                    Error::invalid(format!("GIRANDOLE_SECRET_FILE: {what}"), got, help)
-                }
-                other => other,
-            }),
-            (Some(_), Some(path)) => Err(Error::invalid(
-                "GIRANDOLE_SECRET_FILE",
-                path,
-                "GIRANDOLE_SECRET is set too: unset one of the two",
-            )),
-        }
-    }
-}
-
-fn missing(name: &str, what: &str) -> Error {
-    Error::invalid(name, "nothing", format!("set it to {what} (a launcher does)"))
 }
 
 #[cfg(test)]
@@ -282,6 +273,7 @@ mod tests {
             ("GIRANDOLE_BIND", "::1"),
             ("GIRANDOLE_TIMEOUT", "2.5"),
             ("GIRANDOLE_TRANSPORT", "shm"),
+            ("GIRANDOLE_TLS", "hosts"),
         ];
         let config = read(&[&GOOD[..2], &more].concat()).unwrap();
         assert_eq!((config.secret.unwrap().to_hex(), config.transport), (digits.clone(), Transport::Shm));
@@ -290,6 +282,9 @@ mod tests {
             ("night run", "file:///tmp/meet")
         );
         assert_eq!((config.bind.to_string().as_str(), config.timeout), ("::1", Duration::from_millis(2500)));
+        assert_eq!(config.tls, Tls::Hosts);
+        let message = read(&[&GOOD[..], &[("GIRANDOLE_TLS", "all")]].concat()).unwrap_err().to_string();
+        assert!(message.starts_with("TLS (GIRANDOLE_TLS): got all; its keys come from"), "{message}");
     }
 
     #[test]
@@ -317,6 +312,7 @@ mod tests {
             ("GIRANDOLE_TIMEOUT", "NaN"),
             ("GIRANDOLE_TIMEOUT", "inf"),
             ("GIRANDOLE_TRANSPORT", "rdma"),
+            ("GIRANDOLE_TLS", "on"),
             ("GIRANDOLE_INIT_METHOD", "etcd://x"),
             ("GIRANDOLE_SECRET_FILE", "/nowhere"),
         ] {

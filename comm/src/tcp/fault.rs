@@ -26,6 +26,8 @@ pub(crate) enum Fault {
     BadProof,
     /// The other side closed the connection when it had seen this side's proof.
     ProofRefused,
+    /// The other side encrypts this connection (`theirs`) and this one does not, or the other way round.
+    Encryption { theirs: bool },
     /// The other side holds the secret, and expects no such rank (now).
     NotAwaited,
     /// The other side holds the secret, and makes, or has, a connection to this rank by itself.
@@ -52,18 +54,26 @@ pub(crate) type Try<T> = std::result::Result<T, Fault>;
 impl Fault {
     /// True where the other side is a rank of some job, whose mind another try will hardly change.
     pub(crate) fn is_settled(&self) -> bool {
-        matches!(self, Fault::ProofRefused | Fault::Version(_))
+        matches!(self, Fault::ProofRefused | Fault::Version(_) | Fault::Encryption { .. })
     }
 }
 
 impl From<io::Error> for Fault {
     fn from(error: io::Error) -> Self {
         use io::ErrorKind::{
-            BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, TimedOut, UnexpectedEof,
+            BrokenPipe, ConnectionAborted, ConnectionReset, InvalidData, NotConnected, TimedOut,
+            UnexpectedEof,
         };
         match error.kind() {
             BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof => Fault::Closed,
             TimedOut => Fault::TimedOut,
+            InvalidData => match error.get_ref().and_then(|error| error.downcast_ref()) {
+                // Another key is another secret or another job.
+                Some(rustls::Error::InvalidCertificate(_) | rustls::Error::AlertReceived(_)) => {
+                    Fault::ProofRefused
+                }
+                _ => Fault::NotOurs,
+            },
             _ => Fault::Io(error),
         }
     }
@@ -93,6 +103,10 @@ impl fmt::Display for Fault {
                 "the other side did not accept this rank's proof: the secret (GIRANDOLE_SECRET, GIRANDOLE_SECRET_FILE) \
                  or the job id (GIRANDOLE_JOB_ID) differs",
             ),
+            Fault::Encryption { theirs } => {
+                let [one, other] = if *theirs { ["the other side", "this one"] } else { ["this side", "the other one"] };
+                write!(f, "{one} encrypts the connection, {other} does not: set GIRANDOLE_TLS alike on every rank")
+            }
             Fault::NotAwaited => f.write_str("the other side does not expect this rank"),
             Fault::Crossed => f.write_str("the other side is about to connect to this one"),
             Fault::Gone(_) => f.write_str("the other side has closed its group"),

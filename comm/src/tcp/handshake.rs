@@ -14,12 +14,16 @@
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-use super::Secret;
 use super::fault::{Fault, Try};
+use super::tls::Identity;
+use super::{Secret, TcpConfig, Tls};
+use crate::{Error, Result};
 
 const MAGIC: [u8; 8] = *b"girandle";
 /// Goes up with every change of what ranks send to each other.
 pub(crate) const VERSION: u16 = 2;
+/// In the place of the version: the server takes encrypted connections from there only.
+const ENCRYPTED: u16 = u16::MAX;
 
 pub(crate) type Opening = [u8; 42];
 pub(crate) type Claim = [u8; 41];
@@ -31,6 +35,7 @@ const PROOF: usize = 32;
 pub(crate) struct Credentials {
     key: [u8; 64],
     context: [u8; 32],
+    tls: Option<(Tls, Identity)>,
 }
 
 impl Credentials {
@@ -40,13 +45,27 @@ impl Credentials {
         if let Some(secret) = secret {
             key[..32].copy_from_slice(secret.bytes());
         }
-        Self { key, context: Sha256::digest(job_id.as_bytes()).into() }
+        Self { key, context: Sha256::digest(job_id.as_bytes()).into(), tls: None }
+    }
+
+    /// Those of a job, with the keys of its encryption.
+    pub(crate) fn of(config: &TcpConfig) -> Result<Self> {
+        let TcpConfig { secret, job_id, tls, .. } = config;
+        let plain = Self::new(secret.as_ref(), job_id);
+        let (Some(secret), false) = (secret, *tls == Tls::Off) else { return Ok(plain) };
+        let identity = Identity::new(secret, job_id).map_err(|reason| Error::system("TLS", reason))?;
+        Ok(Self { tls: Some((*tls, identity)), ..plain })
+    }
+
+    /// What encrypts a connection, where it is to be; `is_local` where both ends are on one host.
+    pub(crate) fn tls(&self, is_local: bool) -> Option<&Identity> {
+        self.tls.as_ref().filter(|(tls, _)| tls.covers(is_local)).map(|(_, identity)| identity)
     }
 
     /// The same, good only for those who also know `nonce`.
     pub(crate) fn bound_to(&self, nonce: &[u8; 32]) -> Self {
         let context = Sha256::new().chain_update(self.context).chain_update(nonce).finalize().into();
-        Self { key: self.key, context }
+        Self { context, ..self.clone() }
     }
 
     fn proof(&self, label: &[u8; 16], messages: &[&[u8]]) -> Hmac<Sha256> {
@@ -117,10 +136,16 @@ fn check_opening(theirs: &Opening, ours: Option<&Opening>) -> Try<()> {
     let version = u16::from_le_bytes([theirs[8], theirs[9]]);
     match () {
         () if theirs[..8] != MAGIC => Err(Fault::NotOurs),
+        () if version == ENCRYPTED => Err(Fault::Encryption { theirs: true }),
         () if version != VERSION => Err(Fault::Version(version)),
         () if ours == Some(theirs) => Err(Fault::NotOurs),
         () => Ok(()),
     }
+}
+
+/// True where these are the first bytes of what a rank sends that does not encrypt, five or more of them.
+pub(crate) fn is_plain(first: &[u8]) -> bool {
+    first.len() >= 5 && MAGIC.starts_with(first)
 }
 
 fn number(bytes: &[u8]) -> u32 {
@@ -197,6 +222,13 @@ impl<'a> Server<'a> {
     /// What to send to a client of another version, so that it can tell its user.
     pub(crate) fn other_version() -> Try<Opening> {
         opening()
+    }
+
+    /// What to send to a client that should encrypt and does not.
+    pub(crate) fn encrypted() -> Try<Opening> {
+        let mut message = opening()?;
+        message[8..10].copy_from_slice(&ENCRYPTED.to_le_bytes());
+        Ok(message)
     }
 
     pub(crate) fn opening(&self) -> &Opening {

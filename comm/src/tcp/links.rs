@@ -1,18 +1,16 @@
 //! The data connections as the executor uses them: one to each peer that it has talked to, never blocking.
 
-use std::io::IoSlice;
-use std::net::TcpStream;
+use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 
 use crate::links::{Closed, Links, Unopened, Wait};
 use crate::shm::Pair;
 
+use super::stream::Stream;
 use super::switchboard::Switchboard;
 
 /// Bytes read at once where less is asked for, so that an announcement and a small tensor are one read.
@@ -27,7 +25,7 @@ pub(crate) struct TcpLinks {
 }
 
 struct Line {
-    stream: Arc<TcpStream>,
+    stream: Arc<Stream>,
     inbox: Inbox,
 }
 
@@ -59,7 +57,7 @@ impl TcpLinks {
         Ok(Some(pair))
     }
 
-    pub(crate) fn stream(&self, peer: usize) -> Result<&TcpStream, Closed> {
+    pub(crate) fn stream(&self, peer: usize) -> Result<&Stream, Closed> {
         self.lines.get(peer).and_then(Option::as_ref).map(|line| &*line.stream).ok_or(Closed)
     }
 }
@@ -83,13 +81,10 @@ impl Links for TcpLinks {
     }
 
     fn try_send(&mut self, peer: usize, head: &[u8], body: &[u8]) -> Result<usize, Closed> {
-        let parts = [IoSlice::new(head), IoSlice::new(body)];
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         // An empty body is nothing that any reader waits for.
-        match sendmsg(self.stream(peer)?, &parts, &mut SendAncillaryBuffer::default(), flags) {
+        match self.stream(peer)?.send(head, body) {
+            Err(error) => not_yet(error.kind()),
             Ok(sent) => Ok(sent),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(0),
-            Err(_) => Err(Closed),
         }
     }
 
@@ -107,15 +102,14 @@ impl Links for TcpLinks {
         } else {
             &mut into[..]
         };
-        match recv(&*stream, target, RecvFlags::DONTWAIT) {
-            Ok((0, _)) => Err(Closed),
-            Ok((got, _)) if read_ahead => {
+        match stream.recv(target) {
+            Ok(0) => Err(Closed),
+            Ok(got) if read_ahead => {
                 (inbox.start, inbox.end) = (0, got);
                 Ok(inbox.take(into))
             }
-            Ok((got, _)) => Ok(got),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(0),
-            Err(_) => Err(Closed),
+            Ok(got) => Ok(got),
+            Err(error) => not_yet(error.kind()),
         }
     }
 
@@ -141,6 +135,14 @@ impl Links for TcpLinks {
 
     fn segment(&self) -> usize {
         self.segment
+    }
+}
+
+/// No bytes for now, or an end.
+fn not_yet(error: ErrorKind) -> Result<usize, Closed> {
+    match error {
+        ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(0),
+        _ => Err(Closed),
     }
 }
 

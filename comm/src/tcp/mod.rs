@@ -10,20 +10,25 @@ mod init_method;
 mod links;
 mod rendezvous;
 mod secret;
+mod stream;
 mod switchboard;
+mod tls;
 mod transport;
 mod wire;
 
 pub use config::TcpConfig;
 pub use init_method::InitMethod;
 pub use secret::Secret;
+pub use tls::Tls;
 pub use transport::Transport;
 
 pub(crate) use fault::{Fault, Try};
+pub(crate) use init_method::{is_host, parse_port};
 pub(crate) use links::{TcpLinks, timespec};
 pub(crate) use rendezvous::{Lines, Meeting, PeerInfo, meet};
 #[cfg(feature = "mpi")]
 pub(crate) use rendezvous::{Options, meet_with};
+pub(crate) use stream::Stream;
 #[cfg(test)]
 pub(crate) use switchboard::Switchboard;
 pub(crate) use wire::Wire;

@@ -1,6 +1,6 @@
 //! A connection while ranks meet: every read and write has a deadline, and every message a limit.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -14,7 +14,9 @@ use serde::de::DeserializeOwned;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::fault::{Fault, Try};
-use super::handshake::{Admission, Caller, Client, Credentials, Server, Verdict};
+use super::handshake::{Admission, Caller, Client, Credentials, Server, Verdict, is_plain};
+use super::stream::Stream;
+use super::tls::{HELLO, Session};
 use crate::fingerprint;
 use crate::last_words::LastWords;
 
@@ -39,19 +41,30 @@ pub(crate) fn wait_any(fds: &[(BorrowedFd<'_>, PollFlags)], deadline: Instant) -
     }
 }
 
+/// Our own key that rustls cannot use, which no user can bring about.
+fn unusable(error: rustls::Error) -> Fault {
+    Fault::Malformed(error.to_string())
+}
+
 /// A TCP connection that is not yet part of a group.
 #[derive(Debug)]
 pub(crate) struct Wire {
-    stream: TcpStream,
+    stream: Arc<Stream>,
     /// Becomes readable when nobody is interested in this connection any more.
     stop: Option<Arc<UnixStream>>,
+}
+
+impl From<Arc<Stream>> for Wire {
+    fn from(stream: Arc<Stream>) -> Self {
+        Self { stream, stop: None }
+    }
 }
 
 impl Wire {
     pub(crate) fn new(stream: TcpStream, stop: Option<Arc<UnixStream>>) -> Try<Self> {
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
-        Ok(Self { stream, stop })
+        Ok(Self { stream: Arc::new(stream.into()), stop })
     }
 
     /// Connects and proves that this rank belongs to the job; tells what the other side makes of it.
@@ -75,12 +88,12 @@ impl Wire {
         match begun {
             Err(error) if error.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {
                 wire.wait(PollFlags::OUT, deadline)?;
-                wire.stream.take_error()?.map_or(Ok(()), Err)?;
+                wire.stream.socket().take_error()?.map_or(Ok(()), Err)?;
             }
             other => other?,
         }
         // Where nobody listens, a free local port may connect to itself, and then keep rank 0 from listening there.
-        if wire.stream.local_addr()? == wire.stream.peer_addr()? {
+        if wire.stream.socket().local_addr()? == wire.stream.socket().peer_addr()? {
             return Err(io::Error::from(io::ErrorKind::ConnectionRefused).into());
         }
         Ok(wire)
@@ -93,6 +106,9 @@ impl Wire {
         caller: Caller,
         deadline: Instant,
     ) -> Try<Verdict> {
+        if let Some(identity) = credentials.tls(self.is_local()?) {
+            self.secure(Session::new(identity.client().map_err(unusable)?), deadline)?;
+        }
         let client = Client::new(credentials, caller)?;
         self.write(client.opening(), deadline)?;
         let (claim, claimed) = client.claim(self.read(deadline)?)?;
@@ -107,6 +123,7 @@ impl Wire {
         credentials: &'a Credentials,
         deadline: Instant,
     ) -> Try<Admission<'a>> {
+        self.agree_on_encryption(credentials, deadline)?;
         let server = match Server::new(credentials, self.read(deadline)?) {
             Err(fault @ Fault::Version(_)) => {
                 self.write(&Server::other_version()?, deadline)?;
@@ -116,6 +133,52 @@ impl Wire {
         };
         self.write(server.opening(), deadline)?;
         server.check(self.read(deadline)?)
+    }
+
+    /// The listening side encrypts what begins with a client's hello, and refuses what should.
+    fn agree_on_encryption(&mut self, credentials: &Credentials, deadline: Instant) -> Try<()> {
+        let mut first = [0];
+        loop {
+            match self.stream.socket().peek(&mut first) {
+                Ok(0) => return Err(Fault::Closed),
+                Ok(_) => break,
+                Err(error) => self.after(error, PollFlags::IN, deadline)?,
+            }
+        }
+        let identity = credentials.tls(self.is_local()?);
+        match (identity, first[0] == HELLO) {
+            (Some(identity), true) => {
+                let session = Session::new(identity.server().map_err(unusable)?);
+                let stranger =
+                    |fault| if matches!(fault, Fault::ProofRefused) { Fault::BadProof } else { fault };
+                self.secure(session, deadline).map_err(stranger)
+            }
+            (None, false) => Ok(()),
+            (Some(_), false) => {
+                self.write(&Server::encrypted()?, deadline)?;
+                Err(Fault::Encryption { theirs: false })
+            }
+            (None, true) => {
+                self.write(&Server::other_version()?, deadline)?;
+                Err(Fault::Encryption { theirs: true })
+            }
+        }
+    }
+
+    /// Encrypts from here on.
+    fn secure(&mut self, mut session: Session, deadline: Instant) -> Try<()> {
+        loop {
+            match session.shake(self.stream.socket()) {
+                Ok(()) => break,
+                Err(_) if is_plain(session.strange()) => return Err(Fault::Encryption { theirs: false }),
+                Err(error) => {
+                    let flags = if session.has_outgoing() { PollFlags::OUT } else { PollFlags::IN };
+                    self.after(error, flags, deadline)?;
+                }
+            }
+        }
+        self.stream.secure(session);
+        Ok(())
     }
 
     pub(crate) fn read<const N: usize>(&mut self, deadline: Instant) -> Try<[u8; N]> {
@@ -136,7 +199,7 @@ impl Wire {
     fn fill(&mut self, buffer: &mut [u8], deadline: Instant) -> Try<()> {
         let mut filled = 0;
         while filled < buffer.len() {
-            match self.stream.read(&mut buffer[filled..]) {
+            match self.stream.recv(&mut buffer[filled..]) {
                 Ok(0) => return Err(Fault::Closed),
                 Ok(count) => filled += count,
                 Err(error) => self.after(error, PollFlags::IN, deadline)?,
@@ -148,7 +211,7 @@ impl Wire {
     pub(crate) fn write(&mut self, message: &[u8], deadline: Instant) -> Try<()> {
         let mut sent = 0;
         while sent < message.len() {
-            match self.stream.write(&message[sent..]) {
+            match self.stream.send(&message[sent..], &[]) {
                 Ok(count) => sent += count,
                 Err(error) => self.after(error, PollFlags::OUT, deadline)?,
             }
@@ -214,10 +277,15 @@ impl Wire {
 
     /// False where the other side has closed the connection, and nothing of it is left to be read.
     pub(crate) fn is_open(&self) -> bool {
-        match self.stream.peek(&mut [0]) {
+        match self.stream.socket().peek(&mut [0]) {
             Ok(count) => count > 0,
             Err(error) => matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
         }
+    }
+
+    /// Another handle of this connection, for another thread.
+    pub(crate) fn again(&self) -> Self {
+        Self { stream: self.stream.clone(), stop: self.stop.clone() }
     }
 
     /// Goes on even if the acceptor that took this connection stops.
@@ -228,10 +296,10 @@ impl Wire {
     /// Closes the connection in such a way that the other side can still read what was sent: unread input would make the
     /// system cut it off.
     pub(crate) fn hang_up(&mut self) {
-        let _ = self.stream.shutdown(Shutdown::Write);
+        self.stream.shutdown(Shutdown::Write);
         let mut rest = [0; 1024];
         for _ in 0..64 {
-            if !matches!(self.stream.read(&mut rest), Ok(1..)) {
+            if !matches!(self.stream.socket().read(&mut rest), Ok(1..)) {
                 break;
             }
         }
@@ -242,27 +310,31 @@ impl Wire {
     }
 
     pub(crate) fn peer(&self) -> Try<SocketAddr> {
-        Ok(self.stream.peer_addr()?)
+        Ok(self.stream.socket().peer_addr()?)
     }
 
     /// True where the other side runs on this host.
     pub(crate) fn is_local(&self) -> Try<bool> {
-        let peer = self.stream.peer_addr()?.ip().to_canonical();
-        Ok(peer.is_loopback() || peer == self.stream.local_addr()?.ip().to_canonical())
+        let peer = self.stream.socket().peer_addr()?.ip().to_canonical();
+        Ok(peer.is_loopback() || peer == self.stream.socket().local_addr()?.ip().to_canonical())
     }
 
     /// The connection as data goes over it: never blocking.
-    pub(crate) fn into_data_stream(self) -> TcpStream {
+    pub(crate) fn into_data_stream(self) -> Arc<Stream> {
         if self.is_local().unwrap_or(false) {
             // One that keeps the size it has is slower, and as good.
-            let _ = SockRef::from(&self.stream).set_send_buffer_size(LOCAL_SEND_BUFFER);
+            let _ = SockRef::from(self.stream.socket()).set_send_buffer_size(LOCAL_SEND_BUFFER);
         }
         self.stream
     }
 
-    /// The connection as a group uses it: blocking.
-    pub(crate) fn into_stream(self) -> Try<TcpStream> {
-        self.stream.set_nonblocking(false)?;
-        Ok(self.stream)
+    /// The connection as a group uses it: never blocking.
+    pub(crate) fn into_stream(self) -> Arc<Stream> {
+        self.stream
+    }
+
+    /// Says something if there is room for it, and does not wait.
+    pub(crate) fn say(&self, words: &[u8]) {
+        self.stream.say(words);
     }
 }

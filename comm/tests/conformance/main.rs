@@ -12,7 +12,7 @@ mod uneven;
 
 use std::time::Duration;
 
-use comm::{Communicator, InitMethod, Local, Result, Secret, Tcp, TcpConfig, Transport};
+use comm::{Communicator, InitMethod, Local, Result, Secret, Tcp, TcpConfig, Tls, Transport};
 
 /// Runs `body` on every rank of a group of one backend.
 trait Backend {
@@ -29,7 +29,7 @@ impl Backend for Threads {
 }
 
 /// Ranks that meet over TCP and exchange their data as the transport says, with a thread for each rank.
-struct Processes(Transport);
+struct Processes(Transport, Tls);
 
 impl Backend for Processes {
     fn run(&self, world_size: usize, body: &(dyn Fn(&dyn Communicator) -> Result<()> + Sync)) {
@@ -40,6 +40,7 @@ impl Backend for Processes {
             timeout: Duration::from_secs(60),
             secret: Some(Secret::random().unwrap()),
             transport: self.0,
+            tls: self.1,
             ..TcpConfig::default()
         };
         std::thread::scope(|scope| {
@@ -188,17 +189,19 @@ macro_rules! suite {
 }
 
 suite!(local, Threads);
-suite!(tcp, Processes(Transport::Tcp));
+suite!(tcp, Processes(Transport::Tcp, Tls::Off));
+suite!(tls, Processes(Transport::Tcp, Tls::All));
 #[cfg(target_os = "linux")]
-suite!(shm, Processes(Transport::Shm));
+suite!(shm, Processes(Transport::Shm, Tls::Off));
 
 #[test]
 fn sums_do_not_depend_on_what_carries_them() {
     transports::compare(&[
         &Threads,
-        &Processes(Transport::Tcp),
+        &Processes(Transport::Tcp, Tls::Off),
+        &Processes(Transport::Tcp, Tls::All),
         #[cfg(target_os = "linux")]
-        &Processes(Transport::Shm),
+        &Processes(Transport::Shm, Tls::Off),
     ]);
 }
 

@@ -4,6 +4,7 @@ mod attention;
 mod column;
 mod embedding;
 mod mlp;
+mod module;
 mod norm;
 mod row;
 mod transformer;

@@ -8,7 +8,7 @@ use crate::context::sequence_dim;
 use crate::{Context, Result};
 
 use super::reduce::Reduction;
-use super::{column_sums, rows, with_features};
+use super::{of_weights, rows, with_features};
 
 /// `x w' + b` for this rank's rows of the weight. Backward, the sum over ranks of the input's gradient is under way while the
 /// weight's is computed.
@@ -32,6 +32,7 @@ pub(crate) fn column(
     };
     let output = output.reshape(with_features(&input, weight.dim(0)?))?;
     let (context, dims, needs_input) = (context.clone(), input.dims().to_vec(), x.track_op());
+    let variables: Vec<Tensor> = [weight].into_iter().chain(bias).cloned().collect();
     let backward = move |gradient: &Tensor| {
         let gradient = rows(gradient)?;
         let of_input = match needs_input {
@@ -41,10 +42,7 @@ pub(crate) fn column(
             }
             false => None,
         };
-        let (of_weight, of_bias) = {
-            let _span = tracing::info_span!("weight gradient").entered();
-            (gradient.t()?.matmul(&flat)?, column_sums(&gradient)?)
-        };
+        let of_weights = of_weights(&variables, [&gradient, &gradient], &flat)?;
         let of_input = match of_input {
             Some(reduction) => {
                 let _span = tracing::info_span!("wait for input gradient").entered();
@@ -52,19 +50,13 @@ pub(crate) fn column(
             }
             None => None,
         };
-        Ok((of_input, of_weight, of_bias))
+        Ok((of_input, of_weights))
     };
-    const NAME: &str = "column_parallel_linear";
-    Ok(match bias {
-        Some(bias) => autograd::custom(NAME, &[x, weight, bias], output, move |gradient| {
-            let (of_input, of_weight, of_bias) = backward(gradient).map_err(into_comm)?;
-            Ok(vec![of_input, Some(of_weight), Some(of_bias)])
-        })?,
-        None => autograd::custom(NAME, &[x, weight], output, move |gradient| {
-            let (of_input, of_weight, _) = backward(gradient).map_err(into_comm)?;
-            Ok(vec![of_input, Some(of_weight)])
-        })?,
-    })
+    let inputs: Vec<&Tensor> = [x, weight].into_iter().chain(bias).collect();
+    Ok(autograd::custom("column_parallel_linear", &inputs, output, move |gradient| {
+        let (of_input, of_weights) = backward(gradient).map_err(into_comm)?;
+        Ok([of_input].into_iter().chain(of_weights).collect())
+    })?)
 }
 
 fn into_comm(error: crate::Error) -> comm::Error {

@@ -35,3 +35,27 @@ fn column_sums(rows: &Tensor) -> Result<Tensor> {
     let ones = Tensor::ones((1, rows.dim(0)?), rows.dtype(), rows.device())?;
     ones.matmul(rows)?.squeeze(0)
 }
+
+/// The gradients of a weight, whose outputs have the first gradient, and of a bias, where there is one, whose have the second;
+/// none where they are put off.
+fn of_weights(
+    variables: &[Tensor],
+    [of_products, of_sums]: [&Tensor; 2],
+    input: &Tensor,
+) -> Result<Vec<Option<Tensor>>> {
+    let (of_products, of_sums) = (of_products.detach(), of_sums.detach());
+    let (input, has_bias) = (input.clone(), variables.len() > 1);
+    let compute = move || {
+        let _span = tracing::info_span!("weight gradient").entered();
+        let mut all = vec![of_products.t()?.matmul(&input)?];
+        if has_bias {
+            all.push(column_sums(&of_sums)?);
+        }
+        Ok(all)
+    };
+    let weights: Vec<&Tensor> = variables.iter().collect();
+    match training::defer(&weights, compute.clone()) {
+        true => Ok(vec![None; variables.len()]),
+        false => Ok(compute()?.into_iter().map(Some).collect()),
+    }
+}

@@ -6,7 +6,7 @@ use comm::{Operation, ReduceOp, autograd};
 use crate::context::sequence_dim;
 use crate::{Context, Result};
 
-use super::{column_sums, rows, with_features};
+use super::{of_weights, rows, with_features};
 
 /// The sum over ranks of `x w'`, for this rank's inputs and columns of the weight, plus the bias, once.
 ///
@@ -26,25 +26,21 @@ pub(crate) fn row(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, context: &
         output = output.broadcast_add(&bias.detach())?;
     }
     let (context, dims, needs_input) = (context.clone(), x.dims().to_vec(), x.track_op());
-    let has_bias = bias.is_some();
+    let variables: Vec<Tensor> = [weight].into_iter().chain(bias).cloned().collect();
     let backward = move |gradient: &Tensor| {
-        let of_bias = if has_bias { Some(column_sums(&rows(gradient)?)?) } else { None };
-        let gradient = match context.sequence_parallel() {
+        let own = rows(gradient)?;
+        let all = match context.sequence_parallel() {
             true => {
                 let dim = sequence_dim(gradient.dims())?;
                 rows(&autograd::gather_from_group(&gradient.detach(), dim, context.comm())?)?
             }
-            false => rows(gradient)?,
+            false => own.clone(),
         };
-        let of_weight = gradient.t()?.matmul(&flat)?;
-        let of_input = if needs_input { Some(gradient.matmul(&matrix)?.reshape(&dims[..])?) } else { None };
-        Result::Ok([of_input, Some(of_weight), of_bias])
+        let of_input = if needs_input { Some(all.matmul(&matrix)?.reshape(&dims[..])?) } else { None };
+        // The bias was added to this rank's part of the sequence.
+        let of_weights = of_weights(&variables, [&all, &own], &flat)?;
+        Result::Ok([of_input].into_iter().chain(of_weights).collect())
     };
     let inputs: Vec<&Tensor> = [x, weight].into_iter().chain(bias).collect();
-    let count = inputs.len();
-    Ok(autograd::custom("row_parallel_linear", &inputs, output, move |gradient| {
-        let mut gradients = Vec::from(backward(gradient)?);
-        gradients.truncate(count);
-        Ok(gradients)
-    })?)
+    Ok(autograd::custom("row_parallel_linear", &inputs, output, move |gradient| Ok(backward(gradient)?))?)
 }

@@ -182,14 +182,15 @@ impl Affine {
         bias: &Tensor,
         gradient: &Tensor,
     ) -> candle_core::Result<[Option<Tensor>; 3]> {
-        let of_x = self.of_input::<T>(x, weight, gradient)?;
+        // Data have no gradient.
+        let of_x = x.track_op().then(|| self.of_input::<T>(x, weight, gradient)).transpose()?;
         // Without their history, which would keep the whole graph alive.
         let (input, shape, late) = (x.detach(), weight.shape().clone(), gradient.detach());
         if defer(&[weight, bias], move || Affine.of_weights::<T>(&input, &shape, &late)) {
-            return Ok([Some(of_x), None, None]);
+            return Ok([of_x, None, None]);
         }
         let mut of_weights = self.of_weights::<T>(x, weight.shape(), gradient)?.into_iter();
-        Ok([Some(of_x), of_weights.next(), of_weights.next()])
+        Ok([of_x, of_weights.next(), of_weights.next()])
     }
 }
 

@@ -4,16 +4,17 @@ use std::path::PathBuf;
 
 use candle_core::{Device, Tensor, safetensors};
 use comm::broadcast_object;
-use fsdp::Fsdp;
+use fsdp::{LossScaler, LossScalerState};
 use serde::{Deserialize, Serialize};
-use training::{Adam, Checkpoint, Contents};
+use training::{Checkpoint, Contents};
 
 use crate::console::note;
 use crate::error::{Error, Result};
-use crate::models::large::LargeModel;
 use crate::rank::Rank;
 use crate::run_log::{LogState, RunLog};
 use crate::trainer::{CheckpointOptions, RunIdentity, agree, offer};
+
+use super::step::Trainee;
 
 const LOG: &str = "log";
 const LOSSES: &str = "losses";
@@ -23,6 +24,8 @@ const LOSSES: &str = "losses";
 struct Kept {
     run: RunIdentity,
     log: LogState,
+    #[serde(default)]
+    scale: Option<LossScalerState>,
 }
 
 /// The checkpoint that a run is to go on from, if it is to and there is one.
@@ -59,8 +62,7 @@ impl Keeping<'_> {
     pub(super) fn resume(
         &mut self,
         rank: &Rank,
-        fsdp: &Fsdp<LargeModel>,
-        optimizer: &mut Adam,
+        trainee: &mut Trainee,
         log: Option<&mut RunLog<'_>>,
     ) -> Result<usize> {
         let (Some(_), Some(checkpoints)) = (self.options.wanted(), self.options.open()?) else {
@@ -78,7 +80,12 @@ impl Keeping<'_> {
             return Ok(0);
         };
         let contents = checkpoints.contents(&folder).map_err(offer)?;
-        let Kept { run, log: state } = kept(Some(&fsdp.load_checkpoint(&contents, Some(optimizer))?))?;
+        let Trainee { fsdp, optimizer, scaler } = trainee;
+        let extra = fsdp.load_checkpoint(&contents, Some(optimizer))?;
+        let Kept { run, log: state, scale } = kept(Some(&extra))?;
+        if let (Some(scaler), Some(scale)) = (scaler, scale) {
+            scaler.resume(scale);
+        }
         let step = contents.step as usize;
         self.kept = Some(step);
         let Some(log) = log else { return Ok(step) };
@@ -99,8 +106,7 @@ impl Keeping<'_> {
     pub(super) fn keep(
         &mut self,
         (step, is_last): (usize, bool),
-        fsdp: &Fsdp<LargeModel>,
-        optimizer: &Adam,
+        trainee: &Trainee,
         log: Option<&mut RunLog<'_>>,
     ) -> Result<()> {
         let Some(checkpoints) = self.options.open()? else { return Ok(()) };
@@ -109,7 +115,8 @@ impl Keeping<'_> {
             return Ok(());
         }
         let _span = tracing::info_span!("checkpoint").entered();
-        let mut kept = Kept { run: self.run.clone(), log: LogState::default() };
+        let scale = trainee.scaler.as_ref().map(LossScaler::state);
+        let mut kept = Kept { run: self.run.clone(), log: LogState::default(), scale };
         let mut checkpoint = Checkpoint { step: step as u64, ..Checkpoint::default() };
         if let Some(log) = log {
             // The metrics must not lack a step that will not be done again.
@@ -122,7 +129,7 @@ impl Keeping<'_> {
         checkpoint.extra = serde_json::to_value(kept).map_err(|reason| Error::Checkpoint {
             problem: format!("its state cannot be written: {reason}"),
         })?;
-        fsdp.save_checkpoint(&checkpoints, Some(optimizer), &checkpoint)?;
+        trainee.fsdp.save_checkpoint(&checkpoints, Some(&trainee.optimizer), &checkpoint)?;
         self.kept = Some(step);
         Ok(())
     }

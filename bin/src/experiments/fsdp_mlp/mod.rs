@@ -4,14 +4,14 @@ mod data;
 mod keeping;
 mod memory;
 mod options;
+mod step;
 
-use candle_core::{DType, Tensor};
-use candle_nn::{Module, Optimizer};
+use candle_core::DType;
 use comm::{Mesh, all_gather_object};
 use fsdp::Fsdp;
 use sampler::{Generator, SharedGenerator};
 use serde::{Deserialize, Serialize};
-use training::{Adam, AdamConfig, TorchInit, cross_entropy};
+use training::TorchInit;
 
 pub use options::{FloatKind, FsdpMlpOptions, Sharding};
 
@@ -31,6 +31,7 @@ use crate::weights::TensorFile;
 use data::{Batches, Samples};
 use keeping::Keeping;
 use memory::Held;
+use step::Trainee;
 
 /// The document prints the loss of every so many steps.
 const PRINTED: usize = 10;
@@ -41,6 +42,8 @@ pub struct Trained {
     series: RunSeries,
     /// By rank.
     held: Vec<Held>,
+    /// What became of the loss's factor.
+    scaling: Option<String>,
 }
 
 /// What a process begins with: nothing of the model, which no process has whole.
@@ -71,6 +74,7 @@ impl Experiment for FsdpMlpOptions {
             ("--hidden", self.hidden.to_string()),
             ("--param-dtype", format!("{:?}", self.param_dtype)),
             ("--reduce-dtype", format!("{:?}", self.reduce_dtype.unwrap_or(self.param_dtype))),
+            ("--loss-scale", self.loss_scale.map_or("none".into(), |scale| scale.to_string())),
         ];
         RunIdentity::new(Self::NAME, world_size, self.common.settings().into_iter().chain(settings))
     }
@@ -103,38 +107,43 @@ impl Experiment for FsdpMlpOptions {
             fsdp.load_full(path)?;
         }
         let mut batches = Batches::new(self, setup.samples, rank)?;
-        let config = AdamConfig { learning_rate: self.lr, ..AdamConfig::default() };
-        let mut optimizer = Adam::named(fsdp.named_vars(), config)?;
+        let mut trainee = Trainee::new(fsdp, self)?;
         let run = self.identity(rank.comm.world_size());
         let mut keeping = Keeping { options: &self.checkpoints, run, kept: None };
         let prints = rank.is_first();
         let log = LogConfig { run: None, keep: self.common.report.is_some(), steps: self.steps };
         let mut metrics = rank.metrics.take();
         let mut log = prints.then(|| RunLog::new(&log, metrics.as_mut()));
-        let begun = keeping.resume(rank, &fsdp, &mut optimizer, log.as_mut())?;
+        let begun = keeping.resume(rank, &mut trainee, log.as_mut())?;
         // The batches that have been learnt from are drawn once more, and passed over.
         (0..begun).try_for_each(|_| batches.next().map(drop))?;
         let watch = rank.stopwatch();
         let mut activations = 0;
         for step in begun..self.steps {
             let (x, y) = batches.next()?;
-            activations = activations.max(step_once(&fsdp, &mut optimizer, (&x, &y), step, log.as_mut())?);
-            keeping.keep((step + 1, step + 1 == self.steps), &fsdp, &optimizer, log.as_mut())?;
+            let stepped = trainee.step((&x, &y))?;
+            activations = activations.max(stepped.activations);
+            if let Some(log) = log.as_mut() {
+                tell(log, step, stepped.loss.to_scalar()?)?;
+            }
+            keeping.keep((step + 1, step + 1 == self.steps), &trainee, log.as_mut())?;
         }
         let measured = watch.stop();
         let series = log.map(RunLog::finish).unwrap_or_default();
         rank.metrics = metrics;
         let seconds = rank.measured(measured, None, self.steps.saturating_sub(begun))? + series.seconds;
-        let held = self.held(&fsdp, &optimizer, activations);
+        let held = held(&trainee, activations);
         let held = all_gather_object(&*rank.comm, &held)?;
         if let Some(path) = &self.common.save {
-            fsdp.save_full(path)?;
+            trainee.fsdp.save_full(path)?;
         }
         let world_size = rank.comm.world_size();
-        Ok(Trained { series: RunSeries { name: "FSDP".into(), seconds, world_size, ..series }, held })
+        let series = RunSeries { name: "FSDP".into(), seconds, world_size, ..series };
+        Ok(Trained { series, held, scaling: trainee.scaling() })
     }
 
     fn conclude(&self, _: &(), outcome: &Outcome<Trained>) -> Result<()> {
+        outcome.trained.scaling.iter().try_for_each(|line| say(format_args!("{line}")))?;
         let held = outcome.trained.held.iter().enumerate();
         let mut rows: Vec<_> = held.map(|(rank, held)| (format!("rank {rank}"), *held)).collect();
         rows.push(("each rank, by formula".into(), memory::sharded(self, outcome.ranks.len())));
@@ -156,30 +165,10 @@ impl Experiment for FsdpMlpOptions {
             let mega = format!("{:.1} MB", total(held) as f64 * 1e-6);
             facts.push(fact(&format!("parameters, gradients and Adam's state of rank {rank}"), mega));
         }
+        facts.extend(outcome.trained.scaling.map(|line| fact("loss scale", line)));
         facts.extend(self.common.data.as_ref().map(|path| fact("data", path.display().to_string())));
         Report { facts, runs: vec![outcome.trained.series], ..Report::default() }
     }
-}
-
-/// Forward, backward and the optimizer's step; bytes that the layers had computed for backward.
-fn step_once(
-    fsdp: &Fsdp<LargeModel>,
-    optimizer: &mut Adam,
-    (x, y): (&Tensor, &Tensor),
-    step: usize,
-    log: Option<&mut RunLog<'_>>,
-) -> Result<usize> {
-    let loss = tracing::info_span!("forward").in_scope(|| cross_entropy(&fsdp.forward(x)?, y, None))?;
-    let activations = fsdp.activation_bytes(&loss);
-    let grads = fsdp.backward(&loss)?;
-    tracing::info_span!("optimizer").in_scope(|| optimizer.step(&grads))?;
-    let Some(log) = log else { return Ok(activations) };
-    let loss = loss.to_scalar::<f32>()?;
-    log.step(0, step, loss)?;
-    if step.is_multiple_of(PRINTED) {
-        log.say(format_args!("Step {step}, Loss: {}", Fixed::<4>(loss.into())))?;
-    }
-    Ok(activations)
 }
 
 impl FsdpMlpOptions {
@@ -198,17 +187,6 @@ impl FsdpMlpOptions {
         Ok(Fsdp::new(comm, builder, &config, |units| LargeModel::new(&model, &units))?)
     }
 
-    fn held(&self, fsdp: &Fsdp<LargeModel>, optimizer: &Adam, activations: usize) -> Held {
-        let memory = fsdp.memory();
-        Held {
-            parameters: memory.parameters.peak,
-            gradients: memory.gradients.peak,
-            optimizer: optimizer.state_bytes(),
-            activations: Some(activations),
-            process: peak_rss_bytes(),
-        }
-    }
-
     /// Names and shapes of the model's parameters.
     fn parameters(&self) -> Vec<(String, Vec<usize>)> {
         let layer = |(index, (inputs, outputs)): (usize, (usize, usize))| {
@@ -216,5 +194,25 @@ impl FsdpMlpOptions {
             [(format!("{name}.weight"), vec![outputs, inputs]), (format!("{name}.bias"), vec![outputs])]
         };
         self.model().layers().into_iter().enumerate().flat_map(layer).collect()
+    }
+}
+
+/// A step's loss, on the rank that prints.
+fn tell(log: &mut RunLog<'_>, step: usize, loss: f32) -> Result<()> {
+    log.step(0, step, loss)?;
+    if step.is_multiple_of(PRINTED) {
+        log.say(format_args!("Step {step}, Loss: {}", Fixed::<4>(loss.into())))?;
+    }
+    Ok(())
+}
+
+fn held(trainee: &Trainee, activations: usize) -> Held {
+    let memory = trainee.fsdp.memory();
+    Held {
+        parameters: memory.parameters.peak,
+        gradients: memory.gradients.peak,
+        optimizer: trainee.optimizer.state_bytes(),
+        activations: Some(activations),
+        process: peak_rss_bytes(),
     }
 }

@@ -93,6 +93,21 @@ pub struct FsdpMlpOptions {
     /// What gradients are averaged in [default: that of --param-dtype]
     #[arg(long, value_enum, help_heading = "Sharding")]
     pub(crate) reduce_dtype: Option<FloatKind>,
+    /// Scale losses, at first by this factor (65536 is usual with f16), so that small gradients do not vanish: halved after a
+    /// step in which a gradient of any rank was not finite, which all ranks skip; doubled after 2000 good ones
+    #[arg(
+        long,
+        value_name = "FACTOR",
+        value_parser = factor,
+        allow_negative_numbers = true,
+        help_heading = "Sharding"
+    )]
+    pub(crate) loss_scale: Option<f64>,
+}
+
+fn factor(text: &str) -> std::result::Result<f64, &'static str> {
+    let factor = text.parse().ok().filter(|factor: &f64| factor.is_finite() && *factor > 0.0);
+    factor.ok_or("give a finite number greater than 0")
 }
 
 impl FsdpMlpOptions {

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use candle_core::Tensor;
 use comm::{Communicator, Operation, all_gather_object, broadcast_object};
-use pipeline::{Durations, PipelineConfig, Schedule, ScheduleKind};
+use pipeline::{ActionKind, Durations, PipelineConfig, Schedule, ScheduleKind, Span};
 use serde::{Deserialize, Serialize};
 
 use crate::console::say;
@@ -23,12 +23,14 @@ const COUNTED: (usize, usize, f64) = (3, 50, 2.0);
 pub struct Use {
     schedule: ScheduleKind,
     micro_batches: usize,
-    /// Mean seconds of a step.
+    /// Seconds of a step: the mean of the quicker half, as the machine may have other things to do.
     step_s: f64,
     /// Seconds that each rank computes in a step.
     busy_s: Vec<f64>,
     /// The part of the time that ranks are idle: planned with equal times for all stages, backward taking twice as long as forward.
     planned: f64,
+    /// The same with the mean times of forward and of both parts of backward as they were measured.
+    expected: f64,
 }
 
 impl Use {
@@ -45,11 +47,12 @@ impl Use {
         let busy = |(rank, busy): (usize, &f64)| format!("rank {rank} {:.1} %", 100.0 * busy / self.step_s);
         let busy: Vec<String> = self.busy_s.iter().enumerate().map(busy).collect();
         format!(
-            "{}: {:.3} ms a step; busy: {}; idle {:.1} %, by the formula {:.1} %",
+            "{}: {:.3} ms a step; busy: {}; idle {:.1} % ({:.1} % with passes as long as these), by the formula {:.1} %",
             self.name(),
             1e3 * self.step_s,
             busy.join(", "),
             100.0 * self.idle(),
+            100.0 * self.expected,
             100.0 * self.planned
         )
     }
@@ -76,31 +79,89 @@ pub(super) fn measure(
     [naive, config.clone()].iter().map(|config| one(comm, config, batch, made(config)?)).collect()
 }
 
+/// A step of a rank.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+struct Sample {
+    seconds: f64,
+    /// Of these, computing: forward, backward, and its two parts where it has them.
+    passes: [f64; 4],
+}
+
+impl Sample {
+    fn new(seconds: f64, spans: &[Span]) -> Self {
+        let kinds = [
+            ActionKind::Forward,
+            ActionKind::Backward,
+            ActionKind::BackwardInput,
+            ActionKind::BackwardWeight,
+        ];
+        let passes = kinds.map(|kind| {
+            spans.iter().filter(|span| span.action.kind == kind).map(|span| span.end - span.start).sum()
+        });
+        Self { seconds, passes }
+    }
+
+    fn busy(&self) -> f64 {
+        self.passes.iter().sum()
+    }
+}
+
 fn one(
     comm: &Arc<dyn Communicator>,
     config: &PipelineConfig,
     (input, target): &(Tensor, Tensor),
     mut made: Made,
 ) -> Result<Use> {
-    let mut run = |steps: usize| -> Result<(f64, f64)> {
+    let mut run = |steps: usize| -> Result<Vec<Sample>> {
         comm.run(Operation::Barrier)?;
-        let (began, mut busy) = (Instant::now(), 0.0);
-        for _ in 0..steps {
-            let spans = made.pipeline.step(Some(input), Some(target))?.spans;
-            busy += spans.iter().map(|span| span.end - span.start).sum::<f64>();
-        }
-        comm.run(Operation::Barrier)?;
-        Ok((began.elapsed().as_secs_f64() / steps as f64, busy / steps as f64))
+        let step = |_| {
+            let began = Instant::now();
+            let step = made.pipeline.step(Some(input), Some(target))?;
+            Ok(Sample::new(began.elapsed().as_secs_f64(), &step.spans))
+        };
+        (0..steps).map(step).collect()
     };
     let (least, most, seconds) = COUNTED;
-    let steps = (seconds / run(FIRST)?.0) as usize;
-    let (step_s, busy) = run(broadcast_object(&**comm, &steps.clamp(least, most), 0)?)?;
-    let busy_s = all_gather_object(&**comm, &busy)?;
+    let first = run(FIRST)?.iter().map(|sample| sample.seconds).sum::<f64>() / FIRST as f64;
+    let steps = ((seconds / first) as usize).clamp(least, most);
+    let samples = run(broadcast_object(&**comm, &steps, 0)?)?;
+    let ranks = quicker_half(all_gather_object(&**comm, &samples)?);
+    let step_s = ranks.iter().map(|rank| rank.seconds).sum::<f64>() / ranks.len() as f64;
+    let busy_s = ranks.iter().map(Sample::busy).collect();
     let (schedule, micro_batches) = (config.schedule, config.micro_batches);
-    let planned = Schedule::of(schedule, comm.world_size(), config.stages_per_rank(), micro_batches)?;
-    let plan = planned.plan(&Durations::default());
-    let idle = 1.0 - plan.busy().iter().sum::<f64>() / (plan.makespan() * comm.world_size() as f64);
-    Ok(Use { schedule, micro_batches, step_s, busy_s, planned: idle })
+    let plan = Schedule::of(schedule, comm.world_size(), config.stages_per_rank(), micro_batches)?;
+    let idle = |durations: &Durations| {
+        let plan = plan.plan(durations);
+        1.0 - plan.busy().iter().sum::<f64>() / (plan.makespan() * comm.world_size() as f64)
+    };
+    let pass = |index: usize| ranks.iter().map(|rank| rank.passes[index]).sum::<f64>();
+    let measured = Durations {
+        forward: pass(0),
+        backward_input: pass(2) + pass(1) / 2.0,
+        backward_weight: pass(3) + pass(1) / 2.0,
+        message: 0.0,
+    };
+    let (planned, expected) = (idle(&Durations::default()), idle(&measured));
+    Ok(Use { schedule, micro_batches, step_s, busy_s, planned, expected })
+}
+
+/// The mean of the steps that took least, by rank.
+fn quicker_half(ranks: Vec<Vec<Sample>>) -> Vec<Sample> {
+    let steps = ranks.iter().map(Vec::len).min().unwrap_or(0);
+    let seconds = |step: &usize| ranks.iter().map(|samples| samples[*step].seconds).sum::<f64>();
+    let mut order: Vec<usize> = (0..steps).collect();
+    order.sort_by(|a, b| seconds(a).total_cmp(&seconds(b)));
+    order.truncate(steps.div_ceil(2));
+    let mean = |samples: &Vec<Sample>| {
+        let mut mean = Sample::default();
+        let share = 1.0 / order.len().max(1) as f64;
+        for sample in order.iter().map(|step| &samples[*step]) {
+            mean.seconds += share * sample.seconds;
+            mean.passes.iter_mut().zip(sample.passes).for_each(|(mean, pass)| *mean += share * pass);
+        }
+        mean
+    };
+    ranks.iter().map(mean).collect()
 }
 
 pub(super) fn print(uses: &[Use]) -> Result<()> {
@@ -109,5 +170,18 @@ pub(super) fn print(uses: &[Use]) -> Result<()> {
     match uses {
         [naive, many] => say(format_args!("speed-up: {:.2}x", naive.step_s / many.step_s)),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_steps_do_not_count() {
+        let sample = |seconds| Sample { seconds, passes: [seconds / 2.0, 0.0, 0.0, 0.0] };
+        let rank = |times: [f64; 4]| times.map(sample).to_vec();
+        let means = quicker_half(vec![rank([1.0, 9.0, 3.0, 9.0]), rank([2.0, 9.0, 2.0, 9.0])]);
+        assert_eq!((means[0].seconds, means[1].seconds, means[0].busy()), (2.0, 2.0, 1.0));
     }
 }

@@ -1,6 +1,7 @@
 //! `pipeline-transformer`, document 003: the Transformer cut into stages, micro-batches flowing through.
 
 mod compare;
+mod keeping;
 mod options;
 mod stages;
 
@@ -31,10 +32,11 @@ use crate::report::{Report, RunSeries, Timeline};
 use crate::result_line;
 use crate::run_log::{LogConfig, RunLog};
 use crate::tokens::{self, Batch, Row};
-use crate::trainer::StepRandom;
+use crate::trainer::{CheckpointOptions, RunIdentity, StepRandom};
 use crate::variables::Variables;
 use crate::weights::save_weights;
 
+use keeping::Keeping;
 use stages::Weights;
 
 /// What a process begins with.
@@ -68,6 +70,18 @@ impl Experiment for PipelineTransformerOptions {
 
     fn common(&self) -> &CommonOptions {
         &self.common
+    }
+
+    fn checkpoints(&self) -> Option<&CheckpointOptions> {
+        Some(&self.checkpoints)
+    }
+
+    fn identity(&self, world_size: usize) -> RunIdentity {
+        RunIdentity::new(Self::NAME, world_size, self.common.settings().into_iter().chain(self.settings()))
+    }
+
+    fn check_checkpoint(&self, world_size: usize) -> Result<()> {
+        keeping::check(&self.checkpoints, &self.identity(world_size))
     }
 
     fn reporter(&self, world_size: usize) -> usize {
@@ -122,8 +136,7 @@ impl Experiment for PipelineTransformerOptions {
         let batches = self.batches(&setup, copy)?;
         let made = |config: &PipelineConfig| self.make(&stages, &setup, config, copy);
         let run = made(&config)?;
-        let reports = world.rank() == self.reporter(world_size);
-        let (mut run, series) = self.run_epochs(run, &batches, rank, reports)?;
+        let (mut run, series) = self.run_epochs(run, &batches, rank)?;
         let measured = match (&self.common.report, batches.first()) {
             (Some(_), Some((input, target))) => {
                 // So that all clocks begin together.
@@ -252,40 +265,39 @@ impl PipelineTransformerOptions {
     }
 
     /// Trains; gives the pipeline back, and the losses of the rank that reports.
-    fn run_epochs(
-        &self,
-        mut made: Made,
-        batches: &[Batch],
-        rank: &mut Rank,
-        reports: bool,
-    ) -> Result<(Made, RunSeries)> {
+    fn run_epochs(&self, mut made: Made, batches: &[Batch], rank: &mut Rank) -> Result<(Made, RunSeries)> {
         let pipeline = &mut made.pipeline;
         let config = SgdConfig { learning_rate: self.lr, ..SgdConfig::default() };
-        let mut optimizer = Sgd::new(pipeline.vars(), config)?;
-        let steps = self.epochs.saturating_mul(batches.len());
+        let mut optimizer = Sgd::named(pipeline.named_vars(), config)?;
+        let world_size = rank.comm.world_size();
+        let (steps_per_epoch, reporter) = (batches.len(), self.reporter(world_size));
+        let steps = self.epochs.saturating_mul(steps_per_epoch);
         let log = LogConfig { run: None, keep: self.common.report.is_some(), steps };
         let mut metrics = rank.metrics.take();
-        let mut log = reports.then(|| RunLog::new(&log, metrics.as_mut()));
+        let mut log = (rank.comm.rank() == reporter).then(|| RunLog::new(&log, metrics.as_mut()));
+        let (options, run) = (&self.checkpoints, self.identity(world_size));
+        let mut keeping = Keeping { options, run, steps_per_epoch, reporter, kept: None };
+        let begun = keeping.resume(rank, pipeline, &mut optimizer, log.as_mut())?;
         let (watch, mut busy) = (rank.stopwatch(), 0.0);
-        for epoch in 0..self.epochs {
-            for (batch, (input, target)) in batches.iter().enumerate() {
-                let step = pipeline.step(Some(input), Some(target))?;
-                optimizer.step(&step.grads)?;
-                made.step.fetch_add(1, Ordering::Relaxed);
-                busy += step.spans.iter().map(|span| span.end - span.start).sum::<f64>();
-                if let (Some(loss), Some(log)) = (step.loss, &mut log) {
-                    log.step(epoch, batch, loss)?;
-                    log.say(format_args!("Epoch {epoch}, Batch {batch}, Loss: {}", Float(loss.into())))?;
-                }
+        for at in begun..steps {
+            let (epoch, batch) = (at / steps_per_epoch, at % steps_per_epoch);
+            made.step.store(at, Ordering::Relaxed);
+            let (input, target) = &batches[batch];
+            let step = pipeline.step(Some(input), Some(target))?;
+            optimizer.step(&step.grads)?;
+            busy += step.spans.iter().map(|span| span.end - span.start).sum::<f64>();
+            if let (Some(loss), Some(log)) = (step.loss, &mut log) {
+                log.step(epoch, batch, loss)?;
+                log.say(format_args!("Epoch {epoch}, Batch {batch}, Loss: {}", Float(loss.into())))?;
             }
+            keeping.keep((at + 1, at + 1 == steps), rank, pipeline, &optimizer, log.as_mut())?;
         }
         let measured = watch.stop().computing(busy);
         let series = log.map(RunLog::finish).unwrap_or_default();
         rank.metrics = metrics;
-        let seconds = rank.measured(measured, None, steps)?;
-        let world_size = rank.comm.world_size();
+        let seconds = rank.measured(measured, None, steps.saturating_sub(begun))? + series.seconds;
         let name = format!("{}, {} micro-batches", self.schedule, self.micro_batches);
-        let series = RunSeries { name, seconds, world_size, steps_per_epoch: batches.len(), ..series };
+        let series = RunSeries { name, seconds, world_size, steps_per_epoch, ..series };
         Ok((made, series))
     }
 }

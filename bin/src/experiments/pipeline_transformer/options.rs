@@ -6,6 +6,7 @@ use pipeline::{Cost, PipelineConfig, Schedule, ScheduleKind, Split};
 use crate::error::{Error, Result};
 use crate::models::transformer::TransformerOptions;
 use crate::options::{CommonOptions, count, learning_rate};
+use crate::trainer::CheckpointOptions;
 
 /// Options of `pipeline-transformer`.
 #[derive(Debug, Clone, Args)]
@@ -50,6 +51,8 @@ pub struct PipelineTransformerOptions {
     /// After training, measure how busy the ranks are, against one micro-batch at a time
     #[arg(long, help_heading = "Pipeline")]
     pub(crate) compare: bool,
+    #[command(flatten)]
+    pub(crate) checkpoints: CheckpointOptions,
     /// The data set and the model.
     #[command(flatten)]
     pub(crate) sizes: TransformerOptions,
@@ -67,6 +70,18 @@ fn refuse<T>(option: &'static str, got: impl ToString, help: String) -> Result<T
 }
 
 impl PipelineTransformerOptions {
+    /// What the numbers of a run depend on: not the stages and their ranks.
+    pub(super) fn settings(&self) -> Vec<(&'static str, String)> {
+        let own = [
+            ("--lr", self.lr.to_string()),
+            ("--batch-size", self.batch_size.to_string()),
+            ("--micro-batches", self.micro_batches.to_string()),
+            ("--schedule", self.schedule.to_string()),
+            ("--dp", self.dp.to_string()),
+        ];
+        own.into_iter().chain(self.sizes.settings()).collect()
+    }
+
     /// Ranks of one copy of the model.
     pub(super) fn ranks(&self, world_size: usize) -> usize {
         world_size / self.dp

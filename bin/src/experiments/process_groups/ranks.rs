@@ -11,17 +11,19 @@ use super::stage::{Stage, word};
 pub(super) fn show(stage: &Stage<'_>, world: &dyn Communicator, table: Layout) -> Result<()> {
     stage.title("world group")?;
     let (rank, world_size) = (world.rank(), world.world_size());
-    let Place { node, local_rank, local_world_size } = Place::from_env(rank, world_size);
+    let Place { node, local_rank, local_world_size } = Place::of(rank, world_size, comm::Place::from_env()?);
     let is_member = word(world.world_ranks().contains(&rank));
     stage.each(format_args!(
         "is_initialized True, get_rank {rank}, get_world_size {world_size}, get_backend {}, rank in {:?} {is_member}",
         world.backend(),
         world.world_ranks(),
     ))?;
-    stage.each(format_args!(
-        "local rank {local_rank} of {local_world_size} on node {node}: {node} x {local_world_size} + {local_rank} = {}",
-        node * local_world_size + local_rank,
-    ))?;
+    // Not so where nodes have different numbers of ranks, as under Slurm.
+    let sum = match node * local_world_size + local_rank == rank {
+        true => format!(": {node} x {local_world_size} + {local_rank} = {rank}"),
+        false => String::new(),
+    };
+    stage.each(format_args!("local rank {local_rank} of {local_world_size} on node {node}{sum}"))?;
     stage.each(format_args!("host {}, data {}", host_name(), carriers(world)))?;
 
     let (nodes, local) = (table.nodes(), table.local_world_size());
@@ -53,7 +55,7 @@ fn carriers(world: &dyn Communicator) -> String {
     }
 }
 
-/// A rank's place on its node, as its launcher tells.
+/// A rank's place on its node.
 #[derive(Debug, PartialEq)]
 struct Place {
     node: usize,
@@ -62,16 +64,13 @@ struct Place {
 }
 
 impl Place {
-    fn from_env(rank: usize, world_size: usize) -> Self {
-        Self::from_lookup(rank, world_size, |name| std::env::var(name).ok()?.parse().ok())
-    }
-
     /// Where nothing is told there is one node.
-    fn from_lookup(rank: usize, world_size: usize, number: impl Fn(&str) -> Option<usize>) -> Self {
-        let local_world_size = number("LOCAL_WORLD_SIZE").filter(|&size| size > 0).unwrap_or(world_size);
-        let node = number("GROUP_RANK").or_else(|| number("NODE_RANK"));
-        let local_rank = number("LOCAL_RANK").unwrap_or(rank % local_world_size);
-        Self { node: node.unwrap_or(rank / local_world_size), local_rank, local_world_size }
+    fn of(rank: usize, world_size: usize, told: Option<comm::Place>) -> Self {
+        let local_world_size =
+            told.as_ref().and_then(|told| told.local_world_size).unwrap_or(world_size).max(1);
+        let local_rank = told.as_ref().and_then(|told| told.local_rank).unwrap_or(rank % local_world_size);
+        let node = told.and_then(|told| told.node_rank).unwrap_or(rank / local_world_size);
+        Self { node, local_rank, local_world_size }
     }
 }
 
@@ -80,14 +79,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_what_the_launcher_tells_else_one_node() {
-        let told = |pairs: &'static [(&str, usize)]| {
-            move |name: &str| pairs.iter().find(|(other, _)| *other == name).map(|(_, number)| *number)
+    fn a_place_is_what_is_told_else_one_node() {
+        let told = |local_rank, local_world_size, node_rank| {
+            Some(comm::Place { rank: 5, world_size: 6, local_rank, local_world_size, node_rank })
         };
         let place = |node, local_rank, local_world_size| Place { node, local_rank, local_world_size };
-        assert_eq!(Place::from_lookup(3, 4, told(&[])), place(0, 3, 4));
-        assert_eq!(Place::from_lookup(3, 4, told(&[("LOCAL_WORLD_SIZE", 2)])), place(1, 1, 2));
-        let torchrun = &[("LOCAL_RANK", 1), ("GROUP_RANK", 2), ("LOCAL_WORLD_SIZE", 2)];
-        assert_eq!(Place::from_lookup(5, 6, told(torchrun)), place(2, 1, 2));
+        assert_eq!(Place::of(3, 4, None), place(0, 3, 4));
+        assert_eq!(Place::of(3, 4, told(None, Some(2), None)), place(1, 1, 2));
+        assert_eq!(Place::of(5, 6, told(Some(1), Some(2), Some(2))), place(2, 1, 2));
     }
 }

@@ -13,22 +13,19 @@ mod wire;
 
 pub(super) use bureau::Bureau;
 
-use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use crate::tcp::stream::Stream;
 use crate::{Error, Result};
 
 /// Starts the thread that serves this rank's control connections.
 pub(super) fn serve(
     bureau: Arc<Bureau>,
     ear: UnixStream,
-    connections: Vec<Option<TcpStream>>,
+    connections: Vec<Option<Arc<Stream>>>,
 ) -> Result<JoinHandle<()>> {
-    for connection in connections.iter().flatten() {
-        connection.set_nonblocking(true).map_err(|reason| Error::system("control connection", reason))?;
-    }
     let wires: Vec<Option<wire::Wire>> = connections.into_iter().map(|c| c.map(wire::Wire::new)).collect();
     let thread = std::thread::Builder::new().name("comm-control".into());
     let body = move || match bureau.rank() {

@@ -1,18 +1,21 @@
 //! Messages on a control connection: one JSON object a line.
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::io::ErrorKind;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use serde::{Deserialize, Serialize};
 
 use crate::tcp::links::timespec;
+use crate::tcp::stream::Stream;
 use crate::verdict::{Activity, Cause, Question};
 
 /// The longest line that is read; real ones have less than 2 KiB.
 const MAX_LINE: usize = 64 * 1024;
+/// Read at once: as much as one encrypted record can hold, so that nothing is left of it where nobody waits for it.
+const CHUNK: usize = 16 * 1024;
 /// How long a message may wait for room; rank 0 must not hang on a rank that is stopped.
 const WRITE_PATIENCE: Duration = Duration::from_millis(100);
 
@@ -34,7 +37,7 @@ pub(super) enum Message {
 
 /// One control connection.
 pub(super) struct Wire {
-    stream: TcpStream,
+    stream: Arc<Stream>,
     pending: Vec<u8>,
 }
 
@@ -42,19 +45,19 @@ pub(super) struct Wire {
 pub(super) struct Ended;
 
 impl Wire {
-    pub(super) fn new(stream: TcpStream) -> Self {
+    pub(super) fn new(stream: Arc<Stream>) -> Self {
         Self { stream, pending: Vec::new() }
     }
 
-    pub(super) fn stream(&self) -> &TcpStream {
+    pub(super) fn stream(&self) -> &Stream {
         &self.stream
     }
 
     /// Reads what has come.
     pub(super) fn read(&mut self) -> (Vec<Message>, Result<(), Ended>) {
-        let mut chunk = [0; 4096];
+        let mut chunk = [0; CHUNK];
         let ended = loop {
-            match self.stream.read(&mut chunk) {
+            match self.stream.recv(&mut chunk) {
                 Ok(0) => break Err(Ended),
                 Ok(got) => self.pending.extend_from_slice(&chunk[..got]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break Ok(()),
@@ -83,7 +86,7 @@ impl Wire {
         line.push(b'\n');
         let mut rest = &line[..];
         while !rest.is_empty() {
-            match self.stream.write(rest) {
+            match self.stream.send(rest, &[]) {
                 Ok(written) => rest = &rest[written..],
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {

@@ -50,10 +50,9 @@ pub(super) fn lead(plan: &Plan<'_>, given: Option<TcpListener>) -> Result<Meetin
         dismiss(std::mem::take(&mut members), error);
     })?;
 
-    let broken = |fault: Fault| Error::system("connecting the ranks", fault);
     let mut connections = vec![None];
     for (_, wire, _) in members {
-        connections.push(Some(wire.into_stream().map_err(broken)?));
+        connections.push(Some(wire.into_stream()));
     }
     let own_ips = connections.iter().map(|stream| plan.own_ip(stream.as_ref(), address.ip())).collect();
     Ok(Meeting { lines, control: connections, own_ips })

@@ -31,9 +31,8 @@ pub(super) fn join(plan: &Plan<'_>) -> Result<Meeting> {
     leader.reach(plan.config.rank - 1, &lines)?;
     leader.wait_for_all()?;
 
-    let broken = |fault: Fault| Error::system("connecting the ranks", fault);
     let mut control: Vec<_> = (0..plan.config.world_size).map(|_| None).collect();
-    control[0] = Some(leader.wire.into_stream().map_err(broken)?);
+    control[0] = Some(leader.wire.into_stream());
     Ok(Meeting { lines, control, own_ips: vec![own_ip; plan.config.world_size] })
 }
 

@@ -25,7 +25,7 @@ mod place;
 mod roster;
 mod store;
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,7 @@ use self::message::{Failure, MAX_HOST, tidy};
 use self::place::Place;
 use super::acceptor::{Acceptor, Limits, Place as Guest, widen};
 use super::handshake::{Caller, Credentials, Purpose};
+use super::stream::Stream;
 use super::switchboard::{Setup, Switchboard};
 use super::{InitMethod, TcpConfig, Transport};
 use crate::launch::inherited_listener;
@@ -54,7 +55,7 @@ pub(crate) struct PeerInfo {
 pub(crate) struct Meeting {
     pub(crate) lines: Lines,
     /// By rank: on rank 0 one for each other rank, on the others one to rank 0. Blocking, with TCP_NODELAY.
-    pub(crate) control: Vec<Option<TcpStream>>,
+    pub(crate) control: Vec<Option<Arc<Stream>>>,
     /// By rank: the address at which that rank reaches this one.
     pub(crate) own_ips: Vec<IpAddr>,
 }
@@ -105,6 +106,7 @@ pub(crate) fn meet_with(config: &TcpConfig, options: Options) -> Result<Meeting>
         started,
         deadline: started + config.bounded_timeout(),
         own: Own::new(config.transport),
+        credentials: Credentials::of(config)?,
     };
     plan.check_secret(config.bind)?;
     match config.rank {
@@ -117,7 +119,9 @@ fn meet_nobody(config: &TcpConfig) -> Result<Meeting> {
     let started = Instant::now();
     let (own, address) = (Own::new(Transport::Tcp), IpAddr::V4(Ipv4Addr::LOCALHOST));
     let place = Place::Address { host: address.to_string(), port: 0 };
-    let plan = Plan { config, place, limits: Limits::default(), started, deadline: started, own };
+    let credentials = Credentials::of(config)?;
+    let plan =
+        Plan { config, place, limits: Limits::default(), started, deadline: started, own, credentials };
     let (host, pid, site) = (plan.own.host.clone(), plan.own.pid, plan.site());
     let peers = vec![PeerInfo { host, pid, address: SocketAddr::new(address, 0), site }];
     let switchboard = Arc::new(Switchboard::new(plan.setup(plan.credentials(), peers))?);
@@ -152,6 +156,7 @@ struct Plan<'a> {
     started: Instant,
     deadline: Instant,
     own: Own,
+    credentials: Credentials,
 }
 
 impl Plan<'_> {
@@ -164,7 +169,7 @@ impl Plan<'_> {
     }
 
     fn credentials(&self) -> Credentials {
-        Credentials::new(self.config.secret.as_ref(), &self.config.job_id)
+        self.credentials.clone()
     }
 
     /// The number of ranks is at most 4096.
@@ -219,8 +224,8 @@ impl Plan<'_> {
     }
 
     /// The address of this rank as seen by the one at the other end of a connection.
-    fn own_ip(&self, stream: Option<&TcpStream>, listens: IpAddr) -> IpAddr {
-        match stream.and_then(|stream| stream.local_addr().ok()) {
+    fn own_ip(&self, stream: Option<&Arc<Stream>>, listens: IpAddr) -> IpAddr {
+        match stream.and_then(|stream| stream.socket().local_addr().ok()) {
             Some(address) if listens.is_unspecified() => address.ip(),
             _ => listens,
         }

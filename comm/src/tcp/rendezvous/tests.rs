@@ -2,6 +2,7 @@
 
 mod misfits;
 mod strangers;
+mod tls;
 
 use std::fs;
 use std::io::{Read, Write};
@@ -94,16 +95,14 @@ fn number(rank: usize) -> u8 {
     u8::try_from(rank).unwrap()
 }
 
-fn tell(mut socket: &TcpStream, kind: u8, own: usize, to: usize) {
-    assert!(socket.nodelay().unwrap());
-    socket.write_all(&[kind, number(own), number(to)]).unwrap();
+fn tell(stream: &Stream, kind: u8, own: usize, to: usize) {
+    assert!(stream.socket().nodelay().unwrap());
+    assert_eq!(stream.send(&[kind, number(own)], &[number(to)]).unwrap(), 3);
 }
 
-fn hear(mut socket: &TcpStream, kind: u8, own: usize, from: usize) {
+fn hear(stream: &Stream, kind: u8, own: usize, from: usize) {
     let mut message = [0; 3];
-    socket.set_nonblocking(false).unwrap();
-    socket.set_read_timeout(Some(LONG)).unwrap();
-    socket.read_exact(&mut message).unwrap();
+    stream.fill(&mut message);
     assert_eq!(message, [kind, number(from), number(own)]);
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{Line, Switchboard, say};
+use super::{Line, Switchboard};
 use crate::tcp::acceptor::Place;
 use crate::tcp::fault::{Fault, Try};
 use crate::tcp::handshake::{Caller, Purpose, Status, Verdict};
@@ -46,7 +46,7 @@ impl Switchboard {
     /// Where this rank leaves while a peer dials, the peer may count on the connection already.
     fn part_with(&self, wire: &Wire) {
         if let Some(words) = &self.state().parting {
-            say(wire.fd(), words);
+            wire.say(words);
         }
     }
 

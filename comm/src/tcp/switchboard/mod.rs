@@ -18,17 +18,15 @@
 mod answer;
 mod dial;
 
-use std::net::{Shutdown, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::net::{SendFlags, send};
-
 use super::fault::{Fault, Try};
 use super::handshake::{Caller, Credentials};
+use super::stream::Stream;
 use super::wire::Wire;
 use super::{PeerInfo, Transport};
 use crate::engine::lock;
@@ -90,7 +88,7 @@ enum Line {
     /// The peer is making it: its so many-th admitted connection.
     Answering(u64),
     Open {
-        stream: Arc<TcpStream>,
+        stream: Arc<Stream>,
         /// Until it is taken into use.
         fresh: Option<Option<Pair>>,
     },
@@ -100,7 +98,7 @@ enum Line {
 type Words = [u8; fingerprint::LEN];
 
 /// A connection, and the memory beside it.
-type Connection = (Arc<TcpStream>, Option<Pair>);
+type Connection = (Arc<Stream>, Option<Pair>);
 
 impl Switchboard {
     pub(crate) fn new(setup: Setup) -> Result<Self> {
@@ -194,7 +192,7 @@ impl Switchboard {
         let current = is_mine(line);
         let result = match outcome {
             Ok((wire, pair)) if current && !closed => {
-                *line = Line::Open { stream: Arc::new(wire.into_data_stream()), fresh: Some(pair) };
+                *line = Line::Open { stream: wire.into_data_stream(), fresh: Some(pair) };
                 Ok(())
             }
             Ok((wire, _)) => {
@@ -203,7 +201,7 @@ impl Switchboard {
                 }
                 // The peer may count on it already.
                 if let Some(words) = parting {
-                    say(wire.fd(), &words);
+                    wire.say(&words);
                 }
                 Err(Fault::Stopped)
             }
@@ -224,7 +222,7 @@ impl Switchboard {
     pub(crate) fn leave(&self) {
         let mut state = self.state();
         state.close(Some(FAREWELL));
-        state.streams().for_each(|stream| say(stream.as_fd(), &FAREWELL));
+        state.streams().for_each(|stream| stream.say(&FAREWELL));
         drop(state);
         self.changed.notify_all();
     }
@@ -234,7 +232,7 @@ impl Switchboard {
         let state = self.state();
         for peer in peers {
             if let Some(Line::Open { stream, .. }) = state.lines.get(*peer) {
-                say(stream.as_fd(), words);
+                stream.say(words);
             }
         }
     }
@@ -245,8 +243,7 @@ impl Switchboard {
         let mut state = self.state();
         state.close(words);
         for stream in state.streams() {
-            // One that is closed already is as good.
-            let _ = stream.shutdown(how);
+            stream.shutdown(how);
         }
         drop(state);
         self.changed.notify_all();
@@ -275,7 +272,7 @@ impl State {
         self.stop = None;
     }
 
-    fn streams(&self) -> impl Iterator<Item = &TcpStream> {
+    fn streams(&self) -> impl Iterator<Item = &Stream> {
         self.lines
             .iter()
             .filter_map(|line| if let Line::Open { stream, .. } = line { Some(&**stream) } else { None })
@@ -290,7 +287,10 @@ impl State {
 #[cfg(test)]
 impl Switchboard {
     /// One that dials nobody, with these connections, by rank.
-    pub(crate) fn with(own: usize, connections: Vec<Option<(TcpStream, Option<Pair>)>>) -> Arc<Self> {
+    pub(crate) fn with(
+        own: usize,
+        connections: Vec<Option<(std::net::TcpStream, Option<Pair>)>>,
+    ) -> Arc<Self> {
         let address = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
         let site = shm::Site::own(Err(shm::Obstacle::Unwanted));
         let peer = PeerInfo { host: "here".into(), pid: 1, address, site };
@@ -307,7 +307,7 @@ impl Switchboard {
         let switchboard = switchboard.unwrap();
         for (line, connection) in switchboard.state().lines.iter_mut().zip(connections) {
             if let Some((stream, pair)) = connection {
-                *line = Line::Open { stream: Arc::new(stream), fresh: Some(pair) };
+                *line = Line::Open { stream: Arc::new(stream.into()), fresh: Some(pair) };
             }
         }
         Arc::new(switchboard)
@@ -319,12 +319,6 @@ impl Switchboard {
         let lines = state.lines.iter().enumerate();
         lines.filter(|(_, line)| matches!(line, Line::Open { .. })).map(|(rank, _)| rank).collect()
     }
-}
-
-/// Without waiting.
-fn say(stream: BorrowedFd<'_>, words: &[u8]) {
-    // A peer that takes nothing now, or has left itself, learns it otherwise.
-    let _ = send(stream, words, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
 }
 
 impl std::fmt::Debug for Switchboard {

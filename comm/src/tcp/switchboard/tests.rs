@@ -1,7 +1,6 @@
 //! Two ranks in one process that connect to each other, or cannot.
 
 use crate::last_words::LastWords;
-use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::thread;
 
@@ -61,24 +60,20 @@ fn wait(switchboard: &Switchboard, peer: usize) {
     switchboard.wait(&[Wait { peer, read: true, write: false }], LONG);
 }
 
-fn connect(switchboard: &Arc<Switchboard>, peer: usize) -> std::result::Result<Arc<TcpStream>, Unopened> {
+fn connect(switchboard: &Arc<Switchboard>, peer: usize) -> std::result::Result<Arc<Stream>, Unopened> {
     loop {
         match switchboard.fetch(peer)? {
-            Some((stream, _)) => {
-                stream.set_nonblocking(false).unwrap();
-                return Ok(stream);
-            }
+            Some((stream, _)) => return Ok(stream),
             None => wait(switchboard, peer),
         }
     }
 }
 
-fn assert_connected(streams: [&TcpStream; 2]) {
-    for (mut from, mut to) in [(streams[0], streams[1]), (streams[1], streams[0])] {
+fn assert_connected(streams: [&Stream; 2]) {
+    for (from, to) in [(streams[0], streams[1]), (streams[1], streams[0])] {
         let mut byte = [0];
-        from.write_all(&[7]).unwrap();
-        to.set_read_timeout(Some(LONG)).unwrap();
-        to.read_exact(&mut byte).unwrap();
+        assert_eq!(from.send(&[7], &[]).unwrap(), 1);
+        to.fill(&mut byte);
         assert_eq!(byte, [7]);
     }
 }

@@ -1,0 +1,87 @@
+//! What is measured: a strategy on so many ranks, with so many rows.
+
+use clap::ValueEnum;
+use pipeline::ScheduleKind;
+use serde::{Deserialize, Serialize};
+
+use super::Options;
+use crate::workload::{Steps, Strategy, Training};
+
+/// Rows of a pipeline's micro-batch.
+const MICRO_BATCH: usize = 2;
+
+/// A strategy by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// A copy of the model on every rank
+    Ddp,
+    /// Every parameter divided over the ranks
+    Fsdp,
+    /// Every layer divided over the ranks
+    TensorParallel,
+    /// Blocks of layers one after the other on the ranks: 1F1B
+    Pipeline,
+}
+
+impl Kind {
+    /// As `--strategies` takes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ddp => "ddp",
+            Self::Fsdp => "fsdp",
+            Self::TensorParallel => "tensor-parallel",
+            Self::Pipeline => "pipeline",
+        }
+    }
+
+    fn strategy(self, batch_size: usize) -> Strategy {
+        match self {
+            Self::Ddp => Strategy::ddp(),
+            Self::Fsdp => Strategy::Fsdp,
+            Self::TensorParallel => Strategy::TensorParallel,
+            Self::Pipeline => {
+                let micro_batches =
+                    if batch_size.is_multiple_of(MICRO_BATCH) { batch_size / MICRO_BATCH } else { 1 };
+                Strategy::Pipeline { schedule: ScheduleKind::OneFOneB, micro_batches }
+            }
+        }
+    }
+}
+
+/// A run of training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Case {
+    /// The strategy.
+    pub strategy: Kind,
+    /// Ranks.
+    pub ranks: usize,
+    /// Rows of tokens in a step, of all ranks together.
+    pub batch_size: usize,
+}
+
+impl Case {
+    /// All of both kinds of scaling, each once.
+    pub fn all(options: &Options) -> Vec<Self> {
+        let ranks = options.ranks();
+        let most = ranks.last().copied().unwrap_or(1);
+        let mut all = Vec::new();
+        for &strategy in &options.strategies {
+            for &ranks in &ranks {
+                for batch_size in [options.batch_size * ranks, options.batch_size * most] {
+                    let case = Self { strategy, ranks, batch_size };
+                    if !all.contains(&case) {
+                        all.push(case);
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    pub(super) fn training(&self, options: &Options) -> Training {
+        let strategy = self.strategy.strategy(self.batch_size);
+        let steps = Steps::Seconds(options.seconds);
+        Training { strategy, sizes: options.sizes(), batch_size: self.batch_size, warm_up: 2, steps }
+    }
+}

@@ -1,0 +1,68 @@
+//! The scaling report: every strategy over ranks, measured, as one page and one JSON.
+
+mod case;
+mod machine;
+mod measure;
+mod options;
+mod page;
+mod scale;
+
+use std::path::Path;
+
+use clap::Parser;
+use girandole::console::note;
+use girandole::error::Result;
+use girandole::file_error::FileError;
+use girandole::report::now_rfc3339;
+use serde::{Deserialize, Serialize};
+
+pub use case::{Case, Kind};
+pub use machine::Machine;
+pub use measure::Run;
+pub use options::Options;
+pub use scale::{Point, Scale, points};
+
+/// All that a report shows; `scaling.json` is this.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Scaling {
+    /// How it was called.
+    pub command_line: String,
+    /// When, as RFC 3339.
+    pub date: String,
+    /// Where, and of what.
+    pub machine: Machine,
+    /// What was asked for.
+    pub options: Options,
+    /// What was measured.
+    pub runs: Vec<Run>,
+}
+
+/// Measures, and writes `scaling.html` and `scaling.json`.
+///
+/// # Errors
+/// Options that do not go together, a folder that cannot be written to, ranks that fail.
+pub fn main() -> Result<()> {
+    let options = Options::parse();
+    options.check()?;
+    let out = options.out.clone();
+    let writable = |error| FileError::write(&out, error);
+    std::fs::create_dir_all(&out).map_err(writable)?;
+    let runs = measure::all(&options)?;
+    let scaling = Scaling {
+        command_line: std::env::args().collect::<Vec<_>>().join(" "),
+        date: now_rfc3339(),
+        machine: Machine::this(),
+        options,
+        runs,
+    };
+    write(&scaling, &out)
+}
+
+fn write(scaling: &Scaling, out: &Path) -> Result<()> {
+    let (html, json) = (out.join("scaling.html"), out.join("scaling.json"));
+    page::sheet(scaling).write(&html)?;
+    let text = serde_json::to_string_pretty(scaling).map_err(std::io::Error::from);
+    text.and_then(|text| std::fs::write(&json, text)).map_err(|error| FileError::write(&json, error))?;
+    note(format_args!("{} and {} are written", html.display(), json.display()));
+    Ok(())
+}

@@ -1,0 +1,140 @@
+//! The measured loop.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use comm::{Communicator, Operation, Tcp, all_gather_object, broadcast_object};
+use girandole::error::Result;
+use girandole::report::peak_rss_bytes;
+use serde::{Deserialize, Serialize};
+
+use super::{Steps, Strategy, Training, data_parallel, pipeline, sharded, tensor_parallel};
+use crate::Split;
+use crate::clock::{self, Interval};
+use crate::split::split;
+
+/// Steps that are measured, at least and at most, where time is given.
+const STEPS: (f64, f64) = (3.0, 1000.0);
+
+/// Something that is trained.
+pub(super) trait Train {
+    /// One step; the seconds of forward, of backward with all communication, and of the optimizer.
+    fn step(&mut self) -> Result<[f64; 3]>;
+
+    /// Bytes that this rank has sent so far.
+    fn bytes_sent(&self) -> u64;
+
+    /// Elements of this rank's parameters.
+    fn parameters(&self) -> usize;
+}
+
+/// What was measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Figures {
+    /// Seconds of a step, as rank 0 sees it: the mean.
+    pub step_s: f64,
+    /// Steps that were measured.
+    pub steps: usize,
+    /// When rank 0 was done with its first step, by the clock of [`Ranks::to_first_step`](crate::Ranks::to_first_step).
+    pub(crate) first_step_at: u64,
+    /// By rank.
+    pub ranks: Vec<RankFigures>,
+}
+
+/// Of one rank, for a step.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct RankFigures {
+    /// What the time goes into.
+    pub split: Split,
+    /// Seconds of forward.
+    pub forward_s: f64,
+    /// Seconds of backward, with all communication.
+    pub backward_s: f64,
+    /// Seconds of the optimizer.
+    pub optimizer_s: f64,
+    /// Bytes sent to other ranks.
+    pub bytes_sent: f64,
+    /// The most memory that the process held, where known.
+    pub peak_rss_bytes: Option<u64>,
+    /// Elements of this rank's parameters.
+    pub parameters: usize,
+}
+
+/// Every rank calls it.
+pub(crate) fn run(training: &Training, comm: Tcp) -> Result<Figures> {
+    clock::install();
+    let comm: Arc<dyn Communicator> = Arc::new(comm);
+    let mut model: Box<dyn Train> = match training.strategy {
+        Strategy::Ddp { .. } => Box::new(data_parallel::Job::new(training, comm.clone())?),
+        Strategy::Fsdp => Box::new(sharded::Job::new(training, comm.clone())?),
+        Strategy::TensorParallel => Box::new(tensor_parallel::Job::new(training, comm.clone())?),
+        Strategy::Pipeline { .. } => Box::new(pipeline::Job::new(training, comm.clone())?),
+    };
+    model.step()?;
+    let first_step_at = clock::now();
+    for _ in 1..training.warm_up {
+        model.step()?;
+    }
+    let steps = match training.steps {
+        Steps::Count(steps) => steps.max(1),
+        Steps::Seconds(seconds) => {
+            let tried = Instant::now();
+            model.step()?;
+            let steps = (seconds / tried.elapsed().as_secs_f64().max(1e-6)).clamp(STEPS.0, STEPS.1);
+            broadcast_object(&*comm, &(steps as usize), 0)?
+        }
+    };
+    measured(&*comm, model.as_mut(), steps, first_step_at)
+}
+
+fn measured(
+    comm: &dyn Communicator,
+    model: &mut dyn Train,
+    steps: usize,
+    first_step_at: u64,
+) -> Result<Figures> {
+    let sent_before = model.bytes_sent();
+    comm.run(Operation::Barrier)?;
+    clock::record();
+    let began = clock::now();
+    let mut phases = [0.0; 3];
+    for _ in 0..steps {
+        let step = model.step()?;
+        phases.iter_mut().zip(step).for_each(|(sum, seconds)| *sum += seconds);
+    }
+    let ended = clock::now();
+    let intervals = clock::recorded();
+    let bytes = model.bytes_sent() - sent_before;
+    let each = |seconds: f64| seconds / steps as f64;
+    let [forward_s, backward_s, optimizer_s] = phases.map(each);
+    let own = RankFigures {
+        split: Split::default(),
+        forward_s,
+        backward_s,
+        optimizer_s,
+        bytes_sent: bytes as f64 / steps as f64,
+        peak_rss_bytes: peak_rss_bytes(),
+        parameters: model.parameters(),
+    };
+    let all: Vec<(RankFigures, Interval, Vec<Interval>)> =
+        all_gather_object(comm, &(own, (began, ended), intervals))?;
+    // Until the last has done all steps: whoever is done before waits.
+    let last = all.iter().map(|(_, (_, ended), _)| *ended).max().unwrap_or(ended);
+    let first = all.iter().map(|(_, (began, _), _)| *began).min().unwrap_or(began);
+    let (mut ranks, mut blocked) = (Vec::new(), Vec::new());
+    for (figures, (began, ended), mut intervals) in all {
+        intervals.insert(0, (first, began));
+        intervals.push((ended, last));
+        ranks.push(figures);
+        blocked.push(intervals);
+    }
+    for (figures, split) in ranks.iter_mut().zip(split(&blocked, (first, last))) {
+        let Split { compute_s, communication_s, waiting_s } = split;
+        figures.split = Split {
+            compute_s: each(compute_s),
+            communication_s: each(communication_s),
+            waiting_s: each(waiting_s),
+        };
+    }
+    Ok(Figures { step_s: each((last - first) as f64 * 1e-9), steps, first_step_at, ranks })
+}

@@ -1,0 +1,57 @@
+//! Bars made of parts.
+
+use super::super::ReportError;
+use super::super::axis::Axis;
+use super::super::bars::{Bar, clean, paint};
+use super::super::chart::{Chart, Layout, draw};
+use super::super::number::significant;
+
+/// Bars beside each other, each made of parts on top of each other.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Stacks {
+    /// What it shows.
+    pub title: String,
+    /// What the height is.
+    pub y_name: String,
+    /// What the parts are, from the bottom; each has a colour of its own.
+    pub parts: Vec<String>,
+    /// The name below each bar, and the heights of its parts.
+    pub bars: Vec<(String, Vec<f64>)>,
+    /// What else to know.
+    pub note: String,
+}
+
+impl Stacks {
+    pub(super) fn chart(&self) -> Result<Option<Chart>, ReportError> {
+        let bars: Vec<Bar> = self
+            .bars
+            .iter()
+            .map(|(_, heights)| Bar { parts: heights.iter().copied().map(clean).enumerate().collect() })
+            .collect();
+        let largest = bars.iter().map(Bar::top).fold(0.0, f64::max);
+        if largest <= 0.0 {
+            return Ok(None);
+        }
+        let layout = Layout {
+            size: (920, 300),
+            x: Axis::names(self.bars.iter().map(|(name, _)| name.clone())),
+            y: Axis::from_zero(largest),
+            x_name: "",
+            y_name: &self.y_name,
+            x_grid: false,
+        };
+        let svg = draw(&self.title, layout, |frame| paint(frame, &bars))?;
+        let text = self
+            .bars
+            .iter()
+            .zip(&bars)
+            .map(|((name, _), bar)| format!("{name}: {}", significant(bar.top(), 3)));
+        Ok(Some(Chart {
+            title: self.title.clone(),
+            svg,
+            legend: self.parts.iter().cloned().enumerate().collect(),
+            note: self.note.clone(),
+            summary: format!("{}.", text.collect::<Vec<_>>().join("; ")),
+        }))
+    }
+}

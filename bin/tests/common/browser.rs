@@ -1,0 +1,56 @@
+//! Headless Chromium, and what it shows.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The browser, where there is one.
+pub(crate) fn chromium() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let names = ["chromium", "chromium-browser", "google-chrome"];
+    std::env::split_paths(&path)
+        .flat_map(|folder| names.map(|name| folder.join(name)))
+        .find(|program| program.is_file())
+}
+
+/// Takes a picture of a page; gives its size in bytes.
+pub(crate) fn picture(browser: &Path, html: &str, file: &Path, dark: bool) -> u64 {
+    let page = file.with_extension("html");
+    std::fs::write(&page, html).unwrap();
+    let profile = tempfile::tempdir().unwrap();
+    let _ = std::fs::remove_file(file);
+    let status = Command::new(browser)
+        .args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--no-first-run",
+            "--disable-background-networking",
+        ])
+        .args([
+            "--disable-component-update",
+            "--disable-sync",
+            "--hide-scrollbars",
+            "--window-size=1200,1500",
+        ])
+        .arg(format!("--blink-settings=preferredColorScheme={}", if dark { 0 } else { 1 }))
+        .arg(format!("--user-data-dir={}", profile.path().display()))
+        .arg(format!("--screenshot={}", file.display()))
+        .arg(format!("file://{}", page.display()))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .unwrap();
+    assert!(status.success(), "{status}");
+    std::fs::metadata(file).unwrap().len()
+}
+
+/// Dots of a picture in each of some colours.
+pub(crate) fn dots<const COLOURS: usize>(picture: &Path, colours: [[u8; 3]; COLOURS]) -> [usize; COLOURS] {
+    let file = std::io::BufReader::new(std::fs::File::open(picture).unwrap());
+    let mut reader = png::Decoder::new(file).read_info().unwrap();
+    let mut bytes = vec![0; reader.output_buffer_size().unwrap()];
+    let info = reader.next_frame(&mut bytes).unwrap();
+    let of =
+        |colour: [u8; 3]| bytes.chunks(info.color_type.samples()).filter(|dot| dot[..3] == colour).count();
+    colours.map(of)
+}

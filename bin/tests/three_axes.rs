@@ -1,0 +1,209 @@
+//! `Mesh { pp, dp, tp }`: a language model cut into stages, of which there are copies, and whose layers are divided, learns what one
+//! process learns.
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+
+use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_nn::{Init, Optimizer, VarMap, func};
+use comm::{Local, Mesh};
+use pipeline::{Cost, Modules, Pipeline, PipelineConfig, ScheduleKind, Split};
+use sampler::Generator;
+use tensor_parallel::{
+    ColumnConfig, ColumnParallelLinear, LanguageModel, LanguageModelConfig, ParallelTransformerLayer, Shards,
+    TensorParallel, TensorParallelConfig, TransformerLayerConfig, VocabParallelEmbedding, Weights, norm,
+    vocab_parallel_cross_entropy,
+};
+use training::{Sgd, SgdConfig};
+
+const STEPS: usize = 4;
+const LENGTH: usize = 6;
+/// Rows of a micro-batch.
+const ROWS: usize = 2;
+const MICRO_BATCHES: usize = 4;
+
+fn sizes() -> LanguageModelConfig {
+    LanguageModelConfig {
+        vocab_size: 12,
+        d_model: 8,
+        num_heads: 4,
+        num_layers: 3,
+        max_len: LENGTH,
+        ..LanguageModelConfig::default()
+    }
+}
+
+fn config(sequence_parallel: bool) -> TensorParallelConfig {
+    TensorParallelConfig { sequence_parallel, dtype: DType::F64, ..TensorParallelConfig::default() }
+}
+
+fn sgd(vars: Vec<(String, Var)>) -> Sgd {
+    let config = SgdConfig { learning_rate: 0.1, momentum: 0.9, ..SgdConfig::default() };
+    Sgd::named(vars, config).unwrap()
+}
+
+/// The tokens of a step, and those after them.
+fn batch(step: usize, rows: usize) -> Result<(Tensor, Tensor)> {
+    let mut generator = Generator::new(100 + step as u64);
+    let tokens = generator.randint(rows * (LENGTH + 1), 0, 12).unwrap();
+    let tokens = Tensor::from_vec(tokens, (rows, LENGTH + 1), &Device::Cpu)?.to_dtype(DType::U32)?;
+    Ok((tokens.narrow(1, 0, LENGTH)?.contiguous()?, tokens.narrow(1, 1, LENGTH)?.contiguous()?))
+}
+
+/// One process on whole batches: its losses; its weights are in the file.
+fn alone(copies: usize, path: &Path) -> Vec<f64> {
+    let losses = Local::run_shared(1, |comm| {
+        let mesh = Mesh::new(comm, &[("tp", 1)])?;
+        let model = |builder| LanguageModel::new(builder, &sizes());
+        let parallel = TensorParallel::new(&mesh, &config(false), &Weights::seed(3), model)?;
+        let mut sgd = sgd(parallel.named_vars());
+        let mut losses = Vec::new();
+        for step in 0..STEPS {
+            let (tokens, next) = batch(step, ROWS * MICRO_BATCHES * copies)?;
+            let loss = parallel.model().loss(&tokens, &next)?;
+            sgd.step(&parallel.backward(&loss)?)?;
+            losses.push(loss.to_scalar::<f64>()?);
+        }
+        parallel.save(path)?;
+        Ok(losses)
+    });
+    losses.unwrap().remove(0)
+}
+
+/// The parts of those weights that a rank of a group of `tp` has, by name.
+fn parts(path: &Path, tp: usize) -> Vec<Vec<(String, Vec<f64>)>> {
+    let parts = Local::run_shared(tp, |comm| {
+        let mesh = Mesh::new(comm, &[("tp", tp)])?;
+        let model = |builder| LanguageModel::new(builder, &sizes());
+        let parallel = TensorParallel::new(&mesh, &config(false), &Weights::File(path.into()), model)?;
+        Ok(values(&parallel.named_vars()))
+    });
+    parts.unwrap()
+}
+
+fn values(vars: &[(String, Var)]) -> Vec<(String, Vec<f64>)> {
+    let value = |var: &Var| var.flatten_all().unwrap().to_vec1::<f64>().unwrap();
+    let mut all: Vec<_> = vars.iter().map(|(name, var)| (name.clone(), value(var))).collect();
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    all
+}
+
+/// The same model as modules.
+fn modules(shards: &Shards) -> Modules {
+    let sizes = sizes();
+    let LanguageModelConfig { vocab_size, d_model, num_heads, num_layers, max_len, visible, dropout, .. } =
+        sizes;
+    let layer = TransformerLayerConfig { d_model, num_heads, d_ff: 4 * d_model, visible, dropout };
+    let of = || shards.clone();
+    let (first, second, third, fourth) = (of(), of(), of(), of());
+    let list = Modules::new()
+        .module("embedding", move |vb| Ok(VocabParallelEmbedding::new(vocab_size, d_model, &first.of(vb))?))
+        .module("position", move |vb| {
+            let (builder, init) = (second.of(vb), Init::Randn { mean: 0.0, stdev: 1.0 });
+            let table = builder.get_between((max_len, d_model), "weight", init)?;
+            let place = if builder.context().sequence_parallel() { builder.context().rank() } else { 0 };
+            Ok(func(move |x: &Tensor| x.broadcast_add(&table.narrow(0, place * x.dim(1)?, x.dim(1)?)?)))
+        });
+    let list = (0..num_layers).fold(list, |list, place| {
+        let (layer, shards) = (layer.clone(), of());
+        list.module(&format!("layers.{place}"), move |vb| {
+            Ok(ParallelTransformerLayer::new(&layer, &shards.of(vb))?)
+        })
+    });
+    list.module("norm", move |vb| Ok(norm(d_model, &third.of(vb))?)).module("head", move |vb| {
+        let head = ColumnConfig { bias: false, ..ColumnConfig::default() };
+        Ok(ColumnParallelLinear::new(d_model, vocab_size, &head, &fourth.of(vb))?)
+    })
+}
+
+/// What a rank has in the end.
+struct Learnt {
+    copy: usize,
+    place: usize,
+    weights: Vec<(String, Vec<f64>)>,
+    losses: Vec<f32>,
+}
+
+fn on_mesh(
+    axes: [(&str, usize); 3],
+    schedule: ScheduleKind,
+    split: &Split,
+    sequence_parallel: bool,
+) -> Vec<Learnt> {
+    let ranks = axes.iter().map(|(_, size)| size).product();
+    let learnt = Local::run_shared(ranks, |comm| {
+        let mesh = Mesh::new(comm, &axes)?;
+        let shards = Shards::new(&mesh, &config(sequence_parallel), &Weights::seed(3))?;
+        let (copies, tp) = (mesh.axis("dp")?.clone(), mesh.axis("tp")?.clone());
+        let (copy, place, count) = (copies.rank(), tp.rank(), copies.world_size());
+        let config = PipelineConfig {
+            schedule,
+            micro_batches: MICRO_BATCHES,
+            split: split.clone(),
+            data_parallel: Some(copies),
+            tensor_parallel: Some(tp),
+            ..PipelineConfig::default()
+        };
+        let context = shards.context().clone();
+        let loss =
+            move |logits: &Tensor, next: &Tensor| Ok(vocab_parallel_cross_entropy(logits, next, &context)?);
+        let builder = |map: &VarMap| shards.var_builder(map);
+        let example = Tensor::zeros((ROWS, LENGTH), DType::U32, &Device::Cpu)?;
+        let stages = mesh.axis("pp")?.clone();
+        let mut pipeline = Pipeline::new(stages, &modules(&shards), &builder, &example, loss, &config)?;
+        let mut sgd = sgd(pipeline.named_vars());
+        let mut losses = Vec::new();
+        for step in 0..STEPS {
+            let rows = ROWS * MICRO_BATCHES;
+            let (tokens, next) = batch(step, rows * count)?;
+            let own = |all: &Tensor| all.narrow(0, copy * rows, rows);
+            let mut step = pipeline.step(Some(&own(&tokens)?), Some(&own(&next)?))?;
+            shards.sum_gradients(&pipeline.named_vars(), &mut step.grads)?;
+            sgd.step(&step.grads)?;
+            losses.extend(step.loss);
+        }
+        Ok(Learnt { copy, place, weights: values(&pipeline.named_vars()), losses })
+    });
+    learnt.unwrap()
+}
+
+#[test]
+fn stages_copies_and_divided_layers_learn_what_one_process_learns() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("weights.safetensors");
+    let by_time = Split::Balanced(Cost::ForwardTime);
+    for (pp, dp, tp, schedule, split, sequence_parallel) in [
+        (2, 1, 2, ScheduleKind::OneFOneB, Split::default(), false),
+        (2, 2, 2, ScheduleKind::GPipe, Split::at(["layers.1"]), true),
+        (3, 1, 2, ScheduleKind::ZbH1, by_time.clone(), true),
+        (2, 2, 2, ScheduleKind::ZbV, by_time, false),
+        (2, 1, 4, ScheduleKind::Interleaved, Split::default(), false),
+    ] {
+        let what = format!(
+            "{pp} stages, {dp} copies, {tp} parts, {schedule}, sequence parallel: {sequence_parallel}"
+        );
+        // f64 all the way, so that only the order of sums differs.
+        let expected_losses = alone(dp, &path);
+        let expected = parts(&path, tp);
+        let learnt = on_mesh([("pp", pp), ("dp", dp), ("tp", tp)], schedule, &split, sequence_parallel);
+        for copy in 0..dp {
+            for (place, expected) in expected.iter().enumerate() {
+                let own = || learnt.iter().filter(|rank| (rank.copy, rank.place) == (copy, place));
+                let mut got: Vec<_> = own().flat_map(|rank| rank.weights.clone()).collect();
+                got.sort_by(|a, b| a.0.cmp(&b.0));
+                assert_eq!(got.len(), expected.len(), "{what}");
+                for ((name, got), (other, expected)) in got.iter().zip(expected) {
+                    assert_eq!(name, other);
+                    let gap = got.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+                    assert!(got.len() == expected.len() && gap < 1e-10, "{what}, {name}: {gap}");
+                }
+            }
+        }
+        for (step, expected) in expected_losses.iter().enumerate() {
+            let own: Vec<f32> = learnt.iter().filter_map(|rank| rank.losses.get(step).copied()).collect();
+            assert_eq!(own.len(), dp * tp, "{what}");
+            let mean = own.iter().sum::<f32>() / own.len() as f32;
+            assert!((f64::from(mean) - expected).abs() < 1e-5, "{what}, step {step}: {mean}, {expected}");
+        }
+    }
+}

@@ -1,0 +1,135 @@
+use super::*;
+
+fn council(nodes: usize, max_restarts: usize) -> Council {
+    let round = Round { run_id: "run".into(), secret: "secret".into(), port: 0, restart: 0, max_restarts };
+    Council::new((0..nodes).map(|node| format!("h{node}")).collect(), round)
+}
+
+fn ready(node: usize) -> Word {
+    Word::Ready { host: format!("h{node}"), local_world_size: 2, port: 1000 + node as u16 }
+}
+
+fn failed(rank: usize, status: ExitKind, ago_ms: u64) -> Word {
+    let failure =
+        WorkerFailure { rank, pid: 9, status, stderr_tail: vec![], also_failed: 1, node: None, log: None };
+    Word::Ended(Ending::Failed { failure, ago_ms, is_final: false })
+}
+
+/// What each node is told, in short.
+fn told(orders: &Orders) -> Vec<String> {
+    let short = |order: &Order| match order {
+        Order::Start(round) => format!("start {} at {}", round.restart, round.port),
+        Order::Stop => "stop".into(),
+        Order::Again { reason, restart, of } => format!("again {restart}/{of}: {reason}"),
+        Order::Over(verdict) => format!("over: {verdict:?}"),
+    };
+    orders.iter().map(|(node, order)| format!("{node} {}", short(order))).collect()
+}
+
+/// Starts a round on all nodes.
+fn start(council: &mut Council) {
+    let nodes = council.stages.len();
+    let now = Instant::now();
+    let orders: Orders = (0..nodes).rev().flat_map(|node| council.hear(node, ready(node), now)).collect();
+    assert_eq!(orders.len(), nodes);
+}
+
+#[test]
+fn all_start_once_all_are_ready_and_end_when_all_have_ended() {
+    let mut council = council(2, 0);
+    let now = Instant::now();
+    assert!(council.hear(1, ready(1), now).is_empty());
+    assert_eq!(told(&council.hear(0, ready(0), now)), ["0 start 0 at 1000", "1 start 0 at 1000"]);
+    assert!(council.hear(0, Word::Ended(Ending::Done), now).is_empty());
+    assert_eq!(told(&council.hear(1, Word::Ended(Ending::Done), now)), ["0 over: Done", "1 over: Done"]);
+    assert!(council.hear(1, Word::Gone, now).is_empty(), "what comes after the end means nothing");
+}
+
+#[test]
+fn a_failure_stops_the_others_and_all_start_again_as_often_as_they_may() {
+    let mut council = council(2, 1);
+    let now = Instant::now();
+    start(&mut council);
+    assert_eq!(told(&council.hear(1, Word::Failing, now)), ["0 stop", "1 stop"]);
+    assert_eq!(told(&council.hear(1, failed(3, SIGKILL, 5), now)), ["0 stop"]);
+    let again = "again 1/1: rank 3 (pid 9, node 1, host h1) was killed by signal SIGKILL";
+    let orders = council.hear(0, failed(0, ExitKind::Code(75), 3), now);
+    assert_eq!(told(&orders), [format!("0 {again}"), format!("1 {again}")]);
+    assert!(council.hear(0, ready(0), now).is_empty());
+    assert_eq!(told(&council.hear(1, ready(1), now)), ["0 start 1 at 1000", "1 start 1 at 1000"]);
+    council.hear(0, Word::Ended(Ending::Done), now);
+    let over = told(&council.hear(1, failed(2, ExitKind::Code(3), 0), now));
+    assert!(over.len() == 2 && over[0].contains("rank: 2") && over[0].contains("also_failed: 1"), "{over:?}");
+}
+
+#[test]
+fn the_first_cause_is_the_earliest_own_one_and_a_kill_comes_first() {
+    let now = Instant::now();
+    let cause = |words: [(usize, ExitKind, u64); 2]| {
+        let mut council = council(2, 0);
+        start(&mut council);
+        let mut orders = Vec::new();
+        for (node, (rank, status, ago)) in words.into_iter().enumerate() {
+            orders = council.hear(node, failed(rank, status, ago), now);
+        }
+        match &orders[0].1 {
+            Order::Over(Verdict::Failed(failure)) => (failure.rank, failure.also_failed),
+            _ => panic!("{:?}", told(&orders)),
+        }
+    };
+    use ExitKind::Code;
+    assert_eq!(cause([(0, Code(75), 900), (2, Code(1), 100)]), (2, 3));
+    assert_eq!(cause([(0, Code(1), 900), (2, Code(1), 100)]), (0, 3));
+    assert_eq!(cause([(0, Code(1), 300), (2, SIGKILL, 100)]), (2, 3));
+    assert_eq!(cause([(0, Code(1), 900), (2, SIGKILL, 100)]), (0, 3));
+    assert_eq!(cause([(0, Code(75), 100), (2, Code(75), 200)]), (2, 3));
+}
+
+#[test]
+fn a_node_that_is_gone_ends_the_job_without_a_restart() {
+    let mut council = council(3, 5);
+    let now = Instant::now();
+    start(&mut council);
+    assert_eq!(told(&council.hear(1, Word::Gone, now)), ["0 stop", "2 stop"]);
+    assert_eq!(told(&council.hear(0, failed(0, ExitKind::Code(75), 0), now)), ["2 stop"]);
+    let over = "over: Gone(NodeName { node: 1, host: \"h1\" })";
+    let orders = council.hear(2, Word::Ended(Ending::Done), now);
+    assert_eq!(told(&orders), [format!("0 {over}"), format!("2 {over}")]);
+}
+
+#[test]
+fn one_that_goes_before_the_start_ends_the_job_at_once() {
+    let mut council = council(2, 5);
+    let now = Instant::now();
+    council.hear(0, ready(0), now);
+    assert_eq!(council.hear(1, Word::Gone, now).len(), 1);
+}
+
+#[test]
+fn other_numbers_of_ranks_are_refused_by_name() {
+    let mut council = council(2, 0);
+    let now = Instant::now();
+    council.hear(0, ready(0), now);
+    let odd = Word::Ready { host: "b".into(), local_world_size: 3, port: 0 };
+    let orders = told(&council.hear(1, odd, now));
+    let part = "--nproc-per-node: got 3, node 0 (host h0) has 2; give the same on every node";
+    assert!(orders.len() == 2 && orders[0].contains(part) && orders[0].contains("node: 1"), "{orders:?}");
+}
+
+#[test]
+fn a_stop_and_a_failure_that_is_final_end_it_in_spite_of_restarts() {
+    let now = Instant::now();
+    let mut stopped = council(2, 5);
+    start(&mut stopped);
+    assert_eq!(told(&stopped.hear(0, Word::Ended(Ending::Stopped("SIGINT".into())), now)), ["1 stop"]);
+    let orders = told(&stopped.hear(1, failed(2, ExitKind::Code(75), 0), now));
+    assert!(orders.len() == 2 && orders[0].contains("SIGINT"), "{orders:?}");
+
+    let mut alone = council(1, 5);
+    start(&mut alone);
+    let Word::Ended(Ending::Failed { failure, ago_ms, .. }) = failed(1, ExitKind::Code(2), 0) else {
+        panic!()
+    };
+    let orders = alone.hear(0, Word::Ended(Ending::Failed { failure, ago_ms, is_final: true }), now);
+    assert!(matches!(&orders[0].1, Order::Over(Verdict::Failed(failure)) if failure.node.is_none()));
+}

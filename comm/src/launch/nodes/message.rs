@@ -1,0 +1,80 @@
+//! What the launchers of a job's nodes say to each other.
+
+use serde::{Deserialize, Serialize};
+
+use crate::launch::{NodeName, WorkerFailure};
+
+/// The longest message: the last lines of a rank, each character of them escaped.
+pub(super) const LIMIT: usize = 512 << 10;
+
+/// From a node's launcher to the first one's council.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(in crate::launch) enum Word {
+    /// Nothing of an earlier round is left on this node, and its ranks can be started.
+    Ready {
+        host: String,
+        local_world_size: usize,
+        /// The first node's: where the ranks of this round are to meet.
+        port: u16,
+    },
+    /// A rank has failed: what the others do is in vain.
+    Failing,
+    /// All ranks of this node have ended.
+    Ended(Ending),
+    /// The connection to that launcher is gone. No launcher says this of itself.
+    Gone,
+}
+
+/// How a round ended on one node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(in crate::launch) enum Ending {
+    Done,
+    Failed {
+        failure: WorkerFailure,
+        /// How long ago: clocks of several machines cannot be compared.
+        ago_ms: u64,
+        /// Starting the ranks again would change nothing.
+        is_final: bool,
+    },
+    /// Something else ended it: a signal, a program that cannot be started.
+    Stopped(String),
+}
+
+/// From the first node's council to a node's launcher.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+pub(in crate::launch) enum Order {
+    Start(Round),
+    /// Another node's ranks have failed: these shall end, too.
+    Stop,
+    /// All ranks are to be started again, for this reason.
+    Again {
+        reason: String,
+        restart: usize,
+        of: usize,
+    },
+    Over(Verdict),
+}
+
+/// What all ranks of a round share. Not `Debug`: it holds the secret.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+pub(in crate::launch) struct Round {
+    pub(in crate::launch) run_id: String,
+    pub(in crate::launch) secret: String,
+    pub(in crate::launch) port: u16,
+    /// Times that the ranks were started before.
+    pub(in crate::launch) restart: usize,
+    pub(in crate::launch) max_restarts: usize,
+}
+
+/// How the job ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(in crate::launch) enum Verdict {
+    Done,
+    /// The first cause, of whatever node.
+    Failed(WorkerFailure),
+    Stopped {
+        node: NodeName,
+        reason: String,
+    },
+    Gone(NodeName),
+}

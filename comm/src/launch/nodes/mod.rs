@@ -1,0 +1,180 @@
+//! Launchers of one job on several nodes: who they are, and how they act as one.
+//!
+//! They meet as ranks do, each proving that it has the secret. The first one's council hears all and decides; the others
+//! keep a connection to it for as long as the job lasts. With one node the council is there, too, and decides alone.
+
+mod council;
+mod link;
+mod message;
+
+use std::net::IpAddr;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::environment::random_hex;
+use super::supervise::Event;
+use super::{NodeName, SpawnConfig};
+use crate::engine::lock;
+use crate::scheduler::address_towards;
+use crate::tcp::{Stream, Wire, meet};
+use crate::{Error, InitMethod, Result, TcpConfig, Transport};
+
+use council::Council;
+use link::Chair;
+
+pub(super) use message::{Ending, Order, Round, Verdict, Word};
+
+/// Longer than anybody waits.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// This launcher among those of its job.
+pub(super) struct Nodes {
+    link: Link,
+    /// Where the others reach this node's ranks; none where there is one node.
+    pub(super) address: Option<IpAddr>,
+}
+
+enum Link {
+    First(Arc<Mutex<Chair>>),
+    Other(Mutex<Wire>),
+}
+
+impl Nodes {
+    /// Meets the launchers of the other nodes. What is to be done comes as [`Event::Order`].
+    pub(super) fn join(config: &SpawnConfig, events: &Sender<Event>) -> Result<Self> {
+        let secret = match &config.secret {
+            Some(secret) => secret.to_hex(),
+            None => random_hex::<32>()?,
+        };
+        let round = Round {
+            run_id: random_hex::<16>()?,
+            secret,
+            port: 0,
+            restart: 0,
+            max_restarts: config.max_restarts,
+        };
+        if config.nodes == 1 {
+            let council = Council::new(vec![host()], round);
+            return Ok(Self { link: Link::First(Chair::start(council, Vec::new(), events)?), address: None });
+        }
+        let address = own_address(config)?;
+        let wires = meet_others(config, address)?;
+        let link = match wires {
+            Wires::OfAll(wires) => {
+                let peer =
+                    |wire: &Wire| wire.peer().map_or_else(|_| "?".into(), |peer| peer.ip().to_string());
+                let hosts = std::iter::once(host()).chain(wires.iter().map(peer)).collect();
+                Link::First(Chair::start(Council::new(hosts, round), wires, events)?)
+            }
+            Wires::ToFirst(wire) => Link::Other(Mutex::new(link::follow(wire, events)?)),
+        };
+        Ok(Self { link, address: Some(address) })
+    }
+
+    /// Tells the council.
+    pub(super) fn tell(&self, word: Word) {
+        match &self.link {
+            Link::First(chair) => lock(chair).hear(0, word),
+            Link::Other(wire) => link::send(&mut lock(wire), &word),
+        }
+    }
+}
+
+impl Drop for Nodes {
+    fn drop(&mut self) {
+        match &self.link {
+            Link::First(chair) => lock(chair).close(),
+            Link::Other(wire) => lock(wire).hang_up(),
+        }
+    }
+}
+
+/// This machine's name.
+pub(super) fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// The address of this node in the network in which the first one is: the one that the way there begins with.
+fn own_address(config: &SpawnConfig) -> Result<IpAddr> {
+    let SpawnConfig { master_addr, master_port, join_timeout, .. } = config;
+    let deadline = Instant::now() + (*join_timeout).min(LONGEST);
+    address_towards(master_addr, *master_port, deadline).map_err(|reason| {
+        Error::invalid("master_addr", master_addr, format!("{reason}; give that of node 0"))
+    })
+}
+
+enum Wires {
+    OfAll(Vec<Wire>),
+    ToFirst(Wire),
+}
+
+fn meet_others(config: &SpawnConfig, bind: IpAddr) -> Result<Wires> {
+    let meeting = TcpConfig {
+        rank: config.node_rank,
+        world_size: config.nodes,
+        init_method: InitMethod::Tcp { host: config.master_addr.clone(), port: config.master_port },
+        bind,
+        timeout: config.join_timeout,
+        secret: config.secret.clone(),
+        transport: Transport::Tcp,
+        // Ranks that come to the launchers' port are told apart.
+        job_id: "launchers".into(),
+        ..TcpConfig::default()
+    };
+    let met = meet(&meeting).map_err(of_nodes)?;
+    let wire = |stream: Arc<Stream>| {
+        link::keep_alive(stream.socket());
+        Wire::from(stream)
+    };
+    let mut wires: Vec<Wire> = met.control.into_iter().flatten().map(wire).collect();
+    match (config.node_rank, wires.pop()) {
+        (0, Some(last)) => Ok(Wires::OfAll(wires.into_iter().chain([last]).collect())),
+        (_, Some(first)) => Ok(Wires::ToFirst(first)),
+        (_, None) => Err(Error::system("a connection between launchers", "there is none")),
+    }
+}
+
+/// The same error, of nodes in place of ranks.
+fn of_nodes(error: Error) -> Error {
+    let words = [("WORLD_SIZE", "--nnodes"), ("world size", "--nnodes"), ("rank", "node")];
+    let say = |text: String| words.iter().fold(text, |text, (rank, node)| text.replace(rank, node));
+    match error {
+        Error::Rendezvous { rank, world_size, address, waited, detail } => {
+            let seconds = waited.as_secs_f64();
+            let detail = format!("within {seconds:.1} s: {}", say(detail));
+            Error::Nodes { node: rank, nodes: world_size, address, detail }
+        }
+        Error::Refused { rank, address, reason } => {
+            Error::NodeRefused { node: rank, address, reason: say(reason) }
+        }
+        Error::PeerDied { rank, host, .. } => Error::NodeGone(NodeName { node: rank, host }),
+        error => error,
+    }
+}
+
+impl SpawnConfig {
+    /// What is said of nodes.
+    pub(super) fn check_nodes(&self) -> Result<()> {
+        let Self { nodes, node_rank, world_size, master_port, .. } = *self;
+        if nodes == 0 || !world_size.is_multiple_of(nodes) {
+            return Err(Error::invalid(
+                "nodes",
+                nodes,
+                format!("{world_size} ranks are the same number on each"),
+            ));
+        }
+        if node_rank >= nodes {
+            return Err(Error::invalid(
+                "node_rank",
+                node_rank,
+                format!("with {nodes} nodes, give 0 to {}", nodes - 1),
+            ));
+        }
+        if nodes > 1 && master_port == 0 {
+            let help = "several nodes need a port to meet at: give 1 to 65535, the same on each";
+            return Err(Error::invalid("master_port", 0, help));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,166 @@
+//! A job from its first start to its last: the ranks of this node are started, ended, and perhaps started again.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::Instant;
+
+use signal_hook::low_level::signal_name;
+
+use super::environment::Job;
+use super::forward::Output;
+use super::master::Master;
+use super::nodes::{self, Ending, Nodes, Order, Round, Verdict, Word};
+use super::supervise::{Event, Finished, Supervisor};
+use super::warden::Warden;
+use super::{ExitKind, SpawnConfig, start};
+use crate::{Error, Result};
+
+/// What each rank passed on, by rank of this node.
+type Reports = Vec<Option<String>>;
+
+/// What has happened, in the order of time.
+pub(super) struct Inbox {
+    events: Receiver<Event>,
+    /// What is for later.
+    kept: VecDeque<Event>,
+}
+
+impl Inbox {
+    pub(super) fn new(events: Receiver<Event>) -> Self {
+        Self { events, kept: VecDeque::new() }
+    }
+
+    /// The next event, or `None` at the deadline.
+    pub(super) fn next(&self, deadline: Option<Instant>) -> Option<Event> {
+        match deadline {
+            None => self.events.recv().ok(),
+            Some(deadline) => {
+                self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()
+            }
+        }
+    }
+
+    /// What has come already.
+    pub(super) fn now(&self) -> Option<Event> {
+        self.events.try_recv().ok()
+    }
+
+    /// Leaves an event to whoever looks after the ranks have ended.
+    pub(super) fn keep(&mut self, event: Event) {
+        self.kept.push_back(event);
+    }
+
+    fn kept_or_next(&mut self) -> Option<Event> {
+        self.kept.pop_front().or_else(|| self.next(None))
+    }
+}
+
+/// One node's part in a job.
+pub(super) struct Rounds<'a> {
+    pub(super) config: &'a SpawnConfig,
+    pub(super) nodes: Nodes,
+    pub(super) inbox: Inbox,
+    pub(super) events: Sender<Event>,
+    /// The signal that came while there were no ranks here.
+    pub(super) signal: Option<i32>,
+}
+
+impl Rounds<'_> {
+    pub(super) fn run(mut self) -> Result<Reports> {
+        loop {
+            let master = self.open().inspect_err(|error| {
+                self.nodes.tell(Word::Ended(Ending::Stopped(error.to_string())));
+            })?;
+            let port = master.as_ref().map_or(0, |master| master.port);
+            let local_world_size = self.config.local_world_size();
+            self.nodes.tell(Word::Ready { host: nodes::host(), local_world_size, port });
+            let round = match self.order()? {
+                Order::Start(round) => round,
+                Order::Over(verdict) => return self.conclude(verdict, Ok(Vec::new())),
+                Order::Stop | Order::Again { .. } => continue,
+            };
+            let Finished { result, failed_at } = self
+                .round(&round, master)
+                .unwrap_or_else(|error| Finished { result: Err(error), failed_at: None });
+            self.nodes.tell(Word::Ended(self.ending(&result, failed_at)));
+            match self.order()? {
+                Order::Over(verdict) => return self.conclude(verdict, result),
+                Order::Again { reason, restart, of } => {
+                    tracing::warn!("{reason}; all ranks start again (restart {restart} of {of})");
+                }
+                Order::Start(_) | Order::Stop => {}
+            }
+        }
+    }
+
+    /// The first node opens the port at which the ranks meet.
+    fn open(&self) -> Result<Option<Master>> {
+        (self.config.node_rank == 0).then(|| Master::open(self.config)).transpose()
+    }
+
+    fn round(&mut self, round: &Round, master: Option<Master>) -> Result<Finished> {
+        let config = self.config;
+        let job = Job::new(config, round, self.nodes.address)?;
+        // Dropped last: what it ends has lost its rank by then.
+        let _warden = config.sweep.then(|| Warden::start(job.spawn_id())).transpose()?;
+        let mut workers = start::start(config, &job, master, &self.events)?;
+        let output = Output::start(&mut workers, config, &job, &self.events)?;
+        Ok(Supervisor::new(config, workers, output, &mut self.inbox, &self.nodes).run())
+    }
+
+    fn ending(&self, result: &Result<Reports>, failed_at: Option<Instant>) -> Ending {
+        match result {
+            Ok(_) => Ending::Done,
+            Err(Error::Worker(failure)) => {
+                let ago = failed_at.map_or(0, |at| at.elapsed().as_millis());
+                let is_final =
+                    matches!(failure.status, ExitKind::Code(code) if Some(code) == self.config.final_code);
+                Ending::Failed {
+                    failure: (**failure).clone(),
+                    ago_ms: u64::try_from(ago).unwrap_or(u64::MAX),
+                    is_final,
+                }
+            }
+            Err(Error::Interrupted { signal }) => Ending::Stopped(by_signal(*signal)),
+            Err(error) => Ending::Stopped(error.to_string()),
+        }
+    }
+
+    /// The council's next order but [`Order::Stop`], while there are no ranks here.
+    fn order(&mut self) -> Result<Order> {
+        loop {
+            match self.inbox.kept_or_next() {
+                Some(Event::Order(Order::Stop)) => {}
+                Some(Event::Order(order)) => return Ok(order),
+                // The second one: at once.
+                Some(Event::Signal(signal)) if self.signal.is_some() => {
+                    return Err(Error::Interrupted { signal });
+                }
+                Some(Event::Signal(signal)) => {
+                    self.signal = Some(signal);
+                    self.nodes.tell(Word::Ended(Ending::Stopped(by_signal(signal))));
+                }
+                Some(_) => {}
+                None => return Err(Error::system("the launcher", "its threads have ended")),
+            }
+        }
+    }
+
+    fn conclude(&self, verdict: Verdict, result: Result<Reports>) -> Result<Reports> {
+        match verdict {
+            Verdict::Done => result,
+            Verdict::Failed(failure) => Err(Box::new(failure).into()),
+            Verdict::Gone(node) => Err(Error::NodeGone(node)),
+            Verdict::Stopped { node, reason } => match (node.node == self.config.node_rank, self.signal) {
+                (true, Some(signal)) => Err(Error::Interrupted { signal }),
+                (true, None) if result.is_err() => result,
+                _ => Err(Error::NodeStopped { node, reason }),
+            },
+        }
+    }
+}
+
+fn by_signal(signal: i32) -> String {
+    signal_name(signal)
+        .map_or_else(|| format!("stopped by signal {signal}"), |name| format!("stopped by {name}"))
+}

@@ -1,0 +1,132 @@
+//! Slurm's short way to write many hosts: `n[0-1,5],m03`.
+
+/// More than any cluster has.
+const MOST: usize = 1 << 16;
+
+/// The hosts of a list, in its order; or what is wrong with it.
+pub(super) fn expand(list: &str) -> Result<Vec<String>, &'static str> {
+    let mut hosts = Vec::new();
+    for part in split(list)? {
+        let expanded = expand_one(part)?;
+        if hosts.len() + expanded.len() > MOST {
+            return Err("give at most 65536 hosts");
+        }
+        hosts.extend(expanded);
+    }
+    Ok(hosts)
+}
+
+/// At the commas outside brackets.
+fn split(list: &str) -> Result<Vec<&str>, &'static str> {
+    let mut parts = Vec::new();
+    let (mut begin, mut inside) = (0, false);
+    for (at, byte) in list.bytes().enumerate() {
+        match byte {
+            b'[' if inside => return Err("its brackets do not match"),
+            b']' if !inside => return Err("its brackets do not match"),
+            b'[' | b']' => inside = byte == b'[',
+            b',' if !inside => {
+                parts.push(&list[begin..at]);
+                begin = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&list[begin..]);
+    match inside {
+        true => Err("its brackets do not match"),
+        false => Ok(parts),
+    }
+}
+
+/// `rack[1-2]n[01-03]`: each pair of brackets multiplies.
+fn expand_one(part: &str) -> Result<Vec<String>, &'static str> {
+    let Some((before, rest)) = part.split_once('[') else {
+        return if part.is_empty() { Err("a host in it has no name") } else { Ok(vec![part.to_string()]) };
+    };
+    let (numbers, after) = rest.split_once(']').ok_or("its brackets do not match")?;
+    let numbers = ranges(numbers)?;
+    let ends = if after.is_empty() { vec![String::new()] } else { expand_one(after)? };
+    if numbers.len().saturating_mul(ends.len()) > MOST {
+        return Err("give at most 65536 hosts");
+    }
+    let each = |number: &String| ends.iter().map(|end| format!("{before}{number}{end}")).collect::<Vec<_>>();
+    Ok(numbers.iter().flat_map(each).collect())
+}
+
+/// `0-1,5`, with leading zeros kept.
+fn ranges(text: &str) -> Result<Vec<String>, &'static str> {
+    let wrong = "give numbers and ranges of numbers in brackets, such as n[0-3,7]";
+    let number = |digits: &str| match digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        true => digits.parse::<usize>().map_err(|_| wrong),
+        false => Err(wrong),
+    };
+    let mut all = Vec::new();
+    for range in text.split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (low, high) = (number(first)?, number(last)?);
+        if low > high || high - low >= MOST || all.len() > MOST {
+            return Err(wrong);
+        }
+        let width = first.len();
+        all.extend((low..=high).map(|number| format!("{number:0width$}")));
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn as_slurm_expands_it() {
+        for (list, hosts) in [
+            ("n0", "n0"),
+            ("n[0-1,5],m03", "n0 n1 n5 m03"),
+            ("a,b,c", "a b c"),
+            ("n[08-11]", "n08 n09 n10 n11"),
+            ("n[9-11]", "n9 n10 n11"),
+            ("r[1-2]n[01-02]x,z", "r1n01x r1n02x r2n01x r2n02x z"),
+            ("host-7.example.org,10.0.0.1", "host-7.example.org 10.0.0.1"),
+        ] {
+            assert_eq!(expand(list).unwrap().join(" "), hosts, "{list}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_list_is_refused() {
+        for wrong in [
+            "",
+            "n[",
+            "n]",
+            "n[1",
+            "n[a]",
+            "n[]",
+            "n[2-1]",
+            "n[1-]",
+            "n[-1]",
+            "a,,b",
+            "n[[1]]",
+            "n[0-99999999]",
+            "n[1-2-3]",
+        ] {
+            assert!(expand(wrong).is_err(), "{wrong}: {:?}", expand(wrong));
+        }
+        let many = "[0-9]".repeat(30);
+        assert!(expand(&many).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_makes_it_panic(list in "[n0-9,\\[\\]-]{0,24}") {
+            let _ = expand(&list);
+        }
+
+        #[test]
+        fn a_range_has_all_its_numbers(low in 0_usize..50, more in 0_usize..50) {
+            let hosts = expand(&format!("n[{low}-{}]", low + more)).unwrap();
+            prop_assert_eq!(hosts, (low..=low + more).map(|n| format!("n{n}")).collect::<Vec<_>>());
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Checkpoints: each rank writes its own stages, and reads what becomes its own.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use candle_core::{Device, Tensor, Var, safetensors};
+use serde::{Deserialize, Serialize};
+use training::{Checkpoint, Checkpoints, Contents, FileHash, OptimizerState};
+
+use crate::{Error, Pipeline, Result};
+
+/// Before the name of what an optimizer remembers.
+const OPTIMIZER: &str = "optimizer.";
+
+/// What a manifest says of the parts.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Extra {
+    /// The set that has each variable, by its name.
+    sets: BTreeMap<String, String>,
+    /// Ranks that share each layer: each has sets of its own.
+    parts: usize,
+    /// The caller's.
+    extra: serde_json::Value,
+}
+
+impl Pipeline {
+    /// Writes a checkpoint: each rank its stages and its part of the optimizer's state, in a file of its own; one manifest has
+    /// the hashes of all. Every rank must call it, with the same folder, which all must see. Of several copies of a stage, the
+    /// first is written.
+    ///
+    /// `checkpoint` has whatever else is to be kept: the first rank's counts, but for its tensors, which each rank of the first copy
+    /// writes, under names that no other one uses.
+    ///
+    /// A crash at any moment leaves the last checkpoint as it was, or the new one whole: see [`Checkpoints`].
+    ///
+    /// # Memory
+    /// A copy of this rank's optimizer state.
+    ///
+    /// # Errors
+    /// [`Error::Training`] where a file cannot be written, on the other ranks [`Error::PeerFailed`]; the latest checkpoint is then
+    /// what it was. Failures of communication.
+    pub fn save_checkpoint(
+        &self,
+        checkpoints: &Checkpoints,
+        optimizer: Option<&dyn OptimizerState>,
+        checkpoint: &Checkpoint,
+    ) -> Result<PathBuf> {
+        if let Some(first) = self.failed() {
+            return Err(first.clone());
+        }
+        let groups = self.groups();
+        let begun = match groups.is_first() {
+            true => checkpoints.begin().map(|draft| draft.number()).map_err(Error::training),
+            false => Ok(0),
+        };
+        let number = groups.of_first(groups.all_agree(begun)?)?;
+        let written = match groups.dp.as_ref().is_none_or(|copies| copies.rank() == 0) {
+            true => self.write(checkpoints, number, optimizer, checkpoint),
+            false => Ok(Written::default()),
+        };
+        let all = groups.gather(groups.all_agree(written)?)?;
+        let committed = match groups.is_first() {
+            true => commit(checkpoints, number, checkpoint, all, self.parts()),
+            false => Ok(PathBuf::new()),
+        };
+        groups.of_first(groups.all_agree(committed)?)
+    }
+
+    /// Reads a checkpoint that [`Pipeline::save_checkpoint`] has written, in whatever stages and on however many ranks and copies;
+    /// only the number of ranks that share a layer must be the same. Every rank must call it, with the same checkpoint. Gives
+    /// what the writer had as [`Checkpoint::extra`].
+    ///
+    /// # Errors
+    /// [`training::Error::DamagedCheckpoint`], a checkpoint of another model: nothing has been changed then on this rank, and the
+    /// others get [`Error::PeerFailed`]. Failures of communication.
+    pub fn load_checkpoint(
+        &self,
+        contents: &Contents,
+        optimizer: Option<&mut dyn OptimizerState>,
+    ) -> Result<serde_json::Value> {
+        let read = self.read(contents, optimizer);
+        self.groups().all_agree(read)
+    }
+
+    fn parts(&self) -> usize {
+        self.groups().tp.as_ref().map_or(1, |tp| tp.world_size())
+    }
+
+    /// A set's name on this rank, which may share its layers with others.
+    fn own(&self, set: &str) -> String {
+        match &self.groups().tp {
+            Some(tp) if tp.world_size() > 1 => format!("{set}-part-{}", tp.rank()),
+            _ => set.to_string(),
+        }
+    }
+
+    fn write(
+        &self,
+        checkpoints: &Checkpoints,
+        number: u64,
+        optimizer: Option<&dyn OptimizerState>,
+        checkpoint: &Checkpoint,
+    ) -> Result<Written> {
+        let draft = checkpoints.draft(number);
+        let set = format!("rank-{}", self.groups().pp.rank());
+        let vars = self.named_vars();
+        let mut tensors: HashMap<String, Tensor> =
+            vars.iter().map(|(name, var)| (name.clone(), var.as_detached_tensor())).collect();
+        if let Some(optimizer) = optimizer {
+            let state = optimizer.state().map_err(Error::training)?;
+            if let Some((name, _)) = state.iter().find(|(name, _)| !is_of(&vars, name)) {
+                let (what, got) = ("what an optimizer remembers".to_string(), name.clone());
+                let help =
+                    "name its parameters as the pipeline does: make it from `Pipeline::named_vars`".into();
+                return Err(Error::InvalidArgument { what, got, help });
+            }
+            tensors.extend(state.into_iter().map(|(name, tensor)| (format!("{OPTIMIZER}{name}"), tensor)));
+        }
+        let mut written = Written::default();
+        written.sets.extend(tensors.keys().map(|name| (name.clone(), set.clone())));
+        let own = self.own(&set);
+        for (name, tensors) in checkpoint.tensors.iter().chain([(&own, &tensors)]) {
+            written.files.push((name.clone(), draft.write(name, tensors).map_err(Error::training)?));
+        }
+        Ok(written)
+    }
+
+    fn read(
+        &self,
+        contents: &Contents,
+        optimizer: Option<&mut dyn OptimizerState>,
+    ) -> Result<serde_json::Value> {
+        let misfit = |problem: String| Error::Checkpoint { folder: contents.folder.clone(), problem };
+        let Extra { sets, parts, extra } = serde_json::from_value(contents.extra.clone())
+            .map_err(|reason| misfit(format!("it is of no pipeline: {reason}")))?;
+        if parts != self.parts() {
+            return Err(misfit(format!(
+                "{parts} ranks shared each layer, now {}: give as many ranks to the axis tp",
+                self.parts()
+            )));
+        }
+        let vars = self.named_vars();
+        let of_optimizer = |name: &str| name.strip_prefix(OPTIMIZER).is_some_and(|name| is_of(&vars, name));
+        let needed = |name: &str| vars.iter().any(|(var, _)| var == name) || of_optimizer(name);
+        let files: BTreeSet<&String> =
+            sets.iter().filter(|(name, _)| needed(name)).map(|(_, set)| set).collect();
+        let mut found = HashMap::new();
+        for set in files.into_iter().map(|set| self.own(set)) {
+            contents.check(&set).map_err(Error::training)?;
+            let tensors = safetensors::load(contents.path(&set), &Device::Cpu);
+            found.extend(tensors.map_err(Error::during("reading a checkpoint"))?);
+        }
+        let mut values = Vec::with_capacity(vars.len());
+        for (name, var) in &vars {
+            let value = found.get(name).ok_or_else(|| misfit(format!("it has no tensor `{name}`")))?;
+            if value.shape() != var.shape() || value.dtype() != var.dtype() {
+                let describe = |tensor: &Tensor| format!("{:?} {:?}", tensor.dtype(), tensor.dims());
+                let (saved, own) = (describe(value), describe(var));
+                return Err(misfit(format!("its tensor `{name}` is {saved}, the model's is {own}")));
+            }
+            values.push(value.to_device(var.device()).map_err(Error::during("reading a checkpoint"))?);
+        }
+        if let Some(optimizer) = optimizer {
+            let own = found.iter().filter(|(name, _)| of_optimizer(name));
+            let state = own.map(|(name, tensor)| (name[OPTIMIZER.len()..].to_string(), tensor.clone()));
+            optimizer.load_state(&state.collect()).map_err(Error::training)?;
+        }
+        for ((_, var), value) in vars.iter().zip(values) {
+            var.set(&value).map_err(Error::during("setting a variable"))?;
+        }
+        Ok(extra)
+    }
+}
+
+/// Whether a name is that of something remembered of one of these variables.
+fn is_of(vars: &[(String, Var)], name: &str) -> bool {
+    vars.iter().any(|(var, _)| name.strip_prefix(var.as_str()).is_some_and(|field| field.starts_with('.')))
+}
+
+/// What a rank has written.
+#[derive(Default, Serialize, Deserialize)]
+struct Written {
+    sets: BTreeMap<String, String>,
+    files: Vec<(String, FileHash)>,
+}
+
+fn commit(
+    checkpoints: &Checkpoints,
+    number: u64,
+    checkpoint: &Checkpoint,
+    all: Vec<Written>,
+    parts: usize,
+) -> Result<PathBuf> {
+    let (mut sets, mut files) = (BTreeMap::new(), BTreeMap::new());
+    for written in all {
+        sets.extend(written.sets);
+        files.extend(written.files);
+    }
+    let extra = Extra { sets, parts, extra: checkpoint.extra.clone() };
+    let extra = serde_json::to_value(extra).map_err(|reason| Error::Checkpoint {
+        folder: PathBuf::new(),
+        problem: format!("its manifest cannot be written: {reason}"),
+    })?;
+    let checkpoint = Checkpoint { extra, tensors: BTreeMap::new(), ..checkpoint.clone() };
+    checkpoints.draft(number).commit(&checkpoint, files).map_err(Error::training)
+}
+
+impl Error {
+    fn training(error: training::Error) -> Self {
+        Self::Training(Arc::new(error))
+    }
+}

@@ -1,0 +1,63 @@
+//! The ranks that a rank has to do with: those of its pipeline, those that share its layers, and those that have copies of them.
+
+use std::sync::Arc;
+
+use comm::{Communicator, all_gather_object, broadcast_object};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::{Error, PipelineConfig, Result};
+
+/// The three axes of a mesh, as far as there are any.
+pub(crate) struct Groups {
+    pub(crate) pp: Arc<dyn Communicator>,
+    pub(crate) tp: Option<Arc<dyn Communicator>>,
+    pub(crate) dp: Option<Arc<dyn Communicator>>,
+}
+
+impl Groups {
+    pub(crate) fn new(pp: Arc<dyn Communicator>, config: &PipelineConfig) -> Self {
+        Self { pp, tp: config.tensor_parallel.clone(), dp: config.data_parallel.clone() }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &dyn Communicator> {
+        [&self.tp, &self.dp].into_iter().flatten().chain([&self.pp]).map(Arc::as_ref)
+    }
+
+    /// True on one of all ranks.
+    pub(crate) fn is_first(&self) -> bool {
+        self.all().all(|group| group.rank() == 0)
+    }
+
+    /// This rank's number in the whole job.
+    pub(crate) fn name(&self) -> usize {
+        self.pp.world_ranks()[self.pp.rank()]
+    }
+
+    /// What the first rank has. Every rank must call it.
+    pub(crate) fn of_first<T: Serialize + DeserializeOwned>(&self, mut own: T) -> Result<T> {
+        for group in self.all() {
+            own = broadcast_object(group, &own, 0)?;
+        }
+        Ok(own)
+    }
+
+    /// What each rank has, in the same order on all. Every rank must call it.
+    pub(crate) fn gather<T: Serialize + DeserializeOwned>(&self, own: T) -> Result<Vec<T>> {
+        let mut all = vec![own];
+        for group in self.all() {
+            all = all_gather_object(group, &all)?.into_iter().flatten().collect();
+        }
+        Ok(all)
+    }
+
+    /// What this rank has, where none has failed; otherwise a failure on every rank. Every rank must call it.
+    pub(crate) fn all_agree<T>(&self, own: Result<T>) -> Result<T> {
+        let told = own.as_ref().err().map(|error| (self.name(), error.to_string()));
+        let failed = self.gather(told)?.into_iter().flatten().min();
+        match (own, failed) {
+            (Ok(_), Some((rank, reason))) => Err(Error::PeerFailed { rank, reason }),
+            (own, _) => own,
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Why a rank stopped: told to those that wait for it, so that all end with the same cause.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use candle_core::{DType, Device, Tensor};
+use comm::{Communicator, Operation, Work};
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result, Table};
+
+/// Bytes of a message: little enough that every transport takes it without waiting for the receiver.
+const LEN: usize = 2048;
+/// How long to wait until the world knows who was the first to fail.
+const NEWS: Duration = Duration::from_millis(600);
+
+/// A group of two with each neighbour, in which nobody says anything until something has failed.
+pub(crate) struct News {
+    world: Arc<dyn Communicator>,
+    /// By the neighbour's number in the whole job.
+    neighbours: BTreeMap<usize, Arc<dyn Communicator>>,
+    told: Mutex<Vec<Work>>,
+}
+
+/// What a rank that stopped says of the cause.
+#[derive(Debug, Serialize, Deserialize)]
+enum Cause {
+    /// A rank died.
+    Died { rank: usize, host: String },
+    /// A rank could not go on.
+    Failed { rank: usize, reason: String },
+}
+
+impl News {
+    /// Every rank must call it.
+    pub(crate) fn new(world: Arc<dyn Communicator>, table: &Table) -> Result<Self> {
+        let pairs = table.owners.windows(2).map(|pair| (pair[0].min(pair[1]), pair[0].max(pair[1])));
+        // The same order everywhere, so that no two ranks wait for each other.
+        let pairs: BTreeSet<(usize, usize)> = pairs.filter(|(a, b)| a != b).collect();
+        let mut neighbours = BTreeMap::new();
+        for (a, b) in pairs {
+            if [a, b].contains(&world.rank()) {
+                let other = if a == world.rank() { b } else { a };
+                neighbours.insert(world.world_ranks()[other], world.subgroup(&[a, b])?);
+            }
+        }
+        Ok(Self { world, neighbours, told: Mutex::default() })
+    }
+
+    /// Tells the neighbours why this rank stops, without waiting for them. They tell theirs.
+    pub(crate) fn tell(&self, error: &Error) {
+        let cause = match error {
+            Error::Comm(comm::Error::PeerDied { rank, host, .. }) => {
+                Cause::Died { rank: *rank, host: host.clone() }
+            }
+            Error::PeerFailed { rank, reason } => Cause::Failed { rank: *rank, reason: reason.clone() },
+            // Whoever asks finds out by itself.
+            error if error.is_peer_failure() => return,
+            error => {
+                let rank = self.world.world_ranks()[self.world.rank()];
+                Cause::Failed { rank, reason: error.to_string() }
+            }
+        };
+        let Ok(text) = written(&cause) else { return };
+        // One that is gone as well needs no news.
+        let works = self.neighbours.values().filter_map(|pair| pair.send(&text, 1 - pair.rank()).ok());
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).extend(works);
+    }
+
+    /// A neighbour that left did so for a reason that it, or the world, knows.
+    pub(crate) fn cause(&self, error: comm::Error) -> Error {
+        let comm::Error::PeerLeft { rank: left, operation, .. } = &error else { return error.into() };
+        match self.neighbours.get(left).map(|pair| ask(&**pair)) {
+            Some(Ok(Cause::Died { rank, host })) => {
+                return comm::Error::PeerDied { rank, host, operation: operation.clone() }.into();
+            }
+            Some(Ok(Cause::Failed { rank, reason })) => return Error::PeerFailed { rank, reason },
+            Some(Err(Error::Comm(died @ comm::Error::PeerDied { .. }))) => return died.into(),
+            _ => {}
+        }
+        let began = Instant::now();
+        while began.elapsed() < NEWS {
+            // It sends nothing, but fails with the first cause where there is one.
+            if let Err(first) = self.world.run(Operation::Batch { messages: Vec::new() }) {
+                return first.into();
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        error.into()
+    }
+}
+
+/// Waits until a neighbour that left has told why, or has closed this group, too.
+fn ask(pair: &dyn Communicator) -> Result<Cause> {
+    let during = || Error::during("news of another rank");
+    let text = Tensor::zeros(LEN, DType::U8, &Device::Cpu).map_err(during())?;
+    pair.run(Operation::Recv { tensor: text.clone(), from: 1 - pair.rank() })?;
+    let bytes = text.to_vec1::<u8>().map_err(during())?;
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(LEN);
+    serde_json::from_slice(&bytes[..end]).map_err(candle_core::Error::wrap).map_err(during())
+}
+
+/// As JSON, with zeros after it. A reason that is too long is cut.
+fn written(cause: &Cause) -> candle_core::Result<Tensor> {
+    let encode = |cause: &Cause| serde_json::to_vec(cause).map_err(candle_core::Error::wrap);
+    let mut bytes = encode(cause)?;
+    if let (true, Cause::Failed { rank, reason }) = (bytes.len() > LEN, cause) {
+        // A character takes at most twelve bytes in JSON.
+        let reason = reason.chars().take(LEN / 16).chain("...".chars()).collect();
+        bytes = encode(&Cause::Failed { rank: *rank, reason })?;
+    }
+    bytes.resize(LEN, 0);
+    Tensor::from_vec(bytes, LEN, &Device::Cpu)
+}
+
+#[cfg(test)]
+mod tests {
+    use comm::Local;
+
+    use super::*;
+
+    use crate::ScheduleKind;
+
+    #[test]
+    fn whoever_asks_hears_the_cause_however_long_it_is() {
+        let table = Table::of(ScheduleKind::GPipe, 3, 1, 1).unwrap();
+        let lines = Local::run_shared(3, |comm| {
+            let news = News::new(comm.clone(), &table)?;
+            if comm.rank() == 1 {
+                let reason = "\u{1}\u{1F600}".repeat(3000);
+                news.tell(&Error::BadTable { reason });
+                return Ok(None);
+            }
+            let operation = "recv #1".into();
+            let error = comm::Error::PeerLeft { rank: 1, host: "a".into(), operation };
+            Ok(Some(news.cause(error).to_string()))
+        });
+        let lines = lines.unwrap();
+        let line = lines[0].clone().unwrap();
+        assert!(line.starts_with("rank 1 could not go on: the table of actions is no schedule: "), "{line}");
+        assert!(line.ends_with("...") && lines[2].as_ref() == Some(&line), "{line}");
+    }
+}

@@ -1,0 +1,147 @@
+//! Divided layers in a model that something else builds, part by part, and trains: a pipeline's stages.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use candle_core::backprop::GradStore;
+use candle_core::{DType, Device, Shape, Tensor, Var};
+use candle_nn::var_builder::SimpleBackend;
+use candle_nn::{Init, VarBuilder, VarMap};
+use comm::{Mesh, Operation, ReduceOp};
+
+use crate::builder::{Asked, lock};
+use crate::{Context, RandomStreams, Result, ShardBuilder, Split, TensorParallelConfig, Weights, agreement};
+
+/// Gives each rank of a tensor-parallel group its part of the weights, through builders of candle's kind: for whoever builds
+/// modules with a [`VarBuilder`] and a map of its own for each part of the model, such as a pipeline.
+///
+/// The variables in the maps are the parts. Layers of this crate get theirs with [`of`](Self::of); all others are whole on every
+/// rank.
+///
+/// ```
+/// use candle_nn::VarMap;
+/// use comm::{Local, Mesh};
+/// use tensor_parallel::{ColumnConfig, ColumnParallelLinear, Shards, TensorParallelConfig, Weights};
+///
+/// let dims = Local::run_shared(4, |comm| {
+///     let mesh = Mesh::new(comm, &[("pp", 2), ("tp", 2)])?;
+///     let shards = Shards::new(&mesh, &TensorParallelConfig::default(), &Weights::seed(42))?;
+///     let map = VarMap::new(); // a stage's, given to each module's constructor
+///     let builder = shards.var_builder(&map).pp("fc");
+///     ColumnParallelLinear::new(8, 12, &ColumnConfig::default(), &shards.of(builder))?;
+///     let dims = map.data().lock().unwrap()["fc.weight"].dims().to_vec();
+///     Ok(dims)
+/// })?;
+/// assert_eq!(dims, vec![vec![6, 8]; 4]);
+/// # Ok::<(), comm::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Shards {
+    source: ShardBuilder,
+    asked: Asked,
+    /// Of which each rank has a part of the gradient only.
+    summed: Arc<Mutex<BTreeSet<String>>>,
+}
+
+impl Shards {
+    /// The mesh has an axis `tp`. Every rank of it must call this.
+    ///
+    /// # Errors
+    /// A mesh without that axis; a configuration that is not the same on all ranks; a file that cannot be read.
+    pub fn new(mesh: &Mesh, config: &TensorParallelConfig, weights: &Weights) -> Result<Self> {
+        let tp = mesh.axis("tp")?.clone();
+        let copy = mesh.axis("dp").map_or(0, |dp| dp.rank());
+        let place = tp.rank();
+        let random = RandomStreams::new(config.seed, copy, place);
+        let context = Context::new(tp, config.sequence_parallel, random);
+        let source = ShardBuilder::new(weights, config, context);
+        let (source, opened) = match source {
+            Ok(source) => (Some(source), Ok(Vec::new())),
+            Err(error) => (None, Err(error)),
+        };
+        agreement::check(&**mesh.world(), place, config.describe(), opened)?;
+        let Some(source) = source else {
+            return Err(crate::Error::invalid("the weights", "none", "this is a mistake in tensor-parallel"));
+        };
+        Ok(Self { source, asked: Asked::default(), summed: Arc::default() })
+    }
+
+    /// A builder that puts this rank's part of each variable into `map`. Weights that are drawn are drawn whole, in the order in
+    /// which they are asked for, also by modules that are then dropped.
+    pub fn var_builder(&self, map: &VarMap) -> VarBuilder<'static> {
+        let backend = Backend { shards: self.clone(), map: map.clone() };
+        let (dtype, device) = (self.source.dtype(), self.source.device().clone());
+        VarBuilder::from_backend(Box::new(backend), dtype, device)
+    }
+
+    /// What layers of this crate are built with, in place of a builder from [`var_builder`](Self::var_builder). Of another one's
+    /// variables, which are whole, they take their part.
+    pub fn of(&self, builder: VarBuilder<'static>) -> ShardBuilder {
+        ShardBuilder::elsewhere(builder, self.asked.clone(), self.context().clone())
+    }
+
+    /// What layers know of the ranks.
+    pub fn context(&self) -> &Context {
+        self.source.context()
+    }
+
+    /// Completes the gradients of these variables: with sequence parallelism those of norms and biases, of which each rank has
+    /// a part. To be called on every rank of the group, after each step's backward.
+    ///
+    /// # Cost
+    /// With sequence parallelism one all-reduce of these variables, else none.
+    ///
+    /// # Errors
+    /// Failures of communication.
+    pub fn sum_gradients(&self, vars: &[(String, Var)], gradients: &mut GradStore) -> Result<()> {
+        let mut tensors = Vec::new();
+        for (_, var) in vars.iter().filter(|(name, _)| lock(&self.summed).contains(name)) {
+            let Some(gradient) = gradients.get(var) else { continue };
+            let gradient = gradient.contiguous()?;
+            gradients.insert(var, gradient.clone());
+            tensors.push(gradient);
+        }
+        if !tensors.is_empty() {
+            self.context().comm().run(Operation::AllReduceCoalesced { tensors, op: ReduceOp::Sum })?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Shards {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Shards({:?})", self.context().comm())
+    }
+}
+
+/// Puts this rank's parts into a map.
+struct Backend {
+    shards: Shards,
+    map: VarMap,
+}
+
+impl SimpleBackend for Backend {
+    fn get(&self, shape: Shape, name: &str, init: Init, _: DType, _: &Device) -> candle_core::Result<Tensor> {
+        let (split, summed) = lock(&self.shards.asked).take().unwrap_or((Split::Whole, false));
+        if let Some(known) = lock(self.map.data()).get(name) {
+            return Ok(known.as_tensor().clone());
+        }
+        let tensor = self.shards.source.parameter(shape, name, init, split, summed)?;
+        if let Some(parameter) = self.shards.source.take_last() {
+            lock(self.map.data()).insert(name.to_string(), parameter.var().clone());
+        }
+        if summed {
+            lock(&self.shards.summed).insert(name.to_string());
+        }
+        Ok(tensor)
+    }
+
+    fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> candle_core::Result<Tensor> {
+        candle_core::bail!("{name}: its shape must be asked for, as in VarBuilder::get")
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        lock(self.map.data()).contains_key(name)
+    }
+}
