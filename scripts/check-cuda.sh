@@ -29,4 +29,4 @@ NVCC
 chmod +x "$folder/nvcc"
 
 export NVCC="$folder/nvcc" PATH="$folder:$PATH" CUDARC_CUDA_VERSION=13000 CUDA_COMPUTE_CAP=80
-cargo clippy --locked -p comm --features comm/nccl --all-targets -- -D warnings
+cargo clippy --locked -p comm -p bin --features comm/nccl,bin/nccl --all-targets -- -D warnings

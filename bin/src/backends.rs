@@ -63,10 +63,13 @@ pub(crate) fn all() -> [Backend; 3] {
 
 fn nccl() -> Backend {
     let library = library("libnccl.so.");
-    let mut missing = vec!["a build with CUDA"];
+    let compiled = cfg!(feature = "nccl");
+    let mut missing = Vec::new();
+    missing.extend((!compiled).then_some("a build with NCCL"));
     missing.extend((gpu_count() == 0).then_some("an NVIDIA GPU"));
-    missing.extend(library.is_none().then_some("libnccl.so.2"));
-    Backend { name: "NCCL", compiled: false, version: library, missing }
+    // A build with NCCL would not have started without the library.
+    missing.extend((library.is_none() && !compiled).then_some("libnccl.so.2"));
+    Backend { name: "NCCL", compiled, version: choice::nccl_version().or(library), missing }
 }
 
 /// In the place of Gloo.
@@ -122,9 +125,9 @@ mod tests {
     #[test]
     fn a_back_end_is_one_line() {
         let version = Some("2.27.3".to_string());
-        let missing = vec!["a build with CUDA", "an NVIDIA GPU"];
+        let missing = vec!["a build with NCCL", "an NVIDIA GPU"];
         let nccl = Backend { name: "NCCL", compiled: false, version, missing };
-        let expected = "NCCL available: False (not compiled in; version 2.27.3; missing: a build with CUDA, an NVIDIA GPU)";
+        let expected = "NCCL available: False (not compiled in; version 2.27.3; missing: a build with NCCL, an NVIDIA GPU)";
         assert_eq!(nccl.to_string(), expected);
         let mpi = Backend { name: "MPI", compiled: true, version: None, missing: Vec::new() };
         assert_eq!(mpi.to_string(), "MPI available: True (compiled in; no version of it found here)");

@@ -136,7 +136,7 @@ fn spawned<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<()
     let common = experiment.common();
     let recorder = trace::install(common.trace.is_some())?;
     let setup = experiment.setup()?;
-    let mut rank = Rank::join(common.ranks.backend, config)?;
+    let mut rank = Rank::join(common.ranks.backend, &common.device()?, config)?;
     if rank.comm.rank() == experiment.reporter(config.world_size) {
         rank.metrics = common.metrics.as_deref().map(MetricsWriter::append).transpose()?;
     }
@@ -151,7 +151,7 @@ fn launched<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<(
     let recorder = trace::install(common.trace.is_some())?;
     let setup = experiment.setup()?;
     // Before anything is printed, so that ranks that do not fit together find out early.
-    let mut rank = Rank::join(common.ranks.backend, config)?;
+    let mut rank = Rank::join(common.ranks.backend, &common.device()?, config)?;
     let mut metrics = None;
     if rank.comm.rank() == experiment.reporter(config.world_size) {
         metrics = begin_metrics(experiment)?;

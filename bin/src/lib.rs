@@ -8,6 +8,7 @@ mod backends;
 pub mod cli;
 pub mod comm_bench;
 pub mod console;
+mod devices;
 pub mod error;
 pub mod experiment;
 pub mod experiments;

@@ -9,6 +9,7 @@ use candle_core::Device;
 use clap::{Args, ValueEnum};
 use comm::InitMethod;
 
+use crate::devices;
 use crate::error::Error;
 
 pub use transport::TransportOption;
@@ -145,10 +146,7 @@ impl CommonOptions {
     pub fn device(&self) -> Result<Device, Error> {
         match self.device {
             DeviceKind::Auto | DeviceKind::Cpu => Ok(Device::Cpu),
-            DeviceKind::Cuda => Err(Error::Unavailable {
-                wanted: "--device cuda".into(),
-                help: "this build has no CUDA in it; use --device cpu".into(),
-            }),
+            DeviceKind::Cuda => devices::cuda(),
         }
     }
 

@@ -114,9 +114,9 @@ impl Rank {
     ///
     /// # Errors
     /// Those of [`comm::Tcp::connect`], or of the back end that was asked for.
-    pub fn join(backend: Backend, config: &TcpConfig) -> Result<Self> {
+    pub fn join(backend: Backend, device: &Device, config: &TcpConfig) -> Result<Self> {
         Ok(Self {
-            comm: backends::connect(backend, config)?,
+            comm: backends::connect(backend, device, config)?,
             metrics: None,
             held: None,
             summaries: Vec::new(),

@@ -35,6 +35,8 @@ mod mesh;
 mod mistakes;
 #[cfg(feature = "mpi")]
 mod mpi;
+#[cfg(feature = "nccl")]
+mod nccl;
 mod objects;
 mod operation;
 mod patience;
@@ -49,6 +51,8 @@ mod stats;
 mod storage;
 mod supervisor;
 mod tcp;
+#[cfg(any(feature = "mpi", feature = "nccl"))]
+mod traffic;
 mod variables;
 mod verdict;
 mod work;
@@ -59,6 +63,8 @@ pub use local::{Local, LocalConfig};
 pub use mesh::Mesh;
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
+#[cfg(feature = "nccl")]
+pub use nccl::Nccl;
 pub use objects::{all_gather_object, broadcast_object, gather_object};
 pub use operation::{Message, Operation, ReduceOp};
 pub use scheduler::Place;

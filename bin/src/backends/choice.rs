@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use candle_core::Device;
 use comm::{Communicator, Tcp, TcpConfig};
 
 use crate::error::{Error, Result};
@@ -14,9 +15,7 @@ use crate::options::{Backend, RankOptions};
 pub(crate) fn check(options: &RankOptions) -> Result<()> {
     match options.backend {
         Backend::Auto | Backend::Tcp => Ok(()),
-        Backend::Nccl => {
-            unavailable("--backend nccl", "this build has no NCCL in it; use --backend tcp".into())
-        }
+        Backend::Nccl => nccl::check(),
         Backend::Mpi => mpi::check(options),
     }
 }
@@ -32,13 +31,19 @@ pub(crate) fn config(options: &RankOptions) -> Result<Option<TcpConfig>> {
     }
 }
 
-/// Joins the group of all ranks.
+/// Joins the group of all ranks, with tensors on `device`.
 ///
 /// # Errors
 /// Those of the back end.
-pub(crate) fn connect(backend: Backend, config: &TcpConfig) -> Result<Arc<dyn Communicator>> {
+pub(crate) fn connect(
+    backend: Backend,
+    device: &Device,
+    config: &TcpConfig,
+) -> Result<Arc<dyn Communicator>> {
     match backend {
         Backend::Mpi => mpi::connect(config),
+        Backend::Nccl => nccl::connect(device, config),
+        Backend::Auto if nccl::suits(device, config) => nccl::connect(device, config),
         _ => Ok(Arc::new(Tcp::connect(config)?)),
     }
 }
@@ -46,6 +51,11 @@ pub(crate) fn connect(backend: Backend, config: &TcpConfig) -> Result<Arc<dyn Co
 /// The version of the MPI library in this build.
 pub(crate) fn mpi_version() -> Option<String> {
     mpi::version()
+}
+
+/// The version of the NCCL library in this build.
+pub(crate) fn nccl_version() -> Option<String> {
+    nccl::version()
 }
 
 fn unavailable<T>(wanted: &str, help: String) -> Result<T> {
@@ -112,6 +122,65 @@ mod mpi {
 
     pub(super) fn connect(_: &TcpConfig) -> Result<Arc<dyn Communicator>> {
         unavailable("--backend mpi", "this build has no MPI in it".into())
+    }
+
+    pub(super) fn version() -> Option<String> {
+        None
+    }
+}
+
+#[cfg(feature = "nccl")]
+mod nccl {
+    use comm::Nccl;
+
+    use crate::launch::gpu_count;
+
+    use super::{Arc, Communicator, Device, Result, TcpConfig, unavailable};
+
+    pub(super) fn check() -> Result<()> {
+        match gpu_count() {
+            0 => unavailable("--backend nccl", "no NVIDIA GPU was found here; use --backend tcp".into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// A GPU for each rank of this machine: NCCL refuses ranks that share one.
+    pub(super) fn suits(device: &Device, config: &TcpConfig) -> bool {
+        let here = comm::Place::from_env().ok().flatten().and_then(|place| place.local_world_size);
+        device.is_cuda() && here.unwrap_or(config.world_size) <= gpu_count()
+    }
+
+    pub(super) fn connect(device: &Device, config: &TcpConfig) -> Result<Arc<dyn Communicator>> {
+        if !device.is_cuda() {
+            let help = "it moves tensors of CUDA devices, and these are on the CPU: give --device cuda where the command has \
+                        it, or use --backend tcp";
+            return unavailable("--backend nccl", help.into());
+        }
+        Ok(Arc::new(Nccl::connect(config, device)?))
+    }
+
+    pub(super) fn version() -> Option<String> {
+        Nccl::version()
+    }
+}
+
+#[cfg(not(feature = "nccl"))]
+mod nccl {
+    use super::{Arc, Communicator, Device, Result, TcpConfig, unavailable};
+
+    pub(super) fn check() -> Result<()> {
+        let help = "this build has no NCCL in it; build it with --features nccl, for which CUDA, NCCL and nvcc must be there, \
+                    or use --backend tcp";
+        unavailable("--backend nccl", help.into())
+    }
+
+    pub(super) fn suits(_: &Device, _: &TcpConfig) -> bool {
+        false
+    }
+
+    pub(super) fn connect(_: &Device, _: &TcpConfig) -> Result<Arc<dyn Communicator>> {
+        check()?;
+        unavailable("--backend nccl", "this build has no NCCL in it".into())
     }
 
     pub(super) fn version() -> Option<String> {

@@ -13,6 +13,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
+use candle_core::Device;
 use comm::{Communicator, TcpConfig};
 
 use crate::backends;
@@ -45,7 +46,7 @@ pub fn run(options: &CommBenchOptions) -> Result<()> {
 }
 
 fn rank(options: &CommBenchOptions, config: &TcpConfig, spawned: bool) -> Result<()> {
-    let comm = backends::connect(options.ranks.backend, config)?;
+    let comm = backends::connect(options.ranks.backend, &Device::Cpu, config)?;
     let comm = &*comm;
     let first = comm.rank() == 0;
     if first {

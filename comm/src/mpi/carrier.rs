@@ -9,11 +9,10 @@ use candle_core::{DType, Tensor};
 use crate::carrier::Carrier;
 use crate::element::divide_bytes;
 use crate::executor::Pump;
-use crate::{Error, Message, Operation, ReduceOp, Result, storage};
+use crate::{Error, Message, Operation, ReduceOp, Result, storage, traffic};
 
 use super::flight::{Buffer, Call, Flight, Parts};
 use super::handle::Handle;
-use super::traffic;
 
 /// Buffers that wait to be used again.
 const SPARE: usize = 4;

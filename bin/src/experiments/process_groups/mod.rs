@@ -9,6 +9,7 @@ mod stage;
 
 pub use options::ProcessGroupsOptions;
 
+use candle_core::Device;
 use comm::TcpConfig;
 
 use crate::backends;
@@ -42,7 +43,7 @@ pub fn run(options: &ProcessGroupsOptions) -> Result<()> {
 }
 
 fn show(options: &ProcessGroupsOptions, config: &TcpConfig) -> Result<()> {
-    let world = backends::connect(options.ranks.backend, config)?;
+    let world = backends::connect(options.ranks.backend, &Device::Cpu, config)?;
     let stage = Stage::new(&*world);
     stage.say(format_args!("===== back ends ====="))?;
     for backend in backends::all() {

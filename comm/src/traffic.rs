@@ -1,11 +1,12 @@
-//! What an operation moves: MPI does not tell, so it counts as what the best algorithm for large tensors would move.
+//! What an operation moves where a library moves it: it does not tell, so it counts as what the best algorithm for large
+//! tensors would move.
 
 use candle_core::Tensor;
 
 use crate::{Message, Operation};
 
 /// Bytes that a rank sends and receives.
-pub(super) fn of(operation: &Operation, rank: usize, world_size: usize) -> (u64, u64) {
+pub(crate) fn of(operation: &Operation, rank: usize, world_size: usize) -> (u64, u64) {
     let bytes = |tensor: &Tensor| tensor.elem_count() * tensor.dtype().size_in_bytes();
     let others = |bytes: usize| bytes * (world_size - 1) / world_size;
     let alone = world_size == 1;

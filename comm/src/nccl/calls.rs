@@ -1,0 +1,276 @@
+//! Operations as calls of NCCL: pure data, known before any device is asked.
+
+use candle_core::Tensor;
+
+use crate::{Message, Operation, ReduceOp};
+
+/// Some elements of one of an operation's tensors, by its place in [`Operation::tensors`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) tensor: usize,
+    pub(super) first: usize,
+}
+
+/// What NCCL is asked to do; all of an operation's calls make one group, in which none waits for another.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Call {
+    AllReduce {
+        at: Place,
+        count: usize,
+        op: ReduceOp,
+    },
+    /// `into` counts on the root only.
+    Reduce {
+        from: Place,
+        into: Option<Place>,
+        count: usize,
+        op: ReduceOp,
+        root: usize,
+    },
+    Broadcast {
+        from: Option<Place>,
+        into: Place,
+        count: usize,
+        root: usize,
+    },
+    AllGather {
+        from: Place,
+        into: Place,
+        count: usize,
+    },
+    ReduceScatter {
+        from: Place,
+        into: Place,
+        count: usize,
+        op: ReduceOp,
+    },
+    Send {
+        from: Place,
+        count: usize,
+        to: usize,
+    },
+    Receive {
+        into: Place,
+        count: usize,
+        from: usize,
+    },
+}
+
+/// The calls of one rank. NCCL knows equal parts only: others go as one call for each part.
+pub(super) fn of(operation: &Operation, rank: usize, world_size: usize) -> Vec<Call> {
+    let mut calls = Vec::new();
+    match operation {
+        Operation::AllReduce { tensor, op } => all_reduce(&mut calls, std::slice::from_ref(tensor), *op),
+        Operation::AllReduceCoalesced { tensors, op } => all_reduce(&mut calls, tensors, *op),
+        Operation::Broadcast { tensor, root } => {
+            broadcast(&mut calls, std::slice::from_ref(tensor), rank, *root)
+        }
+        Operation::BroadcastCoalesced { tensors, root } => broadcast(&mut calls, tensors, rank, *root),
+        Operation::Reduce { tensor, op, root } => {
+            let at = place(0, 0);
+            let into = (rank == *root).then_some(at);
+            calls.push(Call::Reduce { from: at, into, count: tensor.elem_count(), op: *op, root: *root });
+        }
+        Operation::AllGather { input, counts, .. } => {
+            all_gather(&mut calls, input.elem_count(), counts.as_deref(), rank);
+        }
+        Operation::ReduceScatter { output, op, counts, .. } => {
+            reduce_scatter(&mut calls, output.elem_count(), *op, counts.as_deref(), rank);
+        }
+        Operation::Gather { output, input, root, counts } => {
+            let (own, first) = (input.elem_count(), usize::from(output.is_some()));
+            calls.push(Call::Send { from: place(first, 0), count: own, to: *root });
+            if output.is_some() {
+                for (from, part) in parts(counts.as_deref(), own, world_size) {
+                    calls.push(Call::Receive { into: place(0, part.start), count: part.len(), from });
+                }
+            }
+        }
+        Operation::Scatter { output, input, root, counts } => {
+            let (own, first) = (output.elem_count(), usize::from(input.is_some()));
+            if input.is_some() {
+                for (to, part) in parts(counts.as_deref(), own, world_size) {
+                    calls.push(Call::Send { from: place(0, part.start), count: part.len(), to });
+                }
+            }
+            calls.push(Call::Receive { into: place(first, 0), count: own, from: *root });
+        }
+        Operation::AllToAll { output, input, output_counts, input_counts } => {
+            let share = |tensor: &Tensor| tensor.elem_count() / world_size;
+            for (to, part) in parts(input_counts.as_deref(), share(input), world_size) {
+                calls.push(Call::Send { from: place(1, part.start), count: part.len(), to });
+            }
+            for (from, part) in parts(output_counts.as_deref(), share(output), world_size) {
+                calls.push(Call::Receive { into: place(0, part.start), count: part.len(), from });
+            }
+        }
+        _ => messages(&mut calls, operation),
+    }
+    calls.retain(|call| call.count() > 0);
+    calls
+}
+
+impl Call {
+    fn count(&self) -> usize {
+        match self {
+            Call::AllReduce { count, .. }
+            | Call::Reduce { count, .. }
+            | Call::Broadcast { count, .. }
+            | Call::AllGather { count, .. }
+            | Call::ReduceScatter { count, .. }
+            | Call::Send { count, .. }
+            | Call::Receive { count, .. } => *count,
+        }
+    }
+
+    /// NCCL's name of it.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Call::AllReduce { .. } => "ncclAllReduce",
+            Call::Reduce { .. } => "ncclReduce",
+            Call::Broadcast { .. } => "ncclBroadcast",
+            Call::AllGather { .. } => "ncclAllGather",
+            Call::ReduceScatter { .. } => "ncclReduceScatter",
+            Call::Send { .. } => "ncclSend",
+            Call::Receive { .. } => "ncclRecv",
+        }
+    }
+}
+
+fn place(tensor: usize, first: usize) -> Place {
+    Place { tensor, first }
+}
+
+fn all_reduce(calls: &mut Vec<Call>, tensors: &[Tensor], op: ReduceOp) {
+    let call = |(index, tensor): (usize, &Tensor)| Call::AllReduce {
+        at: place(index, 0),
+        count: tensor.elem_count(),
+        op,
+    };
+    calls.extend(tensors.iter().enumerate().map(call));
+}
+
+fn broadcast(calls: &mut Vec<Call>, tensors: &[Tensor], rank: usize, root: usize) {
+    let call = |(index, tensor): (usize, &Tensor)| {
+        let into = place(index, 0);
+        Call::Broadcast { from: (rank == root).then_some(into), into, count: tensor.elem_count(), root }
+    };
+    calls.extend(tensors.iter().enumerate().map(call));
+}
+
+/// Messages between two ranks; nothing for a barrier, which needs no NCCL.
+fn messages(calls: &mut Vec<Call>, operation: &Operation) {
+    match operation {
+        Operation::Send { tensor, to } => {
+            calls.push(Call::Send { from: place(0, 0), count: tensor.elem_count(), to: *to });
+        }
+        Operation::Recv { tensor, from } => {
+            calls.push(Call::Receive { into: place(0, 0), count: tensor.elem_count(), from: *from });
+        }
+        Operation::Batch { messages } => {
+            for (index, message) in messages.iter().enumerate() {
+                let (at, count) = (place(index, 0), message.tensor().elem_count());
+                calls.push(match message {
+                    Message::Send { to, .. } => Call::Send { from: at, count, to: *to },
+                    Message::Recv { from, .. } => Call::Receive { into: at, count, from: *from },
+                });
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The tensors are output and input.
+fn all_gather(calls: &mut Vec<Call>, own: usize, counts: Option<&[usize]>, rank: usize) {
+    let Some(counts) = counts else {
+        return calls.push(Call::AllGather { from: place(1, 0), into: place(0, 0), count: own });
+    };
+    for (root, part) in parts(Some(counts), own, counts.len()) {
+        let from = (rank == root).then_some(place(1, 0));
+        calls.push(Call::Broadcast { from, into: place(0, part.start), count: part.len(), root });
+    }
+}
+
+/// The tensors are output and input.
+fn reduce_scatter(calls: &mut Vec<Call>, own: usize, op: ReduceOp, counts: Option<&[usize]>, rank: usize) {
+    let Some(counts) = counts else {
+        return calls.push(Call::ReduceScatter { from: place(1, 0), into: place(0, 0), count: own, op });
+    };
+    for (root, part) in parts(Some(counts), own, counts.len()) {
+        let into = (rank == root).then_some(place(0, 0));
+        calls.push(Call::Reduce { from: place(1, part.start), into, count: part.len(), op, root });
+    }
+}
+
+/// Each rank's part of a whole: as the counts say, else all as long as the own one.
+fn parts(
+    counts: Option<&[usize]>,
+    own: usize,
+    world_size: usize,
+) -> impl Iterator<Item = (usize, std::ops::Range<usize>)> {
+    let mut next = 0;
+    (0..world_size).map(move |rank| {
+        let start = next;
+        next += counts.map_or(own, |counts| counts[rank]);
+        (rank, start..next)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::{DType, Device};
+
+    fn tensor(len: usize) -> Tensor {
+        Tensor::zeros(len, DType::F32, &Device::Cpu).unwrap()
+    }
+
+    #[test]
+    fn uneven_parts_are_a_call_each_and_empty_ones_none() {
+        let counts = Some(vec![2, 0, 3]);
+        let operation = Operation::AllGather { output: tensor(5), input: tensor(3), counts };
+        let expected = vec![
+            Call::Broadcast { from: None, into: place(0, 0), count: 2, root: 0 },
+            Call::Broadcast { from: Some(place(1, 0)), into: place(0, 2), count: 3, root: 2 },
+        ];
+        assert_eq!(of(&operation, 2, 3), expected);
+    }
+
+    #[test]
+    fn a_root_sends_to_itself_too() {
+        let operation =
+            Operation::Scatter { output: tensor(2), input: Some(tensor(4)), root: 1, counts: None };
+        let expected = vec![
+            Call::Send { from: place(0, 0), count: 2, to: 0 },
+            Call::Send { from: place(0, 2), count: 2, to: 1 },
+            Call::Receive { into: place(1, 0), count: 2, from: 1 },
+        ];
+        assert_eq!(of(&operation, 1, 2), expected);
+        let operation = Operation::Scatter { output: tensor(2), input: None, root: 1, counts: None };
+        assert_eq!(of(&operation, 0, 2), [Call::Receive { into: place(0, 0), count: 2, from: 1 }]);
+    }
+
+    #[test]
+    fn every_send_has_its_receive() {
+        let count = |from: usize, to: usize| (from + 2 * to) % 3;
+        let calls = |rank: usize| {
+            let goes: Vec<usize> = (0..3).map(|to| count(rank, to)).collect();
+            let comes: Vec<usize> = (0..3).map(|from| count(from, rank)).collect();
+            let (output, input) = (tensor(comes.iter().sum()), tensor(goes.iter().sum()));
+            let (output_counts, input_counts) = (Some(comes), Some(goes));
+            of(&Operation::AllToAll { output, input, output_counts, input_counts }, rank, 3)
+        };
+        let (mut sent, mut received) = (Vec::new(), Vec::new());
+        for rank in 0..3 {
+            for call in calls(rank) {
+                match call {
+                    Call::Send { count, to, .. } => sent.push((rank, to, count)),
+                    Call::Receive { count, from, .. } => received.push((from, rank, count)),
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        received.sort_unstable();
+        assert_eq!(sent, received);
+    }
+}

@@ -1,0 +1,222 @@
+//! A communicator of NCCL, and the only place that calls it.
+
+#![allow(unsafe_code, reason = "NCCL is a C library")]
+
+use std::ffi::{c_char, c_int, c_void};
+use std::mem::{MaybeUninit, offset_of};
+use std::ptr::{null, null_mut};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use candle_core::DType;
+use candle_core::cuda::cudarc::driver::CudaStream;
+use candle_core::cuda::cudarc::nccl::{result, sys};
+
+use crate::carrier::Nap;
+use crate::{Error, ReduceOp, Result};
+
+use super::calls::Call;
+use super::library::{check, check_result};
+
+/// How long a rank that closes its group waits for what NCCL still has to send.
+const FAREWELL: Duration = Duration::from_secs(5);
+/// What the library looks for in a configuration.
+const MAGIC: u32 = 0xcafe_beef;
+/// The version whose fields are set: 2.17. What came later is left at its default.
+const VERSION: u32 = 21_700;
+
+/// What all ranks of a communicator must know.
+pub(super) const ID_BYTES: usize = 128;
+
+/// Addresses on the device of what a call reads and writes; 0 for nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Addresses {
+    pub(super) from: u64,
+    pub(super) into: u64,
+}
+
+/// Not blocking: each call returns at once, and [`Handle::is_ready`] tells when it is done with the host.
+#[derive(Debug)]
+pub(super) struct Handle {
+    comm: sys::ncclComm_t,
+    stream: Arc<CudaStream>,
+}
+
+// SAFETY: NCCL allows a communicator to be used by any thread, by one at a time, which `&mut self` sees to.
+unsafe impl Send for Handle {}
+
+/// A new communicator's id, to be told to its ranks.
+pub(super) fn new_id() -> Result<[u8; ID_BYTES]> {
+    let id = check_result("ncclGetUniqueId", result::get_uniqueid())?;
+    Ok(id.internal.map(|byte| byte as u8))
+}
+
+impl Handle {
+    /// Begins to meet the other ranks; done when [`Handle::is_ready`].
+    pub(super) fn begin(
+        id: &[u8; ID_BYTES],
+        rank: usize,
+        world_size: usize,
+        stream: Arc<CudaStream>,
+    ) -> Result<Self> {
+        bind(&stream)?;
+        let id = sys::ncclUniqueId { internal: id.map(|byte| byte as c_char) };
+        let mut config = config();
+        let mut handle = Self { comm: null_mut(), stream };
+        // SAFETY: the configuration is one that NCCL understands, and is copied; the handle is written before the call returns.
+        let code = unsafe {
+            sys::ncclCommInitRankConfig(&mut handle.comm, world_size as c_int, id, rank as c_int, &mut config)
+        };
+        check("ncclCommInitRankConfig", code, handle.comm)?;
+        Ok(handle)
+    }
+
+    pub(super) fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// False while NCCL is still at what it was asked for; an error of its own, or of its network, whenever it came.
+    pub(super) fn is_ready(&mut self, call: &str) -> Result<bool> {
+        if self.comm.is_null() {
+            return Err(Error::system(call, "NCCL was given up before"));
+        }
+        let mut state = sys::ncclResult_t::ncclSuccess;
+        // SAFETY: the communicator is valid.
+        let code = unsafe { sys::ncclCommGetAsyncError(self.comm, &mut state) };
+        check(call, code, self.comm)?;
+        check(call, state, self.comm)?;
+        Ok(state == sys::ncclResult_t::ncclSuccess)
+    }
+
+    /// Begins calls on the stream as one group.
+    ///
+    /// # Safety
+    /// The addresses are those of as many elements of each call's dtype as it counts, on this communicator's device, which
+    /// nobody frees before the stream is past them.
+    pub(super) unsafe fn start(&mut self, calls: &[(Call, DType, Addresses)]) -> Result<()> {
+        if self.comm.is_null() {
+            return Err(Error::system("NCCL", "it was given up before"));
+        }
+        bind(&self.stream)?;
+        check_result("ncclGroupStart", result::group_start())?;
+        let mut outcome = Ok(());
+        for (call, dtype, addresses) in calls {
+            // SAFETY: as this function demands.
+            let code = unsafe { self.call(call, *dtype, *addresses) };
+            outcome = check(call.name(), code, self.comm);
+            if outcome.is_err() {
+                break;
+            }
+        }
+        // A group that was begun must be ended, whatever has happened.
+        let ended = check_result("ncclGroupEnd", result::group_end());
+        outcome.and(ended.map(drop))
+    }
+
+    /// # Safety
+    /// See [`Handle::start`].
+    unsafe fn call(&self, call: &Call, dtype: DType, addresses: Addresses) -> sys::ncclResult_t {
+        let (from, into) = (addresses.from as *const c_void, addresses.into as *mut c_void);
+        let (kind, comm, stream) = (kind(dtype), self.comm, self.stream.cu_stream() as sys::cudaStream_t);
+        // SAFETY: as this function demands; communicator and stream are valid.
+        unsafe {
+            match call {
+                Call::AllReduce { count, op, .. } => {
+                    sys::ncclAllReduce(from, into, *count, kind, reduction(*op), comm, stream)
+                }
+                Call::Reduce { count, op, root, .. } => {
+                    let (op, root) = (reduction(*op), *root as c_int);
+                    sys::ncclReduce(from, into, *count, kind, op, root, comm, stream)
+                }
+                Call::Broadcast { count, root, .. } => {
+                    sys::ncclBroadcast(from, into, *count, kind, *root as c_int, comm, stream)
+                }
+                Call::AllGather { count, .. } => sys::ncclAllGather(from, into, *count, kind, comm, stream),
+                Call::ReduceScatter { count, op, .. } => {
+                    sys::ncclReduceScatter(from, into, *count, kind, reduction(*op), comm, stream)
+                }
+                Call::Send { count, to, .. } => sys::ncclSend(from, *count, kind, *to as c_int, comm, stream),
+                Call::Receive { count, from, .. } => {
+                    sys::ncclRecv(into, *count, kind, *from as c_int, comm, stream)
+                }
+            }
+        }
+    }
+
+    /// Ends what is under way, here and, as they notice, on the other ranks. True once the device is done with it.
+    pub(super) fn abort(&mut self) -> bool {
+        let comm = std::mem::replace(&mut self.comm, null_mut());
+        if comm.is_null() || bind(&self.stream).is_err() {
+            return false;
+        }
+        // SAFETY: the communicator is valid, and not used after this.
+        let aborted = unsafe { result::comm_abort(comm) };
+        aborted.is_ok() && self.stream.synchronize().is_ok()
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if self.comm.is_null() || bind(&self.stream).is_err() {
+            return;
+        }
+        // What this rank has sent may still be on its way.
+        // SAFETY: the communicator is valid.
+        let code = unsafe { sys::ncclCommFinalize(self.comm) };
+        let (until, mut nap) = (Instant::now() + FAREWELL, Nap::default());
+        let mut done = check("ncclCommFinalize", code, self.comm).is_ok();
+        while done {
+            match self.is_ready("ncclCommFinalize") {
+                Ok(true) => break,
+                Ok(false) if Instant::now() < until => nap.take(),
+                _ => done = false,
+            }
+        }
+        if done {
+            // SAFETY: as above, and it is not used after this.
+            let _ = unsafe { result::comm_destroy(std::mem::replace(&mut self.comm, null_mut())) };
+        } else {
+            self.abort();
+        }
+    }
+}
+
+/// NCCL works on the device that is the calling thread's.
+fn bind(stream: &CudaStream) -> Result<()> {
+    stream.context().bind_to_thread().map_err(|error| Error::system("choosing a CUDA device", error))
+}
+
+/// Not blocking, all else as NCCL likes it.
+fn config() -> sys::ncclConfig_t {
+    const UNDEFINED: c_int = c_int::MIN;
+    // SAFETY: zero is a value of each of its fields.
+    let mut config = unsafe { MaybeUninit::<sys::ncclConfig_t>::zeroed().assume_init() };
+    // Fields from here on are unknown to the version that is named, and not read.
+    config.size = offset_of!(sys::ncclConfig_t, trafficClass);
+    (config.magic, config.version, config.blocking) = (MAGIC, VERSION, 0);
+    (config.cgaClusterSize, config.minCTAs, config.maxCTAs) = (UNDEFINED, UNDEFINED, UNDEFINED);
+    (config.netName, config.splitShare) = (null(), UNDEFINED);
+    config
+}
+
+fn kind(dtype: DType) -> sys::ncclDataType_t {
+    match dtype {
+        DType::F64 => sys::ncclDataType_t::ncclFloat64,
+        DType::F32 => sys::ncclDataType_t::ncclFloat32,
+        DType::F16 => sys::ncclDataType_t::ncclFloat16,
+        DType::BF16 => sys::ncclDataType_t::ncclBfloat16,
+        DType::U32 => sys::ncclDataType_t::ncclUint32,
+        DType::I64 => sys::ncclDataType_t::ncclInt64,
+        _ => sys::ncclDataType_t::ncclUint8,
+    }
+}
+
+fn reduction(op: ReduceOp) -> sys::ncclRedOp_t {
+    match op {
+        ReduceOp::Sum => sys::ncclRedOp_t::ncclSum,
+        ReduceOp::Avg => sys::ncclRedOp_t::ncclAvg,
+        ReduceOp::Product => sys::ncclRedOp_t::ncclProd,
+        ReduceOp::Min => sys::ncclRedOp_t::ncclMin,
+        ReduceOp::Max => sys::ncclRedOp_t::ncclMax,
+    }
+}

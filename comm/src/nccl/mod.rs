@@ -1,0 +1,181 @@
+//! Ranks with a CUDA device each, that talk through NVIDIA's NCCL.
+//!
+//! Its types are checked (`scripts/check-cuda.sh`); it has never run on a GPU.
+
+mod calls;
+mod carrier;
+mod handle;
+mod launch;
+mod library;
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use candle_core::{CudaDevice, Device, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::carrier::Nap;
+use crate::engine::lock;
+use crate::members::Members;
+use crate::tcp::{Meeting, meet};
+use crate::{Communicator, Error, Operation, Result, Stats, Tcp, TcpConfig, Work, all_gather_object};
+
+use carrier::{NcclCarrier, Shared, failed};
+use handle::{Handle, ID_BYTES};
+
+/// One rank of a group in which NCCL moves the data of CUDA tensors, one device a rank.
+///
+/// The ranks meet, agree on each call before NCCL hears of it, and watch over each other as those of [`Tcp`] do; tensors of
+/// the CPU go over these connections, too. NCCL works on a stream of its own: an operation begins when what was asked of the
+/// device before it was submitted is done, and what the device is asked afterwards goes on beside it until
+/// [`Work::wait`] returns. NCCL never blocks a thread; an operation that fails or takes longer than the time-out is aborted.
+/// f16 and bf16 are summed in f32. What becomes of NaN in minima and maxima is NCCL's affair, and so is the order of sums,
+/// which is the same on every rank.
+///
+/// [`Stats`] counts the bytes that the best algorithm would move, since NCCL does not tell.
+///
+/// ```no_run
+/// use candle_core::{DType, Device, Tensor};
+/// use comm::{Communicator, Nccl, ReduceOp, TcpConfig};
+///
+/// let device = Device::new_cuda(0)?;
+/// let comm = Nccl::connect(&TcpConfig::from_env()?, &device)?;
+/// let tensor = Tensor::ones(4, DType::F32, &device)?;
+/// comm.all_reduce(&tensor, ReduceOp::Sum)?.wait()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Nccl {
+    tcp: Tcp,
+    device: CudaDevice,
+    config: TcpConfig,
+    // After the group that uses it.
+    _handle: Shared,
+}
+
+/// What a rank tells of its device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Place {
+    uuid: Vec<u8>,
+    ordinal: usize,
+}
+
+impl Nccl {
+    /// NCCL's version: `2.27.3`.
+    pub fn version() -> Option<String> {
+        library::version()
+    }
+
+    /// Meets the other ranks, each of which has another device.
+    ///
+    /// # Errors
+    /// Those of [`Tcp::connect`]; a device that is none of CUDA's, or that two ranks share; what NCCL says.
+    pub fn connect(config: &TcpConfig, device: &Device) -> Result<Self> {
+        let Device::Cuda(device) = device else {
+            return Err(Error::invalid("NCCL's device", "the CPU", "give a CUDA device, or use Tcp"));
+        };
+        Self::join(config.clone(), meet(config)?, Members::world(config.world_size), device)
+    }
+
+    fn join(config: TcpConfig, meeting: Meeting, members: Members, device: &CudaDevice) -> Result<Self> {
+        let shared: Shared = Arc::new(Mutex::new(None));
+        let (rank, world_size) = (config.rank, config.world_size);
+        let ordinal = device.cuda_stream().context().ordinal();
+        let carrier = NcclCarrier::new(shared.clone(), ordinal, rank, world_size);
+        let tcp = Tcp::join(&config, meeting, members, Some(Box::new(carrier)))?;
+        check_devices(&tcp, device)?;
+        let handle = start(&tcp, &config, device)?;
+        *lock(&shared) = Some(handle);
+        // Whoever fails before this has left the group, which the others hear of here.
+        tcp.run(Operation::Barrier)?;
+        Ok(Self { tcp, device: device.clone(), config, _handle: shared })
+    }
+}
+
+/// NCCL refuses two ranks on one device, with an error that names neither.
+fn check_devices(tcp: &Tcp, device: &CudaDevice) -> Result<()> {
+    let context = device.cuda_stream().context().clone();
+    let uuid = context.uuid().map_err(failed)?.bytes.iter().map(|byte| *byte as u8).collect();
+    let places = all_gather_object(tcp, &Place { uuid, ordinal: context.ordinal() })?;
+    for (rank, place) in places.iter().enumerate() {
+        if let Some(other) = places[..rank].iter().position(|other| other.uuid == place.uuid) {
+            let world = |rank: usize| tcp.world_ranks()[rank];
+            let got = format!("one GPU for ranks {} and {}", world(other), world(rank));
+            let help = "give each rank a GPU of its own, or let ranks share GPUs over TCP (--backend tcp)";
+            return Err(Error::invalid("NCCL's devices", got, help));
+        }
+    }
+    Ok(())
+}
+
+/// Makes a communicator: rank 0 tells the others its id over our connections.
+fn start(tcp: &Tcp, config: &TcpConfig, device: &CudaDevice) -> Result<Handle> {
+    const CALL: &str = "ncclCommInitRankConfig";
+    let id = if tcp.rank() == 0 { handle::new_id()?.to_vec() } else { vec![0; ID_BYTES] };
+    let id = Tensor::from_vec(id, ID_BYTES, &Device::Cpu)?;
+    tcp.run(Operation::Broadcast { tensor: id.clone(), root: 0 })?;
+    let id: [u8; ID_BYTES] =
+        id.to_vec1::<u8>()?.try_into().map_err(|_| Error::system(CALL, "an id of another length"))?;
+    let stream = device.cuda_stream().context().new_stream().map_err(failed)?;
+    let mut handle = Handle::begin(&id, tcp.rank(), tcp.world_size(), stream)?;
+    let (deadline, mut nap) = (Instant::now() + config.bounded_timeout(), Nap::default());
+    loop {
+        let error = match handle.is_ready(CALL) {
+            Ok(true) => return Ok(handle),
+            Ok(false) if Instant::now() >= deadline => {
+                Some(Error::system(CALL, "NCCL did not bring the ranks together within the time-out"))
+            }
+            Ok(false) => tcp.failure(CALL),
+            // A rank that is gone explains what NCCL says of it.
+            Err(error) => tcp.failure(CALL).or(Some(error)),
+        };
+        if let Some(error) = error {
+            handle.abort();
+            return Err(error);
+        }
+        nap.take();
+    }
+}
+
+impl Communicator for Nccl {
+    fn rank(&self) -> usize {
+        self.tcp.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.tcp.world_size()
+    }
+
+    fn backend(&self) -> &'static str {
+        "nccl"
+    }
+
+    fn stats(&self) -> Stats {
+        self.tcp.stats()
+    }
+
+    fn world_ranks(&self) -> &[usize] {
+        self.tcp.world_ranks()
+    }
+
+    fn subgroup(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>> {
+        let (config, meeting, members) = self.tcp.meet_group(ranks)?;
+        Ok(Arc::new(Self::join(config, meeting, members, &self.device)?))
+    }
+
+    fn submit(&self, operation: Operation) -> Result<Work> {
+        self.tcp.submit(operation)
+    }
+
+    fn run(&self, operation: Operation) -> Result<()> {
+        self.tcp.run(operation)
+    }
+}
+
+impl fmt::Debug for Nccl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { device, config, .. } = self;
+        let ordinal = device.cuda_stream().context().ordinal();
+        write!(f, "Nccl(rank {} of {}, CUDA device {ordinal})", config.rank, config.world_size)
+    }
+}
