@@ -18,6 +18,8 @@ import tempfile
 import time
 
 OPS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
+# All that can be measured on both sides, with --ops all.
+ALL_OPS = [*OPS, "reduce", "gather", "scatter", "all_to_all", "send_recv", "barrier"]
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -34,14 +36,28 @@ def gloo_rank(rank, world, meeting, ops, sizes, seconds, out):
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
     lines = []
     for op in ops:
-        for bytes_ in sizes:
+        for bytes_ in [0] if op == "barrier" else sizes:
             whole = torch.ones(bytes_ // 4)
             part = torch.ones(bytes_ // 4 // world)
+            parts, first = list(whole.clone().split(max(1, len(part)))), rank == 0
+            after, before, other = (rank + 1) % world, (rank - 1) % world, torch.ones(bytes_ // 4)
+
+            def send_recv():
+                sent = dist.isend(whole, after)
+                dist.recv(other, before)
+                sent.wait()
+
             calls = {
                 "all_reduce": lambda: dist.all_reduce(whole),
                 "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
                 "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
                 "broadcast": lambda: dist.broadcast(whole, 0),
+                "reduce": lambda: dist.reduce(whole, 0),
+                "gather": lambda: dist.gather(part, parts if first else None, 0),
+                "scatter": lambda: dist.scatter(part, parts if first else None, 0),
+                "all_to_all": lambda: dist.all_to_all_single(other, whole),
+                "send_recv": send_recv,
+                "barrier": dist.barrier,
             }
             call = calls[op]
 
@@ -93,17 +109,22 @@ def read(path):
     return {(row["op"], row["bytes"]): row["s"] for row in rows}
 
 
-def compare(world, options):
+def measure(world, options):
+    """Seconds of a call by operation and size, of ours and of theirs."""
     taken = {"ours": [], "theirs": []}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(options.rounds):
             taken["ours"].append(ours(folder, world, options))
             taken["theirs"].append(theirs(folder, world, options))
+    middle = lambda runs, key: statistics.median(run[key] for run in runs)
+    return {key: (middle(taken["ours"], key), middle(taken["theirs"], key)) for key in taken["ours"][0]}
+
+
+def compare(world, options):
+    measured = measure(world, options)
     print(f"\n{world} ranks, --transport {options.transport}, {options.rounds} rounds in turn, median of a call")
     print(f"{'operation':<15}{'bytes':>12}{'girandole':>14}{'Gloo':>14}{'ratio':>9}")
-    for key in taken["ours"][0]:
-        mine = statistics.median(run[key] for run in taken["ours"])
-        gloo = statistics.median(run[key] for run in taken["theirs"])
+    for key, (mine, gloo) in measured.items():
         print(f"{key[0]:<15}{key[1]:>12}{mine * 1e6:>11.1f} us{gloo * 1e6:>11.1f} us{gloo / mine:>8.1f}x", flush=True)
 
 
@@ -111,12 +132,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--girandole", default="target/release/girandole", help="the program (built with --release)")
     parser.add_argument("--ranks", default="2,4")
-    parser.add_argument("--ops", default=",".join(OPS))
+    parser.add_argument("--ops", default=",".join(OPS), help="separated by commas, or all")
     parser.add_argument("--sizes", default="4K,64K,1M,16M,64M")
     parser.add_argument("--transport", default="auto", choices=["auto", "tcp", "shm"])
     parser.add_argument("--seconds", type=float, default=0.5, help="for each operation and size, in each round")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
+    options.ops = ",".join(ALL_OPS) if options.ops == "all" else options.ops
     for world in options.ranks.split(","):
         compare(int(world), options)
 

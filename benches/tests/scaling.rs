@@ -39,7 +39,8 @@ fn number(value: &Value, place: &str) -> f64 {
 #[test]
 fn every_strategy_is_measured_and_drawn() {
     let folder = tempfile::tempdir().unwrap();
-    let output = report(&folder.path().join("new"), &["--ranks", "1,2", "--batch-size", "2"]);
+    let output =
+        report(&folder.path().join("new"), &["--ranks", "1,2", "--batch-size", "2", "--most-ranks", "16"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = std::fs::read_to_string(folder.path().join("new/scaling.json")).unwrap();
     let scaling: Value = serde_json::from_str(&text).unwrap();
@@ -58,12 +59,31 @@ fn every_strategy_is_measured_and_drawn() {
             assert!(number(rank, "/parameters") > 0.0);
         }
     }
+    predicted(&scaling);
     looked_at(&folder.path().join("new/scaling.html"));
+}
+
+fn predicted(scaling: &Value) {
+    let compared = scaling["compared"].as_array().unwrap();
+    assert_eq!(compared.len(), 4);
+    assert!(compared.iter().all(|run| number(run, "/predicted_s") > 0.0 && number(run, "/ranks") == 2.0));
+    assert!(number(scaling, "/network/link/s_per_byte") >= 0.0);
+    let forecasts = scaling["forecasts"].as_array().unwrap();
+    assert_eq!(forecasts.len(), 3);
+    for forecast in forecasts {
+        // 5 layouts on 8 ranks and on 16.
+        let points = forecast["points"].as_array().unwrap();
+        assert_eq!(points.len(), 10);
+        for point in points {
+            let efficiency = number(point, "/efficiency");
+            assert!(efficiency > 0.0 && efficiency < 1.1, "{point}");
+        }
+    }
 }
 
 fn looked_at(page: &Path) {
     let html = std::fs::read_to_string(page).unwrap();
-    assert!(html.matches("<svg").count() >= 7, "{}", html.matches("<svg").count());
+    assert!(html.matches("<svg").count() >= 11, "{}", html.matches("<svg").count());
     let links = html.replace("xmlns=\"http://www.w3.org/2000/svg\"", "");
     for link in ["http", "href", "src=", "url(", "@import", "<script", "<link"] {
         assert!(!links.contains(link), "{link}");
@@ -93,6 +113,8 @@ fn what_is_given_wrongly_is_named() {
             "--batch-size: got 1; strong scaling splits 3 rows over 2 ranks",
         ),
         (&["--ranks", "8", "--strategies", "pipeline"], "--ranks: got 8; the model has 5 modules"),
+        (&["--flops", "-1"], "--flops"),
+        (&["--networks", "string"], "invalid value 'string' for '--networks"),
         (&["--threads", "0"], "--threads: got 0; give 1 to 1024"),
         (&["--strategies", "magic"], "invalid value 'magic' for '--strategies"),
     ] {

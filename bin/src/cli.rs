@@ -57,7 +57,7 @@ enum Command {
     Sampler(SamplerOptions),
     /// Back ends, ranks, meeting places, operations between ranks, groups of ranks
     ProcessGroups(ProcessGroupsOptions),
-    /// Start any program as ranks on this machine, as torchrun does
+    /// Start any program as ranks on this machine, or on several, as torchrun does
     Launch(LaunchOptions),
     /// How long collectives take, by size
     CommBench(CommBenchOptions),

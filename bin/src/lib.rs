@@ -13,6 +13,8 @@ pub mod error;
 pub mod experiment;
 pub mod experiments;
 pub mod file_error;
+pub mod forecast;
+pub mod held;
 pub mod launch;
 pub mod metrics;
 pub mod models;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::file_error::FileError;
+use crate::held::Held;
 
 /// The last line of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -22,6 +23,9 @@ pub struct Summary<'a> {
     /// The most memory that each rank held, in bytes, by rank; left out where nothing is known.
     #[serde(skip_serializing_if = "<[u64]>::is_empty")]
     pub peak_rss_bytes: &'a [u64],
+    /// What each rank held of the model, by kind, and sent in a step, by rank; left out where it was not measured.
+    #[serde(skip_serializing_if = "<[Held]>::is_empty")]
+    pub held: &'a [Held],
 }
 
 #[derive(Serialize)]
@@ -201,7 +205,13 @@ mod tests {
         }
         let memory = [5, 6];
         metrics
-            .summary(&Summary { run: None, seconds: 0.25, world_size: 2, peak_rss_bytes: &memory })
+            .summary(&Summary {
+                run: None,
+                seconds: 0.25,
+                world_size: 2,
+                peak_rss_bytes: &memory,
+                ..Summary::default()
+            })
             .unwrap();
         metrics
             .summary(&Summary { run: Some("ddp"), seconds: 1.0, world_size: 3, ..Summary::default() })

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::backends;
 use crate::error::Result;
 use crate::file_error::FileError;
+use crate::held::Held;
 use crate::metrics::{MetricsWriter, Summary};
 use crate::options::Backend;
 use crate::report::{RankTimes, peak_rss_bytes};
@@ -30,6 +31,8 @@ pub struct RankSummary {
     pub steps: usize,
     /// The most memory that it held, in bytes, where known.
     pub peak_rss_bytes: Option<u64>,
+    /// What it held of the model and sent, where that was measured.
+    pub held: Option<Held>,
 }
 
 /// What rank 0 knows in the end.
@@ -101,6 +104,8 @@ pub struct Rank {
     pub comm: Arc<dyn Communicator>,
     /// Where `--metrics` go; the rank that prints alone has it.
     pub metrics: Option<MetricsWriter>,
+    /// What it holds of the model and sends, for [`measured`](Self::measured) to tell.
+    pub held: Option<Held>,
     summaries: Vec<RankSummary>,
 }
 
@@ -110,7 +115,12 @@ impl Rank {
     /// # Errors
     /// Those of [`comm::Tcp::connect`], or of the back end that was asked for.
     pub fn join(backend: Backend, device: &Device, config: &TcpConfig) -> Result<Self> {
-        Ok(Self { comm: backends::connect(backend, device, config)?, metrics: None, summaries: Vec::new() })
+        Ok(Self {
+            comm: backends::connect(backend, device, config)?,
+            metrics: None,
+            held: None,
+            summaries: Vec::new(),
+        })
     }
 
     /// Runs `work` on rank 0 while the others wait, for however long it takes: rank 0 tells them now and then that it is
@@ -183,12 +193,15 @@ impl Rank {
     /// A rank that failed; metrics that cannot be written.
     pub fn measured(&mut self, measured: Measured, run: Option<&str>, steps: usize) -> Result<f64> {
         let Measured { seconds, communication_s } = measured;
-        let own = RankSummary { seconds, communication_s, steps, peak_rss_bytes: peak_rss_bytes() };
+        let (peak_rss_bytes, held) = (peak_rss_bytes(), self.held.take());
+        let own = RankSummary { seconds, communication_s, steps, peak_rss_bytes, held };
         self.summaries = all_gather_object(&*self.comm, &own)?;
         let peaks: Vec<u64> = self.summaries.iter().filter_map(|rank| rank.peak_rss_bytes).collect();
         if let Some(metrics) = &mut self.metrics {
             let world_size = self.comm.world_size();
-            metrics.summary(&Summary { run, seconds, world_size, peak_rss_bytes: &peaks })?;
+            let held: Option<Vec<Held>> = self.summaries.iter().map(|rank| rank.held).collect();
+            let held = held.unwrap_or_default();
+            metrics.summary(&Summary { run, seconds, world_size, peak_rss_bytes: &peaks, held: &held })?;
         }
         Ok(seconds)
     }

@@ -12,3 +12,17 @@ pub struct Stats {
     /// Time spent inside operations, in nanoseconds.
     pub busy_ns: u64,
 }
+
+impl std::ops::Add for Stats {
+    type Output = Self;
+
+    /// What several communicators have done together.
+    fn add(self, other: Self) -> Self {
+        Self {
+            operations: self.operations + other.operations,
+            bytes_sent: self.bytes_sent + other.bytes_sent,
+            bytes_received: self.bytes_received + other.bytes_received,
+            busy_ns: self.busy_ns + other.busy_ns,
+        }
+    }
+}

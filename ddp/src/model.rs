@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use candle_nn::{Module, ModuleT, VarBuilder};
-use comm::Communicator;
+use comm::{Communicator, Stats};
 
 use crate::builder::{Hooking, Registry};
 use crate::hook::Link;
@@ -102,6 +102,11 @@ impl<M> Ddp<M> {
             .try_for_each(Parameter::refresh)
             .map_err(Error::during("copying parameters to the model"))?;
         Ok(&self.model)
+    }
+
+    /// What this rank has sent and received so far, in the group that it was made with.
+    pub fn stats(&self) -> Stats {
+        self.reducer.comm().stats()
     }
 
     /// The parameters' variables, for an optimizer: in order of construction, each once.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use comm::{Communicator, Mesh};
+use comm::{Communicator, Mesh, Stats};
 
 use crate::{Result, Strategy};
 
@@ -28,6 +28,13 @@ impl Groups {
         let (shard, replicate) = (mesh.axis(shard)?.clone(), mesh.axis(replicate)?.clone());
         let world = mesh.world().clone();
         Ok(Self { world, shard: several(Some(shard)), replicate: several(Some(replicate)) })
+    }
+
+    /// What this rank has sent and received in them; the group of all may be one of the others.
+    pub(crate) fn stats(&self) -> Stats {
+        let others = [&self.shard, &self.replicate].into_iter().flatten();
+        let others = others.filter(|comm| !Arc::ptr_eq(comm, &self.world));
+        others.fold(self.world.stats(), |sum, comm| sum + comm.stats())
     }
 
     /// Into how many parts parameters are cut.

@@ -1,13 +1,12 @@
 //! The wrapper around a model.
 
-use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Module, ModuleT, VarBuilder};
-use comm::{Communicator, Mesh};
+use comm::{Communicator, Mesh, Stats};
 
 use crate::agreement;
 use crate::builder::{Built, Model, Plan, UnitBuilder};
@@ -162,13 +161,13 @@ impl<M> Fsdp<M> {
     /// Bytes that backward from `loss` will need of what the layers have computed, beside the parameters: each storage once, and
     /// only those that gradients flow through (a model's input is the caller's).
     pub fn activation_bytes(&self, loss: &Tensor) -> usize {
-        // A storage stays where it is as long as a tensor has it.
-        let place = |tensor: &Tensor| std::ptr::from_ref(&*tensor.storage_and_layout().0).addr();
         let params = self.core.units.iter().flat_map(|unit| &unit.params);
-        let mut seen: HashSet<usize> = params.map(|param| place(&param.tensor)).collect();
-        let nodes =
-            loss.sorted_nodes().into_iter().filter(|node| !node.is_variable() && seen.insert(place(node)));
-        nodes.map(|node| node.elem_count() * node.dtype().size_in_bytes()).sum()
+        training::activation_bytes(loss, params.map(|param| &param.tensor))
+    }
+
+    /// What this rank has sent and received so far: along with the ranks that have other parts, those that have the same, and all.
+    pub fn stats(&self) -> Stats {
+        self.core.groups.stats()
     }
 
     pub(crate) fn core(&self) -> &Core {

@@ -1,18 +1,24 @@
-//! Gradients over ranks that have the same stages: averaged as soon as a stage has all of its own.
+//! Gradients over ranks that have the same stages: averaged as soon as they are complete, while others are still computed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use candle_core::{DType, Tensor};
+use candle_core::{Tensor, TensorId};
 use comm::{Communicator, ReduceOp, Work};
+use training::DeferredGrads;
 
 use crate::gradients::Gradients;
 use crate::stage::Stage;
-use crate::{Action, ActionKind, Result};
+use crate::{Action, ActionKind, Error, Result};
 
 /// The averaging of one step.
 pub(crate) struct Average<'a> {
     comm: Option<&'a dyn Communicator>,
     last: &'a [usize],
+    bucket_bytes: usize,
+    /// Complete, and to be averaged with those that come next; all of one dtype.
+    bucket: Vec<Tensor>,
+    bytes: usize,
+    begun: HashSet<TensorId>,
     works: Vec<Work>,
 }
 
@@ -28,23 +34,68 @@ pub(crate) fn last_places(actions: &[Action]) -> Vec<usize> {
 }
 
 impl<'a> Average<'a> {
-    pub(crate) fn new(comm: Option<&'a dyn Communicator>, last: &'a [usize]) -> Self {
-        Self { comm: comm.filter(|comm| comm.world_size() > 1), last, works: Vec::new() }
+    pub(crate) fn new(comm: Option<&'a dyn Communicator>, last: &'a [usize], bucket_bytes: usize) -> Self {
+        let comm = comm.filter(|comm| comm.world_size() > 1);
+        let (bucket, begun, works) = Default::default();
+        Self { comm, last, bucket_bytes, bucket, bytes: 0, begun, works }
     }
 
+    /// Whether the action at this place of the list is the last one for its stage, and there is something to average.
     pub(crate) fn completes(&self, place: usize) -> bool {
         self.comm.is_some() && self.last.contains(&place)
     }
 
-    /// Begins to average a stage's gradients, and returns at once.
-    pub(crate) fn begin(&mut self, stage: &Stage, gradients: &Gradients) -> Result<()> {
-        let Some(comm) = self.comm else { return Ok(()) };
-        for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
-            let all = stage.vars.iter().filter_map(|(_, var)| gradients.of(var));
-            let tensors: Vec<Tensor> = all.filter(|gradient| gradient.dtype() == dtype).cloned().collect();
-            if !tensors.is_empty() {
-                self.works.push(comm.all_reduce_coalesced(&tensors, ReduceOp::Avg)?);
+    /// Computes the last gradients of a stage; each goes on its way once it is complete.
+    pub(crate) fn compute(
+        &mut self,
+        stage: &Stage,
+        deferred: DeferredGrads,
+        gradients: &mut Gradients,
+    ) -> Result<()> {
+        let mut missing: HashMap<TensorId, usize> = HashMap::new();
+        deferred.weights().for_each(|id| *missing.entry(id).or_default() += 1);
+        let there = stage.vars.iter().map(|(_, var)| var.id()).filter(|id| !missing.contains_key(id));
+        for id in there.collect::<Vec<_>>() {
+            self.add(id, gradients)?;
+        }
+        let mut failed = None;
+        let computed = deferred.compute(|id, gradient| {
+            gradients.add(id, gradient)?;
+            let left = missing.get_mut(&id).map(|count| {
+                *count -= 1;
+                *count
+            });
+            if left == Some(0) && failed.is_none() {
+                failed = self.add(id, gradients).err();
             }
+            Ok(())
+        });
+        computed.map_err(Error::during("the gradients of weights"))?;
+        match failed {
+            Some(error) => Err(error.into()),
+            None => Ok(self.flush()?),
+        }
+    }
+
+    /// Averages the sum of a variable's gradients with the next ones, or begins to.
+    fn add(&mut self, id: TensorId, gradients: &Gradients) -> comm::Result<()> {
+        let Some(sum) = gradients.of_id(id).filter(|sum| sum.dtype().is_float()) else { return Ok(()) };
+        if !self.begun.insert(id) {
+            return Ok(());
+        }
+        if self.bucket.first().is_some_and(|first| first.dtype() != sum.dtype()) {
+            self.flush()?;
+        }
+        self.bytes += sum.elem_count() * sum.dtype().size_in_bytes();
+        self.bucket.push(sum.clone());
+        if self.bytes >= self.bucket_bytes { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> comm::Result<()> {
+        let tensors = std::mem::take(&mut self.bucket);
+        self.bytes = 0;
+        if let (Some(comm), false) = (self.comm, tensors.is_empty()) {
+            self.works.push(comm.all_reduce_coalesced(&tensors, ReduceOp::Avg)?);
         }
         Ok(())
     }

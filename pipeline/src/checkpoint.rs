@@ -40,6 +40,35 @@ impl Pipeline {
     /// # Errors
     /// [`Error::Training`] where a file cannot be written, on the other ranks [`Error::PeerFailed`]; the latest checkpoint is then
     /// what it was. Failures of communication.
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use candle_nn::{VarBuilder, VarMap, linear, loss};
+    /// use comm::Local;
+    /// use pipeline::{Modules, Pipeline, PipelineConfig};
+    /// use training::{Checkpoint, CheckpointConfig, Checkpoints, Sgd, SgdConfig};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let dir = folder.path().join("run");
+    /// let steps = Local::run_shared(2, |comm| {
+    ///     let layer = |vb| linear(4, 4, vb);
+    ///     let modules = Modules::new().module("a", layer).module("b", layer);
+    ///     let builder = |map: &VarMap| VarBuilder::from_varmap(map, DType::F32, &Device::Cpu);
+    ///     let x = Tensor::zeros((1, 4), DType::F32, &Device::Cpu)?;
+    ///     let pipeline = Pipeline::new(comm, &modules, &builder, &x, loss::mse, &PipelineConfig::default())?;
+    ///     let mut sgd = Sgd::named(pipeline.named_vars(), SgdConfig::default()).map_err(candle_core::Error::from)?;
+    ///     let config = CheckpointConfig { dir: dir.clone(), ..CheckpointConfig::default() };
+    ///     let checkpoints = Checkpoints::open(config).map_err(candle_core::Error::from)?;
+    ///     let now = Checkpoint { step: 600, ..Checkpoint::default() };
+    ///     pipeline.save_checkpoint(&checkpoints, Some(&sgd), &now)?;
+    ///     // Some day later:
+    ///     let latest = checkpoints.latest().map_err(candle_core::Error::from)?;
+    ///     let Some(latest) = latest else { return Ok(0) };
+    ///     pipeline.load_checkpoint(&latest, Some(&mut sgd))?;
+    ///     Ok(latest.step)
+    /// })?;
+    /// assert_eq!(steps, [600, 600]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn save_checkpoint(
         &self,
         checkpoints: &Checkpoints,

@@ -29,9 +29,11 @@ pub struct PipelineConfig {
     pub micro_batches: usize,
     /// Where the model is cut. Default: so that the stage with most parameters has as few as possible.
     pub split: Split,
-    /// The ranks that have the same stages as this one and other data: gradients are averaged over them, once a step, each
-    /// stage's as soon as they are complete. Default: none.
+    /// The ranks that have the same stages as this one and other data: gradients are averaged over them, once a step, each as soon
+    /// as it is complete, while the last micro-batch's others are computed. Default: none.
     pub data_parallel: Option<Arc<dyn Communicator>>,
+    /// Gradients are averaged together until they are so large, in bytes. Default: 1 MiB.
+    pub bucket_bytes: usize,
     /// The ranks that divide this rank's layers among them: they choose the same cuts. What the layers say to each other is their
     /// own business. Default: none.
     pub tensor_parallel: Option<Arc<dyn Communicator>>,
@@ -48,6 +50,7 @@ impl Default for PipelineConfig {
             micro_batches: 1,
             split: Split::default(),
             data_parallel: None,
+            bucket_bytes: 1 << 20,
             tensor_parallel: None,
             tied: Vec::new(),
         }

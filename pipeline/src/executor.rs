@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use candle_core::{Tensor, Var};
-use training::{DeferredGrads, defer_weights};
+use training::{DeferredGrads, activation_bytes, defer_weights};
 
 use crate::average::Average;
 use crate::gradients::Gradients;
@@ -21,6 +21,8 @@ struct Alive {
     input: Option<Var>,
     /// The output, or the loss.
     output: Tensor,
+    /// Bytes of both, where that is measured.
+    bytes: usize,
 }
 
 /// One step of a rank.
@@ -52,6 +54,16 @@ pub(crate) struct State {
     pub(crate) losses: Vec<Tensor>,
     pub(crate) spans: Vec<Span>,
     pub(crate) most_alive: usize,
+    /// Whether the bytes of activations are counted.
+    pub(crate) measures: bool,
+    bytes: usize,
+    pub(crate) most_bytes: usize,
+}
+
+impl State {
+    pub(crate) fn measuring(measures: bool) -> Self {
+        Self { measures, ..Self::default() }
+    }
 }
 
 impl Run<'_> {
@@ -73,12 +85,9 @@ impl Run<'_> {
                 stage = action.stage,
                 micro_batch = action.micro_batch
             );
-            span.in_scope(|| self.compute(action))?;
+            span.in_scope(|| self.compute(action, self.average.completes(place)))?;
             let end = began.elapsed().as_secs_f64();
             self.state.spans.push(Span { action, start, end });
-            if self.average.completes(place) {
-                self.average.begin(find(self.stages, action)?, &self.gradients)?;
-            }
         }
         tracing::info_span!("wait").in_scope(|| self.links.end())
     }
@@ -108,11 +117,17 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn compute(&mut self, action: Action) -> Result<()> {
+    /// `completes`: the stage's gradients are to be averaged once this is done.
+    fn compute(&mut self, action: Action, completes: bool) -> Result<()> {
         match action.kind {
             ActionKind::Forward => self.forward(action),
-            ActionKind::BackwardWeight => self.weights(action),
-            kind => self.backward(action, kind == ActionKind::BackwardInput),
+            ActionKind::BackwardWeight => self.weights(action, completes),
+            ActionKind::Backward if !completes => self.backward(action, false),
+            _ => {
+                self.backward(action, true)?;
+                // In two parts, so that some gradients are under way while others are computed.
+                if action.kind == ActionKind::Backward { self.weights(action, completes) } else { Ok(()) }
+            }
         }
     }
 
@@ -146,7 +161,10 @@ impl Run<'_> {
             let input = Var::from_tensor(&output.detach()).map_err(Error::during("a stage's input"))?;
             self.state.inputs.insert((number + 1, micro_batch), input);
         }
-        self.state.alive.insert((number, micro_batch), Alive { input, output });
+        let bytes = if self.state.measures { alive_bytes(input.as_ref(), &output) } else { 0 };
+        self.state.bytes += bytes;
+        self.state.most_bytes = self.state.most_bytes.max(self.state.bytes);
+        self.state.alive.insert((number, micro_batch), Alive { input, output, bytes });
         self.state.most_alive = self.state.most_alive.max(self.state.alive.len() + self.state.deferred.len());
         Ok(())
     }
@@ -156,7 +174,8 @@ impl Run<'_> {
         let cell = (number, micro_batch);
         let during = || Error::during(action.to_string());
         let none = || Error::BadTable { reason: format!("{action}: it has not gone forward") };
-        let Alive { input, output } = self.state.alive.remove(&cell).ok_or_else(none)?;
+        let Alive { input, output, bytes } = self.state.alive.remove(&cell).ok_or_else(none)?;
+        self.state.bytes -= bytes;
         let gradient = match self.is_last(number) {
             true => share(&output, self.table.micro_batches).map_err(during())?,
             false => self.state.gradients.remove(&cell).ok_or_else(none)?,
@@ -187,14 +206,23 @@ impl Run<'_> {
         self.gradients.take(&mut grads, &stage.vars).map_err(during())
     }
 
-    fn weights(&mut self, action: Action) -> Result<()> {
+    fn weights(&mut self, action: Action, completes: bool) -> Result<()> {
         let cell = (action.stage, action.micro_batch);
         let Some(deferred) = self.state.deferred.remove(&cell) else { return Ok(()) };
         let gradients = &mut self.gradients;
+        if completes {
+            return self.average.compute(find(self.stages, action)?, deferred, gradients);
+        }
         deferred
             .compute(|id, gradient| gradients.add(id, gradient))
             .map_err(Error::during(action.to_string()))
     }
+}
+
+/// What is held for backward of a stage and micro-batch: what came in, and what the stage has computed.
+fn alive_bytes(input: Option<&Var>, output: &Tensor) -> usize {
+    let received = input.map_or(0, |input| input.elem_count() * input.dtype().size_in_bytes());
+    received + activation_bytes(output, [])
 }
 
 fn find(stages: &[Stage], action: Action) -> Result<&Stage> {

@@ -44,7 +44,11 @@ impl Gradients {
     }
 
     pub(crate) fn of(&self, var: &Var) -> Option<&Tensor> {
-        self.sums[*self.places.get(&var.id())?].as_ref()
+        self.of_id(var.id())
+    }
+
+    pub(crate) fn of_id(&self, id: TensorId) -> Option<&Tensor> {
+        self.sums[*self.places.get(&id)?].as_ref()
     }
 
     pub(crate) fn set(&mut self, var: &Var, sum: Tensor) {

@@ -128,18 +128,6 @@ impl Links {
         Ok(Self { news, outgoing, incoming, sends, arrived, owners, specs, device: device.clone() })
     }
 
-    /// Of all connections together.
-    pub(crate) fn stats(&self) -> Stats {
-        let outgoing = self.outgoing.values().map(|outgoing| &outgoing.comm);
-        let all = outgoing.chain(self.incoming.values().map(|incoming| &incoming.comm));
-        all.map(|comm| comm.stats()).fold(Stats::default(), |sum, one| Stats {
-            operations: sum.operations + one.operations,
-            bytes_sent: sum.bytes_sent + one.bytes_sent,
-            bytes_received: sum.bytes_received + one.bytes_received,
-            busy_ns: sum.busy_ns + one.busy_ns,
-        })
-    }
-
     /// Asks for the first messages of a step.
     pub(crate) fn begin(&mut self) -> Result<()> {
         self.outgoing.values_mut().for_each(|outgoing| outgoing.sent = 0);
@@ -181,6 +169,13 @@ impl Links {
                 Err(error) => return Err(error),
             };
         }
+    }
+
+    /// What was sent and received between stages.
+    pub(crate) fn stats(&self) -> Stats {
+        let outgoing = self.outgoing.values().map(|outgoing| outgoing.comm.stats());
+        let incoming = self.incoming.values().map(|incoming| incoming.comm.stats());
+        outgoing.chain(incoming).fold(Stats::default(), |sum, stats| sum + stats)
     }
 
     /// Ends a step: what was sent in the one before has arrived long since.

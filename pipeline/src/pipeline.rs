@@ -32,6 +32,8 @@ pub struct Step {
     pub spans: Vec<Span>,
     /// The most activations that were alive at once: pairs of stage and micro-batch.
     pub most_alive: usize,
+    /// The most bytes that these held at once, where that is measured ([`Pipeline::measure_activations`]).
+    pub activation_bytes: Option<usize>,
 }
 
 /// One rank's stages of a model, and its connections to the other ranks.
@@ -53,7 +55,9 @@ pub struct Pipeline {
     news: Arc<News>,
     loss: Loss,
     before_forward: Option<Box<dyn Fn(Action) + Send>>,
+    measures: bool,
     last_places: Vec<usize>,
+    bucket_bytes: usize,
     rows: usize,
     failed: Option<Error>,
 }
@@ -163,7 +167,9 @@ impl Pipeline {
             news,
             loss: Box::new(loss),
             before_forward: None,
+            measures: false,
             last_places,
+            bucket_bytes: config.bucket_bytes,
             rows: example.dims().first().copied().unwrap_or(1),
             failed: None,
             schedule,
@@ -220,17 +226,18 @@ impl Pipeline {
             loss: &*self.loss,
             before_forward: self.before_forward.as_ref().map(|hook| &**hook as &dyn Fn(Action)),
             gradients: Gradients::new(vars),
-            average: Average::new(self.groups.dp.as_deref(), &self.last_places),
-            state: State::default(),
+            average: Average::new(self.groups.dp.as_deref(), &self.last_places, self.bucket_bytes),
+            state: State::measuring(self.measures),
         };
         run.run(&table.actions[self.groups.pp.rank()])?;
         tracing::info_span!("wait").in_scope(|| run.average.wait())?;
         let (mut gradients, state) = (run.gradients, run.state);
         tied::add(&self.ties, &mut gradients)?;
-        let State { losses, spans, most_alive, .. } = state;
+        let State { losses, spans, most_alive, measures, most_bytes, .. } = state;
+        let activation_bytes = measures.then_some(most_bytes);
         let loss = mean(&losses).map_err(Error::during("the loss"))?;
         let grads = gradients.finish().map_err(Error::during("the gradients"))?;
-        Ok(Step { loss, grads, spans, most_alive })
+        Ok(Step { loss, grads, spans, most_alive, activation_bytes })
     }
 
     /// The variables of this rank's stages, for an optimizer.
@@ -241,6 +248,18 @@ impl Pipeline {
     /// The variables with their names: by stage, then by name.
     pub fn named_vars(&self) -> Vec<(String, Var)> {
         all_vars(&self.stages)
+    }
+
+    /// Whether steps tell how many bytes of activations they held ([`Step::activation_bytes`]), which costs a walk over each graph.
+    /// Not so at first.
+    pub fn measure_activations(&mut self, measures: bool) {
+        self.measures = measures;
+    }
+
+    /// What this rank has sent and received between stages, and along with copies of the model.
+    pub fn stats(&self) -> Stats {
+        let between = self.links.as_ref().map(Links::stats).unwrap_or_default();
+        self.groups.dp.as_ref().map_or(between, |copies| between + copies.stats())
     }
 
     /// The schedule.
@@ -254,11 +273,6 @@ impl Pipeline {
 
     pub(crate) fn groups(&self) -> &Groups {
         &self.groups
-    }
-
-    /// What this rank has sent to and received from other stages so far.
-    pub fn stats(&self) -> Stats {
-        self.links.as_ref().map(Links::stats).unwrap_or_default()
     }
 
     /// Brings together what all ranks computed when in a step, on every rank. Every rank must call it; their clocks begin with the

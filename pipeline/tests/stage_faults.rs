@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::func;
-use comm::{Local, LocalConfig};
+use comm::{InitMethod, Local, LocalConfig, Secret, Tcp, TcpConfig, Transport};
 use pipeline::{Modules, Pipeline, PipelineConfig, Result, ScheduleKind, Split};
 
 use common::{Comm, ROWS, WIDTH, batch, in_stages, loss, modules, weights};
@@ -21,6 +21,31 @@ fn on_ranks<T: Send>(ranks: usize, body: impl Fn(Comm) -> Result<T> + Sync) -> V
     std::thread::scope(|scope| {
         let threads: Vec<_> =
             group.into_iter().map(|comm| scope.spawn(move || body(Arc::new(comm)))).collect();
+        threads.into_iter().map(|thread| thread.join().ok()).collect()
+    })
+}
+
+/// The same over sockets, or through shared memory where there is any.
+fn on_sockets<T: Send>(
+    ranks: usize,
+    transport: Transport,
+    body: impl Fn(Comm) -> Result<T> + Sync,
+) -> Vec<Option<Result<T>>> {
+    let (folder, secret) = (tempfile::tempdir().unwrap(), Secret::random().unwrap());
+    let rank = |rank: usize| {
+        let config = TcpConfig {
+            rank,
+            world_size: ranks,
+            secret: Some(secret.clone()),
+            init_method: InitMethod::File(folder.path().join("meeting")),
+            transport,
+            ..TcpConfig::default()
+        };
+        body(Arc::new(Tcp::connect(&config).unwrap()))
+    };
+    let rank = &rank;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..ranks).map(|place| scope.spawn(move || rank(place))).collect();
         threads.into_iter().map(|thread| thread.join().ok()).collect()
     })
 }
@@ -157,6 +182,23 @@ fn a_stage_that_changes_its_shape_is_the_same_error_everywhere() {
                 }
             }
             assert!(began.elapsed() < Duration::from_secs(30), "{schedule} hung");
+        }
+    }
+}
+
+#[test]
+fn the_cause_reaches_all_ranks_over_sockets_too() {
+    let config = PipelineConfig { micro_batches: 6, ..PipelineConfig::default() };
+    for transport in [Transport::Tcp, Transport::Auto] {
+        let results = on_sockets(4, transport, |comm| {
+            let mut pipeline = make(comm, &changing((2, 2)), &config)?;
+            let (x, y) = batch(0, 12).unwrap();
+            (0..3).try_for_each(|_| pipeline.step(Some(&x), Some(&y)).map(|_| ()))
+        });
+        for (rank, line) in lines(results).into_iter().enumerate() {
+            let told = if rank == 2 { "" } else { "rank 2 could not go on: " };
+            let expected = format!("{told}stage 2 gave an output of f64 [2, 2] for micro-batch 2");
+            assert!(line.starts_with(&expected), "{transport:?}, rank {rank}: {line}");
         }
     }
 }

@@ -3,21 +3,23 @@
 
 mod common;
 
-use candle_core::{DType, Device, Tensor, Var};
-use candle_nn::{Module, Optimizer, VarMap, func};
+use std::time::{Duration, Instant};
+
+use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_nn::{Module, Optimizer, VarBuilder, VarMap, func};
 use comm::{Local, Mesh};
-use pipeline::{Modules, Pipeline, PipelineConfig, ScheduleKind};
+use pipeline::{Modules, Pipeline, PipelineConfig, ScheduleKind, Split};
+use training::defer;
 
 use common::{
-    ROWS, STEPS, Trained, WIDTH, alone, assert_equal, batch, loss, modules, optimizer, values, weights,
+    Comm, ROWS, STEPS, Trained, WIDTH, alone, assert_equal, batch, loss, modules, optimizer, values, weights,
 };
 
 /// 2 stages and 3 copies of each, or the other way round, on one batch: as one process.
 #[test]
 fn gradients_are_averaged_over_copies() {
     let (blocks, micro_batches) = (2, 4);
-    for schedule in [ScheduleKind::GPipe, ScheduleKind::OneFOneB, ScheduleKind::LoopedBfs, ScheduleKind::ZbV]
-    {
+    for schedule in ScheduleKind::ALL {
         for (pp, dp) in [(2, 3), (3, 2), (1, 2)] {
             let rows = ROWS * micro_batches;
             let (expected, expected_losses) = alone(blocks, rows * dp);
@@ -29,6 +31,8 @@ fn gradients_are_averaged_over_copies() {
                     schedule,
                     micro_batches,
                     data_parallel: Some(copies),
+                    // One after the other, or all together.
+                    bucket_bytes: if dp == 2 { 1 } else { 1 << 20 },
                     ..PipelineConfig::default()
                 };
                 let example = Tensor::zeros((ROWS, WIDTH), DType::F64, &Device::Cpu)?;
@@ -117,5 +121,69 @@ fn tied_parameters_are_one() {
         let of = |name: &str| &got.iter().find(|(known, _)| known == name).unwrap().1;
         assert_eq!(of("first.weight"), of("last.weight"), "to the bit");
         assert_equal(&got, &expected, &format!("{ranks} ranks"));
+    }
+}
+
+/// Passes on what it is given. Its weight's gradient is there once a gradient has been averaged.
+fn patient(copies: &Comm) -> impl Fn(VarBuilder<'static>) -> Result<Patient> + 'static {
+    let copies = copies.clone();
+    move |vb| Ok(Patient { weight: vb.get((), "weight")?, copies: copies.clone() })
+}
+
+struct Patient {
+    weight: Tensor,
+    copies: Comm,
+}
+
+impl Module for Patient {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let (weight, copies) = (self.weight.clone(), self.copies.clone());
+        let backward = move |gradient: &Tensor| {
+            let (before, copies, none) = (copies.stats().operations, copies.clone(), weight.zeros_like()?);
+            let later = none.clone();
+            let put_off = defer(&[&weight], move || {
+                let began = Instant::now();
+                while copies.stats().operations == before {
+                    assert!(began.elapsed() < Duration::from_secs(30), "nothing is averaged meanwhile");
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Ok(vec![later])
+            });
+            Ok(vec![Some(gradient.clone()), (!put_off).then_some(none)])
+        };
+        Ok(comm::autograd::custom("patient", &[x, &self.weight], x.detach().copy()?, backward)?)
+    }
+}
+
+#[test]
+fn gradients_are_averaged_while_others_are_computed() {
+    // Those that put gradients off for no other reason.
+    for schedule in [ScheduleKind::GPipe, ScheduleKind::OneFOneB] {
+        let results = Local::run_shared(4, |comm| {
+            let mesh = Mesh::new(comm, &[("pp", 2), ("dp", 2)])?;
+            let copies = mesh.axis("dp")?.clone();
+            let stage = |modules: Modules, stage: usize| {
+                let linear = |vb| training::linear(WIDTH, WIDTH, vb);
+                modules
+                    .module(&format!("{stage}.patient"), patient(&copies))
+                    .module(&format!("{stage}.fc"), linear)
+            };
+            let modules = stage(stage(Modules::new(), 0), 1);
+            let config = PipelineConfig {
+                schedule,
+                micro_batches: 3,
+                split: Split::at(["1.patient"]),
+                data_parallel: Some(copies.clone()),
+                bucket_bytes: 1,
+                ..PipelineConfig::default()
+            };
+            let example = Tensor::zeros((ROWS, WIDTH), DType::F64, &Device::Cpu)?;
+            let stages = mesh.axis("pp")?.clone();
+            let mut pipeline = Pipeline::new(stages, &modules, &weights(), &example, loss, &config)?;
+            let (x, y) = batch(0, 3 * ROWS)?;
+            let grads = pipeline.step(Some(&x), Some(&y))?.grads;
+            Ok(pipeline.vars().iter().filter(|var| grads.get(var).is_some()).count())
+        });
+        assert_eq!(results.unwrap(), [3; 4]);
     }
 }

@@ -5,12 +5,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::{Init, VarBuilder, VarMap};
+use comm::{Local, LocalConfig};
 use sampler::{Generator, SharedGenerator};
 use training::TorchInit;
 
+use crate::averaging::{Averaging, Weight};
 use crate::file::ShardedFile;
 use crate::split::Runs;
-use crate::{Context, Error, Result, Split, TensorParallelConfig};
+use crate::{Context, Error, RandomStreams, Result, Split, TensorParallelConfig};
 
 /// Where the weights of a model come from: the whole model's, of which each rank takes its part.
 #[derive(Debug, Clone)]
@@ -27,6 +29,33 @@ impl Weights {
     pub fn seed(seed: u64) -> Self {
         Self::Random(Generator::new(seed).into())
     }
+
+    /// Whether a file has what the model that `build` makes asks for, and nothing else: by its header alone, in one process, before
+    /// any rank begins. Random weights are always right.
+    ///
+    /// # Errors
+    /// Those of [`TensorParallel::new`](crate::TensorParallel::new) that one rank would have.
+    ///
+    /// ```
+    /// use tensor_parallel::{ParallelMlp, TensorParallelConfig, Weights};
+    ///
+    /// let weights = Weights::File("no/such/file.safetensors".into());
+    /// let checked = weights.check(&TensorParallelConfig::default(), |builder| ParallelMlp::new(8, 32, &builder));
+    /// assert!(checked.is_err_and(|error| error.to_string().starts_with("cannot read no/such/file.safetensors")));
+    /// ```
+    pub fn check<M>(
+        &self,
+        config: &TensorParallelConfig,
+        build: impl FnOnce(ShardBuilder) -> Result<M>,
+    ) -> Result<()> {
+        let Weights::File(path) = self else { return Ok(()) };
+        let alone = Local::group(1, &LocalConfig::default())?.remove(0);
+        let context = Context::new(Arc::new(alone), config.sequence_parallel, RandomStreams::new(0, 0, 0));
+        let source = Source::Outline(ShardedFile::open(path)?);
+        let builder = ShardBuilder::of(source, config, context, None);
+        build(builder.clone())?;
+        builder.finish().map(drop)
+    }
 }
 
 /// One rank's part of a parameter.
@@ -37,6 +66,8 @@ pub struct Parameter {
     dims: Vec<usize>,
     split: Split,
     summed: bool,
+    /// See [`Averaging::token`]; made where a layer asks for it.
+    token: Option<Tensor>,
 }
 
 impl Parameter {
@@ -66,7 +97,7 @@ impl Parameter {
     }
 
     pub(crate) fn describe(&self) -> String {
-        let Self { name, var, dims, split, summed } = self;
+        let Self { name, var, dims, split, summed, .. } = self;
         format!(
             "parameter {name} {dims:?} {:?}, {split:?}{}",
             var.dtype(),
@@ -82,6 +113,8 @@ enum Source {
         scratch: VarMap,
     },
     File(ShardedFile),
+    /// A file of which nothing is read but what it has.
+    Outline(ShardedFile),
     /// Of a model that is built elsewhere: see [`crate::Shards`].
     Elsewhere(VarBuilder<'static>, Asked),
 }
@@ -95,6 +128,7 @@ struct Inner {
     dtype: DType,
     device: Device,
     context: Context,
+    averaging: Option<Arc<Averaging>>,
 }
 
 /// What `VarBuilder` is to the layers of one process: it gives each layer its rank's part of a weight, by name.
@@ -105,28 +139,41 @@ pub struct ShardBuilder {
 }
 
 impl ShardBuilder {
-    pub(crate) fn new(weights: &Weights, config: &TensorParallelConfig, context: Context) -> Result<Self> {
-        let (dtype, device) = (config.dtype, config.device.clone());
+    pub(crate) fn new(
+        weights: &Weights,
+        config: &TensorParallelConfig,
+        context: Context,
+        averaging: Option<Arc<Averaging>>,
+    ) -> Result<Self> {
         let source = match weights {
             Weights::Random(generator) => {
                 let scratch = VarMap::new();
-                let builder = TorchInit::var_builder(generator, &scratch, dtype, &Device::Cpu);
+                let builder = TorchInit::var_builder(generator, &scratch, config.dtype, &Device::Cpu);
                 Source::Random { builder, scratch }
             }
             Weights::File(path) => Source::File(ShardedFile::open(path)?),
         };
+        Ok(Self::of(source, config, context, averaging))
+    }
+
+    fn of(
+        source: Source,
+        config: &TensorParallelConfig,
+        context: Context,
+        averaging: Option<Arc<Averaging>>,
+    ) -> Self {
         let (source, parameters) = (Mutex::new(source), Mutex::default());
-        Ok(Self {
-            inner: Arc::new(Inner { source, parameters, dtype, device, context }),
-            prefix: String::new(),
-        })
+        let (dtype, device) = (config.dtype, config.device.clone());
+        let inner = Inner { source, parameters, dtype, device, context, averaging };
+        Self { inner: Arc::new(inner), prefix: String::new() }
     }
 
     /// A builder that asks `builder`, and tells it how each weight is divided. One that does not listen gives whole weights.
     pub(crate) fn elsewhere(builder: VarBuilder<'static>, asked: Asked, context: Context) -> Self {
         let (dtype, device) = (builder.dtype(), builder.device().clone());
         let (source, parameters) = (Mutex::new(Source::Elsewhere(builder, asked)), Mutex::default());
-        Self { inner: Arc::new(Inner { source, parameters, dtype, device, context }), prefix: String::new() }
+        let inner = Inner { source, parameters, dtype, device, context, averaging: None };
+        Self { inner: Arc::new(inner), prefix: String::new() }
     }
 
     /// A builder for a part of the model, whose names begin with `name` and a dot.
@@ -152,7 +199,28 @@ impl ShardBuilder {
     /// # Errors
     /// A shape that the ranks do not divide; a file that lacks it, or has it in another shape or dtype.
     pub fn get(&self, dims: impl Into<Shape>, name: &str, init: Init, split: Split) -> Result<Tensor> {
-        self.parameter(dims.into(), name, init, split, false)
+        Ok(self.parameter(dims.into(), name, init, split, false)?.0)
+    }
+
+    /// The same for a layer that computes the weight's gradient itself.
+    pub(crate) fn weight(
+        &self,
+        dims: impl Into<Shape>,
+        name: &str,
+        init: Init,
+        split: Split,
+    ) -> Result<Weight> {
+        let (value, index) = self.parameter(dims.into(), name, init, split, false)?;
+        let (Some(averaging), Some(index)) = (&self.inner.averaging, index) else {
+            return Ok(Weight::new(value, None));
+        };
+        let parameter = &mut lock(&self.inner.parameters)[index];
+        let token = match &parameter.token {
+            Some(token) => token.clone(),
+            None => averaging.token(index, &parameter.var)?,
+        };
+        parameter.token = Some(token.clone());
+        Ok(Weight::new(value, Some((token, index, averaging.clone()))))
     }
 
     /// A weight that every rank has whole and applies to activations between the divided layers, such as a norm's: with
@@ -162,9 +230,10 @@ impl ShardBuilder {
     /// As [`get`](Self::get).
     pub fn get_between(&self, dims: impl Into<Shape>, name: &str, init: Init) -> Result<Tensor> {
         let summed = self.inner.context.sequence_parallel() && self.inner.context.ranks() > 1;
-        self.parameter(dims.into(), name, init, Split::Whole, summed)
+        Ok(self.parameter(dims.into(), name, init, Split::Whole, summed)?.0)
     }
 
+    /// A weight, and its place among the parameters unless something else has it.
     pub(crate) fn parameter(
         &self,
         shape: Shape,
@@ -172,12 +241,13 @@ impl ShardBuilder {
         init: Init,
         split: Split,
         summed: bool,
-    ) -> Result<Tensor> {
+    ) -> Result<(Tensor, Option<usize>)> {
         let (name, dims) = (format!("{}{name}", self.prefix), shape.dims().to_vec());
         let mut parameters = lock(&self.inner.parameters);
-        if let Some(known) = parameters.iter().find(|known| known.name == name) {
+        if let Some(index) = parameters.iter().position(|known| known.name == name) {
+            let known = &parameters[index];
             if known.dims == dims && known.split == split {
-                return Ok(known.var.as_tensor().clone());
+                return Ok((known.var.as_tensor().clone(), Some(index)));
             }
             let got = format!("{dims:?}, {split:?}");
             let help = format!("before, it was asked for as {:?}, {:?}", known.dims, known.split);
@@ -194,18 +264,27 @@ impl ShardBuilder {
                 cut(&whole, runs, &shard_dims)?
             }
             Source::File(file) => file.read(&name, &dims, self.inner.dtype, runs, &shard_dims)?,
+            // No memory for numbers that nobody needs.
+            Source::Outline(file) => {
+                file.find(&name, &dims, self.inner.dtype)?;
+                let var = Var::zeros((), self.inner.dtype, &Device::Cpu)?;
+                let tensor = var.broadcast_as(&dims[..])?;
+                parameters.push(Parameter { name, var, dims, split, summed, token: None });
+                return Ok((tensor, Some(parameters.len() - 1)));
+            }
             Source::Elsewhere(builder, asked) => {
                 *lock(asked) = Some((split, summed));
                 let found = builder.get_with_hints(shape, &name, init);
                 lock(asked).take();
                 let found = found?;
-                return if found.dims() == shard_dims { Ok(found) } else { cut(&found, runs, &shard_dims) };
+                let own = if found.dims() == shard_dims { found } else { cut(&found, runs, &shard_dims)? };
+                return Ok((own, None));
             }
         };
         let var = Var::from_tensor(&tensor.to_device(&self.inner.device)?)?;
         let tensor = var.as_tensor().clone();
-        parameters.push(Parameter { name, var, dims, split, summed });
-        Ok(tensor)
+        parameters.push(Parameter { name, var, dims, split, summed, token: None });
+        Ok((tensor, Some(parameters.len() - 1)))
     }
 
     /// The parameter that was asked for last, which is then nobody's here.
@@ -215,16 +294,17 @@ impl ShardBuilder {
 
     /// The parameters that were asked for, once the model is whole.
     pub(crate) fn finish(&self) -> Result<Vec<Parameter>> {
-        if let Source::File(file) = &*lock(&self.inner.source) {
+        if let Source::File(file) | Source::Outline(file) = &*lock(&self.inner.source) {
             file.finish()?;
         }
         Ok(std::mem::take(&mut *lock(&self.inner.parameters)))
     }
 }
 
-fn cut(whole: &Tensor, runs: Runs, shard_dims: &[usize]) -> Result<Tensor> {
+/// The part that `runs` names.
+pub(crate) fn cut(whole: &Tensor, runs: Runs, shard_dims: &[usize]) -> Result<Tensor> {
     if runs.count == 1 && runs.len == whole.elem_count() {
-        return Ok(whole.as_ref().detach());
+        return Ok(whole.as_ref().detach().reshape(shard_dims)?);
     }
     // Rows of runs at equal distances: a matrix, of which a block of columns is taken.
     let matrix = whole.detach().reshape((runs.count, runs.stride))?;

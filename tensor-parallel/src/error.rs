@@ -61,7 +61,7 @@ pub enum Error {
     /// A file that cannot be read or written.
     #[error("cannot {action} {}: {reason}", path.display())]
     File {
-        /// `read` or `write`.
+        /// `read`, `write` or `go on from`.
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -126,6 +126,9 @@ pub enum Error {
         /// Candle's error.
         source: Arc<candle_core::Error>,
     },
+    /// A piece of training failed: reading a checkpoint, say.
+    #[error(transparent)]
+    Training(Arc<training::Error>),
     /// Communication failed.
     #[error(transparent)]
     Comm(#[from] comm::Error),
@@ -167,6 +170,12 @@ impl From<Error> for candle_core::Error {
 impl From<candle_core::Error> for Error {
     fn from(source: candle_core::Error) -> Self {
         find(&source).unwrap_or_else(|| Error::Tensor { source: Arc::new(source) })
+    }
+}
+
+impl From<training::Error> for Error {
+    fn from(error: training::Error) -> Self {
+        Error::Training(Arc::new(error))
     }
 }
 

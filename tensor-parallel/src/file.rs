@@ -52,15 +52,8 @@ impl ShardedFile {
         Ok(Self { path: path.to_path_buf(), file, data, metadata, asked_for: BTreeSet::new() })
     }
 
-    /// The part of a tensor that `runs` names; `dims` is the shape of the whole.
-    pub(crate) fn read(
-        &mut self,
-        name: &str,
-        dims: &[usize],
-        dtype: DType,
-        runs: Runs,
-        shard_dims: &[usize],
-    ) -> Result<Tensor> {
+    /// Where a tensor's bytes begin, if it is of this dtype and shape.
+    pub(crate) fn find(&mut self, name: &str, dims: &[usize], dtype: DType) -> Result<u64> {
         let expected = format!("{dtype:?} {dims:?}");
         let Some(info) = self.metadata.info(name) else {
             let path = self.path.clone();
@@ -71,6 +64,20 @@ impl ShardedFile {
             return Err(Error::TensorMismatch { path, name: name.into(), expected, got: describe(info) });
         }
         let begin = self.data + info.data_offsets.0 as u64;
+        self.asked_for.insert(name.to_string());
+        Ok(begin)
+    }
+
+    /// The part of a tensor that `runs` names; `dims` is the shape of the whole.
+    pub(crate) fn read(
+        &mut self,
+        name: &str,
+        dims: &[usize],
+        dtype: DType,
+        runs: Runs,
+        shard_dims: &[usize],
+    ) -> Result<Tensor> {
+        let begin = self.find(name, dims, dtype)?;
         let width = dtype.size_in_bytes();
         let mut bytes = vec![0; runs.len * runs.count * width];
         for (run, part) in runs.ranges().zip(bytes.chunks_exact_mut((runs.len * width).max(1))) {
@@ -78,8 +85,24 @@ impl ShardedFile {
             let read = self.file.seek(at).and_then(|_| self.file.read_exact(part));
             read.map_err(|reason| reading(&self.path, reason))?;
         }
-        self.asked_for.insert(name.to_string());
         Ok(Tensor::from_raw_buffer(&bytes, dtype, shard_dims, &Device::Cpu)?)
+    }
+
+    /// A tensor as it is, whatever its dtype and shape.
+    pub(crate) fn whole(&mut self, name: &str) -> Result<Tensor> {
+        let Some(info) = self.metadata.info(name) else {
+            let (path, held) = (self.path.clone(), self.listing());
+            return Err(Error::MissingTensor { path, name: name.into(), expected: "any shape".into(), held });
+        };
+        let (dims, dtype) = (info.shape.clone(), DType::try_from(info.dtype)?);
+        let len = dims.iter().product();
+        self.read(name, &dims, dtype, Runs { start: 0, len, stride: len, count: 1 }, &dims)
+    }
+
+    /// Names and shapes.
+    pub(crate) fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+        let shape = |name: &String| self.metadata.info(name).map_or(vec![], |info| info.shape.clone());
+        self.names().into_iter().map(|name| (name.clone(), shape(&name))).collect()
     }
 
     /// Refuses a file with tensors that nobody has asked for.

@@ -15,7 +15,9 @@
 #![forbid(unsafe_code)]
 
 mod agreement;
+mod averaging;
 mod builder;
+mod checkpoint;
 mod context;
 mod error;
 mod file;

@@ -7,6 +7,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use comm::{Communicator, Mesh, Operation, ReduceOp, Stats};
 
+use crate::averaging::Averaging;
 use crate::{
     Context, Parameter, RandomStreams, Result, ShardBuilder, TensorParallelConfig, Weights, agreement,
 };
@@ -45,8 +46,10 @@ pub struct TensorParallel<M> {
     model: M,
     parameters: Vec<Parameter>,
     context: Context,
+    world: Arc<dyn Communicator>,
     /// None where there is one rank.
     dp: Option<Arc<dyn Communicator>>,
+    averaging: Option<Arc<Averaging>>,
 }
 
 impl<M> TensorParallel<M> {
@@ -71,7 +74,10 @@ impl<M> TensorParallel<M> {
         let dp_rank = dp.as_ref().map_or(0, |dp| dp.rank());
         let random = RandomStreams::new(config.seed, dp_rank, place);
         let context = Context::new(tp, config.sequence_parallel, random);
-        let built = ShardBuilder::new(weights, config, context.clone()).and_then(|builder| {
+        let dp = dp.filter(|dp| dp.world_size() > 1);
+        let averaging = dp.as_ref().map(|dp| Arc::new(Averaging::new(dp.clone())));
+        let builder = ShardBuilder::new(weights, config, context.clone(), averaging.clone());
+        let built = builder.and_then(|builder| {
             let model = build(builder.clone())?;
             Ok((model, builder.finish()?))
         });
@@ -81,8 +87,7 @@ impl<M> TensorParallel<M> {
         };
         let parameters = agreement::check(&**mesh.world(), place, config.describe(), parameters)?;
         let Some(model) = model else { return Err(no_model()) };
-        let dp = dp.filter(|dp| dp.world_size() > 1);
-        Ok(Self { model, parameters, context, dp })
+        Ok(Self { model, parameters, context, world: mesh.world().clone(), dp, averaging })
     }
 
     /// The model.
@@ -118,20 +123,45 @@ impl<M> TensorParallel<M> {
     /// Backward from `loss`, which every rank of the tensor-parallel group has computed alike: the gradient of this rank's part
     /// of each parameter, the mean over the data-parallel ranks.
     ///
+    /// Where there are several of these, the divided layers' gradients go out as soon as there is a megabyte of them, while backward
+    /// computes those of earlier layers; the rest follows in one.
+    ///
     /// # Cost
     /// That of the layers; with sequence parallelism one all-reduce of the parameters between the divided layers; with data
-    /// parallelism one of this rank's gradients, along `dp`.
+    /// parallelism all-reduces of this rank's gradients, along `dp`.
     ///
     /// # Errors
     /// What candle's backward fails with; failures of communication, after which the group is of no use.
+    ///
+    /// # Source
+    /// Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 3.2.
     pub fn backward(&self, loss: &Tensor) -> Result<GradStore> {
+        let own = || self.own_gradients(loss);
+        match &self.averaging {
+            Some(averaging) => averaging.backward(&self.parameters, own),
+            None => own(),
+        }
+    }
+
+    /// The gradients of this copy of the model.
+    fn own_gradients(&self, loss: &Tensor) -> Result<GradStore> {
         let mut gradients = tracing::info_span!("backward").in_scope(|| loss.backward())?;
-        let summed = self.parameters.iter().filter(|parameter| parameter.is_summed());
-        reduce(&**self.context.comm(), summed, &mut gradients, ReduceOp::Sum)?;
-        if let Some(dp) = &self.dp {
-            reduce(&**dp, self.parameters.iter(), &mut gradients, ReduceOp::Avg)?;
+        let mut tensors = Vec::new();
+        for parameter in self.parameters.iter().filter(|parameter| parameter.is_summed()) {
+            let Some(gradient) = gradients.get(parameter.var()) else { continue };
+            let gradient = gradient.contiguous()?;
+            gradients.insert(parameter.var(), gradient.clone());
+            tensors.push(gradient);
+        }
+        if !tensors.is_empty() {
+            self.context.comm().run(Operation::AllReduceCoalesced { tensors, op: ReduceOp::Sum })?;
         }
         Ok(gradients)
+    }
+
+    /// All ranks.
+    pub(crate) fn world(&self) -> &dyn Communicator {
+        &*self.world
     }
 
     /// The group that batches are divided over, where there are several ranks.
@@ -141,36 +171,9 @@ impl<M> TensorParallel<M> {
 
     /// What this rank has sent and received so far, along both axes.
     pub fn stats(&self) -> Stats {
-        let mut sum = self.context.comm().stats();
-        if let Some(dp) = &self.dp {
-            let more = dp.stats();
-            sum.operations += more.operations;
-            sum.bytes_sent += more.bytes_sent;
-            sum.bytes_received += more.bytes_received;
-            sum.busy_ns += more.busy_ns;
-        }
-        sum
+        let along_tp = self.context.comm().stats();
+        self.dp.as_ref().map_or(along_tp, |dp| along_tp + dp.stats())
     }
-}
-
-/// Combines the gradients of some parameters over a group, as one operation.
-fn reduce<'a>(
-    comm: &dyn Communicator,
-    parameters: impl Iterator<Item = &'a Parameter>,
-    gradients: &mut GradStore,
-    op: ReduceOp,
-) -> Result<()> {
-    let mut tensors = Vec::new();
-    for parameter in parameters {
-        let Some(gradient) = gradients.get(parameter.var()) else { continue };
-        let gradient = gradient.contiguous()?;
-        gradients.insert(parameter.var(), gradient.clone());
-        tensors.push(gradient);
-    }
-    if !tensors.is_empty() {
-        comm.run(Operation::AllReduceCoalesced { tensors, op })?;
-    }
-    Ok(())
 }
 
 fn no_model() -> crate::Error {

@@ -55,7 +55,7 @@ impl Shards {
         let place = tp.rank();
         let random = RandomStreams::new(config.seed, copy, place);
         let context = Context::new(tp, config.sequence_parallel, random);
-        let source = ShardBuilder::new(weights, config, context);
+        let source = ShardBuilder::new(weights, config, context, None);
         let (source, opened) = match source {
             Ok(source) => (Some(source), Ok(Vec::new())),
             Err(error) => (None, Err(error)),
@@ -127,7 +127,7 @@ impl SimpleBackend for Backend {
         if let Some(known) = lock(self.map.data()).get(name) {
             return Ok(known.as_tensor().clone());
         }
-        let tensor = self.shards.source.parameter(shape, name, init, split, summed)?;
+        let (tensor, _) = self.shards.source.parameter(shape, name, init, split, summed)?;
         if let Some(parameter) = self.shards.source.take_last() {
             lock(self.map.data()).insert(name.to_string(), parameter.var().clone());
         }

@@ -90,6 +90,49 @@ impl<S: tracing::Subscriber> Layer<S> for Spans {
 const SHAPE: (usize, usize, usize) = (3, 8, 16);
 const ELEMENTS: usize = SHAPE.0 * SHAPE.1 * SHAPE.2;
 
+#[test]
+fn gradients_are_averaged_while_backward_computes_those_of_earlier_layers() {
+    for (dp, tp) in [(2, 1), (2, 2), (3, 1)] {
+        let logs = on_mesh(dp, tp, |mesh| {
+            let log = Log::default();
+            let comm: Comm = Arc::new(Recording { inner: mesh.world().clone(), log: log.clone() });
+            let mesh = Mesh::new(comm, &[("dp", dp), ("tp", tp)])?;
+            let config = TensorParallelConfig::default();
+            // Each layer's weights are more than a bucket, on each rank.
+            let parallel = TensorParallel::new(&mesh, &config, &Weights::seed(1), |builder| {
+                let layer = |place| tensor_parallel::ParallelMlp::new(256, 1200, &builder.pp(place));
+                (0..3).map(layer).collect::<Result<Vec<_>>>()
+            })?;
+            let mut y = Tensor::ones((2, 256), DType::F32, &Device::Cpu)?;
+            for layer in parallel.model() {
+                y = layer.forward(&y)?;
+            }
+            log.lock().unwrap().clear();
+            let subscriber = Registry::default().with(Spans(log.clone()));
+            tracing::subscriber::with_default(subscriber, || parallel.backward(&y.sqr()?.sum_all()?))?;
+            Ok(log.lock().unwrap().clone())
+        });
+        for log in logs {
+            let places = |what: &str| -> Vec<usize> {
+                log.iter()
+                    .enumerate()
+                    .filter(|(_, line)| line.starts_with(what))
+                    .map(|(place, _)| place)
+                    .collect()
+            };
+            let (sent, computed) = (places("submit coalesced"), places("span weight gradient"));
+            assert!(sent.len() >= 3 && computed.len() == 6, "{log:?}");
+            // The last layer's have gone out before the middle one's first weight is looked at, and so on.
+            assert!(sent[0] < computed[2] && sent[1] < computed[4], "{log:?}");
+            let elements = log.iter().filter(|line| line.contains(" coalesced "));
+            let elements = elements.map(|line| line.rsplit(' ').next().unwrap().parse::<usize>().unwrap());
+            let own = 3 * ((2 * 256 * 1200 + 1200) / tp + 256);
+            assert_eq!(elements.sum::<usize>(), own, "each gradient is averaged once");
+            assert_eq!(places("run coalesced").len(), 1, "what is left goes in one");
+        }
+    }
+}
+
 /// What layers in a row note forward, and backward.
 fn record(tp: usize, layers: usize, sequence_parallel: bool) -> Vec<(Vec<String>, Vec<String>)> {
     on_mesh(1, tp, |mesh| {

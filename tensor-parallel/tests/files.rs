@@ -113,6 +113,8 @@ fn a_file_that_does_not_fit_is_one_error_on_every_rank() {
         for message in messages(&weights) {
             assert!(message.starts_with(&path.display().to_string()) && message.contains(part), "{message}");
             assert_eq!(message.lines().count(), 1);
+            // The same is found without ranks.
+            assert_eq!(weights.check(&config(DType::F32), model).unwrap_err().to_string(), message);
         }
     };
     expect(&|t| drop(t.remove("layers.1.norm2.bias")), "has no tensor `layers.1.norm2.bias` (F32 [16])");
@@ -136,6 +138,7 @@ fn a_file_that_does_not_fit_is_one_error_on_every_rank() {
         }
     }
     safetensors::save(&good, &path).unwrap();
+    weights.check(&config(DType::F32), model).unwrap();
     let bytes = std::fs::read(&path).unwrap();
     std::fs::write(&path, &bytes[..bytes.len() - 3]).unwrap();
     assert!(messages(&weights)[1].contains("its tensors need"));

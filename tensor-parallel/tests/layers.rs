@@ -209,3 +209,39 @@ fn half_types_train_and_stay_equal() {
         }
     }
 }
+
+/// A weight that two layers use, and an operation of candle's: its gradient is the sum of all, averaged once.
+#[test]
+fn a_shared_weight_is_averaged_once() {
+    let gradients = |dp: usize, bare: bool| {
+        on_mesh(dp, 1, |mesh| {
+            let (layer, weight, parallel) = {
+                let parallel = TensorParallel::new(mesh, &config(), &Weights::seed(3), |builder| {
+                    let no_bias = ColumnConfig { bias: false, ..ColumnConfig::default() };
+                    let layer = ColumnParallelLinear::new(600, 600, &no_bias, &builder)?;
+                    let init = candle_nn::Init::Const(0.0);
+                    Ok((layer, builder.get((600, 600), "weight", init, Split::ROWS)?))
+                })?;
+                (parallel.model().0.clone(), parallel.model().1.clone(), parallel)
+            };
+            let of = |rank: usize| random(&[2, 600], rank as u64);
+            let mut sums = vec![];
+            // One process has the inputs of both ranks.
+            let ranks: Vec<usize> = if dp == 1 { vec![0, 1] } else { vec![mesh.world().rank()] };
+            for rank in ranks {
+                let x = of(rank);
+                let y = (layer.forward(&layer.forward(&x)?)? + x.matmul(&weight.t()?)?)?;
+                sums.push(y.sqr()?.sum_all()?);
+            }
+            let loss = Tensor::stack(&sums, 0)?.mean_all()?;
+            let grads = if bare { loss.backward()? } else { parallel.backward(&loss)? };
+            Ok(copied(grads.get(&parallel.vars()[0]).unwrap()))
+        })
+    };
+    let (alone, both, bare) = (gradients(1, false), gradients(2, false), gradients(2, true));
+    assert!(bits(&both[0]) == bits(&both[1]));
+    assert!(gap(&both[0], &alone[0]) < 1e-12, "{}", gap(&both[0], &alone[0]));
+    // Without the ranks, each has its own.
+    let mean = ((&bare[0] + &bare[1]).unwrap() / 2.0).unwrap();
+    assert!(gap(&mean, &alone[0]) < 1e-12 && gap(&bare[0], &alone[0]) > 1e-3);
+}

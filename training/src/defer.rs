@@ -36,6 +36,11 @@ impl DeferredGrads {
         Ok(())
     }
 
+    /// The weights whose gradients will be given to `take`, in that order; one that was used several times, several times.
+    pub fn weights(&self) -> impl Iterator<Item = TensorId> {
+        self.0.iter().flat_map(|deferred| deferred.weights.iter().copied())
+    }
+
     /// Layers that wait.
     pub fn len(&self) -> usize {
         self.0.len()

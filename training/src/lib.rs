@@ -9,6 +9,7 @@
 //!   [`OptimizerState`].
 //! - [`clip_grad_norm`] bounds gradients.
 //! - [`defer_weights`] runs backward without the gradients of weights, and those later.
+//! - [`activation_bytes`] tells what a graph holds for backward.
 //! - [`Checkpoints`] keeps model, optimizer and sampler on disk, whole whenever the machine stops.
 #![forbid(unsafe_code)]
 
@@ -18,6 +19,7 @@ mod clip;
 mod defer;
 mod dropout;
 mod error;
+mod graph;
 mod init;
 mod op;
 mod sgd;
@@ -29,6 +31,7 @@ pub use clip::{clip_grad_norm, grad_norm, scale_grads};
 pub use defer::{DeferredGrads, defer, defer_weights};
 pub use dropout::Dropout;
 pub use error::{Error, Fallback, Result};
+pub use graph::activation_bytes;
 pub use init::TorchInit;
 pub use op::{
     LayerNorm, Linear, Visible, attention, conv2d, cross_entropy, gelu, layer_norm, linear, log_softmax,

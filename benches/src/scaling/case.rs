@@ -41,12 +41,15 @@ impl Kind {
             Self::Fsdp => Strategy::Fsdp,
             Self::TensorParallel => Strategy::TensorParallel,
             Self::Pipeline => {
-                let micro_batches =
-                    if batch_size.is_multiple_of(MICRO_BATCH) { batch_size / MICRO_BATCH } else { 1 };
+                let micro_batches = micro_batches(batch_size);
                 Strategy::Pipeline { schedule: ScheduleKind::OneFOneB, micro_batches }
             }
         }
     }
+}
+
+fn micro_batches(batch_size: usize) -> usize {
+    if batch_size.is_multiple_of(MICRO_BATCH) { batch_size / MICRO_BATCH } else { 1 }
 }
 
 /// A run of training.
@@ -77,6 +80,11 @@ impl Case {
             }
         }
         all
+    }
+
+    /// Parts of its batch, where it is a pipeline.
+    pub(super) fn micro_batches(&self) -> usize {
+        micro_batches(self.batch_size)
     }
 
     pub(super) fn training(&self, options: &Options) -> Training {

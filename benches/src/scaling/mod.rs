@@ -5,6 +5,7 @@ mod machine;
 mod measure;
 mod options;
 mod page;
+mod predict;
 mod scale;
 
 use std::path::Path;
@@ -13,13 +14,15 @@ use clap::Parser;
 use girandole::console::note;
 use girandole::error::Result;
 use girandole::file_error::FileError;
+use girandole::forecast::fit::{Fit, fit};
 use girandole::report::now_rfc3339;
 use serde::{Deserialize, Serialize};
 
 pub use case::{Case, Kind};
 pub use machine::Machine;
 pub use measure::Run;
-pub use options::Options;
+pub use options::{Options, Preset};
+pub use predict::{Compared, Forecast, Predicted};
 pub use scale::{Point, Scale, points};
 
 /// All that a report shows; `scaling.json` is this.
@@ -35,6 +38,12 @@ pub struct Scaling {
     pub options: Options,
     /// What was measured.
     pub runs: Vec<Run>,
+    /// Operations between ranks, and the network that they were found to have.
+    pub network: Option<Fit>,
+    /// What was measured, beside what was predicted of it.
+    pub compared: Vec<Compared>,
+    /// What nobody has measured.
+    pub forecasts: Vec<Forecast>,
 }
 
 /// Measures, and writes `scaling.html` and `scaling.json`.
@@ -47,11 +56,16 @@ pub fn main() -> Result<()> {
     let out = options.out.clone();
     let writable = |error| FileError::write(&out, error);
     std::fs::create_dir_all(&out).map_err(writable)?;
+    let machine = Machine::this();
+    let rows = predict::table(&options)?;
     let runs = measure::all(&options)?;
     let scaling = Scaling {
+        network: fit(&rows),
+        compared: predict::compared(&options, &runs, &rows, &machine)?,
+        forecasts: predict::forecasts(&options)?,
         command_line: std::env::args().collect::<Vec<_>>().join(" "),
         date: now_rfc3339(),
-        machine: Machine::this(),
+        machine,
         options,
         runs,
     };

@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::thread::available_parallelism;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use girandole::error::{Error, Result};
+use girandole::forecast::Network;
 use serde::{Deserialize, Serialize};
 
 use super::Kind;
@@ -48,11 +49,42 @@ pub struct Options {
     #[arg(long, value_name = "N", default_value_t = Sizes::LARGE.vocab_size)]
     pub vocab_size: usize,
     /// About how long each run is measured
-    #[arg(long, value_name = "SECONDS", default_value = "3")]
+    #[arg(long, value_name = "SECONDS", default_value = "3", allow_negative_numbers = true)]
     pub seconds: f64,
     /// Rounds in which all runs take turns; each figure is that of the median round
     #[arg(long, value_name = "N", default_value = "3")]
     pub rounds: usize,
+    /// Networks for which many ranks are predicted, separated by commas
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "nvlink,infiniband,ethernet-25g")]
+    pub networks: Vec<Preset>,
+    /// Most ranks that are predicted
+    #[arg(long, value_name = "N", default_value = "1024")]
+    pub most_ranks: usize,
+    /// Operations a second of each of them
+    #[arg(long, value_name = "FLOP/s", default_value = "400e12", allow_negative_numbers = true)]
+    pub flops: f64,
+}
+
+/// A network that is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub enum Preset {
+    /// Nodes of 8, NVLink within and InfiniBand between them
+    Nvlink,
+    /// InfiniBand of 400 Gbit/s between all ranks
+    Infiniband,
+    /// Ethernet of 25 Gbit/s between all ranks
+    #[value(name = "ethernet-25g")]
+    Ethernet25g,
+}
+
+impl Preset {
+    pub(super) fn network(self) -> Network {
+        match self {
+            Self::Nvlink => Network::nvlink(),
+            Self::Infiniband => Network::infiniband(),
+            Self::Ethernet25g => Network::ethernet_25g(),
+        }
+    }
 }
 
 impl Options {
@@ -87,6 +119,7 @@ impl Options {
             ("--length", self.length, 1 << 16),
             ("--vocab-size", self.vocab_size, 1 << 24),
             ("--rounds", self.rounds, 1000),
+            ("--most-ranks", self.most_ranks, 4096),
         ];
         for (option, got, most) in counts {
             if got == 0 || got > most {
@@ -104,6 +137,9 @@ impl Options {
         }
         if !(self.seconds > 0.0 && self.seconds <= 3600.0) {
             return refuse("--seconds", self.seconds, "give more than 0, up to 3600".into());
+        }
+        if !(self.flops.is_finite() && self.flops >= 1e6) {
+            return refuse("--flops", self.flops, "give 1e6 or more, such as 400e12".into());
         }
         if !self.d_model.is_multiple_of(2 * self.num_heads) {
             let help =

@@ -1,5 +1,7 @@
 //! What was measured, as a page.
 
+mod predicted;
+
 use girandole::report::sheet::{Curve, Figure, Line, Plot, Section, Sheet, Stacks, Table};
 
 use super::scale::{Point, Scale, points};
@@ -24,6 +26,8 @@ pub(super) fn sheet(scaling: &Scaling) -> Sheet {
         scale(runs, kinds, Scale::Strong, "Strong scaling", strong),
         time(runs, kinds),
         costs(runs, kinds),
+        predicted::fit(scaling),
+        predicted::beyond(scaling),
     ];
     Sheet {
         title: "Scaling over ranks".into(),

@@ -69,6 +69,7 @@ fn config(options: &LaunchOptions, pet: &Pet) -> Result<SpawnConfig> {
         nodes,
         node_rank,
         secret: if nodes > 1 { Secret::from_env()? } else { None },
+        tls: options.tls()?,
         join_timeout: options.timeout.unwrap_or(defaults.join_timeout),
         max_restarts: options.max_restarts(pet)?,
         final_code: program.is_this_one.then_some(WRONG_OPTION),

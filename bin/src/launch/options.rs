@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use comm::Tls;
 
 use crate::error::{Error, Result};
 use crate::options::{TransportOption, seconds};
@@ -151,6 +152,20 @@ impl LaunchOptions {
             None if nodes > 1 => pet.parse_with("PET_MASTER_PORT", port),
             given => Ok(given),
         }
+    }
+}
+
+impl LaunchOptions {
+    /// `--tls`, else what the environment says, as it is with ranks.
+    pub(super) fn tls(&self) -> Result<Tls> {
+        let value = std::env::var("GIRANDOLE_TLS").ok().filter(|value| !value.is_empty());
+        let wrong = |got: &String| Error::Option {
+            option: "GIRANDOLE_TLS",
+            got: got.clone(),
+            help: "give off, hosts or all".into(),
+        };
+        let told = value.map(|value| value.trim().parse().map_err(|_| wrong(&value))).transpose()?;
+        Ok(self.transport.tls.or(told).unwrap_or_default())
     }
 }
 

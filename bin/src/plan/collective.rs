@@ -1,6 +1,6 @@
 //! What a collective sends and how many steps it takes, by `comm`'s algorithms.
 
-use comm::algorithm::LATENCY_BYTES;
+use comm::algorithm::{LATENCY_BYTES, chain_segments};
 
 /// The cost of some communication, for the rank that has the most of it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -54,6 +54,26 @@ pub fn all_reduce(bytes: u64, ranks: usize) -> Traffic {
     part(bytes, ranks).times(2)
 }
 
+/// The same for the first rank, which has another one do its part where ranks are no power of two.
+pub fn all_reduce_of_first(bytes: u64, ranks: usize) -> Traffic {
+    let most = all_reduce(bytes, ranks);
+    match bytes <= LATENCY_BYTES as u64 && !ranks.is_power_of_two() {
+        true => Traffic { bytes: most.bytes.min(bytes as f64), ..most },
+        false => most,
+    }
+}
+
+/// A broadcast of so many bytes, for the rank that has them: a tree where they are few, a chain where they are many.
+pub fn broadcast(bytes: u64, ranks: usize) -> Traffic {
+    if ranks < 2 || bytes == 0 {
+        return Traffic::default();
+    }
+    match chain_segments(ranks, bytes as usize, 1) {
+        Some(segments) => Traffic { bytes: bytes as f64, steps: (ranks - 1 + segments - 1) as f64 },
+        None => message(bytes).times(ranks.next_power_of_two().ilog2() as usize),
+    }
+}
+
 /// An all-gather or a reduce-scatter of so many bytes in all.
 pub fn part(bytes: u64, ranks: usize) -> Traffic {
     if ranks < 2 || bytes == 0 {
@@ -75,23 +95,31 @@ mod tests {
 
     use super::*;
 
-    /// The most that a rank sends in an operation of so many elements.
+    /// The most that a rank sends in an operation.
     fn sent(ranks: usize, operation: impl Fn(usize) -> Operation + Sync) -> u64 {
+        by_rank(ranks, operation).into_iter().max().unwrap()
+    }
+
+    fn by_rank(ranks: usize, operation: impl Fn(usize) -> Operation + Sync) -> Vec<u64> {
         let sent = Local::run(ranks, |comm| {
             comm.run(operation(comm.rank()))?;
             Ok(comm.stats().bytes_sent)
         });
-        sent.unwrap().into_iter().max().unwrap()
+        sent.unwrap()
     }
 
     #[test]
     fn bytes_are_those_that_are_sent() {
         let zeros = |len: usize| Tensor::zeros(len, DType::F32, &Device::Cpu).unwrap();
         for ranks in [1, 2, 3, 4, 5, 8] {
-            for len in [840, 8400, 84_000] {
+            for len in [840, 8400, 84_000, 840_000] {
                 let op = ReduceOp::Sum;
-                let reduced = sent(ranks, |_| Operation::AllReduce { tensor: zeros(len), op });
+                let all = by_rank(ranks, |_| Operation::AllReduce { tensor: zeros(len), op });
+                assert_eq!(all_reduce_of_first(4 * len as u64, ranks).bytes, all[0] as f64, "{ranks}, {len}");
+                let reduced = *all.iter().max().unwrap();
                 assert_eq!(all_reduce(4 * len as u64, ranks).bytes, reduced as f64, "{ranks} ranks, {len}");
+                let spread = sent(ranks, |_| Operation::Broadcast { tensor: zeros(len), root: 0 });
+                assert_eq!(broadcast(4 * len as u64, ranks).bytes, spread as f64, "{ranks} ranks, {len}");
                 let gathered = sent(ranks, |_| Operation::AllGather {
                     output: zeros(len),
                     input: zeros(len / ranks),

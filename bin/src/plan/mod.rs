@@ -1,6 +1,7 @@
 //! `plan`: which way to spread a model over ranks fits, what it costs, and which to take.
 
 pub mod collective;
+mod json;
 mod machine;
 pub mod model;
 mod options;
@@ -14,6 +15,7 @@ use comm::launch;
 
 use crate::console::say;
 use crate::error::Result;
+use crate::outputs::check_in_place;
 use crate::report::total_memory_bytes;
 use crate::start::SPAWNED_FOR;
 
@@ -32,6 +34,7 @@ pub fn run(options: &PlanOptions) -> Result<()> {
         return Machine::rank();
     }
     options.check()?;
+    options.json.as_deref().map_or(Ok(()), check_in_place)?;
     let model = options.model()?;
     let (machine, measured) = machine(options)?;
     let Machine { bandwidth, latency, flops } = machine;
@@ -40,6 +43,7 @@ pub fn run(options: &PlanOptions) -> Result<()> {
         batch_size: options.batch_size,
         micro_batches: options.micro_batches,
         element: options.element_bytes as u64,
+        gathered: options.gathered_bytes.unwrap_or(options.element_bytes) as u64,
         optimizer: options.optimizer.numbers(),
         bandwidth,
         latency,
@@ -48,6 +52,9 @@ pub fn run(options: &PlanOptions) -> Result<()> {
     let memory =
         options.memory.unwrap_or_else(|| total_memory_bytes().unwrap_or(0) as f64 / options.ranks as f64);
     let estimates = estimates(&model, &setting);
+    if let Some(path) = &options.json {
+        json::write(path, (&model, &setting), memory, &estimates)?;
+    }
     let shown = table::Shown { model: &model, setting: &setting, memory, measured };
     shown.lines(&estimates).iter().try_for_each(|line| say(format_args!("{line}")))
 }

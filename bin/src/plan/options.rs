@@ -1,11 +1,13 @@
 //! The options of `plan`.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
 
 use crate::error::{Error, Result};
 use crate::options::count;
 
-use super::model::{Model, TransformerSizes};
+use super::model::{MlpLoss, Model, TransformerSizes};
 use super::units;
 
 /// A model of a document, by the command that trains it.
@@ -55,6 +57,15 @@ For each way to spread a model over ranks: whether it fits, the memory of the ra
 by kind, the bytes that a rank sends in a step, and about how long a step takes. What is not given
 is measured here, between two processes.
 
+`fsdp 4 grad-op` keeps parameters from forward to backward; `fsdp 2, dp 2` divides the model over
+2 ranks, and has 2 copies of that. A pipeline is cut into stages of about as many parameters, and
+all micro-batches go forward before the first one goes back.
+
+--json FILE gets one object: model, ranks, memory, bandwidth and so on; strategies, a list with the
+bytes of each kind (activations are all, inside is what operations keep to themselves), sent and
+seconds; recommended, the name of one, or null. What a run has measured of the same is in the
+last line of its --metrics.
+
 The sizes are those of a command's model, or what the options say. Time is that of matrix products
 at --flops and of communication at --bandwidth and --latency; what data parallelism sends while it
 computes backward is not counted twice.")]
@@ -89,6 +100,12 @@ pub struct PlanOptions {
     /// Bytes of a number: 4 for f32, 2 for f16 and bf16, 8 for f64
     #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
     pub(crate) element_bytes: usize,
+    /// The same for what fsdp gathers, computes with and averages: 2 for its default of f16 [default: that of --element-bytes]
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
+    pub(crate) gathered_bytes: Option<usize>,
+    /// Write the plan as JSON, too
+    #[arg(long, value_name = "FILE.json")]
+    pub(crate) json: Option<PathBuf>,
     /// Sizes of linear layers in a row, separated by commas, in place of the command's
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     pub(crate) sizes: Vec<usize>,
@@ -125,12 +142,13 @@ impl PlanOptions {
     /// Sizes of another kind of model, too large ones, or such that do not go together.
     pub fn model(&self) -> Result<Model> {
         let name = self.model.to_possible_value().map_or(String::new(), |value| value.get_name().to_string());
-        let mlp: &[u64] = match self.model {
-            ModelName::DdpLinear => &[1, 1],
-            ModelName::DdpTrainer => &[20, 1],
-            ModelName::DdpMlp => &[10, 20, 2],
-            ModelName::FsdpMlp => &[1024, 4096, 4096, 1024, 10],
-            ModelName::TensorParallelMlp => &[1024, 4096, 1024],
+        // Sizes, whether there is a function between layers, and the loss.
+        let (mlp, has_function, loss): (&[u64], bool, MlpLoss) = match self.model {
+            ModelName::DdpLinear => (&[1, 1], false, MlpLoss::Squares),
+            ModelName::DdpTrainer => (&[20, 1], false, MlpLoss::Squares),
+            ModelName::DdpMlp => (&[10, 20, 2], true, MlpLoss::Classes),
+            ModelName::FsdpMlp => (&[1024, 4096, 4096, 1024, 10], false, MlpLoss::Classes),
+            ModelName::TensorParallelMlp => (&[1024, 4096, 1024], true, MlpLoss::Squares),
             // vocabulary, features, heads, width, layers, longest row, row
             ModelName::DdpTransformer => return self.transformer(&name, [100, 12, 4, 24, 2, 100, 10], false),
             ModelName::TensorParallelTransformer => {
@@ -146,7 +164,8 @@ impl PlanOptions {
             return refuse("--sizes", only as usize, "a layer has two: give 2 or more".into());
         }
         check_sizes(self.sizes.iter().map(|size| ("--sizes", *size)))?;
-        Ok(Model::mlp(&name, if given.is_empty() { mlp } else { &given }))
+        let sizes = if given.is_empty() { mlp } else { &given };
+        Ok(Model::mlp(&name, sizes, has_function, loss))
     }
 
     fn transformer(&self, name: &str, defaults: [usize; 7], is_modern: bool) -> Result<Model> {
@@ -202,10 +221,12 @@ impl PlanOptions {
         };
         most("--ranks", self.ranks, 1 << 20)?;
         most("--batch-size", self.batch_size, LARGEST)?;
-        match self.element_bytes {
+        let bytes = |option, got: usize| match got {
             2 | 4 | 8 => Ok(()),
-            got => refuse("--element-bytes", got, "give 2, 4 or 8".into()),
-        }
+            got => refuse(option, got, "give 2, 4 or 8".into()),
+        };
+        bytes("--element-bytes", self.element_bytes)?;
+        self.gathered_bytes.map_or(Ok(()), |got| bytes("--gathered-bytes", got))
     }
 }
 

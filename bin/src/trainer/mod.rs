@@ -4,18 +4,20 @@ mod checkpoint;
 mod keeper;
 mod observer;
 mod options;
+pub(crate) mod parts;
 mod random;
 mod run;
 mod share;
 
 use candle_core::{Tensor, Var};
-use candle_nn::Optimizer;
+use candle_nn::{Optimizer, VarMap};
 use ddp::Ddp;
 use sampler::{DataLoader, Dataset, DistributedSampler, SamplerState};
-use training::OptimizerState;
+use training::{OptimizerState, activation_bytes, named_vars};
 
 use crate::console;
 use crate::error::Result;
+use crate::held::{Held, bytes, gradient_bytes};
 use crate::run_log::RunLog;
 
 pub use keeper::{Keeper, RunIdentity};
@@ -97,6 +99,10 @@ pub struct Trainer<M, D: Dataset, B, O, L> {
     config: TrainerConfig,
     at: Position,
     keeper: Option<Keeper>,
+    /// Of the first step: its activations, and its gradients.
+    first: Option<(u64, u64)>,
+    /// Bytes sent in steps.
+    sent: u64,
 }
 
 impl<M, D, B, O, L> Trainer<M, D, B, O, L>
@@ -108,7 +114,17 @@ where
 {
     /// A trainer at the beginning of its run.
     pub fn new(ddp: Ddp<M>, loader: Loader<D, B>, optimizer: O, loss: L, config: TrainerConfig) -> Self {
-        Self { ddp, loader, optimizer, loss, config, at: Position::default(), keeper: None }
+        Self {
+            ddp,
+            loader,
+            optimizer,
+            loss,
+            config,
+            at: Position::default(),
+            keeper: None,
+            first: None,
+            sent: 0,
+        }
     }
 
     /// The model on all ranks.
@@ -144,9 +160,35 @@ where
         let loss = tracing::info_span!("forward")
             .in_scope(|| Ok::<_, ddp::Error>((self.loss)(self.ddp.model()?, batch)));
         let loss = loss??;
+        let activations = match self.first {
+            Some((activations, _)) => activations,
+            None => {
+                let copies = self.ddp.parameters().iter().map(|parameter| parameter.tensor());
+                activation_bytes(&loss, copies) as u64
+            }
+        };
+        let sent = self.ddp.stats().bytes_sent;
         let grads = self.ddp.backward(&loss)?;
+        self.sent += self.ddp.stats().bytes_sent - sent;
+        if self.first.is_none() {
+            self.first = Some((activations, gradient_bytes(&self.ddp.vars(), &grads)));
+        }
         tracing::info_span!("optimizer").in_scope(|| self.optimizer.step(&grads))?;
         Ok(loss)
+    }
+
+    /// What this rank holds and has sent, after so many steps; `vars` are all of the model, buffers too.
+    fn held(&self, steps: usize, vars: &VarMap) -> Result<Held> {
+        let parameters = self.ddp.parameters();
+        let (activations, gradients) = self.first.unwrap_or_default();
+        Ok(Held {
+            weights: bytes(named_vars(vars).iter().map(|(_, var)| var.as_tensor())),
+            copies: bytes(parameters.iter().map(|parameter| parameter.tensor())),
+            gradients,
+            optimizer: bytes(self.optimizer.state()?.iter().map(|(_, tensor)| tensor)),
+            activations,
+            sent: self.sent as f64 / steps.max(1) as f64,
+        })
     }
 
     /// One epoch, or what is left of it where a checkpoint was taken in its middle.

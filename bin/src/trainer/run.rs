@@ -92,7 +92,9 @@ where
             let measured = watch.stop();
             let series = log.map(RunLog::finish).unwrap_or_default();
             rank.metrics = metrics;
-            (series, measured, self.position().step - begun)
+            let steps = self.position().step - begun;
+            rank.held = Some(self.held(steps, vars)?);
+            (series, measured, steps)
         };
         let (series, measured, steps) = watch;
         let seconds = rank.measured(measured, None, steps)?;

@@ -5,5 +5,6 @@
 mod common;
 mod formulas;
 mod output;
+mod runs;
 
 const PLAN: common::Girandole = common::Girandole("plan");

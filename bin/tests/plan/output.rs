@@ -30,7 +30,8 @@ fn every_strategy_has_a_line() {
     ));
     let names: Vec<String> = fits(&printed).into_iter().map(|(name, _)| name).collect();
     let tensor = ["tp 2, dp 2", "tp 2 sequence, dp 2", "tp 4", "tp 4 sequence"];
-    assert_eq!(names, [&["dp 4", "fsdp 4"][..], &tensor, &["pipeline 4"]].concat());
+    let sharded = ["fsdp 4", "fsdp 4 grad-op", "fsdp 4 no-shard", "fsdp 2, dp 2"];
+    assert_eq!(names, [&["dp 4"][..], &sharded, &tensor, &["pipeline 4"]].concat());
     assert!(fits(&printed).iter().all(|(_, fits)| *fits));
     assert!(printed.lines().last().unwrap().starts_with("recommended: "), "{printed}");
 }
@@ -72,7 +73,7 @@ fn what_is_not_given_is_measured() {
     let printed = text(&output.stdout);
     assert!(printed.contains(" 1.00 us a step of communication, "), "{printed}");
     assert!(printed.contains("(measured here between 2 processes, where not given)"), "{printed}");
-    assert_eq!(fits(&printed).len(), 4);
+    assert_eq!(fits(&printed).len(), 6);
 }
 
 #[test]
@@ -85,6 +86,8 @@ fn what_makes_no_sense_is_refused() {
         (&["--ranks", "0"], "1 or more"),
         (&["--ranks", "9999999"], "--ranks: got 9999999; give at most 1048576"),
         (&["--element-bytes", "3"], "--element-bytes: got 3; give 2, 4 or 8"),
+        (&["--gathered-bytes", "1"], "--gathered-bytes: got 1; give 2, 4 or 8"),
+        (&["--json", "no/such/plan.json"], "cannot write no/such/plan.json: "),
         (&["--d-model", "99999999"], "--d-model: got 99999999; give at most 16777216"),
         (&["--d-model", "100"], "--d-model: got 100; it is split over 8 heads (--num-heads)"),
         (&["--length", "1"], "--length: got 1; give 2 to 65 tokens with --max-len 64"),

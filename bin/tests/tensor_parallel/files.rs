@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Tensor, safetensors};
 
-use crate::common::{Folder, losses, text};
+use crate::common::{Folder, losses};
 use crate::{MLP, SMALL_MLP, SMALL_TRANSFORMER, TRANSFORMER};
 
 #[test]
@@ -70,11 +70,12 @@ fn weights_that_do_not_fit() {
         tensors.remove(change.0);
         tensors.extend(change.1.map(|dims| (change.0.to_string(), zeros(dims))));
         safetensors::save(&tensors, &path).unwrap();
-        let output = MLP.command().args(SMALL_MLP).args(["--init", &path]).output().unwrap();
-        let errors = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{errors}");
-        assert_eq!(text(&output.stdout), "");
-        let last = errors.lines().rfind(|line| line.starts_with("error: ")).unwrap();
-        assert!(last.contains(&path) && last.contains(part), "{errors}");
+        let line = MLP.refuse(&[&SMALL_MLP[..], &["--init", &path]].concat());
+        assert!(line.contains(&path) && line.contains(part), "{line}");
     }
+    std::fs::write(&path, "no tensors").unwrap();
+    let line = TRANSFORMER.refuse(&["--init", &path]);
+    assert!(line.starts_with(&format!("error: {path} is not a whole safetensors file: ")), "{line}");
+    let line = TRANSFORMER.refuse(&["--init", "no/such.safetensors"]);
+    assert!(line.starts_with("error: cannot read no/such.safetensors: "), "{line}");
 }

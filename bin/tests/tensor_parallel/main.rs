@@ -8,6 +8,8 @@ mod files;
 mod input;
 mod output;
 mod pytorch;
+#[cfg(target_os = "linux")]
+mod resume;
 
 const MLP: common::Girandole = common::Girandole("tensor-parallel-mlp");
 const TRANSFORMER: common::Girandole = common::Girandole("tensor-parallel-transformer");

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::process::{Resource, getrlimit};
 
 use super::{LogConfig, MasterPort, Notes};
-use crate::{Error, Result, Secret};
+use crate::{Error, Result, Secret, Tls};
 
 /// Files that a process has open besides those that the launcher needs for each rank.
 const FILES_ASIDE: u64 = 32;
@@ -34,6 +34,9 @@ pub struct SpawnConfig {
     /// What the launchers of several nodes prove to each other; the ranks get it, too. Default: `None`; where the nodes meet
     /// off loopback there must be one. The ranks of a single node get a new one each time.
     pub secret: Option<Secret>,
+    /// Which connections between the launchers of several nodes are encrypted. What the ranks do is up to them. Default:
+    /// [`Tls::Off`].
+    pub tls: Tls,
     /// How long the launchers of several nodes wait for each other. Default: 300 s.
     pub join_timeout: Duration,
     /// How often all ranks are started again after one of them has failed. On several nodes the first one's counts.
@@ -74,6 +77,7 @@ impl Default for SpawnConfig {
             nodes: 1,
             node_rank: 0,
             secret: None,
+            tls: Tls::Off,
             join_timeout: Duration::from_secs(300),
             max_restarts: 0,
             final_code: None,

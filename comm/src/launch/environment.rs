@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use super::nodes::Round;
 use super::notes;
 use super::{Layout, SpawnConfig};
-use crate::{Error, Result};
+use crate::{Error, Result, Secret};
 
 /// The launcher's process id. Its presence makes a process a worker.
 pub(super) const SPAWNER_PID: &str = "GIRANDOLE_SPAWNER_PID";
@@ -32,6 +32,7 @@ pub(super) struct Job {
     node_rank: usize,
     host: String,
     round: Round,
+    secret: String,
     spawn_id: String,
     /// Where this node's ranks listen, where others must reach them.
     bind: Option<String>,
@@ -46,12 +47,20 @@ impl Job {
     pub(super) fn new(config: &SpawnConfig, round: &Round, address: Option<IpAddr>) -> Result<Self> {
         let cores = available_parallelism().map_or(1, usize::from);
         let local = config.local_world_size();
+        let given = config.secret.as_ref().map(Secret::to_hex);
+        let secret = given.or_else(|| round.secret.clone());
+        let secret = secret.ok_or_else(|| {
+            let help =
+                "node 0 was given one: give the same here, in GIRANDOLE_SECRET or GIRANDOLE_SECRET_FILE";
+            Error::invalid("the job's secret", "nothing", help)
+        })?;
         let threads = (!config.sets(THREADS)).then(|| (cores / local).max(1).to_string());
         Ok(Self {
             layout: Layout::new(config.nodes, local)?,
             node_rank: config.node_rank,
             host: config.master_addr.clone(),
             round: round.clone(),
+            secret,
             spawn_id: random_hex::<16>()?,
             bind: address.filter(|_| !config.sets(BIND)).map(|address| address.to_string()),
             spawner: std::process::id().to_string(),
@@ -84,7 +93,7 @@ impl Job {
         command
             .env("MASTER_ADDR", &self.host)
             .env(MASTER_PORT, self.round.port.to_string())
-            .env(SECRET, &self.round.secret)
+            .env(SECRET, &self.secret)
             // A rank of an earlier round would be told from these.
             .env(JOB_ID, format!("{}-{}", self.round.run_id, self.round.restart))
             .env(SPAWN_ID, &self.spawn_id)
@@ -141,7 +150,7 @@ mod tests {
 
     fn told(rank: usize, config: &SpawnConfig) -> Vec<(String, Option<String>)> {
         let mut command = Command::new("true");
-        let secret = random_hex::<32>().unwrap();
+        let secret = Some(random_hex::<32>().unwrap());
         let round = Round { run_id: "ab".repeat(16), secret, port: 29500, restart: 1, max_restarts: 3 };
         let address = (config.nodes > 1).then_some([10, 0, 0, 7].into());
         Job::new(config, &round, address).unwrap().tell(rank, &mut command);

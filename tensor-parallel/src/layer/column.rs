@@ -4,6 +4,7 @@ use candle_core::Tensor;
 use candle_nn::Init;
 use comm::autograd;
 
+use crate::averaging::Weight;
 use crate::{Context, Result, ShardBuilder, Split, op};
 
 /// How a [`ColumnParallelLinear`] is made.
@@ -40,8 +41,8 @@ impl Default for ColumnConfig {
 /// Models" (2022), section 4.2.
 #[derive(Debug, Clone)]
 pub struct ColumnParallelLinear {
-    weight: Tensor,
-    bias: Option<Tensor>,
+    weight: Weight,
+    bias: Option<Weight>,
     gather_output: bool,
     context: Context,
 }
@@ -54,10 +55,10 @@ impl ColumnParallelLinear {
     pub fn new(inputs: usize, outputs: usize, config: &ColumnConfig, builder: &ShardBuilder) -> Result<Self> {
         let split = Split::Rows { groups: config.groups };
         let init = candle_nn::init::DEFAULT_KAIMING_NORMAL;
-        let weight = builder.get((outputs, inputs), "weight", init, split)?;
+        let weight = builder.weight((outputs, inputs), "weight", init, split)?;
         let bound = 1.0 / (inputs as f64).sqrt();
         let init = Init::Uniform { lo: -bound, up: bound };
-        let bias = if config.bias { Some(builder.get(outputs, "bias", init, split)?) } else { None };
+        let bias = if config.bias { Some(builder.weight(outputs, "bias", init, split)?) } else { None };
         Ok(Self { weight, bias, gather_output: config.gather_output, context: builder.context().clone() })
     }
 

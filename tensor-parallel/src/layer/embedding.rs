@@ -3,6 +3,7 @@
 use candle_core::Tensor;
 use candle_nn::Init;
 
+use crate::averaging::Weight;
 use crate::{Context, Result, ShardBuilder, Split, op};
 
 /// `nn.Embedding` of which each rank has the vectors of some tokens.
@@ -19,7 +20,7 @@ use crate::{Context, Result, ShardBuilder, Split, op};
 /// Shoeybi et al., "Megatron-LM" (2019), section 3.
 #[derive(Debug, Clone)]
 pub struct VocabParallelEmbedding {
-    weight: Tensor,
+    weight: Weight,
     context: Context,
 }
 
@@ -30,7 +31,7 @@ impl VocabParallelEmbedding {
     /// A vocabulary that the ranks do not divide; those of the builder.
     pub fn new(vocab_size: usize, features: usize, builder: &ShardBuilder) -> Result<Self> {
         let init = Init::Randn { mean: 0.0, stdev: 1.0 };
-        let weight = builder.get((vocab_size, features), "weight", init, Split::ROWS)?;
+        let weight = builder.weight((vocab_size, features), "weight", init, Split::ROWS)?;
         Ok(Self { weight, context: builder.context().clone() })
     }
 

@@ -4,6 +4,7 @@ use candle_core::Tensor;
 use candle_nn::Init;
 use comm::autograd;
 
+use crate::averaging::Weight;
 use crate::{Context, Result, ShardBuilder, Split, op};
 
 /// How a [`RowParallelLinear`] is made.
@@ -37,7 +38,7 @@ impl Default for RowConfig {
 /// As [`ColumnParallelLinear`](crate::ColumnParallelLinear).
 #[derive(Debug, Clone)]
 pub struct RowParallelLinear {
-    weight: Tensor,
+    weight: Weight,
     bias: Option<Tensor>,
     input_is_divided: bool,
     context: Context,
@@ -50,7 +51,7 @@ impl RowParallelLinear {
     /// Inputs that the ranks do not divide; those of the builder.
     pub fn new(inputs: usize, outputs: usize, config: &RowConfig, builder: &ShardBuilder) -> Result<Self> {
         let init = candle_nn::init::DEFAULT_KAIMING_NORMAL;
-        let weight = builder.get((outputs, inputs), "weight", init, Split::Columns)?;
+        let weight = builder.weight((outputs, inputs), "weight", init, Split::Columns)?;
         let bound = 1.0 / (inputs as f64).sqrt();
         let init = Init::Uniform { lo: -bound, up: bound };
         let bias = if config.bias { Some(builder.get_between(outputs, "bias", init)?) } else { None };

@@ -4,6 +4,7 @@ use candle_core::{Module, Tensor};
 use comm::autograd;
 use training::Linear;
 
+use crate::averaging::Weight;
 use crate::context::sequence_dim;
 use crate::{Context, Result};
 
@@ -17,22 +18,22 @@ use super::{of_weights, rows, with_features};
 /// divided again.
 pub(crate) fn column(
     x: &Tensor,
-    weight: &Tensor,
-    bias: Option<&Tensor>,
+    weight: &Weight,
+    bias: Option<&Weight>,
     context: &Context,
 ) -> Result<Tensor> {
     let input = match context.sequence_parallel() {
         true => autograd::gather_from_group(&x.detach(), sequence_dim(x.dims())?, context.comm())?,
         false => x.detach(),
     };
-    let (flat, matrix) = (rows(&input)?, weight.detach());
+    let (flat, matrix) = (rows(&input)?, weight.value());
     let output = match bias {
-        Some(bias) => Linear::new(matrix.clone(), bias.detach()).forward(&flat)?,
+        Some(bias) => Linear::new(matrix.clone(), bias.value()).forward(&flat)?,
         None => flat.matmul(&matrix.t()?)?,
     };
-    let output = output.reshape(with_features(&input, weight.dim(0)?))?;
+    let output = output.reshape(with_features(&input, matrix.dim(0)?))?;
     let (context, dims, needs_input) = (context.clone(), input.dims().to_vec(), x.track_op());
-    let variables: Vec<Tensor> = [weight].into_iter().chain(bias).cloned().collect();
+    let variables: Vec<Weight> = [weight].into_iter().chain(bias).cloned().collect();
     let backward = move |gradient: &Tensor| {
         let gradient = rows(gradient)?;
         let of_input = match needs_input {
@@ -52,7 +53,7 @@ pub(crate) fn column(
         };
         Ok((of_input, of_weights))
     };
-    let inputs: Vec<&Tensor> = [x, weight].into_iter().chain(bias).collect();
+    let inputs: Vec<&Tensor> = [x, weight.node()].into_iter().chain(bias.map(Weight::node)).collect();
     Ok(autograd::custom("column_parallel_linear", &inputs, output, move |gradient| {
         let (of_input, of_weights) = backward(gradient).map_err(into_comm)?;
         Ok([of_input].into_iter().chain(of_weights).collect())

@@ -3,6 +3,7 @@
 use candle_core::{DType, Tensor};
 use comm::{Operation, ReduceOp, autograd};
 
+use crate::averaging::Weight;
 use crate::context::sequence_dim;
 use crate::{Context, Error, Result};
 
@@ -11,12 +12,13 @@ use super::rows;
 /// The rows of the whole table that `tokens` name: those that this rank has not are zeros until all are summed.
 ///
 /// With sequence parallelism each rank gets its part of the sequence.
-pub(crate) fn embedding(tokens: &Tensor, weight: &Tensor, context: &Context) -> Result<Tensor> {
-    let (own, features) = weight.dims2()?;
-    let (places, mask) = find(tokens, own, weight, context)?;
+pub(crate) fn embedding(tokens: &Tensor, weight: &Weight, context: &Context) -> Result<Tensor> {
+    let table = weight.value();
+    let (own, features) = table.dims2()?;
+    let (places, mask) = find(tokens, own, &table, context)?;
     let mut dims = tokens.dims().to_vec();
     dims.push(features);
-    let partial = weight.detach().index_select(&places, 0)?.broadcast_mul(&mask)?.reshape(dims)?;
+    let partial = table.index_select(&places, 0)?.broadcast_mul(&mask)?.reshape(dims)?;
     let output = match context.sequence_parallel() {
         true => autograd::reduce_scatter(&partial, context.check_sequence(partial.dims())?, context.comm())?,
         false => {
@@ -25,8 +27,8 @@ pub(crate) fn embedding(tokens: &Tensor, weight: &Tensor, context: &Context) -> 
             partial
         }
     };
-    let context = context.clone();
-    Ok(autograd::custom("vocab_parallel_embedding", &[weight], output, move |gradient| {
+    let (context, of) = (context.clone(), weight.clone());
+    Ok(autograd::custom("vocab_parallel_embedding", &[weight.node()], output, move |gradient| {
         let gradient = match context.sequence_parallel() {
             true => {
                 let dim = sequence_dim(gradient.dims())?;
@@ -36,7 +38,7 @@ pub(crate) fn embedding(tokens: &Tensor, weight: &Tensor, context: &Context) -> 
         };
         let gradient = rows(&gradient)?.broadcast_mul(&mask)?;
         let zeros = Tensor::zeros((own, features), gradient.dtype(), gradient.device())?;
-        Ok(vec![Some(zeros.index_add(&places, &gradient, 0)?)])
+        Ok(vec![Some(of.gradient(zeros.index_add(&places, &gradient, 0)?)?)])
     })?)
 }
 

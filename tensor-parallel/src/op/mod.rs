@@ -8,6 +8,8 @@ mod row;
 
 use candle_core::{Result, Tensor};
 
+use crate::averaging::Weight;
+
 pub(crate) use column::column;
 pub use cross_entropy::vocab_parallel_cross_entropy;
 pub(crate) use embedding::embedding;
@@ -39,7 +41,7 @@ fn column_sums(rows: &Tensor) -> Result<Tensor> {
 /// The gradients of a weight, whose outputs have the first gradient, and of a bias, where there is one, whose have the second;
 /// none where they are put off.
 fn of_weights(
-    variables: &[Tensor],
+    variables: &[Weight],
     [of_products, of_sums]: [&Tensor; 2],
     input: &Tensor,
 ) -> Result<Vec<Option<Tensor>>> {
@@ -53,9 +55,12 @@ fn of_weights(
         }
         Ok(all)
     };
-    let weights: Vec<&Tensor> = variables.iter().collect();
+    let weights: Vec<&Tensor> = variables.iter().map(Weight::variable).collect();
     match training::defer(&weights, compute.clone()) {
         true => Ok(vec![None; variables.len()]),
-        false => Ok(compute()?.into_iter().map(Some).collect()),
+        false => {
+            let given = variables.iter().zip(compute()?);
+            given.map(|(weight, gradient)| weight.gradient(gradient).map(Some)).collect()
+        }
     }
 }

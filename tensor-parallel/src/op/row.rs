@@ -3,6 +3,7 @@
 use candle_core::Tensor;
 use comm::{Operation, ReduceOp, autograd};
 
+use crate::averaging::Weight;
 use crate::context::sequence_dim;
 use crate::{Context, Result};
 
@@ -11,9 +12,9 @@ use super::{of_weights, rows, with_features};
 /// The sum over ranks of `x w'`, for this rank's inputs and columns of the weight, plus the bias, once.
 ///
 /// With sequence parallelism each rank gets its part of the sequence of that sum.
-pub(crate) fn row(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, context: &Context) -> Result<Tensor> {
-    let (flat, matrix) = (rows(x)?, weight.detach());
-    let partial = flat.matmul(&matrix.t()?)?.reshape(with_features(x, weight.dim(0)?))?;
+pub(crate) fn row(x: &Tensor, weight: &Weight, bias: Option<&Tensor>, context: &Context) -> Result<Tensor> {
+    let (flat, matrix) = (rows(x)?, weight.value());
+    let partial = flat.matmul(&matrix.t()?)?.reshape(with_features(x, matrix.dim(0)?))?;
     let mut output = match context.sequence_parallel() {
         true => autograd::reduce_scatter(&partial, context.check_sequence(x.dims())?, context.comm())?,
         false => {
@@ -26,7 +27,8 @@ pub(crate) fn row(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, context: &
         output = output.broadcast_add(&bias.detach())?;
     }
     let (context, dims, needs_input) = (context.clone(), x.dims().to_vec(), x.track_op());
-    let variables: Vec<Tensor> = [weight].into_iter().chain(bias).cloned().collect();
+    let variables: Vec<Weight> =
+        [weight.clone()].into_iter().chain(bias.map(|bias| Weight::new(bias.clone(), None))).collect();
     let backward = move |gradient: &Tensor| {
         let own = rows(gradient)?;
         let all = match context.sequence_parallel() {
@@ -41,6 +43,6 @@ pub(crate) fn row(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, context: &
         let of_weights = of_weights(&variables, [&all, &own], &flat)?;
         Result::Ok([of_input].into_iter().chain(of_weights).collect())
     };
-    let inputs: Vec<&Tensor> = [x, weight].into_iter().chain(bias).collect();
+    let inputs: Vec<&Tensor> = [x, weight.node()].into_iter().chain(bias).collect();
     Ok(autograd::custom("row_parallel_linear", &inputs, output, move |gradient| Ok(backward(gradient)?))?)
 }

@@ -43,7 +43,13 @@ pub(super) fn run(
 
     if let Some(metrics) = metrics {
         let peak: Vec<u64> = peak_rss_bytes().into_iter().collect();
-        metrics.summary(&Summary { run: Some(RUN), seconds, world_size: 1, peak_rss_bytes: &peak })?;
+        metrics.summary(&Summary {
+            run: Some(RUN),
+            seconds,
+            world_size: 1,
+            peak_rss_bytes: &peak,
+            held: &[],
+        })?;
     }
     say(format_args!("single-process training done, total time: {seconds:.2} s"))?;
     setup.say_parameters()?;

@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::held::bytes;
+
 use super::options::{FsdpMlpOptions, Sharding};
+use super::step::Trainee;
 
 /// Bytes of each kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -14,6 +17,21 @@ pub(super) struct Held {
     pub(super) activations: Option<usize>,
     /// Of the whole process, where known.
     pub(super) process: Option<u64>,
+}
+
+impl Held {
+    /// The same as `--metrics` have it, where so many bytes were sent in so many steps.
+    pub(super) fn split(&self, trainee: &Trainee, sent: u64, steps: usize) -> crate::held::Held {
+        let weights = bytes(trainee.fsdp.vars().iter().map(|var| var.as_tensor()));
+        crate::held::Held {
+            weights,
+            copies: (self.parameters as u64).saturating_sub(weights),
+            gradients: self.gradients as u64,
+            optimizer: self.optimizer as u64,
+            activations: self.activations.unwrap_or_default() as u64,
+            sent: sent as f64 / steps.max(1) as f64,
+        }
+    }
 }
 
 const COLUMNS: [&str; 5] = ["parameters", "gradients", "optimizer", "activations", "process"];

@@ -25,11 +25,11 @@ use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
 use crate::report::{Report, RunSeries, peak_rss_bytes};
 use crate::run_log::{LogConfig, RunLog};
+use crate::trainer::parts::{self, Keeping};
 use crate::trainer::{CheckpointOptions, RunIdentity};
 use crate::weights::TensorFile;
 
 use data::{Batches, Samples};
-use keeping::Keeping;
 use memory::Held;
 use step::Trainee;
 
@@ -80,7 +80,7 @@ impl Experiment for FsdpMlpOptions {
     }
 
     fn check_checkpoint(&self, world_size: usize) -> Result<()> {
-        keeping::find(&self.checkpoints, &self.identity(world_size)).map(drop)
+        parts::find(&self.checkpoints, &self.identity(world_size)).map(drop)
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
@@ -109,16 +109,16 @@ impl Experiment for FsdpMlpOptions {
         let mut batches = Batches::new(self, setup.samples, rank)?;
         let mut trainee = Trainee::new(fsdp, self)?;
         let run = self.identity(rank.comm.world_size());
-        let mut keeping = Keeping { options: &self.checkpoints, run, kept: None };
+        let mut keeping = Keeping::new(&self.checkpoints, run);
         let prints = rank.is_first();
         let log = LogConfig { run: None, keep: self.common.report.is_some(), steps: self.steps };
         let mut metrics = rank.metrics.take();
         let mut log = prints.then(|| RunLog::new(&log, metrics.as_mut()));
-        let begun = keeping.resume(rank, &mut trainee, log.as_mut())?;
+        let begun = keeping::resume(&mut keeping, rank, &mut trainee, log.as_mut())?;
         // The batches that have been learnt from are drawn once more, and passed over.
         (0..begun).try_for_each(|_| batches.next().map(drop))?;
         let watch = rank.stopwatch();
-        let mut activations = 0;
+        let (sent, mut activations) = (trainee.fsdp.stats().bytes_sent, 0);
         for step in begun..self.steps {
             let (x, y) = batches.next()?;
             let stepped = trainee.step((&x, &y))?;
@@ -126,13 +126,15 @@ impl Experiment for FsdpMlpOptions {
             if let Some(log) = log.as_mut() {
                 tell(log, step, stepped.loss.to_scalar()?)?;
             }
-            keeping.keep((step + 1, step + 1 == self.steps), &trainee, log.as_mut())?;
+            keeping::keep(&mut keeping, (step + 1, step + 1 == self.steps), &trainee, log.as_mut())?;
         }
         let measured = watch.stop();
         let series = log.map(RunLog::finish).unwrap_or_default();
         rank.metrics = metrics;
-        let seconds = rank.measured(measured, None, self.steps.saturating_sub(begun))? + series.seconds;
         let held = held(&trainee, activations);
+        let steps = self.steps.saturating_sub(begun);
+        rank.held = Some(held.split(&trainee, trainee.fsdp.stats().bytes_sent - sent, steps));
+        let seconds = rank.measured(measured, None, steps)? + series.seconds;
         let held = all_gather_object(&*rank.comm, &held)?;
         if let Some(path) = &self.common.save {
             trainee.fsdp.save_full(path)?;

@@ -114,10 +114,12 @@ fn one(
 ) -> Result<Use> {
     let mut run = |steps: usize| -> Result<Vec<Sample>> {
         comm.run(Operation::Barrier)?;
+        let mut began = Instant::now();
         let step = |_| {
-            let began = Instant::now();
             let step = made.pipeline.step(Some(input), Some(target))?;
-            Ok(Sample::new(began.elapsed().as_secs_f64(), &step.spans))
+            // From one step to the next.
+            let before = std::mem::replace(&mut began, Instant::now());
+            Ok(Sample::new((began - before).as_secs_f64(), &step.spans))
         };
         (0..steps).map(step).collect()
     };

@@ -16,6 +16,7 @@ use crate::options::{CommonOptions, count, learning_rate};
 use crate::python::Float;
 use crate::rank::{Outcome, Rank};
 use crate::report::Report;
+use crate::trainer::{CheckpointOptions, RunIdentity, parts};
 use crate::weights::TensorFile;
 
 use super::mesh::MeshOptions;
@@ -36,6 +37,8 @@ pub struct TensorParallelMlpOptions {
     pub(crate) common: CommonOptions,
     #[command(flatten)]
     pub(crate) mesh: MeshOptions,
+    #[command(flatten)]
+    pub(crate) checkpoints: CheckpointOptions,
     /// Passes over the data
     #[arg(long, value_name = "N", default_value = "1", value_parser = count, allow_negative_numbers = true)]
     pub(crate) epochs: usize,
@@ -81,6 +84,26 @@ impl Experiment for TensorParallelMlpOptions {
         &self.common
     }
 
+    fn checkpoints(&self) -> Option<&CheckpointOptions> {
+        Some(&self.checkpoints)
+    }
+
+    fn identity(&self, world_size: usize) -> RunIdentity {
+        let settings = [
+            ("--lr", self.lr.to_string()),
+            ("--batch-size", self.batch_size.to_string()),
+            ("--hidden-size", self.hidden_size.to_string()),
+            ("--samples", self.samples.to_string()),
+        ];
+        // Any number of ranks that the layers are divided over gives the same numbers, but for rounding.
+        let copies = self.mesh.sizes(world_size).map_or(world_size, |(dp, _)| dp);
+        RunIdentity::new(Self::NAME, copies, self.common.settings().into_iter().chain(settings))
+    }
+
+    fn check_checkpoint(&self, world_size: usize) -> Result<()> {
+        parts::find(&self.checkpoints, &self.identity(world_size)).map(drop)
+    }
+
     fn check(&self, world_size: usize) -> Result<()> {
         let (dp, tp) = self.mesh.sizes(world_size)?;
         if !self.hidden_size.saturating_mul(4).is_multiple_of(tp) {
@@ -118,6 +141,8 @@ impl Experiment for TensorParallelMlpOptions {
             Some(path) => Weights::File(path.clone()),
             None => Weights::Random(SharedGenerator::from(generator)),
         };
+        let model = |builder| Mlp::new(self.hidden_size, &builder);
+        weights.check(&TensorParallelConfig::default(), model)?;
         Ok(Setup { x, y, weights })
     }
 
@@ -144,6 +169,8 @@ impl Experiment for TensorParallelMlpOptions {
             lr: self.lr,
             report: self.common.report.is_some(),
             save: self.common.save.as_deref(),
+            checkpoints: &self.checkpoints,
+            run: self.identity(rank.comm.world_size()),
         };
         run::train(&Regression { setup, hidden_size: self.hidden_size }, &config, rank)
     }

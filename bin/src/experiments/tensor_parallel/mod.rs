@@ -3,6 +3,7 @@
 
 mod batches;
 mod figures;
+mod keeping;
 mod mesh;
 mod mlp;
 mod run;

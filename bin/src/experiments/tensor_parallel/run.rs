@@ -7,15 +7,19 @@ use candle_nn::Optimizer;
 use comm::Mesh;
 use serde::{Deserialize, Serialize};
 use tensor_parallel::{Result as LayerResult, ShardBuilder, TensorParallel, TensorParallelConfig, Weights};
-use training::{Adam, AdamConfig, OptimizerState};
+use training::{Adam, AdamConfig, OptimizerState, activation_bytes};
 
 use crate::error::Result;
+use crate::held::{Held, bytes, gradient_bytes};
 use crate::rank::{Measured, Rank};
 use crate::report::{RunSeries, peak_rss_bytes, reset_peak_rss};
 use crate::run_log::{LogConfig, RunLog};
+use crate::trainer::parts::Keeping;
+use crate::trainer::{CheckpointOptions, RunIdentity};
 
 use super::batches::Batches;
-use super::figures::{Figures, bytes, gradient_bytes};
+use super::figures::Figures;
+use super::keeping::{self, Position};
 use super::mesh::mesh;
 
 /// Steps that data parallelism is measured over, after one that is not.
@@ -50,6 +54,8 @@ pub(super) struct RunConfig<'a> {
     pub(super) lr: f64,
     pub(super) report: bool,
     pub(super) save: Option<&'a Path>,
+    pub(super) checkpoints: &'a CheckpointOptions,
+    pub(super) run: RunIdentity,
 }
 
 /// What rank 0 has in the end.
@@ -77,22 +83,20 @@ fn trained<T: Task>(task: &T, config: &RunConfig<'_>, rank: &mut Rank) -> Result
     let mut metrics = rank.metrics.take();
     let log = LogConfig { run: None, keep: config.report, steps };
     let mut log = is_first.then(|| RunLog::new(&log, metrics.as_mut()));
-    let watch = rank.stopwatch_over(&job.groups);
+    let mut keeping = Keeping::new(config.checkpoints, config.run.clone());
+    keeping::resume(&mut keeping, rank, &mut job, log.as_mut())?;
+    let (watch, begun) = (rank.stopwatch_over(&job.groups), job.at.step);
     let sent = job.parallel.stats().bytes_sent;
-    for epoch in 0..config.epochs {
-        for (batch, samples) in job.batches.epoch(epoch)?.iter().enumerate() {
-            let loss = job.step(task, samples)?;
-            if let Some(log) = &mut log {
-                log.step(epoch, batch, loss)?;
-                log.say(format_args!("{}", task.line(epoch, batch, loss)))?;
-            }
-        }
+    while job.at.epoch < config.epochs {
+        job.epoch(task, config.epochs, log.as_mut(), &mut keeping)?;
     }
+    let steps = job.at.step - begun;
     let measured = watch.stop();
     let series = log.map(RunLog::finish).unwrap_or_default();
     rank.metrics = metrics;
     let figures = job.figures(sent, steps, &measured)?;
-    let seconds = rank.measured(measured, None, steps)?;
+    rank.held = Some(figures.held);
+    let seconds = rank.measured(measured, None, steps)? + series.seconds;
     if let Some(path) = config.save {
         job.parallel.save(path)?;
     }
@@ -126,13 +130,15 @@ fn data_parallel<T: Task>(task: &T, config: &RunConfig<'_>, rank: &Rank) -> Resu
 }
 
 /// A model that is trained.
-struct Job<T: Task> {
-    parallel: TensorParallel<T::Model>,
-    optimizer: Adam,
-    batches: Batches,
+pub(super) struct Job<T: Task> {
+    pub(super) parallel: TensorParallel<T::Model>,
+    pub(super) optimizer: Adam,
+    pub(super) batches: Batches,
     groups: Vec<std::sync::Arc<dyn comm::Communicator>>,
-    step: u64,
+    pub(super) at: Position,
+    /// Of the first step.
     gradients: u64,
+    activations: u64,
 }
 
 impl<T: Task> Job<T> {
@@ -149,15 +155,65 @@ impl<T: Task> Job<T> {
         let optimizer = Adam::named(parallel.named_vars(), adam)?;
         let batches = Batches::new(mesh, task.samples(), batch_size)?;
         let groups = vec![mesh.axis("tp")?.clone(), mesh.axis("dp")?.clone()];
-        Ok(Self { parallel, optimizer, batches, groups, step: 0, gradients: 0 })
+        Ok(Self {
+            parallel,
+            optimizer,
+            batches,
+            groups,
+            at: Position::default(),
+            gradients: 0,
+            activations: 0,
+        })
+    }
+
+    /// Trains to the end of the epoch that it is in.
+    fn epoch(
+        &mut self,
+        task: &T,
+        epochs: usize,
+        mut log: Option<&mut RunLog<'_>>,
+        keeping: &mut Keeping<'_>,
+    ) -> Result<()> {
+        let Position { epoch, batch: first, .. } = self.at;
+        let batches = self.batches.epoch(epoch)?;
+        for (place, samples) in batches.iter().enumerate() {
+            let batch = first + place;
+            let loss = self.step(task, samples)?;
+            self.batches.learnt(samples.len());
+            if let Some(log) = log.as_deref_mut() {
+                log.step(epoch, batch, loss)?;
+                log.say(format_args!("{}", task.line(epoch, batch, loss)))?;
+            }
+            self.at.batch = batch + 1;
+            let ends = place + 1 == batches.len();
+            if ends {
+                self.next_epoch();
+            }
+            keeping::keep(keeping, (ends, ends && epoch + 1 == epochs), self, log.as_deref_mut())?;
+        }
+        if batches.is_empty() {
+            self.next_epoch();
+        }
+        Ok(())
+    }
+
+    fn next_epoch(&mut self) {
+        (self.at.epoch, self.at.batch) = (self.at.epoch + 1, 0);
+        self.batches.begin(self.at.epoch);
     }
 
     fn step(&mut self, task: &T, samples: &[usize]) -> Result<f32> {
-        self.parallel.begin_step(self.step);
-        self.step += 1;
+        self.parallel.begin_step(self.at.step as u64);
+        self.at.step += 1;
         let loss = tracing::info_span!("forward").in_scope(|| task.loss(&self.parallel, samples))?;
+        let is_first = self.gradients == 0;
+        if is_first {
+            self.activations = activation_bytes(&loss, []) as u64;
+        }
         let gradients = self.parallel.backward(&loss)?;
-        self.gradients = gradient_bytes(&self.parallel.vars(), &gradients);
+        if is_first {
+            self.gradients = gradient_bytes(&self.parallel.vars(), &gradients);
+        }
         tracing::info_span!("optimizer").in_scope(|| self.optimizer.step(&gradients))?;
         Ok(loss.to_scalar()?)
     }
@@ -167,13 +223,14 @@ impl<T: Task> Job<T> {
         let steps = steps.max(1) as f64;
         let vars = self.parallel.vars();
         let state = self.optimizer.state()?;
-        Ok(Figures {
+        let held = Held {
             weights: bytes(vars.iter().map(|var| var.as_tensor())),
+            copies: 0,
             gradients: self.gradients,
             optimizer: bytes(state.iter().map(|(_, tensor)| tensor)),
-            peak_rss: peak_rss_bytes(),
+            activations: self.activations,
             sent: (self.parallel.stats().bytes_sent - sent) as f64 / steps,
-            step_s: measured.seconds / steps,
-        })
+        };
+        Ok(Figures { held, peak_rss: peak_rss_bytes(), step_s: measured.seconds / steps })
     }
 }

@@ -22,14 +22,14 @@ fn lines((dp, tp): (usize, usize), own: &Figures, other: &Figures) -> Vec<String
         let ratio = if other > 0.0 { format!("{:.3}", own / other) } else { "-".into() };
         lines.push(row(name, &megabytes(own), &megabytes(other), &ratio));
     };
-    bytes("weights", own.weights as f64, other.weights as f64);
-    bytes("gradients", own.gradients as f64, other.gradients as f64);
-    bytes("optimizer", own.optimizer as f64, other.optimizer as f64);
-    bytes("all three", own.model() as f64, other.model() as f64);
+    bytes("weights", own.held.weights as f64, other.held.weights as f64);
+    bytes("gradients", own.held.gradients as f64, other.held.gradients as f64);
+    bytes("optimizer", own.held.optimizer as f64, other.held.optimizer as f64);
+    bytes("all three", own.held.model() as f64, other.held.model() as f64);
     if let (Some(own), Some(other)) = (own.peak_rss, other.peak_rss) {
         bytes("peak of the process", own as f64, other as f64);
     }
-    bytes("sent in a step", own.sent, other.sent);
+    bytes("sent in a step", own.held.sent, other.held.sent);
     let time = |seconds: f64| format!("{:.2} ms", seconds * 1e3);
     let ratio = format!("{:.3}", own.step_s / other.step_s);
     lines.push(row("time of a step", &time(own.step_s), &time(other.step_s), &ratio));
@@ -48,18 +48,20 @@ pub(crate) fn megabytes(bytes: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::held::Held;
 
     #[test]
     fn every_figure_has_a_line() {
-        let own = Figures {
+        let held = Held {
             weights: 500_000,
             gradients: 500_000,
             optimizer: 1_000_000,
             sent: 1000.0,
-            step_s: 0.001,
-            peak_rss: None,
+            ..Held::default()
         };
-        let other = Figures { weights: 1_000_000, sent: 0.0, step_s: 0.002, ..own };
+        let own = Figures { held, step_s: 0.001, peak_rss: None };
+        let held = Held { weights: 1_000_000, sent: 0.0, ..held };
+        let other = Figures { held, step_s: 0.002, ..own };
         let lines = lines((1, 2), &own, &other);
         assert_eq!(lines[3], "weights                   0.500 MB      1.000 MB    0.500");
         assert_eq!(lines[7], "sent in a step            0.001 MB      0.000 MB        -");

@@ -19,6 +19,7 @@ use crate::options::CommonOptions;
 use crate::python::Float;
 use crate::rank::{Outcome, Rank};
 use crate::report::Report;
+use crate::trainer::{CheckpointOptions, RunIdentity, parts};
 
 use super::mesh::MeshOptions;
 use super::run::{self, RunConfig, Task, Trained};
@@ -51,6 +52,34 @@ impl Experiment for TensorParallelTransformerOptions {
         &self.common
     }
 
+    fn checkpoints(&self) -> Option<&CheckpointOptions> {
+        Some(&self.checkpoints)
+    }
+
+    fn identity(&self, world_size: usize) -> RunIdentity {
+        let settings = [
+            ("--lr", self.lr.to_string()),
+            ("--batch-size", self.batch_size.to_string()),
+            ("--samples", self.samples.to_string()),
+            ("--length", self.length.to_string()),
+            ("--dropout", self.dropout.to_string()),
+            ("--no-mask", self.no_mask.to_string()),
+            ("--vocab-size", self.vocab_size.to_string()),
+            ("--d-model", self.d_model.to_string()),
+            ("--num-heads", self.num_heads.to_string()),
+            ("--d-ff", self.model().hidden().to_string()),
+            ("--num-layers", self.num_layers.to_string()),
+            ("--max-len", self.max_len.to_string()),
+        ];
+        // Any number of ranks that the layers are divided over gives the same numbers, but for rounding.
+        let copies = self.mesh.sizes(world_size).map_or(world_size, |(dp, _)| dp);
+        RunIdentity::new(Self::NAME, copies, self.common.settings().into_iter().chain(settings))
+    }
+
+    fn check_checkpoint(&self, world_size: usize) -> Result<()> {
+        parts::find(&self.checkpoints, &self.identity(world_size)).map(drop)
+    }
+
     fn check(&self, world_size: usize) -> Result<()> {
         let (_, tp) = self.mesh.sizes(world_size)?;
         self.check_sizes(tp)
@@ -64,6 +93,8 @@ impl Experiment for TensorParallelTransformerOptions {
             Some(path) => Weights::File(path.clone()),
             None => Weights::Random(SharedGenerator::from(generator)),
         };
+        let model = |builder| LanguageModel::new(builder, &self.model());
+        weights.check(&TensorParallelConfig::default(), model)?;
         Ok(Setup { rows, weights })
     }
 
@@ -89,6 +120,8 @@ impl Experiment for TensorParallelTransformerOptions {
             lr: self.lr,
             report: self.common.report.is_some(),
             save: self.common.save.as_deref(),
+            checkpoints: &self.checkpoints,
+            run: self.identity(rank.comm.world_size()),
         };
         run::train(&NextToken { rows: setup.rows, model: self.model() }, &config, rank)
     }

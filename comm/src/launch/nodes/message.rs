@@ -59,7 +59,8 @@ pub(in crate::launch) enum Order {
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub(in crate::launch) struct Round {
     pub(in crate::launch) run_id: String,
-    pub(in crate::launch) secret: String,
+    /// Only where the launchers were given none, all of them being on loopback: no other way would it be sent.
+    pub(in crate::launch) secret: Option<String>,
     pub(in crate::launch) port: u16,
     /// Times that the ranks were started before.
     pub(in crate::launch) restart: usize,

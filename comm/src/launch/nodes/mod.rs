@@ -18,7 +18,7 @@ use super::{NodeName, SpawnConfig};
 use crate::engine::lock;
 use crate::scheduler::address_towards;
 use crate::tcp::{Stream, Wire, meet};
-use crate::{Error, InitMethod, Result, TcpConfig, Transport};
+use crate::{Error, InitMethod, Result, TcpConfig, Tls, Transport};
 
 use council::Council;
 use link::Chair;
@@ -44,8 +44,8 @@ impl Nodes {
     /// Meets the launchers of the other nodes. What is to be done comes as [`Event::Order`].
     pub(super) fn join(config: &SpawnConfig, events: &Sender<Event>) -> Result<Self> {
         let secret = match &config.secret {
-            Some(secret) => secret.to_hex(),
-            None => random_hex::<32>()?,
+            Some(_) => None,
+            None => Some(random_hex::<32>()?),
         };
         let round = Round {
             run_id: random_hex::<16>()?,
@@ -118,6 +118,8 @@ fn meet_others(config: &SpawnConfig, bind: IpAddr) -> Result<Wires> {
         timeout: config.join_timeout,
         secret: config.secret.clone(),
         transport: Transport::Tcp,
+        // Its keys are made from the secret; where there is none all is on loopback.
+        tls: if config.secret.is_some() { config.tls } else { Tls::Off },
         // Ranks that come to the launchers' port are told apart.
         job_id: "launchers".into(),
         ..TcpConfig::default()

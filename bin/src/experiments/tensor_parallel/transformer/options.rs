@@ -7,6 +7,7 @@ use training::Visible;
 use crate::error::{Error, Result};
 use crate::options::{CommonOptions, count, learning_rate, probability};
 use crate::tokens::check_length;
+use crate::trainer::CheckpointOptions;
 
 use super::super::mesh::MeshOptions;
 
@@ -27,6 +28,8 @@ pub struct TensorParallelTransformerOptions {
     pub(crate) common: CommonOptions,
     #[command(flatten)]
     pub(crate) mesh: MeshOptions,
+    #[command(flatten)]
+    pub(crate) checkpoints: CheckpointOptions,
     /// Passes over the data
     #[arg(long, value_name = "N", default_value = "10", value_parser = count, allow_negative_numbers = true)]
     pub(crate) epochs: usize,

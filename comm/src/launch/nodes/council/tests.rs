@@ -1,7 +1,9 @@
+use proptest::prelude::*;
+
 use super::*;
 
 fn council(nodes: usize, max_restarts: usize) -> Council {
-    let round = Round { run_id: "run".into(), secret: "secret".into(), port: 0, restart: 0, max_restarts };
+    let round = Round { run_id: "run".into(), secret: None, port: 0, restart: 0, max_restarts };
     Council::new((0..nodes).map(|node| format!("h{node}")).collect(), round)
 }
 
@@ -132,4 +134,81 @@ fn a_stop_and_a_failure_that_is_final_end_it_in_spite_of_restarts() {
     };
     let orders = alone.hear(0, Word::Ended(Ending::Failed { failure, ago_ms, is_final: true }), now);
     assert!(matches!(&orders[0].1, Order::Over(Verdict::Failed(failure)) if failure.node.is_none()));
+}
+
+/// What a node does next; it only matters where it runs.
+#[derive(Debug, Clone, Copy)]
+enum Move {
+    Done,
+    Fails,
+    IsKilled,
+    Stops,
+    Goes,
+}
+
+fn moves() -> impl Strategy<Value = Vec<(usize, Move)>> {
+    let one = prop_oneof![
+        6 => Just(Move::Done),
+        3 => Just(Move::Fails),
+        1 => Just(Move::IsKilled),
+        1 => Just(Move::Stops),
+        1 => Just(Move::Goes),
+    ];
+    proptest::collection::vec((0_usize..8, one), 0..60)
+}
+
+proptest! {
+    /// Whatever happens in whatever order, all that are left hear one and the same end, once, after no more rounds than there
+    /// may be.
+    #[test]
+    fn all_come_to_the_same_end(nodes in 1_usize..5, max_restarts in 0_usize..3, moves in moves()) {
+        let mut council = council(nodes, max_restarts);
+        let now = Instant::now();
+        let (mut runs, mut gone, mut starts) = (vec![false; nodes], vec![false; nodes], 0);
+        let mut ends: Vec<Vec<Verdict>> = vec![Vec::new(); nodes];
+        let mut words: std::collections::VecDeque<(usize, Word)> = (0..nodes).map(|node| (node, ready(node))).collect();
+        let mut moves = moves.into_iter();
+        loop {
+            while let Some((node, word)) = words.pop_front() {
+                for (to, order) in council.hear(node, word, now) {
+                    match order {
+                        Order::Start(round) => {
+                            prop_assert!(!gone[to] && round.restart <= max_restarts);
+                            starts += usize::from(to == 0);
+                            runs[to] = true;
+                        }
+                        // Its ranks end, and it says so.
+                        Order::Stop if runs[to] => {
+                            runs[to] = false;
+                            words.push_back((to, failed(to, ExitKind::Code(75), 0)));
+                        }
+                        Order::Stop => {}
+                        Order::Again { .. } => words.push_back((to, ready(to))),
+                        Order::Over(verdict) => ends[to].push(verdict),
+                    }
+                }
+            }
+            if !runs.contains(&true) {
+                break;
+            }
+            let (node, next) = moves.next().unwrap_or((starts % nodes, Move::Done));
+            let node = (node..node + nodes).map(|node| node % nodes).find(|&node| runs[node]).unwrap();
+            runs[node] = false;
+            let word = match next {
+                Move::Done => Word::Ended(Ending::Done),
+                Move::Fails => failed(node, ExitKind::Code(1), 0),
+                Move::IsKilled => failed(node, SIGKILL, 0),
+                Move::Stops => Word::Ended(Ending::Stopped("stopped".into())),
+                Move::Goes => {
+                    gone[node] = true;
+                    Word::Gone
+                }
+            };
+            words.push_back((node, word));
+        }
+        prop_assert!(starts <= max_restarts + 1);
+        let left: Vec<_> = (0..nodes).filter(|&node| !gone[node]).collect();
+        prop_assert!(left.iter().all(|&node| ends[node].len() == 1), "{ends:?}");
+        prop_assert!(left.iter().all(|&node| ends[node] == ends[left[0]]), "{ends:?}");
+    }
 }

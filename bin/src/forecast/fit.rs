@@ -1,0 +1,166 @@
+//! A network from what `comm-bench` measured.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Collective, Collectives, Group, Link, Network};
+use crate::comm_bench::Row;
+
+/// What fits measured rows best.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Fit {
+    /// The link between two ranks.
+    pub link: Link,
+    /// Seconds that a rank takes to reduce or copy a byte.
+    pub combine_s_per_byte: f64,
+    /// Each row, beside what the fit gives for it.
+    pub rows: Vec<FittedRow>,
+}
+
+/// A row of `comm-bench`, and what the fit gives for it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FittedRow {
+    /// The operation.
+    pub op: String,
+    /// Ranks.
+    pub world: usize,
+    /// Size of the buffer.
+    pub bytes: usize,
+    /// Seconds, measured.
+    pub measured_s: f64,
+    /// Seconds, by the fit.
+    pub fitted_s: f64,
+}
+
+/// Latency, time of a byte, and time of reducing one, none of them below 0, such that the times of the schedules are, in
+/// proportion, nearest to those measured. None where no row has a schedule.
+///
+/// ```
+/// use girandole::comm_bench::Row;
+/// use girandole::forecast::fit::fit;
+///
+/// let row = |bytes: usize, s| Row { op: "send_recv".into(), world: 2, bytes, s, calls: 9, gb_s: 0.0, bus_gb_s: 0.0 };
+/// let fit = fit(&[row(4000, 1e-5 + 4e-6), row(4_000_000, 1e-5 + 4e-3)]).ok_or("no rows")?;
+/// assert!((fit.link.latency - 1e-5).abs() < 1e-9 && (fit.link.s_per_byte - 1e-9).abs() < 1e-13);
+/// # Ok::<(), &str>(())
+/// ```
+pub fn fit(rows: &[Row]) -> Option<Fit> {
+    let known: Vec<(&Row, [f64; 3])> = rows
+        .iter()
+        .filter(|row| row.world > 1 && row.s > 0.0)
+        .filter_map(|row| Some((row, costs(Collective::named(&row.op)?, row.world, row.bytes))))
+        .collect();
+    if known.is_empty() {
+        return None;
+    }
+    let weighted: Vec<[f64; 3]> = known.iter().map(|(row, costs)| costs.map(|cost| cost / row.s)).collect();
+    let [latency, s_per_byte, combine_s_per_byte] = solve(&weighted);
+    let rows = known.iter().map(|(row, costs)| FittedRow {
+        op: row.op.clone(),
+        world: row.world,
+        bytes: row.bytes,
+        measured_s: row.s,
+        fitted_s: costs[0] * latency + costs[1] * s_per_byte + costs[2] * combine_s_per_byte,
+    });
+    Some(Fit { link: Link { latency, s_per_byte }, combine_s_per_byte, rows: rows.collect() })
+}
+
+/// How often each of the three counts in the time of a schedule.
+fn costs(collective: Collective, ranks: usize, bytes: usize) -> [f64; 3] {
+    let only = |latency, s_per_byte, combine| {
+        let network = Network::one_node("unit", Link { latency, s_per_byte }, combine, false);
+        Collectives::new(&network).seconds(collective, Group { ranks, stride: 1 }, bytes)
+    };
+    [only(1.0, 0.0, 0.0), only(0.0, 1.0, 0.0), only(0.0, 0.0, 1.0)]
+}
+
+/// Least squares of `row . x = 1`, with no x below 0: of all choices of what is 0, the best that is allowed.
+fn solve(rows: &[[f64; 3]]) -> [f64; 3] {
+    let error = |x: &[f64; 3]| -> f64 {
+        rows.iter().map(|row| (row.iter().zip(x).map(|(a, x)| a * x).sum::<f64>() - 1.0).powi(2)).sum()
+    };
+    let choices = (1u8..8).map(|choice| [0, 1, 2].map(|index| choice >> index & 1 == 1));
+    let solutions = choices.filter_map(|used| least_squares(rows, used));
+    let allowed = solutions.filter(|x| x.iter().all(|value| value.is_finite() && *value >= 0.0));
+    allowed.min_by(|a, b| error(a).total_cmp(&error(b))).unwrap_or_default()
+}
+
+/// The normal equations of the unknowns that are used, by elimination; none where they have no single solution.
+fn least_squares(rows: &[[f64; 3]], used: [bool; 3]) -> Option<[f64; 3]> {
+    let places: Vec<usize> = (0..3).filter(|place| used[*place]).collect();
+    // The unknowns differ by nine orders of magnitude.
+    let scale = [0, 1, 2].map(|place| rows.iter().map(|row| row[place]).fold(0.0, f64::max));
+    if places.iter().any(|place| scale[*place] <= 0.0) {
+        return None;
+    }
+    let at = |row: &[f64; 3], place: usize| row[place] / scale[place];
+    let mut matrix: Vec<Vec<f64>> = places
+        .iter()
+        .map(|one| {
+            let products =
+                places.iter().map(|other| rows.iter().map(|row| at(row, *one) * at(row, *other)).sum());
+            products.chain([rows.iter().map(|row| at(row, *one)).sum()]).collect()
+        })
+        .collect();
+    let size = places.len();
+    for pivot in 0..size {
+        let best =
+            (pivot..size).max_by(|a, b| matrix[*a][pivot].abs().total_cmp(&matrix[*b][pivot].abs()))?;
+        matrix.swap(pivot, best);
+        let head = matrix[pivot][pivot];
+        if head.abs() < 1e-12 {
+            return None;
+        }
+        let own: Vec<f64> = matrix[pivot].iter().map(|value| value / head).collect();
+        for (index, line) in matrix.iter_mut().enumerate() {
+            let factor = line[pivot];
+            match index == pivot {
+                true => line.clone_from(&own),
+                false => line.iter_mut().zip(&own).for_each(|(value, own)| *value -= factor * own),
+            }
+        }
+    }
+    let mut solution = [0.0; 3];
+    for (line, place) in matrix.iter().zip(&places) {
+        solution[*place] = line[size] / scale[*place];
+    }
+    Some(solution)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(link: Link, combine: f64) -> Vec<Row> {
+        let network = Network::one_node("test", link, combine, false);
+        let mut collectives = Collectives::new(&network);
+        let mut rows = Vec::new();
+        for op in ["all_reduce", "all_gather", "reduce_scatter", "send_recv"] {
+            for (world, bytes) in [(2, 4096), (2, 1 << 20), (4, 1 << 20), (4, 16 << 20)] {
+                let group = Group { ranks: world, stride: 1 };
+                let s = collectives.seconds(Collective::named(op).unwrap(), group, bytes);
+                rows.push(Row { op: op.into(), world, bytes, s, calls: 5, gb_s: 0.0, bus_gb_s: 0.0 });
+            }
+        }
+        rows
+    }
+
+    #[test]
+    fn what_made_the_times_is_found() {
+        for (latency, s_per_byte, combine) in [(5e-6, 1e-10, 5e-11), (1e-4, 1e-9, 0.0), (0.0, 1e-9, 1e-9)] {
+            let fit = fit(&rows(Link { latency, s_per_byte }, combine)).unwrap();
+            for row in &fit.rows {
+                assert!((row.fitted_s / row.measured_s - 1.0).abs() < 0.02, "{row:?}");
+            }
+            assert!((fit.link.s_per_byte - s_per_byte).abs() <= 0.02 * s_per_byte, "{fit:?}");
+            assert!((fit.link.latency - latency).abs() <= 0.05 * latency + 1e-9, "{fit:?}");
+        }
+    }
+
+    #[test]
+    fn without_rows_there_is_none() {
+        assert_eq!(fit(&[]), None);
+        let other =
+            Row { op: "gather".into(), world: 2, bytes: 4, s: 1.0, calls: 1, gb_s: 0.0, bus_gb_s: 0.0 };
+        assert_eq!(fit(&[other]), None);
+    }
+}

@@ -1,0 +1,89 @@
+//! What lies between ranks.
+
+use serde::{Deserialize, Serialize};
+
+/// A way from one rank to another; each direction has its own.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Link {
+    /// Seconds from the first byte sent to the first one there.
+    pub latency: f64,
+    /// Seconds between one byte and the next.
+    pub s_per_byte: f64,
+}
+
+impl Link {
+    /// NVLink 4 through a switch: 450 GB/s each way.
+    pub const NVLINK: Self = Self { latency: 3e-6, s_per_byte: 1.0 / 450e9 };
+    /// InfiniBand NDR, one port a rank: 400 Gbit/s.
+    pub const INFINIBAND: Self = Self { latency: 5e-6, s_per_byte: 1.0 / 50e9 };
+    /// Ethernet of 25 Gbit/s, one port a rank, TCP.
+    pub const ETHERNET_25G: Self = Self { latency: 30e-6, s_per_byte: 1.0 / 3.125e9 };
+
+    /// Seconds of a message.
+    pub fn seconds(&self, bytes: f64) -> f64 {
+        self.latency + self.s_per_byte * bytes
+    }
+}
+
+/// What carries bytes between ranks, of which so many neighbours are on one node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Network {
+    /// What to call it.
+    pub name: String,
+    /// Between ranks of one node.
+    pub inside: Link,
+    /// Between nodes.
+    pub between: Link,
+    /// Ranks of a node.
+    pub per_node: usize,
+    /// Seconds that a rank takes to reduce or copy a byte.
+    pub combine_s_per_byte: f64,
+    /// Whether ranks compute while they communicate. They do not where the processor itself moves the bytes, and has no core to
+    /// spare.
+    pub overlaps: bool,
+}
+
+impl Network {
+    /// Reducing in the memory of an accelerator: two reads and a write at about 3 TB/s.
+    const ACCELERATOR: f64 = 1e-12;
+
+    /// Nodes of 8, NVLink within and InfiniBand between them.
+    pub fn nvlink() -> Self {
+        let name = "NVLink in nodes of 8, InfiniBand 400 Gbit/s between".into();
+        Self::accelerators(name, Link::NVLINK, Link::INFINIBAND, 8)
+    }
+
+    /// One rank a node, InfiniBand between them.
+    pub fn infiniband() -> Self {
+        let name = "InfiniBand 400 Gbit/s between all ranks".into();
+        Self::accelerators(name, Link::INFINIBAND, Link::INFINIBAND, 1)
+    }
+
+    /// One rank a node, Ethernet of 25 Gbit/s between them.
+    pub fn ethernet_25g() -> Self {
+        let name = "Ethernet 25 Gbit/s between all ranks".into();
+        Self::accelerators(name, Link::ETHERNET_25G, Link::ETHERNET_25G, 1)
+    }
+
+    fn accelerators(name: String, inside: Link, between: Link, per_node: usize) -> Self {
+        Self { name, inside, between, per_node, combine_s_per_byte: Self::ACCELERATOR, overlaps: true }
+    }
+
+    /// All ranks on one node.
+    pub fn one_node(name: &str, link: Link, combine_s_per_byte: f64, overlaps: bool) -> Self {
+        Self {
+            name: name.into(),
+            inside: link,
+            between: link,
+            per_node: usize::MAX,
+            combine_s_per_byte,
+            overlaps,
+        }
+    }
+
+    /// What lies between two ranks.
+    pub fn link(&self, one: usize, other: usize) -> Link {
+        let node = |rank: usize| rank / self.per_node.max(1);
+        if node(one) == node(other) { self.inside } else { self.between }
+    }
+}

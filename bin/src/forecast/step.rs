@@ -1,0 +1,253 @@
+//! A step of training, on paper.
+
+use pipeline::{Durations, Result, Schedule};
+use serde::{Deserialize, Serialize};
+
+use super::{Collective, Collectives, Layout, Network, Sharding, Work};
+
+const ELEMENT: usize = size_of::<f32>();
+
+/// What a step would be like.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Prediction {
+    /// Seconds of a step.
+    pub step_s: f64,
+    /// Of these, seconds in which a rank computes: the mean over ranks.
+    pub compute_s: f64,
+    /// Bytes that a rank holds for parameters, gradients and optimizer, without activations: the most of any.
+    pub state_bytes: f64,
+}
+
+/// What a step takes. Times in `work` are those of one micro-batch of one data-parallel rank.
+///
+/// # Errors
+/// Those of [`Schedule::of`]: a pipeline of no stages or micro-batches.
+pub fn predict(work: &Work, layout: &Layout, network: &Network) -> Result<Prediction> {
+    predict_with(work, layout, &mut Collectives::new(network))
+}
+
+/// The same, where collectives that were asked for before are known.
+///
+/// # Errors
+/// As [`predict`].
+pub fn predict_with(work: &Work, layout: &Layout, collectives: &mut Collectives<'_>) -> Result<Prediction> {
+    if layout.pp > 1 {
+        return pipelined(work, layout, collectives);
+    }
+    let mut run = Run { work, layout, collectives, now: 0.0, network_free: 0.0, computed: 0.0 };
+    match layout.sharding {
+        Sharding::Over(_) => run.sharded(),
+        Sharding::None if layout.tp > 1 => run.divided(),
+        Sharding::None => run.copied(),
+    }
+    let own = work.parameters() as f64 / (layout.tp * layout.shards().ranks) as f64;
+    run.compute(work.optimizer_s * own);
+    Ok(Prediction { step_s: run.now, compute_s: run.computed, state_bytes: Work::bytes(own) })
+}
+
+/// One rank, which is like all others: what it computes, and what the network does meanwhile.
+struct Run<'a, 'b, 'c> {
+    work: &'a Work,
+    layout: &'a Layout,
+    collectives: &'b mut Collectives<'c>,
+    now: f64,
+    network_free: f64,
+    computed: f64,
+}
+
+impl Run<'_, '_, '_> {
+    fn compute(&mut self, seconds: f64) {
+        self.now += seconds;
+        self.computed += seconds;
+    }
+
+    /// Begins a collective now; when it is done. It waits for those before it, and where nothing overlaps, all wait for it.
+    fn submit(&mut self, seconds: f64) -> f64 {
+        self.network_free = self.network_free.max(self.now) + seconds;
+        if !self.collectives.network().overlaps {
+            self.now = self.network_free;
+        }
+        self.network_free
+    }
+
+    fn wait(&mut self, until: f64) {
+        self.now = self.now.max(until);
+    }
+
+    fn forward(&mut self) {
+        for layer in &self.work.layers {
+            self.compute(layer.forward_s);
+        }
+    }
+
+    /// `ddp`: gradients in buckets, each on its way as soon as it is full, the last layers' first.
+    fn copied(&mut self) {
+        self.forward();
+        let (mut waiting, mut first) = (0, true);
+        let buckets = ddp::DdpConfig::default();
+        for layer in self.work.layers.iter().rev() {
+            self.compute(layer.backward_s);
+            waiting += layer.parameters * ELEMENT;
+            let full = if first {
+                buckets.first_bucket_bytes.min(self.layout.bucket_bytes)
+            } else {
+                self.layout.bucket_bytes
+            };
+            if waiting >= full {
+                self.average(std::mem::take(&mut waiting));
+                first = false;
+            }
+        }
+        self.average(waiting);
+        self.wait(self.network_free);
+    }
+
+    /// Begins to average gradients over copies, in buckets.
+    fn average(&mut self, bytes: usize) {
+        let group = self.layout.copies();
+        let buckets = bytes.div_ceil(self.layout.bucket_bytes.max(1)).max(1);
+        // A parameter that is larger has a bucket of its own; layers here have several.
+        for _ in 0..buckets {
+            let seconds = self.collectives.seconds(Collective::AllReduce, group, bytes / buckets);
+            self.submit(seconds);
+        }
+    }
+
+    /// `fsdp`: a unit is gathered while the one before it computes, and its gradients are divided while the next one does.
+    fn sharded(&mut self) {
+        let (shards, copies) = (self.layout.shards(), self.layout.copies());
+        let layers = &self.work.layers;
+        let mut gathered = self.gather(0);
+        for (place, layer) in layers.iter().enumerate() {
+            self.wait(gathered);
+            gathered = if place + 1 < layers.len() { self.gather(place + 1) } else { self.now };
+            self.compute(layer.forward_s);
+        }
+        let mut gathered = self.gather(layers.len() - 1);
+        let mut divided = 0.0;
+        for (place, layer) in layers.iter().enumerate().rev() {
+            self.wait(gathered);
+            gathered = if place > 0 { self.gather(place - 1) } else { self.now };
+            self.compute(layer.backward_s);
+            let bytes = layer.parameters * ELEMENT;
+            let seconds = self.collectives.seconds(Collective::ReduceScatter, shards, bytes)
+                + self.collectives.seconds(Collective::AllReduce, copies, bytes / shards.ranks);
+            let before = std::mem::replace(&mut divided, self.submit(seconds));
+            // Two units' whole gradients at a time.
+            self.wait(before);
+        }
+        self.wait(divided);
+    }
+
+    fn gather(&mut self, place: usize) -> f64 {
+        let bytes = self.work.layers[place].parameters * ELEMENT;
+        let seconds = self.collectives.seconds(Collective::AllGather, self.layout.shards(), bytes);
+        self.submit(seconds)
+    }
+
+    /// `tensor-parallel`: all-reduces between the layers, for which everything waits; in the end gradients are averaged over copies.
+    fn divided(&mut self) {
+        let seconds = divided(self.work, self.layout, self.collectives);
+        for [computed, communicated] in seconds {
+            self.compute(computed);
+            self.now += communicated;
+        }
+        let own = self.work.parameters() / self.layout.tp * ELEMENT;
+        self.now += self.collectives.seconds(Collective::AllReduce, self.layout.copies(), own);
+    }
+}
+
+/// Seconds of computing and of all-reduces of all layers, forward and backward, for a rank of a tensor-parallel group.
+fn divided(work: &Work, layout: &Layout, collectives: &mut Collectives<'_>) -> [[f64; 2]; 2] {
+    let (mut forward, mut backward) = ([0.0; 2], [0.0; 2]);
+    for layer in &work.layers {
+        let reduce = collectives.seconds(Collective::AllReduce, layout.tensor_group(), layer.output_bytes);
+        let reduce = reduce * layer.reductions as f64;
+        forward = [forward[0] + layer.forward_s / layout.tp as f64, forward[1] + reduce];
+        backward = [backward[0] + layer.backward_s / layout.tp as f64, backward[1] + reduce];
+    }
+    [forward, backward]
+}
+
+/// `pipeline`: its own schedule, with stages that take equally long; then gradients are averaged over copies.
+fn pipelined(work: &Work, layout: &Layout, collectives: &mut Collectives<'_>) -> Result<Prediction> {
+    let &Layout { pp, schedule, micro_batches, .. } = layout;
+    let stages_per_rank = schedule.stages_per_rank();
+    let stages = (pp * stages_per_rank) as f64;
+    let [forward, backward] = divided(work, layout, collectives);
+    let link = collectives.network().link(0, layout.tp * layout.dp);
+    let message = work.layers.first().map_or(0, |layer| layer.output_bytes);
+    let durations = Durations {
+        forward: (forward[0] + forward[1]) / stages,
+        backward_input: (backward[0] / 2.0 + backward[1]) / stages,
+        backward_weight: backward[0] / 2.0 / stages,
+        message: link.seconds(message as f64),
+    };
+    let plan = Schedule::of(schedule, pp, stages_per_rank, micro_batches)?.plan(&durations);
+    let own = work.parameters() as f64 / (pp * layout.tp) as f64;
+    let average = collectives.seconds(Collective::AllReduce, layout.copies(), own as usize * ELEMENT);
+    let optimizer = work.optimizer_s * own;
+    let computed = (forward[0] + backward[0]) / pp as f64 * micro_batches as f64 + optimizer;
+    Ok(Prediction {
+        step_s: plan.makespan() + average + optimizer,
+        compute_s: computed,
+        state_bytes: Work::bytes(own),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::forecast::{Link, Transformer};
+
+    const MODEL: Transformer =
+        Transformer { vocab_size: 1000, d_model: 64, d_ff: 256, num_layers: 8, length: 32 };
+
+    fn slow(overlaps: bool) -> Network {
+        Network::one_node("slow", Link { latency: 1e-5, s_per_byte: 1e-9 }, 0.0, overlaps)
+    }
+
+    fn step(layout: &Layout, network: &Network) -> f64 {
+        predict(&Work::measured(&MODEL, 4, [0.01, 0.02, 0.001]), layout, network).unwrap().step_s
+    }
+
+    #[test]
+    fn one_rank_only_computes() {
+        for layout in [Layout::ddp(1), Layout::fsdp(1), Layout::tensor(1, 1), Layout::pipeline(1, 1, 1, 1)] {
+            assert!((step(&layout, &slow(true)) - 0.031).abs() < 1e-12, "{layout:?}");
+        }
+    }
+
+    #[test]
+    fn a_network_without_cost_costs_nothing() {
+        let free = Network::one_node("free", Link::default(), 0.0, false);
+        assert!((step(&Layout::ddp(16), &free) - 0.031).abs() < 1e-12);
+        assert!((step(&Layout::fsdp(16), &free) - 0.030 - 0.001 / 16.0).abs() < 1e-12);
+        assert!((step(&Layout::tensor(4, 4), &free) - 0.031 / 4.0).abs() < 1e-12);
+        // (M + P - 1) / M of the time of a stage's micro-batches.
+        let pipeline = step(&Layout::pipeline(4, 1, 1, 8), &free);
+        assert!((pipeline - 11.0 * 0.030 / 4.0 - 0.001 / 4.0).abs() < 1e-9, "{pipeline}");
+    }
+
+    #[test]
+    fn overlap_hides_what_fits_into_backward() {
+        let layout = Layout { bucket_bytes: 256 << 10, ..Layout::ddp(8) };
+        let (hidden, plain) = (step(&layout, &slow(true)), step(&layout, &slow(false)));
+        let work = Work::measured(&MODEL, 4, [0.01, 0.02, 0.001]);
+        let sent = 2.0 * 7.0 / 8.0 * 4.0 * work.parameters() as f64 * 1e-9;
+        assert!(hidden < plain && hidden > 0.031, "{hidden} {plain}");
+        assert!(plain > 0.031 + sent && plain < 0.031 + sent + 0.01, "{plain} {sent}");
+    }
+
+    #[test]
+    fn mixtures_hold_their_share() {
+        let work = Work::measured(&MODEL, 4, [0.01, 0.02, 0.001]);
+        let bytes = |layout: &Layout| predict(&work, layout, &slow(true)).unwrap().state_bytes;
+        let whole = bytes(&Layout::ddp(8));
+        assert_eq!(bytes(&Layout::fsdp(8)), whole / 8.0);
+        assert_eq!(bytes(&Layout::hybrid(4, 2)), whole / 4.0);
+        assert_eq!(bytes(&Layout::tensor(2, 4)), whole / 2.0);
+        assert_eq!(bytes(&Layout::pipeline(2, 2, 2, 4)), whole / 4.0);
+        assert_eq!(Layout::pipeline(2, 2, 2, 4).ranks(), 8);
+    }
+}

@@ -1,0 +1,104 @@
+//! What a model computes and holds.
+
+use serde::{Deserialize, Serialize};
+
+const ELEMENT: f64 = size_of::<f32>() as f64;
+/// Seconds of the optimizer for each parameter: Adam reads and writes 28 bytes, at about 3 TB/s.
+const ADAM_S: f64 = 28.0 / 3e12;
+
+/// A part of a model that is a unit of its own: gathered, or put into a stage, as a whole. Times and bytes are those of one
+/// micro-batch of one rank, where no layer is divided.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Layer {
+    /// Its parameters.
+    pub parameters: usize,
+    /// Seconds forward.
+    pub forward_s: f64,
+    /// Seconds backward.
+    pub backward_s: f64,
+    /// Bytes of what it gives.
+    pub output_bytes: usize,
+    /// All-reduces of `output_bytes`, forward and as many backward, where the layer is divided over ranks.
+    pub reductions: usize,
+}
+
+/// A model.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Work {
+    /// Its parts, in order.
+    pub layers: Vec<Layer>,
+    /// Seconds of the optimizer for each parameter.
+    pub optimizer_s: f64,
+}
+
+/// Sizes of a Transformer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Transformer {
+    /// Tokens that there are.
+    pub vocab_size: usize,
+    /// Numbers that a token becomes.
+    pub d_model: usize,
+    /// Width of the feed-forward layers.
+    pub d_ff: usize,
+    /// Blocks.
+    pub num_layers: usize,
+    /// Tokens in a row.
+    pub length: usize,
+}
+
+impl Transformer {
+    /// The parameters of each part, and the operations that it takes forward for a row: embedding, blocks, last layer.
+    pub fn parts(&self) -> Vec<(usize, f64)> {
+        let &Self { vocab_size, d_model, d_ff, num_layers, length } = self;
+        let rows = length as f64;
+        let block = 4 * d_model * (d_model + 1) + 2 * d_model * d_ff + d_ff + 5 * d_model;
+        let products = (4 * d_model * d_model + 2 * d_model * d_ff) as f64;
+        let block_flops = 2.0 * rows * products + 4.0 * rows * rows * d_model as f64;
+        let mut parts = vec![(vocab_size * d_model, 0.0)];
+        parts.extend(vec![(block, block_flops); num_layers]);
+        parts.push((vocab_size * (d_model + 1), 2.0 * rows * (vocab_size * d_model) as f64));
+        parts
+    }
+}
+
+impl Work {
+    /// A Transformer with `rows` of tokens in a micro-batch, on ranks that do so many operations a second.
+    pub fn transformer(model: &Transformer, rows: usize, flops: f64) -> Self {
+        let forward: f64 = model.parts().iter().map(|part| part.1).sum::<f64>() * rows as f64 / flops;
+        let parameters: usize = model.parts().iter().map(|part| part.0).sum();
+        Self::measured(model, rows, [forward, 2.0 * forward, ADAM_S * parameters as f64])
+    }
+
+    /// A Transformer that takes so many seconds for forward, for backward and for its optimizer, with `rows` of tokens, alone.
+    pub fn measured(model: &Transformer, rows: usize, [forward, backward, optimizer]: [f64; 3]) -> Self {
+        let parts = model.parts();
+        let all: f64 = parts.iter().map(|part| part.1).sum();
+        let parameters: usize = parts.iter().map(|part| part.0).sum();
+        let output_bytes = rows * model.length * model.d_model * ELEMENT as usize;
+        let last = parts.len() - 1;
+        let layer = |(place, (parameters, flops)): (usize, (usize, f64))| {
+            let share = if all > 0.0 { flops / all } else { 0.0 };
+            // A block has one after attention and one after feed-forward; the embedding one forward, the last layer one backward.
+            let reductions = if place == 0 || place == last { 1 } else { 2 };
+            Layer {
+                parameters,
+                forward_s: share * forward,
+                backward_s: share * backward,
+                output_bytes,
+                reductions,
+            }
+        };
+        let layers = parts.into_iter().enumerate().map(layer).collect();
+        Self { layers, optimizer_s: optimizer / parameters.max(1) as f64 }
+    }
+
+    /// All parameters.
+    pub fn parameters(&self) -> usize {
+        self.layers.iter().map(|layer| layer.parameters).sum()
+    }
+
+    /// Bytes that a rank keeps for parameters, their copies, gradients and Adam's state, where it has so many parameters.
+    pub(super) fn bytes(parameters: f64) -> f64 {
+        ELEMENT * 4.0 * parameters
+    }
+}

@@ -1,0 +1,183 @@
+//! What a strategy needs: memory by kind, bytes sent, time.
+
+mod data;
+mod pipeline;
+mod sharded;
+mod tensor;
+
+use serde::Serialize;
+
+use super::model::Model;
+
+/// A way to spread a model over ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Strategy {
+    /// The whole model on every rank (`ddp`).
+    Data,
+    /// Every parameter divided over ranks, and gathered where it is needed (`fsdp`).
+    ShardedData(Sharding),
+    /// Layers divided over `tp` ranks, copies of that on the others (`tensor-parallel`).
+    Tensor {
+        /// Ranks that each layer is divided over.
+        tp: usize,
+        /// Whether activations between the layers are divided, too.
+        sequence_parallel: bool,
+    },
+    /// The model cut into as many stages as there are ranks (`pipeline`).
+    Pipeline,
+}
+
+/// What is divided, as `fsdp-mlp --sharding` has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharding {
+    /// Parameters, gradients and optimizer state.
+    Full,
+    /// Gradients and optimizer state; parameters stay from forward to backward.
+    GradOp,
+    /// All three over so many ranks; groups of these are copies of each other.
+    Hybrid {
+        /// Ranks that share a copy.
+        shards: usize,
+    },
+    /// Nothing.
+    None,
+}
+
+/// What is planned for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Setting {
+    /// Ranks.
+    pub ranks: usize,
+    /// Samples a step, on all ranks together.
+    pub batch_size: usize,
+    /// Micro-batches of a pipeline.
+    pub micro_batches: usize,
+    /// Bytes of a number.
+    pub element: u64,
+    /// Bytes of a number as sharded data parallelism gathers it, computes with it and averages its gradient.
+    pub gathered: u64,
+    /// Numbers that the optimizer remembers of each parameter.
+    pub optimizer: u64,
+    /// Bytes a second that a rank sends.
+    pub bandwidth: f64,
+    /// Seconds of a step of communication.
+    pub latency: f64,
+    /// Operations a second of a rank.
+    pub flops: f64,
+}
+
+/// Bytes on the rank that has the most, by kind.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Memory {
+    /// Parameters and buffers.
+    pub weights: f64,
+    /// Copies of parameters that the strategy needs beside them.
+    pub copies: f64,
+    /// Gradients.
+    pub gradients: f64,
+    /// What the optimizer remembers.
+    pub optimizer: f64,
+    /// What forward keeps for backward.
+    pub activations: f64,
+    /// Of that, what operations keep to themselves.
+    pub inside: f64,
+}
+
+impl Memory {
+    /// All kinds.
+    pub fn total(&self) -> f64 {
+        self.weights + self.copies + self.gradients + self.optimizer + self.activations
+    }
+}
+
+/// What a strategy needs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Estimate {
+    /// The strategy.
+    pub strategy: Strategy,
+    /// Memory of a rank.
+    pub memory: Memory,
+    /// Bytes that a rank sends in a step.
+    pub sent: f64,
+    /// Seconds of a step.
+    pub seconds: f64,
+    /// Of these, what nothing is computed in.
+    pub waiting: f64,
+}
+
+impl Strategy {
+    /// Those that so many ranks allow, the simplest first.
+    pub fn all(model: &Model, setting: &Setting) -> Vec<Self> {
+        let ranks = setting.ranks;
+        if ranks == 1 {
+            return vec![Self::Tensor { tp: 1, sequence_parallel: false }];
+        }
+        let mut all =
+            vec![Self::Data, Self::ShardedData(Sharding::Full), Self::ShardedData(Sharding::GradOp)];
+        all.push(Self::ShardedData(Sharding::None));
+        let groups = (2..ranks).filter(|shards| ranks.is_multiple_of(*shards));
+        all.extend(groups.map(|shards| Self::ShardedData(Sharding::Hybrid { shards })));
+        for tp in (2..=ranks).filter(|tp| ranks.is_multiple_of(*tp)) {
+            if model.divisors.is_empty()
+                || !model.divisors.iter().all(|(_, size)| size.is_multiple_of(tp as u64))
+            {
+                continue;
+            }
+            all.push(Self::Tensor { tp, sequence_parallel: false });
+            let rows =
+                if model.length > 0 { model.length } else { (setting.batch_size / (ranks / tp)) as u64 };
+            if rows > 0 && rows.is_multiple_of(tp as u64) {
+                all.push(Self::Tensor { tp, sequence_parallel: true });
+            }
+        }
+        if model.units.len() >= ranks {
+            all.push(Self::Pipeline);
+        }
+        all
+    }
+
+    /// Its name, on so many ranks.
+    pub fn name(self, ranks: usize) -> String {
+        match self {
+            Self::Data => format!("dp {ranks}"),
+            Self::ShardedData(Sharding::Full) => format!("fsdp {ranks}"),
+            Self::ShardedData(Sharding::GradOp) => format!("fsdp {ranks} grad-op"),
+            Self::ShardedData(Sharding::None) => format!("fsdp {ranks} no-shard"),
+            Self::ShardedData(Sharding::Hybrid { shards }) => {
+                format!("fsdp {shards}, dp {}", ranks / shards.max(1))
+            }
+            Self::Pipeline => format!("pipeline {ranks}"),
+            Self::Tensor { tp: 1, .. } if ranks == 1 => "one process".into(),
+            Self::Tensor { tp, sequence_parallel } => {
+                let dp = ranks / tp;
+                let copies = if dp > 1 { format!(", dp {dp}") } else { String::new() };
+                format!("tp {tp}{}{copies}", if sequence_parallel { " sequence" } else { "" })
+            }
+        }
+    }
+
+    /// What it needs.
+    pub fn estimate(self, model: &Model, setting: &Setting) -> Estimate {
+        match self {
+            Self::Data => data::estimate(model, setting),
+            Self::ShardedData(sharding) => sharded::estimate(model, setting, sharding),
+            Self::Tensor { tp, sequence_parallel } => tensor::estimate(model, setting, tp, sequence_parallel),
+            Self::Pipeline => pipeline::estimate(model, setting),
+        }
+    }
+}
+
+/// Samples of a rank where a batch is divided over so many.
+fn share(batch_size: usize, ranks: usize) -> u64 {
+    batch_size.div_ceil(ranks).max(1) as u64
+}
+
+/// Seconds of forward and backward, which is twice as much again.
+fn computing(flops: u64, samples: u64, setting: &Setting) -> f64 {
+    3.0 * flops as f64 * samples as f64 / setting.flops
+}
+
+/// What is left of communication that is under way while backward computes, which is two thirds of computing.
+fn beside_backward(communicating: f64, computing: f64) -> f64 {
+    (communicating - computing * 2.0 / 3.0).max(0.0)
+}

@@ -1,0 +1,91 @@
+//! The model cut into stages, all micro-batches of a step kept until backward begins.
+
+use pipeline::Split;
+
+use crate::plan::collective::{Traffic, message};
+use crate::plan::model::{Model, Unit};
+
+use super::{Estimate, Memory, Setting, Strategy, computing};
+
+pub(super) fn estimate(model: &Model, setting: &Setting) -> Estimate {
+    let &Setting { ranks, batch_size, element, .. } = setting;
+    let stages: Vec<Stage> = stages(&model.units, ranks).into_iter().map(Stage::of).collect();
+    let largest = |of: fn(&Stage) -> u64| stages.iter().map(of).max().unwrap_or(0);
+    let rows = batch_size as u64;
+    // Of each stage, what comes in from the one before it and what it computes of that.
+    let came = |place: usize| place.checked_sub(1).map_or(0, |before| stages[before].output);
+    let kept = stages.iter().enumerate().map(|(place, stage)| (stage.kept + came(place), stage.inside));
+    let (kept, inside) = kept.max().unwrap_or_default();
+    let parameters = (largest(|stage| stage.parameters) * element) as f64;
+    let memory = Memory {
+        weights: (largest(|stage| stage.parameters + stage.buffers) * element) as f64,
+        copies: 0.0,
+        gradients: parameters,
+        optimizer: parameters * setting.optimizer as f64,
+        activations: (kept * rows * element) as f64,
+        inside: (inside * rows * element) as f64,
+    };
+    // What a stage sends on, and the gradient of what it was sent; the ends send one of them.
+    let sends = |place: usize| came(place) + if place + 1 < ranks { stages[place].output } else { 0 };
+    let bytes = (0..stages.len()).map(sends).max().unwrap_or(0) * rows * element;
+    let micro = setting.micro_batches.clamp(1, batch_size.max(1));
+    let traffic = Traffic { bytes: bytes as f64, steps: message(0).steps * 2.0 * micro as f64 };
+    let busy = computing(largest(|stage| stage.flops), rows, setting);
+    // The first and the last micro-batch leave the other stages without work.
+    let idle = busy * (ranks - 1) as f64 / micro as f64;
+    let waiting = idle + traffic.seconds(setting.bandwidth, setting.latency);
+    Estimate { strategy: Strategy::Pipeline, memory, sent: traffic.bytes, seconds: busy + waiting, waiting }
+}
+
+/// Units in a row.
+struct Stage {
+    parameters: u64,
+    buffers: u64,
+    flops: u64,
+    kept: u64,
+    inside: u64,
+    output: u64,
+}
+
+impl Stage {
+    fn of(units: &[Unit]) -> Self {
+        let sum = |of: fn(&Unit) -> u64| units.iter().map(of).sum();
+        Self {
+            parameters: sum(Unit::parameters),
+            buffers: sum(|unit| unit.buffers),
+            flops: sum(|unit| unit.flops),
+            kept: sum(Unit::kept),
+            inside: sum(|unit| unit.kept_inside),
+            output: units.last().map_or(0, |unit| unit.output),
+        }
+    }
+}
+
+/// The units of each stage, cut as `pipeline-transformer --split parameters` does.
+fn stages(units: &[Unit], ranks: usize) -> Vec<&[Unit]> {
+    let names: Vec<String> = (0..units.len()).map(|place| place.to_string()).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let costs: Vec<f64> = units.iter().map(|unit| unit.parameters() as f64).collect();
+    // With more ranks than units there is no such plan.
+    let ranges = Split::default().stages(&names, &costs, ranks).unwrap_or_default();
+    ranges.into_iter().map(|range| &units[range]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_are_about_equal_and_none_is_empty() {
+        let units: Vec<Unit> =
+            [5, 1, 1, 1, 1, 5].map(|whole| Unit { whole, ..Unit::default() }).into_iter().collect();
+        for ranks in 1..=6 {
+            let stages = stages(&units, ranks);
+            assert_eq!(stages.len(), ranks);
+            assert!(stages.iter().all(|stage| !stage.is_empty()));
+            assert_eq!(stages.concat(), units);
+        }
+        let sizes: Vec<usize> = stages(&units, 2).iter().map(|stage| stage.len()).collect();
+        assert_eq!(sizes, [3, 3]);
+    }
+}

@@ -1,0 +1,93 @@
+//! Parameters divided over ranks, and gathered part by part.
+
+use fsdp::FsdpConfig;
+
+use crate::plan::collective::{Traffic, all_reduce, part};
+use crate::plan::model::{Model, Part, Unit};
+
+use super::{Estimate, Memory, Setting, Sharding, Strategy, computing, share};
+
+pub(super) fn estimate(model: &Model, setting: &Setting, sharding: Sharding) -> Estimate {
+    let &Setting { ranks, batch_size, element, .. } = setting;
+    let shards = match sharding {
+        Sharding::Full | Sharding::GradOp => ranks,
+        Sharding::Hybrid { shards } => shards.clamp(1, ranks),
+        Sharding::None => 1,
+    };
+    let parts: Vec<Part> = model.units.iter().flat_map(|unit| unit.parts.clone()).collect();
+    let samples = share(batch_size, ranks);
+    let own = parts.iter().map(|one| own(one, shards)).sum::<u64>() * element;
+    let memory = Memory {
+        weights: (own + model.sum(|unit| unit.buffers) * element) as f64,
+        copies: gathered(&parts, sharding) as f64 * setting.gathered as f64,
+        gradients: gradients(&parts, shards, setting),
+        optimizer: own as f64 * setting.optimizer as f64,
+        activations: activations(model, &parts, samples, setting),
+        inside: (model.sum(|unit| unit.kept_inside) * samples * element) as f64,
+    };
+    let traffic = traffic(&parts, shards, sharding, setting);
+    let compute = computing(model.flops(), samples, setting);
+    let waiting = traffic.seconds(setting.bandwidth, setting.latency);
+    let strategy = Strategy::ShardedData(sharding);
+    Estimate { strategy, memory, sent: traffic.bytes, seconds: compute + waiting, waiting }
+}
+
+/// What a rank keeps of a part.
+fn own(part: &Part, shards: usize) -> u64 {
+    part.parameters().div_ceil(shards as u64)
+}
+
+/// The most parameters that are gathered at once: in buffers, those of two parts, the one that computes and the one that comes next,
+/// or of all where they stay; and beside that the small tensors, which are copied out of their buffer.
+fn gathered(parts: &[Part], sharding: Sharding) -> u64 {
+    let limit = FsdpConfig::default().pack_elements as u64;
+    let mut sizes: Vec<u64> = parts.iter().map(Part::parameters).collect();
+    sizes.sort_unstable_by(|a, b| b.cmp(a));
+    let buffers: u64 = sizes.iter().take(2).sum();
+    let small = parts.iter().map(|part| part.of_small(limit));
+    match sharding {
+        Sharding::Full | Sharding::Hybrid { .. } => buffers + small.max().unwrap_or(0),
+        Sharding::GradOp | Sharding::None => {
+            let small: u64 = small.sum();
+            sizes.iter().sum::<u64>() + small.min(buffers)
+        }
+    }
+}
+
+/// The most bytes of gradients: this rank's of the parts that backward has come by, all of the one that it is at, and all of the
+/// one before that, which are on their way.
+fn gradients(parts: &[Part], shards: usize, setting: &Setting) -> f64 {
+    let (mut kept, mut most, mut leaving) = (0, 0, 0);
+    for part in parts.iter().rev() {
+        kept += own(part, shards) * setting.element;
+        let whole = part.parameters() * setting.gathered;
+        most = most.max(kept + whole + leaving);
+        leaving = if shards > 1 { whole } else { 0 };
+    }
+    most as f64
+}
+
+fn activations(model: &Model, parts: &[Part], samples: u64, setting: &Setting) -> f64 {
+    let inside = model.sum(|unit| unit.kept_inside) * setting.element;
+    let mut kept = model.sum(|unit| unit.kept() - unit.kept_inside);
+    // Each part's output is copied where backward is to stop for it.
+    kept += parts.iter().map(|part| part.output).sum::<u64>();
+    let mut wide = inside;
+    if setting.gathered < setting.element {
+        // Numbers of 16 bits are multiplied and biased one after the other, and the loss is computed in more.
+        kept += model.sum(|unit| unit.linear);
+        wide += model.units.last().map_or(0, |unit: &Unit| unit.output) * setting.element;
+    }
+    ((kept * setting.gathered + wide) * samples) as f64
+}
+
+fn traffic(parts: &[Part], shards: usize, sharding: Sharding, setting: &Setting) -> Traffic {
+    // Gathered forward, and backward unless it has stayed; gradients are averaged and divided.
+    let times = if sharding == Sharding::GradOp { 2 } else { 3 };
+    let one = |one: &Part| {
+        let mut traffic = part(one.parameters() * setting.gathered, shards).times(times);
+        traffic += all_reduce(own(one, shards) * setting.element, setting.ranks / shards);
+        traffic
+    };
+    parts.iter().map(one).sum()
+}

@@ -1,0 +1,151 @@
+//! Checkpoints of which each rank writes and reads a part of its own: what runs that keep them have in common.
+
+use std::path::PathBuf;
+
+use candle_core::{Device, Tensor, safetensors};
+use comm::broadcast_object;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use training::{Checkpoint, Checkpoints, Contents};
+
+use crate::console::note;
+use crate::error::{Error, Result};
+use crate::rank::Rank;
+use crate::run_log::{LogState, RunLog};
+
+use super::{CheckpointOptions, RunIdentity, agree, offer};
+
+const LOG: &str = "log";
+const LOSSES: &str = "losses";
+
+/// What a checkpoint keeps beside tensors; `own` is the experiment's.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Kept<T> {
+    /// The run that wrote it.
+    pub(crate) run: RunIdentity,
+    log: LogState,
+    #[serde(flatten)]
+    pub(crate) own: T,
+}
+
+impl<T: DeserializeOwned> Kept<T> {
+    /// Reads back what [`Keeping::checkpoint`] has made.
+    pub(crate) fn of(value: &Value) -> Result<Self> {
+        serde_json::from_value(value.clone())
+            .map_err(|reason| misfit(format!("it was not written by this program: {reason}")))
+    }
+}
+
+/// The checkpoint that a run is to go on from, if it is to and there is one.
+///
+/// # Errors
+/// One that is damaged, or of another run.
+pub(crate) fn find(options: &CheckpointOptions, run: &RunIdentity) -> Result<Option<Contents>> {
+    let (Some(wanted), Some(checkpoints)) = (options.wanted(), options.open()?) else { return Ok(None) };
+    let found = match wanted {
+        Some(folder) => Some(checkpoints.contents(&folder).map_err(offer)?),
+        None => checkpoints.latest().map_err(offer)?,
+    };
+    if let Some(contents) = &found {
+        let none = || misfit("its parts are not those of several ranks".into());
+        let kept: Kept<Value> = Kept::of(contents.extra.get("extra").ok_or_else(none)?)?;
+        agree(run, &kept.run, options)?;
+    }
+    Ok(found)
+}
+
+/// A run and its checkpoints, on every rank.
+pub(crate) struct Keeping<'a> {
+    options: &'a CheckpointOptions,
+    run: RunIdentity,
+    /// The step of the last checkpoint.
+    kept: Option<usize>,
+}
+
+impl<'a> Keeping<'a> {
+    pub(crate) fn new(options: &'a CheckpointOptions, run: RunIdentity) -> Self {
+        Self { options, run, kept: None }
+    }
+
+    /// The checkpoint to go on from, if that is asked for and there is one: rank 0's choice, so that all take the same.
+    pub(crate) fn choose(&self, rank: &Rank, log: Option<&mut RunLog<'_>>) -> Result<Option<Contents>> {
+        let (Some(_), Some(checkpoints)) = (self.options.wanted(), self.options.open()?) else {
+            return Ok(None);
+        };
+        let own = if rank.is_first() { find(self.options, &self.run)? } else { None };
+        let folder: Option<PathBuf> = broadcast_object(&*rank.comm, &own.map(|contents| contents.folder), 0)?;
+        match folder {
+            Some(folder) => Ok(Some(checkpoints.contents(&folder).map_err(offer)?)),
+            None => {
+                if let Some(log) = log {
+                    let dir = self.options.dir().display();
+                    note(format_args!("no checkpoint in {dir} yet: starting from the beginning"));
+                    log.cut(0, 0)?;
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    /// The run goes on after a checkpoint, with this epoch and batch: its log does, and the user is told `place`, and `dealt`
+    /// where the number of ranks is another one, given that of then.
+    pub(crate) fn resumed<T>(
+        &mut self,
+        (contents, kept): (&Contents, &Kept<T>),
+        (epoch, batch): (usize, usize),
+        log: Option<&mut RunLog<'_>>,
+        place: &str,
+        dealt: impl FnOnce(usize) -> String,
+    ) -> Result<()> {
+        let step = contents.step as usize;
+        self.kept = Some(step);
+        let Some(log) = log else { return Ok(()) };
+        let losses = safetensors::load(contents.path(LOG), &Device::Cpu)?;
+        let losses = losses.get(LOSSES).map(Tensor::to_vec1::<f32>).transpose()?;
+        log.resume(step, kept.log, losses.unwrap_or_default());
+        log.cut(epoch, batch)?;
+        let (dir, then) = (self.options.dir().display(), kept.run.world_size);
+        let dealt = if then == self.run.world_size { String::new() } else { dealt(then) };
+        note(format_args!("going on from {dir} at {place}{dealt}"));
+        Ok(())
+    }
+
+    /// Where to write a checkpoint after so many steps, if one is due: by `--checkpoint-every`, or as the run itself says.
+    pub(crate) fn due(
+        &self,
+        step: usize,
+        says: impl FnOnce(Option<usize>) -> bool,
+    ) -> Result<Option<Checkpoints>> {
+        let every = self.options.checkpoint_every;
+        let is_due = every.is_some_and(|every| step.is_multiple_of(every)) || says(every);
+        if self.kept == Some(step) || !is_due { Ok(None) } else { self.options.open() }
+    }
+
+    /// A checkpoint with what the run keeps: `own` is the experiment's, and rank 0 has the log. It counts as written.
+    pub(crate) fn checkpoint<T: Serialize>(
+        &mut self,
+        step: usize,
+        log: Option<&mut RunLog<'_>>,
+        own: T,
+    ) -> Result<Checkpoint> {
+        let mut kept = Kept { run: self.run.clone(), log: LogState::default(), own };
+        let mut checkpoint = Checkpoint { step: step as u64, ..Checkpoint::default() };
+        if let Some(log) = log {
+            // The metrics must not lack a step that will not be done again.
+            log.flush()?;
+            let (state, losses) = log.state();
+            kept.log = state;
+            let losses = [(LOSSES.to_string(), Tensor::new(losses, &Device::Cpu)?)].into();
+            checkpoint.tensors.insert(LOG.to_string(), losses);
+        }
+        checkpoint.extra = serde_json::to_value(kept)
+            .map_err(|reason| misfit(format!("its state cannot be written: {reason}")))?;
+        self.kept = Some(step);
+        Ok(checkpoint)
+    }
+}
+
+fn misfit(problem: String) -> Error {
+    Error::Checkpoint { problem }
+}

@@ -1,0 +1,259 @@
+//! Checkpoints of a divided model: each rank writes its own part, and reads what becomes its part.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use candle_core::Tensor;
+use comm::{Communicator, all_gather_object, broadcast_object};
+use serde::{Deserialize, Serialize};
+use training::{Checkpoint, Checkpoints, Contents, FileHash, OptimizerState};
+
+use crate::builder::cut;
+use crate::file::ShardedFile;
+use crate::{Error, Parameter, Result, Split, TensorParallel};
+
+/// How the keys of a file begin, which has both.
+const MODEL: &str = "model.";
+const OPTIMIZER: &str = "optimizer.";
+
+/// What is to be known of a checkpoint beside its tensors.
+#[derive(Serialize, Deserialize)]
+struct Extra {
+    tensor_parallel: Description,
+    extra: serde_json::Value,
+}
+
+/// How the model was divided.
+#[derive(Serialize, Deserialize)]
+struct Description {
+    ranks: usize,
+    /// Name and whole shape of each, in order of construction.
+    parameters: Vec<(String, Vec<usize>)>,
+}
+
+impl<M> TensorParallel<M> {
+    /// Writes a checkpoint: each tensor-parallel rank its part of the model and of the optimizer's state, in a file of its own; one
+    /// manifest has the hashes of all. To be called on every rank, with the same folder, which all must see. `checkpoint` has
+    /// whatever else is to be kept; rank 0's counts.
+    ///
+    /// A crash at any moment leaves the last checkpoint as it was, or the new one whole: see [`Checkpoints`].
+    ///
+    /// # Memory
+    /// A copy of this rank's optimizer state.
+    ///
+    /// # Errors
+    /// On every rank, where one could not write; the latest checkpoint is then what it was. Failures of communication.
+    ///
+    /// ```
+    /// use comm::{Local, Mesh};
+    /// use tensor_parallel::{ParallelMlp, TensorParallel, TensorParallelConfig, Weights};
+    /// use training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// let config = CheckpointConfig { dir: folder.path().into(), ..CheckpointConfig::default() };
+    /// let checkpoints = Checkpoints::open(config)?;
+    /// let steps = Local::run_shared(2, |comm| {
+    ///     let mesh = Mesh::new(comm, &[("tp", 2)])?;
+    ///     let model = |builder| ParallelMlp::new(4, 8, &builder);
+    ///     let parallel = TensorParallel::new(&mesh, &TensorParallelConfig::default(), &Weights::seed(1), model)?;
+    ///     let failed = |error: training::Error| comm::Error::from(tensor_parallel::Error::from(error));
+    ///     let mut adam = Adam::named(parallel.named_vars(), AdamConfig::default()).map_err(failed)?;
+    ///     parallel.save_checkpoint(&checkpoints, &adam, &Checkpoint { step: 7, ..Checkpoint::default() })?;
+    ///     let Some(contents) = checkpoints.latest().map_err(failed)? else { return Ok(0) };
+    ///     parallel.load_checkpoint(&contents, &mut adam)?;
+    ///     Ok(contents.step)
+    /// })?;
+    /// assert_eq!(steps, [7, 7]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn save_checkpoint(
+        &self,
+        checkpoints: &Checkpoints,
+        optimizer: &dyn OptimizerState,
+        checkpoint: &Checkpoint,
+    ) -> Result<PathBuf> {
+        let world = self.world();
+        let begun = agree(
+            world,
+            match world.rank() {
+                0 => checkpoints.begin().map(|draft| draft.number()).map_err(Error::from),
+                _ => Ok(0),
+            },
+        )?;
+        let number: u64 = broadcast_object(world, &begun, 0)?;
+        // Of several copies, the first is written.
+        let is_written = self.dp().is_none_or(|dp| dp.rank() == 0);
+        let written = is_written.then(|| self.write_part(checkpoints, number, optimizer)).transpose();
+        let all: Vec<Option<(String, FileHash)>> = all_gather_object(world, &agree(world, written)?)?;
+        let committed = agree(
+            world,
+            match world.rank() {
+                0 => self.commit(checkpoints, number, checkpoint, all.into_iter().flatten().collect()),
+                _ => Ok(PathBuf::new()),
+            },
+        )?;
+        Ok(broadcast_object(world, &committed, 0)?)
+    }
+
+    fn write_part(
+        &self,
+        checkpoints: &Checkpoints,
+        number: u64,
+        optimizer: &dyn OptimizerState,
+    ) -> Result<(String, FileHash)> {
+        let own = self.parameters().iter();
+        let mut tensors: HashMap<String, Tensor> =
+            own.map(|p| (format!("{MODEL}{}", p.name()), p.var().as_detached_tensor())).collect();
+        let state = optimizer.state()?;
+        tensors.extend(state.into_iter().map(|(name, tensor)| (format!("{OPTIMIZER}{name}"), tensor)));
+        let name = set_name(self.context().rank());
+        let hash = checkpoints.draft(number).write(&name, &tensors)?;
+        Ok((name, hash))
+    }
+
+    fn commit(
+        &self,
+        checkpoints: &Checkpoints,
+        number: u64,
+        checkpoint: &Checkpoint,
+        files: BTreeMap<String, FileHash>,
+    ) -> Result<PathBuf> {
+        let describe = |p: &Parameter| (p.name().to_string(), p.dims().to_vec());
+        let parameters = self.parameters().iter().map(describe).collect();
+        let tensor_parallel = Description { ranks: self.context().ranks(), parameters };
+        let extra = serde_json::to_value(Extra { tensor_parallel, extra: checkpoint.extra.clone() })
+            .map_err(|error| Error::invalid("the checkpoint's extra", error, "give what JSON can hold"))?;
+        Ok(checkpoints.draft(number).commit(&Checkpoint { extra, ..checkpoint.clone() }, files)?)
+    }
+
+    /// Reads a checkpoint that [`save_checkpoint`](Self::save_checkpoint) has written, divided over this or any other number of
+    /// ranks: parameters, and the optimizer's state. To be called on every rank, with the same checkpoint. Gives what its writer
+    /// had as [`Checkpoint::extra`].
+    ///
+    /// # Cost
+    /// Each rank reads its part, and some of the files once more for their hashes. Where the model was divided otherwise, each
+    /// rank reads all parts, one parameter at a time.
+    ///
+    /// # Errors
+    /// On every rank: a checkpoint of another model, or one that is not as it was written, with nothing changed. Failures of
+    /// communication.
+    pub fn load_checkpoint(
+        &self,
+        contents: &Contents,
+        optimizer: &mut dyn OptimizerState,
+    ) -> Result<serde_json::Value> {
+        let world = self.world();
+        let read = || {
+            for (place, name) in contents.files.keys().enumerate() {
+                if place % world.world_size() == world.rank() {
+                    contents.check(name)?;
+                }
+            }
+            let extra: Extra = serde_json::from_value(contents.extra.clone()).map_err(|reason| {
+                misfit(&contents.folder, format!("it is no checkpoint of a divided model: {reason}"))
+            })?;
+            let mut saved = Saved::open(contents, extra.tensor_parallel)?;
+            saved.check(self.parameters(), &contents.folder)?;
+            Ok((self.own_values(&mut saved)?, self.own_state(&mut saved)?, extra.extra))
+        };
+        let (values, state, extra) = agree(world, read())?;
+        agree(world, optimizer.load_state(&state).map_err(Error::from))?;
+        for (parameter, value) in self.parameters().iter().zip(values) {
+            parameter.var().set(&value.to_device(parameter.var().device())?)?;
+        }
+        Ok(extra)
+    }
+
+    fn own_values(&self, saved: &mut Saved) -> Result<Vec<Tensor>> {
+        let place = (self.context().rank(), self.context().ranks());
+        let one = |parameter: &Parameter| {
+            let value = saved.part(&format!("{MODEL}{}", parameter.name()), parameter, place)?;
+            Ok(value.to_dtype(parameter.var().dtype())?)
+        };
+        self.parameters().iter().map(one).collect()
+    }
+
+    /// What the optimizer remembers: tensors that are divided as their parameters are, and others, which every rank has.
+    fn own_state(&self, saved: &mut Saved) -> Result<HashMap<String, Tensor>> {
+        let place = (self.context().rank(), self.context().ranks());
+        let mut state = HashMap::new();
+        for (key, dims) in saved.files[0].tensors() {
+            let Some(name) = key.strip_prefix(OPTIMIZER) else { continue };
+            let of =
+                name.rsplit_once('.').and_then(|(of, _)| self.parameters().iter().find(|p| p.name() == of));
+            let value = match of {
+                Some(parameter) if dims == saved.shard_dims(parameter)? => {
+                    saved.part(&key, parameter, place)?
+                }
+                _ => saved.files[0].whole(&key)?,
+            };
+            state.insert(name.to_string(), value);
+        }
+        Ok(state)
+    }
+}
+
+/// A checkpoint's files, one of each rank that it was divided over.
+struct Saved {
+    description: Description,
+    files: Vec<ShardedFile>,
+}
+
+impl Saved {
+    fn open(contents: &Contents, description: Description) -> Result<Self> {
+        let ranks = description.ranks.max(1);
+        let files = (0..ranks).map(|rank| ShardedFile::open(&contents.path(&set_name(rank))));
+        let files = files.collect::<Result<_>>()?;
+        Ok(Self { description, files })
+    }
+
+    /// Refuses a checkpoint of another model.
+    fn check(&self, parameters: &[Parameter], folder: &Path) -> Result<()> {
+        let own: Vec<_> = parameters.iter().map(|p| format!("{} {:?}", p.name(), p.dims())).collect();
+        let saved = self.description.parameters.iter().map(|(name, dims)| format!("{name} {dims:?}"));
+        let saved: Vec<_> = saved.collect();
+        let place = (0..own.len().max(saved.len())).find(|&place| own.get(place) != saved.get(place));
+        let Some(place) = place else { return Ok(()) };
+        let shown = |all: &[String]| all.get(place).map_or("nothing".into(), String::clone);
+        let (own, saved) = (shown(&own), shown(&saved));
+        Err(misfit(folder, format!("it is of another model: it has {saved}, the model has {own}")))
+    }
+
+    fn shard_dims(&self, parameter: &Parameter) -> Result<Vec<usize>> {
+        parameter.split().shard_dims(parameter.name(), parameter.dims(), self.files.len())
+    }
+
+    /// This rank's part of a tensor that is divided as `parameter` is.
+    fn part(&mut self, key: &str, parameter: &Parameter, (rank, ranks): (usize, usize)) -> Result<Tensor> {
+        let (split, dims, then) = (parameter.split(), parameter.dims(), self.files.len());
+        if split == Split::Whole || ranks == then {
+            return self.files[rank % then].whole(key);
+        }
+        let mut all = Vec::with_capacity(then);
+        for (old, file) in self.files.iter_mut().enumerate() {
+            let runs = split.runs(dims, old, then);
+            all.push(file.whole(key)?.reshape((runs.count, runs.len))?);
+        }
+        // Each run of the whole is that of the first rank, then that of the second, and so on.
+        cut(&Tensor::cat(&all, 1)?, split.runs(dims, rank, ranks), parameter.var().dims())
+    }
+}
+
+/// What all ranks have done, or on every rank why one could not.
+fn agree<T>(world: &dyn Communicator, own: Result<T>) -> Result<T> {
+    let told = own.as_ref().err().map(ToString::to_string);
+    let all = all_gather_object(world, &told)?;
+    let value = own?;
+    match all.into_iter().enumerate().find_map(|(rank, told)| Some((rank, told?))) {
+        Some((rank, reason)) => Err(Error::PeerFile { rank, reason: format!("failed: {reason}") }),
+        None => Ok(value),
+    }
+}
+
+fn misfit(folder: &Path, reason: String) -> Error {
+    Error::File { action: "go on from", path: folder.to_path_buf(), reason }
+}
+
+fn set_name(rank: usize) -> String {
+    format!("tp-{rank}")
+}

@@ -1,0 +1,44 @@
+//! What a graph holds.
+
+use std::collections::HashMap;
+
+use candle_core::{CpuStorage, Storage, Tensor};
+
+/// Bytes that the graph of a loss, or of whatever backward begins at, holds for backward: each storage once, without variables, and
+/// without `parameters`, the copies of them that a model computes with. What operations keep to themselves is not seen.
+///
+/// # Cost
+/// One walk over the graph.
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use training::activation_bytes;
+///
+/// let x = Var::new(&[1f32, 2.0, 3.0], &Device::Cpu)?;
+/// let squares = x.sqr()?;
+/// // Three squares, of which a view is no second copy, and their sum.
+/// assert_eq!(activation_bytes(&squares.reshape((3, 1))?.sum_all()?, []), 4 * (3 + 1));
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn activation_bytes<'a>(loss: &Tensor, parameters: impl IntoIterator<Item = &'a Tensor>) -> usize {
+    // A storage stays where it is as long as a tensor has it.
+    let place = |tensor: &Tensor| std::ptr::from_ref(&*tensor.storage_and_layout().0).addr();
+    let mut seen: HashMap<usize, usize> = parameters.into_iter().map(|tensor| (place(tensor), 0)).collect();
+    for node in loss.sorted_nodes().into_iter().filter(|node| !node.is_variable()) {
+        seen.entry(place(node)).or_insert_with(|| storage_bytes(node));
+    }
+    seen.into_values().sum()
+}
+
+/// All of what a tensor may be a view of.
+fn storage_bytes(tensor: &Tensor) -> usize {
+    let (storage, _) = tensor.storage_and_layout();
+    let elements = match &*storage {
+        Storage::Cpu(CpuStorage::F64(all)) => all.len(),
+        Storage::Cpu(CpuStorage::F32(all)) => all.len(),
+        Storage::Cpu(CpuStorage::F16(all)) => all.len(),
+        Storage::Cpu(CpuStorage::BF16(all)) => all.len(),
+        _ => tensor.elem_count(),
+    };
+    elements * tensor.dtype().size_in_bytes()
+}
