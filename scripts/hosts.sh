@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-program=$(realpath "${1:-target/debug/girandole}")
+program=$(realpath "${1:-${CARGO_TARGET_DIR:-target}/debug/girandole}")
 dir=$(mktemp -d /tmp/girandole-hosts.XXXXXX)
 # Names and addresses are of this run alone, and of no network outside.
 a=gir-a-$$ b=gir-b-$$ dev=gir$$

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-program=$(realpath "${1:-target/debug/girandole}")
+program=$(realpath "${1:-${CARGO_TARGET_DIR:-target}/debug/girandole}")
 dir=$(mktemp -d /tmp/girandole-slurm.XXXXXX)
 chmod 755 "$dir"
 port=${SLURM_TEST_PORT:-16820}
