@@ -33,11 +33,12 @@ use crate::report::{Report, RunSeries, Timeline};
 use crate::result_line;
 use crate::run_log::{LogConfig, RunLog};
 use crate::tokens::{self, Batch, Row};
+use crate::trainer::parts::Keeping;
 use crate::trainer::{CheckpointOptions, RunIdentity, StepRandom};
 use crate::variables::Variables;
 use crate::weights::save_weights;
 
-use keeping::Keeping;
+use keeping::Course;
 use stages::Weights;
 
 /// Steps of which the quickest is shown in a report.
@@ -287,8 +288,8 @@ impl PipelineTransformerOptions {
         let mut metrics = rank.metrics.take();
         let mut log = (rank.comm.rank() == reporter).then(|| RunLog::new(&log, metrics.as_mut()));
         let (options, run) = (&self.checkpoints, self.identity(world_size));
-        let mut keeping = Keeping { options, run, steps_per_epoch, reporter, kept: None };
-        let begun = keeping.resume(rank, pipeline, &mut optimizer, log.as_mut())?;
+        let (mut keeping, course) = (Keeping::new(options, run), Course { steps_per_epoch, reporter });
+        let begun = keeping::resume(&mut keeping, course, rank, (pipeline, &mut optimizer), log.as_mut())?;
         let mut held = Held::default();
         let (watch, mut busy, sent) = (rank.stopwatch(), 0.0, pipeline.stats().bytes_sent);
         for at in begun..steps {
@@ -307,7 +308,8 @@ impl PipelineTransformerOptions {
                 log.step(epoch, batch, loss)?;
                 log.say(format_args!("Epoch {epoch}, Batch {batch}, Loss: {}", Float(loss.into())))?;
             }
-            keeping.keep((at + 1, at + 1 == steps), rank, pipeline, &optimizer, log.as_mut())?;
+            let (done, model) = ((at + 1, at + 1 == steps), (&*pipeline, &optimizer));
+            keeping::keep(&mut keeping, course, done, rank, model, log.as_mut())?;
         }
         let measured = watch.stop().computing(busy);
         held.weights = bytes(pipeline.vars().iter().map(|var| var.as_tensor()));
