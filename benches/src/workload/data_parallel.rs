@@ -1,10 +1,9 @@
 //! A copy of the model on every rank.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
-use candle_nn::{Optimizer, VarMap};
+use candle_nn::VarMap;
 use comm::Communicator;
 use ddp::{Ddp, DdpConfig};
 use girandole::error::Result;
@@ -12,7 +11,7 @@ use girandole::models::transformer::Transformer;
 use training::{Adam, AdamConfig, TorchInit};
 
 use super::model::{generator, loss, share};
-use super::run::Train;
+use super::run::{Train, timed};
 use super::{Strategy, Training};
 
 pub(super) struct Job {
@@ -49,13 +48,9 @@ impl Job {
 
 impl Train for Job {
     fn step(&mut self) -> Result<[f64; 3]> {
-        let began = Instant::now();
-        let loss = loss(&self.model.forward_t(&self.batch.0, true)?, &self.batch.1)?;
-        let forward = began.elapsed().as_secs_f64();
-        let gradients = self.model.backward(&loss)?;
-        let backward = began.elapsed().as_secs_f64();
-        self.optimizer.step(&gradients)?;
-        Ok([forward, backward - forward, began.elapsed().as_secs_f64() - backward])
+        let Self { model, optimizer, batch, .. } = self;
+        let forward = || Ok(loss(&model.forward_t(&batch.0, true)?, &batch.1)?);
+        timed(optimizer, forward, |loss| Ok(model.backward(loss)?))
     }
 
     fn bytes_sent(&self) -> u64 {

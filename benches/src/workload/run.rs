@@ -3,10 +3,14 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use candle_core::Tensor;
+use candle_core::backprop::GradStore;
+use candle_nn::Optimizer;
 use comm::{Communicator, Operation, Tcp, all_gather_object, broadcast_object};
 use girandole::error::Result;
 use girandole::report::peak_rss_bytes;
 use serde::{Deserialize, Serialize};
+use training::Adam;
 
 use super::{Steps, Strategy, Training, data_parallel, pipeline, sharded, tensor_parallel};
 use crate::Split;
@@ -26,6 +30,21 @@ pub(super) trait Train {
 
     /// Elements of this rank's parameters.
     fn parameters(&self) -> usize;
+}
+
+/// One step, as [`Train::step`] gives it.
+pub(super) fn timed(
+    optimizer: &mut Adam,
+    forward: impl FnOnce() -> Result<Tensor>,
+    backward: impl FnOnce(&Tensor) -> Result<GradStore>,
+) -> Result<[f64; 3]> {
+    let began = Instant::now();
+    let loss = forward()?;
+    let forward = began.elapsed().as_secs_f64();
+    let gradients = backward(&loss)?;
+    let backward = began.elapsed().as_secs_f64();
+    optimizer.step(&gradients)?;
+    Ok([forward, backward - forward, began.elapsed().as_secs_f64() - backward])
 }
 
 /// What was measured.

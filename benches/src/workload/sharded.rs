@@ -1,10 +1,9 @@
 //! Every parameter divided over the ranks; each block is a unit.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use candle_core::{DType, Device, Module, Result as CandleResult, Tensor};
-use candle_nn::{Embedding, ModuleT, Optimizer, embedding};
+use candle_nn::{Embedding, ModuleT, embedding};
 use comm::Communicator;
 use fsdp::{Fsdp, FsdpConfig, Unit, UnitBuilder};
 use girandole::error::Result;
@@ -14,7 +13,7 @@ use training::{Adam, AdamConfig, Linear, TorchInit, linear};
 
 use super::Training;
 use super::model::{generator, loss, share};
-use super::run::Train;
+use super::run::{Train, timed};
 
 /// Embedding and positions.
 struct Front(Embedding, PositionalEncoding);
@@ -83,13 +82,9 @@ impl Job {
 
 impl Train for Job {
     fn step(&mut self) -> Result<[f64; 3]> {
-        let began = Instant::now();
-        let loss = loss(&self.model.forward_t(&self.batch.0, true)?, &self.batch.1)?;
-        let forward = began.elapsed().as_secs_f64();
-        let gradients = self.model.backward(&loss)?;
-        let backward = began.elapsed().as_secs_f64();
-        self.optimizer.step(&gradients)?;
-        Ok([forward, backward - forward, began.elapsed().as_secs_f64() - backward])
+        let Self { model, optimizer, batch, .. } = self;
+        let forward = || Ok(loss(&model.forward_t(&batch.0, true)?, &batch.1)?);
+        timed(optimizer, forward, |loss| Ok(model.backward(loss)?))
     }
 
     fn bytes_sent(&self) -> u64 {

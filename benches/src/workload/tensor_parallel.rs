@@ -1,18 +1,16 @@
 //! Every layer divided over the ranks.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use ::tensor_parallel::{LanguageModel, LanguageModelConfig, TensorParallel, TensorParallelConfig, Weights};
 use candle_core::Tensor;
-use candle_nn::Optimizer;
 use comm::{Communicator, Mesh};
 use girandole::error::Result;
 use training::{Adam, AdamConfig};
 
 use super::Training;
 use super::model::generator;
-use super::run::Train;
+use super::run::{Train, timed};
 
 pub(super) struct Job {
     model: TensorParallel<LanguageModel>,
@@ -45,13 +43,9 @@ impl Job {
 
 impl Train for Job {
     fn step(&mut self) -> Result<[f64; 3]> {
-        let began = Instant::now();
-        let loss = self.model.model().loss(&self.batch.0, &self.batch.1)?;
-        let forward = began.elapsed().as_secs_f64();
-        let gradients = self.model.backward(&loss)?;
-        let backward = began.elapsed().as_secs_f64();
-        self.optimizer.step(&gradients)?;
-        Ok([forward, backward - forward, began.elapsed().as_secs_f64() - backward])
+        let Self { model, optimizer, batch, .. } = self;
+        let forward = || Ok(model.model().loss(&batch.0, &batch.1)?);
+        timed(optimizer, forward, |loss| Ok(model.backward(loss)?))
     }
 
     fn bytes_sent(&self) -> u64 {
