@@ -41,10 +41,7 @@ pub(crate) struct Credentials {
 impl Credentials {
     /// Without a secret the key is all zeros, which [`Secret`] never is.
     pub(crate) fn new(secret: Option<&Secret>, job_id: &str) -> Self {
-        let mut key = [0; 64];
-        if let Some(secret) = secret {
-            key[..32].copy_from_slice(secret.bytes());
-        }
+        let key = secret.map_or([0; 64], Secret::block);
         Self { key, context: Sha256::digest(job_id.as_bytes()).into(), tls: None }
     }
 

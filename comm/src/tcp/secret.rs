@@ -73,8 +73,11 @@ impl Secret {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    pub(crate) fn bytes(&self) -> &[u8; 32] {
-        &self.0
+    /// As a key of HMAC-SHA256: a block of 64 bytes, with zeros at the end.
+    pub(crate) fn block(&self) -> [u8; 64] {
+        let mut block = [0; 64];
+        block[..32].copy_from_slice(&self.0);
+        block
     }
 
     /// The message never repeats what was given: it may be nearly right.
@@ -132,7 +135,7 @@ mod tests {
     fn hexadecimal_digits_are_read_and_written() {
         let secret = Secret::from_hex(&format!("  {DIGITS}\n")).unwrap();
         assert_eq!(secret.to_hex(), DIGITS.to_lowercase());
-        assert_eq!(secret.bytes()[..3], [0x00, 0x11, 0x22]);
+        assert_eq!(secret.block()[..3], [0x00, 0x11, 0x22]);
     }
 
     #[test]

@@ -34,7 +34,7 @@ impl Identity {
     /// Whoever has the same secret and the same job id has the same identity.
     pub(crate) fn new(secret: &Secret, job_id: &str) -> Result<Self, Error> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mut seed = Hmac::<Sha256>::new(&block(secret).into());
+        let mut seed = Hmac::<Sha256>::new(&secret.block().into());
         seed.update(b"girandole TLS key");
         seed.update(job_id.as_bytes());
         let mut pkcs8 = PKCS8.to_vec();
@@ -78,12 +78,6 @@ impl fmt::Debug for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Identity(..)")
     }
-}
-
-fn block(secret: &Secret) -> [u8; 64] {
-    let mut block = [0; 64];
-    block[..32].copy_from_slice(secret.bytes());
-    block
 }
 
 /// Accepts the job's own key, and nothing else.
