@@ -2,11 +2,11 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use comm::{Communicator, Error, ReduceOp, Result};
 
 use crate::Backend;
-use crate::reference::{DTYPES, OPS, assert_equal, input, reduced, value, values};
+use crate::reference::{DTYPES, OPS, assert_equal, input, reduced, value, values, zeros};
 
 pub(crate) const WORLD_SIZES: [usize; 7] = [1, 2, 3, 4, 5, 8, 9];
 
@@ -76,7 +76,7 @@ pub(crate) fn broadcast(backend: &dyn Backend) {
 pub(crate) fn all_gather(backend: &dyn Backend) {
     grid(backend, |comm, dtype, op, len| {
         let world_size = comm.world_size();
-        let output = Tensor::zeros((world_size, len), dtype, &Device::Cpu)?;
+        let output = zeros((world_size, len), dtype)?;
         comm.all_gather(&output, &input(comm.rank(), len, op, dtype))?.wait()?;
         let expected = (0..world_size).flat_map(|rank| (0..len).map(move |index| value(rank, index, op)));
         assert_equal(&output.flatten_all()?, expected, &format!("{dtype:?} {len}"));
@@ -95,7 +95,7 @@ pub(crate) fn reduce_scatter(backend: &dyn Backend) {
     grid(backend, |comm, dtype, op, len| {
         let (rank, world_size) = (comm.rank(), comm.world_size());
         let whole = input(rank, len * world_size, op, dtype);
-        let output = Tensor::zeros(len, dtype, &Device::Cpu)?;
+        let output = zeros(len, dtype)?;
         comm.reduce_scatter(&output, &whole, op)?.wait()?;
         let expected = (rank * len..(rank + 1) * len).map(|index| reduced(world_size, index, op));
         assert_equal(&output, expected, &format!("{dtype:?} {op:?} {len}"));
@@ -114,7 +114,7 @@ pub(crate) fn messages(backend: &dyn Backend) {
             for dtype in DTYPES {
                 for len in lengths(world_size) {
                     let outgoing = input(rank, len, ReduceOp::Sum, dtype);
-                    let incoming = Tensor::zeros(len + 2, dtype, &Device::Cpu)?;
+                    let incoming = zeros(len + 2, dtype)?;
                     let middle = incoming.narrow(0, 1, len)?;
                     // One rank receives first: the ring must not depend on buffers.
                     if rank == 0 {
@@ -186,7 +186,7 @@ pub(crate) fn queued(backend: &dyn Backend) {
 
 pub(crate) fn mistakes(backend: &dyn Backend) {
     backend.run(2, &|comm| {
-        let tensor = Tensor::zeros((2, 3), DType::F32, &Device::Cpu)?;
+        let tensor = zeros((2, 3), DType::F32)?;
         let errors = [
             comm.broadcast(&tensor, 2).unwrap_err(),
             comm.send(&tensor, comm.rank()).unwrap_err(),

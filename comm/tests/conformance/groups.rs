@@ -1,12 +1,12 @@
 //! Groups of some of the ranks.
 
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 use comm::{Communicator, Error, ReduceOp};
 
 use crate::Backend;
 
 fn sum(comm: &dyn Communicator, value: usize) -> comm::Result<usize> {
-    let tensor = Tensor::new(&[value as i64], &Device::Cpu)?;
+    let tensor = Tensor::new(&[value as i64], &crate::device())?;
     comm.all_reduce(&tensor, ReduceOp::Sum)?.wait()?;
     Ok(tensor.to_vec1::<i64>()?[0] as usize)
 }

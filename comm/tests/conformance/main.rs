@@ -12,7 +12,13 @@ mod uneven;
 
 use std::time::Duration;
 
+use candle_core::Device;
 use comm::{Communicator, InitMethod, Local, Result, Secret, Tcp, TcpConfig, Tls, Transport};
+
+/// Where the tensors are.
+fn device() -> Device {
+    Device::Cpu
+}
 
 /// Runs `body` on every rank of a group of one backend.
 trait Backend {

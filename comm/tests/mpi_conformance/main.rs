@@ -22,7 +22,13 @@ mod uneven;
 use std::path::Path;
 use std::time::Duration;
 
+use candle_core::Device;
 use comm::{Communicator, Mpi, Result, TcpConfig};
+
+/// Where the tensors are.
+fn device() -> Device {
+    Device::Cpu
+}
 
 /// Runs `body` on every rank of a group of one backend.
 trait Backend {
