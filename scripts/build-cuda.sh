@@ -113,18 +113,19 @@ for name in cublas cublasLt curand nvrtc nccl; do ar crs "$folder/link/lib/lib$n
 ln -s "$toolkit/lib/libcudart_static.a" "$folder/link/lib/libcudart.a"
 cxx=$(c++ -print-file-name=libstdc++.a)
 [ ! -e "$cxx" ] || ln -s "$cxx" "$folder/link/lib/libstdc++.a"
-# Where the program looks for libraries.
-cat > "$folder/linker" <<'LINKER'
+# Where the program looks for libraries. The linker is told by this, since flags of cargo's would build everything anew.
+mkdir -p "$folder/bin"
+cat > "$folder/bin/cc" <<CC
 #!/bin/sh
-exec cc "$@" '-Wl,-rpath,$ORIGIN:$ORIGIN/nvidia/cu13/lib:$ORIGIN/nvidia/nccl/lib:/usr/local/cuda/lib64'
-LINKER
-chmod +x "$folder/linker"
+exec '$(command -v cc)' "\$@" '-Wl,-rpath,\$ORIGIN:\$ORIGIN/nvidia/cu13/lib:\$ORIGIN/nvidia/nccl/lib:/usr/local/cuda/lib64'
+CC
+chmod +x "$folder/bin/cc"
 
 # ---- the program ----
 echo "== girandole with CUDA, for compute capability $compute_cap and later"
 unset CUDA_HOME CUDA_ROOT CUDA_TOOLKIT_ROOT_DIR CUDNN_LIB NVCC_CCBIN
 export NVCC=$folder/nvcc CUDA_PATH=$folder/link CUDARC_CUDA_VERSION=13000 CUDA_COMPUTE_CAP=$compute_cap
-export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER=$folder/linker
+export PATH=$folder/bin:$PATH
 # In the order of `comm::CudaLibrary`.
 export GIRANDOLE_CUDA_LIBRARIES="libcuda.so.1 libcublas.so.13 libcurand.so.10 libnccl.so.2"
 # Kernels of another capability are another build.
