@@ -20,7 +20,7 @@ pub(crate) fn rings(backend: &dyn Backend) {
                         for len in [len, len + 3] {
                             let tensor = input(rank, len, ReduceOp::Sum, dtype);
                             messages.push(Message::Send { tensor, to: peer });
-                            let tensor = zeros(len, dtype)?;
+                            let tensor = Tensor::zeros(len, dtype, &crate::device())?;
                             messages.push(Message::Recv { tensor: tensor.clone(), from: peer });
                             received.push((peer, tensor));
                         }

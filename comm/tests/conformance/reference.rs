@@ -18,24 +18,7 @@ pub(crate) fn value(rank: usize, index: usize, op: ReduceOp) -> f64 {
 
 pub(crate) fn input(rank: usize, len: usize, op: ReduceOp, dtype: DType) -> Tensor {
     let values: Vec<f64> = (0..len).map(|index| value(rank, index, op)).collect();
-    on_device(&Tensor::from_vec(values, len, &Device::Cpu).unwrap().to_dtype(dtype).unwrap())
-}
-
-/// A copy on the device that is tested, made without arithmetic of the device's.
-pub(crate) fn on_device(tensor: &Tensor) -> Tensor {
-    match tensor.elem_count() {
-        0 => zeros(tensor.shape(), tensor.dtype()).unwrap(),
-        _ => tensor.to_device(&crate::device()).unwrap(),
-    }
-}
-
-/// On the device that is tested. CUDA has no memory of 0 bytes: there, a tensor without elements is a view of another one.
-pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType) -> candle_core::Result<Tensor> {
-    let (shape, device) = (shape.into(), crate::device());
-    if shape.elem_count() > 0 || device.is_cpu() {
-        return Tensor::zeros(shape, dtype, &device);
-    }
-    Tensor::zeros(1, dtype, &device)?.narrow(0, 0, 0)?.reshape(shape)
+    on_device(Tensor::from_vec(values, len, &Device::Cpu).unwrap().to_dtype(dtype).unwrap())
 }
 
 pub(crate) fn reduced(world_size: usize, index: usize, op: ReduceOp) -> f64 {
@@ -61,5 +44,11 @@ pub(crate) fn assert_equal(tensor: &Tensor, expected: impl Iterator<Item = f64>,
 }
 
 pub(crate) fn values(tensor: &Tensor) -> Vec<f64> {
-    tensor.to_device(&Device::Cpu).unwrap().flatten_all().unwrap().to_dtype(DType::F64).unwrap().to_vec1().unwrap()
+    let tensor = tensor.to_device(&Device::Cpu).unwrap();
+    tensor.flatten_all().unwrap().to_dtype(DType::F64).unwrap().to_vec1().unwrap()
+}
+
+/// CUDA has no way to convert no elements: conversions are the CPU's.
+pub(crate) fn on_device(tensor: Tensor) -> Tensor {
+    tensor.to_device(&crate::device()).unwrap()
 }

@@ -1,12 +1,14 @@
-//! The conformance suite on tensors of one CUDA device: over TCP with 2 and 4 ranks that share it, and over NCCL with one.
+//! The conformance suite on CUDA tensors, over NCCL and over TCP, and what becomes of faults. It runs on GPUs, and on what
+//! stands in for them: see `scripts/check-nccl.sh`.
 //!
-//! `scripts/gpu-check.sh` runs this, by the arguments `tcp` or `nccl` and the number of ranks.
-#![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr, dead_code)]
+//! Without arguments: everything. `nccl N` and `tcp N` run the cases on N ranks, `faults` the faults.
+#![allow(clippy::unwrap_used, clippy::print_stdout, dead_code)]
 
 #[path = "../conformance/batch.rs"]
 mod batch;
 #[path = "../conformance/cases.rs"]
 mod cases;
+mod faults;
 #[path = "../conformance/groups.rs"]
 mod groups;
 #[path = "../conformance/halves.rs"]
@@ -18,40 +20,32 @@ mod reference;
 #[path = "../conformance/uneven.rs"]
 mod uneven;
 
-use std::process::ExitCode;
-use std::sync::OnceLock;
+use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use candle_core::Device;
-use comm::{Communicator, CudaLibrary, InitMethod, Result, Secret, Tcp, TcpConfig, Transport};
+use candle_core::{Device, Tensor};
+use comm::{Communicator, InitMethod, Nccl, ReduceOp, Result, Secret, Tcp, TcpConfig};
+
+thread_local! {
+    static DEVICE: RefCell<Device> = const { RefCell::new(Device::Cpu) };
+}
+
+/// Where the tensors of the cases are.
+fn device() -> Device {
+    DEVICE.with_borrow(Device::clone)
+}
 
 /// Runs `body` on every rank of a group of one backend.
 trait Backend {
     fn run(&self, world_size: usize, body: &(dyn Fn(&dyn Communicator) -> Result<()> + Sync));
 }
 
-/// Where the tensors are.
-fn device() -> Device {
-    DEVICE.get().unwrap().clone()
-}
-
-static DEVICE: OnceLock<Device> = OnceLock::new();
-
-/// A thread for each rank; nothing where the number of ranks is another one.
+/// So many ranks, a thread each; nothing where a case wants another number of them.
 struct Ranks {
-    engine: &'static str,
     world_size: usize,
-    transport: Transport,
-}
-
-impl Ranks {
-    fn connect(&self, config: &TcpConfig) -> Result<Box<dyn Communicator>> {
-        match self.engine {
-            #[cfg(feature = "nccl")]
-            "nccl" => Ok(Box::new(comm::Nccl::connect(config, &device())?)),
-            _ => Ok(Box::new(Tcp::connect(config)?)),
-        }
-    }
+    connect: fn(&TcpConfig, &Device) -> Result<Box<dyn Communicator>>,
+    /// The CUDA device of a rank.
+    ordinal: fn(usize) -> usize,
 }
 
 impl Backend for Ranks {
@@ -65,14 +59,17 @@ impl Backend for Ranks {
             init_method: InitMethod::File(folder.path().join("meeting")),
             timeout: Duration::from_secs(60),
             secret: Some(Secret::random().unwrap()),
-            transport: self.transport,
             ..TcpConfig::default()
         };
         std::thread::scope(|scope| {
             for rank in 0..world_size {
                 let config = TcpConfig { rank, ..config.clone() };
                 scope.spawn(move || {
-                    let run = || body(&*self.connect(&config)?);
+                    let run = || {
+                        let device = Device::new_cuda((self.ordinal)(rank))?;
+                        DEVICE.set(device.clone());
+                        body(&*(self.connect)(&config, &device)?)
+                    };
                     run().unwrap_or_else(|error| panic!("rank {rank} of {world_size}: {error}"));
                 });
             }
@@ -80,9 +77,25 @@ impl Backend for Ranks {
     }
 }
 
+/// A device each.
+fn nccl(world_size: usize) -> Ranks {
+    let connect = |config: &TcpConfig, device: &Device| {
+        Nccl::connect(config, device).map(|comm| Box::new(comm) as Box<dyn Communicator>)
+    };
+    Ranks { world_size, connect, ordinal: |rank| rank }
+}
+
+/// All on one device.
+fn tcp(world_size: usize) -> Ranks {
+    let connect = |config: &TcpConfig, _: &Device| {
+        Tcp::connect(config).map(|comm| Box::new(comm) as Box<dyn Communicator>)
+    };
+    Ranks { world_size, connect, ordinal: |_| 0 }
+}
+
 type Case = (&'static str, fn(&dyn Backend));
 
-const CASES: [Case; 23] = [
+const CASES: [Case; 24] = [
     ("all_reduce", cases::all_reduce),
     ("reduce", cases::reduce),
     ("broadcast", cases::broadcast),
@@ -106,61 +119,61 @@ const CASES: [Case; 23] = [
     ("groups that are refused", groups::mistakes),
     ("queued operations keep their order", cases::queued),
     ("mistakes leave the group usable", cases::mistakes),
+    ("computing before and after", computing),
 ];
 
-fn check(ranks: &Ranks) {
-    let Ranks { engine, world_size, transport } = ranks;
-    println!("{engine}, {world_size} rank(s), {transport:?}");
-    for (name, case) in CASES {
-        let began = Instant::now();
-        case(ranks);
-        println!("  {name}: ok, {:.1} s", began.elapsed().as_secs_f64());
+/// What was asked of the device before an operation comes before it, and what is asked after it sees its result, without a
+/// word from the caller; what is asked meanwhile may use other tensors.
+fn computing(backend: &dyn Backend) {
+    for world_size in 1..=4 {
+        backend.run(world_size, &|comm| {
+            let ranks: usize = (1..=world_size).sum();
+            for round in 0..20 {
+                let len = 10_000 + round;
+                let own = Tensor::full((comm.rank() + 1) as f32, len, &device())?;
+                let mut tensor = own.zeros_like()?;
+                for _ in 0..5 {
+                    tensor = ((tensor + &own)? * 0.5)?;
+                }
+                tensor = (tensor * 32.0)?;
+                let work = comm.all_reduce(&tensor, ReduceOp::Sum)?;
+                let other = (&own * 2.0)?.sqr()?;
+                drop(own);
+                work.wait()?;
+                let after = (&tensor * 2.0)?;
+                assert_eq!(after.to_vec1::<f32>()?, vec![(2 * 31 * ranks) as f32; len], "round {round}");
+                let square = (4 * (comm.rank() + 1) * (comm.rank() + 1)) as f32;
+                assert_eq!(other.to_vec1::<f32>()?, vec![square; len], "round {round}");
+            }
+            Ok(())
+        });
     }
 }
 
-/// What `tcp N` and `nccl N` stand for, all without an argument.
-fn chosen(arguments: &[String]) -> std::result::Result<Vec<Ranks>, String> {
-    let ranks = |engine, world_size, transport| Ranks { engine, world_size, transport };
-    let over_tcp =
-        |world_size| [Transport::Tcp, Transport::Shm].map(|transport| ranks("tcp", world_size, transport));
-    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [engine @ ("tcp" | "nccl"), count] => {
-            let world_size = count.parse().map_err(|_| format!("{count}: give a number of ranks"))?;
-            if engine == "tcp" {
-                return Ok(over_tcp(world_size).into());
-            }
-            if cfg!(not(feature = "nccl")) {
-                return Err("this build has no NCCL in it".into());
-            }
-            Ok(vec![ranks("nccl", world_size, Transport::Auto)])
-        }
-        // What cargo passes on is for tests of another kind.
+fn conform(name: &str, ranks: &Ranks) {
+    let began = Instant::now();
+    let only = std::env::var("GIRANDOLE_CASE").ok();
+    for (case, run) in CASES.iter().filter(|(case, _)| only.as_ref().is_none_or(|only| only == case)) {
+        println!("{name}, {} ranks: {case}", ranks.world_size);
+        run(ranks);
+    }
+    println!("{name}, {} ranks: conforms ({:.0} s)", ranks.world_size, began.elapsed().as_secs_f64());
+}
+
+fn main() {
+    if let Ok(role) = std::env::var(faults::ROLE) {
+        return faults::play(&role);
+    }
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words[..] {
+        ["nccl", count] => conform("nccl", &nccl(count.parse().unwrap())),
+        ["tcp", count] => conform("tcp", &tcp(count.parse().unwrap())),
+        ["faults"] => faults::all(),
         _ => {
-            let nccl = cfg!(feature = "nccl").then(|| ranks("nccl", 1, Transport::Auto));
-            Ok(over_tcp(2).into_iter().chain(over_tcp(4)).chain(nccl).collect())
-        }
-    }
-}
-
-fn open() -> std::result::Result<Device, String> {
-    for library in [CudaLibrary::Driver, CudaLibrary::Cublas, CudaLibrary::Curand] {
-        library.load().map_err(|error| error.to_string())?;
-    }
-    Device::new_cuda_with_stream(0).map_err(|error| format!("CUDA device 0 cannot be used: {error}"))
-}
-
-fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let begun = chosen(&arguments).and_then(|all| Ok((all, open()?)));
-    match begun {
-        Ok((all, device)) => {
-            DEVICE.get_or_init(|| device);
-            all.iter().for_each(check);
-            ExitCode::SUCCESS
-        }
-        Err(reason) => {
-            eprintln!("error: {reason}");
-            ExitCode::FAILURE
+            (1..=4).for_each(|count| conform("nccl", &nccl(count)));
+            [2, 4].into_iter().for_each(|count| conform("tcp", &tcp(count)));
+            faults::all();
         }
     }
 }

@@ -35,6 +35,11 @@ trait Backend {
     fn run(&self, world_size: usize, body: &(dyn Fn(&dyn Communicator) -> Result<()> + Sync));
 }
 
+/// Where the tensors of the cases are.
+fn device() -> Device {
+    Device::Cpu
+}
+
 /// The ranks of this job; nothing where the number of ranks is another one.
 struct Job(TcpConfig);
 
