@@ -5,7 +5,7 @@ use comm::{Error, Message, ReduceOp, Work};
 
 use crate::Backend;
 use crate::cases::{WORLD_SIZES, lengths};
-use crate::reference::{DTYPES, OPS, assert_equal, input, reduced, value, zeros};
+use crate::reference::{DTYPES, OPS, assert_equal, input, reduced, value};
 
 /// Every rank sends two tensors to each other one, and receives two, in an order of its own.
 pub(crate) fn rings(backend: &dyn Backend) {

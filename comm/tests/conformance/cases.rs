@@ -6,7 +6,7 @@ use candle_core::{DType, Tensor};
 use comm::{Communicator, Error, ReduceOp, Result};
 
 use crate::Backend;
-use crate::reference::{DTYPES, OPS, assert_equal, input, reduced, value, values, zeros};
+use crate::reference::{DTYPES, OPS, assert_equal, input, reduced, value, values};
 
 pub(crate) const WORLD_SIZES: [usize; 7] = [1, 2, 3, 4, 5, 8, 9];
 

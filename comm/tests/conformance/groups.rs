@@ -1,6 +1,6 @@
 //! Groups of some of the ranks.
 
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 use comm::{Communicator, Error, ReduceOp};
 
 use crate::Backend;

@@ -5,7 +5,7 @@ use comm::ReduceOp;
 
 use crate::Backend;
 use crate::cases::grid;
-use crate::reference::{assert_equal, input, reduced, value, zeros};
+use crate::reference::{assert_equal, input, reduced, value};
 
 pub(crate) fn gather(backend: &dyn Backend) {
     grid(backend, |comm, dtype, op, len| {

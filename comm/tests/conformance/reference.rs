@@ -1,6 +1,6 @@
 //! The results as a plain loop computes them, in f64.
 
-use candle_core::{DType, Device, Shape, Tensor};
+use candle_core::{DType, Device, Tensor};
 use comm::ReduceOp;
 
 pub(crate) const DTYPES: [DType; 7] =

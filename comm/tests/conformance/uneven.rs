@@ -5,7 +5,7 @@ use comm::{Communicator, Error, ReduceOp};
 
 use crate::Backend;
 use crate::cases::{WORLD_SIZES, grid};
-use crate::reference::{DTYPES, assert_equal, input, reduced, value, zeros};
+use crate::reference::{DTYPES, assert_equal, input, reduced, value};
 
 pub(crate) fn collectives(backend: &dyn Backend) {
     grid(backend, |comm, dtype, op, len| {

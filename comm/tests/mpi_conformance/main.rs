@@ -25,11 +25,6 @@ use std::time::Duration;
 use candle_core::Device;
 use comm::{Communicator, Mpi, Result, TcpConfig};
 
-/// Where the tensors are.
-fn device() -> Device {
-    Device::Cpu
-}
-
 /// Runs `body` on every rank of a group of one backend.
 trait Backend {
     fn run(&self, world_size: usize, body: &(dyn Fn(&dyn Communicator) -> Result<()> + Sync));
