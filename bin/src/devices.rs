@@ -12,9 +12,20 @@ pub(crate) fn cuda() -> Result<Device, Error> {
     #[cfg(feature = "cuda")]
     let device = with_cuda::device();
     #[cfg(not(feature = "cuda"))]
-    let device = Err("this build has no CUDA in it; build it with --features cuda, for which nvcc must be there, or with \
-         scripts/build-cuda.sh, or use --device cpu");
+    let device = Err(
+        "this build has no CUDA in it; build it with --features cuda, for which nvcc must be there, or with \
+         scripts/build-cuda.sh, or use --device cpu",
+    );
     device.map_err(|help| Error::Unavailable { wanted: "--device cuda".into(), help: help.to_string() })
+}
+
+/// CUDA where this build and this machine have it, else the CPU.
+pub(crate) fn any() -> Device {
+    #[cfg(feature = "cuda")]
+    let device = with_cuda::if_there().unwrap_or(Device::Cpu);
+    #[cfg(not(feature = "cuda"))]
+    let device = Device::Cpu;
+    device
 }
 
 #[cfg(feature = "cuda")]
@@ -22,12 +33,13 @@ pub(crate) use with_cuda::count as cuda_count;
 
 #[cfg(feature = "cuda")]
 mod with_cuda {
-    use std::sync::OnceLock;
+    use std::sync::{Once, OnceLock};
 
     use candle_core::Device;
     use candle_core::cuda::cudarc::driver::{DriverError, result};
     use comm::CudaLibrary;
 
+    use crate::console::note;
     use crate::launch::gpu_count;
 
     const ALTERNATIVE: &str = "use --device cpu";
@@ -36,6 +48,19 @@ mod with_cuda {
     pub(super) fn device() -> Result<Device, String> {
         static DEVICE: OnceLock<Result<Device, String>> = OnceLock::new();
         DEVICE.get_or_init(open).clone()
+    }
+
+    /// Nothing on a machine without a GPU. One that has a GPU and cannot use it is told why.
+    pub(super) fn if_there() -> Option<Device> {
+        static TOLD: Once = Once::new();
+        match device() {
+            Ok(device) => Some(device),
+            Err(_) if gpu_count() == 0 => None,
+            Err(reason) => {
+                TOLD.call_once(|| note(format_args!("CUDA is not used: {reason}")));
+                None
+            }
+        }
     }
 
     fn open() -> Result<Device, String> {
@@ -63,10 +88,14 @@ mod with_cuda {
             Ok(Ok(count)) if count > 0 => Ok(count),
             Err(error) if gpu_count() > 0 => {
                 let why = told(error);
-                Err(format!("NVIDIA's driver cannot be used: {why}; see what nvidia-smi says, or {alternative}"))
+                Err(format!(
+                    "NVIDIA's driver cannot be used: {why}; see what nvidia-smi says, or {alternative}"
+                ))
             }
             _ => Err(match std::env::var("CUDA_VISIBLE_DEVICES") {
-                Ok(names) => format!("CUDA_VISIBLE_DEVICES is '{names}', which names no NVIDIA GPU here; {alternative}"),
+                Ok(names) => format!(
+                    "CUDA_VISIBLE_DEVICES is '{names}', which names no NVIDIA GPU here; {alternative}"
+                ),
                 Err(_) => format!("no NVIDIA GPU was found here; {alternative}"),
             }),
         }

@@ -57,7 +57,9 @@ impl CudaLibrary {
         let reason = reason.strip_prefix(name).map_or(reason, |rest| rest.trim_start_matches([':', ' ']));
         let help = match self {
             CudaLibrary::Driver => "install the driver",
-            _ => "put its folder into LD_LIBRARY_PATH, or get it from PyPI (see \"Building for CUDA\" in the README)",
+            _ => {
+                "put its folder into LD_LIBRARY_PATH, or get it from PyPI (see \"Building for CUDA\" in the README)"
+            }
         };
         Error::system(format!("{name} {what} cannot be loaded"), format!("{reason}; {help}"))
     }
@@ -116,7 +118,8 @@ mod tests {
     #[test]
     fn a_build_that_is_linked_with_them_opens_nothing() {
         if OPENED_LATE.is_none() {
-            for library in [CudaLibrary::Driver, CudaLibrary::Cublas, CudaLibrary::Curand, CudaLibrary::Nccl] {
+            for library in [CudaLibrary::Driver, CudaLibrary::Cublas, CudaLibrary::Curand, CudaLibrary::Nccl]
+            {
                 assert_eq!(library.name(), None);
                 library.load().unwrap();
             }
