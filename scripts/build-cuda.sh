@@ -67,7 +67,7 @@ need xz "install it (Debian: apt-get install xz-utils)"
 # ---- the compiler ----
 cuda=13.0
 wheels=(nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl)
-mkdir -p "$folder/link/lib"
+mkdir -p "$folder"
 if [ ! -e "$folder/wheels/.complete-$cuda" ]; then
     echo "== CUDA's compiler, from PyPI"
     rm -rf "$folder/wheels"
@@ -89,26 +89,9 @@ NVCC
 chmod +x "$folder/nvcc"
 
 # ---- stand-ins for the libraries, that open the real ones late ----
-# Name, the module of cudarc that declares its functions, and what they return where the library is missing.
-libraries=(
-    libcuda.so.1:driver:34 # CUDA_ERROR_STUB_LIBRARY
-    libcublas.so.13:cublas:1 # CUBLAS_STATUS_NOT_INITIALIZED
-    libcublasLt.so.13:cublaslt:1
-    libcurand.so.10:curand:203 # CURAND_STATUS_INITIALIZATION_FAILED
-    libnvrtc.so.13:nvrtc:11 # NVRTC_ERROR_INTERNAL_ERROR
-    libnccl.so.2:nccl:2 # ncclSystemError
-)
-cudarc=$(cd "$repository" && cargo metadata --locked --format-version 1 --all-features | python3 -c '
-import json, os, sys
-print(*[os.path.dirname(p["manifest_path"]) for p in json.load(sys.stdin)["packages"] if p["name"] == "cudarc"])')
-[ -d "$cudarc" ] || fail "one version of the crate cudarc was expected, got '$cudarc'"
-python3 "$repository/scripts/cuda/trampolines.py" "$cudarc" "${libraries[@]}" > "$folder/link/trampolines.S"
-cc -c "$folder/link/trampolines.S" -o "$folder/link/trampolines.o"
-cc -c -O2 -fPIC -Wall -Wextra "$repository/scripts/cuda/loader.c" -o "$folder/link/loader.o"
-rm -f "$folder"/link/lib/*
-# The linker takes all of it from the first.
-ar crs "$folder/link/lib/libcuda.a" "$folder/link/trampolines.o" "$folder/link/loader.o"
-for name in cublas cublasLt curand nvrtc nccl; do ar crs "$folder/link/lib/lib$name.a"; done
+cd "$repository"
+. scripts/cuda/loader.sh
+make_loader "$folder/link"
 # These become parts of the program.
 ln -s "$toolkit/lib/libcudart_static.a" "$folder/link/lib/libcudart.a"
 cxx=$(c++ -print-file-name=libstdc++.a)
@@ -130,7 +113,6 @@ export PATH=$folder/bin:$PATH
 export GIRANDOLE_CUDA_LIBRARIES="libcuda.so.1 libcublas.so.13 libcurand.so.10 libnccl.so.2"
 # Kernels of another capability are another build.
 build=$folder/build-$compute_cap
-cd "$repository"
 cargo build --locked --release --target-dir "$build" --package bin --package comm --features bin/nccl,comm/nccl \
     --bin girandole --test cuda_conformance
 conformance=$(ls -t "$build"/release/deps/cuda_conformance-* | grep -v '\.d$' | head -1)
@@ -138,7 +120,7 @@ conformance=$(ls -t "$build"/release/deps/cuda_conformance-* | grep -v '\.d$' | 
 # ---- what goes to the GPU ----
 strip -o "$folder/girandole" "$build/release/girandole"
 strip -o "$folder/girandole-conformance" "$conformance"
-cp "$repository/scripts/gpu-check.sh" "$folder/gpu-check.sh"
+cp scripts/gpu-check.sh "$folder/gpu-check.sh"
 "$folder/girandole" --version >/dev/null || fail "$folder/girandole was made, but does not start"
 tar -C "$folder" -cf - girandole girandole-conformance gpu-check.sh | xz -T0 > "$folder/girandole-cuda.tar.xz"
 echo "== done"
