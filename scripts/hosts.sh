@@ -94,10 +94,12 @@ children+=("${ranks[@]}")
 for _ in $(seq 300); do [ -s metrics ] && break; sleep 0.1; done
 [ -s metrics ] || fail "the ranks do not train: $(cat cut.*)"
 ip -n "$a" link set "$dev" down
+cut_at=$(date +%s%N)
 runs() { local pid; for pid in "${ranks[@]}"; do kill -0 "$pid" 2>/dev/null && return 0; done; return 1; }
-# As long again, for a machine that is busy.
-for _ in $(seq $((20 * timeout_s))); do runs || break; sleep 0.1; done
-! runs || fail "the link is cut, and after twice the time-out ranks still run: $(cat cut.*)"
+# A second more, to tell and to end on a machine that is busy.
+for _ in $(seq $((20 * timeout_s + 20))); do runs || break; sleep 0.05; done
+echo "   all ranks have ended after $((($(date +%s%N) - cut_at) / 1000000)) ms; the time-out is $timeout_s s"
+! runs || fail "the link is cut, and a second after the time-out ranks still run: $(cat cut.*)"
 for rank in 0 1 2 3; do
     if wait "${ranks[rank]}"; then fail "rank $rank has ended well without the others"; fi
     [ "$rank" -lt 2 ] && gone=host-b || gone=host-a

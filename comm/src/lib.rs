@@ -26,6 +26,8 @@ mod engine;
 mod error;
 mod executor;
 mod fingerprint;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod group;
 mod last_words;
 pub mod launch;

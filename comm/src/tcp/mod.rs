@@ -4,6 +4,8 @@ mod acceptor;
 mod config;
 mod control;
 mod fault;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod group;
 mod handshake;
 mod init_method;
@@ -32,6 +34,8 @@ pub(crate) use stream::Stream;
 #[cfg(test)]
 pub(crate) use switchboard::Switchboard;
 pub(crate) use wire::Wire;
+#[cfg(any(test, fuzzing))]
+pub(crate) use wire::parse;
 
 use std::fmt;
 use std::net::IpAddr;
