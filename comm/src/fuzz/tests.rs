@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-/// By the names of the folders.
-const TARGETS: [(&str, fn(&[u8])); 6] = [
+/// The name of a folder, and what is to take what is in it.
+type Target = (&'static str, fn(&[u8]));
+
+const TARGETS: [Target; 6] = [
     ("announcement", super::announcement),
     ("control", super::control),
     ("council", super::council),

@@ -37,11 +37,11 @@ fn read<'a>(mut pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<Message>, bool) 
 
 /// Of one rank: what one of the messages says.
 fn status(messages: &[Message], rank: usize) -> Status {
-    let activities = messages.iter().filter_map(|message| match message {
+    let mut activities = messages.iter().filter_map(|message| match message {
         Message::Doing { activity, .. } => Some(activity),
         _ => None,
     });
-    match activities.skip(rank).next() {
+    match activities.nth(rank) {
         Some(activity) => Status::Active(activity.clone()),
         None if rank == 0 => Status::Left,
         None => Status::Silent,

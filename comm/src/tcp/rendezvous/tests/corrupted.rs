@@ -18,7 +18,7 @@ fn relay(mut client: TcpStream, mut server: TcpStream, mut change: impl FnMut(us
     for (message, len) in MESSAGES.into_iter().enumerate() {
         let mut bytes = vec![0; len];
         let (from, to) =
-            if message % 2 == 0 { (&mut client, &mut server) } else { (&mut server, &mut client) };
+            if message.is_multiple_of(2) { (&mut client, &mut server) } else { (&mut server, &mut client) };
         if from.read_exact(&mut bytes).is_err() {
             break;
         }
@@ -98,7 +98,7 @@ fn what_a_rank_has_said_is_of_no_use_to_others() {
         let caller = Caller { rank: 1, world_size: 2, purpose };
         let mut said = Vec::new();
         let heard = |at: usize, bytes: &mut [u8]| {
-            if at % 2 == 0 {
+            if at.is_multiple_of(2) {
                 said.extend_from_slice(bytes)
             }
         };
