@@ -3,7 +3,7 @@
 use std::fmt;
 
 use candle_core::DType;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::ReduceOp;
@@ -70,8 +70,10 @@ pub(crate) struct Fingerprint {
     pub(crate) sequence: u64,
     pub(crate) kind: Kind,
     /// Index into [`REDUCES`].
+    #[serde(deserialize_with = "reduce_index")]
     reduce: Option<u8>,
     /// Index into [`DTYPES`].
+    #[serde(deserialize_with = "dtype_index")]
     dtype: Option<u8>,
     /// The root of a rooted collective; the sender of a message.
     pub(crate) root: Option<u32>,
@@ -81,6 +83,22 @@ pub(crate) struct Fingerprint {
     carried: bool,
     /// A digest of what else must agree, see [`digest`]; 0 for nothing.
     detail: u64,
+}
+
+fn reduce_index<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u8>, D::Error> {
+    index_below(REDUCES.len(), Option::deserialize(deserializer)?)
+}
+
+fn dtype_index<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u8>, D::Error> {
+    index_below(DTYPES.len(), Option::deserialize(deserializer)?)
+}
+
+/// What another rank says is looked up only where there is such an entry.
+fn index_below<E: serde::de::Error>(len: usize, index: Option<u8>) -> Result<Option<u8>, E> {
+    match index {
+        Some(index) if usize::from(index) >= len => Err(E::custom("an entry that no table has")),
+        _ => Ok(index),
+    }
 }
 
 impl Fingerprint {

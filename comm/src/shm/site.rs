@@ -40,7 +40,9 @@ impl Site {
 
     /// What keeps two ranks from sharing memory, as far as they can tell without trying; the same from both sides.
     pub(crate) fn obstacle_to(&self, other: &Self) -> Option<Obstacle> {
-        let unwilling = Obstacle::from_byte(self.obstacle).or(Obstacle::from_byte(other.obstacle));
+        // Where neither is willing, both name the same reason.
+        let reasons = [self.obstacle, other.obstacle].into_iter().filter(|reason| *reason != 0);
+        let unwilling = reasons.min().and_then(Obstacle::from_byte);
         let separate = match () {
             () if !self.is_at(other) => Some(Obstacle::OtherHost),
             () if self.network != other.network => Some(Obstacle::Unreachable),
@@ -78,6 +80,9 @@ mod tests {
             assert_eq!(SITE.obstacle_to(&other), Some(obstacle));
             assert_eq!(other.obstacle_to(&SITE), Some(obstacle));
         }
+        let [one, other] = [Obstacle::Unwanted, Obstacle::OtherUser].map(|why| Obstacle::to_byte(Some(why)));
+        let [one, other] = [one, other].map(|obstacle| Site { obstacle, ..SITE });
+        assert_eq!(one.obstacle_to(&other), other.obstacle_to(&one));
         let unknown = Site { boot: None, ..SITE };
         assert!(SITE.is_at(&SITE) && !unknown.is_at(&unknown));
         let container = Site { network: 3, ..SITE };

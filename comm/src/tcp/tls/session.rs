@@ -13,8 +13,11 @@ const HEADER: usize = 5;
 const MAX_RECORD: usize = HEADER + 16384 + 256;
 /// Encrypted at once: enough for few calls of the system, little enough to stay in the processor's cache.
 const CHUNK: usize = 64 * 1024;
-/// The first byte of a client's first message.
+/// The first byte of a client's first message, and of the answer; what comes later is data or one of the two others.
 pub(crate) const HELLO: u8 = 22;
+const CHANGE_OF_CIPHER: u8 = 20;
+const ALERT: u8 = 21;
+const DATA: u8 = 23;
 
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -22,6 +25,8 @@ pub(crate) struct Session {
     /// The record that is coming, of which the first `got` bytes are there.
     record: Vec<u8>,
     got: usize,
+    /// No record has come yet: it is the first.
+    is_first: bool,
     /// Encrypted, of which the first `sent` bytes are with the system.
     outgoing: Vec<u8>,
     sent: usize,
@@ -33,7 +38,7 @@ impl Session {
     pub(crate) fn new(mut tls: Connection) -> Self {
         // What is encrypted at once is limited here.
         tls.set_buffer_limit(None);
-        Self { tls, record: Vec::new(), got: 0, outgoing: Vec::new(), sent: 0, promised: 0 }
+        Self { tls, record: Vec::new(), got: 0, is_first: true, outgoing: Vec::new(), sent: 0, promised: 0 }
     }
 
     /// Goes on with the handshake until it is done, or has to wait.
@@ -137,7 +142,7 @@ impl Session {
                 return Err(io::Error::new(ErrorKind::InvalidData, error));
             }
         }
-        self.got = 0;
+        (self.got, self.is_first) = (0, false);
         Ok(true)
     }
 
@@ -147,9 +152,18 @@ impl Session {
             return Ok(HEADER);
         }
         let wanted = HEADER + usize::from(u16::from_be_bytes([self.record[3], self.record[4]]));
-        // Change of cipher, alert, handshake, data: nothing else may come.
-        let known = matches!(self.record[0], 20..=23) && wanted <= MAX_RECORD;
-        if known { Ok(wanted) } else { Err(ErrorKind::InvalidData.into()) }
+        // The proofs of later records do not cover these bytes, so that only those are taken that the other side sends.
+        let known = match self.record[0] {
+            CHANGE_OF_CIPHER => wanted == HEADER + 1,
+            ALERT => wanted == HEADER + 2,
+            HELLO => self.is_first,
+            DATA => !self.is_first,
+            _ => false,
+        };
+        // A client's first message names the first version of the protocol, all others the last but one (RFC 8446, 5.1).
+        let is_opening = self.is_first && matches!(self.tls, Connection::Server(_));
+        let known = known && self.record[1..3] == [3, if is_opening { 1 } else { 3 }];
+        if known && wanted <= MAX_RECORD { Ok(wanted) } else { Err(ErrorKind::InvalidData.into()) }
     }
 }
 

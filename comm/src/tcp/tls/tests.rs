@@ -147,7 +147,7 @@ fn nobody_between_reads_it() {
     assert!(!seen.windows(8).any(|window| window == &bytes[..8]));
 }
 
-/// Whatever is changed of a record, what was sent arrives or nothing does.
+/// Whatever is changed of a record, nothing of it arrives.
 #[test]
 fn every_change_on_the_way_is_noticed() {
     let mut record = [0; 5 + 16 + 1 + 16];
@@ -164,9 +164,7 @@ fn every_change_on_the_way_is_noticed() {
         between[0].shutdown(Shutdown::Write).unwrap();
         wait(&between[1], PollFlags::IN);
         let mut got = [0; 16];
-        // The first three bytes of a header mean nothing any more (RFC 8446, 5.1).
         match receiver.recv(&between[1], &mut got) {
-            Ok(16) => assert!(byte < 3 && &got == b"sixteen bytes ..", "byte {byte}"),
             Ok(len) => panic!("byte {byte}: {len} bytes"),
             Err(error) => assert_ne!(error.kind(), ErrorKind::WouldBlock, "byte {byte}"),
         }
