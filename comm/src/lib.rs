@@ -26,6 +26,8 @@ mod engine;
 mod error;
 mod executor;
 mod fingerprint;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod group;
 mod last_words;
 pub mod launch;
@@ -53,6 +55,7 @@ mod stats;
 mod storage;
 mod supervisor;
 mod tcp;
+mod topology;
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 mod traffic;
 mod variables;
@@ -74,4 +77,5 @@ pub use operation::{Message, Operation, ReduceOp};
 pub use scheduler::Place;
 pub use stats::Stats;
 pub use tcp::{InitMethod, Secret, Tcp, TcpConfig, Tls, Transport};
+pub use topology::Topology;
 pub use work::Work;
