@@ -6,7 +6,7 @@ use candle_core::{DType, Tensor};
 
 use crate::memory::Memory;
 use crate::schedule::{Parts, Schedule};
-use crate::{Operation, ReduceOp, Result, algorithm, fingerprint, storage};
+use crate::{Operation, ReduceOp, Result, Topology, algorithm, fingerprint, storage};
 
 pub(crate) struct Plan<'a> {
     pub(crate) memory: Memory<'a>,
@@ -19,16 +19,19 @@ pub(crate) struct Plan<'a> {
 }
 
 /// Plans for one rank.
-pub(crate) struct Planner {
-    pub(crate) rank: usize,
-    pub(crate) world_size: usize,
-    /// See [`crate::links::Links::segment`].
-    pub(crate) segment: usize,
+pub(crate) struct Planner<'t> {
+    rank: usize,
+    world_size: usize,
+    topology: &'t Topology,
 }
 
 type Counts = Option<Vec<usize>>;
 
-impl Planner {
+impl<'t> Planner<'t> {
+    pub(crate) fn new(rank: usize, topology: &'t Topology) -> Self {
+        Self { rank, world_size: topology.world_size(), topology }
+    }
+
     /// A plan for an operation that was found to have no mistakes.
     pub(crate) fn plan<'a>(&self, operation: &'a Operation) -> Result<Plan<'a>> {
         Ok(match operation {
@@ -85,8 +88,7 @@ impl Planner {
         let memory = tensors.iter().try_fold(Memory::default(), summed)?;
         let dtype = tensors.first().map_or(DType::U8, |tensor| widened(tensor.dtype()));
         let len = tensors.iter().map(Tensor::elem_count).sum();
-        let schedule =
-            algorithm::all_reduce(self.rank, self.world_size, len, dtype.size_in_bytes(), self.segment);
+        let schedule = algorithm::all_reduce(self.rank, self.topology, len, dtype.size_in_bytes());
         Ok(Plan { memory, schedule, dtype, op, pairs: Vec::new() })
     }
 
@@ -117,8 +119,8 @@ impl Planner {
     fn all_gather<'a>(&self, output: &'a Tensor, input: &'a Tensor, counts: &Counts) -> Plan<'a> {
         let parts = self.parts(output.elem_count(), counts);
         let (own, first) = (input.elem_count(), parts.of(self.rank).start);
-        let ring = algorithm::ring_all_gather::schedule(self.rank, &parts).shifted(own);
-        let schedule = Schedule::copying(0..own, own + first).then(ring);
+        let gather = algorithm::all_gather(self.rank, self.topology, &parts).shifted(own);
+        let schedule = Schedule::copying(0..own, own + first).then(gather);
         Plan::copying(Memory::of(input).output(output), schedule, input)
     }
 
@@ -134,10 +136,9 @@ impl Planner {
             return Ok(plan);
         }
         let dtype = widened(input.dtype());
-        let pieces = self.pieces(&parts, dtype);
-        let room = algorithm::ring_reduce_scatter::room(&parts, pieces) * dtype.size_in_bytes();
-        let memory = summed(own_input(input)?, output)?.room(room);
-        let schedule = algorithm::ring_reduce_scatter::schedule(self.rank, &parts, pieces);
+        let size = dtype.size_in_bytes();
+        let (schedule, room) = algorithm::reduce_scatter(self.rank, self.topology, &parts, size);
+        let memory = summed(own_input(input)?, output)?.room(room * size);
         Ok(Plan::reducing(memory, schedule, input, op))
     }
 
@@ -153,11 +154,6 @@ impl Planner {
         let schedule = algorithm::pairwise_all_to_all::schedule(self.rank, &outgoing, &incoming);
         let plan = Plan::copying(Memory::of(input).output(output), schedule, input);
         Plan { pairs: pairs(self.rank, &outgoing, &incoming), ..plan }
-    }
-
-    /// In how many pieces parts go round a ring.
-    fn pieces(&self, parts: &Parts, dtype: DType) -> usize {
-        algorithm::pieces(parts.longest() * dtype.size_in_bytes(), self.segment / self.world_size)
     }
 
     /// Equal parts of so many elements, unless there are counts.

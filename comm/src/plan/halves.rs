@@ -11,11 +11,12 @@ use crate::{ReduceOp, storage};
 
 use super::{Plan, Planner};
 
-impl Planner {
+impl Planner<'_> {
     /// None where the ring, the tree or the chain is better, in f32: for other dtypes; for little, which takes few steps
-    /// that way; and among so many ranks that not all of them should talk to each other.
+    /// that way; among so many ranks that not all of them should talk to each other; and with several ranks on several hosts,
+    /// between which each element would go more than once.
     pub(super) fn halves_all_reduce<'a>(&self, tensors: &'a [Tensor], op: ReduceOp) -> Option<Plan<'a>> {
-        let first = tensors.first()?;
+        let first = tensors.first().filter(|_| !self.topology.is_hierarchical())?;
         let len = tensors.iter().map(Tensor::elem_count).sum();
         let segment = self.halves_segment(first, len)?;
         let size = first.dtype().size_in_bytes();
@@ -39,7 +40,7 @@ impl Planner {
         Some(Plan::narrow(Memory::of(tensor).room(room), schedule, tensor, op))
     }
 
-    /// One step in place of P-1: for little as well.
+    /// One step in place of P-1: for little as well. But much goes between hosts once, in f32.
     pub(super) fn halves_reduce_scatter<'a>(
         &self,
         output: &'a Tensor,
@@ -47,7 +48,9 @@ impl Planner {
         op: ReduceOp,
         parts: &Parts,
     ) -> Option<Plan<'a>> {
-        self.is_pairwise(input).then(|| {
+        let widened = parts.len().saturating_mul(size_of::<f32>());
+        let once = self.topology.is_regular() && widened > LATENCY_BYTES;
+        (self.is_pairwise(input) && !once).then(|| {
             let room = pairwise_reduce_scatter::room(self.rank, parts) * input.dtype().size_in_bytes();
             let memory = Memory::of(input).output(output).room(room);
             Plan::narrow(memory, pairwise_reduce_scatter::schedule(self.rank, parts), input, op)
@@ -62,7 +65,7 @@ impl Planner {
     fn halves_segment(&self, tensor: &Tensor, len: usize) -> Option<usize> {
         let widened = len.saturating_mul(size_of::<f32>());
         (self.is_pairwise(tensor) && widened > LATENCY_BYTES)
-            .then(|| self.segment / tensor.dtype().size_in_bytes())
+            .then(|| self.topology.segment_bytes() / tensor.dtype().size_in_bytes())
     }
 }
 

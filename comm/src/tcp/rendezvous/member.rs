@@ -121,7 +121,7 @@ impl Leader<'_> {
         let plan = self.plan;
         // Rank 0 knows who is missing: it shall say so before this rank's own time is over.
         let left = plan.deadline.saturating_duration_since(Instant::now());
-        let patience = left - (left / 20).min(Duration::from_millis(500));
+        let patience = left - (left / 4).min(Duration::from_millis(500));
         let hello = Hello {
             ip: plan.published_ip(),
             port,
