@@ -10,7 +10,7 @@ use comm::{Communicator, Nccl, ReduceOp, Result, TcpConfig, Work};
 pub(crate) const ROLE: &str = "GIRANDOLE_CUDA_ROLE";
 const RANKS: usize = 3;
 /// Of each rank, where it matters.
-const TIMEOUT: Duration = Duration::from_secs(4);
+const TIMEOUT: Duration = Duration::from_secs(8);
 
 struct Fault {
     role: &'static str,
@@ -22,7 +22,7 @@ struct Fault {
 
 const FAILED: &[&str] = &["all_reduce #", "on rank 1 (host ", "ncclRemoteError, 6"];
 const REFUSED: &[&str] = &["all_reduce #", "on rank 1 (host ", "ncclInvalidUsage, 5", "a refused call"];
-const HUNG: &[&str] = &["all_reduce #", "all ranks are in it", "within 4.0 s"];
+const HUNG: &[&str] = &["all_reduce #", "all ranks are in it", "within 8.0 s"];
 const STUCK: &[&str] = &["all_reduce #", "it did not end in time"];
 
 const FAULTS: &[Fault] = &[
