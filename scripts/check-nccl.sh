@@ -26,3 +26,33 @@ program=$(cargo test $selection --test cuda_conformance --no-run --message-forma
 for ranks in "nccl 3" "tcp 2"; do
     STAND_IN_JITTER=2000 GIRANDOLE_CASE="computing before and after" "$program" $ranks
 done
+
+# Experiments: the losses of tensors on devices are those of the CPU, whether ranks share a device or have one each.
+cargo build $selection --bin girandole
+girandole=${CARGO_TARGET_DIR:-target}/debug/girandole
+mkdir "$TMPDIR/gpus"
+touch "$TMPDIR"/gpus/{0,1}
+export STAND_IN_GPUS=$TMPDIR/gpus STAND_IN_DEVICES=2
+losses() { sed -n 's/.*"event":"step".*"loss":\([^,}]*\).*/\1/p' "$1"; }
+compare() {
+    local backend=$1
+    shift
+    "$girandole" "$@" --world-size 2 --device cpu --metrics "$TMPDIR/cpu" >/dev/null 2>&1
+    timeout 300 "$girandole" "$@" --world-size 2 --device cuda --backend "$backend" --metrics "$TMPDIR/cuda" >/dev/null 2>"$TMPDIR/said" ||
+        { tail -n 5 "$TMPDIR/said" >&2; echo "check-nccl: $* fails over $backend" >&2; exit 1; }
+    paste <(losses "$TMPDIR/cpu") <(losses "$TMPDIR/cuda") |
+        awk 'NF != 2 || ($1 - $2) ^ 2 > 1e-6 * (1 + $1 ^ 2) { exit wrong = 1 } END { exit wrong || !NR }' ||
+        { echo "check-nccl: $* has other losses over $backend than on the CPU" >&2; exit 1; }
+    echo "$backend: $*: the losses of the CPU"
+}
+for backend in tcp nccl; do
+    compare $backend ddp-linear --epochs 1 --samples 1000
+    compare $backend ddp-trainer --epochs 1
+    compare $backend ddp-transformer --epochs 2 --dropout 0
+    compare $backend ddp-mlp --epochs 2
+    compare $backend cifar10 --epochs 1 --samples 40 --test-samples 8
+    compare $backend fsdp-mlp --steps 3 --hidden 64 --param-dtype f32
+    compare $backend tensor-parallel-mlp --epochs 1 --hidden-size 64 --samples 16
+    # tensor-parallel-transformer is too large for the stand-ins.
+    compare $backend pipeline-transformer --epochs 1 --dropout 0
+done

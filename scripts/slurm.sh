@@ -88,6 +88,11 @@ step srun -N2 -n4 "$program" "${train[@]}" > srun
 same srun
 step srun --mpi=pmi2 -N2 -n4 "$program" "${train[@]}" > pmi2
 same pmi2
+# Two nodes of one host share what this plugin keeps for a host.
+if srun --mpi=list 2>&1 | grep -qw pmix; then
+    step srun --mpi=pmix -N1 -n4 "$program" "${train[@]}" > pmix
+    same pmix
+fi
 step mpirun --allow-run-as-root --oversubscribe -n 4 "$program" "${train[@]}" > mpirun
 same mpirun
 

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use crate::executor::Pump;
+use crate::staging::Before;
 use crate::{Operation, Result};
 
 /// What moves the data of a group's operations, one operation at a time, and never blocks.
@@ -12,7 +13,8 @@ pub(crate) trait Carrier: Send {
     fn takes(&self, operation: &Operation) -> bool;
 
     /// Begins an operation. Of a collective, all ranks have agreed on it; of messages, nothing is known of the peers yet.
-    fn begin(&mut self, operation: &Operation) -> Result<()>;
+    /// It comes after what the devices have to compute `before`.
+    fn begin(&mut self, operation: &Operation, before: &Before) -> Result<()>;
 
     /// True once all that was begun is done, and the tensors hold it.
     fn poll(&mut self) -> Result<bool>;

@@ -205,10 +205,7 @@ impl Shared {
 
     fn execute(&self, operation: &Operation, before: &Before) -> Result<()> {
         self.check(operation)?;
-        let run = || {
-            before.wait()?;
-            lock(&self.runner).run(operation)
-        };
+        let run = || lock(&self.runner).run(operation, before);
         let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
             Err(Error::system(operation.name(), "a bug in Girandole: the operation panicked"))
         });

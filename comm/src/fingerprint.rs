@@ -133,6 +133,10 @@ impl Fingerprint {
         Self { carried: true, ..self }
     }
 
+    pub(crate) fn is_carried(&self) -> bool {
+        self.carried
+    }
+
     pub(crate) fn is_message(&self) -> bool {
         self.kind == Kind::Message
     }

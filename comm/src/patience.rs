@@ -117,6 +117,21 @@ pub(crate) fn blame(supervisor: &dyn Supervisor, question: Question, call: &Fing
     supervisor.error(&cause, call.to_string())
 }
 
+/// The library that moves a call's data has failed on this rank: all ranks are told, unless another cause explains it.
+pub(crate) fn blame_library(
+    supervisor: &dyn Supervisor,
+    rank: usize,
+    error: Error,
+    call: &Fingerprint,
+) -> Error {
+    let question = Question::Failed { rank, detail: error.to_string() };
+    let cause = supervisor.failure().or_else(|| supervisor.ask(question));
+    match (cause, &error) {
+        (Some(cause), Error::System { .. }) => supervisor.error(&cause, call.to_string()),
+        _ => error,
+    }
+}
+
 fn warn(supervisor: &dyn Supervisor, peer: usize, call: &Fingerprint, waited: Duration) {
     let (rank, detail) = match supervisor.ask(Question::Suspect { peer }) {
         Some(Cause::Stalled { rank, detail }) => (rank, detail),

@@ -14,12 +14,13 @@ use crate::links::Links;
 use crate::members::Members;
 use crate::memory::Memory;
 use crate::plan::{Plan, Planner};
+use crate::staging::Before;
 use crate::supervisor::Supervisor;
 use crate::{Message, Operation, Result, Stats, Topology};
 
 /// Runs operations one after the other, on whatever thread calls it.
 pub(crate) trait Run: Send {
-    fn run(&mut self, operation: &Operation) -> Result<()>;
+    fn run(&mut self, operation: &Operation, before: &Before) -> Result<()>;
     /// The operation as errors name it, were it the next one to run.
     fn describe(&self, operation: &Operation) -> String;
     fn stats(&self) -> Stats;
@@ -139,10 +140,11 @@ impl<L: Links> Runner<L> {
         }
     }
 
-    fn execute(&mut self, operation: &Operation) -> Result<()> {
+    fn execute(&mut self, operation: &Operation, before: &Before) -> Result<()> {
         if self.is_carried(operation) {
-            return self.carry(operation);
+            return self.carry(operation, before);
         }
+        before.wait()?;
         if let Some((parcels, mut memory)) = self.messages(operation) {
             let Some(first) = parcels.first() else { return Ok(()) };
             self.supervisor.begin(first.fingerprint);
@@ -185,12 +187,12 @@ fn coalesced(call: Fingerprint, tensors: &[Tensor]) -> Fingerprint {
 }
 
 impl<L: Links> Run for Runner<L> {
-    fn run(&mut self, operation: &Operation) -> Result<()> {
+    fn run(&mut self, operation: &Operation, before: &Before) -> Result<()> {
         let elements: usize = operation.tensors().iter().map(|tensor| tensor.elem_count()).sum();
         let span = tracing::info_span!("collective", call = operation.name(), elements);
         let _entered = span.enter();
         let began = Instant::now();
-        let result = self.execute(operation);
+        let result = self.execute(operation, before);
         self.supervisor.end();
         self.stats.busy_ns += began.elapsed().as_nanos() as u64;
         self.stats.operations += u64::from(result.is_ok());

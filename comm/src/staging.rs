@@ -42,6 +42,12 @@ impl Before {
         Ok(Self(devices.iter().map(record).collect::<std::result::Result<_, _>>().map_err(failed)?))
     }
 
+    /// What is put into the stream from now on comes after it.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn hold(&self, stream: &CudaStream) -> Result<()> {
+        self.0.iter().try_for_each(|event| stream.wait(event)).map_err(failed)
+    }
+
     pub(crate) fn wait(&self) -> Result<()> {
         self.0.iter().try_for_each(CudaEvent::synchronize).map_err(failed)
     }

@@ -97,6 +97,8 @@ pub(crate) enum Question {
     Unreached { peer: usize, detail: String },
     /// Nothing has come from `peer` for a while: whom would a time-out blame? The group goes on.
     Suspect { peer: usize },
+    /// The library that moves the data has failed on this very rank; what it says.
+    Failed { rank: usize, detail: String },
 }
 
 impl Question {
@@ -121,6 +123,7 @@ impl Question {
             | Question::Garbage { peer }
             | Question::Stuck { peer, .. }
             | Question::Unreached { peer, .. }
+            | Question::Failed { rank: peer, .. }
             | Question::Suspect { peer } => *peer,
         }
     }
@@ -129,12 +132,38 @@ impl Question {
 /// What went wrong, in the words of ranks; the same on every rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Cause {
-    Died { rank: usize },
-    Left { rank: usize },
-    Stalled { rank: usize, detail: String },
-    Mismatch { odd_rank: usize, odd: Fingerprint, rank: usize, call: Fingerprint },
-    Protocol { rank: usize, detail: String },
-    Unreachable { rank: usize, by: usize, detail: String },
+    Died {
+        rank: usize,
+    },
+    Left {
+        rank: usize,
+    },
+    Stalled {
+        rank: usize,
+        detail: String,
+    },
+    Mismatch {
+        odd_rank: usize,
+        odd: Fingerprint,
+        rank: usize,
+        call: Fingerprint,
+    },
+    Protocol {
+        rank: usize,
+        detail: String,
+    },
+    Unreachable {
+        rank: usize,
+        by: usize,
+        detail: String,
+    },
+    /// The library that moves the data has failed.
+    Failed {
+        rank: usize,
+        detail: String,
+    },
+    /// All ranks are in one call, and the library that moves its data does not end it.
+    Hung,
 }
 
 impl Cause {
@@ -165,6 +194,10 @@ impl Cause {
             Cause::Unreachable { rank, by, detail } => {
                 Error::Unreachable { rank: world(rank), host: host(rank), operation, by: world(by), detail }
             }
+            Cause::Failed { rank, detail } => {
+                Error::system(operation, format!("on rank {} (host {}), {detail}", world(rank), host(rank)))
+            }
+            Cause::Hung => Error::system(operation, hung_text(timeout)),
         }
     }
 }
@@ -186,18 +219,34 @@ pub(crate) fn judge(asker: usize, question: &Question, statuses: &[Status]) -> O
             Some(Cause::Protocol { rank: *peer, detail: "it sent bytes that announce no call".into() })
         }
         Question::Suspect { peer } => Some(laggard(asker, *peer, statuses)),
+        Question::Failed { rank, detail } => Some(Cause::Failed { rank: *rank, detail: detail.clone() }),
         Question::Unreached { peer, detail } => Some(unreached(asker, *peer, detail, statuses)),
         Question::Mismatch { peer, mine, theirs } => Some(mismatch(asker, mine, *peer, theirs, statuses)),
         Question::Stuck { peer, last } => disagreement(statuses).or_else(|| {
             if statuses.get(*peer) == Some(&Status::Left) {
                 Some(Cause::Left { rank: *peer })
             } else if *last {
-                Some(laggard(asker, *peer, statuses))
+                Some(if is_hung(statuses) { Cause::Hung } else { laggard(asker, *peer, statuses) })
             } else {
                 None
             }
         }),
     }
+}
+
+/// Whether all ranks are in one call whose data a library moves: then none of them is to blame.
+fn is_hung(statuses: &[Status]) -> bool {
+    let current = |status: &Status| status.activity().and_then(Activity::current).copied();
+    let first = statuses.first().and_then(current).filter(|call| call.is_carried() && !call.is_message());
+    first.is_some() && statuses.iter().all(|status| current(status) == first)
+}
+
+fn hung_text(timeout: Duration) -> String {
+    let seconds = timeout.as_secs_f64();
+    format!(
+        "all ranks are in it, and the library that moves its data did not end it within {seconds:.1} s: a device, or a \
+         connection between devices, is stuck, or the time-out is too short (--timeout, TcpConfig::timeout)"
+    )
 }
 
 /// A rank that another one cannot connect to: it has closed its group, or does not answer, or something is in between.

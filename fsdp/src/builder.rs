@@ -10,7 +10,7 @@ use candle_nn::{Init, VarBuilder};
 use crate::agreement::Digest;
 use crate::hook::{Link, Place, parameter};
 use crate::layout::{Layout, piece};
-use crate::storage::is_trainable;
+use crate::storage::{is_supported, is_trainable};
 use crate::unit::Unit;
 use crate::values::{cut, digest};
 use crate::{Error, FsdpConfig, Strategy, UnitConfig, lock};
@@ -153,13 +153,14 @@ impl Asked {
             return Err(Error::EmptyUnit { unit: unit.into() }.into());
         }
         let layout = Layout::new(&lens, plan.config.pack_elements, plan.shards);
-        let shard = Var::zeros(layout.shard_len, dtype, &Device::Cpu)?;
+        let device = plan.anchor.device();
+        let shard = Var::zeros(layout.shard_len, dtype, device)?;
         for part in &layout.parts {
             let own = part.range(plan.shard_rank);
             for slot in &part.slots {
                 // Freed as soon as it lies in its place.
-                let value =
-                    std::mem::replace(&mut self.values[slot.param], Tensor::zeros(0, dtype, &Device::Cpu)?);
+                let nothing = Tensor::zeros(0, dtype, &Device::Cpu)?;
+                let value = std::mem::replace(&mut self.values[slot.param], nothing);
                 if !part.is_packed {
                     shard.slice_set(&value, 0, part.offset)?;
                     continue;
@@ -242,7 +243,7 @@ impl<'a> Sharding<'a> {
             let (parameter, unit, dtype) = (name.into(), self.unit.clone(), value.dtype());
             return Err(Error::UnsupportedDtype { parameter, unit, dtype }.into());
         }
-        if !value.device().is_cpu() {
+        if !is_supported(value.device()) || !value.device().same_device(self.plan.anchor.device()) {
             let device = format!("{:?}", value.device().location());
             return Err(Error::UnsupportedDevice { parameter: name.into(), device }.into());
         }

@@ -124,7 +124,7 @@ pub enum Error {
     },
     /// A device that shards cannot be on.
     #[error(
-        "parameter {parameter} is on {device}; sharded parameters are on the CPU as yet: give the builder `Device::Cpu`"
+        "parameter {parameter} is on {device}; sharded parameters are on the CPU, or all on one CUDA device (feature `cuda`): give the builder such a device"
     )]
     UnsupportedDevice {
         /// The parameter.

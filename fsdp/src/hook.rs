@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, OnceLock, Weak};
 
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, Var, bail};
+use candle_core::backend::{BackendDevice, BackendStorage};
+use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, Var, bail};
 
 use crate::core::Core;
 use crate::storage;
@@ -48,6 +49,10 @@ impl CustomOp1 for Hook {
         Ok((storage::zeros(self.dtype, self.shape.elem_count())?, self.shape.clone()))
     }
 
+    fn cuda_fwd(&self, anchor: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+        Ok((anchor.device().zeros_impl(&self.shape, self.dtype)?, self.shape.clone()))
+    }
+
     fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
         match self.link.get().and_then(Weak::upgrade) {
             Some(core) => core.receive(self.place, grad).map(|()| None).map_err(Into::into),
@@ -59,11 +64,16 @@ impl CustomOp1 for Hook {
 
 /// Marks a unit's output: backward gathers the unit when it comes there.
 pub(crate) fn boundary(output: &Tensor, unit: usize, link: Link) -> Result<Tensor> {
-    match output.device().is_cpu() && storage::is_trainable(output.dtype()) {
-        true => output.contiguous()?.apply_op1(Boundary { unit, link }),
-        // No gradient comes through integers.
-        false => Ok(output.clone()),
+    // No gradient comes through integers.
+    if !storage::is_supported(output.device()) || !storage::is_trainable(output.dtype()) {
+        return Ok(output.clone());
     }
+    let mut output = output.contiguous()?;
+    if output.device().is_cuda() && output.layout().start_offset() > 0 {
+        // Into memory of its own, which begins with it.
+        output = output.affine(1.0, 0.0)?;
+    }
+    output.apply_op1(Boundary { unit, link })
 }
 
 /// Forward: a copy. Backward: the same gradient.
@@ -82,6 +92,10 @@ impl CustomOp1 for Boundary {
             bail!("fsdp: an output is not contiguous")
         };
         Ok((storage::copy(storage, start, end - start)?, layout.shape().clone()))
+    }
+
+    fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        Ok((storage.try_clone(layout)?, layout.shape().clone()))
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {

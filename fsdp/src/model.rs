@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Tensor, Var};
 use candle_nn::{Module, ModuleT, VarBuilder};
 use comm::{Communicator, Mesh, Stats};
 
@@ -78,7 +78,7 @@ impl<M> Fsdp<M> {
             shards: groups.shards(),
             shard_rank: groups.shard_rank(),
             link: Arc::new(OnceLock::new()),
-            anchor: Var::zeros(1, DType::F32, &Device::Cpu)?,
+            anchor: Var::zeros(1, DType::F32, vb.device())?,
             model: Mutex::default(),
         });
         let built = build(UnitBuilder::new(vb, plan.clone()));

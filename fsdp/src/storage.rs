@@ -8,27 +8,46 @@
 
 use std::cell::RefCell;
 
-use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Tensor, bail};
+use candle_core::op::BackpropOp;
+use candle_core::{
+    CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, Result, Storage, Tensor, bail,
+};
 use half::{bf16, f16};
 
+use crate::values::cut;
+
 /// Puts elements into a tensor, and gives those that it had.
-pub(crate) fn exchange(tensor: &Tensor, storage: CpuStorage) -> Result<CpuStorage> {
+pub(crate) fn exchange(tensor: &Tensor, storage: Storage) -> Result<Storage> {
     let exchange = Exchange(RefCell::new(storage));
     tensor.inplace_op1(&exchange)?;
     Ok(exchange.0.into_inner())
 }
 
 /// Takes a tensor's elements out of it. It cannot be computed with until others are put into it.
-pub(crate) fn take(tensor: &Tensor) -> Result<CpuStorage> {
-    exchange(tensor, released())
+pub(crate) fn take(tensor: &Tensor) -> Result<Storage> {
+    exchange(tensor, released(tensor.device())?)
 }
 
 /// What is in the tensors of parameters that are not there.
-pub(crate) fn released() -> CpuStorage {
-    CpuStorage::F4(Vec::new())
+fn released(device: &Device) -> Result<Storage> {
+    match device {
+        Device::Cpu => Ok(Storage::Cpu(CpuStorage::F4(Vec::new()))),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => {
+            // Of one element, so that no library is asked for none.
+            let slice = candle_core::cuda::CudaStorageSlice::F4(device.alloc_zeros::<u8>(1)?);
+            Ok(Storage::Cuda(CudaStorage { slice, device: device.clone() }))
+        }
+        _ => bail!("fsdp: parameters cannot be on {:?}", device.location()),
+    }
 }
 
-struct Exchange(RefCell<CpuStorage>);
+/// True for devices that parameters can be on.
+pub(crate) fn is_supported(device: &Device) -> bool {
+    device.is_cpu() || (cfg!(feature = "cuda") && device.is_cuda())
+}
+
+struct Exchange(RefCell<Storage>);
 
 impl InplaceOp1 for Exchange {
     fn name(&self) -> &'static str {
@@ -36,7 +55,18 @@ impl InplaceOp1 for Exchange {
     }
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> Result<()> {
-        std::mem::swap(storage, &mut *self.0.borrow_mut());
+        match &mut *self.0.borrow_mut() {
+            Storage::Cpu(other) => std::mem::swap(storage, other),
+            _ => bail!("fsdp: elements of another device"),
+        }
+        Ok(())
+    }
+
+    fn cuda_fwd(&self, storage: &mut CudaStorage, _: &Layout) -> Result<()> {
+        match &mut *self.0.borrow_mut() {
+            Storage::Cuda(other) => std::mem::swap(storage, other),
+            _ => bail!("fsdp: elements of another device"),
+        }
         Ok(())
     }
 }
@@ -59,6 +89,17 @@ pub(crate) fn copy(storage: &CpuStorage, start: usize, len: usize) -> Result<Cpu
     Ok(each_float!(storage, data => data[start..start + len].to_vec(), else bail!("fsdp: no float")))
 }
 
+/// A copy of some elements of a contiguous tensor of one dimension.
+pub(crate) fn piece(tensor: &Tensor, start: usize, len: usize) -> Result<Storage> {
+    {
+        let (storage, layout) = tensor.storage_and_layout();
+        if let Storage::Cpu(storage) = &*storage {
+            return Ok(Storage::Cpu(copy(storage, layout.start_offset() + start, len)?));
+        }
+    }
+    take(&cut(tensor, start..start + len)?)
+}
+
 /// So many zeros, which take no memory before they are written to, where the system can do that.
 pub(crate) fn zeros(dtype: DType, len: usize) -> Result<CpuStorage> {
     Ok(match dtype {
@@ -70,20 +111,17 @@ pub(crate) fn zeros(dtype: DType, len: usize) -> Result<CpuStorage> {
     })
 }
 
-/// A tensor of one dimension with these elements.
-pub(crate) fn tensor(storage: CpuStorage) -> Result<Tensor> {
-    match storage {
-        CpuStorage::F64(data) => vector(data),
-        CpuStorage::F32(data) => vector(data),
-        CpuStorage::F16(data) => vector(data),
-        CpuStorage::BF16(data) => vector(data),
-        _ => bail!("fsdp: no float"),
+/// A tensor of one dimension with so many zeros.
+pub(crate) fn zero_tensor(dtype: DType, len: usize, device: &Device) -> Result<Tensor> {
+    match device {
+        Device::Cpu => Ok(tensor(Storage::Cpu(zeros(dtype, len)?), len)),
+        device => Tensor::zeros(len, dtype, device),
     }
 }
 
-fn vector<T: candle_core::WithDType>(data: Vec<T>) -> Result<Tensor> {
-    let len = data.len();
-    Tensor::from_vec(data, len, &Device::Cpu)
+/// A tensor of one dimension with these elements, of which there are `len`.
+pub(crate) fn tensor(storage: Storage, len: usize) -> Tensor {
+    Tensor::from_storage(storage, len, BackpropOp::none(), false)
 }
 
 /// True for what can be trained.
@@ -91,20 +129,11 @@ pub(crate) fn is_trainable(dtype: DType) -> bool {
     matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16)
 }
 
-fn len(storage: &CpuStorage) -> usize {
-    match storage {
-        CpuStorage::F64(data) => data.len(),
-        CpuStorage::F32(data) => data.len(),
-        CpuStorage::F16(data) => data.len(),
-        CpuStorage::BF16(data) => data.len(),
-        _ => 0,
-    }
-}
-
 /// Buffers that parameters are gathered in: memory that has been used before need not be asked of the system again.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
-    free: Vec<CpuStorage>,
+    /// Each with its number of elements.
+    free: Vec<(Storage, usize)>,
     /// Bytes in use and free.
     bytes: usize,
     /// Above this, free buffers are given back to the system first.
@@ -116,27 +145,29 @@ impl Pool {
         Self { budget, ..Self::default() }
     }
 
-    /// A buffer of so many elements, of any values; and by how many bytes the pool has grown.
-    pub(crate) fn take(&mut self, dtype: DType, count: usize) -> Result<CpuStorage> {
-        let fits = |storage: &CpuStorage| storage_dtype(storage) == Some(dtype) && len(storage) == count;
+    /// A tensor of so many elements, of any values.
+    pub(crate) fn take(&mut self, dtype: DType, count: usize, device: &Device) -> Result<Tensor> {
+        let fits = |(storage, len): &(Storage, usize)| storage.dtype() == dtype && *len == count;
         if let Some(place) = self.free.iter().position(fits) {
-            return Ok(self.free.swap_remove(place));
+            return Ok(tensor(self.free.swap_remove(place).0, count));
         }
         let wanted = count * dtype.size_in_bytes();
         while self.bytes + wanted > self.budget {
-            let Some(unneeded) = self.free.pop() else { break };
-            self.bytes -= bytes(&unneeded);
+            let Some((unneeded, len)) = self.free.pop() else { break };
+            self.bytes -= len * unneeded.dtype().size_in_bytes();
         }
         self.bytes += wanted;
-        zeros(dtype, count)
+        zero_tensor(dtype, count, device)
     }
 
-    /// Takes a buffer back.
-    pub(crate) fn give(&mut self, storage: CpuStorage) {
-        if self.bytes > self.budget {
-            self.bytes -= bytes(&storage);
-        } else if bytes(&storage) > 0 {
-            self.free.push(storage);
+    /// Takes a buffer of so many elements back.
+    pub(crate) fn give(&mut self, storage: Storage, count: usize) {
+        if !is_trainable(storage.dtype()) || count == 0 {
+            // A tensor that had been released.
+        } else if self.bytes > self.budget {
+            self.bytes -= count * storage.dtype().size_in_bytes();
+        } else {
+            self.free.push((storage, count));
         }
     }
 
@@ -144,20 +175,6 @@ impl Pool {
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
-}
-
-fn storage_dtype(storage: &CpuStorage) -> Option<DType> {
-    match storage {
-        CpuStorage::F64(_) => Some(DType::F64),
-        CpuStorage::F32(_) => Some(DType::F32),
-        CpuStorage::F16(_) => Some(DType::F16),
-        CpuStorage::BF16(_) => Some(DType::BF16),
-        _ => None,
-    }
-}
-
-pub(crate) fn bytes(storage: &CpuStorage) -> usize {
-    len(storage) * storage_dtype(storage).map_or(0, |dtype| dtype.size_in_bytes())
 }
 
 #[cfg(test)]
@@ -182,16 +199,18 @@ mod tests {
     #[test]
     fn a_pool_gives_what_it_was_given_and_keeps_to_its_budget() -> Result<()> {
         let mut pool = Pool::new(100);
-        let (a, b) = (pool.take(DType::F32, 20)?, pool.take(DType::F64, 2)?);
+        let take_one = |pool: &mut Pool, dtype, count| pool.take(dtype, count, &Device::Cpu);
+        let (a, b) = (take_one(&mut pool, DType::F32, 20)?, take_one(&mut pool, DType::F64, 2)?);
         assert_eq!(pool.bytes(), 96);
-        pool.give(a);
-        assert_eq!((pool.take(DType::F32, 20)?.as_slice::<f32>()?.len(), pool.bytes()), (20, 96));
-        pool.give(b);
-        pool.take(DType::F32, 4)?;
+        pool.give(take(&a)?, 20);
+        let again = take_one(&mut pool, DType::F32, 20)?;
+        assert_eq!((again.to_vec1::<f32>()?.len(), pool.bytes()), (20, 96));
+        pool.give(take(&b)?, 2);
+        take_one(&mut pool, DType::F32, 4)?;
         assert_eq!(pool.bytes(), 96, "the free one was given back to the system");
-        let over = pool.take(DType::F32, 10)?;
+        let over = take_one(&mut pool, DType::F32, 10)?;
         assert_eq!(pool.bytes(), 136);
-        pool.give(over);
+        pool.give(take(&over)?, 10);
         assert_eq!(pool.bytes(), 96);
         Ok(())
     }

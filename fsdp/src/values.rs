@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use candle_core::{CpuStorage, Result, Storage, Tensor, bail};
+use candle_core::{CpuStorage, Device, Result, Storage, Tensor, bail};
 
 use crate::agreement::Digest;
 
@@ -17,6 +17,7 @@ pub(crate) fn cut(flat: &Tensor, range: Range<usize>) -> Result<Tensor> {
 
 /// Adds the bits of a flat, contiguous tensor to a hash.
 pub(crate) fn digest(flat: &Tensor, hash: Digest) -> Result<Digest> {
+    let flat = flat.to_device(&Device::Cpu)?;
     let (storage, layout) = flat.storage_and_layout();
     let (Storage::Cpu(storage), Some((start, end))) = (&*storage, layout.contiguous_offsets()) else {
         bail!("fsdp: a parameter's first values are not in one piece on the CPU");
@@ -33,7 +34,6 @@ pub(crate) fn digest(flat: &Tensor, hash: Digest) -> Result<Digest> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use candle_core::Device;
 
     #[test]
     fn a_cut_shares_nothing_and_a_hash_sees_every_bit() -> Result<()> {

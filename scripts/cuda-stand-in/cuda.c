@@ -2,9 +2,13 @@
 // compiled for the host. It checks what a program asks of a device (order, lifetimes, sizes), and says nothing of a GPU.
 //
 // STAND_IN_DEVICES=N    devices, 4 unless given
+// STAND_IN_GPUS=FOLDER  what is looked at in place of the folder in which the driver shows its GPUs
+// STAND_IN_STUCK=1      to ask whether an event is past waits until it is
 // STAND_IN_JITTER=N     each piece of work begins up to so many microseconds late
 #define _GNU_SOURCE
 #include "stand_in.h"
+#include <dirent.h>
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -161,6 +165,12 @@ void stand_in_enqueue(void *handle, void (*run)(void *), void *argument) {
     pthread_mutex_unlock(&self->mutex);
 }
 
+DIR *opendir(const char *name) {
+    DIR *(*real)(const char *) = (DIR * (*)(const char *)) dlsym(RTLD_NEXT, "opendir");
+    const char *gpus = getenv("STAND_IN_GPUS");
+    return real(gpus && !strcmp(name, "/proc/driver/nvidia/gpus") ? gpus : name);
+}
+
 int cuInit(unsigned flags) { (void)flags; return devices() ? OK : NO_DEVICE; }
 int cuDriverGetVersion(int *version) { *version = 13000; return OK; }
 int cuDeviceGetCount(int *count) { *count = devices(); return OK; }
@@ -284,7 +294,9 @@ int cuStreamWaitEvent(void *stream, struct event *event, unsigned flags) {
     if (moment) stand_in_enqueue(stream, await, moment);
     return OK;
 }
+int cuEventSynchronize(struct event *event);
 int cuEventQuery(struct event *event) {
+    if (getenv("STAND_IN_STUCK")) return cuEventSynchronize(event);
     pthread_mutex_lock(&event->mutex);
     int code = event->past < event->recorded ? NOT_READY : OK;
     pthread_mutex_unlock(&event->mutex);

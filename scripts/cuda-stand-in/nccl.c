@@ -4,6 +4,7 @@
 // STAND_IN_NCCL=KIND:RANK:GROUP    a fault in a rank's GROUP-th group of calls, from 1:
 //     hang      it never ends, until it is aborted
 //     error     it never ends, and the communicator has failed
+//     late      the communicator fails a moment after its end
 //     refuse    the call is refused
 //     meet      (GROUP 0) the rank never comes to meet the others
 #define _GNU_SOURCE
@@ -242,7 +243,7 @@ static void work(void *argument) {
     struct comm *comm = group->comm;
     unsigned looks = 0;
     int code = SUCCESS;
-    while (group->fault && !is_aborted(comm)) nap(&looks);
+    while (group->fault && group->fault < 3 && !is_aborted(comm)) nap(&looks);
     int alive = !is_aborted(comm);
     for (int i = 0; alive && i < group->count && code == SUCCESS; i++) code = send_all(comm, &group->calls[i]);
     for (int i = 0; alive && i < group->count && code == SUCCESS; i++) code = receive_all(comm, &group->calls[i]);
@@ -251,6 +252,10 @@ static void work(void *argument) {
         set_state(comm, code);
         // A kernel that fails does not end by itself.
         while (!is_aborted(comm)) nap(&looks);
+    }
+    if (group->fault == 3) {
+        usleep(100000);
+        set_state(comm, REMOTE);
     }
     free(group->calls);
     free(group);
@@ -287,7 +292,7 @@ int ncclGroupEnd(void) {
         pthread_mutex_lock(&comm->mutex);
         unsigned number = ++comm->groups;
         pthread_mutex_unlock(&comm->mutex);
-        group->fault = fault("hang", comm->rank, number) ? 1 : fault("error", comm->rank, number) ? 2 : 0;
+        group->fault = fault("hang", comm->rank, number) ? 1 : fault("error", comm->rank, number) ? 2 : fault("late", comm->rank, number) ? 3 : 0;
         if (fault("refuse", comm->rank, number)) code = wrong(INVALID_USAGE, "a refused call");
         if (code != SUCCESS) {
             free(group->calls);

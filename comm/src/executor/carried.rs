@@ -4,15 +4,17 @@ use crate::Result;
 use crate::carrier::{Carrier, Nap};
 use crate::links::Links;
 use crate::memory::Memory;
-use crate::patience::Patience;
+use crate::patience::{Patience, blame_library};
 
 use super::{Executor, Parcel};
 
 impl<L: Links> Executor<L> {
     /// Waits until what the carrier has begun is done, while the links tell whether the others are still there.
-    pub(crate) fn attend(&mut self, carrier: &mut dyn Carrier) -> Result<()> {
+    pub(crate) fn attend(&mut self, carrier: &mut dyn Carrier, rank: usize) -> Result<()> {
         let (mut patience, mut nap) = (Patience::new(0), Nap::default());
-        while !carrier.poll()? {
+        let supervisor = self.supervisor.clone();
+        let failed = |error| blame_library(&*supervisor, rank, error, &self.call.fingerprint);
+        while !carrier.poll().map_err(failed)? {
             if let Some(peer) = self.call.peers.first()
                 && nap.is_long()
             {
@@ -24,7 +26,12 @@ impl<L: Links> Executor<L> {
     }
 
     /// Announces messages and hears of them while the carrier moves them. Their ranges are empty.
-    pub(crate) fn exchange_beside(&mut self, parcels: Vec<Parcel>, carrier: &mut dyn Carrier) -> Result<()> {
+    pub(crate) fn exchange_beside(
+        &mut self,
+        parcels: Vec<Parcel>,
+        carrier: &mut dyn Carrier,
+        rank: usize,
+    ) -> Result<()> {
         let Some(first) = parcels.first() else { return Ok(()) };
         let (fingerprint, mut peer, mut memory) = (first.fingerprint, first.peer, Memory::default());
         let mut lanes = self.lanes(parcels, fingerprint);
@@ -39,7 +46,10 @@ impl<L: Links> Executor<L> {
             // Where the carrier fails, the peers' announcements tell why.
             match (&outcome, lanes.is_empty()) {
                 (Ok(false), _) | (_, false) => {}
-                (_, true) => return outcome.map(drop),
+                (_, true) => {
+                    let failed = |error| blame_library(&*self.supervisor, rank, error, &fingerprint);
+                    return outcome.map(drop).map_err(failed);
+                }
             }
             self.waits.clear();
             let moved = self.send_some(&memory)? | self.receive_some(&mut memory)?;

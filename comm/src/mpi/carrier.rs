@@ -9,6 +9,7 @@ use candle_core::{DType, Tensor};
 use crate::carrier::Carrier;
 use crate::element::divide_bytes;
 use crate::executor::Pump;
+use crate::staging::Before;
 use crate::{Error, Message, Operation, ReduceOp, Result, storage, traffic};
 
 use super::flight::{Buffer, Call, Flight, Parts};
@@ -43,7 +44,8 @@ impl Carrier for MpiCarrier {
         operation.tensors().iter().all(|tensor| tensor.device().is_cpu())
     }
 
-    fn begin(&mut self, operation: &Operation) -> Result<()> {
+    fn begin(&mut self, operation: &Operation, before: &Before) -> Result<()> {
+        before.wait()?;
         let (sent, received) = traffic::of(operation, self.rank, self.world_size);
         self.bytes = (self.bytes.0 + sent, self.bytes.1 + received);
         match operation {

@@ -1,6 +1,7 @@
 //! Operations on CUDA tensors as calls of NCCL, on a stream of their own.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::time::Duration;
 
 use candle_core::backend::BackendStorage;
 use candle_core::cuda::CudaStorageSlice;
@@ -9,20 +10,20 @@ use candle_core::{CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, St
 
 use crate::carrier::Carrier;
 use crate::engine::lock;
-use crate::{Error, Operation, ReduceOp, Result, storage, traffic};
+use crate::staging::Before;
+use crate::{Error, Operation, ReduceOp, Result, TcpConfig, storage, traffic};
 
 use super::calls::{self, Call, Place};
 use super::handle::{Addresses, Handle};
 use super::launch;
-
-/// The communicator, once all ranks have one.
-pub(super) type Shared = Arc<Mutex<Option<Handle>>>;
+use super::watch::Shared;
 
 pub(super) struct NcclCarrier {
-    handle: Shared,
+    shared: Arc<Shared>,
     ordinal: usize,
     rank: usize,
     world_size: usize,
+    timeout: Duration,
     flight: Option<Flight>,
     bytes: (u64, u64),
 }
@@ -30,14 +31,23 @@ pub(super) struct NcclCarrier {
 /// Tensors by their number, each to be rounded into another one.
 type Rounded = Vec<(usize, Tensor)>;
 
+/// What an operation works on.
+#[derive(Default)]
+struct Prepared {
+    tensors: Vec<Tensor>,
+    rounded: Rounded,
+    /// Behind the making of them, where they were made.
+    widened: Option<CudaEvent>,
+}
+
 /// An operation under way. Its tensors live until the device is past it.
 struct Flight {
     call: &'static str,
-    /// What NCCL reads and writes.
+    /// What NCCL reads and writes, and then what is rounded.
     tensors: Vec<Tensor>,
-    /// Which of these are to be rounded into which tensor at the end.
+    /// Which of these are still to be rounded into which tensor.
     rounded: Rounded,
-    /// Behind the operation on its stream; none while NCCL has not put it there.
+    /// Behind what was asked of the device last; none while NCCL has not put the operation into its stream.
     end: Option<CudaEvent>,
 }
 
@@ -47,7 +57,7 @@ impl Carrier for NcclCarrier {
         !tensors.is_empty() && tensors.iter().all(|tensor| tensor.device().is_cuda())
     }
 
-    fn begin(&mut self, operation: &Operation) -> Result<()> {
+    fn begin(&mut self, operation: &Operation, before: &Before) -> Result<()> {
         let (sent, received) = traffic::of(operation, self.rank, self.world_size);
         self.bytes = (self.bytes.0 + sent, self.bytes.1 + received);
         let calls = calls::of(operation, self.rank, self.world_size);
@@ -56,13 +66,13 @@ impl Carrier for NcclCarrier {
         for tensor in operation.tensors() {
             self.check_device(operation, tensor)?;
         }
-        let (tensors, rounded) = self.prepare(operation)?;
-        let mut handle = lock(&self.handle);
+        let Prepared { tensors, rounded, widened } = self.prepare(operation, before)?;
+        self.shared.check()?;
+        let mut handle = lock(&self.shared.handle);
         let handle = handle.as_mut().ok_or_else(|| Error::system(name, "NCCL was not started"))?;
-        // What was just asked of the device comes before.
-        for tensor in &tensors {
-            let computing = stream_of(tensor)?;
-            handle.stream().join(&computing).map_err(failed)?;
+        before.hold(handle.stream())?;
+        if let Some(widened) = &widened {
+            handle.stream().wait(widened).map_err(failed)?;
         }
         let mut addressed = Vec::with_capacity(calls.len());
         for call in calls {
@@ -76,33 +86,34 @@ impl Carrier for NcclCarrier {
         }
         // In place before NCCL hears of it, so that nothing is freed if it fails halfway.
         self.flight = Some(Flight { call: name, tensors, rounded, end: None });
+        self.shared.begin(name, self.timeout);
         launch::start(handle, &addressed)
     }
 
     fn poll(&mut self) -> Result<bool> {
         let Some(flight) = &mut self.flight else { return Ok(true) };
-        let mut handle = lock(&self.handle);
-        let handle = handle.as_mut().ok_or_else(|| Error::system(flight.call, "NCCL was given up"))?;
-        // Errors of the network come at any time.
-        if !handle.is_ready(flight.call)? {
+        if !self.shared.is_queued(flight)? {
             return Ok(false);
         }
-        let end = match &flight.end {
-            Some(end) => end,
-            None => {
-                let end = handle.stream().record_event(None).map_err(failed)?;
-                flight.end.insert(end)
-            }
-        };
-        if !end.try_is_complete().map_err(failed)? {
+        // This may wait for a device that is stuck: nothing is locked meanwhile.
+        let is_past = |end: &CudaEvent| end.try_is_complete().map_err(failed);
+        if !flight.end.as_ref().map_or(Ok(false), is_past)? {
             return Ok(false);
         }
-        self.flight.take().map_or(Ok(()), Self::finish)?;
+        if !flight.rounded.is_empty() {
+            flight.round()?;
+            return Ok(false);
+        }
+        // It may have been ended by force.
+        self.shared.check()?;
+        self.flight = None;
+        self.shared.end();
         Ok(true)
     }
 
     fn abandon(&mut self) {
-        let ended = lock(&self.handle).as_mut().is_some_and(Handle::abort);
+        let ended = lock(&self.shared.handle).as_mut().is_some_and(Handle::abort);
+        self.shared.end();
         if let Some(flight) = self.flight.take()
             && !ended
         {
@@ -117,8 +128,9 @@ impl Carrier for NcclCarrier {
 }
 
 impl NcclCarrier {
-    pub(super) fn new(handle: Shared, ordinal: usize, rank: usize, world_size: usize) -> Self {
-        Self { handle, ordinal, rank, world_size, flight: None, bytes: (0, 0) }
+    pub(super) fn new(shared: Arc<Shared>, ordinal: usize, config: &TcpConfig) -> Self {
+        let (rank, world_size, timeout) = (config.rank, config.world_size, config.bounded_timeout());
+        Self { shared, ordinal, rank, world_size, timeout, flight: None, bytes: (0, 0) }
     }
 
     fn check_device(&self, operation: &Operation, tensor: &Tensor) -> Result<()> {
@@ -134,7 +146,7 @@ impl NcclCarrier {
     }
 
     /// The tensors that NCCL works on: of f16 and bf16, f32 where they are summed, to be rounded once in the end.
-    fn prepare(&self, operation: &Operation) -> Result<(Vec<Tensor>, Rounded)> {
+    fn prepare(&self, operation: &Operation, before: &Before) -> Result<Prepared> {
         let mut tensors: Vec<Tensor> = operation.tensors().into_iter().cloned().collect();
         let (op, results) = match operation {
             Operation::AllReduce { op, .. } | Operation::AllReduceCoalesced { op, .. } => {
@@ -143,26 +155,51 @@ impl NcclCarrier {
             Operation::Reduce { op, root, .. } => (*op, 0..usize::from(self.rank == *root)),
             // Its tensors are output and input.
             Operation::ReduceScatter { op, .. } => (*op, 0..1),
-            _ => return Ok((tensors, Vec::new())),
+            _ => return Ok(Prepared { tensors, ..Prepared::default() }),
         };
         let half = tensors.first().is_some_and(|tensor| storage::is_half(tensor.dtype()));
         if !half || matches!(op, ReduceOp::Min | ReduceOp::Max) {
-            return Ok((tensors, Vec::new()));
+            return Ok(Prepared { tensors, ..Prepared::default() });
         }
         let rounded = results.map(|index| (index, tensors[index].clone())).collect();
+        let computing = stream_of(&tensors[0])?;
+        before.hold(&computing)?;
         // CUDA refuses to convert no elements.
         for tensor in tensors.iter_mut().filter(|tensor| tensor.elem_count() > 0) {
             *tensor = tensor.to_dtype(DType::F32)?;
         }
-        Ok((tensors, rounded))
+        let widened = Some(computing.record_event(None).map_err(failed)?);
+        Ok(Prepared { tensors, rounded, widened })
     }
+}
 
-    fn finish(flight: Flight) -> Result<()> {
-        let Flight { tensors, rounded, .. } = flight;
-        for (index, tensor) in rounded.iter().filter(|(_, tensor)| tensor.elem_count() > 0) {
-            let narrow = tensors[*index].to_dtype(tensor.dtype())?;
-            tensor.inplace_op1(&Copy(narrow))?;
-            stream_of(tensor)?.synchronize().map_err(failed)?;
+impl Shared {
+    /// Whether NCCL has put the operation into its stream, and an event is behind it.
+    fn is_queued(&self, flight: &mut Flight) -> Result<bool> {
+        self.check()?;
+        let mut handle = lock(&self.handle);
+        let handle = handle.as_mut().ok_or_else(|| Error::system(flight.call, "NCCL was not started"))?;
+        // Errors of the network come at any time.
+        if !handle.is_ready(flight.call)? {
+            return Ok(false);
+        }
+        if flight.end.is_none() {
+            flight.end = Some(handle.stream().record_event(None).map_err(failed)?);
+        }
+        Ok(true)
+    }
+}
+
+impl Flight {
+    /// Asks the device to round what NCCL has summed.
+    fn round(&mut self) -> Result<()> {
+        for (index, tensor) in std::mem::take(&mut self.rounded) {
+            if tensor.elem_count() > 0 {
+                let narrow = self.tensors[index].to_dtype(tensor.dtype())?;
+                tensor.inplace_op1(&Copy(narrow.clone()))?;
+                self.end = Some(stream_of(&tensor)?.record_event(None).map_err(failed)?);
+                self.tensors.extend([narrow, tensor]);
+            }
         }
         Ok(())
     }

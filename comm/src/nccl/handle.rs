@@ -40,6 +40,8 @@ pub(super) struct Addresses {
 pub(super) struct Handle {
     comm: sys::ncclComm_t,
     stream: Arc<CudaStream>,
+    /// Given up, and the device is past all that was asked of it.
+    ended: bool,
 }
 
 // SAFETY: NCCL allows a communicator to be used by any thread, by one at a time, which `&mut self` sees to.
@@ -62,7 +64,7 @@ impl Handle {
         bind(&stream)?;
         let id = sys::ncclUniqueId { internal: id.map(|byte| byte as c_char) };
         let mut config = config();
-        let mut handle = Self { comm: null_mut(), stream };
+        let mut handle = Self { comm: null_mut(), stream, ended: false };
         // SAFETY: the configuration is one that NCCL understands, and is copied; the handle is written before the call returns.
         let code = unsafe {
             sys::ncclCommInitRankConfig(&mut handle.comm, world_size as c_int, id, rank as c_int, &mut config)
@@ -73,6 +75,11 @@ impl Handle {
 
     pub(super) fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
+    }
+
+    /// False once it was given up.
+    pub(super) fn is_open(&self) -> bool {
+        !self.comm.is_null()
     }
 
     /// False while NCCL is still at what it was asked for; an error of its own, or of its network, whenever it came.
@@ -147,11 +154,12 @@ impl Handle {
     pub(super) fn abort(&mut self) -> bool {
         let comm = std::mem::replace(&mut self.comm, null_mut());
         if comm.is_null() || bind(&self.stream).is_err() {
-            return false;
+            return self.ended;
         }
         // SAFETY: the communicator is valid, and not used after this.
         let aborted = unsafe { result::comm_abort(comm) };
-        aborted.is_ok() && self.stream.synchronize().is_ok()
+        self.ended = aborted.is_ok() && self.stream.synchronize().is_ok();
+        self.ended
     }
 }
 

@@ -8,9 +8,10 @@ mod carrier;
 mod handle;
 mod launch;
 mod library;
+mod watch;
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
 
 use candle_core::{CudaDevice, Device, Tensor};
@@ -22,15 +23,19 @@ use crate::members::Members;
 use crate::tcp::{Meeting, meet};
 use crate::{Communicator, Error, Operation, Result, Stats, Tcp, TcpConfig, Work, all_gather_object};
 
-use carrier::{NcclCarrier, Shared, failed};
+use carrier::{NcclCarrier, failed};
 use handle::{Handle, ID_BYTES};
+use watch::{Shared, Watchdog};
 
 /// One rank of a group in which NCCL moves the data of CUDA tensors, one device a rank.
 ///
 /// The ranks meet, agree on each call before NCCL hears of it, and watch over each other as those of [`Tcp`] do; tensors of
 /// the CPU go over these connections, too. NCCL works on a stream of its own: an operation begins when what was asked of the
 /// device before it was submitted is done, and what the device is asked afterwards goes on beside it until
-/// [`Work::wait`] returns. NCCL never blocks a thread; an operation that fails or takes longer than the time-out is aborted.
+/// [`Work::wait`] returns; the order is kept on the device, by events, and no thread waits for it. NCCL never blocks a
+/// thread; an operation that fails or takes longer than the time-out is aborted, also where a call of the driver waits for
+/// it, and an error between two operations is noticed: all ranks then say which rank NCCL has failed on, in which operation
+/// and how.
 /// f16 and bf16 are summed in f32. What becomes of NaN in minima and maxima is NCCL's affair, and so is the order of sums,
 /// which is the same on every rank.
 ///
@@ -50,8 +55,9 @@ pub struct Nccl {
     tcp: Tcp,
     device: CudaDevice,
     config: TcpConfig,
-    // After the group that uses it.
-    _handle: Shared,
+    // After the group that they belong to.
+    _watchdog: Watchdog,
+    _shared: Arc<Shared>,
 }
 
 /// What a rank tells of its device.
@@ -79,17 +85,17 @@ impl Nccl {
     }
 
     fn join(config: TcpConfig, meeting: Meeting, members: Members, device: &CudaDevice) -> Result<Self> {
-        let shared: Shared = Arc::new(Mutex::new(None));
-        let (rank, world_size) = (config.rank, config.world_size);
+        let shared: Arc<Shared> = Arc::default();
         let ordinal = device.cuda_stream().context().ordinal();
-        let carrier = NcclCarrier::new(shared.clone(), ordinal, rank, world_size);
+        let carrier = NcclCarrier::new(shared.clone(), ordinal, &config);
         let tcp = Tcp::join(&config, meeting, members, Some(Box::new(carrier)))?;
         check_devices(&tcp, device)?;
         let handle = start(&tcp, &config, device)?;
-        *lock(&shared) = Some(handle);
+        *lock(&shared.handle) = Some(handle);
+        let watchdog = Watchdog::start(shared.clone(), tcp.supervisor(), config.rank)?;
         // Whoever fails before this has left the group, which the others hear of here.
         tcp.run(Operation::Barrier)?;
-        Ok(Self { tcp, device: device.clone(), config, _handle: shared })
+        Ok(Self { tcp, device: device.clone(), config, _watchdog: watchdog, _shared: shared })
     }
 }
 
@@ -159,6 +165,10 @@ impl Communicator for Nccl {
         self.tcp.world_ranks()
     }
 
+    // Not by `ncclCommSplit`: all ranks of the parent must call it, those too that get no group, and at a moment when none
+    // of them has an operation under way, while a subgroup is its members' affair alone and operations are queued. The
+    // members meet anyway, for what goes over our connections, and the id of a new communicator is one broadcast more.
+    // What fails in the one is not shared with the other.
     fn subgroup(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>> {
         let (config, meeting, members) = self.tcp.meet_group(ranks)?;
         Ok(Arc::new(Self::join(config, meeting, members, &self.device)?))

@@ -3,10 +3,13 @@
 use crate::algorithm::{dissemination_barrier, pairwise_all_to_all};
 use crate::carrier::Carrier;
 use crate::executor::Task;
+use crate::fingerprint::Fingerprint;
 use crate::links::Links;
 use crate::memory::Memory;
+use crate::patience::blame_library;
 use crate::plan::Planner;
 use crate::schedule::{Parts, Schedule};
+use crate::staging::Before;
 use crate::{Operation, ReduceOp, Result};
 
 use super::Runner;
@@ -16,14 +19,14 @@ impl<L: Links> Runner<L> {
         self.carrier.as_ref().is_some_and(|carrier| carrier.takes(operation))
     }
 
-    pub(super) fn carry(&mut self, operation: &Operation) -> Result<()> {
+    pub(super) fn carry(&mut self, operation: &Operation, before: &Before) -> Result<()> {
         let Some(mut carrier) = self.carrier.take() else { return Ok(()) };
         let bytes = carrier.bytes();
         let result = match operation {
             Operation::Send { .. } | Operation::Recv { .. } | Operation::Batch { .. } => {
-                self.carry_messages(&mut *carrier, operation)
+                self.carry_messages(&mut *carrier, operation, before)
             }
-            _ => self.carry_collective(&mut *carrier, operation),
+            _ => self.carry_collective(&mut *carrier, operation, before),
         };
         if result.is_err() {
             carrier.abandon();
@@ -34,18 +37,29 @@ impl<L: Links> Runner<L> {
         result
     }
 
-    fn carry_messages(&mut self, carrier: &mut dyn Carrier, operation: &Operation) -> Result<()> {
+    fn carry_messages(
+        &mut self,
+        carrier: &mut dyn Carrier,
+        operation: &Operation,
+        before: &Before,
+    ) -> Result<()> {
         let Some((mut parcels, _)) = self.messages(operation) else { return Ok(()) };
         for parcel in &mut parcels {
             (parcel.fingerprint, parcel.range) = (parcel.fingerprint.carried(), 0..0);
         }
         let Some(first) = parcels.first() else { return Ok(()) };
         self.supervisor.begin(first.fingerprint);
-        let result = carrier.begin(operation).and_then(|()| self.executor.exchange_beside(parcels, carrier));
+        let begun = self.begin(carrier, operation, before, first.fingerprint);
+        let result = begun.and_then(|()| self.executor.exchange_beside(parcels, carrier, self.rank));
         result.inspect_err(|_| self.supervisor.hang_up(&mut || self.executor.part(&Memory::default())))
     }
 
-    fn carry_collective(&mut self, carrier: &mut dyn Carrier, operation: &Operation) -> Result<()> {
+    fn carry_collective(
+        &mut self,
+        carrier: &mut dyn Carrier,
+        operation: &Operation,
+        before: &Before,
+    ) -> Result<()> {
         let fingerprint = self.fingerprint(operation).carried();
         self.sequence += 1;
         self.supervisor.begin(fingerprint);
@@ -55,10 +69,22 @@ impl<L: Links> Runner<L> {
         let payload = (self.executor.bytes_sent, self.executor.bytes_received);
         let agreed = self.executor.run(&task, &schedule, &mut Memory::default().room(1));
         (self.executor.bytes_sent, self.executor.bytes_received) = payload;
-        let result =
-            agreed.and_then(|()| carrier.begin(operation)).and_then(|()| self.executor.attend(carrier));
+        let result = agreed
+            .and_then(|()| self.begin(carrier, operation, before, fingerprint))
+            .and_then(|()| self.executor.attend(carrier, self.rank));
         // In the middle of a collective, words would be taken for data.
         result.inspect_err(|_| self.supervisor.hang_up(&mut Vec::new))
+    }
+
+    fn begin(
+        &self,
+        carrier: &mut dyn Carrier,
+        operation: &Operation,
+        before: &Before,
+        call: Fingerprint,
+    ) -> Result<()> {
+        let begun = carrier.begin(operation, before);
+        begun.map_err(|error| blame_library(&*self.supervisor, self.rank, error, &call))
     }
 
     /// Who tells whom of a call: a barrier, so that nobody begins before all have come and agree.

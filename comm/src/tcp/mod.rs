@@ -151,6 +151,12 @@ impl Tcp {
         })
     }
 
+    /// Who looks after the group.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn supervisor(&self) -> Arc<dyn crate::supervisor::Supervisor> {
+        self.bureau.clone()
+    }
+
     /// Why the group has failed, if it has, as the error of something that it was needed for.
     #[cfg(feature = "nccl")]
     pub(crate) fn failure(&self, operation: &str) -> Option<Error> {

@@ -10,7 +10,7 @@ use comm::{Communicator, Nccl, ReduceOp, Result, TcpConfig, Work};
 pub(crate) const ROLE: &str = "GIRANDOLE_CUDA_ROLE";
 const RANKS: usize = 3;
 /// Of each rank, where it matters.
-const TIMEOUT: Duration = Duration::from_secs(4);
+const TIMEOUT: Duration = Duration::from_secs(8);
 
 struct Fault {
     role: &'static str,
@@ -19,6 +19,11 @@ struct Fault {
     /// Ranks, and what they must say.
     says: &'static [(usize, &'static [&'static str])],
 }
+
+const FAILED: &[&str] = &["all_reduce #", "on rank 1 (host ", "ncclRemoteError, 6"];
+const REFUSED: &[&str] = &["all_reduce #", "on rank 1 (host ", "ncclInvalidUsage, 5", "a refused call"];
+const HUNG: &[&str] = &["all_reduce #", "all ranks are in it", "within 8.0 s"];
+const STUCK: &[&str] = &["all_reduce #", "it did not end in time"];
 
 const FAULTS: &[Fault] = &[
     Fault {
@@ -46,29 +51,13 @@ const FAULTS: &[Fault] = &[
         nccl: "hang:1:2",
         says: &[(0, &["rank 1 (host ", "died during all_reduce #"]), (2, &["rank 1 (host ", "died"])],
     },
-    Fault {
-        role: "hang",
-        nccl: "hang:1:2",
-        says: &[(0, &["all_reduce #", "4.0 s"]), (1, &["all_reduce #"]), (2, &["all_reduce #"])],
-    },
-    Fault {
-        role: "async error",
-        nccl: "error:1:2",
-        says: &[
-            (0, &["all_reduce #"]),
-            (1, &["ncclAllReduce", "ncclRemoteError, 6"]),
-            (2, &["all_reduce #"]),
-        ],
-    },
-    Fault {
-        role: "refused",
-        nccl: "refuse:1:2",
-        says: &[
-            (0, &["all_reduce #"]),
-            (1, &["ncclGroupEnd", "ncclInvalidUsage, 5", "a refused call"]),
-            (2, &[]),
-        ],
-    },
+    Fault { role: "hang", nccl: "hang:1:2", says: &[(0, HUNG), (1, HUNG), (2, HUNG)] },
+    // No thread of the operation's own can end it.
+    Fault { role: "stuck", nccl: "hang:1:2", says: &[(0, STUCK), (1, STUCK), (2, STUCK)] },
+    Fault { role: "async error", nccl: "error:1:2", says: &[(0, FAILED), (1, FAILED), (2, FAILED)] },
+    // Nobody talks at that time.
+    Fault { role: "idle", nccl: "late:1:2", says: &[(0, FAILED), (1, FAILED), (2, FAILED)] },
+    Fault { role: "refused", nccl: "refuse:1:2", says: &[(0, REFUSED), (1, REFUSED), (2, REFUSED)] },
     Fault {
         role: "meet",
         nccl: "meet:1:0",
@@ -104,6 +93,9 @@ fn run(fault: &Fault) -> Vec<String> {
         command.env(ROLE, fault.role).env("STAND_IN_NCCL", fault.nccl).env("TMPDIR", folder.path());
         command.env("RANK", rank.to_string()).env("WORLD_SIZE", RANKS.to_string());
         command.env("GIRANDOLE_INIT_METHOD", format!("file://{}", folder.path().join("meeting").display()));
+        if fault.role == "stuck" {
+            command.env("STAND_IN_STUCK", "1");
+        }
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let children: Vec<Child> = (0..RANKS).map(start).collect();
@@ -138,6 +130,11 @@ fn take_part(role: &str, config: &TcpConfig) -> Result<()> {
                 std::thread::sleep(Duration::from_secs(1));
                 kill()
             });
+            sum(5)
+        }
+        "idle" => {
+            sum(5)?;
+            std::thread::sleep(Duration::from_secs(1));
             sum(5)
         }
         _ => sum(5),

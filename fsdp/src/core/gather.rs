@@ -1,13 +1,13 @@
 //! A unit's parameters: gathered from all ranks, and released.
 
-use candle_core::Tensor;
+use candle_core::{Storage, Tensor};
 use comm::Operation;
 
 use super::{Core, Held, State};
 use crate::Result;
 use crate::builder::Built;
 use crate::layout::Part;
-use crate::storage::{self, copy, exchange, take};
+use crate::storage::{exchange, piece, take};
 
 impl Core {
     /// Begins to gather a unit, unless that is under way or done.
@@ -22,9 +22,10 @@ impl Core {
         let mut coming = Vec::with_capacity(built.layout.parts.len());
         for part in &built.layout.parts {
             let before = state.pool.bytes();
-            let buffer = state.pool.take(built.dtype, part.piece * built.layout.ranks)?;
+            let (count, device) = (part.piece * built.layout.ranks, built.shard.device());
+            let buffer = state.pool.take(built.dtype, count, device)?;
             self.grown(before, state.pool.bytes());
-            coming.push(self.begin_part(built, part, storage::tensor(buffer)?)?);
+            coming.push(self.begin_part(built, part, buffer)?);
         }
         state.units[unit].held = Held::Coming(coming);
         Ok(())
@@ -58,22 +59,22 @@ impl Core {
         let _span = tracing::info_span!("wait", unit = built.name).entered();
         for (part, (buffer, work)) in built.layout.parts.iter().zip(coming) {
             work.map_or(Ok(()), comm::Work::wait)?;
-            let buffer = take(&buffer)?;
+            let count = buffer.elem_count();
             match part.is_packed {
                 true => {
                     for slot in &part.slots {
-                        let value = copy(&buffer, slot.start, slot.len)?;
-                        let bytes = storage::bytes(&value);
+                        let value = piece(&buffer, slot.start, slot.len)?;
+                        let bytes = slot.len * built.dtype.size_in_bytes();
                         self.parameters.add(bytes);
                         state.units[unit].copied += bytes;
                         exchange(&built.params[slot.param].tensor, value)?;
                     }
-                    self.give_back(state, buffer);
+                    self.give_back(state, take(&buffer)?, count);
                 }
                 // A large parameter is alone in its part.
                 false => match part.slots[..] {
-                    [slot] => drop(exchange(&built.params[slot.param].tensor, buffer)?),
-                    _ => self.give_back(state, buffer),
+                    [slot] => drop(exchange(&built.params[slot.param].tensor, take(&buffer)?)?),
+                    _ => self.give_back(state, take(&buffer)?, count),
                 },
             }
         }
@@ -92,7 +93,7 @@ impl Core {
             for slot in &part.slots {
                 let storage = take(&built.params[slot.param].tensor)?;
                 if !part.is_packed {
-                    self.give_back(state, storage);
+                    self.give_back(state, storage, part.piece * built.layout.ranks);
                 }
             }
         }
@@ -111,9 +112,9 @@ impl Core {
         (0..self.units.len()).try_for_each(|unit| self.release(state, unit))
     }
 
-    fn give_back(&self, state: &mut State, buffer: candle_core::CpuStorage) {
+    fn give_back(&self, state: &mut State, buffer: Storage, count: usize) {
         let before = state.pool.bytes();
-        state.pool.give(buffer);
+        state.pool.give(buffer, count);
         self.grown(before, state.pool.bytes());
     }
 

@@ -1,6 +1,6 @@
 //! A unit's gradients: averaged over ranks, of which each keeps its part.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use comm::{Operation, ReduceOp, Work};
 
 use super::{Core, PASS, State, UnitState};
@@ -88,7 +88,7 @@ impl Core {
         let _entered = span.enter();
         let grads = std::mem::replace(&mut state.units[unit].sums, vec![None; built.params.len()]);
         let total = grads.iter().flatten().map(bytes).sum();
-        let shard = Tensor::zeros(built.layout.shard_len, built.shard.dtype(), &Device::Cpu)?;
+        let shard = Tensor::zeros(built.layout.shard_len, built.shard.dtype(), built.shard.device())?;
         self.gradients.add(built.shard_bytes());
         state.given_out += built.shard_bytes();
         let mut parts = Vec::with_capacity(built.layout.parts.len());
@@ -115,7 +115,7 @@ impl Core {
         let (output, own) = match whole.dtype() == shard.dtype() {
             true => (shard.narrow(0, part.offset, kept)?, None),
             false => {
-                let own = Tensor::zeros(kept, whole.dtype(), &Device::Cpu)?;
+                let own = Tensor::zeros(kept, whole.dtype(), whole.device())?;
                 (own.clone(), Some(own))
             }
         };
@@ -165,7 +165,7 @@ impl Core {
 fn flat(built: &Built, part: &Part, grads: &[Option<Tensor>], dtype: DType) -> Result<Tensor> {
     let one = |param: usize| match &grads[param] {
         Some(grad) => Ok(grad.contiguous()?.flatten_all()?),
-        None => storage::tensor(storage::zeros(dtype, built.params[param].tensor.elem_count())?),
+        None => storage::zero_tensor(dtype, built.params[param].tensor.elem_count(), built.shard.device()),
     };
     let all: Vec<Tensor> = part
         .slots
@@ -174,7 +174,7 @@ fn flat(built: &Built, part: &Part, grads: &[Option<Tensor>], dtype: DType) -> R
         .map(|slot| one(slot.param))
         .collect::<candle_core::Result<_>>()?;
     Ok(match &all[..] {
-        [] => storage::tensor(storage::zeros(dtype, 0)?)?,
+        [] => storage::zero_tensor(dtype, 0, built.shard.device())?,
         [one] => one.clone(),
         several => Tensor::cat(several, 0)?,
     })

@@ -145,7 +145,7 @@ impl<M> Fsdp<M> {
         }
         for (unit, built) in core.units.iter().enumerate() {
             let value = part(saved, &shard_key(&built.name), unit, built)?.to_dtype(built.shard.dtype())?;
-            built.shard.set(&value)?;
+            built.shard.set(&value.to_device(built.shard.device())?)?;
         }
         Ok(())
     }

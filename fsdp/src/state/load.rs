@@ -39,6 +39,7 @@ impl<M> Fsdp<M> {
                     if start < end {
                         let name = &built.params[slot.param].name;
                         let values = file.read(name, start - slot.start..end - slot.start)?;
+                        let values = values.to_device(built.shard.device())?;
                         built.shard.slice_set(&values, 0, part.offset + start - own.start)?;
                     }
                 }

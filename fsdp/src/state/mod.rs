@@ -17,7 +17,7 @@ use candle_core::{Device, Tensor};
 use comm::Operation;
 
 use crate::layout::Part;
-use crate::storage::{copy, take, tensor};
+use crate::storage::{piece, tensor};
 use crate::{Fsdp, Result};
 
 impl<M> Fsdp<M> {
@@ -57,6 +57,7 @@ impl<M> Fsdp<M> {
                 else {
                     continue;
                 };
+                let whole = whole.to_device(&Device::Cpu)?;
                 if let ([slot], false) = (&part.slots[..], part.is_packed) {
                     let param = &built.params[slot.param];
                     visit(
@@ -66,10 +67,9 @@ impl<M> Fsdp<M> {
                     )?;
                     continue;
                 }
-                let whole = take(&whole)?;
                 for slot in &part.slots {
                     let param = &built.params[slot.param];
-                    let value = tensor(copy(&whole, slot.start, slot.len)?)?;
+                    let value = tensor(piece(&whole, slot.start, slot.len)?, slot.len);
                     visit(slot.param, &param.name, value.reshape(param.tensor.shape())?)?;
                 }
             }
@@ -81,14 +81,14 @@ impl<M> Fsdp<M> {
     fn whole(&self, shard: &Tensor, part: &Part) -> Result<Option<Tensor>> {
         let own = shard.narrow(0, part.offset, part.piece)?;
         let Some(comm) = &self.core().groups.shard else {
-            let whole = Tensor::zeros(part.piece, shard.dtype(), &Device::Cpu)?;
+            let whole = Tensor::zeros(part.piece, shard.dtype(), shard.device())?;
             if part.piece > 0 {
                 whole.slice_set(&own, 0, 0)?;
             }
             return Ok(Some(whole));
         };
         let output = match comm.rank() {
-            0 => Some(Tensor::zeros(part.piece * comm.world_size(), shard.dtype(), &Device::Cpu)?),
+            0 => Some(Tensor::zeros(part.piece * comm.world_size(), shard.dtype(), shard.device())?),
             _ => None,
         };
         comm.run(Operation::Gather { output: output.clone(), input: own, root: 0, counts: None })?;

@@ -43,6 +43,7 @@ impl Samples {
 pub(super) struct Batches {
     source: Source,
     batch_size: usize,
+    device: Device,
 }
 
 enum Source {
@@ -62,11 +63,16 @@ impl Batches {
                 Source::Drawn { generator: Box::new(Generator::new(seed)), features: options.features }
             }
         };
-        Ok(Self { source, batch_size: options.batch_size })
+        Ok(Self { source, batch_size: options.batch_size, device: options.common.device()? })
     }
 
     /// Inputs and classes.
     pub(super) fn next(&mut self) -> Result<(Tensor, Tensor)> {
+        let (x, y) = self.on_host()?;
+        Ok((x.to_device(&self.device)?, y.to_device(&self.device)?))
+    }
+
+    fn on_host(&mut self) -> Result<(Tensor, Tensor)> {
         let len = self.batch_size;
         match &mut self.source {
             Source::Drawn { generator, features } => {

@@ -178,9 +178,10 @@ impl Bureau {
             Question::Stuck { .. }
             | Question::Lost { left: false, because: None, .. }
             | Question::Unreached { .. } => silent,
-            Question::Lost { .. } | Question::Mismatch { .. } | Question::Garbage { .. } => {
-                self.judge_alone(&question, Status::Silent).unwrap_or(silent)
-            }
+            Question::Lost { .. }
+            | Question::Mismatch { .. }
+            | Question::Garbage { .. }
+            | Question::Failed { .. } => self.judge_alone(&question, Status::Silent).unwrap_or(silent),
         };
         self.fail(cause);
         self.failure()
