@@ -69,5 +69,5 @@ pub use objects::{all_gather_object, broadcast_object, gather_object};
 pub use operation::{Message, Operation, ReduceOp};
 pub use scheduler::Place;
 pub use stats::Stats;
-pub use tcp::{InitMethod, Secret, Tcp, TcpConfig, Tls, Transport};
+pub use tcp::{Elastic, InitMethod, Secret, Tcp, TcpConfig, Tls, Transport};
 pub use work::Work;
