@@ -51,6 +51,7 @@ mod stats;
 mod storage;
 mod supervisor;
 mod tcp;
+mod tensors;
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 mod traffic;
 mod variables;
@@ -70,4 +71,5 @@ pub use operation::{Message, Operation, ReduceOp};
 pub use scheduler::Place;
 pub use stats::Stats;
 pub use tcp::{Elastic, InitMethod, Secret, Tcp, TcpConfig, Tls, Transport};
+pub use tensors::broadcast_tensors;
 pub use work::Work;

@@ -64,7 +64,7 @@ where
             true => find(config.checkpoints, &config.run)?,
             false => None,
         };
-        let resumed = share::share(&*rank.comm, own)?;
+        let resumed = share::share(&*rank.comm, own, 0)?;
         let (first, steps_per_epoch) = (rank.is_first(), self.remaining());
         let watch = {
             let log = LogConfig {
