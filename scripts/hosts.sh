@@ -63,6 +63,18 @@ echo "-- encrypted"
 over 10.77.0.1 encrypted "$program" "${train[@]}" --tls hosts
 same encrypted
 
+# ---- an all_reduce sends each byte over the link once each way ----
+echo "-- bytes between hosts"
+sent() { on "$1" host cat "/sys/class/net/$dev/statistics/tx_bytes"; }
+before=("$(sent "$a")" "$(sent "$b")")
+# 3 calls come before those that are measured.
+over 10.77.0.1 bytes "$program" comm-bench --ops all_reduce --sizes 16M --calls 7
+after=("$(sent "$a")" "$(sent "$b")")
+for host in 0 1; do
+    went=$((after[host] - before[host])) buffers=$((10 * 16 * 1024 * 1024))
+    [ $((went >= buffers && went < buffers + buffers / 10)) = 1 ] || fail "10 all_reduce of 16 MiB: one host has sent $went bytes"
+done
+
 # ---- a link that is cut in the middle: each rank names a host that it has lost ----
 echo "-- a link that is cut"
 timeout_s=5

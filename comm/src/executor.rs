@@ -124,11 +124,6 @@ impl<L: Links> Executor<L> {
         patience.wait(&mut self.links, &self.waits, longest, &*self.supervisor, &self.call.fingerprint)
     }
 
-    /// See [`Links::segment`].
-    pub(crate) fn segment(&self) -> usize {
-        self.links.segment()
-    }
-
     /// Does this rank's part of a call on `memory`.
     pub(crate) fn run(
         &mut self,

@@ -52,6 +52,7 @@ mod storage;
 mod supervisor;
 mod tcp;
 mod tensors;
+mod topology;
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 mod traffic;
 mod variables;
@@ -72,4 +73,5 @@ pub use scheduler::Place;
 pub use stats::Stats;
 pub use tcp::{Elastic, InitMethod, Secret, Tcp, TcpConfig, Tls, Transport};
 pub use tensors::broadcast_tensors;
+pub use topology::Topology;
 pub use work::Work;

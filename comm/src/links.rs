@@ -71,7 +71,4 @@ pub(crate) trait Links: Send {
 
     /// How often to try again before parking: pays where a peer has a core of its own.
     fn spins(&self) -> u32;
-
-    /// Bytes of a buffer that a call should work on before it goes on to the next ones; the same on every rank.
-    fn segment(&self) -> usize;
 }

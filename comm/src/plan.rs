@@ -6,7 +6,7 @@ use candle_core::{DType, Tensor};
 
 use crate::memory::Memory;
 use crate::schedule::{Parts, Schedule};
-use crate::{Operation, ReduceOp, Result, algorithm, fingerprint, storage};
+use crate::{Operation, ReduceOp, Result, Topology, algorithm, fingerprint, storage};
 
 pub(crate) struct Plan<'a> {
     pub(crate) memory: Memory<'a>,
@@ -19,16 +19,19 @@ pub(crate) struct Plan<'a> {
 }
 
 /// Plans for one rank.
-pub(crate) struct Planner {
-    pub(crate) rank: usize,
-    pub(crate) world_size: usize,
-    /// See [`crate::links::Links::segment`].
-    pub(crate) segment: usize,
+pub(crate) struct Planner<'t> {
+    rank: usize,
+    world_size: usize,
+    topology: &'t Topology,
 }
 
 type Counts = Option<Vec<usize>>;
 
-impl Planner {
+impl<'t> Planner<'t> {
+    pub(crate) fn new(rank: usize, topology: &'t Topology) -> Self {
+        Self { rank, world_size: topology.world_size(), topology }
+    }
+
     /// A plan for an operation that was found to have no mistakes.
     pub(crate) fn plan<'a>(&self, operation: &'a Operation) -> Result<Plan<'a>> {
         Ok(match operation {
@@ -85,8 +88,7 @@ impl Planner {
         let memory = tensors.iter().try_fold(Memory::default(), summed)?;
         let dtype = tensors.first().map_or(DType::U8, |tensor| widened(tensor.dtype()));
         let len = tensors.iter().map(Tensor::elem_count).sum();
-        let schedule =
-            algorithm::all_reduce(self.rank, self.world_size, len, dtype.size_in_bytes(), self.segment);
+        let schedule = algorithm::all_reduce(self.rank, self.topology, len, dtype.size_in_bytes());
         Ok(Plan { memory, schedule, dtype, op, pairs: Vec::new() })
     }
 
@@ -157,7 +159,10 @@ impl Planner {
 
     /// In how many pieces parts go round a ring.
     fn pieces(&self, parts: &Parts, dtype: DType) -> usize {
-        algorithm::pieces(parts.longest() * dtype.size_in_bytes(), self.segment / self.world_size)
+        algorithm::pieces(
+            parts.longest() * dtype.size_in_bytes(),
+            self.topology.segment_bytes() / self.world_size,
+        )
     }
 
     /// Equal parts of so many elements, unless there are counts.

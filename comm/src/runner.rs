@@ -15,7 +15,7 @@ use crate::members::Members;
 use crate::memory::Memory;
 use crate::plan::{Plan, Planner};
 use crate::supervisor::Supervisor;
-use crate::{Message, Operation, Result, Stats};
+use crate::{Message, Operation, Result, Stats, Topology};
 
 /// Runs operations one after the other, on whatever thread calls it.
 pub(crate) trait Run: Send {
@@ -27,7 +27,7 @@ pub(crate) trait Run: Send {
 
 pub(crate) struct Runner<L> {
     rank: usize,
-    world_size: usize,
+    topology: Topology,
     executor: Executor<L>,
     carrier: Option<Box<dyn Carrier>>,
     supervisor: Arc<dyn Supervisor>,
@@ -40,11 +40,12 @@ pub(crate) struct Runner<L> {
 }
 
 impl<L: Links> Runner<L> {
-    pub(crate) fn new(rank: usize, world_size: usize, links: L, supervisor: Arc<dyn Supervisor>) -> Self {
+    pub(crate) fn new(rank: usize, topology: Topology, links: L, supervisor: Arc<dyn Supervisor>) -> Self {
+        let world_size = topology.world_size();
         let executor = Executor::new(links, supervisor.clone(), world_size);
         let (sent, received) = (vec![0; world_size], vec![0; world_size]);
         let (carrier, stats) = (None, Stats::default());
-        Self { rank, world_size, executor, carrier, supervisor, sequence: 0, sent, received, stats }
+        Self { rank, topology, executor, carrier, supervisor, sequence: 0, sent, received, stats }
     }
 
     /// Has `carrier` move the data of the operations that it takes.
@@ -152,9 +153,8 @@ impl<L: Links> Runner<L> {
         let fingerprint = self.fingerprint(operation);
         self.sequence += 1;
         self.supervisor.begin(fingerprint);
-        let planner =
-            Planner { rank: self.rank, world_size: self.world_size, segment: self.executor.segment() };
-        let Plan { mut memory, schedule, dtype, op, pairs } = planner.plan(operation)?;
+        let plan = Planner::new(self.rank, &self.topology).plan(operation)?;
+        let Plan { mut memory, schedule, dtype, op, pairs } = plan;
         let task = Task { fingerprint, pairs: &pairs, op, dtype };
         // In the middle of a collective, words would be taken for data.
         self.executor

@@ -122,6 +122,33 @@ impl Schedule {
         self
     }
 
+    /// Each step of the one at the same time as that of the other, which must neither touch the same elements nor talk to the
+    /// same ranks.
+    pub(crate) fn beside(self, other: Schedule) -> Self {
+        let (mut one, mut other) = (self.steps.into_iter(), other.steps.into_iter());
+        let merged = std::iter::from_fn(|| match (one.next(), other.next()) {
+            (Some(mut step), Some(beside)) => {
+                step.transfers.extend(beside.transfers);
+                step.finished = if step.finished.is_empty() { beside.finished } else { step.finished };
+                Some(step)
+            }
+            (one, other) => one.or(other),
+        });
+        Self { steps: merged.collect() }
+    }
+
+    /// The same among other ranks, each in the place of the one that stands in the schedule.
+    pub(crate) fn among(mut self, rank_at: impl Fn(usize) -> usize) -> Self {
+        for transfer in self.steps.iter_mut().flat_map(|step| &mut step.transfers) {
+            match transfer {
+                Transfer::Send { to, .. } => *to = rank_at(*to),
+                Transfer::Recv { from, .. } | Transfer::Fold { from, .. } => *from = rank_at(*from),
+                Transfer::Copy { .. } | Transfer::Reduce { .. } => {}
+            }
+        }
+        self
+    }
+
     /// The same, on elements that lie `by` places further on.
     pub(crate) fn shifted(mut self, by: usize) -> Self {
         for step in &mut self.steps {

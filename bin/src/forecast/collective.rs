@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use comm::algorithm;
 use comm::schedule::{Combine, Parts, Schedule, Step, Transfer};
+use comm::{Topology, algorithm};
 
 use super::{Network, event};
 
@@ -42,11 +42,11 @@ impl Collective {
     }
 
     /// What a rank does, for a buffer of so many bytes, of all parts together: what `comm` would do.
-    pub fn schedule(self, rank: usize, ranks: usize, bytes: usize) -> Schedule {
-        let (len, segment) = (bytes / ELEMENT, algorithm::segment_bytes(ranks));
+    pub fn schedule(self, rank: usize, topology: &Topology, bytes: usize) -> Schedule {
+        let (len, ranks) = (bytes / ELEMENT, topology.world_size());
         let parts = Parts::even(len, ranks);
         match self {
-            Self::AllReduce => algorithm::all_reduce(rank, ranks, len, ELEMENT, segment),
+            Self::AllReduce => algorithm::all_reduce(rank, topology, len, ELEMENT),
             Self::AllGather => {
                 let copy = Transfer::Copy { range: parts.of(rank), to: parts.of(rank).start };
                 let mut schedule = algorithm::ring_all_gather::schedule(rank, &parts);
@@ -54,7 +54,7 @@ impl Collective {
                 schedule
             }
             Self::ReduceScatter => {
-                let pieces = algorithm::pieces(parts.longest() * ELEMENT, segment / ranks);
+                let pieces = algorithm::pieces(parts.longest() * ELEMENT, topology.segment_bytes() / ranks);
                 algorithm::ring_reduce_scatter::schedule(rank, &parts, pieces)
             }
             Self::Broadcast => algorithm::broadcast(rank, ranks, len, ELEMENT, 0),
@@ -104,9 +104,10 @@ impl<'a> Collectives<'a> {
             return 0.0;
         }
         *self.known.entry((collective, group, bytes)).or_insert_with(|| {
-            let schedules: Vec<Schedule> =
-                (0..group.ranks).map(|rank| collective.schedule(rank, group.ranks, bytes)).collect();
             let members: Vec<usize> = (0..group.ranks).map(|rank| rank * group.stride).collect();
+            let topology = self.network.topology(&members);
+            let schedules: Vec<Schedule> =
+                (0..group.ranks).map(|rank| collective.schedule(rank, &topology, bytes)).collect();
             event::seconds(&schedules, ELEMENT, self.network, &members)
         })
     }

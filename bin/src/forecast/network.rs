@@ -1,5 +1,6 @@
 //! What lies between ranks.
 
+use comm::Topology;
 use serde::{Deserialize, Serialize};
 
 /// A way from one rank to another; each direction has its own.
@@ -83,7 +84,15 @@ impl Network {
 
     /// What lies between two ranks.
     pub fn link(&self, one: usize, other: usize) -> Link {
-        let node = |rank: usize| rank / self.per_node.max(1);
-        if node(one) == node(other) { self.inside } else { self.between }
+        if self.node(one) == self.node(other) { self.inside } else { self.between }
+    }
+
+    /// Where some of the ranks are.
+    pub fn topology(&self, ranks: &[usize]) -> Topology {
+        Topology::of(&ranks.iter().map(|rank| self.node(*rank)).collect::<Vec<_>>())
+    }
+
+    fn node(&self, rank: usize) -> usize {
+        rank / self.per_node.max(1)
     }
 }

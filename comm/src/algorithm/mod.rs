@@ -7,6 +7,7 @@ pub mod chain_reduce;
 pub mod direct_gather;
 pub mod direct_scatter;
 pub mod dissemination_barrier;
+pub mod hierarchical_all_reduce;
 pub mod pairwise_all_reduce;
 pub mod pairwise_all_to_all;
 pub mod pairwise_reduce;
@@ -17,6 +18,7 @@ pub mod ring_all_reduce;
 pub mod ring_reduce_scatter;
 pub mod segmented;
 
+use crate::Topology;
 use crate::schedule::Schedule;
 
 /// Up to this many bytes, an all-reduce takes the algorithm of few steps; above, the one of few bytes. Measured with
@@ -24,34 +26,19 @@ use crate::schedule::Schedule;
 /// 192 KiB over TCP.
 pub const LATENCY_BYTES: usize = 64 * 1024;
 
-/// The all-reduce for a buffer of `len` elements of `element_bytes` each; a long one goes in segments of about
-/// `segment_bytes`, see [`segmented`].
-pub fn all_reduce(
-    rank: usize,
-    world_size: usize,
-    len: usize,
-    element_bytes: usize,
-    segment_bytes: usize,
-) -> Schedule {
+/// The all-reduce for a buffer of `len` elements of `element_bytes` each; on one host a long one goes in segments, see
+/// [`segmented`]; between hosts each byte goes once, see [`hierarchical_all_reduce`].
+pub fn all_reduce(rank: usize, topology: &Topology, len: usize, element_bytes: usize) -> Schedule {
+    let world_size = topology.world_size();
     if len.saturating_mul(element_bytes) <= LATENCY_BYTES {
         recursive_doubling::schedule(rank, world_size, len)
+    } else if topology.is_hierarchical() {
+        let segments = hierarchical_all_reduce::segments(len, element_bytes);
+        hierarchical_all_reduce::schedule(rank, topology, len, segments)
     } else {
-        let segment = segment_bytes / element_bytes.max(1);
+        let segment = topology.segment_bytes() / element_bytes.max(1);
         segmented::schedule(len, segment, |len| ring_all_reduce::schedule(rank, world_size, len))
     }
-}
-
-/// Bytes of a buffer that the ranks of one host work on at a time. Each rank's share of it stays in its processor's cache;
-/// among more than two ranks it is larger, because each step costs a change of processes where ranks share a core.
-///
-/// It does not depend on what carries the bytes: sums are the same to the bit over TCP, shared memory and threads.
-///
-/// Measured with `comm-bench` on 2 cores with 2 MiB of cache each: the all-reduce of 64 MiB over 4 ranks by TCP took 77 ms
-/// with 512 KiB, 56 ms with 2 MiB, 54 ms with 4 MiB, 62 ms in one piece; through shared memory 39, 37, 38 and 38 ms. Over
-/// 2 ranks through shared memory it took 12.2 ms with 512 KiB, 12.6 ms with 1 MiB, 14.0 ms with 2 MiB.
-pub fn segment_bytes(world_size: usize) -> usize {
-    let share = 512 * 1024;
-    if world_size <= 2 { share } else { world_size.saturating_mul(share) }
 }
 
 /// In how many pieces, of at most `piece_bytes`, a part of `part_bytes` goes round a ring: at least 1.

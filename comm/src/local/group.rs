@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle_core::{Device, Tensor};
 
 use crate::members::Members;
-use crate::{Communicator, Error, Message, Operation, Result};
+use crate::{Communicator, Error, Message, Operation, Result, Topology};
 
 use super::Local;
 use super::shared::Shared;
@@ -27,6 +27,6 @@ impl Local {
             let number = number.to_vec1::<i64>()?[0];
             self.shared.take(number).ok_or_else(|| Error::system("a new group", "it is gone"))?
         };
-        Ok(Self::member(place, &shared, members))
+        Ok(Self::member(place, &shared, members, Topology::one_host(ranks.len())))
     }
 }

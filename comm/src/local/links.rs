@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::algorithm::segment_bytes;
 use crate::links::{Closed, Links, Wait};
 
 use super::shared::Shared;
@@ -48,9 +47,5 @@ impl Links for LocalLinks {
 
     fn spins(&self) -> u32 {
         0
-    }
-
-    fn segment(&self) -> usize {
-        segment_bytes(self.shared.world_size())
     }
 }

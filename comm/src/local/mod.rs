@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::engine::Engine;
 use crate::members::Members;
 use crate::runner::Runner;
-use crate::{Communicator, Error, Operation, Result, Stats, Work};
+use crate::{Communicator, Error, Operation, Result, Stats, Topology, Work};
 
 use links::LocalLinks;
 use shared::Shared;
@@ -63,15 +63,21 @@ impl Local {
         if world_size == 0 {
             return Err(Error::invalid("world size", world_size, "a group has at least 1 rank"));
         }
-        let shared = Arc::new(Shared::new(world_size, config));
-        let members = Members::world(world_size);
-        Ok((0..world_size).map(|rank| Self::member(rank, &shared, members.clone())).collect())
+        Ok(Self::group_on(&Topology::one_host(world_size), config))
     }
 
-    fn member(rank: usize, shared: &Arc<Shared>, members: Members) -> Self {
+    /// The ranks of a new group, as if they were on several hosts.
+    pub(crate) fn group_on(topology: &Topology, config: &LocalConfig) -> Vec<Self> {
+        let world_size = topology.world_size();
+        let shared = Arc::new(Shared::new(world_size, config));
+        let members = Members::world(world_size);
+        (0..world_size).map(|rank| Self::member(rank, &shared, members.clone(), topology.clone())).collect()
+    }
+
+    fn member(rank: usize, shared: &Arc<Shared>, members: Members, topology: Topology) -> Self {
         let supervisor = shared.supervisor(rank, members.clone());
         let links = LocalLinks::new(rank, shared.clone());
-        let runner = Box::new(Runner::new(rank, shared.world_size(), links, supervisor.clone()));
+        let runner = Box::new(Runner::new(rank, topology, links, supervisor.clone()));
         let engine = Some(Engine::new(rank, shared.world_size(), runner, supervisor));
         Self { rank, shared: shared.clone(), members, engine }
     }
@@ -186,5 +192,52 @@ impl Drop for Local {
 impl fmt::Debug for Local {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Local(rank {} of {})", self.rank, self.world_size())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device, Tensor};
+
+    use super::*;
+    use crate::ReduceOp;
+
+    /// What each rank of `topology` has after an all-reduce of numbers that are all different.
+    fn reduced(topology: &Topology, len: usize, dtype: DType, op: ReduceOp) -> Vec<Vec<f64>> {
+        let group = Local::group_on(topology, &LocalConfig::default());
+        let body = |comm: Local| {
+            let own: Vec<f64> = (0..len).map(|index| (index % 97 + 3 * comm.rank()) as f64 / 8.0).collect();
+            let tensor = Tensor::new(own, &Device::Cpu)?.to_dtype(dtype)?;
+            comm.all_reduce(&tensor, op)?.wait()?;
+            Ok(tensor.to_dtype(DType::F64)?.to_vec1()?)
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = group.into_iter().map(|comm| scope.spawn(|| body(comm))).collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap().map_err(|e: Error| e))
+                .collect::<Result<_>>()
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn hosts_change_nothing_but_the_order_of_sums() {
+        let exact = [(DType::F64, ReduceOp::Sum), (DType::F32, ReduceOp::Max), (DType::F32, ReduceOp::Avg)];
+        let halves = [(DType::BF16, ReduceOp::Sum), (DType::F16, ReduceOp::Avg)];
+        for hosts in [&[0, 0, 1, 1][..], &[0, 1, 0, 1, 1], &[0, 1, 2, 0], &[0, 0, 0, 1, 1, 1, 2, 2, 2]] {
+            let topology = Topology::of(hosts);
+            let together = Topology::one_host(topology.world_size());
+            for (dtype, op) in exact.into_iter().chain(halves) {
+                // Eighths of small numbers: sums are exact in whatever order.
+                for len in [0, 1, 40_000, 1_100_003] {
+                    let spread = reduced(&topology, len, dtype, op);
+                    assert!(spread.iter().all(|rank| *rank == spread[0]), "{hosts:?} {dtype:?} {op:?} {len}");
+                    let expected = &reduced(&together, len, dtype, op)[0];
+                    let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-6 * b.abs();
+                    assert!(spread[0].iter().zip(expected).all(near), "{hosts:?} {dtype:?} {op:?} {len}");
+                }
+            }
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::engine::lock;
 use crate::members::Members;
-use crate::{Error, Result};
+use crate::{Error, Result, Topology};
 
 use super::Local;
 use super::shared::Shared;
@@ -31,7 +31,7 @@ impl Local {
                     return Err(Error::Excluded { rank: self.members.world_rank(self.rank) });
                 };
                 let members = Members::some(ranks.iter().map(|rank| self.members.world_rank(*rank)));
-                return Ok(Self::member(place, group, members));
+                return Ok(Self::member(place, group, members, Topology::one_host(ranks.len())));
             }
             let missing = shared.present().find(|rank| !gathering.here.contains(rank));
             let Some(missing) = missing else {

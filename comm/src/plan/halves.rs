@@ -11,11 +11,12 @@ use crate::{ReduceOp, storage};
 
 use super::{Plan, Planner};
 
-impl Planner {
+impl Planner<'_> {
     /// None where the ring, the tree or the chain is better, in f32: for other dtypes; for little, which takes few steps
-    /// that way; and among so many ranks that not all of them should talk to each other.
+    /// that way; among so many ranks that not all of them should talk to each other; and with several ranks on several hosts,
+    /// between which each element would go more than once.
     pub(super) fn halves_all_reduce<'a>(&self, tensors: &'a [Tensor], op: ReduceOp) -> Option<Plan<'a>> {
-        let first = tensors.first()?;
+        let first = tensors.first().filter(|_| !self.topology.is_hierarchical())?;
         let len = tensors.iter().map(Tensor::elem_count).sum();
         let segment = self.halves_segment(first, len)?;
         let size = first.dtype().size_in_bytes();
@@ -62,7 +63,7 @@ impl Planner {
     fn halves_segment(&self, tensor: &Tensor, len: usize) -> Option<usize> {
         let widened = len.saturating_mul(size_of::<f32>());
         (self.is_pairwise(tensor) && widened > LATENCY_BYTES)
-            .then(|| self.segment / tensor.dtype().size_in_bytes())
+            .then(|| self.topology.segment_bytes() / tensor.dtype().size_in_bytes())
     }
 }
 

@@ -63,14 +63,13 @@ impl<L: Links> Runner<L> {
 
     /// Who tells whom of a call: a barrier, so that nobody begins before all have come and agree.
     fn agreement(&self, operation: &Operation) -> Result<(Schedule, Vec<u64>)> {
-        let barrier = dissemination_barrier::schedule(self.rank, self.world_size);
+        let barrier = dissemination_barrier::schedule(self.rank, self.topology.world_size());
         if !matches!(operation, Operation::AllToAll { input_counts: Some(_), .. }) {
             return Ok((barrier, Vec::new()));
         }
         // What two ranks exchange, only these two know.
-        let planner =
-            Planner { rank: self.rank, world_size: self.world_size, segment: self.executor.segment() };
-        let nothing = Parts::uneven(&vec![0; self.world_size]);
+        let planner = Planner::new(self.rank, &self.topology);
+        let nothing = Parts::uneven(&vec![0; self.topology.world_size()]);
         let all = pairwise_all_to_all::schedule(self.rank, &nothing, &nothing);
         Ok((all.then(barrier), planner.plan(operation)?.pairs))
     }

@@ -164,8 +164,4 @@ impl Links for HybridLinks {
         // A look at a socket takes much longer than one at memory.
         if self.others == 0 && !self.crowded { SPINS } else { self.sockets.spins() }
     }
-
-    fn segment(&self) -> usize {
-        self.sockets.segment()
-    }
 }

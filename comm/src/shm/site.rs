@@ -32,6 +32,12 @@ impl Site {
         self.boot.is_some() && self.boot == other.boot
     }
 
+    /// Whether two ranks reach each other without leaving their machine, by loopback if not by shared memory. Containers with
+    /// networks of their own count as hosts.
+    pub(crate) fn is_near(&self, other: &Self) -> bool {
+        self.is_at(other) && self.network == other.network
+    }
+
     /// What keeps two ranks from sharing memory, as far as they can tell without trying; the same from both sides.
     pub(crate) fn obstacle_to(&self, other: &Self) -> Option<Obstacle> {
         let unwilling = Obstacle::from_byte(self.obstacle).or(Obstacle::from_byte(other.obstacle));
@@ -74,5 +80,9 @@ mod tests {
         }
         let unknown = Site { boot: None, ..SITE };
         assert!(SITE.is_at(&SITE) && !unknown.is_at(&unknown));
+        let container = Site { network: 3, ..SITE };
+        assert!(
+            SITE.is_near(&Site { user: 4, ..SITE }) && SITE.is_at(&container) && !SITE.is_near(&container)
+        );
     }
 }

@@ -59,7 +59,7 @@ fn links(crowded: bool) -> [(HybridLinks, Arc<Switchboard>); 2] {
         connections[1 - rank] = Some((socket, Some(pair)));
         let switchboard = Switchboard::with(rank, connections);
         let bell = Arc::new(Bell::of(dup(&bells[rank]).unwrap()));
-        let sockets = TcpLinks::new(switchboard.clone(), 1, usize::MAX);
+        let sockets = TcpLinks::new(switchboard.clone(), 1);
         let mut links = HybridLinks::new(sockets, bell, crowded);
         assert!(links.open(1 - rank).unwrap());
         (links, switchboard)

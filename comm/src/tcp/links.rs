@@ -21,7 +21,6 @@ pub(crate) struct TcpLinks {
     /// By rank, those that are in use. Kept here so that no operation has to lock the switchboard for them.
     lines: Vec<Option<Line>>,
     spins: u32,
-    segment: usize,
 }
 
 struct Line {
@@ -38,9 +37,9 @@ struct Inbox {
 }
 
 impl TcpLinks {
-    /// `spins`, `segment`: see [`Links::spins`] and [`Links::segment`].
-    pub(crate) fn new(switchboard: Arc<Switchboard>, spins: u32, segment: usize) -> Self {
-        Self { switchboard, lines: Vec::new(), spins, segment }
+    /// `spins`: see [`Links::spins`].
+    pub(crate) fn new(switchboard: Arc<Switchboard>, spins: u32) -> Self {
+        Self { switchboard, lines: Vec::new(), spins }
     }
 
     pub(crate) fn is_open(&self, peer: usize) -> bool {
@@ -131,10 +130,6 @@ impl Links for TcpLinks {
 
     fn spins(&self) -> u32 {
         self.spins
-    }
-
-    fn segment(&self) -> usize {
-        self.segment
     }
 }
 

@@ -41,7 +41,6 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use crate::algorithm::segment_bytes;
 use crate::carrier::Carrier;
 use crate::engine::{Engine, lock};
 use crate::members::Members;
@@ -49,7 +48,7 @@ use crate::runner::{Run, Runner};
 use crate::shm;
 #[cfg(feature = "nccl")]
 use crate::supervisor::Supervisor;
-use crate::{Communicator, Error, Operation, Result, Stats, Work};
+use crate::{Communicator, Error, Operation, Result, Stats, Topology, Work};
 
 use control::Bureau;
 
@@ -125,18 +124,18 @@ impl Tcp {
         let neighbours = peers.iter().filter(is_near).count();
         let crowded = neighbours > std::thread::available_parallelism().map_or(1, usize::from);
         // The same on all ranks.
-        let one_host = peers.iter().all(|peer| peers[0].site.is_at(&peer.site));
+        let topology =
+            Topology::grouped(world_size, |one, other| peers[one].site.is_near(&peers[other].site));
         let (bureau, ear) = Bureau::new(config, members.clone(), switchboard.clone())?;
         let bureau = Arc::new(bureau);
         let thread = if world_size > 1 { Some(control::serve(bureau.clone(), ear, control)?) } else { None };
-        let segment = if one_host { segment_bytes(world_size) } else { usize::MAX };
-        let sockets = TcpLinks::new(switchboard.clone(), if crowded { 1 } else { SPINS }, segment);
+        let sockets = TcpLinks::new(switchboard.clone(), if crowded { 1 } else { SPINS });
         let runner: Box<dyn Run> = match switchboard.host().filter(|_| !shared_memory_ranks.is_empty()) {
             Some(host) => {
                 let links = shm::join(sockets, host.clone(), crowded);
-                Box::new(Runner::new(rank, world_size, links, bureau.clone()).carried_by(carrier))
+                Box::new(Runner::new(rank, topology, links, bureau.clone()).carried_by(carrier))
             }
-            None => Box::new(Runner::new(rank, world_size, sockets, bureau.clone()).carried_by(carrier)),
+            None => Box::new(Runner::new(rank, topology, sockets, bureau.clone()).carried_by(carrier)),
         };
         let engine = Some(Engine::new(rank, world_size, runner, bureau.clone()));
         let (config, groups, control) = (config.clone(), AtomicU64::new(0), Mutex::new(thread));
