@@ -63,16 +63,21 @@ echo "-- encrypted"
 over 10.77.0.1 encrypted "$program" "${train[@]}" --tls hosts
 same encrypted
 
-# ---- an all_reduce sends each byte over the link once each way ----
+# ---- each byte goes over the link as often as it must ----
 echo "-- bytes between hosts"
 sent() { on "$1" host cat "/sys/class/net/$dev/statistics/tx_bytes"; }
-before=("$(sent "$a")" "$(sent "$b")")
-# 3 calls come before those that are measured.
-over 10.77.0.1 bytes "$program" comm-bench --ops all_reduce --sizes 16M --calls 7
-after=("$(sent "$a")" "$(sent "$b")")
-for host in 0 1; do
-    went=$((after[host] - before[host])) buffers=$((10 * 16 * 1024 * 1024))
-    [ $((went >= buffers && went < buffers + buffers / 10)) = 1 ] || fail "10 all_reduce of 16 MiB: one host has sent $went bytes"
+mebibytes=16
+# Each host sends a sum of its own; or half of what is gathered; or sums of the other's half.
+for case in all_reduce:2 all_gather:1 reduce_scatter:1; do
+    operation=${case%:*} halves=${case#*:}
+    before=("$(sent "$a")" "$(sent "$b")")
+    # 3 calls come before those that are measured.
+    over 10.77.0.1 bytes "$program" comm-bench --ops "$operation" --sizes "${mebibytes}M" --calls 7
+    after=("$(sent "$a")" "$(sent "$b")")
+    for host in 0 1; do
+        went=$((after[host] - before[host])) least=$((10 * halves * mebibytes * 1024 * 1024 / 2))
+        [ $((went >= least && went < least + least / 10)) = 1 ] || fail "10 $operation of $mebibytes MiB: host $host has sent $went bytes"
+    done
 done
 
 # ---- a link that is cut in the middle: each rank names a host that it has lost ----
@@ -89,10 +94,12 @@ children+=("${ranks[@]}")
 for _ in $(seq 300); do [ -s metrics ] && break; sleep 0.1; done
 [ -s metrics ] || fail "the ranks do not train: $(cat cut.*)"
 ip -n "$a" link set "$dev" down
+cut_at=$(date +%s%N)
 runs() { local pid; for pid in "${ranks[@]}"; do kill -0 "$pid" 2>/dev/null && return 0; done; return 1; }
-# As long again, for a machine that is busy.
-for _ in $(seq $((20 * timeout_s))); do runs || break; sleep 0.1; done
-! runs || fail "the link is cut, and after twice the time-out ranks still run: $(cat cut.*)"
+# A second more, to tell and to end on a machine that is busy.
+for _ in $(seq $((20 * timeout_s + 20))); do runs || break; sleep 0.05; done
+echo "   all ranks have ended after $((($(date +%s%N) - cut_at) / 1000000)) ms; the time-out is $timeout_s s"
+! runs || fail "the link is cut, and a second after the time-out ranks still run: $(cat cut.*)"
 for rank in 0 1 2 3; do
     if wait "${ranks[rank]}"; then fail "rank $rank has ended well without the others"; fi
     [ "$rank" -lt 2 ] && gone=host-b || gone=host-a

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use candle_core::DType;
+use candle_core::{DType, Device};
 use comm::launch::{self, SpawnConfig};
 use comm::{Communicator, Operation, Tcp, TcpConfig, Transport};
 use girandole::comm_bench::{Measured, Row, measure};
@@ -126,7 +126,7 @@ fn run(job: &str) -> Result<()> {
         Job::Table { cases, seconds } => {
             let budget = Duration::from_secs_f64(seconds);
             let case = |(name, bytes): &(String, usize)| {
-                measure(&comm, operation(name)?, *bytes, DType::F32, None, budget)
+                measure(&comm, operation(name)?, *bytes, (DType::F32, &Device::Cpu), None, budget)
             };
             report(&comm, &cases.iter().map(case).collect::<Result<Vec<Row>>>()?)
         }
@@ -143,7 +143,7 @@ fn report<T: Serialize>(comm: &Tcp, result: &T) -> Result<()> {
 }
 
 fn calls(comm: &Tcp, name: &str, bytes: usize, rounds: u64) -> Result<f64> {
-    let operation = operation(name)?.operation(comm, bytes, DType::F32)?;
+    let operation = operation(name)?.operation(comm, bytes, (DType::F32, &Device::Cpu))?;
     for _ in 0..rounds.min(WARM_UP) {
         comm.run(operation.clone())?;
     }

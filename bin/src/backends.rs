@@ -67,8 +67,7 @@ fn nccl() -> Backend {
     let mut missing = Vec::new();
     missing.extend((!compiled).then_some("a build with NCCL"));
     missing.extend((gpu_count() == 0).then_some("an NVIDIA GPU"));
-    // A build with NCCL would not have started without the library.
-    missing.extend((library.is_none() && !compiled).then_some("libnccl.so.2"));
+    missing.extend(choice::nccl_missing_libraries());
     Backend { name: "NCCL", compiled, version: choice::nccl_version().or(library), missing }
 }
 

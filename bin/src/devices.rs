@@ -7,24 +7,42 @@ use crate::error::Error;
 /// One device a rank; ranks beyond the number of devices share them.
 ///
 /// # Errors
-/// A build without CUDA, a machine without a GPU, a GPU that cannot be used.
+/// A build without CUDA, a machine without a GPU or NVIDIA's libraries, a GPU that cannot be used.
 pub(crate) fn cuda() -> Result<Device, Error> {
     #[cfg(feature = "cuda")]
     let device = with_cuda::device();
     #[cfg(not(feature = "cuda"))]
     let device = Err(
-        "this build has no CUDA in it; build it with --features cuda, for which nvcc must be there, or use --device cpu",
+        "this build has no CUDA in it; build it with --features cuda, for which nvcc must be there, or with \
+         scripts/build-cuda.sh, or use --device cpu",
     );
     device.map_err(|help| Error::Unavailable { wanted: "--device cuda".into(), help: help.to_string() })
 }
 
+/// CUDA where this build and this machine have it, else the CPU.
+pub(crate) fn any() -> Device {
+    #[cfg(feature = "cuda")]
+    let device = with_cuda::if_there().unwrap_or(Device::Cpu);
+    #[cfg(not(feature = "cuda"))]
+    let device = Device::Cpu;
+    device
+}
+
+#[cfg(feature = "cuda")]
+pub(crate) use with_cuda::count as cuda_count;
+
 #[cfg(feature = "cuda")]
 mod with_cuda {
-    use std::sync::OnceLock;
+    use std::sync::{Once, OnceLock};
 
     use candle_core::Device;
+    use candle_core::cuda::cudarc::driver::{DriverError, result};
+    use comm::CudaLibrary;
 
+    use crate::console::note;
     use crate::launch::gpu_count;
+
+    const ALTERNATIVE: &str = "use --device cpu";
 
     /// Always the same one: tensors of two devices do not mix, not even where both are one GPU.
     pub(super) fn device() -> Result<Device, String> {
@@ -32,14 +50,60 @@ mod with_cuda {
         DEVICE.get_or_init(open).clone()
     }
 
+    /// Nothing on a machine without a GPU. One that has a GPU and cannot use it is told why.
+    pub(super) fn if_there() -> Option<Device> {
+        static TOLD: Once = Once::new();
+        match device() {
+            Ok(device) => Some(device),
+            Err(_) if gpu_count() == 0 => None,
+            Err(reason) => {
+                TOLD.call_once(|| note(format_args!("CUDA is not used: {reason}")));
+                None
+            }
+        }
+    }
+
     fn open() -> Result<Device, String> {
-        let gpus = gpu_count();
-        if gpus == 0 {
-            return Err("no NVIDIA GPU was found here; use --device cpu".into());
+        let gpus = count(ALTERNATIVE)?;
+        for library in [CudaLibrary::Cublas, CudaLibrary::Curand] {
+            library.load().map_err(|error| format!("{error}, or {ALTERNATIVE}"))?;
         }
         let place = comm::Place::from_env().ok().flatten();
         let ordinal = place.and_then(|place| place.local_rank).unwrap_or(0) % gpus;
         Device::new_cuda_with_stream(ordinal)
-            .map_err(|error| format!("CUDA device {ordinal} cannot be used: {error}; use --device cpu"))
+            .map_err(|error| format!("CUDA device {ordinal} cannot be used: {error}; {ALTERNATIVE}"))
+    }
+
+    /// How many GPUs the driver lets this process use; at least one.
+    ///
+    /// # Errors
+    /// The first thing that is missing, and that there is the `alternative`.
+    pub(crate) fn count(alternative: &str) -> Result<usize, String> {
+        CudaLibrary::Driver.load().map_err(|error| match gpu_count() {
+            0 => format!("no NVIDIA GPU was found here, and {error}, or {alternative}"),
+            _ => format!("{error}, or {alternative}"),
+        })?;
+        let counted = result::init().and_then(|()| result::device::get_count());
+        match counted.map(usize::try_from) {
+            Ok(Ok(count)) if count > 0 => Ok(count),
+            Err(error) if gpu_count() > 0 => {
+                let why = told(error);
+                Err(format!(
+                    "NVIDIA's driver cannot be used: {why}; see what nvidia-smi says, or {alternative}"
+                ))
+            }
+            _ => Err(match std::env::var("CUDA_VISIBLE_DEVICES") {
+                Ok(names) => format!(
+                    "CUDA_VISIBLE_DEVICES is '{names}', which names no NVIDIA GPU here; {alternative}"
+                ),
+                Err(_) => format!("no NVIDIA GPU was found here; {alternative}"),
+            }),
+        }
+    }
+
+    /// In the driver's own words.
+    fn told(error: DriverError) -> String {
+        let words = error.error_string().map(|text| text.to_string_lossy().into_owned());
+        words.unwrap_or_else(|_| format!("{:?}", error.0))
     }
 }

@@ -32,7 +32,7 @@ pub enum Backend {
 /// Where tensors are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DeviceKind {
-    /// CUDA where there is a device, the CPU otherwise.
+    /// CUDA where this build and this machine have it, the CPU otherwise.
     Auto,
     /// The CPU.
     Cpu,
@@ -72,6 +72,20 @@ impl RankOptions {
     /// A back end that they have not.
     pub fn check(&self) -> Result<(), Error> {
         crate::backends::check(self)
+    }
+
+    /// The device of this process's tensors. NCCL knows those of CUDA only, and MPI here those of the CPU.
+    ///
+    /// # Errors
+    /// CUDA where there is none.
+    pub fn device(&self, kind: DeviceKind) -> Result<Device, Error> {
+        match kind {
+            DeviceKind::Cpu => Ok(Device::Cpu),
+            DeviceKind::Cuda => devices::cuda(),
+            DeviceKind::Auto if self.backend == Backend::Nccl => devices::cuda(),
+            DeviceKind::Auto if self.backend == Backend::Mpi => Ok(Device::Cpu),
+            DeviceKind::Auto => Ok(devices::any()),
+        }
     }
 }
 
@@ -141,8 +155,8 @@ impl CommonOptions {
     /// # Errors
     /// The first option that cannot be used.
     pub fn check(&self) -> Result<(), Error> {
-        self.device()?;
         self.ranks.check()?;
+        self.device()?;
         self.check_files()
     }
 
@@ -151,10 +165,7 @@ impl CommonOptions {
     /// # Errors
     /// CUDA where there is none.
     pub fn device(&self) -> Result<Device, Error> {
-        match self.device {
-            DeviceKind::Auto | DeviceKind::Cpu => Ok(Device::Cpu),
-            DeviceKind::Cuda => devices::cuda(),
-        }
+        self.ranks.device(self.device)
     }
 
     /// What a run has to have in common with the one that it goes on from, as [`RunIdentity`] takes it.

@@ -49,18 +49,7 @@ fn kept<T>(forward: impl Fn() -> T) -> f64 {
 }
 
 fn planned(model: &Model, batch_size: usize) -> f64 {
-    let (bandwidth, latency, flops) = (1e9, 1e-5, 1e10);
-    let setting = Setting {
-        ranks: 1,
-        batch_size,
-        micro_batches: 1,
-        element: 4,
-        gathered: 4,
-        optimizer: 0,
-        bandwidth,
-        latency,
-        flops,
-    };
+    let setting = Setting { ranks: 1, batch_size, micro_batches: 1, element: 4, gathered: 4, optimizer: 0 };
     let alone = Strategy::Tensor { tp: 1, sequence_parallel: false };
     alone.estimate(model, &setting).memory.activations
 }

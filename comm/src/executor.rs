@@ -4,16 +4,16 @@ mod carried;
 mod exchange;
 mod local;
 mod opening;
+mod receiving;
 
 pub(crate) use exchange::Parcel;
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use candle_core::DType;
 
-use crate::element::{combine_bytes, divide_bytes};
+use crate::element::divide_bytes;
 use crate::fingerprint::{self, Fingerprint};
 use crate::last_words::LastWords;
 use crate::links::{Closed, Links, Wait};
@@ -23,6 +23,8 @@ use crate::schedule::{Combine, Schedule, Step, Transfer};
 use crate::supervisor::Supervisor;
 use crate::verdict::Question;
 use crate::{Error, ReduceOp, Result};
+
+use receiving::Receiving;
 
 /// Bytes that are received before they are reduced: small enough to stay in the processor's cache.
 const SEGMENT: usize = 128 * 1024;
@@ -73,21 +75,6 @@ struct Sending {
     to: usize,
     at: usize,
     end: usize,
-}
-
-/// All in bytes.
-struct Receiving {
-    from: usize,
-    first: usize,
-    len: usize,
-    got: usize,
-    /// Where what it is reduced with begins: `first`, unless that stays as it is.
-    mine: usize,
-    /// How much of `got` has been reduced.
-    reduced: usize,
-    combine: Combine,
-    /// What is there must be sent first, so reduction waits for the end of the step.
-    deferred: bool,
 }
 
 /// What an executor runs beside the schedule.
@@ -360,56 +347,5 @@ impl<L: Links> Executor<L> {
 
     fn failed(&self, question: Question) -> Error {
         crate::patience::blame(&*self.supervisor, question, &self.call.fingerprint)
-    }
-}
-
-impl Receiving {
-    fn new(from: usize, range: Range<usize>, mine: usize, combine: Combine) -> Self {
-        let (first, len) = (range.start, range.len());
-        Self { from, first, len, got: 0, mine, reduced: 0, combine, deferred: false }
-    }
-
-    /// What arrives is reduced with what is there, and stays there.
-    fn is_in_place(&self) -> bool {
-        self.mine == self.first && !self.deferred
-    }
-
-    /// Reduces the whole elements at the front of `bytes`; how many bytes these are.
-    fn reduce_in_place(&mut self, call: &Call, bytes: &[u8], memory: &mut Memory<'_>) -> Result<usize> {
-        let waiting = bytes.len().min(self.len - self.got);
-        let whole = waiting - waiting % call.dtype.size_in_bytes();
-        let start = self.first + self.got;
-        memory.write_all(start..start + whole, |done, mine| {
-            combine_bytes(call.dtype, call.op, self.combine, mine, &bytes[done..done + mine.len()]);
-        })?;
-        self.reduced += whole;
-        Ok(whole)
-    }
-
-    /// Reduces the whole elements that wait in the scratch, and moves the rest to its front.
-    fn reduce(&mut self, call: &Call, scratch: &mut [u64], memory: &mut Memory<'_>) -> Result<()> {
-        let waiting = self.got - self.reduced;
-        let whole = waiting - waiting % call.dtype.size_in_bytes();
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(scratch);
-        let theirs = &mut bytes[..whole];
-        let at = |start: usize| start + self.reduced..start + self.reduced + whole;
-        if self.mine == self.first {
-            memory.write_all(at(self.first), |done, mine| {
-                combine_bytes(call.dtype, call.op, self.combine, mine, &theirs[done..done + mine.len()]);
-            })?;
-        } else {
-            // Seen from the scratch, the roles are exchanged.
-            let combine =
-                if self.combine == Combine::TheirsFirst { Combine::MineFirst } else { Combine::TheirsFirst };
-            memory.read_all(at(self.mine), |done, mine| {
-                combine_bytes(call.dtype, call.op, combine, &mut theirs[done..done + mine.len()], mine);
-            })?;
-            memory.write_all(at(self.first), |done, target| {
-                target.copy_from_slice(&theirs[done..done + target.len()]);
-            })?;
-        }
-        self.reduced += whole;
-        bytes.copy_within(whole..waiting, 0);
-        Ok(())
     }
 }

@@ -12,18 +12,22 @@
 //! assert_eq!(means, [1.5; 4]);
 //! # Ok::<(), comm::Error>(())
 //! ```
-// `shm/region.rs` maps memory, and `shm/user.rs` asks who is at the other end of a socket.
+// `cuda_library.rs` opens libraries, `shm/region.rs` maps memory, and `shm/user.rs` asks who is at the other end of a socket.
 #![deny(unsafe_code)]
 
 pub mod algorithm;
 pub mod autograd;
 mod carrier;
 mod communicator;
+#[cfg(feature = "cuda")]
+mod cuda_library;
 mod element;
 mod engine;
 mod error;
 mod executor;
 mod fingerprint;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod group;
 mod last_words;
 pub mod launch;
@@ -60,6 +64,8 @@ mod verdict;
 mod work;
 
 pub use communicator::Communicator;
+#[cfg(feature = "cuda")]
+pub use cuda_library::CudaLibrary;
 pub use error::{Error, Result, carried, carry};
 pub use local::{Local, LocalConfig};
 pub use mesh::Mesh;

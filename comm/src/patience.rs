@@ -10,6 +10,8 @@ use crate::{Error, Result};
 
 /// After this long without a byte the other ranks are asked for the first time whether they are in another call.
 const FIRST_QUESTION: Duration = Duration::from_secs(1);
+/// So long before the time is over they are asked once more: at its end it is known who does not answer.
+const REHEARSAL: Duration = Duration::from_millis(1500);
 
 /// How long one wait has lasted, and what has been done about it.
 pub(crate) struct Patience {
@@ -17,13 +19,14 @@ pub(crate) struct Patience {
     spun: u32,
     since: Option<Instant>,
     next_question: Duration,
+    rehearsed: bool,
     warned: bool,
 }
 
 impl Patience {
     /// `spins`: how often to return at once, for another try, before sleeping.
     pub(crate) fn new(spins: u32) -> Self {
-        Self { spins, spun: 0, since: None, next_question: FIRST_QUESTION, warned: false }
+        Self { spins, spun: 0, since: None, next_question: FIRST_QUESTION, rehearsed: false, warned: false }
     }
 
     /// Something has moved.
@@ -75,13 +78,20 @@ impl Patience {
             self.warned = true;
             warn(supervisor, peer, call, waited);
         }
-        if waited >= self.next_question {
-            self.next_question *= 2;
+        let rehearsal = rehearsal(supervisor.timeout());
+        if waited >= self.next_question || !self.rehearsed && waited >= rehearsal {
+            while self.next_question <= waited {
+                self.next_question *= 2;
+            }
+            self.rehearsed |= waited >= rehearsal;
             if let Some(cause) = supervisor.ask(Question::Stuck { peer, last: false }) {
                 return Err(supervisor.error(&cause, call.to_string()));
             }
         }
         let mut next = self.next_question.min(supervisor.timeout());
+        if !self.rehearsed {
+            next = next.min(rehearsal);
+        }
         if !self.warned {
             next = next.min(supervisor.slow_warning());
         }
@@ -89,6 +99,11 @@ impl Patience {
         let waited = since.elapsed();
         Ok(next.saturating_sub(waited).max(Duration::from_millis(1)))
     }
+}
+
+/// How long after the beginning of a wait the others are asked for the last time but one.
+fn rehearsal(timeout: Duration) -> Duration {
+    timeout.saturating_sub(REHEARSAL).max(timeout / 4)
 }
 
 /// The error of a call that cannot go on; where nobody knows better, the rank that the question is about is to blame.

@@ -119,8 +119,8 @@ impl<'t> Planner<'t> {
     fn all_gather<'a>(&self, output: &'a Tensor, input: &'a Tensor, counts: &Counts) -> Plan<'a> {
         let parts = self.parts(output.elem_count(), counts);
         let (own, first) = (input.elem_count(), parts.of(self.rank).start);
-        let ring = algorithm::ring_all_gather::schedule(self.rank, &parts).shifted(own);
-        let schedule = Schedule::copying(0..own, own + first).then(ring);
+        let gather = algorithm::all_gather(self.rank, self.topology, &parts).shifted(own);
+        let schedule = Schedule::copying(0..own, own + first).then(gather);
         Plan::copying(Memory::of(input).output(output), schedule, input)
     }
 
@@ -136,10 +136,9 @@ impl<'t> Planner<'t> {
             return Ok(plan);
         }
         let dtype = widened(input.dtype());
-        let pieces = self.pieces(&parts, dtype);
-        let room = algorithm::ring_reduce_scatter::room(&parts, pieces) * dtype.size_in_bytes();
-        let memory = summed(own_input(input)?, output)?.room(room);
-        let schedule = algorithm::ring_reduce_scatter::schedule(self.rank, &parts, pieces);
+        let size = dtype.size_in_bytes();
+        let (schedule, room) = algorithm::reduce_scatter(self.rank, self.topology, &parts, size);
+        let memory = summed(own_input(input)?, output)?.room(room * size);
         Ok(Plan::reducing(memory, schedule, input, op))
     }
 
@@ -155,14 +154,6 @@ impl<'t> Planner<'t> {
         let schedule = algorithm::pairwise_all_to_all::schedule(self.rank, &outgoing, &incoming);
         let plan = Plan::copying(Memory::of(input).output(output), schedule, input);
         Plan { pairs: pairs(self.rank, &outgoing, &incoming), ..plan }
-    }
-
-    /// In how many pieces parts go round a ring.
-    fn pieces(&self, parts: &Parts, dtype: DType) -> usize {
-        algorithm::pieces(
-            parts.longest() * dtype.size_in_bytes(),
-            self.topology.segment_bytes() / self.world_size,
-        )
     }
 
     /// Equal parts of so many elements, unless there are counts.

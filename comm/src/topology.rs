@@ -65,6 +65,13 @@ impl Topology {
         self.hosts.len() > 1 && self.hosts.len() < self.world_size()
     }
 
+    /// True where there are several hosts, with several ranks each, and all as many.
+    pub fn is_regular(&self) -> bool {
+        let mut counts = self.hosts.iter().map(Vec::len);
+        let first = counts.next().unwrap_or(0);
+        self.hosts.len() > 1 && first > 1 && counts.all(|count| count == first)
+    }
+
     /// Bytes of a buffer that ranks work on at a time. Each rank's share of it stays in its processor's cache; among more than
     /// two ranks it is larger, because each step costs a change of processes where ranks share a core. Between hosts, where
     /// each step costs the network's latency, a buffer goes in one piece.
@@ -105,6 +112,11 @@ mod tests {
             [(&[0, 0, 0][..], false), (&[0, 1, 2], false), (&[0, 1, 0], true), (&[0], false), (&[], false)];
         for (hosts, hierarchical) in cases {
             assert_eq!(Topology::of(hosts).is_hierarchical(), hierarchical, "{hosts:?}");
+        }
+        let cases =
+            [(&[0, 1, 0, 1][..], true), (&[0, 0], false), (&[0, 1], false), (&[0, 0, 1, 1, 1], false)];
+        for (hosts, regular) in cases {
+            assert_eq!(Topology::of(hosts).is_regular(), regular, "{hosts:?}");
         }
     }
 }

@@ -25,6 +25,8 @@ mod worker;
 mod apart;
 #[path = "faults/closing.rs"]
 mod closing;
+#[path = "faults/crowd.rs"]
+mod crowd;
 #[path = "faults/killed.rs"]
 mod killed;
 #[path = "faults/launched.rs"]

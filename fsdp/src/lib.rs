@@ -106,6 +106,8 @@ pub use error::{Error, Result};
 pub use memory::{Bytes, Memory};
 pub use model::Fsdp;
 pub use scaler::{LossScaler, LossScalerConfig, LossScalerState};
+#[cfg(any(test, fuzzing))]
+pub use state::fuzz_tensor_file;
 pub use state::{TensorFile, full_tensors};
 pub use unit::{Outputs, Unit};
 

@@ -26,6 +26,8 @@ mod sgd;
 mod state;
 
 pub use adam::{Adam, AdamConfig};
+#[cfg(any(test, fuzzing))]
+pub use checkpoint::fuzz_manifest;
 pub use checkpoint::{Checkpoint, CheckpointConfig, Checkpoints, Contents, Draft, FileHash};
 pub use clip::{clip_grad_norm, grad_norm, scale_grads};
 pub use defer::{DeferredGrads, defer, defer_weights};

@@ -58,6 +58,11 @@ pub(crate) fn nccl_version() -> Option<String> {
     nccl::version()
 }
 
+/// NVIDIA's libraries that NCCL needs and that are not here.
+pub(crate) fn nccl_missing_libraries() -> Vec<&'static str> {
+    nccl::missing_libraries()
+}
+
 fn unavailable<T>(wanted: &str, help: String) -> Result<T> {
     Err(Error::Unavailable { wanted: wanted.into(), help })
 }
@@ -131,23 +136,25 @@ mod mpi {
 
 #[cfg(feature = "nccl")]
 mod nccl {
-    use comm::Nccl;
+    use comm::{CudaLibrary, Nccl};
 
-    use crate::launch::gpu_count;
+    use crate::devices::cuda_count;
 
     use super::{Arc, Communicator, Device, Result, TcpConfig, unavailable};
 
+    const ALTERNATIVE: &str = "use --backend tcp";
+
     pub(super) fn check() -> Result<()> {
-        match gpu_count() {
-            0 => unavailable("--backend nccl", "no NVIDIA GPU was found here; use --backend tcp".into()),
-            _ => Ok(()),
-        }
+        let library = || CudaLibrary::Nccl.load().map_err(|error| format!("{error}, or {ALTERNATIVE}"));
+        cuda_count(ALTERNATIVE).and_then(|_| library()).or_else(|help| unavailable("--backend nccl", help))
     }
 
-    /// A GPU for each rank of this machine: NCCL refuses ranks that share one.
+    /// The library, and a GPU for each rank of this machine: NCCL refuses ranks that share one.
     pub(super) fn suits(device: &Device, config: &TcpConfig) -> bool {
         let here = comm::Place::from_env().ok().flatten().and_then(|place| place.local_world_size);
-        device.is_cuda() && here.unwrap_or(config.world_size) <= gpu_count()
+        device.is_cuda()
+            && cuda_count(ALTERNATIVE).is_ok_and(|gpus| here.unwrap_or(config.world_size) <= gpus)
+            && CudaLibrary::Nccl.load().is_ok()
     }
 
     pub(super) fn connect(device: &Device, config: &TcpConfig) -> Result<Arc<dyn Communicator>> {
@@ -161,6 +168,12 @@ mod nccl {
 
     pub(super) fn version() -> Option<String> {
         Nccl::version()
+    }
+
+    /// Those that this build looks for only when it needs them, and does not find.
+    pub(super) fn missing_libraries() -> Vec<&'static str> {
+        let all = [(CudaLibrary::Driver, "libcuda.so.1"), (CudaLibrary::Nccl, "libnccl.so.2")];
+        all.into_iter().filter(|(library, _)| library.load().is_err()).map(|(_, name)| name).collect()
     }
 }
 
@@ -185,5 +198,10 @@ mod nccl {
 
     pub(super) fn version() -> Option<String> {
         None
+    }
+
+    pub(super) fn missing_libraries() -> Vec<&'static str> {
+        let here = crate::backends::library("libnccl.so.").is_some();
+        if here { Vec::new() } else { vec!["libnccl.so.2"] }
     }
 }

@@ -44,11 +44,11 @@ pub fn measure(
     comm: &dyn Communicator,
     measured: Measured,
     bytes: usize,
-    dtype: DType,
+    elements: (DType, &Device),
     calls: Option<usize>,
     budget: Duration,
 ) -> Result<Row> {
-    let operation = measured.operation(comm, bytes, dtype)?;
+    let operation = measured.operation(comm, bytes, elements)?;
     let mut warm = timed(comm, &operation, WARM_UP)?;
     let calls = match calls {
         Some(calls) => calls,
@@ -113,8 +113,15 @@ mod tests {
     #[test]
     fn all_ranks_measure_as_many_calls() {
         let rows = Local::run(3, |comm| {
-            measure(comm, Measured::AllReduce, 1200, DType::F32, None, Duration::from_millis(20))
-                .map_err(|error| panic!("{error}"))
+            measure(
+                comm,
+                Measured::AllReduce,
+                1200,
+                (DType::F32, &Device::Cpu),
+                None,
+                Duration::from_millis(20),
+            )
+            .map_err(|error| panic!("{error}"))
         })
         .unwrap();
         let calls = rows[0].calls;

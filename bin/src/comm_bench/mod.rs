@@ -35,6 +35,7 @@ pub fn run(options: &CommBenchOptions) -> Result<()> {
     let start = Start::find(&options.ranks, NAME, WORLD_SIZE)?;
     options.check()?;
     options.ranks.check()?;
+    options.ranks.device(options.device)?;
     options.json.as_deref().map_or(Ok(()), check_in_place)?;
     match start {
         Start::Launcher { world_size } => start::spawn::<()>(NAME, world_size, None),
@@ -46,15 +47,16 @@ pub fn run(options: &CommBenchOptions) -> Result<()> {
 }
 
 fn rank(options: &CommBenchOptions, config: &TcpConfig, spawned: bool) -> Result<()> {
-    let comm = backends::connect(options.ranks.backend, &Device::Cpu, config)?;
+    let device = options.ranks.device(options.device)?;
+    let comm = backends::connect(options.ranks.backend, &device, config)?;
     let comm = &*comm;
     let first = comm.rank() == 0;
     if first {
-        say(format_args!("{}", heading(options, comm)))?;
+        say(format_args!("{}", heading(options, comm, &device)))?;
     }
     let mut rows = Vec::new();
     for (op, bytes) in options.cases(comm.world_size()) {
-        let row = measure(comm, op, bytes, options.dtype, options.calls, options.seconds)?;
+        let row = measure(comm, op, bytes, (options.dtype, &device), options.calls, options.seconds)?;
         if first {
             say(format_args!("{}", line(&row)))?;
         }
@@ -69,7 +71,7 @@ fn rank(options: &CommBenchOptions, config: &TcpConfig, spawned: bool) -> Result
     if spawned { start::hand_over(&()) } else { Ok(()) }
 }
 
-fn heading(options: &CommBenchOptions, comm: &dyn Communicator) -> String {
+fn heading(options: &CommBenchOptions, comm: &dyn Communicator, device: &Device) -> String {
     let (world_size, shared) = (comm.world_size(), comm.shared_memory_ranks().len());
     let carrier = match shared {
         _ if comm.backend() != "tcp" => format!("through {}", comm.backend().to_uppercase()),
@@ -79,7 +81,8 @@ fn heading(options: &CommBenchOptions, comm: &dyn Communicator) -> String {
     };
     let ranks = if world_size == 1 { "rank" } else { "ranks" };
     let (op, bytes, time) = ("operation", "size", "median");
-    let what = format!("{world_size} {ranks} {carrier}, {}", options.dtype.as_str());
+    let place = if device.is_cuda() { " of a CUDA device" } else { "" };
+    let what = format!("{world_size} {ranks} {carrier}, {}{place}", options.dtype.as_str());
     format!("{what}\n{op:<15}{bytes:>10}{:>8}{time:>13}{:>10}{:>10}", "calls", "GB/s", "bus GB/s")
 }
 

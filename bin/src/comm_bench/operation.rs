@@ -82,10 +82,15 @@ impl Measured {
     ///
     /// # Errors
     /// Tensors that do not fit into memory.
-    pub fn operation(self, comm: &dyn Communicator, bytes: usize, dtype: DType) -> Result<Operation> {
+    pub fn operation(
+        self,
+        comm: &dyn Communicator,
+        bytes: usize,
+        (dtype, device): (DType, &Device),
+    ) -> Result<Operation> {
         let (rank, world_size) = (comm.rank(), comm.world_size());
         let len = bytes / dtype.size_in_bytes();
-        let filled = |len: usize| Tensor::ones(len, dtype, &Device::Cpu);
+        let filled = |len: usize| Tensor::ones(len, dtype, device);
         let (counts, even) = parts(len, world_size);
         let own = counts[rank];
         let counts = (!even).then_some(counts);
@@ -101,7 +106,7 @@ impl Measured {
             Self::Reduce => Operation::Reduce { tensor: filled(len)?, op, root },
             Self::Gather => Operation::Gather { output: at_root(len)?, input: filled(own)?, root, counts },
             Self::Scatter => Operation::Scatter { output: filled(own)?, input: at_root(len)?, root, counts },
-            Self::AllToAll => self.all_to_all(rank, world_size, len, dtype)?,
+            Self::AllToAll => Self::all_to_all(rank, world_size, len, || filled(len))?,
             Self::SendRecv => {
                 let (next, before) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
                 let (send, recv) = (filled(len)?, filled(len)?);
@@ -117,13 +122,17 @@ impl Measured {
     }
 
     /// Every rank sends to rank r what rank r sends to it.
-    fn all_to_all(self, rank: usize, world_size: usize, len: usize, dtype: DType) -> Result<Operation> {
+    fn all_to_all(
+        rank: usize,
+        world_size: usize,
+        len: usize,
+        filled: impl Fn() -> candle_core::Result<Tensor>,
+    ) -> Result<Operation> {
         let even = len.is_multiple_of(world_size);
         // The same for both ranks of a pair.
         let counts: Vec<usize> = (0..world_size)
             .map(|peer| len / world_size + usize::from((rank + peer) % world_size < len % world_size))
             .collect();
-        let filled = || Tensor::ones(len, dtype, &Device::Cpu);
         Ok(Operation::AllToAll {
             output: filled()?,
             input: filled()?,
@@ -155,7 +164,8 @@ mod tests {
                         continue;
                     }
                     Local::run(world_size, |comm| {
-                        let operation = measured.operation(comm, len * 4, DType::F32).unwrap();
+                        let operation =
+                            measured.operation(comm, len * 4, (DType::F32, &Device::Cpu)).unwrap();
                         comm.run(operation).map_err(|error| panic!("{}: {error}", measured.name()))
                     })
                     .unwrap();

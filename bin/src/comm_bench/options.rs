@@ -7,7 +7,7 @@ use candle_core::DType;
 use clap::Args;
 
 use crate::error::{Error, Result};
-use crate::options::{RankOptions, count, seconds};
+use crate::options::{DeviceKind, RankOptions, count, seconds};
 
 use super::operation::Measured;
 use super::size;
@@ -27,6 +27,9 @@ bus_gb_s.")]
 pub struct CommBenchOptions {
     #[command(flatten)]
     pub(crate) ranks: RankOptions,
+    /// Where tensors are
+    #[arg(long, value_enum, default_value = "auto", help_heading = "Ranks")]
+    pub(crate) device: DeviceKind,
     /// Operations to measure, separated by commas
     #[arg(
         long,

@@ -10,6 +10,9 @@ use super::{Network, event};
 /// Bytes of an element: sums are of f32.
 const ELEMENT: usize = size_of::<f32>();
 
+/// Ranks of a group that are simulated one by one.
+const SIMULATED: usize = 512;
+
 /// An operation of all ranks of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Collective {
@@ -49,14 +52,11 @@ impl Collective {
             Self::AllReduce => algorithm::all_reduce(rank, topology, len, ELEMENT),
             Self::AllGather => {
                 let copy = Transfer::Copy { range: parts.of(rank), to: parts.of(rank).start };
-                let mut schedule = algorithm::ring_all_gather::schedule(rank, &parts);
+                let mut schedule = algorithm::all_gather(rank, topology, &parts);
                 schedule.steps.insert(0, Step { transfers: vec![copy], finished: 0..0 });
                 schedule
             }
-            Self::ReduceScatter => {
-                let pieces = algorithm::pieces(parts.longest() * ELEMENT, topology.segment_bytes() / ranks);
-                algorithm::ring_reduce_scatter::schedule(rank, &parts, pieces)
-            }
+            Self::ReduceScatter => algorithm::reduce_scatter(rank, topology, &parts, ELEMENT).0,
             Self::Broadcast => algorithm::broadcast(rank, ranks, len, ELEMENT, 0),
             Self::SendRecv => {
                 let (to, from) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
@@ -67,6 +67,17 @@ impl Collective {
                 Schedule { steps: vec![Step { transfers, finished: 0..0 }] }
             }
             Self::Barrier => algorithm::dissemination_barrier::schedule(rank, ranks),
+        }
+    }
+}
+
+impl Collective {
+    /// Whether its steps are as many as the logarithm of the ranks, where there are many ranks.
+    fn is_tree(self, bytes: usize) -> bool {
+        match self {
+            Self::AllReduce => bytes <= algorithm::LATENCY_BYTES,
+            Self::Broadcast | Self::Barrier | Self::SendRecv => true,
+            Self::AllGather | Self::ReduceScatter => false,
         }
     }
 }
@@ -103,6 +114,9 @@ impl<'a> Collectives<'a> {
         if group.ranks < 2 {
             return 0.0;
         }
+        if group.ranks > SIMULATED {
+            return self.beyond(collective, group, bytes);
+        }
         *self.known.entry((collective, group, bytes)).or_insert_with(|| {
             let members: Vec<usize> = (0..group.ranks).map(|rank| rank * group.stride).collect();
             let topology = self.network.topology(&members);
@@ -110,6 +124,20 @@ impl<'a> Collectives<'a> {
                 (0..group.ranks).map(|rank| collective.schedule(rank, &topology, bytes)).collect();
             event::seconds(&schedules, ELEMENT, self.network, &members)
         })
+    }
+
+    /// Among more ranks than are worth simulating, by what it takes among those that are, and half as many: with steps that grow
+    /// with the logarithm of the ranks in a tree; in a ring there is one for each other rank, which costs the same for latency and
+    /// less for its share of the bytes.
+    fn beyond(&mut self, collective: Collective, group: Group, bytes: usize) -> f64 {
+        let mut at = |ranks: usize| self.seconds(collective, Group { ranks, ..group }, bytes);
+        let (most, half) = (at(SIMULATED), at(SIMULATED / 2));
+        let (ranks, simulated) = (group.ranks as f64, SIMULATED as f64);
+        if collective.is_tree(bytes) {
+            return most + (ranks / simulated).log2() * (most - half);
+        }
+        let (most, half) = (most / (simulated - 1.0), half / (simulated / 2.0 - 1.0));
+        (ranks - 1.0) * (most + (1.0 - simulated / ranks) * (most - half))
     }
 }
 
@@ -148,11 +176,26 @@ mod tests {
     }
 
     #[test]
-    fn the_slowest_link_of_a_ring_counts() {
+    fn more_ranks_than_are_simulated_take_what_the_formulas_say() {
+        let network = network(1e-5, 1e-9, 0.0);
+        for ranks in [SIMULATED + 1, 1000, 4096] {
+            let (p, bytes) = (ranks as f64, 1 << 26);
+            let (steps, part) = (p - 1.0, bytes as f64 * 1e-9 / p);
+            let gather = seconds(&network, Collective::AllGather, ranks, bytes);
+            assert!((gather / (steps * (1e-5 + part)) - 1.0).abs() < 1e-3, "{ranks}: {gather}");
+            let reduce = seconds(&network, Collective::AllReduce, ranks, bytes);
+            assert!((reduce / (2.0 * steps * (1e-5 + part)) - 1.0).abs() < 1e-3, "{ranks}: {reduce}");
+            let few = seconds(&network, Collective::AllReduce, ranks, 4000) / (1e-5 + 4e-6);
+            assert!(few >= p.log2() - 0.01 && few <= p.log2() + 2.0, "{ranks}: {few}");
+        }
+    }
+
+    #[test]
+    fn ranks_of_a_node_share_the_way_to_others() {
         let nodes =
             Network { per_node: 4, inside: Link { latency: 0.0, s_per_byte: 0.1 }, ..network(0.0, 1.0, 0.0) };
-        let all = seconds(&nodes, Collective::AllGather, 8, 8000);
-        assert!(all > 6000.0 && all <= 7000.0, "{all}");
+        // Each part of 1000 bytes goes to the other node once; 6 of 100 s each go on within it.
+        assert_eq!(seconds(&nodes, Collective::AllGather, 8, 8000), 1000.0 + 600.0);
         assert!((seconds(&nodes, Collective::AllGather, 4, 8000) - 600.0).abs() < 1e-6);
         let apart =
             Collectives::new(&nodes).seconds(Collective::AllGather, Group { ranks: 2, stride: 4 }, 8000);

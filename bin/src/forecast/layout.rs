@@ -27,6 +27,10 @@ pub struct Layout {
     pub pp: usize,
     /// What data-parallel ranks keep; without tensor and pipeline parallelism.
     pub sharding: Sharding,
+    /// Whether gathered parameters stay from forward to backward.
+    pub stays_gathered: bool,
+    /// Whether tensor-parallel ranks divide what is between the layers, too.
+    pub sequence_parallel: bool,
     /// The order of work in a pipeline.
     pub schedule: ScheduleKind,
     /// Parts of a batch in a pipeline.
@@ -42,6 +46,8 @@ impl Default for Layout {
             tp: 1,
             pp: 1,
             sharding: Sharding::None,
+            stays_gathered: false,
+            sequence_parallel: false,
             schedule: ScheduleKind::OneFOneB,
             micro_batches: 1,
             bucket_bytes: ddp::DdpConfig::default().bucket_bytes,

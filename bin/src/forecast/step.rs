@@ -5,8 +5,6 @@ use serde::{Deserialize, Serialize};
 
 use super::{Collective, Collectives, Layout, Network, Sharding, Work};
 
-const ELEMENT: usize = size_of::<f32>();
-
 /// What a step would be like.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Prediction {
@@ -87,7 +85,7 @@ impl Run<'_, '_, '_> {
         let buckets = ddp::DdpConfig::default();
         for layer in self.work.layers.iter().rev() {
             self.compute(layer.backward_s);
-            waiting += layer.parameters * ELEMENT;
+            waiting += layer.parameters * self.work.element_bytes;
             let full = if first {
                 buckets.first_bucket_bytes.min(self.layout.bucket_bytes)
             } else {
@@ -123,15 +121,20 @@ impl Run<'_, '_, '_> {
             gathered = if place + 1 < layers.len() { self.gather(place + 1) } else { self.now };
             self.compute(layer.forward_s);
         }
-        let mut gathered = self.gather(layers.len() - 1);
+        let stays = self.layout.stays_gathered;
+        let mut gathered = if stays { self.now } else { self.gather(layers.len() - 1) };
         let mut divided = 0.0;
         for (place, layer) in layers.iter().enumerate().rev() {
             self.wait(gathered);
-            gathered = if place > 0 { self.gather(place - 1) } else { self.now };
+            gathered = if place > 0 && !stays { self.gather(place - 1) } else { self.now };
             self.compute(layer.backward_s);
-            let bytes = layer.parameters * ELEMENT;
-            let seconds = self.collectives.seconds(Collective::ReduceScatter, shards, bytes)
-                + self.collectives.seconds(Collective::AllReduce, copies, bytes / shards.ranks);
+            let parameters = layer.parameters;
+            let divide = (Collective::ReduceScatter, shards, parameters * self.work.gathered_bytes);
+            let average =
+                (Collective::AllReduce, copies, parameters / shards.ranks * self.work.element_bytes);
+            let seconds =
+                [divide, average].map(|(what, group, bytes)| self.collectives.seconds(what, group, bytes));
+            let seconds = seconds.iter().sum();
             let before = std::mem::replace(&mut divided, self.submit(seconds));
             // Two units' whole gradients at a time.
             self.wait(before);
@@ -140,7 +143,7 @@ impl Run<'_, '_, '_> {
     }
 
     fn gather(&mut self, place: usize) -> f64 {
-        let bytes = self.work.layers[place].parameters * ELEMENT;
+        let bytes = self.work.layers[place].parameters * self.work.gathered_bytes;
         let seconds = self.collectives.seconds(Collective::AllGather, self.layout.shards(), bytes);
         self.submit(seconds)
     }
@@ -152,7 +155,7 @@ impl Run<'_, '_, '_> {
             self.compute(computed);
             self.now += communicated;
         }
-        let own = self.work.parameters() / self.layout.tp * ELEMENT;
+        let own = self.work.parameters() / self.layout.tp * self.work.element_bytes;
         self.now += self.collectives.seconds(Collective::AllReduce, self.layout.copies(), own);
     }
 }
@@ -160,11 +163,24 @@ impl Run<'_, '_, '_> {
 /// Seconds of computing and of all-reduces of all layers, forward and backward, for a rank of a tensor-parallel group.
 fn divided(work: &Work, layout: &Layout, collectives: &mut Collectives<'_>) -> [[f64; 2]; 2] {
     let (mut forward, mut backward) = ([0.0; 2], [0.0; 2]);
+    // In two parts, one forward and one backward, where what is between the layers is divided.
+    let parts: &[Collective] = match layout.sequence_parallel {
+        true => &[Collective::AllGather, Collective::ReduceScatter],
+        false => &[Collective::AllReduce],
+    };
+    let mut reduce = |sizes: &[usize]| -> f64 {
+        let one = |bytes: &usize| {
+            parts.iter().map(|part| collectives.seconds(*part, layout.tensor_group(), *bytes)).sum::<f64>()
+        };
+        sizes.iter().map(one).sum()
+    };
     for layer in &work.layers {
-        let reduce = collectives.seconds(Collective::AllReduce, layout.tensor_group(), layer.output_bytes);
-        let reduce = reduce * layer.reductions as f64;
-        forward = [forward[0] + layer.forward_s / layout.tp as f64, forward[1] + reduce];
-        backward = [backward[0] + layer.backward_s / layout.tp as f64, backward[1] + reduce];
+        forward =
+            [forward[0] + layer.forward_s / layout.tp as f64, forward[1] + reduce(&layer.forward_reductions)];
+        backward = [
+            backward[0] + layer.backward_s / layout.tp as f64,
+            backward[1] + reduce(&layer.backward_reductions),
+        ];
     }
     [forward, backward]
 }
@@ -185,7 +201,8 @@ fn pipelined(work: &Work, layout: &Layout, collectives: &mut Collectives<'_>) ->
     };
     let plan = Schedule::of(schedule, pp, stages_per_rank, micro_batches)?.plan(&durations);
     let own = work.parameters() as f64 / (pp * layout.tp) as f64;
-    let average = collectives.seconds(Collective::AllReduce, layout.copies(), own as usize * ELEMENT);
+    let average =
+        collectives.seconds(Collective::AllReduce, layout.copies(), own as usize * work.element_bytes);
     let optimizer = work.optimizer_s * own;
     let computed = (forward[0] + backward[0]) / pp as f64 * micro_batches as f64 + optimizer;
     Ok(Prediction {

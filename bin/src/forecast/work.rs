@@ -2,13 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-const ELEMENT: f64 = size_of::<f32>() as f64;
+const ELEMENT: usize = size_of::<f32>();
 /// Seconds of the optimizer for each parameter: Adam reads and writes 28 bytes, at about 3 TB/s.
 const ADAM_S: f64 = 28.0 / 3e12;
 
 /// A part of a model that is a unit of its own: gathered, or put into a stage, as a whole. Times and bytes are those of one
 /// micro-batch of one rank, where no layer is divided.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Layer {
     /// Its parameters.
     pub parameters: usize,
@@ -18,17 +18,30 @@ pub struct Layer {
     pub backward_s: f64,
     /// Bytes of what it gives.
     pub output_bytes: usize,
-    /// All-reduces of `output_bytes`, forward and as many backward, where the layer is divided over ranks.
-    pub reductions: usize,
+    /// Bytes of each all-reduce forward, where the layer is divided over ranks.
+    pub forward_reductions: Vec<usize>,
+    /// Of each one backward.
+    pub backward_reductions: Vec<usize>,
 }
 
 /// A model.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Work {
     /// Its parts, in order.
     pub layers: Vec<Layer>,
     /// Seconds of the optimizer for each parameter.
     pub optimizer_s: f64,
+    /// Bytes of a parameter, and of its gradient.
+    pub element_bytes: usize,
+    /// Bytes of them where parameters are gathered, and gradients divided.
+    pub gathered_bytes: usize,
+}
+
+/// Nothing, in f32.
+impl Default for Work {
+    fn default() -> Self {
+        Self { layers: Vec::new(), optimizer_s: 0.0, element_bytes: ELEMENT, gathered_bytes: ELEMENT }
+    }
 }
 
 /// Sizes of a Transformer.
@@ -74,22 +87,23 @@ impl Work {
         let parts = model.parts();
         let all: f64 = parts.iter().map(|part| part.1).sum();
         let parameters: usize = parts.iter().map(|part| part.0).sum();
-        let output_bytes = rows * model.length * model.d_model * ELEMENT as usize;
+        let output_bytes = rows * model.length * model.d_model * ELEMENT;
         let last = parts.len() - 1;
         let layer = |(place, (parameters, flops)): (usize, (usize, f64))| {
             let share = if all > 0.0 { flops / all } else { 0.0 };
             // A block has one after attention and one after feed-forward; the embedding one forward, the last layer one backward.
-            let reductions = if place == 0 || place == last { 1 } else { 2 };
+            let reductions = vec![output_bytes; if place == 0 || place == last { 1 } else { 2 }];
             Layer {
                 parameters,
                 forward_s: share * forward,
                 backward_s: share * backward,
                 output_bytes,
-                reductions,
+                forward_reductions: reductions.clone(),
+                backward_reductions: reductions,
             }
         };
         let layers = parts.into_iter().enumerate().map(layer).collect();
-        Self { layers, optimizer_s: optimizer / parameters.max(1) as f64 }
+        Self { layers, optimizer_s: optimizer / parameters.max(1) as f64, ..Self::default() }
     }
 
     /// All parameters.
@@ -99,6 +113,6 @@ impl Work {
 
     /// Bytes that a rank keeps for parameters, their copies, gradients and Adam's state, where it has so many parameters.
     pub(super) fn bytes(parameters: f64) -> f64 {
-        ELEMENT * 4.0 * parameters
+        ELEMENT as f64 * 4.0 * parameters
     }
 }

@@ -7,9 +7,10 @@ use serde::Serialize;
 use crate::error::Result;
 use crate::file_error::FileError;
 
-use super::model::Model;
 use super::recommended;
-use super::strategy::{Estimate, Memory, Setting};
+use super::step::Planned;
+use super::strategy::Memory;
+use super::table::Shown;
 
 /// All that is planned for, and what comes of it.
 #[derive(Serialize)]
@@ -24,14 +25,20 @@ struct Plan<'a> {
     bandwidth: f64,
     /// Seconds.
     latency: f64,
+    /// Ranks of a node; none where all are on one.
+    ranks_per_node: Option<usize>,
+    /// Bytes a second between nodes.
+    node_bandwidth: f64,
+    /// Seconds.
+    node_latency: f64,
     /// Operations a second.
     flops: f64,
-    strategies: Vec<Planned>,
+    strategies: Vec<Row>,
     recommended: Option<String>,
 }
 
 #[derive(Serialize)]
-struct Planned {
+struct Row {
     strategy: String,
     fits: bool,
     #[serde(flatten)]
@@ -42,32 +49,32 @@ struct Planned {
 }
 
 /// Writes the file.
-pub(super) fn write(
-    path: &Path,
-    (model, setting): (&Model, &Setting),
-    memory: f64,
-    estimates: &[Estimate],
-) -> Result<()> {
-    let name = |estimate: &Estimate| estimate.strategy.name(setting.ranks);
-    let planned = |estimate: &Estimate| Planned {
-        strategy: name(estimate),
-        fits: estimate.memory.total() <= memory,
-        memory: estimate.memory,
-        sent: estimate.sent,
-        seconds: estimate.seconds,
-        waiting: estimate.waiting,
+pub(super) fn write(path: &Path, shown: &Shown<'_>, all: &[Planned]) -> Result<()> {
+    let &Shown { model, setting, hardware, memory, .. } = shown;
+    let name = |planned: &Planned| planned.estimate.strategy.name(setting.ranks);
+    let row = |planned: &Planned| Row {
+        strategy: name(planned),
+        fits: planned.estimate.memory.total() <= memory,
+        memory: planned.estimate.memory,
+        sent: planned.estimate.sent,
+        seconds: planned.seconds,
+        waiting: planned.waiting,
     };
+    let network = &hardware.network;
     let plan = Plan {
         model: &model.name,
         parameters: model.parameters(),
         ranks: setting.ranks,
         batch_size: setting.batch_size,
         memory,
-        bandwidth: setting.bandwidth,
-        latency: setting.latency,
-        flops: setting.flops,
-        strategies: estimates.iter().map(planned).collect(),
-        recommended: recommended(estimates, memory).map(name),
+        bandwidth: network.inside.s_per_byte.recip(),
+        latency: network.inside.latency,
+        ranks_per_node: (network.per_node < setting.ranks).then_some(network.per_node),
+        node_bandwidth: network.between.s_per_byte.recip(),
+        node_latency: network.between.latency,
+        flops: hardware.flops,
+        strategies: all.iter().map(row).collect(),
+        recommended: recommended(all, memory).map(name),
     };
     let text = serde_json::to_string_pretty(&plan).map_err(|error| FileError::write(path, error))?;
     Ok(std::fs::write(path, text + "\n").map_err(|error| FileError::write(path, error))?)

@@ -39,7 +39,8 @@ impl Machine {
         let in_rank = |source| Error::in_rank(config.rank, source);
         let measure = || -> Result<Option<Machine>> {
             let comm = Tcp::connect(&config)?;
-            let time = |bytes| measure(&comm, Measured::AllReduce, bytes, DType::F32, None, TIME);
+            let time =
+                |bytes| measure(&comm, Measured::AllReduce, bytes, (DType::F32, &Device::Cpu), None, TIME);
             // One step of few bytes; two of many, half of the buffer each.
             let latency = time(FEW)?.s;
             let many = time(MANY)?.s;

@@ -5,11 +5,12 @@ mod json;
 mod machine;
 pub mod model;
 mod options;
+pub mod step;
 pub mod strategy;
 mod table;
 mod units;
 
-pub use options::{ModelName, Optimizer, PlanOptions};
+pub use options::{ModelName, NetworkName, Optimizer, PlanOptions};
 
 use comm::launch;
 
@@ -19,8 +20,10 @@ use crate::outputs::check_in_place;
 use crate::report::total_memory_bytes;
 use crate::start::SPAWNED_FOR;
 
+use crate::forecast::{Link, Network};
 use machine::Machine;
-use strategy::{Estimate, Setting, Strategy};
+use step::{Hardware, Planned, planned};
+use strategy::Setting;
 
 /// The command's name.
 pub const NAME: &str = "plan";
@@ -36,8 +39,7 @@ pub fn run(options: &PlanOptions) -> Result<()> {
     options.check()?;
     options.json.as_deref().map_or(Ok(()), check_in_place)?;
     let model = options.model()?;
-    let (machine, measured) = machine(options)?;
-    let Machine { bandwidth, latency, flops } = machine;
+    let (hardware, measured) = hardware(options)?;
     let setting = Setting {
         ranks: options.ranks,
         batch_size: options.batch_size,
@@ -45,43 +47,48 @@ pub fn run(options: &PlanOptions) -> Result<()> {
         element: options.element_bytes as u64,
         gathered: options.gathered_bytes.unwrap_or(options.element_bytes) as u64,
         optimizer: options.optimizer.numbers(),
-        bandwidth,
-        latency,
-        flops,
     };
     let memory =
         options.memory.unwrap_or_else(|| total_memory_bytes().unwrap_or(0) as f64 / options.ranks as f64);
-    let estimates = estimates(&model, &setting);
+    let all = planned(&model, &setting, &hardware)?;
+    let shown = table::Shown { model: &model, setting: &setting, hardware: &hardware, memory, measured };
     if let Some(path) = &options.json {
-        json::write(path, (&model, &setting), memory, &estimates)?;
+        json::write(path, &shown, &all)?;
     }
-    let shown = table::Shown { model: &model, setting: &setting, memory, measured };
-    shown.lines(&estimates).iter().try_for_each(|line| say(format_args!("{line}")))
+    shown.lines(&all)?.iter().try_for_each(|line| say(format_args!("{line}")))
 }
 
 /// What is given, and what else is measured; whether anything was.
-fn machine(options: &PlanOptions) -> Result<(Machine, bool)> {
-    if let (Some(bandwidth), Some(latency), Some(flops)) = (options.bandwidth, options.latency, options.flops)
-    {
-        return Ok((Machine { bandwidth, latency, flops }, false));
+fn hardware(options: &PlanOptions) -> Result<(Hardware, bool)> {
+    let preset = options.network.map(NetworkName::network);
+    let (mut bandwidth, mut latency, mut flops) = (options.bandwidth, options.latency, options.flops);
+    let between_is_known = preset.is_some() || (bandwidth.is_some() && latency.is_some());
+    let measured = !(between_is_known && flops.is_some());
+    // Here the processor itself moves the bytes.
+    let mut overlaps = true;
+    if measured {
+        let found = Machine::measured()?;
+        if preset.is_none() && bandwidth.is_none() {
+            overlaps = std::thread::available_parallelism().map_or(1, usize::from) >= 2 * options.ranks;
+        }
+        (bandwidth, latency) = (bandwidth.or(Some(found.bandwidth)), latency.or(Some(found.latency)));
+        flops = flops.or(Some(found.flops));
     }
-    let measured = Machine::measured()?;
-    let machine = Machine {
-        bandwidth: options.bandwidth.unwrap_or(measured.bandwidth),
-        latency: options.latency.unwrap_or(measured.latency),
-        flops: options.flops.unwrap_or(measured.flops),
+    let link = |bandwidth: Option<f64>, latency: Option<f64>| Link {
+        latency: latency.unwrap_or_default(),
+        s_per_byte: bandwidth.unwrap_or(f64::INFINITY).recip(),
     };
-    Ok((machine, true))
-}
-
-/// What each strategy needs, the simplest first.
-pub fn estimates(model: &model::Model, setting: &Setting) -> Vec<Estimate> {
-    Strategy::all(model, setting).into_iter().map(|strategy| strategy.estimate(model, setting)).collect()
+    let mut network = preset.unwrap_or_else(|| {
+        let between = link(options.node_bandwidth.or(bandwidth), options.node_latency.or(latency));
+        Network { between, ..Network::one_node("", link(bandwidth, latency), 0.0, overlaps) }
+    });
+    network.per_node = options.ranks_per_node.unwrap_or(network.per_node);
+    Ok((Hardware { network, flops: flops.unwrap_or(f64::INFINITY) }, measured))
 }
 
 /// The quickest that fits into so many bytes; of those that are about as quick the simplest.
-pub fn recommended(estimates: &[Estimate], memory: f64) -> Option<&Estimate> {
-    let fits = || estimates.iter().filter(|estimate| estimate.memory.total() <= memory);
-    let quickest = fits().map(|estimate| estimate.seconds).min_by(f64::total_cmp)?;
-    fits().find(|estimate| estimate.seconds <= quickest * 1.02)
+pub fn recommended(all: &[Planned], memory: f64) -> Option<&Planned> {
+    let fits = || all.iter().filter(|planned| planned.estimate.memory.total() <= memory);
+    let quickest = fits().map(|planned| planned.seconds).min_by(f64::total_cmp)?;
+    fits().find(|planned| planned.seconds <= quickest * 1.02)
 }

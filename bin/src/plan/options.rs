@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use crate::error::{Error, Result};
+use crate::forecast::Network;
 use crate::options::count;
 
 use super::model::{MlpLoss, Model, TransformerSizes};
@@ -50,6 +51,28 @@ impl Optimizer {
     }
 }
 
+/// What lies between ranks, by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum NetworkName {
+    /// NVLink in nodes of 8 ranks, InfiniBand of 400 Gbit/s a rank between them
+    Nvlink,
+    /// InfiniBand of 400 Gbit/s a rank
+    Infiniband,
+    /// Ethernet of 25 Gbit/s a rank
+    #[value(name = "ethernet-25g")]
+    Ethernet25g,
+}
+
+impl NetworkName {
+    pub(super) fn network(self) -> Network {
+        match self {
+            Self::Nvlink => Network::nvlink(),
+            Self::Infiniband => Network::infiniband(),
+            Self::Ethernet25g => Network::ethernet_25g(),
+        }
+    }
+}
+
 /// Options of `plan`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
@@ -67,8 +90,11 @@ seconds; recommended, the name of one, or null. What a run has measured of the s
 last line of its --metrics.
 
 The sizes are those of a command's model, or what the options say. Time is that of matrix products
-at --flops and of communication at --bandwidth and --latency; what data parallelism sends while it
-computes backward is not counted twice.")]
+at --flops and of communication, message by message as the ranks exchange them, on a network with
+--bandwidth and --latency between its ranks, or by its name. Where nodes have several ranks and less
+between them, --ranks-per-node says how many, and --node-bandwidth and --node-latency what. Ranks
+compute while they communicate; not where the network is this machine's, measured, and it has less
+than two cores a rank.")]
 pub struct PlanOptions {
     /// The model of a command
     #[arg(value_enum, default_value = "tensor-parallel-transformer")]
@@ -85,6 +111,18 @@ pub struct PlanOptions {
     /// Time of a step of communication, such as 50us [default: measured]
     #[arg(long, value_name = "TIME", value_parser = units::time, allow_hyphen_values = true)]
     pub(crate) latency: Option<f64>,
+    /// A network, in place of its bandwidth and latency
+    #[arg(long, value_enum, conflicts_with_all = ["bandwidth", "latency", "node_bandwidth", "node_latency"])]
+    pub(crate) network: Option<NetworkName>,
+    /// Ranks of a node [default: all, or those of --network]
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
+    pub(crate) ranks_per_node: Option<usize>,
+    /// What a rank sends in a second to another node [default: that of --bandwidth]
+    #[arg(long, value_name = "BYTES/s", value_parser = units::bandwidth, allow_hyphen_values = true, requires = "ranks_per_node")]
+    pub(crate) node_bandwidth: Option<f64>,
+    /// Time of a step of communication with another node [default: that of --latency]
+    #[arg(long, value_name = "TIME", value_parser = units::time, allow_hyphen_values = true, requires = "ranks_per_node")]
+    pub(crate) node_latency: Option<f64>,
     /// Operations of a rank in a second, such as 80GFLOP/s [default: measured]
     #[arg(long, value_name = "FLOP/s", value_parser = units::flops, allow_hyphen_values = true)]
     pub(crate) flops: Option<f64>,

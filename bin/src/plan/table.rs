@@ -1,23 +1,28 @@
 //! What `plan` prints.
 
+use crate::error::Result;
+use crate::forecast::Link;
+
 use super::model::Model;
+use super::recommended;
+use super::step::{Hardware, Planned, planned};
 use super::strategy::{Estimate, Setting, Strategy};
 use super::units::{show_bytes, show_flops, show_time};
-use super::{estimates, recommended};
 
 /// Ranks beyond which no number that would do is looked for.
 const MOST_RANKS: usize = 4096;
 
-/// What the estimates are of.
+/// What is planned for.
 pub(super) struct Shown<'a> {
     pub(super) model: &'a Model,
     pub(super) setting: &'a Setting,
+    pub(super) hardware: &'a Hardware,
     pub(super) memory: f64,
     pub(super) measured: bool,
 }
 
 impl Shown<'_> {
-    pub(super) fn lines(&self, all: &[Estimate]) -> Vec<String> {
+    pub(super) fn lines(&self, all: &[Planned]) -> Result<Vec<String>> {
         let mut lines = self.heading();
         let names = [
             "strategy",
@@ -31,16 +36,16 @@ impl Shown<'_> {
             "sent",
             "step",
         ];
-        lines.push(row(&names.map(String::from)));
-        lines.extend(all.iter().map(|estimate| self.line(estimate)));
+        let rows = all.iter().map(|planned| self.cells(planned));
+        lines.extend(aligned(std::iter::once(names.map(String::from)).chain(rows).collect()));
         lines.push(String::new());
-        lines.extend(self.recommendation(all));
-        lines
+        lines.push(self.recommendation(all)?);
+        Ok(lines)
     }
 
     fn heading(&self) -> Vec<String> {
-        let Self { model, setting, memory, measured } = self;
-        let Setting { ranks, batch_size, element, bandwidth, latency, flops, .. } = setting;
+        let Self { model, setting, hardware, memory, measured } = self;
+        let Setting { ranks, batch_size, element, .. } = setting;
         let source =
             if *measured { "measured here between 2 processes, where not given" } else { "as given" };
         vec![
@@ -51,23 +56,34 @@ impl Shown<'_> {
                 model.sample
             ),
             format!("{ranks} {}, {} each", if *ranks == 1 { "rank" } else { "ranks" }, show_bytes(*memory)),
-            format!(
-                "{}/s, {} a step of communication, {} ({source})",
-                show_bytes(*bandwidth),
-                show_time(*latency),
-                show_flops(*flops)
-            ),
+            format!("{}, {} ({source})", self.network(), show_flops(hardware.flops)),
             String::new(),
         ]
+    }
+
+    fn network(&self) -> String {
+        let network = &self.hardware.network;
+        let link = |link: Link| {
+            let bandwidth = show_bytes(link.s_per_byte.recip());
+            format!("{bandwidth}/s, {} a step of communication", show_time(link.latency))
+        };
+        match network.per_node < self.setting.ranks {
+            true if network.per_node == 1 => link(network.between),
+            true => {
+                let (inside, between) = (link(network.inside), link(network.between));
+                format!("{inside} in nodes of {}, {between} between them", network.per_node)
+            }
+            false => link(network.inside),
+        }
     }
 
     fn fits(&self, estimate: &Estimate) -> bool {
         estimate.memory.total() <= self.memory
     }
 
-    fn line(&self, estimate: &Estimate) -> String {
-        let memory = &estimate.memory;
-        row(&[
+    fn cells(&self, planned: &Planned) -> [String; 10] {
+        let (estimate, memory) = (&planned.estimate, &planned.estimate.memory);
+        [
             estimate.strategy.name(self.setting.ranks),
             if self.fits(estimate) { "yes" } else { "no" }.to_string(),
             show_bytes(memory.weights),
@@ -77,61 +93,71 @@ impl Shown<'_> {
             show_bytes(memory.activations),
             show_bytes(memory.total()),
             show_bytes(estimate.sent),
-            show_time(estimate.seconds),
-        ])
+            show_time(planned.seconds),
+        ]
     }
 
     /// Which to take, and why.
-    fn recommendation(&self, all: &[Estimate]) -> Vec<String> {
-        let name = |strategy: Strategy| strategy.name(self.setting.ranks);
+    fn recommendation(&self, all: &[Planned]) -> Result<String> {
+        let name = |planned: &Planned| planned.estimate.strategy.name(self.setting.ranks);
         let Some(best) = recommended(all, self.memory) else { return self.nothing_fits(all) };
-        let others: Vec<&Estimate> = all.iter().filter(|other| other.strategy != best.strategy).collect();
-        let quicker: Vec<&&Estimate> = others.iter().filter(|other| other.seconds < best.seconds).collect();
+        let others = || all.iter().filter(|other| other.estimate.strategy != best.estimate.strategy);
+        let fitting = others().filter(|other| self.fits(&other.estimate));
         let mut reasons = Vec::new();
-        if others.is_empty() {
+        if others().next().is_none() {
             reasons.push("it is the only way".to_string());
-        } else if let Some(next) =
-            others.iter().filter(|other| self.fits(other)).min_by(|a, b| a.seconds.total_cmp(&b.seconds))
-        {
+        } else if let Some(next) = fitting.min_by(|a, b| a.seconds.total_cmp(&b.seconds)) {
             let (own, next_time) = (show_time(best.seconds), show_time(next.seconds));
             let what = if next.seconds < best.seconds { "as quick as, and simpler than," } else { "before" };
-            reasons.push(format!("{own} a step, {what} {} ({next_time})", name(next.strategy)));
+            reasons.push(format!("{own} a step, {what} {} ({next_time})", name(next)));
         } else {
             reasons.push("nothing else fits".to_string());
         }
-        if let Some(other) = quicker.iter().find(|other| !self.fits(other)) {
-            let (needed, held) = (show_bytes(other.memory.total()), show_bytes(self.memory));
-            reasons.push(format!("{} would be quicker, but needs {needed} of {held}", name(other.strategy)));
+        let mut quicker = others().filter(|other| other.seconds < best.seconds);
+        if let Some(other) = quicker.find(|other| !self.fits(&other.estimate)) {
+            let (needed, held) = (show_bytes(other.estimate.memory.total()), show_bytes(self.memory));
+            reasons.push(format!("{} would be quicker, but needs {needed} of {held}", name(other)));
         }
-        vec![format!("recommended: {}: {}", name(best.strategy), reasons.join("; "))]
+        Ok(format!("recommended: {}: {}", name(best), reasons.join("; ")))
     }
 
-    fn nothing_fits(&self, all: &[Estimate]) -> Vec<String> {
-        let least = all.iter().min_by(|a, b| a.memory.total().total_cmp(&b.memory.total()));
-        let Some(least) = least else { return vec!["recommended: nothing".into()] };
+    fn nothing_fits(&self, all: &[Planned]) -> Result<String> {
+        let estimates = all.iter().map(|planned| &planned.estimate);
+        let least = estimates.min_by(|a, b| a.memory.total().total_cmp(&b.memory.total()));
+        let Some(least) = least else { return Ok("recommended: nothing".into()) };
+        let fits = |setting: &Setting| {
+            let mut all = Strategy::all(self.model, setting).into_iter();
+            all.any(|strategy| self.fits(&strategy.estimate(self.model, setting)))
+        };
         let more = std::iter::successors(Some(self.setting.ranks * 2), |ranks| Some(ranks * 2))
             .take_while(|ranks| *ranks <= MOST_RANKS)
-            .find_map(|ranks| {
-                let setting = Setting { ranks, ..*self.setting };
-                let all = estimates(self.model, &setting);
-                recommended(&all, self.memory).map(|best| (ranks, best.strategy.name(ranks)))
-            });
+            .map(|ranks| Setting { ranks, ..*self.setting })
+            .find(fits);
         let advice = match more {
-            Some((ranks, name)) => format!("on {ranks} ranks {name} would fit (--ranks {ranks})"),
+            Some(setting) => {
+                let all = planned(self.model, &setting, self.hardware)?;
+                let best =
+                    recommended(&all, self.memory).map(|best| best.estimate.strategy.name(setting.ranks));
+                let (name, ranks) = (best.unwrap_or_default(), setting.ranks);
+                format!("on {ranks} ranks {name} would fit (--ranks {ranks})")
+            }
             None => {
                 "no number of ranks up to 4096 helps: give a smaller batch or model, or more memory".into()
             }
         };
         let (name, needed) = (least.strategy.name(self.setting.ranks), show_bytes(least.memory.total()));
-        vec![format!(
+        Ok(format!(
             "recommended: nothing, for nothing fits: {name}, which needs least, needs {needed} of {}; {advice}",
             show_bytes(self.memory)
-        )]
+        ))
     }
 }
 
-fn row(cells: &[String; 10]) -> String {
-    let [name, fits, numbers @ ..] = cells;
-    let numbers: String = numbers.iter().map(|number| format!("{number:>12}")).collect();
-    format!("{name:<20}{fits:<5}{numbers}")
+fn aligned(rows: Vec<[String; 10]>) -> Vec<String> {
+    let width = rows.iter().map(|[name, ..]| name.len() + 1).max().unwrap_or(0).max(20);
+    let line = |[name, fits, numbers @ ..]: [String; 10]| {
+        let numbers: String = numbers.iter().map(|number| format!("{number:>12}")).collect();
+        format!("{name:<width$}{fits:<5}{numbers}")
+    };
+    rows.into_iter().map(line).collect()
 }

@@ -10,4 +10,5 @@ mod own;
 mod ranks;
 mod restarts;
 mod shell;
+mod strangers;
 mod torchrun;

@@ -11,10 +11,10 @@ use crate::common::{Folder, girandole, refuse_with, sorted, succeed, text};
 use crate::shell::ranks_of;
 
 /// Nothing that is waited for takes this long, not even on a busy machine.
-const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// The launchers of two nodes.
-struct Nodes(Vec<Child>);
+pub(crate) struct Nodes(pub(crate) Vec<Child>);
 
 impl Nodes {
     fn start(options: &[&str], program: &[&str]) -> Self {
@@ -73,7 +73,7 @@ impl Drop for Nodes {
     }
 }
 
-fn free_port() -> String {
+pub(crate) fn free_port() -> String {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
 }
 

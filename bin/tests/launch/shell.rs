@@ -15,7 +15,11 @@ pub(crate) fn shell(ranks: usize, script: &str) -> Command {
 
 /// The ranks that a launcher has started and that still run.
 pub(crate) fn ranks_of(launcher: &Child) -> Vec<Pid> {
-    let pid = launcher.id();
+    ranks_of_process(launcher.id())
+}
+
+/// The same by its process id.
+pub(crate) fn ranks_of_process(pid: u32) -> Vec<Pid> {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let children = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
     let pids = children.flat_map(|list| list.split_whitespace().map(str::to_string).collect::<Vec<_>>());

@@ -42,17 +42,7 @@ fn bytes<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> f64 {
 }
 
 fn setting(ranks: usize, batch_size: usize) -> Setting {
-    Setting {
-        ranks,
-        batch_size,
-        micro_batches: 4,
-        element: 4,
-        gathered: 4,
-        optimizer: 2,
-        bandwidth: 1e9,
-        latency: 1e-5,
-        flops: 1e10,
-    }
+    Setting { ranks, batch_size, micro_batches: 4, element: 4, gathered: 4, optimizer: 2 }
 }
 
 /// Two steps; what is sent is counted in the second.

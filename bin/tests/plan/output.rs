@@ -37,6 +37,33 @@ fn every_strategy_has_a_line() {
 }
 
 #[test]
+fn nodes_and_named_networks_are_told() {
+    let lines = |arguments: &str| {
+        let arguments: Vec<&str> = arguments.split(' ').collect();
+        let output = PLAN.succeed(
+            &[&["--ranks", "16", "--memory", "1GB", "--flops", "1TFLOP/s"], &arguments[..]].concat(),
+        );
+        text(&output.stdout)
+    };
+    let named = lines("--network nvlink");
+    let nvlink = "450 GB/s, 3.00 us a step of communication in nodes of 8, 50.0 GB/s, 5.00 us a step of communication \
+                  between them, 1.00 TFLOP/s (as given)";
+    assert_eq!(named.lines().nth(2), Some(nvlink));
+    let nodes =
+        "--bandwidth 450GB/s --latency 3us --ranks-per-node 8 --node-bandwidth 50GB/s --node-latency 5us";
+    let given = lines(nodes);
+    assert_eq!(given.lines().nth(2), Some(nvlink));
+    // With slow links between nodes a step takes longer, wherever it goes over them.
+    let slow = lines(&nodes.replace("50GB/s", "1GB/s"));
+    let step = |printed: &str| printed.lines().find(|line| line.starts_with("fsdp 16 ")).map(String::from);
+    assert_ne!(step(&given), step(&slow));
+    // Whoever reads columns finds them below each other.
+    let columns: Vec<usize> =
+        named.lines().skip(4).take_while(|line| !line.is_empty()).map(str::len).collect();
+    assert!(columns.iter().all(|len| *len == columns[0]), "{named}");
+}
+
+#[test]
 fn the_parameters_are_the_models() {
     for (model, parameters) in [
         ("ddp-linear", 2),

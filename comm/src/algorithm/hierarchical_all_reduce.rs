@@ -86,28 +86,11 @@ fn ring_reduce_scatter_in_place(rank: usize, parts: &Parts) -> Schedule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::simulate::{check_all_reduce, schedules};
+    use crate::algorithm::simulate::{check_all_reduce, schedules, sent_between};
     use proptest::prelude::*;
 
     fn all(topology: &Topology, len: usize, segments: usize) -> Vec<Schedule> {
         schedules(topology.world_size(), |rank| schedule(rank, topology, len, segments))
-    }
-
-    /// Elements that the ranks of each host send to other hosts.
-    fn between(topology: &Topology, all: &[Schedule]) -> Vec<usize> {
-        let mut sent = vec![0; topology.hosts().len()];
-        for (rank, schedule) in all.iter().enumerate() {
-            let host = topology.place(rank).0;
-            for transfer in schedule.steps.iter().flat_map(|step| &step.transfers) {
-                match transfer {
-                    Transfer::Send { to, range } if topology.place(*to).0 != host => {
-                        sent[host] += range.len()
-                    }
-                    _ => {}
-                }
-            }
-        }
-        sent
     }
 
     proptest! {
@@ -129,7 +112,7 @@ mod tests {
             let (count, least) =
                 (topology.hosts().len(), topology.hosts().iter().map(Vec::len).min().unwrap());
             let len = 5 * count * least * segments;
-            let sent = between(&topology, &all(&topology, len, segments));
+            let sent = sent_between(&topology, &all(&topology, len, segments));
             prop_assert_eq!(sent, vec![2 * (count - 1) * len / count; count]);
         }
     }

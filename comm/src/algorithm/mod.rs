@@ -7,7 +7,9 @@ pub mod chain_reduce;
 pub mod direct_gather;
 pub mod direct_scatter;
 pub mod dissemination_barrier;
+pub mod hierarchical_all_gather;
 pub mod hierarchical_all_reduce;
+pub mod hierarchical_reduce_scatter;
 pub mod pairwise_all_reduce;
 pub mod pairwise_all_to_all;
 pub mod pairwise_reduce;
@@ -19,7 +21,7 @@ pub mod ring_reduce_scatter;
 pub mod segmented;
 
 use crate::Topology;
-use crate::schedule::Schedule;
+use crate::schedule::{Parts, Schedule};
 
 /// Up to this many bytes, an all-reduce takes the algorithm of few steps; above, the one of few bytes. Measured with
 /// `comm-bench` on 2 cores, the two are level at 48 KiB (2 ranks) and 96 KiB (4 ranks) through shared memory, at 512 KiB and
@@ -41,8 +43,33 @@ pub fn all_reduce(rank: usize, topology: &Topology, len: usize, element_bytes: u
     }
 }
 
+/// The all-gather of these parts, on the output: between hosts side by side, see [`hierarchical_all_gather`].
+pub fn all_gather(rank: usize, topology: &Topology, parts: &Parts) -> Schedule {
+    match topology.is_regular() {
+        true => hierarchical_all_gather::schedule(rank, topology, parts),
+        false => ring_all_gather::schedule(rank, parts),
+    }
+}
+
+/// The reduce-scatter of these parts, of elements of `element_bytes` each, and the elements that it needs beyond input and output:
+/// between hosts side by side, see [`hierarchical_reduce_scatter`].
+pub fn reduce_scatter(
+    rank: usize,
+    topology: &Topology,
+    parts: &Parts,
+    element_bytes: usize,
+) -> (Schedule, usize) {
+    if topology.is_regular() {
+        let schedule = hierarchical_reduce_scatter::schedule(rank, topology, parts);
+        return (schedule, hierarchical_reduce_scatter::room(topology, parts));
+    }
+    let piece = topology.segment_bytes() / topology.world_size().max(1);
+    let pieces = pieces(parts.longest() * element_bytes, piece);
+    (ring_reduce_scatter::schedule(rank, parts, pieces), ring_reduce_scatter::room(parts, pieces))
+}
+
 /// In how many pieces, of at most `piece_bytes`, a part of `part_bytes` goes round a ring: at least 1.
-pub fn pieces(part_bytes: usize, piece_bytes: usize) -> usize {
+fn pieces(part_bytes: usize, piece_bytes: usize) -> usize {
     part_bytes.div_ceil(piece_bytes.max(1)).max(1)
 }
 

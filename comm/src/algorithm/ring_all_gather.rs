@@ -1,5 +1,7 @@
 //! Ring all-gather: each rank's part goes once round the ring.
 
+use std::ops::Range;
+
 use crate::schedule::{Combine, Parts, Schedule, Step, Transfer};
 
 /// Works on the output, whose `rank`-th part already holds this rank's input.
@@ -10,15 +12,19 @@ use crate::schedule::{Combine, Parts, Schedule, Step, Transfer};
 /// # Source
 /// Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009, section 4.
 pub fn schedule(rank: usize, parts: &Parts) -> Schedule {
-    let world_size = parts.count();
+    around(rank, parts.count(), |rank| parts.of(rank))
+}
+
+/// The same for parts that lie anywhere; each rank counts modulo `world_size`.
+pub(super) fn around(rank: usize, world_size: usize, part: impl Fn(usize) -> Range<usize>) -> Schedule {
     let (next, previous) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
     let step = |s: usize| {
         let send = rank + world_size - s;
         Step {
             finished: 0..0,
             transfers: vec![
-                Transfer::Send { to: next, range: parts.of(send) },
-                Transfer::Recv { from: previous, range: parts.of(send - 1), combine: Combine::Replace },
+                Transfer::Send { to: next, range: part(send) },
+                Transfer::Recv { from: previous, range: part(send - 1), combine: Combine::Replace },
             ],
         }
     };

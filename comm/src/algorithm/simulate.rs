@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
 
+use crate::Topology;
 use crate::schedule::{Combine, Schedule, Transfer};
 
 /// An element: a leaf is one rank's own value at one place, a pair a reduction of a left with a right operand.
@@ -151,4 +152,19 @@ pub(crate) fn check_all_reduce(all: &[Schedule], len: usize) {
     for element in &buffers[0] {
         assert_eq!(element.sorted(), (0..all.len()).collect::<Vec<_>>());
     }
+}
+
+/// Elements that the ranks of each host send to other hosts.
+pub(crate) fn sent_between(topology: &Topology, all: &[Schedule]) -> Vec<usize> {
+    let mut sent = vec![0; topology.hosts().len()];
+    for (rank, schedule) in all.iter().enumerate() {
+        let host = topology.place(rank).0;
+        for transfer in schedule.steps.iter().flat_map(|step| &step.transfers) {
+            match transfer {
+                Transfer::Send { to, range } if topology.place(*to).0 != host => sent[host] += range.len(),
+                _ => {}
+            }
+        }
+    }
+    sent
 }

@@ -51,6 +51,8 @@ pub use layout::Layout;
 pub(crate) use listener::inherited_listener;
 pub use logs::LogConfig;
 pub use master::MasterPort;
+#[cfg(any(test, fuzzing))]
+pub use nodes::fuzz_council;
 pub use notes::{Notes, send_note, wants_notes};
 pub use worker::{is_worker, report_result, restarts, worker_guard};
 

@@ -202,23 +202,30 @@ mod tests {
     use super::*;
     use crate::ReduceOp;
 
-    /// What each rank of `topology` has after an all-reduce of numbers that are all different.
-    fn reduced(topology: &Topology, len: usize, dtype: DType, op: ReduceOp) -> Vec<Vec<f64>> {
+    /// What each rank of `topology` has after an all-reduce; a reduce-scatter; and an all-gather of what that gave, of numbers that are
+    /// all different.
+    fn reduced(topology: &Topology, len: usize, dtype: DType, op: ReduceOp) -> [Vec<Vec<f64>>; 2] {
+        let ranks = topology.world_size();
         let group = Local::group_on(topology, &LocalConfig::default());
         let body = |comm: Local| {
             let own: Vec<f64> = (0..len).map(|index| (index % 97 + 3 * comm.rank()) as f64 / 8.0).collect();
-            let tensor = Tensor::new(own, &Device::Cpu)?.to_dtype(dtype)?;
-            comm.all_reduce(&tensor, op)?.wait()?;
-            Ok(tensor.to_dtype(DType::F64)?.to_vec1()?)
+            let own = Tensor::new(own, &Device::Cpu)?.to_dtype(dtype)?;
+            let (part, gathered) = (own.narrow(0, 0, len / ranks)?.copy()?, own.zeros_like()?);
+            let (input, gathered) = (
+                own.narrow(0, 0, len / ranks * ranks)?.copy()?,
+                gathered.narrow(0, 0, len / ranks * ranks)?.copy()?,
+            );
+            comm.reduce_scatter(&part, &input, op)?.wait()?;
+            comm.all_gather(&gathered, &part)?.wait()?;
+            comm.all_reduce(&own, op)?.wait()?;
+            Ok([own, gathered].map(|tensor| tensor.to_dtype(DType::F64).unwrap().to_vec1().unwrap()))
         };
-        std::thread::scope(|scope| {
+        let all: Result<Vec<[Vec<f64>; 2]>> = std::thread::scope(|scope| {
             let threads: Vec<_> = group.into_iter().map(|comm| scope.spawn(|| body(comm))).collect();
-            threads
-                .into_iter()
-                .map(|thread| thread.join().unwrap().map_err(|e: Error| e))
-                .collect::<Result<_>>()
-        })
-        .unwrap()
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let (reduced, gathered) = all.unwrap().into_iter().map(|[a, b]| (a, b)).unzip();
+        [reduced, gathered]
     }
 
     #[test]
@@ -230,12 +237,14 @@ mod tests {
             let together = Topology::one_host(topology.world_size());
             for (dtype, op) in exact.into_iter().chain(halves) {
                 // Eighths of small numbers: sums are exact in whatever order.
-                for len in [0, 1, 40_000, 1_100_003] {
-                    let spread = reduced(&topology, len, dtype, op);
-                    assert!(spread.iter().all(|rank| *rank == spread[0]), "{hosts:?} {dtype:?} {op:?} {len}");
-                    let expected = &reduced(&together, len, dtype, op)[0];
-                    let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-6 * b.abs();
-                    assert!(spread[0].iter().zip(expected).all(near), "{hosts:?} {dtype:?} {op:?} {len}");
+                for len in [0, 1, 40_000, 300_001] {
+                    let case = format!("{hosts:?} {dtype:?} {op:?} {len}");
+                    let expected = reduced(&together, len, dtype, op);
+                    for (spread, expected) in reduced(&topology, len, dtype, op).iter().zip(&expected) {
+                        assert!(spread.iter().all(|rank| *rank == spread[0]), "{case}");
+                        let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-6 * b.abs();
+                        assert!(spread[0].iter().zip(&expected[0]).all(near), "{case}");
+                    }
                 }
             }
         }

@@ -150,7 +150,8 @@ impl NcclCarrier {
             return Ok((tensors, Vec::new()));
         }
         let rounded = results.map(|index| (index, tensors[index].clone())).collect();
-        for tensor in &mut tensors {
+        // CUDA refuses to convert no elements.
+        for tensor in tensors.iter_mut().filter(|tensor| tensor.elem_count() > 0) {
             *tensor = tensor.to_dtype(DType::F32)?;
         }
         Ok((tensors, rounded))

@@ -1,6 +1,7 @@
 //! Ranks with a CUDA device each, that talk through NVIDIA's NCCL.
 //!
-//! Its types are checked (`scripts/check-cuda.sh`); it has never run on a GPU.
+//! Tested on a machine without a GPU, with stand-ins for the driver and NCCL (`scripts/check-nccl.sh`): they show that calls
+//! come in order, that buffers live long enough and that errors are named. It has never run on a GPU.
 
 mod calls;
 mod carrier;

@@ -40,7 +40,7 @@ impl Planner<'_> {
         Some(Plan::narrow(Memory::of(tensor).room(room), schedule, tensor, op))
     }
 
-    /// One step in place of P-1: for little as well.
+    /// One step in place of P-1: for little as well. But much goes between hosts once, in f32.
     pub(super) fn halves_reduce_scatter<'a>(
         &self,
         output: &'a Tensor,
@@ -48,7 +48,9 @@ impl Planner<'_> {
         op: ReduceOp,
         parts: &Parts,
     ) -> Option<Plan<'a>> {
-        self.is_pairwise(input).then(|| {
+        let widened = parts.len().saturating_mul(size_of::<f32>());
+        let once = self.topology.is_regular() && widened > LATENCY_BYTES;
+        (self.is_pairwise(input) && !once).then(|| {
             let room = pairwise_reduce_scatter::room(self.rank, parts) * input.dtype().size_in_bytes();
             let memory = Memory::of(input).output(output).room(room);
             Plan::narrow(memory, pairwise_reduce_scatter::schedule(self.rank, parts), input, op)

@@ -3,6 +3,8 @@
 //! One file for each: they are asked from the innermost to the outermost, since each leaves the words of those around it in
 //! place (`mpirun` within a Slurm job, a launcher within a pod).
 
+#[cfg(any(test, fuzzing))]
+mod fuzz;
 mod kubeflow;
 mod mpi;
 mod node_list;
@@ -11,6 +13,8 @@ mod slurm;
 
 use std::ffi::OsString;
 
+#[cfg(any(test, fuzzing))]
+pub use fuzz::fuzz_environment;
 pub(crate) use route::address_towards;
 
 use crate::tcp::{is_host, parse_port};

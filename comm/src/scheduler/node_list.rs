@@ -2,6 +2,8 @@
 
 /// More than any cluster has.
 const MOST: usize = 1 << 16;
+/// A longer name is none (RFC 1035), nor is a longer way to write several of them.
+const LONGEST: usize = 255;
 
 /// The hosts of a list, in its order; or what is wrong with it.
 pub(super) fn expand(list: &str) -> Result<Vec<String>, &'static str> {
@@ -41,6 +43,9 @@ fn split(list: &str) -> Result<Vec<&str>, &'static str> {
 
 /// `rack[1-2]n[01-03]`: each pair of brackets multiplies.
 fn expand_one(part: &str) -> Result<Vec<String>, &'static str> {
+    if part.split(['[', ']', ',']).any(|text| text.len() > LONGEST) || part.matches('[').count() > LONGEST {
+        return Err("give names of at most 255 characters");
+    }
     let Some((before, rest)) = part.split_once('[') else {
         return if part.is_empty() { Err("a host in it has no name") } else { Ok(vec![part.to_string()]) };
     };
@@ -113,8 +118,10 @@ mod tests {
         ] {
             assert!(expand(wrong).is_err(), "{wrong}: {:?}", expand(wrong));
         }
-        let many = "[0-9]".repeat(30);
-        assert!(expand(&many).is_err());
+        let zeros = "0".repeat(70_000);
+        for many in ["[0-9]".repeat(30), "[1]".repeat(40_000), format!("n[{zeros}1]"), "n".repeat(256)] {
+            assert!(expand(&many).is_err());
+        }
     }
 
     proptest! {

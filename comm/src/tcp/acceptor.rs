@@ -20,6 +20,8 @@ use crate::{Error, Result};
 const STACK: usize = 256 * 1024;
 /// How long to leave a listener alone that cannot accept, for example because there are too many open files.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+/// How often that is told.
+const COMPLAIN_EVERY: Duration = Duration::from_secs(60);
 
 /// How much of this process strangers may use.
 #[derive(Debug, Clone, Copy)]
@@ -133,6 +135,7 @@ impl Drop for Place<'_> {
 
 impl Serve {
     fn run(&self) {
+        let mut complained: Option<Instant> = None;
         thread::scope(|scope| {
             while self.wait() {
                 match self.listener.accept() {
@@ -148,7 +151,10 @@ impl Serve {
                     }
                     Err(error) if is_momentary(&error) => {}
                     Err(error) => {
-                        tracing::warn!(%error, "cannot accept connections for the moment");
+                        if complained.is_none_or(|at| at.elapsed() >= COMPLAIN_EVERY) {
+                            tracing::warn!("cannot accept connections for the moment: {error}");
+                            complained = Some(Instant::now());
+                        }
                         let _ = poll(&mut [PollFd::new(&self.stopped, PollFlags::IN)], Some(&PAUSE));
                     }
                 }

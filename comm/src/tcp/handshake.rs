@@ -11,6 +11,9 @@
 //! Each proof is HMAC-SHA256 under the secret, with a label of its own for each direction, so that none can be sent back
 //! to whom it came from, and over nonces of both sides, so that none can be used twice.
 
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzz;
+
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 

@@ -5,6 +5,8 @@ mod config;
 mod control;
 mod elastic;
 mod fault;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod group;
 mod handshake;
 mod init_method;
@@ -34,6 +36,8 @@ pub(crate) use stream::Stream;
 #[cfg(test)]
 pub(crate) use switchboard::Switchboard;
 pub(crate) use wire::Wire;
+#[cfg(any(test, fuzzing))]
+pub(crate) use wire::parse;
 
 use std::fmt;
 use std::net::IpAddr;

@@ -46,6 +46,22 @@ fn unusable(error: rustls::Error) -> Fault {
     Fault::Malformed(error.to_string())
 }
 
+/// How long a message is, by the four bytes before it, where at most `limit` bytes are allowed.
+pub(crate) fn message_len(announced: [u8; 4], limit: usize) -> Try<usize> {
+    let length = u32::from_le_bytes(announced) as usize;
+    if length > limit {
+        return Err(Fault::Malformed(format!(
+            "a message of {length} bytes, where at most {limit} are allowed"
+        )));
+    }
+    Ok(length)
+}
+
+/// Reads a message that has come whole.
+pub(crate) fn parse<T: DeserializeOwned>(message: &[u8]) -> Try<T> {
+    serde_json::from_slice(message).map_err(|error| Fault::Malformed(format!("an unknown message ({error})")))
+}
+
 /// A TCP connection that is not yet part of a group.
 #[derive(Debug)]
 pub(crate) struct Wire {
@@ -257,16 +273,9 @@ impl Wire {
 
     /// Receives a message of at most `limit` bytes; a longer one is refused before any room is made for it.
     pub(crate) fn receive<T: DeserializeOwned>(&mut self, limit: usize, deadline: Instant) -> Try<T> {
-        let length = u32::from_le_bytes(self.read(deadline)?) as usize;
-        if length > limit {
-            return Err(Fault::Malformed(format!(
-                "a message of {length} bytes, where at most {limit} are allowed"
-            )));
-        }
-        let mut message = vec![0; length];
+        let mut message = vec![0; message_len(self.read(deadline)?, limit)?];
         self.fill(&mut message, deadline)?;
-        serde_json::from_slice(&message)
-            .map_err(|error| Fault::Malformed(format!("an unknown message ({error})")))
+        parse(&message)
     }
 
     /// True where something has come that was not read yet, the end of the connection included.

@@ -1,6 +1,6 @@
 //! Several tensors in one operation.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use comm::{Error, Message, ReduceOp, Work};
 
 use crate::Backend;
@@ -20,7 +20,7 @@ pub(crate) fn rings(backend: &dyn Backend) {
                         for len in [len, len + 3] {
                             let tensor = input(rank, len, ReduceOp::Sum, dtype);
                             messages.push(Message::Send { tensor, to: peer });
-                            let tensor = Tensor::zeros(len, dtype, &Device::Cpu)?;
+                            let tensor = Tensor::zeros(len, dtype, &crate::device())?;
                             messages.push(Message::Recv { tensor: tensor.clone(), from: peer });
                             received.push((peer, tensor));
                         }
@@ -46,7 +46,7 @@ pub(crate) fn rings(backend: &dyn Backend) {
 pub(crate) fn with_single_messages(backend: &dyn Backend) {
     let len = 2_000_000;
     backend.run(2, &|comm| {
-        let tensor = |fill: f32| Tensor::full(fill, len, &Device::Cpu);
+        let tensor = |fill: f32| Tensor::full(fill, len, &crate::device());
         let (a, b) = (tensor(comm.rank() as f32)?, tensor(10.0 + comm.rank() as f32)?);
         let got = tensor(-1.0)?;
         if comm.rank() == 0 {

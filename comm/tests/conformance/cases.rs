@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use comm::{Communicator, Error, ReduceOp, Result};
 
 use crate::Backend;
@@ -76,7 +76,7 @@ pub(crate) fn broadcast(backend: &dyn Backend) {
 pub(crate) fn all_gather(backend: &dyn Backend) {
     grid(backend, |comm, dtype, op, len| {
         let world_size = comm.world_size();
-        let output = Tensor::zeros((world_size, len), dtype, &Device::Cpu)?;
+        let output = Tensor::zeros((world_size, len), dtype, &crate::device())?;
         comm.all_gather(&output, &input(comm.rank(), len, op, dtype))?.wait()?;
         let expected = (0..world_size).flat_map(|rank| (0..len).map(move |index| value(rank, index, op)));
         assert_equal(&output.flatten_all()?, expected, &format!("{dtype:?} {len}"));
@@ -95,7 +95,7 @@ pub(crate) fn reduce_scatter(backend: &dyn Backend) {
     grid(backend, |comm, dtype, op, len| {
         let (rank, world_size) = (comm.rank(), comm.world_size());
         let whole = input(rank, len * world_size, op, dtype);
-        let output = Tensor::zeros(len, dtype, &Device::Cpu)?;
+        let output = Tensor::zeros(len, dtype, &crate::device())?;
         comm.reduce_scatter(&output, &whole, op)?.wait()?;
         let expected = (rank * len..(rank + 1) * len).map(|index| reduced(world_size, index, op));
         assert_equal(&output, expected, &format!("{dtype:?} {op:?} {len}"));
@@ -114,7 +114,7 @@ pub(crate) fn messages(backend: &dyn Backend) {
             for dtype in DTYPES {
                 for len in lengths(world_size) {
                     let outgoing = input(rank, len, ReduceOp::Sum, dtype);
-                    let incoming = Tensor::zeros(len + 2, dtype, &Device::Cpu)?;
+                    let incoming = Tensor::zeros(len + 2, dtype, &crate::device())?;
                     let middle = incoming.narrow(0, 1, len)?;
                     // One rank receives first: the ring must not depend on buffers.
                     if rank == 0 {
@@ -186,7 +186,7 @@ pub(crate) fn queued(backend: &dyn Backend) {
 
 pub(crate) fn mistakes(backend: &dyn Backend) {
     backend.run(2, &|comm| {
-        let tensor = Tensor::zeros((2, 3), DType::F32, &Device::Cpu)?;
+        let tensor = Tensor::zeros((2, 3), DType::F32, &crate::device())?;
         let errors = [
             comm.broadcast(&tensor, 2).unwrap_err(),
             comm.send(&tensor, comm.rank()).unwrap_err(),
@@ -205,7 +205,7 @@ pub(crate) fn mistakes(backend: &dyn Backend) {
             comm.all_to_all(&tensor.narrow(1, 0, 1)?.contiguous()?, &tensor).unwrap_err(),
             comm.all_to_all(&tensor.narrow(0, 0, 1)?, &tensor.narrow(0, 0, 1)?).unwrap_err(),
             comm.all_to_all_v(&tensor, &tensor, &[2, 4], &[4, 2]).unwrap_err(),
-            comm.all_reduce(&tensor.to_dtype(DType::I32)?, ReduceOp::Sum).unwrap_err(),
+            comm.all_reduce(&Tensor::zeros(6, DType::I32, &crate::device())?, ReduceOp::Sum).unwrap_err(),
         ];
         for error in errors {
             assert!(!error.is_peer_failure(), "{error}");

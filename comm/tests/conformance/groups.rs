@@ -6,15 +6,19 @@ use comm::{Communicator, Error, ReduceOp};
 use crate::Backend;
 
 fn sum(comm: &dyn Communicator, value: usize) -> comm::Result<usize> {
-    let tensor = Tensor::new(&[value as i64], &Device::Cpu)?;
+    sum_on(&crate::device(), comm, value)
+}
+
+fn sum_on(device: &Device, comm: &dyn Communicator, value: usize) -> comm::Result<usize> {
+    let tensor = Tensor::new(&[value as i64], device)?;
     comm.all_reduce(&tensor, ReduceOp::Sum)?.wait()?;
     Ok(tensor.to_vec1::<i64>()?[0] as usize)
 }
 
 /// Many sums of the members' ranks.
-fn many(comm: &dyn Communicator, expected: usize) {
+fn many(device: &Device, comm: &dyn Communicator, expected: usize) {
     for round in 0..50 {
-        let got = sum(comm, round * comm.world_ranks()[comm.rank()]).unwrap();
+        let got = sum_on(device, comm, round * comm.world_ranks()[comm.rank()]).unwrap();
         assert_eq!(got, round * expected);
     }
 }
@@ -35,13 +39,14 @@ pub(crate) fn at_the_same_time(backend: &dyn Backend) {
             assert_eq!(cols.world_ranks()[height - 1], column);
             let ends = comm.new_group(&[world_size - 1, 0][..columns])?;
             assert_eq!(ends.is_some(), rank == world_size - 1 || (world_size > 1 && rank == 0));
+            let device = &crate::device();
             std::thread::scope(|scope| {
-                scope.spawn(|| many(&*rows, (0..columns).map(|column| row * columns + column).sum()));
-                scope.spawn(|| many(&*cols, (0..height).map(|row| row * columns + column).sum()));
+                scope.spawn(|| many(device, &*rows, (0..columns).map(|column| row * columns + column).sum()));
+                scope.spawn(|| many(device, &*cols, (0..height).map(|row| row * columns + column).sum()));
                 if let Some(ends) = &ends {
-                    scope.spawn(|| many(&**ends, world_size - 1));
+                    scope.spawn(|| many(device, &**ends, world_size - 1));
                 }
-                many(comm, world_size * (world_size - 1) / 2);
+                many(device, comm, world_size * (world_size - 1) / 2);
             });
             // A group of a group.
             let alone = rows.split(Some(rows.rank()), 0)?.unwrap();

@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, ReduceOp, Result};
 
 use crate::Backend;
-use crate::reference::values;
+use crate::reference::{on_device, values};
 
 const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceOp::Max];
 /// For the algorithm of small tensors, and for that of large ones: one segment, not divisible, several.
@@ -19,7 +19,7 @@ fn value(rank: usize, index: usize, dtype: DType) -> f32 {
 
 fn input(rank: usize, len: usize, dtype: DType) -> Tensor {
     let values: Vec<f32> = (0..len).map(|index| value(rank, index, dtype)).collect();
-    Tensor::from_vec(values, len, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
+    on_device(Tensor::from_vec(values, len, &Device::Cpu).unwrap().to_dtype(dtype).unwrap())
 }
 
 /// By the definition.
@@ -82,7 +82,7 @@ pub(crate) fn are_rounded_once(backend: &dyn Backend) {
 
         let counts: Vec<usize> = (0..world_size).map(|rank| len / (rank + 1)).collect();
         let start: usize = counts[..rank].iter().sum();
-        let output = Tensor::zeros(counts[rank], dtype, &Device::Cpu)?;
+        let output = Tensor::zeros(counts[rank], dtype, &crate::device())?;
         let whole = input(rank, counts.iter().sum(), dtype);
         comm.reduce_scatter_v(&output, &whole, op, &counts)?.wait()?;
         let part = reduced(world_size, start..start + counts[rank], op, dtype);

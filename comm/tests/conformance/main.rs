@@ -12,11 +12,17 @@ mod uneven;
 
 use std::time::Duration;
 
+use candle_core::Device;
 use comm::{Communicator, InitMethod, Local, Result, Secret, Tcp, TcpConfig, Tls, Transport};
 
 /// Runs `body` on every rank of a group of one backend.
 trait Backend {
     fn run(&self, world_size: usize, body: &(dyn Fn(&dyn Communicator) -> Result<()> + Sync));
+}
+
+/// Where the tensors of the cases are.
+fn device() -> Device {
+    Device::Cpu
 }
 
 struct Threads;

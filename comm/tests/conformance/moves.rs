@@ -1,6 +1,6 @@
 //! Gather, scatter, all-to-all with equal parts; views.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use comm::ReduceOp;
 
 use crate::Backend;
@@ -11,7 +11,7 @@ pub(crate) fn gather(backend: &dyn Backend) {
     grid(backend, |comm, dtype, op, len| {
         let (rank, world_size) = (comm.rank(), comm.world_size());
         let root = len % world_size;
-        let output = Tensor::zeros(len * world_size, dtype, &Device::Cpu)?;
+        let output = Tensor::zeros(len * world_size, dtype, &crate::device())?;
         let own = input(rank, len, op, dtype);
         comm.gather((rank == root).then_some(&output), &own, root)?.wait()?;
         if rank == root {
@@ -27,7 +27,7 @@ pub(crate) fn scatter(backend: &dyn Backend) {
     grid(backend, |comm, dtype, op, len| {
         let (rank, world_size) = (comm.rank(), comm.world_size());
         let root = (len + 1) % world_size;
-        let output = Tensor::zeros(len, dtype, &Device::Cpu)?;
+        let output = Tensor::zeros(len, dtype, &crate::device())?;
         let whole = input(root, len * world_size, op, dtype);
         comm.scatter(&output, (rank == root).then_some(&whole), root)?.wait()?;
         let expected = (rank * len..(rank + 1) * len).map(|index| value(root, index, op));
@@ -40,7 +40,7 @@ pub(crate) fn all_to_all(backend: &dyn Backend) {
     grid(backend, |comm, dtype, op, len| {
         let (rank, world_size) = (comm.rank(), comm.world_size());
         let whole = input(rank, len * world_size, op, dtype);
-        let output = Tensor::zeros(len * world_size, dtype, &Device::Cpu)?;
+        let output = Tensor::zeros(len * world_size, dtype, &crate::device())?;
         comm.all_to_all(&output, &whole)?.wait()?;
         let part = |from: usize| (rank * len..(rank + 1) * len).map(move |index| value(from, index, op));
         assert_equal(&output, (0..world_size).flat_map(part), &format!("{dtype:?} {len}"));
@@ -54,7 +54,7 @@ pub(crate) fn all_to_all(backend: &dyn Backend) {
 pub(crate) fn views(backend: &dyn Backend) {
     backend.run(3, &|comm| {
         let (rank, len) = (comm.rank(), 1000);
-        let storage = Tensor::zeros(7 * len, DType::F32, &Device::Cpu)?;
+        let storage = Tensor::zeros(7 * len, DType::F32, &crate::device())?;
         let (input_view, output) = (storage.narrow(0, 0, 3 * len)?, storage.narrow(0, 3 * len, 3 * len)?);
         let fill = || -> comm::Result<()> {
             input_view.slice_set(&input(rank, 3 * len, ReduceOp::Sum, DType::F32), 0, 0)?;

@@ -18,7 +18,7 @@ pub(crate) fn value(rank: usize, index: usize, op: ReduceOp) -> f64 {
 
 pub(crate) fn input(rank: usize, len: usize, op: ReduceOp, dtype: DType) -> Tensor {
     let values: Vec<f64> = (0..len).map(|index| value(rank, index, op)).collect();
-    Tensor::from_vec(values, len, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
+    on_device(Tensor::from_vec(values, len, &Device::Cpu).unwrap().to_dtype(dtype).unwrap())
 }
 
 pub(crate) fn reduced(world_size: usize, index: usize, op: ReduceOp) -> f64 {
@@ -44,5 +44,11 @@ pub(crate) fn assert_equal(tensor: &Tensor, expected: impl Iterator<Item = f64>,
 }
 
 pub(crate) fn values(tensor: &Tensor) -> Vec<f64> {
+    let tensor = tensor.to_device(&Device::Cpu).unwrap();
     tensor.flatten_all().unwrap().to_dtype(DType::F64).unwrap().to_vec1().unwrap()
+}
+
+/// CUDA has no way to convert no elements: conversions are the CPU's.
+pub(crate) fn on_device(tensor: Tensor) -> Tensor {
+    tensor.to_device(&crate::device()).unwrap()
 }

@@ -1,6 +1,6 @@
 //! Parts of different lengths, the shortest of them empty.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use comm::{Communicator, Error, ReduceOp};
 
 use crate::Backend;
@@ -16,7 +16,7 @@ pub(crate) fn collectives(backend: &dyn Backend) {
         let place = first..first + counts[rank];
         let (root, what) = (len % world_size, format!("{dtype:?} {op:?} {counts:?}"));
         let (own, whole) = (input(rank, counts[rank], op, dtype), input(rank, total, op, dtype));
-        let zeros = |len: usize| Tensor::zeros(len, dtype, &Device::Cpu);
+        let zeros = |len: usize| Tensor::zeros(len, dtype, &crate::device());
         let every = || (0..world_size).flat_map(|rank| (0..counts[rank]).map(move |i| value(rank, i, op)));
 
         let all = zeros(total)?;
@@ -49,7 +49,7 @@ pub(crate) fn all_to_all(backend: &dyn Backend) {
                 let goes: Vec<usize> = (0..world_size).map(|to| count(rank, to)).collect();
                 let comes: Vec<usize> = (0..world_size).map(|from| count(from, rank)).collect();
                 let own = input(rank, goes.iter().sum(), ReduceOp::Sum, dtype);
-                let output = Tensor::zeros(comes.iter().sum::<usize>(), dtype, &Device::Cpu)?;
+                let output = Tensor::zeros(comes.iter().sum::<usize>(), dtype, &crate::device())?;
                 comm.all_to_all_v(&output, &own, &comes, &goes)?.wait()?;
                 let part = |from: usize| {
                     let first: usize = (0..rank).map(|to| count(from, to)).sum();
@@ -82,7 +82,7 @@ pub(crate) fn mismatches(backend: &dyn Backend) {
     ];
     for call in calls {
         backend.run(3, &|comm| {
-            let tensor = Tensor::zeros(6, DType::F32, &Device::Cpu)?;
+            let tensor = Tensor::zeros(6, DType::F32, &crate::device())?;
             // A rank that comes late learns it when it submits the call.
             let error = call(comm, &tensor).and_then(comm::Work::wait).unwrap_err();
             assert!(matches!(error, Error::Mismatch { .. }), "rank {}: {error}", comm.rank());

@@ -9,7 +9,7 @@ use rustix::process::Pid;
 use crate::group::{Group, Setup};
 
 /// The ports on which a process listens, by the sockets that it has open.
-fn ports(pid: Pid) -> Vec<SocketAddr> {
+pub(crate) fn ports(pid: Pid) -> Vec<SocketAddr> {
     let pid = pid.as_raw_nonzero();
     let files = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
     let targets = files.filter_map(|file| std::fs::read_link(file.path()).ok()?.to_str().map(String::from));
@@ -28,7 +28,7 @@ fn ports(pid: Pid) -> Vec<SocketAddr> {
 }
 
 /// The ports of ranks 0 to 2, which wait for rank 3: the meeting point and one for data on each.
-fn waiting(group: &Group) -> Vec<SocketAddr> {
+pub(crate) fn waiting(group: &Group) -> Vec<SocketAddr> {
     loop {
         let found = [0, 1, 2].map(|rank| ports(group.pid(rank)));
         // A rank of a meeting point only listens for data once rank 0 knows of it.

@@ -22,11 +22,17 @@ mod uneven;
 use std::path::Path;
 use std::time::Duration;
 
+use candle_core::Device;
 use comm::{Communicator, Mpi, Result, TcpConfig};
 
 /// Runs `body` on every rank of a group of one backend.
 trait Backend {
     fn run(&self, world_size: usize, body: &(dyn Fn(&dyn Communicator) -> Result<()> + Sync));
+}
+
+/// Where the tensors of the cases are.
+fn device() -> Device {
+    Device::Cpu
 }
 
 /// The ranks of this job; nothing where the number of ranks is another one.

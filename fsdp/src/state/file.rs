@@ -15,6 +15,13 @@ const MOST_HEADER: u64 = 100 << 20;
 /// Bytes before the header, which say how long it is.
 const PREFIX: u64 = 8;
 
+/// How long the header of a file is that has so many bytes.
+fn header_len(prefix: [u8; PREFIX as usize], bytes: u64) -> std::result::Result<u64, String> {
+    let len = u64::from_le_bytes(prefix);
+    let fits = len <= MOST_HEADER.min(bytes.saturating_sub(PREFIX));
+    if fits { Ok(len) } else { Err(format!("its header would have {len} bytes")) }
+}
+
 /// A safetensors file of which only the header is in memory.
 #[derive(Debug)]
 pub struct TensorFile {
@@ -35,19 +42,15 @@ impl TensorFile {
         let none = |problem: &dyn std::fmt::Display| refuse(format!("it is no safetensors file: {problem}"));
         let mut file = File::open(path).map_err(|error| refuse(format!("cannot be read: {error}")))?;
         let bytes = file.metadata().map_err(|error| refuse(format!("cannot be read: {error}")))?.len();
-        let mut head = vec![0; PREFIX as usize];
-        file.read_exact(&mut head).map_err(|_| none(&"it is too short"))?;
-        let len = head.iter().rev().fold(0u64, |len, &byte| (len << 8) | u64::from(byte));
-        if len > MOST_HEADER.min(bytes.saturating_sub(PREFIX)) {
-            return Err(none(&format!("its header would have {len} bytes")));
-        }
-        head.resize((PREFIX + len) as usize, 0);
-        file.read_exact(&mut head[PREFIX as usize..]).map_err(|error| none(&error))?;
+        let mut prefix = [0; PREFIX as usize];
+        file.read_exact(&mut prefix).map_err(|_| none(&"it is too short"))?;
+        let len = header_len(prefix, bytes).map_err(|problem| none(&problem))?;
+        let mut head = vec![0; len as usize];
+        file.read_exact(&mut head).map_err(|error| none(&error))?;
         // What `SafeTensors` does, which would have all of the file.
-        let metadata: Metadata =
-            serde_json::from_slice(&head[PREFIX as usize..]).map_err(|error| none(&error))?;
-        let whole = PREFIX + len + metadata.data_len() as u64;
-        if whole != bytes {
+        let metadata: Metadata = serde_json::from_slice(&head).map_err(|error| none(&error))?;
+        let whole = u128::from(PREFIX + len) + metadata.data_len() as u128;
+        if whole != u128::from(bytes) {
             return Err(refuse(format!("it has {bytes} bytes, and by its header {whole}")));
         }
         Ok(Self { path: path.to_path_buf(), file, metadata, data: PREFIX + len })

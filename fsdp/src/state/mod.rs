@@ -2,12 +2,16 @@
 
 mod checkpoint;
 mod file;
+#[cfg(any(test, fuzzing))]
+mod fuzz;
 mod load;
 mod save;
 mod saved;
 
 pub use checkpoint::full_tensors;
 pub use file::TensorFile;
+#[cfg(any(test, fuzzing))]
+pub use fuzz::fuzz_tensor_file;
 
 use candle_core::{Device, Tensor};
 use comm::Operation;

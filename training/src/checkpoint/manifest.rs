@@ -69,7 +69,7 @@ impl Manifest {
     }
 }
 
-fn first_line(rest: &[u8]) -> String {
+pub(super) fn first_line(rest: &[u8]) -> String {
     format!("{{\"sha256\":\"{}\",", sha256(rest))
 }
 

@@ -1,6 +1,8 @@
 //! Checkpoints: a folder each, whole or not there at all.
 
 mod draft;
+#[cfg(any(test, fuzzing))]
+mod fuzz;
 mod manifest;
 mod read;
 mod write;
@@ -14,6 +16,8 @@ use serde_json::Value;
 use crate::{Error, Result};
 
 pub use draft::{Contents, Draft};
+#[cfg(any(test, fuzzing))]
+pub use fuzz::fuzz_manifest;
 pub use manifest::FileHash;
 
 /// What a checkpoint's folder is named, before its number.

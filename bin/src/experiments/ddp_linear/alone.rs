@@ -8,6 +8,7 @@ use training::{Sgd, SgdConfig};
 
 use crate::console::say;
 use crate::error::Result;
+use crate::launch::gpu_count;
 use crate::metrics::{MetricsWriter, Summary};
 use crate::models::linear::SimpleModel;
 use crate::report::{RunSeries, peak_rss_bytes};
@@ -23,7 +24,11 @@ pub(super) fn run(
     setup: &Setup,
     mut metrics: Option<&mut MetricsWriter>,
 ) -> Result<RunSeries> {
-    say(format_args!("available GPUs: 0\nwarning: no GPU found, training on the CPU"))?;
+    say(format_args!("available GPUs: {}", gpu_count()))?;
+    if options.common.device()?.is_cpu() {
+        let why = if gpu_count() == 0 { "no GPU found" } else { "no GPU is used" };
+        say(format_args!("warning: {why}, training on the CPU"))?;
+    }
     say(format_args!("\n===== single-process training ====="))?;
     let model = SimpleModel::new(setup.builder())?;
     let sampler = RandomSampler::new(setup.len(), setup.generator.clone());

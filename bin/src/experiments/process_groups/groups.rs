@@ -19,9 +19,10 @@ pub(super) fn show(stage: &Stage<'_>) -> Result<()> {
 
     stage.title(format_args!("closing the group of {reversed:?}"))?;
     drop(other);
-    stage.each(format_args!("all_reduce of the rank in the world group {}", sum(stage.comm)?))?;
+    stage
+        .each(format_args!("all_reduce of the rank in the world group {}", sum(stage.comm, stage.device)?))?;
     stage.each(match &custom {
-        Some(group) => format!("in the group of {some:?} {}", sum(&**group)?),
+        Some(group) => format!("in the group of {some:?} {}", sum(&**group, stage.device)?),
         None => format!("not in the group of {some:?}"),
     })
 }
@@ -36,7 +37,7 @@ fn new_group(stage: &Stage<'_>, ranks: &[usize]) -> Result<Option<Arc<dyn Commun
             group.rank(),
             group.world_size(),
             group.world_ranks(),
-            sum(&**group)?
+            sum(&**group, stage.device)?
         ),
         None => format!("in the group {}", word(false)),
     })?;
@@ -44,9 +45,9 @@ fn new_group(stage: &Stage<'_>, ranks: &[usize]) -> Result<Option<Arc<dyn Commun
 }
 
 /// The sum over a group of the ranks in the world.
-fn sum(group: &dyn Communicator) -> Result<String> {
+fn sum(group: &dyn Communicator, device: &Device) -> Result<String> {
     let own = group.world_ranks()[group.rank()] as f32;
-    let tensor = Tensor::new(&[own], &Device::Cpu)?;
+    let tensor = Tensor::new(&[own], device)?;
     group.all_reduce(&tensor, ReduceOp::Sum)?.wait()?;
     numbers(&tensor)
 }

@@ -9,12 +9,12 @@ mod stage;
 
 pub use options::ProcessGroupsOptions;
 
-use candle_core::Device;
 use comm::TcpConfig;
 
 use crate::backends;
 use crate::console::say;
 use crate::error::{Error, Result};
+use crate::options::DeviceKind;
 use crate::start::{self, Start};
 use crate::trace;
 
@@ -43,8 +43,9 @@ pub fn run(options: &ProcessGroupsOptions) -> Result<()> {
 }
 
 fn show(options: &ProcessGroupsOptions, config: &TcpConfig) -> Result<()> {
-    let world = backends::connect(options.ranks.backend, &Device::Cpu, config)?;
-    let stage = Stage::new(&*world);
+    let device = options.ranks.device(DeviceKind::Auto)?;
+    let world = backends::connect(options.ranks.backend, &device, config)?;
+    let stage = Stage::new(&*world, &device);
     stage.say(format_args!("===== back ends ====="))?;
     for backend in backends::all() {
         stage.say(format_args!("{backend}"))?;

@@ -1,16 +1,16 @@
 //! The operations of the document, with what each rank had before and after.
 
-use candle_core::{DType, Device, Tensor};
-use comm::{Communicator, ReduceOp};
+use candle_core::{DType, Tensor};
+use comm::ReduceOp;
 
 use crate::error::Result;
 
 use super::stage::{Stage, numbers};
 
 /// Rank r begins with `[r + 1, 10 (r + 1)]`.
-fn own(comm: &dyn Communicator) -> Result<Tensor> {
-    let number = comm.rank() as f32 + 1.0;
-    Ok(Tensor::new(&[number, 10.0 * number], &Device::Cpu)?)
+fn own(stage: &Stage<'_>) -> Result<Tensor> {
+    let number = stage.comm.rank() as f32 + 1.0;
+    Ok(Tensor::new(&[number, 10.0 * number], stage.device)?)
 }
 
 pub(super) fn show(stage: &Stage<'_>) -> Result<()> {
@@ -30,7 +30,7 @@ pub(super) fn show(stage: &Stage<'_>) -> Result<()> {
 /// An operation that changes the tensor it is given.
 fn in_place(stage: &Stage<'_>, title: &str, operation: impl Fn(&Tensor) -> Result<()>) -> Result<()> {
     stage.title(title)?;
-    let tensor = own(stage.comm)?;
+    let tensor = own(stage)?;
     let before = numbers(&tensor)?;
     operation(&tensor)?;
     stage.each(format_args!("before {before}, after {}", numbers(&tensor)?))
@@ -45,7 +45,7 @@ fn send_and_recv(stage: &Stage<'_>) -> Result<()> {
         return stage.each("there is nobody to send to");
     }
     let (to, from) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
-    let (sent, received) = (own(comm)?, Tensor::zeros(2, DType::F32, &Device::Cpu)?);
+    let (sent, received) = (own(stage)?, Tensor::zeros(2, DType::F32, stage.device)?);
     // Someone has to begin: if all sent first, each would wait for the next one to receive.
     if rank == 0 {
         comm.send(&sent, to)?.wait()?;
@@ -60,8 +60,8 @@ fn send_and_recv(stage: &Stage<'_>) -> Result<()> {
 
 fn all_gather(stage: &Stage<'_>) -> Result<()> {
     stage.title("all_gather")?;
-    let input = own(stage.comm)?;
-    let output = Tensor::zeros((stage.comm.world_size(), 2), DType::F32, &Device::Cpu)?;
+    let input = own(stage)?;
+    let output = Tensor::zeros((stage.comm.world_size(), 2), DType::F32, stage.device)?;
     stage.comm.all_gather(&output, &input)?.wait()?;
     stage.each(format_args!("before {}, after {}", numbers(&input)?, numbers(&output)?))
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::{Arguments, Display};
 
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 use comm::{Communicator, gather_object};
 
 use crate::console::say;
@@ -12,11 +12,13 @@ use crate::error::Result;
 #[derive(Debug)]
 pub(super) struct Stage<'a> {
     pub(super) comm: &'a dyn Communicator,
+    /// Where tensors are.
+    pub(super) device: &'a Device,
 }
 
 impl<'a> Stage<'a> {
-    pub(super) fn new(comm: &'a dyn Communicator) -> Self {
-        Self { comm }
+    pub(super) fn new(comm: &'a dyn Communicator, device: &'a Device) -> Self {
+        Self { comm, device }
     }
 
     /// The heading of a part.

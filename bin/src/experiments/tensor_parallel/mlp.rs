@@ -124,7 +124,7 @@ impl Experiment for TensorParallelMlpOptions {
     }
 
     fn setup(&self) -> Result<Setup> {
-        self.common.device()?;
+        let device = self.common.device()?;
         let mut generator = Generator::new(self.common.seed);
         let (x, y) = match &self.common.data {
             Some(path) => read(&TensorFile::open(path)?, self.hidden_size)?,
@@ -141,6 +141,7 @@ impl Experiment for TensorParallelMlpOptions {
             Some(path) => Weights::File(path.clone()),
             None => Weights::Random(SharedGenerator::from(generator)),
         };
+        let (x, y) = (x.to_device(&device)?, y.to_device(&device)?);
         let model = |builder| Mlp::new(self.hidden_size, &builder);
         weights.check(&TensorParallelConfig::default(), model)?;
         Ok(Setup { x, y, weights })
@@ -161,6 +162,7 @@ impl Experiment for TensorParallelMlpOptions {
             parallel: TensorParallelConfig {
                 sequence_parallel: self.mesh.sequence_parallel,
                 seed: self.common.seed,
+                device: self.common.device()?,
                 ..TensorParallelConfig::default()
             },
             weights: setup.weights.clone(),
@@ -242,8 +244,9 @@ impl Task for Regression {
 
     fn loss(&self, parallel: &TensorParallel<Mlp>, samples: &[usize]) -> Result<Tensor> {
         let places: Vec<u32> = samples.iter().map(|place| *place as u32).collect();
-        let places = Tensor::from_vec(places, samples.len(), &Device::Cpu)?;
-        let (x, y) = (self.setup.x.index_select(&places, 0)?, self.setup.y.index_select(&places, 0)?);
+        let Setup { x, y, .. } = &self.setup;
+        let places = Tensor::from_vec(places, samples.len(), x.device())?;
+        let (x, y) = (x.index_select(&places, 0)?, y.index_select(&places, 0)?);
         Ok((parallel.model().forward(&x)? - y)?.sqr()?.mean_all()?)
     }
 

@@ -3,7 +3,7 @@
 mod data;
 mod options;
 
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 use sampler::{Generator, SharedGenerator};
 use tensor_parallel::{
     LanguageModel, LanguageModelConfig, Result as LayerResult, ShardBuilder, TensorParallel,
@@ -112,6 +112,7 @@ impl Experiment for TensorParallelTransformerOptions {
             parallel: TensorParallelConfig {
                 sequence_parallel: self.mesh.sequence_parallel,
                 seed: self.common.seed,
+                device: self.common.device()?,
                 ..TensorParallelConfig::default()
             },
             weights: setup.weights,
@@ -123,7 +124,8 @@ impl Experiment for TensorParallelTransformerOptions {
             checkpoints: &self.checkpoints,
             run: self.identity(rank.comm.world_size()),
         };
-        run::train(&NextToken { rows: setup.rows, model: self.model() }, &config, rank)
+        let device = config.parallel.device.clone();
+        run::train(&NextToken { rows: setup.rows, device, model: self.model() }, &config, rank)
     }
 
     fn conclude(&self, world_size: &usize, outcome: &Outcome<Trained>) -> Result<()> {
@@ -145,6 +147,7 @@ impl Experiment for TensorParallelTransformerOptions {
 
 struct NextToken {
     rows: Vec<Vec<u32>>,
+    device: Device,
     model: LanguageModelConfig,
 }
 
@@ -156,7 +159,7 @@ impl Task for NextToken {
     }
 
     fn loss(&self, parallel: &TensorParallel<LanguageModel>, samples: &[usize]) -> Result<Tensor> {
-        let (tokens, next) = data::batch(&self.rows, samples)?;
+        let (tokens, next) = data::batch(&self.rows, samples, &self.device)?;
         Ok(parallel.model().loss(&tokens, &next)?)
     }
 

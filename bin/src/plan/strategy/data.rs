@@ -1,9 +1,9 @@
 //! Copies of the whole model.
 
-use crate::plan::collective::{Traffic, all_reduce, all_reduce_of_first, broadcast};
+use crate::plan::collective::{all_reduce, all_reduce_of_first, broadcast};
 use crate::plan::model::{Model, Unit};
 
-use super::{Estimate, Memory, Setting, Strategy, beside_backward, computing, share};
+use super::{Estimate, Memory, Setting, Strategy, share};
 
 pub(super) fn estimate(model: &Model, setting: &Setting) -> Estimate {
     let &Setting { ranks, batch_size, element, .. } = setting;
@@ -22,11 +22,7 @@ pub(super) fn estimate(model: &Model, setting: &Setting) -> Estimate {
     // With a number for each tensor, which says whether it was used.
     let averaged = (model.parameters() + model.sum(|unit| unit.tensors.len() as u64)) * element;
     // The first rank's buffers are all ranks'.
-    let mut of_first = all_reduce_of_first(averaged, ranks);
-    of_first += broadcast(buffers, ranks);
-    let most = all_reduce(averaged, ranks);
-    let traffic = Traffic { bytes: most.bytes.max(of_first.bytes), steps: most.steps.max(of_first.steps) };
-    let compute = computing(model.flops(), samples, setting);
-    let waiting = beside_backward(traffic.seconds(setting.bandwidth, setting.latency), compute);
-    Estimate { strategy: Strategy::Data, memory, sent: traffic.bytes, seconds: compute + waiting, waiting }
+    let of_first = all_reduce_of_first(averaged, ranks) + broadcast(buffers, ranks);
+    let sent = all_reduce(averaged, ranks).max(of_first);
+    Estimate { strategy: Strategy::Data, memory, sent }
 }

@@ -1,7 +1,7 @@
-//! What a strategy needs: memory by kind, bytes sent, time.
+//! What a strategy needs: memory by kind, bytes sent.
 
 mod data;
-mod pipeline;
+pub(super) mod pipeline;
 mod sharded;
 mod tensor;
 
@@ -43,6 +43,17 @@ pub enum Sharding {
     None,
 }
 
+impl Sharding {
+    /// Over how many of so many ranks parameters are divided.
+    pub(super) fn ranks(self, ranks: usize) -> usize {
+        match self {
+            Self::Full | Self::GradOp => ranks,
+            Self::Hybrid { shards } => shards.clamp(1, ranks),
+            Self::None => 1,
+        }
+    }
+}
+
 /// What is planned for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Setting {
@@ -58,12 +69,6 @@ pub struct Setting {
     pub gathered: u64,
     /// Numbers that the optimizer remembers of each parameter.
     pub optimizer: u64,
-    /// Bytes a second that a rank sends.
-    pub bandwidth: f64,
-    /// Seconds of a step of communication.
-    pub latency: f64,
-    /// Operations a second of a rank.
-    pub flops: f64,
 }
 
 /// Bytes on the rank that has the most, by kind.
@@ -90,7 +95,7 @@ impl Memory {
     }
 }
 
-/// What a strategy needs.
+/// What a strategy needs, but for time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Estimate {
     /// The strategy.
@@ -99,10 +104,6 @@ pub struct Estimate {
     pub memory: Memory,
     /// Bytes that a rank sends in a step.
     pub sent: f64,
-    /// Seconds of a step.
-    pub seconds: f64,
-    /// Of these, what nothing is computed in.
-    pub waiting: f64,
 }
 
 impl Strategy {
@@ -168,16 +169,6 @@ impl Strategy {
 }
 
 /// Samples of a rank where a batch is divided over so many.
-fn share(batch_size: usize, ranks: usize) -> u64 {
+pub(super) fn share(batch_size: usize, ranks: usize) -> u64 {
     batch_size.div_ceil(ranks).max(1) as u64
-}
-
-/// Seconds of forward and backward, which is twice as much again.
-fn computing(flops: u64, samples: u64, setting: &Setting) -> f64 {
-    3.0 * flops as f64 * samples as f64 / setting.flops
-}
-
-/// What is left of communication that is under way while backward computes, which is two thirds of computing.
-fn beside_backward(communicating: f64, computing: f64) -> f64 {
-    (communicating - computing * 2.0 / 3.0).max(0.0)
 }

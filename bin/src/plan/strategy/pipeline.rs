@@ -2,10 +2,9 @@
 
 use pipeline::Split;
 
-use crate::plan::collective::{Traffic, message};
 use crate::plan::model::{Model, Unit};
 
-use super::{Estimate, Memory, Setting, Strategy, computing};
+use super::{Estimate, Memory, Setting, Strategy};
 
 pub(super) fn estimate(model: &Model, setting: &Setting) -> Estimate {
     let &Setting { ranks, batch_size, element, .. } = setting;
@@ -28,20 +27,13 @@ pub(super) fn estimate(model: &Model, setting: &Setting) -> Estimate {
     // What a stage sends on, and the gradient of what it was sent; the ends send one of them.
     let sends = |place: usize| came(place) + if place + 1 < ranks { stages[place].output } else { 0 };
     let bytes = (0..stages.len()).map(sends).max().unwrap_or(0) * rows * element;
-    let micro = setting.micro_batches.clamp(1, batch_size.max(1));
-    let traffic = Traffic { bytes: bytes as f64, steps: message(0).steps * 2.0 * micro as f64 };
-    let busy = computing(largest(|stage| stage.flops), rows, setting);
-    // The first and the last micro-batch leave the other stages without work.
-    let idle = busy * (ranks - 1) as f64 / micro as f64;
-    let waiting = idle + traffic.seconds(setting.bandwidth, setting.latency);
-    Estimate { strategy: Strategy::Pipeline, memory, sent: traffic.bytes, seconds: busy + waiting, waiting }
+    Estimate { strategy: Strategy::Pipeline, memory, sent: bytes as f64 }
 }
 
 /// Units in a row.
 struct Stage {
     parameters: u64,
     buffers: u64,
-    flops: u64,
     kept: u64,
     inside: u64,
     output: u64,
@@ -53,7 +45,6 @@ impl Stage {
         Self {
             parameters: sum(Unit::parameters),
             buffers: sum(|unit| unit.buffers),
-            flops: sum(|unit| unit.flops),
             kept: sum(Unit::kept),
             inside: sum(|unit| unit.kept_inside),
             output: units.last().map_or(0, |unit| unit.output),
@@ -62,7 +53,7 @@ impl Stage {
 }
 
 /// The units of each stage, cut as `pipeline-transformer --split parameters` does.
-fn stages(units: &[Unit], ranks: usize) -> Vec<&[Unit]> {
+pub(in crate::plan) fn stages(units: &[Unit], ranks: usize) -> Vec<&[Unit]> {
     let names: Vec<String> = (0..units.len()).map(|place| place.to_string()).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let costs: Vec<f64> = units.iter().map(|unit| unit.parameters() as f64).collect();

@@ -2,18 +2,14 @@
 
 use fsdp::FsdpConfig;
 
-use crate::plan::collective::{Traffic, all_reduce, part};
+use crate::plan::collective::{all_reduce, part};
 use crate::plan::model::{Model, Part, Unit};
 
-use super::{Estimate, Memory, Setting, Sharding, Strategy, computing, share};
+use super::{Estimate, Memory, Setting, Sharding, Strategy, share};
 
 pub(super) fn estimate(model: &Model, setting: &Setting, sharding: Sharding) -> Estimate {
     let &Setting { ranks, batch_size, element, .. } = setting;
-    let shards = match sharding {
-        Sharding::Full | Sharding::GradOp => ranks,
-        Sharding::Hybrid { shards } => shards.clamp(1, ranks),
-        Sharding::None => 1,
-    };
+    let shards = sharding.ranks(ranks);
     let parts: Vec<Part> = model.units.iter().flat_map(|unit| unit.parts.clone()).collect();
     let samples = share(batch_size, ranks);
     let own = parts.iter().map(|one| own(one, shards)).sum::<u64>() * element;
@@ -25,11 +21,8 @@ pub(super) fn estimate(model: &Model, setting: &Setting, sharding: Sharding) -> 
         activations: activations(model, &parts, samples, setting),
         inside: (model.sum(|unit| unit.kept_inside) * samples * element) as f64,
     };
-    let traffic = traffic(&parts, shards, sharding, setting);
-    let compute = computing(model.flops(), samples, setting);
-    let waiting = traffic.seconds(setting.bandwidth, setting.latency);
-    let strategy = Strategy::ShardedData(sharding);
-    Estimate { strategy, memory, sent: traffic.bytes, seconds: compute + waiting, waiting }
+    let sent = sent(&parts, shards, sharding, setting);
+    Estimate { strategy: Strategy::ShardedData(sharding), memory, sent }
 }
 
 /// What a rank keeps of a part.
@@ -81,13 +74,12 @@ fn activations(model: &Model, parts: &[Part], samples: u64, setting: &Setting) -
     ((kept * setting.gathered + wide) * samples) as f64
 }
 
-fn traffic(parts: &[Part], shards: usize, sharding: Sharding, setting: &Setting) -> Traffic {
+fn sent(parts: &[Part], shards: usize, sharding: Sharding, setting: &Setting) -> f64 {
     // Gathered forward, and backward unless it has stayed; gradients are averaged and divided.
-    let times = if sharding == Sharding::GradOp { 2 } else { 3 };
+    let times = if sharding == Sharding::GradOp { 2.0 } else { 3.0 };
     let one = |one: &Part| {
-        let mut traffic = part(one.parameters() * setting.gathered, shards).times(times);
-        traffic += all_reduce(own(one, shards) * setting.element, setting.ranks / shards);
-        traffic
+        let divided = times * part(one.parameters() * setting.gathered, shards);
+        divided + all_reduce(own(one, shards) * setting.element, setting.ranks / shards)
     };
     parts.iter().map(one).sum()
 }

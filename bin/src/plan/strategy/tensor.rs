@@ -1,9 +1,9 @@
 //! Layers divided over ranks, and copies of that.
 
-use crate::plan::collective::{Traffic, all_reduce, part};
+use crate::plan::collective::{all_reduce, part};
 use crate::plan::model::Model;
 
-use super::{Estimate, Memory, Setting, Strategy, beside_backward, computing, share};
+use super::{Estimate, Memory, Setting, Strategy, share};
 
 pub(super) fn estimate(model: &Model, setting: &Setting, tp: usize, sequence_parallel: bool) -> Estimate {
     let &Setting { ranks, batch_size, element, .. } = setting;
@@ -21,13 +21,9 @@ pub(super) fn estimate(model: &Model, setting: &Setting, tp: usize, sequence_par
         activations: (kept * samples * element) as f64,
         inside: (inside * samples * element) as f64,
     };
-    let traffic = along_tp(model, (tp, sequence_parallel), whole * element, samples * element);
-    let averages = all_reduce(own * element, dp);
-    let compute = computing(model.flops(), samples, setting) / tp as f64;
-    let seconds = |traffic: Traffic| traffic.seconds(setting.bandwidth, setting.latency);
-    let waiting = seconds(traffic) + beside_backward(seconds(averages), compute);
-    let (strategy, sent) = (Strategy::Tensor { tp, sequence_parallel }, traffic.bytes + averages.bytes);
-    Estimate { strategy, memory, sent, seconds: compute + waiting, waiting }
+    let sent = along_tp(model, (tp, sequence_parallel), whole * element, samples * element);
+    let sent = sent + all_reduce(own * element, dp);
+    Estimate { strategy: Strategy::Tensor { tp, sequence_parallel }, memory, sent }
 }
 
 /// Activations of a sample, and those of them that operations keep to themselves.
@@ -57,21 +53,21 @@ fn along_tp(
     (tp, sequence_parallel): (usize, bool),
     whole_bytes: u64,
     bytes_of_samples: u64,
-) -> Traffic {
-    let mut traffic = Traffic::default();
+) -> f64 {
+    let mut sent = 0.0;
     for unit in &model.units {
         let (forward, small) = unit.forward.split_at(unit.forward.len() - unit.small);
         for elements in forward.iter().chain(&unit.backward) {
             let bytes = elements * bytes_of_samples;
             // In two parts, one forward and one backward, as many bytes as in one.
-            traffic += if sequence_parallel { part(bytes, tp).times(2) } else { all_reduce(bytes, tp) };
+            sent += if sequence_parallel { 2.0 * part(bytes, tp) } else { all_reduce(bytes, tp) };
         }
-        traffic += small.iter().map(|elements| all_reduce(elements * bytes_of_samples, tp)).sum();
+        sent += small.iter().map(|elements| all_reduce(elements * bytes_of_samples, tp)).sum::<f64>();
     }
     if sequence_parallel {
-        traffic += all_reduce(whole_bytes, tp);
+        sent += all_reduce(whole_bytes, tp);
         let gathered = model.sum(|unit| unit.gathered) + put_together(model);
-        traffic += part(gathered * bytes_of_samples, tp);
+        sent += part(gathered * bytes_of_samples, tp);
     }
-    traffic
+    sent
 }

@@ -4,6 +4,8 @@
 //! keep a connection to it for as long as the job lasts. With one node the council is there, too, and decides alone.
 
 mod council;
+#[cfg(any(test, fuzzing))]
+mod fuzz;
 mod link;
 mod message;
 
@@ -23,6 +25,8 @@ use crate::{Error, InitMethod, Result, TcpConfig, Tls, Transport};
 use council::Council;
 use link::Chair;
 
+#[cfg(any(test, fuzzing))]
+pub use fuzz::fuzz_council;
 pub(super) use message::{Ending, Order, Round, Verdict, Word};
 
 /// Longer than anybody waits.

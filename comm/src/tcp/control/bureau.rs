@@ -51,6 +51,8 @@ struct Desk {
     questions: Vec<(u64, Question)>,
     answers: Vec<(u64, Option<Cause>)>,
     next_id: u64,
+    /// Since when a question has waited for rank 0, which has not said anything since.
+    silent_since: Option<Instant>,
     closing: Option<Closing>,
 }
 
@@ -120,8 +122,14 @@ impl Bureau {
         std::mem::take(&mut lock(&self.desk).questions)
     }
 
+    /// Rank 0 has said something.
+    pub(super) fn hear_center(&self) {
+        lock(&self.desk).silent_since = None;
+    }
+
     pub(super) fn answer(&self, id: u64, cause: Option<Cause>) {
         let mut desk = lock(&self.desk);
+        desk.silent_since = None;
         // Operations run one at a time: nobody waits for what is older than the latest question.
         desk.answers.retain(|(answered, _)| *answered > id);
         desk.answers.push((id, cause));
@@ -213,8 +221,9 @@ impl Supervisor for Bureau {
             Question::Suspect { .. } | Question::Stuck { last: false, .. } => ANSWER_PATIENCE,
             _ => LAST_PATIENCE,
         };
-        let deadline = Instant::now() + patience;
         let mut desk = lock(&self.desk);
+        // Who has kept silent so far is not given the time again.
+        let deadline = *desk.silent_since.get_or_insert_with(Instant::now) + patience;
         let id = desk.next_id;
         desk.next_id += 1;
         desk.questions.push((id, question.clone()));

@@ -41,6 +41,9 @@ pub(super) fn serve(bureau: &Bureau, ear: &UnixStream, center: Option<Wire>) {
         let Some(wire) = &mut center else { continue };
         let (messages, ended) = wire.read();
         let mut gone = ended.is_err();
+        if !messages.is_empty() {
+            bureau.hear_center();
+        }
         for message in messages {
             match message {
                 Message::Probe { inquiry } => {

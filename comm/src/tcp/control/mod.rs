@@ -8,6 +8,8 @@
 
 mod bureau;
 mod center;
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzz;
 mod leaf;
 mod wire;
 

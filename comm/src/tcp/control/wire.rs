@@ -38,46 +38,62 @@ pub(super) enum Message {
 /// One control connection.
 pub(super) struct Wire {
     stream: Arc<Stream>,
-    pending: Vec<u8>,
+    inbox: Inbox,
 }
 
 /// The other side is gone, or does not keep to the protocol.
+#[derive(Debug, PartialEq)]
 pub(super) struct Ended;
+
+/// Bytes that have come and are no whole line yet.
+#[derive(Default)]
+pub(super) struct Inbox(Vec<u8>);
+
+impl Inbox {
+    /// The messages that are whole with these bytes; none after one that no rank sends.
+    pub(super) fn take(&mut self, bytes: &[u8], messages: &mut Vec<Message>) -> Result<(), Ended> {
+        self.0.extend_from_slice(bytes);
+        let mut start = 0;
+        while let Some(len) = self.0[start..].iter().position(|byte| *byte == b'\n') {
+            let line = Some(&self.0[start..start + len]).filter(|line| line.len() <= MAX_LINE);
+            let message = line.and_then(|line| serde_json::from_slice(line).ok());
+            messages.push(message.ok_or(Ended)?);
+            start += len + 1;
+        }
+        self.0.drain(..start);
+        if self.0.len() > MAX_LINE { Err(Ended) } else { Ok(()) }
+    }
+}
 
 impl Wire {
     pub(super) fn new(stream: Arc<Stream>) -> Self {
-        Self { stream, pending: Vec::new() }
+        Self { stream, inbox: Inbox::default() }
     }
 
     pub(super) fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// Reads what has come.
+    /// Reads what has come, or a part of it.
     pub(super) fn read(&mut self) -> (Vec<Message>, Result<(), Ended>) {
-        let mut chunk = [0; CHUNK];
-        let ended = loop {
+        let (mut chunk, mut messages, mut read) = ([0; CHUNK], Vec::new(), 0);
+        let outcome = loop {
             match self.stream.recv(&mut chunk) {
                 Ok(0) => break Err(Ended),
-                Ok(got) => self.pending.extend_from_slice(&chunk[..got]),
+                Ok(got) => {
+                    read += got;
+                    let outcome = self.inbox.take(&chunk[..got], &mut messages);
+                    // The others shall be heard, too.
+                    if outcome.is_err() || read > MAX_LINE {
+                        break outcome;
+                    }
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(_) => break Err(Ended),
             }
-            if self.pending.len() > MAX_LINE {
-                break Ok(());
-            }
         };
-        let mut messages = Vec::new();
-        while let Some(end) = self.pending.iter().position(|byte| *byte == b'\n') {
-            match serde_json::from_slice(&self.pending[..end]) {
-                Ok(message) => messages.push(message),
-                Err(_) => return (messages, Err(Ended)),
-            }
-            self.pending.drain(..=end);
-        }
-        let too_long = self.pending.len() > MAX_LINE;
-        (messages, if too_long { Err(Ended) } else { ended })
+        (messages, outcome)
     }
 
     /// Writes a message; where the other side takes nothing for a while, it is lost, and reading will show why.

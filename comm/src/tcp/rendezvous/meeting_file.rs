@@ -90,6 +90,12 @@ fn read_content(path: &Path, own_only: bool) -> std::result::Result<Content, Str
     serde_json::from_slice(&text).map_err(|error| format!("the file holds something else ({error})"))
 }
 
+/// Any bytes in the file.
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzz(text: &[u8]) {
+    drop(serde_json::from_slice::<Content>(text));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

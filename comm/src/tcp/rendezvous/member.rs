@@ -33,7 +33,7 @@ pub(super) fn join(plan: &Plan<'_>) -> Result<Meeting> {
 pub(super) fn hello(plan: &Plan<'_>, port: u16) -> Hello {
     // Rank 0 knows who is missing: it shall say so before this rank's own time is over.
     let left = plan.deadline.saturating_duration_since(Instant::now());
-    let patience = left - (left / 20).min(Duration::from_millis(500));
+    let patience = left - (left / 4).min(Duration::from_millis(500));
     Hello {
         ip: plan.published_ip(),
         port,

@@ -17,6 +17,8 @@
 //! about a second on 2 cores (`MANY_RANKS=1000 cargo test --workspace --test many -- --nocapture`, 2026-11-21), each with 28
 //! sockets when it has reduced, broadcast and waited; a world has at most 4,096.
 
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzz;
 mod leader;
 mod meeting_file;
 mod member;

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use super::dial::SEEN;
 use super::{Line, Switchboard};
 use crate::tcp::acceptor::Place;
 use crate::tcp::fault::{Fault, Try};
@@ -39,7 +40,9 @@ impl Switchboard {
         deadline: Instant,
     ) -> Try<Option<crate::shm::Pair>> {
         wire.write(answer, deadline)?;
-        let [_seen] = wire.read(deadline)?;
+        if wire.read(deadline)? != SEEN {
+            return Err(Fault::Malformed("something else than that it has seen the answer".into()));
+        }
         self.share(peer, wire, deadline)
     }
 

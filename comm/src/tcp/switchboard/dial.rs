@@ -14,7 +14,7 @@ use crate::tcp::handshake::{Status, Verdict};
 use crate::tcp::wire::Wire;
 
 /// What goes from who dials to who was dialed, when the one has seen the other's answer.
-const SEEN: [u8; 1] = [1];
+pub(super) const SEEN: [u8; 1] = [1];
 /// After so many tries in a row it is believed that somebody else is at a peer's address.
 const SETTLED: u32 = 5;
 const STACK: usize = 256 * 1024;

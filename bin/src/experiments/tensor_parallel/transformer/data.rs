@@ -27,7 +27,7 @@ pub(super) fn rows(
 }
 
 /// Those samples as a batch.
-pub(super) fn batch(rows: &[Row], samples: &[usize]) -> Result<Batch> {
+pub(super) fn batch(rows: &[Row], samples: &[usize], device: &Device) -> Result<Batch> {
     let rows: Vec<&Row> = samples.iter().map(|&sample| &rows[sample]).collect();
-    Ok(tokens::batch(&rows, &Device::Cpu)?)
+    Ok(tokens::batch(&rows, device)?)
 }

@@ -8,7 +8,7 @@ use crate::tcp::rendezvous::message::{Hello, LIMIT, ToLeader, ToMember};
 use crate::tcp::wire::Wire;
 
 fn short(config: TcpConfig) -> TcpConfig {
-    TcpConfig { timeout: Duration::from_secs(1), ..config }
+    TcpConfig { timeout: Duration::from_secs(2), ..config }
 }
 
 fn text(end: &Result<Meeting>) -> String {
@@ -17,6 +17,11 @@ fn text(end: &Result<Meeting>) -> String {
 
 /// A rank by hand, as far as its introduction.
 fn introduced(rank: u32, world_size: u32, port: u16) -> Wire {
+    introduced_for(rank, world_size, port, LONG)
+}
+
+/// One that says that it will wait so long.
+fn introduced_for(rank: u32, world_size: u32, port: u16, patience: Duration) -> Wire {
     let until = Instant::now() + LONG;
     let caller = Caller { rank, world_size, purpose: Purpose::Control };
     let credentials = Credentials::new(secret().as_ref(), "");
@@ -29,7 +34,8 @@ fn introduced(rank: u32, world_size: u32, port: u16) -> Wire {
     assert_eq!(verdict.status, Status::Admitted);
     let nobody = point().1;
     let (host, site) = ("elsewhere".into(), Site::own(Err(Obstacle::Unwanted)));
-    let hello = Hello { ip: None, port: nobody, host, pid: 77, site, patience_ms: 60_000 };
+    let hello =
+        Hello { ip: None, port: nobody, host, pid: 77, site, patience_ms: patience.as_millis() as u64 };
     wire.send(&hello, until).unwrap();
     wire
 }
@@ -53,10 +59,18 @@ fn a_missing_rank_is_named_on_all() {
 fn the_first_who_cannot_wait_any_longer_ends_the_meeting_for_all() {
     let (listener, port) = point();
     let started = Instant::now();
-    let ranks = vec![leading(tcp(0, 3, port), listener), joining(short(tcp(1, 3, port)))];
-    for end in ends(ranks) {
-        assert!(text(&end).contains("rank 2 is missing"), "{}", text(&end));
+    let leader = leading(tcp(0, 4, port), listener);
+    // By hand, so that they hear what they are told however late they are: they say how long they wait, and wait longer.
+    let mut others = [(1, LONG), (3, Duration::from_millis(100))]
+        .map(|(rank, patience)| introduced_for(rank, 4, port, patience));
+    for wire in &mut others {
+        match wire.receive(LIMIT, Instant::now() + LONG).unwrap() {
+            ToMember::Failed(failure) => assert!(failure.detail.contains("rank 2 is missing"), "{failure:?}"),
+            other => panic!("{other:?}"),
+        }
     }
+    let end = leader.join().unwrap();
+    assert!(text(&end).contains("rank 2 is missing"), "{}", text(&end));
     assert!(started.elapsed() < LONG / 2);
 }
 

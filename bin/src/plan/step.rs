@@ -1,0 +1,216 @@
+//! How long a step takes: by what [`crate::forecast`] makes of a strategy.
+
+use pipeline::ScheduleKind;
+
+use crate::error::Result;
+use crate::forecast::{Collectives, Layer, Layout, Network, Sharding as Shards, Work, predict_with};
+
+use super::model::{Model, Unit};
+use super::strategy::{Estimate, Setting, Sharding, Strategy, pipeline::stages, share};
+
+/// A strategy, with what it needs and how long a step takes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Planned {
+    /// What it needs.
+    pub estimate: Estimate,
+    /// Seconds of a step.
+    pub seconds: f64,
+    /// Of these, what nothing is computed in.
+    pub waiting: f64,
+}
+
+/// What lies between ranks, and what they compute.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Hardware {
+    /// Between ranks.
+    pub network: Network,
+    /// Operations a second of a rank.
+    pub flops: f64,
+}
+
+/// What each strategy needs and takes, the simplest first.
+///
+/// # Errors
+/// A pipeline that cannot be.
+pub fn planned(model: &Model, setting: &Setting, hardware: &Hardware) -> Result<Vec<Planned>> {
+    let mut collectives = Collectives::new(&hardware.network);
+    let one = |strategy: Strategy| {
+        let work = work(strategy, model, setting, hardware.flops);
+        let prediction = predict_with(&work, &layout(strategy, setting), &mut collectives)?;
+        let (seconds, estimate) = (prediction.step_s, strategy.estimate(model, setting));
+        Ok(Planned { estimate, seconds, waiting: (seconds - prediction.compute_s).max(0.0) })
+    };
+    Strategy::all(model, setting).into_iter().map(one).collect()
+}
+
+fn layout(strategy: Strategy, setting: &Setting) -> Layout {
+    let ranks = setting.ranks;
+    match strategy {
+        Strategy::Data => Layout::ddp(ranks),
+        Strategy::ShardedData(sharding) => Layout {
+            sharding: Shards::Over(sharding.ranks(ranks)),
+            stays_gathered: sharding == Sharding::GradOp,
+            ..Layout::ddp(ranks)
+        },
+        Strategy::Tensor { tp, sequence_parallel } => {
+            Layout { sequence_parallel, ..Layout::tensor(tp, ranks / tp) }
+        }
+        Strategy::Pipeline => {
+            let schedule = ScheduleKind::GPipe;
+            Layout { schedule, ..Layout::pipeline(ranks, 1, 1, micro_batches(setting)) }
+        }
+    }
+}
+
+fn micro_batches(setting: &Setting) -> usize {
+    setting.micro_batches.clamp(1, setting.batch_size.max(1))
+}
+
+/// What a rank computes in a micro-batch.
+fn work(strategy: Strategy, model: &Model, setting: &Setting, flops: f64) -> Work {
+    let samples = match strategy {
+        Strategy::Data | Strategy::ShardedData(_) => share(setting.batch_size, setting.ranks),
+        Strategy::Tensor { tp, .. } => share(setting.batch_size, setting.ranks / tp),
+        Strategy::Pipeline => share(setting.batch_size, micro_batches(setting)),
+    };
+    let bytes = (samples * setting.element) as usize;
+    let one = |unit: &Unit| layer(unit, bytes, samples as f64 / flops);
+    let layers = match strategy {
+        Strategy::Tensor { sequence_parallel, .. } => {
+            let mut layers: Vec<Layer> = model.units.iter().map(one).collect();
+            if sequence_parallel {
+                beside(model, &mut layers, bytes, setting.element as usize);
+            }
+            layers
+        }
+        Strategy::Data | Strategy::ShardedData(_) => {
+            model.units.iter().flat_map(|unit| by_part(unit, one(unit))).collect()
+        }
+        Strategy::Pipeline => {
+            // All wait for the one that computes most.
+            let stages = stages(&model.units, setting.ranks);
+            let seconds = |stage: &&[Unit]| stage.iter().map(|unit| one(unit).forward_s).sum::<f64>();
+            let most = stages.iter().map(seconds).fold(0.0, f64::max);
+            let output_bytes = stages.iter().filter_map(|stage| stage.last());
+            let output_bytes = output_bytes.take(stages.len() - 1).map(|unit| one(unit).output_bytes).max();
+            let stage = |units: &&[Unit]| Layer {
+                parameters: units.iter().map(|unit| unit.parameters() as usize).sum(),
+                forward_s: most,
+                backward_s: 2.0 * most,
+                output_bytes: output_bytes.unwrap_or(0),
+                ..Layer::default()
+            };
+            stages.iter().map(stage).collect()
+        }
+    };
+    let (element_bytes, gathered_bytes) = (setting.element as usize, setting.gathered as usize);
+    Work { layers, optimizer_s: 0.0, element_bytes, gathered_bytes }
+}
+
+/// With so many bytes for each number that a sample has, and so many seconds for each operation on one.
+fn layer(unit: &Unit, bytes: usize, seconds: f64) -> Layer {
+    let sizes = |all: &[u64]| all.iter().map(|elements| *elements as usize * bytes).collect();
+    let forward_s = unit.flops as f64 * seconds;
+    Layer {
+        parameters: unit.parameters() as usize,
+        forward_s,
+        // Of the parameters and of what came in.
+        backward_s: 2.0 * forward_s,
+        output_bytes: unit.output as usize * bytes,
+        forward_reductions: sizes(&unit.forward),
+        backward_reductions: sizes(&unit.backward),
+    }
+}
+
+/// What sequence parallelism exchanges besides: sums of the gradients of parameters that all ranks have, the data, which is
+/// gathered once and so counts as half a reduction, and without sequences the result.
+fn beside(model: &Model, layers: &mut [Layer], bytes: usize, element: usize) {
+    for (layer, unit) in layers.iter_mut().zip(&model.units) {
+        layer.forward_reductions.extend((unit.gathered > 0).then_some(unit.gathered as usize * bytes / 2));
+    }
+    if let (Some(layer), Some(unit)) = (layers.last_mut(), model.units.last()) {
+        layer.backward_reductions.push(model.sum(|unit| unit.whole) as usize * element);
+        layer.forward_reductions.extend((model.length == 0).then_some(unit.output as usize * bytes / 2));
+    }
+}
+
+/// The parts that are gathered one after the other; each computes as much as it has parameters.
+fn by_part(unit: &Unit, whole: Layer) -> Vec<Layer> {
+    let all = unit.parameters().max(1) as f64;
+    let one = |parameters: u64| {
+        let share = parameters as f64 / all;
+        Layer {
+            parameters: parameters as usize,
+            forward_s: whole.forward_s * share,
+            backward_s: whole.backward_s * share,
+            ..Layer::default()
+        }
+    };
+    unit.parts.iter().map(|part| one(part.parameters())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::forecast::Link;
+    use crate::plan::model::MlpLoss;
+
+    fn setting(ranks: usize) -> Setting {
+        Setting { ranks, batch_size: 64, micro_batches: 4, element: 4, gathered: 4, optimizer: 2 }
+    }
+
+    fn hardware(overlaps: bool) -> Hardware {
+        let link = Link { latency: 1e-6, s_per_byte: 1e-9 };
+        Hardware { network: Network::one_node("test", link, 0.0, overlaps), flops: 1e9 }
+    }
+
+    fn of(all: &[Planned], strategy: Strategy) -> Planned {
+        *all.iter().find(|planned| planned.estimate.strategy == strategy).unwrap()
+    }
+
+    #[test]
+    fn a_step_is_computing_and_what_is_sent() {
+        let model = Model::mlp("test", &[256, 1024, 256, 1024, 256], true, MlpLoss::Squares);
+        let computing = 3.0 * model.flops() as f64 * 64.0 / 1e9;
+        let all = planned(&model, &setting(4), &hardware(false)).unwrap();
+        for planned in &all {
+            let Planned { estimate, seconds, waiting } = planned;
+            let strategy = estimate.strategy;
+            // Parts of a batch wait for those before them.
+            if strategy == Strategy::Pipeline {
+                continue;
+            }
+            let sent = estimate.sent * 1e-9;
+            assert!((seconds - waiting - computing / 4.0).abs() < 1e-9, "{strategy:?}: {planned:?}");
+            // Each step has a latency, of which there are hundreds at most.
+            assert!(
+                *waiting >= 0.95 * sent && *waiting < 1.05 * sent + 5e-4,
+                "{strategy:?}: {planned:?}, {sent}"
+            );
+        }
+        let kept = of(&all, Strategy::ShardedData(Sharding::GradOp));
+        assert!(kept.seconds < of(&all, Strategy::ShardedData(Sharding::Full)).seconds);
+        // The first bucket is on its way while backward goes on.
+        let hidden = planned(&model, &setting(4), &hardware(true)).unwrap();
+        assert!(of(&hidden, Strategy::Data).waiting < 0.8 * of(&all, Strategy::Data).waiting);
+    }
+
+    #[test]
+    fn a_pipeline_waits_for_its_largest_stage() {
+        let model = Model::mlp("test", &[64, 64, 64, 64, 64], false, MlpLoss::Squares);
+        let all = planned(&model, &setting(2), &hardware(false)).unwrap();
+        let pipeline = of(&all, Strategy::Pipeline);
+        let computing = 3.0 * model.flops() as f64 * 64.0 / 1e9;
+        // 2 stages, 4 micro-batches: 5 in place of 4.
+        let least = computing / 2.0 * 5.0 / 4.0;
+        assert!(pipeline.seconds > least && pipeline.seconds < 1.1 * least, "{pipeline:?} {least}");
+    }
+
+    #[test]
+    fn one_rank_computes() {
+        let model = Model::mlp("test", &[64, 64, 64], false, MlpLoss::Squares);
+        let all = planned(&model, &setting(1), &hardware(false)).unwrap();
+        assert_eq!(all.len(), 1);
+        assert!(all[0].waiting < 1e-12);
+    }
+}

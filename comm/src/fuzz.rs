@@ -1,0 +1,29 @@
+//! What strangers, other programs or the environment may hand this crate, as functions of bytes: for `fuzz/` and for the test
+//! that goes through its seeds. Each panics where something is not as it should be, and is there in no other build.
+#![allow(missing_docs, clippy::missing_errors_doc, clippy::unwrap_used)]
+
+pub use crate::launch::fuzz_council as council;
+pub use crate::scheduler::fuzz_environment as environment;
+pub use crate::tcp::fuzz::{control, handshake, meeting};
+
+use crate::fingerprint::{Fingerprint, LEN};
+use crate::last_words::{self, LastWords};
+
+/// What stands before data on a connection.
+pub fn announcement(data: &[u8]) {
+    for bytes in data.as_chunks::<LEN>().0 {
+        let call = Fingerprint::decode(bytes);
+        let words = LastWords::decode(bytes);
+        assert!(call.is_none() || words.is_none(), "both a call and last words");
+        if let Some(call) = call {
+            assert_eq!(call.encode(), *bytes);
+            assert_eq!(call.to_string().lines().count(), 1);
+        }
+        if let Some(LastWords::Blame(cause)) = words {
+            assert_eq!(last_words::blame(&cause), Some(*bytes));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,150 @@
+//! Ranks that disagree, die or hang, and a NCCL that fails: every rank says so, in time.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use candle_core::{DType, Device, Tensor};
+use comm::{Communicator, Nccl, ReduceOp, Result, TcpConfig, Work};
+
+/// What a rank is to do.
+pub(crate) const ROLE: &str = "GIRANDOLE_CUDA_ROLE";
+const RANKS: usize = 3;
+/// Of each rank, where it matters.
+const TIMEOUT: Duration = Duration::from_secs(4);
+
+struct Fault {
+    role: &'static str,
+    /// For the NCCL that stands in.
+    nccl: &'static str,
+    /// Ranks, and what they must say.
+    says: &'static [(usize, &'static [&'static str])],
+}
+
+const FAULTS: &[Fault] = &[
+    Fault {
+        role: "another call",
+        nccl: "",
+        says: &[
+            (0, &["rank 1 called broadcast #", "rank 0 called all_reduce #"]),
+            (1, &["rank 1 called broadcast #"]),
+            (2, &["rank 1 called broadcast #"]),
+        ],
+    },
+    Fault {
+        role: "another length",
+        nccl: "",
+        says: &[(0, &["rank 1 called all_reduce #"]), (2, &["rank 1 called all_reduce #"])],
+    },
+    Fault {
+        role: "killed",
+        nccl: "",
+        says: &[(0, &["rank 1 (host ", "died during all_reduce #"]), (2, &["rank 1 (host ", "died"])],
+    },
+    // It is in the middle of the operation, and NCCL tells nobody.
+    Fault {
+        role: "killed inside",
+        nccl: "hang:1:2",
+        says: &[(0, &["rank 1 (host ", "died during all_reduce #"]), (2, &["rank 1 (host ", "died"])],
+    },
+    Fault {
+        role: "hang",
+        nccl: "hang:1:2",
+        says: &[(0, &["all_reduce #", "4.0 s"]), (1, &["all_reduce #"]), (2, &["all_reduce #"])],
+    },
+    Fault {
+        role: "async error",
+        nccl: "error:1:2",
+        says: &[
+            (0, &["all_reduce #"]),
+            (1, &["ncclAllReduce", "ncclRemoteError, 6"]),
+            (2, &["all_reduce #"]),
+        ],
+    },
+    Fault {
+        role: "refused",
+        nccl: "refuse:1:2",
+        says: &[
+            (0, &["all_reduce #"]),
+            (1, &["ncclGroupEnd", "ncclInvalidUsage, 5", "a refused call"]),
+            (2, &[]),
+        ],
+    },
+    Fault {
+        role: "meet",
+        nccl: "meet:1:0",
+        says: &[(0, &["ncclCommInitRankConfig", "time-out"]), (1, &["ncclComm"]), (2, &["ncclComm"])],
+    },
+    Fault { role: "one device", nccl: "", says: &[(0, &["one GPU for ranks 0 and 2", "--backend tcp"])] },
+];
+
+pub(crate) fn all() {
+    let only = std::env::var("GIRANDOLE_CASE").ok();
+    for fault in FAULTS.iter().filter(|fault| only.as_ref().is_none_or(|only| only == fault.role)) {
+        let began = Instant::now();
+        let printed = run(fault);
+        for (rank, words) in fault.says {
+            let line = printed[*rank].lines().find(|line| line.starts_with("says: ")).unwrap_or("");
+            assert!(
+                !line.is_empty() && words.iter().all(|word| line.contains(word)),
+                "{}: rank {rank}: {}\nall: {printed:#?}",
+                fault.role,
+                printed[*rank]
+            );
+        }
+        let longest = 3 * TIMEOUT + Duration::from_secs(10);
+        assert!(began.elapsed() < longest, "{}: {:?}", fault.role, began.elapsed());
+        println!("{}: ok ({:.1} s)", fault.role, began.elapsed().as_secs_f64());
+    }
+}
+
+fn run(fault: &Fault) -> Vec<String> {
+    let folder = tempfile::tempdir().unwrap();
+    let start = |rank: usize| -> Child {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.env(ROLE, fault.role).env("STAND_IN_NCCL", fault.nccl).env("TMPDIR", folder.path());
+        command.env("RANK", rank.to_string()).env("WORLD_SIZE", RANKS.to_string());
+        command.env("GIRANDOLE_INIT_METHOD", format!("file://{}", folder.path().join("meeting").display()));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let children: Vec<Child> = (0..RANKS).map(start).collect();
+    let finish = |child: Child| {
+        let output = child.wait_with_output().unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+    };
+    children.into_iter().map(finish).collect()
+}
+
+pub(crate) fn play(role: &str) {
+    let config = TcpConfig { timeout: TIMEOUT, ..TcpConfig::from_env().unwrap() };
+    let error = take_part(role, &config).unwrap_err();
+    println!("says: {error}");
+    std::process::exit(1);
+}
+
+fn take_part(role: &str, config: &TcpConfig) -> Result<()> {
+    let odd = config.rank == 1;
+    let device = Device::new_cuda(if role == "one device" { config.rank % 2 } else { config.rank })?;
+    let comm = Nccl::connect(config, &device)?;
+    let tensor = |len: usize| Tensor::zeros(len, DType::F32, &device);
+    let sum = |len: usize| comm.all_reduce(&tensor(len)?, ReduceOp::Sum).and_then(Work::wait);
+    sum(5)?;
+    match role {
+        "another call" if odd => comm.broadcast(&tensor(5)?, 0).and_then(Work::wait),
+        "another length" if odd => sum(6),
+        "killed" if odd => kill(),
+        "killed inside" if odd => {
+            std::thread::spawn(|| {
+                // All are in the operation by then, in which this one's NCCL hangs.
+                std::thread::sleep(Duration::from_secs(1));
+                kill()
+            });
+            sum(5)
+        }
+        _ => sum(5),
+    }
+}
+
+fn kill() -> Result<()> {
+    Command::new("sh").args(["-c", "kill -9 $PPID"]).status().unwrap();
+    Ok(())
+}

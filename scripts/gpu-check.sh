@@ -1,0 +1,216 @@
+#!/usr/bin/env bash
+# Checks a build with CUDA on a machine with an NVIDIA GPU, and writes a report; see --help. CI has no GPU: there, it runs with
+# --rehearse, which goes through all of it on the CPU.
+set -uo pipefail
+
+usage() {
+    cat <<'HELP'
+Usage: gpu-check.sh [--report FILE] [--rehearse] GIRANDOLE
+
+Checks on one NVIDIA GPU what scripts/build-cuda.sh has made: the program GIRANDOLE and, beside it, girandole-conformance.
+Neither Rust nor CUDA's compiler has to be here, but the driver, cuBLAS, cuRAND and NCCL, which are looked for in
+LD_LIBRARY_PATH, beside the program, in /usr/local/cuda, and in the packages of python3.
+
+  --report FILE   where to write what came out (gpu-check.md in this folder)
+  --rehearse      the same steps without a GPU: both sides of each comparison are the CPU's
+
+Checked are collectives of CUDA tensors, over NCCL with one rank and over TCP with 2 and 4 ranks that share the GPU; and, for
+each experiment, that the losses with --device cuda are those with --device cpu. It takes some minutes. The exit code is 0
+if all is as it should be, 1 if not or where there is no GPU.
+HELP
+}
+
+fail() {
+    echo "error: $*" >&2
+    exit 1
+}
+
+wrong() {
+    echo "error: $*; see gpu-check.sh --help" >&2
+    exit 2
+}
+
+report=gpu-check.md device=cuda program=
+while [ $# -gt 0 ]; do
+    case "$1" in
+        -h | --help) usage && exit ;;
+        --report) [ -n "${2:-}" ] || wrong "--report: give a file"; report=$2; shift 2 ;;
+        --rehearse) device=cpu; shift ;;
+        -*) wrong "$1: not an option" ;;
+        *) [ -z "$program" ] || wrong "$1: one program is checked at a time"; program=$1; shift ;;
+    esac
+done
+[ -n "$program" ] || wrong "which program?"
+[ -x "$program" ] || fail "$program is no program that can be run"
+program=$(cd "$(dirname "$program")" && pwd)/$(basename "$program")
+conformance=$(dirname "$program")/girandole-conformance
+work=$(mktemp -d) || fail "there is no place for temporary files"
+trap 'rm -rf "$work"' EXIT
+: > "$report" || fail "$report cannot be written"
+failures=0
+
+# ---- libraries and the GPU ----
+# Folders in which the libraries often are, where the system does not know them.
+library_folders() {
+    ls -d /usr/local/cuda/lib64 /usr/local/cuda-13*/lib64 /usr/local/nvidia/lib64 2>/dev/null
+    command -v python3 >/dev/null && python3 -c '
+import glob, sys
+for path in sys.path:
+    print(*glob.glob(path + "/nvidia/*/lib"), sep="\n")' 2>/dev/null
+}
+usable() { "$program" ddp-linear --device "$device" --world-size 1 --epochs 1 --samples 64 >/dev/null 2>"$work/error"; }
+if ! usable; then
+    folders=$(library_folders | grep . | paste -sd:)
+    export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folders
+    usable || { grep '^error:' "$work/error" | tail -n 1 >&2; exit 1; }
+fi
+[ "$device" = cpu ] || [ -x "$conformance" ] || fail "$conformance is not here: it comes from scripts/build-cuda.sh"
+
+# ---- the report ----
+# To the report and to the screen.
+say() { printf '%s\n' "$*" | tee -a "$report"; }
+now() { date +%s.%N; }
+since() { awk -v began="$1" -v now="$(now)" 'BEGIN { printf "%.1f", now - began }'; }
+bad() {
+    failures=$((failures + 1))
+    say "$1"
+    shift
+    # Why, in its own words.
+    tail -n 5 "$@" 2>/dev/null | sed 's/^/    /' | tee -a "$report"
+}
+
+gpu() {
+    if [ "$device" = cpu ]; then
+        echo "none: this is a rehearsal, in which everything ran on the CPU"
+    elif command -v nvidia-smi >/dev/null; then
+        nvidia-smi --query-gpu=name,memory.total,compute_cap,driver_version --format=csv,noheader | head -n 1 |
+            sed 's/\(.*\), \(.*\), \(.*\), \(.*\)/\1, \2, compute capability \3, driver \4/'
+    else
+        grep -h '^Model' /proc/driver/nvidia/gpus/*/information 2>/dev/null | head -n 1 | sed 's/Model: *//'
+        head -n 1 /proc/driver/nvidia/version 2>/dev/null
+    fi
+}
+
+title="A run on a GPU"
+[ "$device" = cuda ] || title="A rehearsal without a GPU"
+say "# $title"
+say ""
+say "- date: $(date -u '+%Y-%m-%d %H:%M UTC')"
+say "- program: $("$program" --version)"
+say "- device: $(gpu | paste -sd' ')"
+say "- NCCL: $("$program" process-groups --backend tcp --world-size 1 2>/dev/null | grep '^NCCL')"
+say "- host: $(uname -srm), $(nproc) CPUs"
+say ""
+
+# ---- collectives ----
+conform() {
+    local name=$1 began
+    shift
+    began=$(now)
+    if timeout 900 "$conformance" "$@" > "$work/log" 2>&1; then
+        say "| $name | conforms | $(since "$began") |"
+    else
+        bad "| $name | **FAILED** | $(since "$began") |" "$work/log"
+    fi
+}
+say "## Collectives of CUDA tensors"
+say ""
+if [ "$device" = cuda ]; then
+    say "| back end | result | seconds |"
+    say "| --- | --- | --- |"
+    conform "NCCL, 1 rank" nccl 1
+    conform "TCP, 2 ranks on one GPU" tcp 2
+    conform "TCP, 4 ranks on one GPU" tcp 4
+else
+    say "Left out in a rehearsal."
+fi
+say ""
+
+# ---- experiments ----
+# The losses of a run's steps, one a line, in their order.
+losses() { sed -n 's/.*"event":"step".*"loss":\([^,}]*\).*/\1/p' "$1"; }
+seconds() { sed -n 's/.*"event":"summary".*"seconds":\([0-9.eE+-]*\).*/\1/p' "$1" | tail -n 1; }
+# The largest difference between two columns, relative to the larger number or 1; nothing where they do not fit together.
+difference() {
+    awk '
+        function size(x) { return x < 0 ? -x : x }
+        NF != 2 || $1 $2 ~ /[^-+.0-9eE]/ { exit odd = 1 }
+        {
+            scale = size($1) > size($2) ? size($1) : size($2)
+            apart = size($1 - $2) / (scale > 1 ? scale : 1)
+            if (apart > most) most = apart
+        }
+        END { if (!odd && NR) printf "%.1e", most }'
+}
+# experiment TOLERANCE RANKS COMMAND OPTIONS...: on the CPU and on the device, with the same seed.
+experiment() {
+    local tolerance=$1 ranks=$2 name=$3 side most
+    shift 3
+    for side in cpu device; do
+        local kind=$device
+        [ $side = device ] || kind=cpu
+        if ! timeout 600 "$program" "$name" --device "$kind" --world-size "$ranks" --metrics "$work/$side.jsonl" "$@" \
+            > "$work/log" 2>&1; then
+            bad "| $name $* | $ranks | **FAILED** with --device $kind | | | |" "$work/log"
+            return
+        fi
+        losses "$work/$side.jsonl" > "$work/$side"
+    done
+    most=$(paste "$work/cpu" "$work/device" | difference)
+    local row="$(wc -l < "$work/device") | ${most:-the steps differ} | $tolerance | $(seconds "$work/cpu.jsonl") | $(seconds "$work/device.jsonl") |"
+    if [ -n "$most" ] && awk "BEGIN { exit !($most <= $tolerance) }"; then
+        say "| $name $* | $ranks | $row"
+    else
+        bad "| **FAILED** $name $* | $ranks | $row"
+    fi
+}
+say "## Losses, $device against cpu"
+say ""
+say "The largest difference of a step's loss, relative to it or to 1, and what is allowed: sums are in another order on a GPU,"
+say "and in f16 (fsdp-mlp) rounded more. Seconds are those of the training loop alone."
+say ""
+say "| experiment | ranks | steps | difference | allowed | seconds, cpu | seconds, $device |"
+say "| --- | --- | --- | --- | --- | --- | --- |"
+experiment 1e-4 1 ddp-linear --epochs 2 --samples 2000
+experiment 1e-4 2 ddp-linear --epochs 2 --samples 2000
+experiment 1e-4 2 ddp-trainer --epochs 2
+experiment 1e-3 2 ddp-transformer --epochs 20 --dropout 0
+experiment 1e-3 1 ddp-mlp --epochs 10
+experiment 1e-3 2 ddp-mlp --epochs 10
+experiment 1e-3 2 cifar10 --epochs 1 --samples 400 --test-samples 100
+experiment 1e-3 2 fsdp-mlp --steps 10 --hidden 512 --param-dtype f32
+experiment 2e-2 2 fsdp-mlp --steps 10 --hidden 512
+experiment 2e-2 4 fsdp-mlp --steps 10 --hidden 512
+experiment 1e-3 2 tensor-parallel-mlp --epochs 1 --hidden-size 256 --samples 64
+experiment 1e-3 2 tensor-parallel-transformer --epochs 1 --dropout 0
+experiment 1e-3 4 tensor-parallel-transformer --epochs 1 --dropout 0 --tp 2 --sequence-parallel
+for schedule in gpipe 1f1b zb-v; do
+    experiment 1e-3 2 pipeline-transformer --epochs 3 --dropout 0 --schedule $schedule
+done
+say ""
+
+# ---- timings ----
+measure() {
+    say '```text'
+    timeout 600 "$program" comm-bench --device "$device" --sizes 4K,1M,64M --seconds 0.3 "$@" > "$work/log" 2> "$work/error" ||
+        bad "**FAILED** comm-bench $*" "$work/error"
+    tee -a "$report" < "$work/log"
+    say '```'
+    say ""
+}
+say "## Timings"
+say ""
+if [ "$device" = cuda ]; then
+    say "Over NCCL with one rank; over TCP with two ranks on the one GPU, by way of the host's memory:"
+    say ""
+    measure --backend nccl --world-size 1 --ops all_reduce
+fi
+measure --backend tcp --world-size 2 --ops all_reduce
+
+if [ "$failures" = 0 ]; then
+    say "Everything is as it should be."
+else
+    say "**$failures of these failed.**"
+fi
+echo "the report is in $report"
+[ "$failures" = 0 ]
