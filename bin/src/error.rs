@@ -87,6 +87,16 @@ pub enum Error {
         /// Why not, and what to do.
         help: String,
     },
+    /// More ranks were lost than the run can do without.
+    #[error("{left} of at least {min} ranks are left: {lost}")]
+    TooFewRanks {
+        /// How many are left.
+        left: usize,
+        /// With how many it goes on.
+        min: usize,
+        /// What happened to the last one.
+        lost: comm::Error,
+    },
     /// What a worker reported cannot be read.
     #[error("rank 0 ended without a result that can be read: {reason}")]
     NoResult {
@@ -162,12 +172,23 @@ impl Error {
                 ExitKind::Code(code) => code.clamp(1, 255) as u8,
                 ExitKind::Signal(signal) => (128 + signal).clamp(1, 255) as u8,
             },
+            Error::TooFewRanks { .. } => EXIT_PEER_FAILED as u8,
             Error::Comm(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::Pipeline(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::Ddp(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::Fsdp(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::TensorParallel(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             _ => 1,
+        }
+    }
+
+    /// The loss of a rank that the others can go on without, where it is that.
+    pub(crate) fn loss(&self) -> Option<&comm::Error> {
+        match self {
+            Error::Comm(error) | Error::Ddp(ddp::Error::Comm(error)) => {
+                Some(error).filter(|error| error.is_loss())
+            }
+            _ => None,
         }
     }
 

@@ -5,12 +5,12 @@ use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
 use crate::metrics::MetricsWriter;
-use crate::options::CommonOptions;
+use crate::options::{CommonOptions, ElasticOptions};
 use crate::rank::{Outcome, Rank};
 use crate::report::{Report, now_rfc3339};
 use crate::start::{self, Start, host_name};
 use crate::trace;
-use crate::trainer::{CheckpointOptions, RunIdentity, find};
+use crate::trainer::{CheckpointOptions, ElasticRanks, RunIdentity, find};
 
 /// One document's experiment. [`run`] calls the parts in the order in which they stand here.
 pub trait Experiment {
@@ -31,6 +31,16 @@ pub trait Experiment {
     /// Its options of checkpoints, where it keeps any.
     fn checkpoints(&self) -> Option<&CheckpointOptions> {
         None
+    }
+
+    /// How many ranks it may have, where their number may change while it runs.
+    fn elastic(&self) -> Option<ElasticRanks> {
+        self.elastic_options().elastic
+    }
+
+    /// Its options of that.
+    fn elastic_options(&self) -> ElasticOptions {
+        ElasticOptions::default()
     }
 
     /// What must be equal for a run to go on from a checkpoint.
@@ -99,9 +109,11 @@ pub trait Experiment {
 /// A wrong option, a file that cannot be used, a rank that failed.
 pub fn run<E: Experiment>(experiment: &E) -> Result<()> {
     let common = experiment.common();
-    match Start::find(&common.ranks, E::NAME, E::WORLD_SIZE)? {
+    let elastic = experiment.elastic_options();
+    match Start::find(&common.ranks, E::NAME, elastic.world_size(E::WORLD_SIZE))? {
         Start::Launcher { world_size } => {
             trace::install(false)?;
+            elastic.check(world_size, &common.ranks)?;
             experiment.check(world_size)?;
             common.check()?;
             let setup = experiment.setup()?;
@@ -114,7 +126,7 @@ pub fn run<E: Experiment>(experiment: &E) -> Result<()> {
             let alone = experiment.alone(setup, world_size, metrics.as_mut())?;
             // The ranks go on in the same file.
             metrics.as_mut().map_or(Ok(()), MetricsWriter::flush)?;
-            finish(experiment, alone, start::spawn(E::NAME, world_size)?)
+            finish(experiment, alone, start::spawn(E::NAME, world_size, elastic.job())?)
         }
         Start::Rank { config, spawned: true } => {
             let in_rank = |source| Error::in_rank(config.rank, source);
@@ -122,6 +134,7 @@ pub fn run<E: Experiment>(experiment: &E) -> Result<()> {
         }
         Start::Rank { config, spawned: false } => {
             // Another launcher started this rank, so nobody has checked anything yet.
+            elastic.check_alone()?;
             experiment.check(config.world_size)?;
             common.check()?;
             experiment.checkpoints().map_or(Ok(()), CheckpointOptions::check)?;
@@ -137,7 +150,8 @@ fn spawned<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<()
     let recorder = trace::install(common.trace.is_some())?;
     let setup = experiment.setup()?;
     let mut rank = Rank::join(common.ranks.backend, &common.device()?, config)?;
-    if rank.comm.rank() == experiment.reporter(config.world_size) {
+    // Where the rank that writes them may be lost, any other one may take its place.
+    if rank.comm.rank() == experiment.reporter(config.world_size) || experiment.elastic().is_some() {
         rank.metrics = common.metrics.as_deref().map(MetricsWriter::append).transpose()?;
     }
     let trained = experiment.train(setup, &mut rank)?;

@@ -145,6 +145,25 @@ impl MetricsWriter {
         self.flush()
     }
 
+    /// Whether the file has this step of a run.
+    ///
+    /// # Errors
+    /// [`FileError::Write`] with the path and the system's reason.
+    pub fn has(&mut self, run: Option<&str>, epoch: usize, batch: usize) -> Result<bool, FileError> {
+        self.flush()?;
+        let refuse = |error| FileError::write(&self.path, error);
+        if !self.file.metadata().map_err(refuse)?.is_file() {
+            return Ok(false);
+        }
+        let text = std::fs::read(&self.path).map_err(refuse)?;
+        let is_it = |line: &[u8]| {
+            serde_json::from_slice(line).is_ok_and(|Cut { event, run: of, epoch: e, batch: b }| {
+                of.as_deref() == run && event == "step" && (e, b) == (epoch, batch)
+            })
+        };
+        Ok(text.split(|&byte| byte == b'\n').rev().any(is_it))
+    }
+
     /// Removes this run's steps from the given one on, its summary, and what comes after: the run goes on from there. A device
     /// or pipe keeps what it has.
     ///

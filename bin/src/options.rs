@@ -1,5 +1,6 @@
 //! The options that every experiment takes.
 
+mod elastic;
 mod transport;
 
 use std::path::PathBuf;
@@ -12,6 +13,7 @@ use comm::InitMethod;
 use crate::devices;
 use crate::error::Error;
 
+pub use elastic::ElasticOptions;
 pub use transport::TransportOption;
 
 /// How ranks talk.
@@ -59,6 +61,11 @@ pub struct RankOptions {
 }
 
 impl RankOptions {
+    /// Whether ranks talk over TCP, as far as the options say.
+    pub(crate) fn is_tcp(&self) -> bool {
+        matches!(self.backend, Backend::Auto | Backend::Tcp)
+    }
+
     /// Checks what can be checked before any work: what this build and this machine have.
     ///
     /// # Errors

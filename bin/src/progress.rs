@@ -45,6 +45,11 @@ impl Progress {
         Self { shown, total, steps: 0, next: Instant::now() + QUIET }
     }
 
+    /// For a run that somebody else shows.
+    pub(crate) fn nowhere() -> Self {
+        Self { shown: Shown::Nowhere, total: 0, steps: 0, next: Instant::now() }
+    }
+
     /// So many steps were taken before.
     pub(crate) fn resume(&mut self, steps: usize) {
         self.steps = steps;

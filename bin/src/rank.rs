@@ -68,13 +68,28 @@ pub struct Stopwatch {
     comms: Vec<Arc<dyn Communicator>>,
     began: Instant,
     busy_ns: u64,
+    /// In groups that there were before.
+    before_ns: u64,
 }
 
 impl Stopwatch {
+    /// The ranks go on in another group; what is measured of the one before stays.
+    pub(crate) fn regroup(&mut self, comm: &Arc<dyn Communicator>) {
+        self.before_ns += busy_ns(&self.comms) - self.busy_ns;
+        self.comms = vec![comm.clone()];
+        self.busy_ns = busy_ns(&self.comms);
+    }
+
     /// Time since the start, and how much of it was spent in collectives.
     pub fn stop(self) -> Measured {
+        self.measured()
+    }
+
+    /// The same, while it goes on.
+    pub(crate) fn measured(&self) -> Measured {
         let seconds = self.began.elapsed().as_secs_f64();
-        Measured { seconds, communication_s: (busy_ns(&self.comms) - self.busy_ns) as f64 * 1e-9 }
+        let busy_ns = self.before_ns + busy_ns(&self.comms) - self.busy_ns;
+        Measured { seconds, communication_s: busy_ns as f64 * 1e-9 }
     }
 }
 
@@ -107,6 +122,8 @@ pub struct Rank {
     /// What it holds of the model and sends, for [`measured`](Self::measured) to tell.
     pub held: Option<Held>,
     summaries: Vec<RankSummary>,
+    /// It came when the others were at work.
+    pub(crate) newcomer: bool,
 }
 
 impl Rank {
@@ -120,6 +137,7 @@ impl Rank {
             metrics: None,
             held: None,
             summaries: Vec::new(),
+            newcomer: config.elastic.as_ref().is_some_and(|elastic| elastic.newcomer),
         })
     }
 
@@ -183,7 +201,7 @@ impl Rank {
     /// Begins to measure, where collectives run in groups of some of the ranks, too.
     pub fn stopwatch_over(&self, groups: &[Arc<dyn Communicator>]) -> Stopwatch {
         let comms: Vec<_> = std::iter::once(&self.comm).chain(groups).cloned().collect();
-        Stopwatch { busy_ns: busy_ns(&comms), comms, began: Instant::now() }
+        Stopwatch { busy_ns: busy_ns(&comms), comms, began: Instant::now(), before_ns: 0 }
     }
 
     /// Tells the others what was measured, on every rank; rank 0 writes it to `--metrics`. The seconds of this rank's
@@ -192,18 +210,39 @@ impl Rank {
     /// # Errors
     /// A rank that failed; metrics that cannot be written.
     pub fn measured(&mut self, measured: Measured, run: Option<&str>, steps: usize) -> Result<f64> {
+        let seconds = self.gather_measured(measured, steps)?;
+        let mut metrics = self.metrics.take();
+        self.write_summary_of(run, metrics.as_mut(), seconds)?;
+        self.metrics = metrics;
+        Ok(seconds)
+    }
+
+    /// The same without writing it.
+    pub(crate) fn gather_measured(&mut self, measured: Measured, steps: usize) -> Result<f64> {
         let Measured { seconds, communication_s } = measured;
         let (peak_rss_bytes, held) = (peak_rss_bytes(), self.held.take());
         let own = RankSummary { seconds, communication_s, steps, peak_rss_bytes, held };
         self.summaries = all_gather_object(&*self.comm, &own)?;
-        let peaks: Vec<u64> = self.summaries.iter().filter_map(|rank| rank.peak_rss_bytes).collect();
-        if let Some(metrics) = &mut self.metrics {
-            let world_size = self.comm.world_size();
-            let held: Option<Vec<Held>> = self.summaries.iter().map(|rank| rank.held).collect();
-            let held = held.unwrap_or_default();
-            metrics.summary(&Summary { run, seconds, world_size, peak_rss_bytes: &peaks, held: &held })?;
-        }
         Ok(seconds)
+    }
+
+    /// Writes what was gathered, on the rank that has the metrics.
+    pub(crate) fn write_summary(&self, metrics: Option<&mut MetricsWriter>, seconds: f64) -> Result<()> {
+        self.write_summary_of(None, metrics, seconds)
+    }
+
+    fn write_summary_of(
+        &self,
+        run: Option<&str>,
+        metrics: Option<&mut MetricsWriter>,
+        seconds: f64,
+    ) -> Result<()> {
+        let Some(metrics) = metrics else { return Ok(()) };
+        let peaks: Vec<u64> = self.summaries.iter().filter_map(|rank| rank.peak_rss_bytes).collect();
+        let world_size = self.comm.world_size();
+        let held: Option<Vec<Held>> = self.summaries.iter().map(|rank| rank.held).collect();
+        let held = held.unwrap_or_default();
+        Ok(metrics.summary(&Summary { run, seconds, world_size, peak_rss_bytes: &peaks, held: &held })?)
     }
 
     /// Brings the traces of all ranks together in one file, where they were recorded.

@@ -22,6 +22,10 @@ pub struct LogConfig {
     pub keep: bool,
     /// Steps that the run will have. Default: 0.
     pub steps: usize,
+    /// Says and writes nothing, unless this rank takes the place of the one that does. Default: false.
+    pub muted: bool,
+    /// Brings each step's metrics to their file at once, so that none is lost with this process. Default: false.
+    pub at_once: bool,
 }
 
 /// What a checkpoint keeps of a [`RunLog`], but for the losses.
@@ -41,6 +45,9 @@ pub struct RunLog<'a> {
     run: Option<&'static str>,
     metrics: Option<&'a mut MetricsWriter>,
     keep: bool,
+    muted: bool,
+    at_once: bool,
+    steps: usize,
     curve: Curve,
     progress: Progress,
     began: Instant,
@@ -51,9 +58,10 @@ pub struct RunLog<'a> {
 impl<'a> RunLog<'a> {
     /// Begins a run.
     pub fn new(config: &LogConfig, metrics: Option<&'a mut MetricsWriter>) -> Self {
-        let &LogConfig { run, keep, steps } = config;
-        let (curve, progress) = (Curve::new(MOST_POINTS), Progress::new(steps));
-        Self { run, metrics, keep, curve, progress, began: Instant::now(), before: 0.0 }
+        let &LogConfig { run, keep, steps, muted, at_once } = config;
+        let progress = if muted { Progress::nowhere() } else { Progress::new(steps) };
+        let (curve, began) = (Curve::new(MOST_POINTS), Instant::now());
+        Self { run, metrics, keep, muted, at_once, steps, curve, progress, began, before: 0.0 }
     }
 
     /// The loss of one step.
@@ -61,8 +69,11 @@ impl<'a> RunLog<'a> {
     /// # Errors
     /// Metrics that cannot be written.
     pub fn step(&mut self, epoch: usize, batch: usize, loss: f32) -> Result<()> {
-        if let Some(metrics) = &mut self.metrics {
+        if let (Some(metrics), false) = (&mut self.metrics, self.muted) {
             metrics.step(self.run, epoch, batch, loss)?;
+            if self.at_once {
+                metrics.flush()?;
+            }
         }
         if self.keep {
             self.curve.push(loss);
@@ -71,11 +82,54 @@ impl<'a> RunLog<'a> {
         Ok(())
     }
 
+    /// This rank takes the place of the one that has written until now, with so many steps done and this one the next.
+    ///
+    /// # Errors
+    /// Metrics that cannot be read or written.
+    pub fn take_over(&mut self, done: usize, (epoch, batch): (usize, usize)) -> Result<()> {
+        self.muted = false;
+        self.progress = Progress::new(self.steps);
+        self.progress.resume(done);
+        self.cut(epoch, batch)
+    }
+
+    /// Whether the metrics have this step; none where there are none.
+    ///
+    /// # Errors
+    /// Metrics that cannot be read.
+    pub fn has(&mut self, epoch: usize, batch: usize) -> Result<Option<bool>> {
+        Ok(self.metrics.as_mut().map(|metrics| metrics.has(self.run, epoch, batch)).transpose()?)
+    }
+
+    /// Writes the metrics of a step that this rank has counted before.
+    ///
+    /// # Errors
+    /// Metrics that cannot be written.
+    pub fn write_again(&mut self, epoch: usize, batch: usize, loss: f32) -> Result<()> {
+        match &mut self.metrics {
+            Some(metrics) => Ok(metrics.step(self.run, epoch, batch, loss)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Where the metrics go, on the rank that prints.
+    pub(crate) fn metrics(&mut self) -> Option<&mut MetricsWriter> {
+        self.metrics.as_deref_mut().filter(|_| !self.muted)
+    }
+
+    /// True for the log of a rank that does not print.
+    pub fn is_muted(&self) -> bool {
+        self.muted
+    }
+
     /// Prints a line of the document.
     ///
     /// # Errors
     /// Standard output that cannot be written.
     pub fn say(&self, line: std::fmt::Arguments<'_>) -> Result<()> {
+        if self.muted {
+            return Ok(());
+        }
         self.progress.aside(|| say(line))
     }
 
@@ -111,7 +165,8 @@ impl<'a> RunLog<'a> {
     /// # Errors
     /// Metrics that cannot be read or written.
     pub fn cut(&mut self, epoch: usize, batch: usize) -> Result<()> {
-        Ok(self.metrics.as_mut().map_or(Ok(()), |metrics| metrics.cut(self.run, epoch, batch))?)
+        let metrics = self.metrics.as_mut().filter(|_| !self.muted);
+        Ok(metrics.map_or(Ok(()), |metrics| metrics.cut(self.run, epoch, batch))?)
     }
 
     /// Ends the run; its losses, where they were kept, and the seconds before a resume.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use comm::launch::{self, Notes, SpawnConfig};
+use comm::launch::{self, ElasticJob, Notes, SpawnConfig};
 use comm::{Place, TcpConfig};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -102,13 +102,18 @@ fn half_an_environment(set: &str, value: &std::ffi::OsStr, missing: &str) -> Err
     }
 }
 
-/// Starts ranks with this process's own arguments; what rank 0 gave to [`hand_over`].
+/// Starts ranks with this process's own arguments; what rank 0 gave to [`hand_over`], or whoever took its place. With
+/// `elastic` the others go on when ranks are lost.
 ///
 /// # Errors
 /// The first cause, where a rank fails.
-pub fn spawn<T: DeserializeOwned>(command: &str, world_size: usize) -> Result<T> {
+pub fn spawn<T: DeserializeOwned>(
+    command: &str,
+    world_size: usize,
+    elastic: Option<ElasticJob>,
+) -> Result<T> {
     let env = vec![(SPAWNED_FOR.into(), command.into())];
-    handed_over(spawn_with_bar(SpawnConfig { world_size, env, ..SpawnConfig::default() })?)
+    handed_over(spawn_with_bar(SpawnConfig { world_size, env, elastic, ..SpawnConfig::default() })?)
 }
 
 /// What rank 0 gave to [`hand_over`], from the results of [`launch::spawn`].
@@ -116,7 +121,8 @@ pub fn spawn<T: DeserializeOwned>(command: &str, world_size: usize) -> Result<T>
 /// # Errors
 /// It gave none, or something else.
 pub fn handed_over<T: DeserializeOwned>(results: Vec<Option<String>>) -> Result<T> {
-    let line = results.into_iter().next().flatten();
+    // Rank 0's, or that of whoever took its place.
+    let line = results.into_iter().flatten().next();
     result_line::read(&line.ok_or_else(|| Error::NoResult { reason: "it gave none".into() })?)
 }
 

@@ -188,6 +188,25 @@ pub enum Error {
         /// What was wrong.
         detail: String,
     },
+    /// The others have gone on without this rank.
+    #[error(
+        "rank {rank} is excluded: it did not come in time when the ranks that were left formed a new group, which has gone \
+         on without it; end this process, and start a new one that joins"
+    )]
+    Excluded {
+        /// This rank.
+        rank: usize,
+    },
+    /// The ranks that are left did not come together.
+    #[error("rank {rank}: no new group was formed within {:.1} s: {detail}", waited.as_secs_f64())]
+    Regroup {
+        /// This rank.
+        rank: usize,
+        /// Time spent.
+        waited: Duration,
+        /// Who did not come, or what the last try said.
+        detail: String,
+    },
     /// The operating system refused something.
     #[error("{what}: {reason}")]
     System {
@@ -261,6 +280,26 @@ impl Error {
                 | Error::Timeout { .. }
                 | Error::Unreachable { .. }
                 | Error::Mismatch { .. }
+                | Error::Protocol { .. }
+                | Error::Excluded { .. }
+                | Error::Regroup { .. }
+        )
+    }
+
+    /// True where the group has lost a rank, and those that are left can go on in a smaller one
+    /// ([`Communicator::shrink`](crate::Communicator::shrink)).
+    ///
+    /// ```
+    /// let died = comm::Error::PeerDied { rank: 1, host: "a".into(), operation: "barrier #3".into() };
+    /// assert!(died.is_loss());
+    /// ```
+    pub fn is_loss(&self) -> bool {
+        matches!(
+            self,
+            Error::PeerDied { .. }
+                | Error::PeerLeft { .. }
+                | Error::Timeout { .. }
+                | Error::Unreachable { .. }
                 | Error::Protocol { .. }
         )
     }

@@ -51,6 +51,15 @@ fn all_gather<C: Communicator + ?Sized>(comm: &C, own: &[i64]) -> Result<Vec<Vec
     Ok(output.to_vec2()?)
 }
 
+/// The error of a backend whose groups stay as they are.
+pub(crate) fn fixed(what: &str, backend: &str) -> Error {
+    Error::invalid(
+        what,
+        format!("a group of the backend {backend}"),
+        "its ranks cannot change; use tcp (comm::Tcp)",
+    )
+}
+
 /// This rank's place among the members.
 pub(crate) fn place(rank: usize, ranks: &[usize]) -> Result<usize> {
     ranks.iter().position(|member| *member == rank).ok_or_else(|| {

@@ -55,6 +55,7 @@ mod stats;
 mod storage;
 mod supervisor;
 mod tcp;
+mod tensors;
 mod topology;
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 mod traffic;
@@ -76,6 +77,7 @@ pub use objects::{all_gather_object, broadcast_object, gather_object};
 pub use operation::{Message, Operation, ReduceOp};
 pub use scheduler::Place;
 pub use stats::Stats;
-pub use tcp::{InitMethod, Secret, Tcp, TcpConfig, Tls, Transport};
+pub use tcp::{Elastic, InitMethod, Secret, Tcp, TcpConfig, Tls, Transport};
+pub use tensors::broadcast_tensors;
 pub use topology::Topology;
 pub use work::Work;

@@ -1,7 +1,7 @@
 //! The wrapper around a model.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
@@ -24,10 +24,14 @@ use crate::{CommHook, DdpConfig, Error, Result, agreement, initial, lock};
 ///
 /// # Failure
 /// When a call of [`Ddp::backward`] or [`Ddp::backward_no_sync`] fails, for whatever reason, the ranks may be out of
-/// step: every later call fails at once with the same cause. The variables are as they were before the failed call.
+/// step: every later call fails at once with the same cause. The variables are as they were before the failed call. Where a
+/// rank was lost, the others can go on in a smaller group: [`Ddp::regroup`].
 pub struct Ddp<M> {
     model: M,
     parameters: Vec<Parameter>,
+    buffers: Vec<(String, Var)>,
+    config: DdpConfig,
+    link: Link,
     reducer: Arc<Reducer>,
 }
 
@@ -68,23 +72,67 @@ impl<M> Ddp<M> {
         config: &DdpConfig,
         build: impl FnOnce(VarBuilder<'a>) -> candle_core::Result<M>,
     ) -> Result<Self> {
-        let link: Link = Arc::new(OnceLock::new());
+        let link = Link::default();
         let registry: Arc<Mutex<Registry>> = Arc::default();
         let built = build(Hooking::builder(vb, registry.clone(), link.clone(), config));
         let (parameters, buffers) = lock(&registry).close();
         let model = built.map_err(Error::during("building the model"))?;
-        agreement::check(&*comm, &describe(&parameters, &buffers, config))?;
-        if comm.world_size() > 1 {
-            let parameters = parameters.iter().map(Parameter::var);
-            let vars: Vec<&Var> = parameters.chain(buffers.iter().map(|(_, buffer)| buffer)).collect();
-            initial::broadcast(&*comm, &vars, config.bucket_bytes)?;
-        }
-        let reducer = Arc::new(Reducer::new(comm, &parameters, &buffers, config));
-        // A new link, so it is not set yet.
-        let _ = link.set(Arc::downgrade(&reducer));
-        let ddp = Self { model, parameters, reducer };
+        let reducer = meet(comm, (&parameters, &buffers), config, &link)?;
+        let ddp = Self { model, parameters, buffers, config: config.clone(), link, reducer };
         ddp.model()?;
         Ok(ddp)
+    }
+
+    /// Goes on in another group: a smaller one after a loss ([`Communicator::shrink`]), or one with newcomers
+    /// ([`Communicator::grow`]). Every rank of it calls this, while a newcomer calls [`Ddp::new`]. All ranks get rank 0's
+    /// parameters and buffers. Gradients that were not averaged yet are forgotten; from now on the average is over the new
+    /// group.
+    ///
+    /// After a loss some ranks may have taken a step that others have not: let the one that is ahead give its parameters and
+    /// its optimizer's state to all ([`comm::broadcast_tensors`]) before.
+    ///
+    /// # Cost
+    /// As [`Ddp::new`].
+    ///
+    /// # Errors
+    /// On every rank the first parameter in which the ranks' models differ; failures of communication. After these it is in
+    /// no group, and can go on in another one.
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Result, Tensor};
+    /// # use candle_nn::{Module, Optimizer, SGD, VarBuilder, VarMap, linear};
+    /// # use comm::{Communicator, Local};
+    /// # use ddp::{Ddp, DdpConfig};
+    /// // Of three ranks one leaves after the second step.
+    /// let trained = Local::run_shared(3, |mut comm| {
+    ///     # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    ///     let leaves = comm.rank() == 0;
+    ///     let mut ddp = Ddp::new(comm.clone(), vb, &DdpConfig::default(), |vb| linear(1, 1, vb))?;
+    ///     let mut optimizer = SGD::new(ddp.vars(), 0.1)?;
+    ///     let mut step = 0;
+    ///     while step < if leaves { 2 } else { 4 } {
+    ///         let loss = ddp.forward(&Tensor::ones((4, 1), DType::F32, &Device::Cpu)?)?.sqr()?.mean_all()?;
+    ///         match ddp.backward(&loss) {
+    ///             Ok(grads) => {
+    ///                 optimizer.step(&grads)?;
+    ///                 step += 1;
+    ///             }
+    ///             Err(ddp::Error::Comm(error)) if error.is_loss() => {
+    ///                 comm = comm.shrink()?;
+    ///                 // All have taken as many steps here: one that leaves lets its last step end.
+    ///                 ddp.regroup(comm.clone())?;
+    ///             }
+    ///             Err(error) => return Err(error.into()),
+    ///         }
+    ///     }
+    ///     Ok((comm.world_size(), ddp.vars()[1].to_vec1::<f32>()?))
+    /// })?;
+    /// assert_eq!((trained[1].0, &trained[1]), (2, &trained[2]));
+    /// # Ok::<(), ddp::Error>(())
+    /// ```
+    pub fn regroup(&mut self, comm: Arc<dyn Communicator>) -> Result<()> {
+        self.reducer = meet(comm, (&self.parameters, &self.buffers), &self.config, &self.link)?;
+        self.model().map(drop)
     }
 
     /// The model, with the variables' present values. To be called for each forward pass, in training as in evaluation,
@@ -337,6 +385,24 @@ impl<M> fmt::Debug for Ddp<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Ddp({} parameters on {:?})", self.parameters.len(), self.reducer.comm())
     }
+}
+
+/// Makes sure that all ranks of a group have the same model, with rank 0's values.
+fn meet(
+    comm: Arc<dyn Communicator>,
+    (parameters, buffers): (&[Parameter], &[(String, Var)]),
+    config: &DdpConfig,
+    link: &Link,
+) -> Result<Arc<Reducer>> {
+    agreement::check(&*comm, &describe(parameters, buffers, config))?;
+    if comm.world_size() > 1 {
+        let parameters = parameters.iter().map(Parameter::var);
+        let vars: Vec<&Var> = parameters.chain(buffers.iter().map(|(_, buffer)| buffer)).collect();
+        initial::broadcast(&*comm, &vars, config.bucket_bytes)?;
+    }
+    let reducer = Arc::new(Reducer::new(comm, parameters, buffers, config));
+    *lock(link) = Arc::downgrade(&reducer);
+    Ok(reducer)
 }
 
 /// What must be equal on all ranks, one line for each thing.

@@ -38,7 +38,7 @@ pub fn run(options: &CommBenchOptions) -> Result<()> {
     options.ranks.device(options.device)?;
     options.json.as_deref().map_or(Ok(()), check_in_place)?;
     match start {
-        Start::Launcher { world_size } => start::spawn::<()>(NAME, world_size),
+        Start::Launcher { world_size } => start::spawn::<()>(NAME, world_size, None),
         Start::Rank { config, spawned } => {
             let in_rank = |source| Error::in_rank(config.rank, source);
             rank(options, &config, spawned).map_err(in_rank)

@@ -30,7 +30,7 @@ pub(super) struct Machine {
 impl Machine {
     /// Starts two ranks that measure.
     pub(super) fn measured() -> Result<Self> {
-        start::spawn(NAME, 2)
+        start::spawn(NAME, 2, None)
     }
 
     /// Measures, as one of them.

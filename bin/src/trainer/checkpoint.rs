@@ -13,7 +13,7 @@ use training::{Checkpoint, OptimizerState};
 use crate::error::{Error, Result};
 use crate::run_log::{LogState, RunLog};
 
-use super::{Observer, Position, RunIdentity, Trainer};
+use super::{Keeper, Observer, Position, RunIdentity, Trainer};
 
 const MODEL: &str = "model";
 const OPTIMIZER: &str = "optimizer";
@@ -51,11 +51,25 @@ where
         log: Option<&mut RunLog<'_>>,
         observer: &mut dyn Observer,
     ) -> Result<()> {
-        let sampler = serde_json::to_value(self.sampler_state(taken)).map_err(unwritable)?;
-        let Some(keeper) = &mut self.keeper else { return Ok(()) };
+        let Some(keeper) = self.keeper.take() else { return Ok(()) };
         let _span = tracing::info_span!("checkpoint").entered();
+        let checkpoint = self.snapshot((&keeper.vars, &keeper.run), taken, log, observer)?;
+        keeper.checkpoints.save(&checkpoint)?;
+        self.keeper = Some(Keeper { kept: Some(self.at.step), ..keeper });
+        Ok(())
+    }
+
+    /// What a checkpoint keeps, of now; the tensors are the variables themselves, not copies.
+    pub(super) fn snapshot(
+        &self,
+        (vars, run): (&VarMap, &RunIdentity),
+        taken: usize,
+        log: Option<&mut RunLog<'_>>,
+        observer: &dyn Observer,
+    ) -> Result<Checkpoint> {
+        let sampler = serde_json::to_value(self.sampler_state(taken)).map_err(unwritable)?;
         let mut tensors = BTreeMap::from([
-            (MODEL.to_string(), tensors_of(&keeper.vars)),
+            (MODEL.to_string(), tensors_of(vars)),
             (OPTIMIZER.to_string(), self.optimizer.state()?.into_iter().collect()),
         ]);
         let mut state = LogState::default();
@@ -68,17 +82,9 @@ where
             tensors.insert(LOG.to_string(), [(LOSSES.to_string(), losses)].into());
         }
         let Position { epoch, batch, step } = self.at;
-        let extra = Extra { run: keeper.run.clone(), batch, observer: observer.state(), log: state };
+        let extra = Extra { run: run.clone(), batch, observer: observer.state(), log: state };
         let extra = serde_json::to_value(extra).map_err(unwritable)?;
-        keeper.checkpoints.save(&Checkpoint {
-            epoch: epoch as u64,
-            step: step as u64,
-            sampler,
-            extra,
-            tensors,
-        })?;
-        keeper.kept = Some(step);
-        Ok(())
+        Ok(Checkpoint { epoch: epoch as u64, step: step as u64, sampler, extra, tensors })
     }
 
     /// Goes on from a checkpoint: variables, optimizer, place in the data, observer and log become what they were. To be called

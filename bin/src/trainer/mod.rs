@@ -1,6 +1,7 @@
 //! A training loop that can be taken over: document 001's `Trainer`.
 
 mod checkpoint;
+mod elastic;
 mod keeper;
 mod observer;
 mod options;
@@ -15,11 +16,13 @@ use ddp::Ddp;
 use sampler::{DataLoader, Dataset, DistributedSampler, SamplerState};
 use training::{OptimizerState, activation_bytes, named_vars};
 
+use self::elastic::Door;
 use crate::console;
 use crate::error::Result;
 use crate::held::{Held, bytes, gradient_bytes};
 use crate::run_log::RunLog;
 
+pub use elastic::ElasticRanks;
 pub use keeper::{Keeper, RunIdentity};
 pub use observer::{Epoch, Observer, Step};
 pub use options::CheckpointOptions;
@@ -103,6 +106,14 @@ pub struct Trainer<M, D: Dataset, B, O, L> {
     first: Option<(u64, u64)>,
     /// Bytes sent in steps.
     sent: u64,
+    /// Samples that this rank has taken since the epoch began or was resumed, in steps that were done.
+    taken: usize,
+    /// The loss of the last step that was begun, and where that was, in a run whose ranks may be lost.
+    latest: Option<(Position, Tensor)>,
+    /// Steps that have been told of for certain, whoever told.
+    told: usize,
+    /// Where those come that want to take part, where they may.
+    door: Option<Door>,
 }
 
 impl<M, D, B, O, L> Trainer<M, D, B, O, L>
@@ -124,6 +135,10 @@ where
             keeper: None,
             first: None,
             sent: 0,
+            taken: 0,
+            latest: None,
+            told: 0,
+            door: None,
         }
     }
 
@@ -167,6 +182,9 @@ where
                 activation_bytes(&loss, copies) as u64
             }
         };
+        if self.door.is_some() {
+            self.latest = Some((self.at, loss.detach()));
+        }
         let sent = self.ddp.stats().bytes_sent;
         let grads = self.ddp.backward(&loss)?;
         self.sent += self.ddp.stats().bytes_sent - sent;
@@ -206,16 +224,20 @@ where
         let (batch_size, steps) = (self.batch_size(), self.at.batch + self.remaining());
         let at = |batch| (epoch, batch, batch_size, steps);
         observer.epoch_begins(&Epoch::new(at(self.at.batch), &saying(log.as_deref())))?;
-        while let Some(batch) = batches.next() {
+        while let (false, Some(batch)) = (self.somebody_waits()?, batches.next()) {
             let loss = self.run_batch(&batch?)?;
             self.tell(&loss, log.as_deref_mut(), observer)?;
             self.at.batch += 1;
             self.at.step += 1;
+            self.taken = batches.samples();
             // What is due at the end of the epoch waits for the end.
             if self.at.batch < steps && self.keeper.as_ref().is_some_and(|keeper| keeper.is_due(self.at.step))
             {
                 self.save(batches.samples(), log.as_deref_mut(), observer)?;
             }
+        }
+        if self.is_paused() {
+            return Ok(());
         }
         observer.epoch_ends(&Epoch::new(at(steps), &saying(log.as_deref())))?;
         self.at = Position { epoch: epoch + 1, batch: 0, step: self.at.step };
@@ -235,10 +257,11 @@ where
         mut log: Option<&mut RunLog<'_>>,
         observer: &mut dyn Observer,
     ) -> Result<()> {
-        while self.at.epoch < epochs {
+        while self.at.epoch < epochs && !self.is_paused() {
             self.run_epoch(self.at.epoch, log.as_deref_mut(), observer)?;
         }
-        match self.keeper.as_ref().is_some_and(|keeper| !keeper.is_kept(self.at.step)) {
+        let is_over = self.at.epoch >= epochs;
+        match self.keeper.as_ref().is_some_and(|keeper| is_over && !keeper.is_kept(self.at.step)) {
             true => self.save(0, log, observer),
             false => Ok(()),
         }
@@ -253,6 +276,7 @@ where
             let state = self.sampler_state(0);
             self.loader.sampler_mut().resume(&state)?;
         }
+        self.taken = 0;
         Ok(())
     }
 

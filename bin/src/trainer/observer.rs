@@ -57,6 +57,11 @@ pub trait Observer {
         Ok(())
     }
 
+    /// The group has changed: this process is that rank now. The first one prints.
+    fn regrouped(&mut self, rank: usize) {
+        let _ = rank;
+    }
+
     /// What a checkpoint is to keep of this observer: a running loss, for one. Numbers that must come back to the bit as their
     /// bits ([`f64::to_bits`]). Asked on rank 0.
     fn state(&self) -> Value {

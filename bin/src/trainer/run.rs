@@ -13,7 +13,8 @@ use crate::report::RunSeries;
 use crate::run_log::{LogConfig, RunLog};
 
 use super::checkpoint::Extra;
-use super::{CheckpointOptions, Keeper, Observer, Position, RunIdentity, Trainer, share};
+use super::elastic::Run;
+use super::{CheckpointOptions, ElasticRanks, Keeper, Observer, Position, RunIdentity, Trainer, share};
 
 /// A run of an experiment.
 #[derive(Debug)]
@@ -26,6 +27,8 @@ pub struct RunConfig<'a> {
     pub checkpoints: &'a CheckpointOptions,
     /// What must be equal for that.
     pub run: RunIdentity,
+    /// How many ranks there may be, where their number may change. Default: `None`.
+    pub elastic: Option<ElasticRanks>,
 }
 
 impl<'a> RunConfig<'a> {
@@ -37,7 +40,8 @@ impl<'a> RunConfig<'a> {
         rank: &Rank,
     ) -> Self {
         let report = experiment.common().report.is_some();
-        Self { epochs, report, checkpoints, run: experiment.identity(rank.comm.world_size()) }
+        let (run, elastic) = (experiment.identity(rank.comm.world_size()), experiment.elastic());
+        Self { epochs, report, checkpoints, run, elastic }
     }
 }
 
@@ -64,43 +68,72 @@ where
             true => find(config.checkpoints, &config.run)?,
             false => None,
         };
-        let resumed = share::share(&*rank.comm, own)?;
+        let resumed = share::share(&*rank.comm, own, 0)?;
         let (first, steps_per_epoch) = (rank.is_first(), self.remaining());
-        let watch = {
-            let log = LogConfig {
-                run: None,
-                keep: config.report,
-                steps: config.epochs.saturating_mul(steps_per_epoch),
-            };
-            let mut metrics = rank.metrics.take();
-            let mut log = first.then(|| RunLog::new(&log, metrics.as_mut()));
-            if let Some(checkpoint) = &resumed {
-                self.restore(checkpoint, vars, log.as_mut(), observer)?;
-            }
-            if let (Some(log), true) = (&mut log, config.checkpoints.wanted().is_some()) {
-                log.cut(self.position().epoch, self.position().batch)?;
-                note(format_args!("{}", self.told(config, resumed.as_ref())?));
-            }
-            if let (true, Some(checkpoints)) = (first, config.checkpoints.open()?) {
-                let every = config.checkpoints.checkpoint_every;
-                let mut keeper = Keeper::new(checkpoints, every, vars.clone(), config.run.clone());
-                keeper.kept = resumed.as_ref().map(|checkpoint| checkpoint.step as usize);
-                self.keep_checkpoints(keeper);
-            }
-            let (begun, watch) = (self.position().step, rank.stopwatch());
-            self.train(config.epochs, log.as_mut(), observer)?;
-            let measured = watch.stop();
-            let series = log.map(RunLog::finish).unwrap_or_default();
-            rank.metrics = metrics;
-            let steps = self.position().step - begun;
-            rank.held = Some(self.held(steps, vars)?);
-            (series, measured, steps)
+        let mut metrics = rank.metrics.take();
+        let log = LogConfig {
+            run: None,
+            keep: config.report,
+            steps: config.epochs.saturating_mul(steps_per_epoch),
+            muted: !first,
+            at_once: config.elastic.is_some(),
         };
-        let (series, measured, steps) = watch;
-        let seconds = rank.measured(measured, None, steps)?;
+        // Where the first rank may be lost, each of the others can take its place.
+        let log = (first || config.elastic.is_some()).then(|| RunLog::new(&log, metrics.as_mut()));
+        let mut run = Run { vars, config, log, observer, watch: rank.stopwatch() };
+        self.begin(resumed.as_ref(), first, &mut run)?;
+        if rank.newcomer {
+            // The others do so, too.
+            self.ddp.check_parameters()?;
+        }
+        self.watch_door(rank, config.elastic);
+        let begun = self.position().step;
+        run.watch = rank.stopwatch();
+        self.train_elastic(rank, &mut run)?;
+        let seconds = self.measure(rank, begun, &mut run)?;
+        let series = run.log.map(RunLog::finish).unwrap_or_default();
+        rank.metrics = metrics;
         let world_size = rank.comm.world_size();
         let name = format!("DDP, {world_size} {}", if world_size == 1 { "rank" } else { "ranks" });
         Ok(RunSeries { name, seconds: series.seconds + seconds, world_size, steps_per_epoch, ..series })
+    }
+
+    /// Goes on from a checkpoint, if there is one, and begins to keep others.
+    fn begin(&mut self, resumed: Option<&Checkpoint>, first: bool, run: &mut Run<'_, '_>) -> Result<()> {
+        let Run { vars, config, log, observer, .. } = run;
+        if let Some(checkpoint) = resumed {
+            self.restore(checkpoint, vars, log.as_mut(), *observer)?;
+        }
+        if let (Some(log), true, true) = (log, first, config.checkpoints.wanted().is_some()) {
+            log.cut(self.position().epoch, self.position().batch)?;
+            note(format_args!("{}", self.told(config, resumed)?));
+        }
+        if let (true, Some(checkpoints)) = (first, config.checkpoints.open()?) {
+            let every = config.checkpoints.checkpoint_every;
+            let mut keeper = Keeper::new(checkpoints, every, vars.clone(), config.run.clone());
+            keeper.kept = resumed.map(|checkpoint| checkpoint.step as usize);
+            self.keep_checkpoints(keeper);
+        }
+        Ok(())
+    }
+
+    /// Tells what was measured; the seconds of this rank's training loop.
+    fn measure(&mut self, rank: &mut Rank, begun: usize, run: &mut Run<'_, '_>) -> Result<f64> {
+        let steps = self.position().step - begun;
+        let measured = run.watch.measured();
+        loop {
+            rank.held = Some(self.held(steps, run.vars)?);
+            let error = match rank.gather_measured(measured, steps) {
+                Ok(seconds) => {
+                    if let Some(log) = &mut run.log {
+                        rank.write_summary(log.metrics(), seconds)?;
+                    }
+                    return Ok(seconds);
+                }
+                Err(error) => error,
+            };
+            self.recover(rank, run, error)?;
+        }
     }
 
     /// What is to be said of a run that was asked to go on.

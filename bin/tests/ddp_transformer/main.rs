@@ -4,6 +4,8 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod dropout;
+#[cfg(target_os = "linux")]
+mod elastic;
 mod input;
 mod model;
 mod output;

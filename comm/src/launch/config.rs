@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 
-use super::{LogConfig, MasterPort, Notes};
+use super::{ElasticJob, LogConfig, MasterPort, Notes};
 use crate::{Error, Result, Secret, Tls};
 
 /// Files that a process has open besides those that the launcher needs for each rank.
@@ -42,6 +42,8 @@ pub struct SpawnConfig {
     /// How often all ranks are started again after one of them has failed. On several nodes the first one's counts.
     /// Default: 0.
     pub max_restarts: usize,
+    /// Lets the ranks go on when some of them fail. Of one node only. Default: `None`, the first failure ends all.
+    pub elastic: Option<ElasticJob>,
     /// A rank that fails with this exit code would do so again: no restart. Default: `None`.
     pub final_code: Option<i32>,
     /// Keeps what the ranks print in files. Default: `None`.
@@ -80,6 +82,7 @@ impl Default for SpawnConfig {
             tls: Tls::Off,
             join_timeout: Duration::from_secs(300),
             max_restarts: 0,
+            elastic: None,
             final_code: None,
             logs: None,
             program: None,
@@ -113,6 +116,7 @@ impl SpawnConfig {
             return Err(Error::invalid("world_size", 0, "at least 1 rank is needed"));
         }
         self.check_nodes()?;
+        self.elastic.as_ref().map_or(Ok(()), |elastic| elastic.check(self))?;
         self.logs.as_ref().map_or(Ok(()), LogConfig::check)?;
         let Some(files) = getrlimit(Resource::Nofile).current else { return Ok(()) };
         let room = files.saturating_sub(FILES_ASIDE) / FILES_PER_RANK;

@@ -1,5 +1,6 @@
 //! What a rank is told through its environment.
 
+use std::path::PathBuf;
 use std::process::Command;
 use std::thread::available_parallelism;
 
@@ -22,6 +23,10 @@ const JOB_ID: &str = "GIRANDOLE_JOB_ID";
 /// Names what one launcher has started in one round.
 pub(super) const SPAWN_ID: &str = "GIRANDOLE_SPAWN_ID";
 const BIND: &str = "GIRANDOLE_BIND";
+/// Says that the group of the others is to be joined.
+pub(super) const NEWCOMER: &str = "GIRANDOLE_NEWCOMER";
+const ELASTIC: &str = "GIRANDOLE_ELASTIC";
+const ELASTIC_FILE: &str = "GIRANDOLE_ELASTIC_FILE";
 /// How often the ranks were started before, in `torchrun`'s word.
 pub(super) const RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
 const THREADS: &str = "RAYON_NUM_THREADS";
@@ -38,6 +43,8 @@ pub(super) struct Job {
     bind: Option<String>,
     spawner: String,
     notes: bool,
+    /// Where ranks that come later find the group, which may change.
+    group_file: Option<PathBuf>,
     /// Threads for each rank, where nobody has set them.
     threads: Option<String>,
 }
@@ -65,8 +72,14 @@ impl Job {
             bind: address.filter(|_| !config.sets(BIND)).map(|address| address.to_string()),
             spawner: std::process::id().to_string(),
             notes: config.notes.is_some(),
+            group_file: None,
             threads,
         })
+    }
+
+    /// The group may change, and newcomers find it through this file.
+    pub(super) fn found_in(self, file: PathBuf) -> Self {
+        Self { group_file: Some(file), ..self }
     }
 
     /// The name of what is started here. No secret.
@@ -86,8 +99,11 @@ impl Job {
     /// Writes the environment of one rank of this node.
     pub(super) fn tell(&self, local_rank: usize, command: &mut Command) {
         // A launcher may itself run under another one, whose word must not reach these ranks.
-        for name in [LISTENER, SECRET_FILE, "TORCHELASTIC_ERROR_FILE"] {
+        for name in [LISTENER, SECRET_FILE, "TORCHELASTIC_ERROR_FILE", NEWCOMER, ELASTIC, ELASTIC_FILE] {
             command.env_remove(name);
+        }
+        if let Some(file) = &self.group_file {
+            command.env(ELASTIC, "1").env(ELASTIC_FILE, file);
         }
         command.envs(self.place(local_rank)).envs(self.elastic());
         command

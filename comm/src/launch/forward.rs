@@ -59,10 +59,10 @@ impl Output {
         events: &Sender<Event>,
     ) -> Result<Self> {
         let (outs, errs) = workers.take_pipes();
-        let ranks: Vec<usize> = workers.list.iter().map(|worker| worker.rank).collect();
         let sources = |stream, pipes: Vec<OwnedFd>| {
             let source = |(local_rank, pipe)| {
-                let log = config.log(&job.round().run_id, job.round().restart, ranks[local_rank], stream)?;
+                let log =
+                    config.log(&job.round().run_id, job.round().restart, job.rank(local_rank), stream)?;
                 Ok(Source::new(local_rank, pipe, stream == Stream::Out, log))
             };
             pipes.into_iter().enumerate().map(source).collect::<Result<Vec<_>>>()

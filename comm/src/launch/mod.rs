@@ -21,6 +21,7 @@
 //! ```
 
 mod config;
+mod elastic;
 mod environment;
 mod failure;
 mod forward;
@@ -44,6 +45,7 @@ mod worker;
 use std::sync::mpsc;
 
 pub use config::SpawnConfig;
+pub use elastic::ElasticJob;
 pub use failure::{ExitKind, NodeName, WorkerFailure};
 pub use layout::Layout;
 pub(crate) use listener::inherited_listener;

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use signal_hook::low_level::signal_name;
 
+use super::elastic::JobFolder;
 use super::environment::Job;
 use super::forward::Output;
 use super::master::Master;
@@ -101,11 +102,16 @@ impl Rounds<'_> {
     fn round(&mut self, round: &Round, master: Option<Master>) -> Result<Finished> {
         let config = self.config;
         let job = Job::new(config, round, self.nodes.address)?;
+        let folder = config.elastic.as_ref().map(|_| JobFolder::new()).transpose()?;
+        let job = match &folder {
+            Some(folder) => job.found_in(folder.file("group")),
+            None => job,
+        };
         // Dropped last: what it ends has lost its rank by then.
         let _warden = config.sweep.then(|| Warden::start(job.spawn_id())).transpose()?;
         let mut workers = start::start(config, &job, master, &self.events)?;
         let output = Output::start(&mut workers, config, &job, &self.events)?;
-        Ok(Supervisor::new(config, workers, output, &mut self.inbox, &self.nodes).run())
+        Ok(Supervisor::new((config, &job), workers, output, &mut self.inbox, &self.nodes).run())
     }
 
     fn ending(&self, result: &Result<Reports>, failed_at: Option<Instant>) -> Ending {

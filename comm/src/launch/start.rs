@@ -1,6 +1,7 @@
 //! Starting the processes of the ranks, and owning them.
 
-use std::io::{self, ErrorKind};
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, PipeReader, PipeWriter};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -10,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use socket2::Socket;
 
 use super::SpawnConfig;
-use super::environment::{Job, LISTENER, LISTENER_STDIN};
+use super::environment::{Job, LISTENER, LISTENER_STDIN, NEWCOMER};
 use super::failure::ExitKind;
 use super::master::Master;
 use super::supervise::Event;
@@ -53,6 +54,8 @@ pub(super) struct Workers {
     watch: Watch,
     /// Keeps the port to meet at, where rank 0 does not hold it from the start.
     _reserved: Option<Socket>,
+    /// For ranks that may be started later.
+    spares: VecDeque<Spare>,
     /// Some cannot be ended: nobody waits for them any more.
     pub(super) given_up: bool,
 }
@@ -72,11 +75,45 @@ impl Workers {
 
     /// The reading ends of all standard outputs and all standard errors.
     pub(super) fn take_pipes(&mut self) -> (Vec<OwnedFd>, Vec<OwnedFd>) {
-        let outs =
-            self.list.iter_mut().filter_map(|worker| worker.child.stdout.take()).map(OwnedFd::from).collect();
-        let errs =
-            self.list.iter_mut().filter_map(|worker| worker.child.stderr.take()).map(OwnedFd::from).collect();
-        (outs, errs)
+        let outs = self.list.iter_mut().filter_map(|worker| worker.child.stdout.take()).map(OwnedFd::from);
+        let spare_outs = self.spares.iter_mut().filter_map(|spare| spare.stdout.0.take()).map(OwnedFd::from);
+        let outs = outs.chain(spare_outs).collect();
+        let errs = self.list.iter_mut().filter_map(|worker| worker.child.stderr.take()).map(OwnedFd::from);
+        let spare_errs = self.spares.iter_mut().filter_map(|spare| spare.stderr.0.take()).map(OwnedFd::from);
+        (outs, errs.chain(spare_errs).collect())
+    }
+
+    /// Nobody is started any more: what the spare pipes lead to need not be waited for.
+    pub(super) fn are_all(&mut self) {
+        self.spares.clear();
+    }
+
+    /// Starts one more rank, with the number after the last one's; none where there is no room for it.
+    pub(super) fn add(&mut self, config: &SpawnConfig, job: &Job) -> Result<Option<usize>> {
+        let Some(Spare { stdout: (_, stdout), stderr: (_, stderr) }) = self.spares.pop_front() else {
+            return Ok(None);
+        };
+        let local_rank = self.list.len();
+        let rank = job.rank(local_rank);
+        let mut command = command(config, job, local_rank)?;
+        command.env(NEWCOMER, "1").stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+        self.launch(&mut command, (local_rank, rank), config)?;
+        Ok(Some(rank))
+    }
+
+    fn launch(
+        &mut self,
+        command: &mut Command,
+        (local_rank, rank): (usize, usize),
+        config: &SpawnConfig,
+    ) -> Result<()> {
+        tie::to_this_thread(command);
+        let program = command.get_program().to_owned();
+        let child = command.spawn().map_err(|e| refused(rank, config.world_size, program.as_ref(), &e))?;
+        let (pid, handle) = (child.id(), Pid::from_child(&child));
+        tracing::debug!(rank, pid, "started");
+        self.list.push(Worker { rank, child, pid, ended: None, told: false });
+        self.watch.add(local_rank, handle).map_err(|e| Error::system("cannot watch a worker", e))
     }
 }
 
@@ -94,6 +131,22 @@ impl Drop for Workers {
     }
 }
 
+/// The pipes of a rank that may be started later: their reading ends are read from the beginning.
+struct Spare {
+    stdout: (Option<PipeReader>, PipeWriter),
+    stderr: (Option<PipeReader>, PipeWriter),
+}
+
+impl Spare {
+    fn new() -> Result<Self> {
+        let pipe = || {
+            let (reader, writer) = io::pipe().map_err(|e| Error::system("making a pipe", e))?;
+            Ok::<_, Error>((Some(reader), writer))
+        };
+        Ok(Self { stdout: pipe()?, stderr: pipe()? })
+    }
+}
+
 /// Starts all ranks, or none: if one cannot be started, those before it are ended.
 pub(super) fn start(
     config: &SpawnConfig,
@@ -101,33 +154,35 @@ pub(super) fn start(
     master: Option<Master>,
     events: &Sender<Event>,
 ) -> Result<Workers> {
-    let program = match &config.program {
-        Some(program) => program.clone(),
-        None => std::env::current_exe().map_err(|e| Error::system("cannot find this program's file", e))?,
-    };
-    let args = config.args.clone().unwrap_or_else(|| std::env::args_os().skip(1).collect());
     let (mut listener, reserved) = master.map_or((None, None), Master::split);
+    let spares = config.elastic.as_ref().map_or(0, |elastic| elastic.replace);
+    let spares = (0..spares).map(|_| Spare::new()).collect::<Result<_>>()?;
     let mut workers =
-        Workers { list: Vec::new(), watch: Watch::new(events), _reserved: reserved, given_up: false };
+        Workers { list: Vec::new(), watch: Watch::new(events), _reserved: reserved, spares, given_up: false };
     for local_rank in 0..config.local_world_size() {
-        let rank = job.rank(local_rank);
-        let mut command = Command::new(&program);
-        command.args(&args).envs(config.env.iter().map(|(name, value)| (name, value)));
-        job.tell(local_rank, &mut command);
+        let mut command = command(config, job, local_rank)?;
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // Rank 0 gets the only copy.
         if let Some(listener) = listener.take() {
             command.env(LISTENER, LISTENER_STDIN).stdin(OwnedFd::from(listener));
         }
-        tie::to_this_thread(&mut command);
-        let child = command.spawn().map_err(|e| refused(rank, config.world_size, &program, &e))?;
-        let (pid, handle) = (child.id(), Pid::from_child(&child));
-        tracing::debug!(rank, pid, "started");
-        workers.list.push(Worker { rank, child, pid, ended: None, told: false });
-        workers.watch.add(local_rank, handle).map_err(|e| Error::system("cannot watch a worker", e))?;
+        workers.launch(&mut command, (local_rank, job.rank(local_rank)), config)?;
     }
     workers.watch.run().map_err(|e| Error::system("cannot watch the workers", e))?;
     Ok(workers)
+}
+
+/// What a rank runs, and what it is told.
+fn command(config: &SpawnConfig, job: &Job, local_rank: usize) -> Result<Command> {
+    let program = match &config.program {
+        Some(program) => program.clone(),
+        None => std::env::current_exe().map_err(|e| Error::system("cannot find this program's file", e))?,
+    };
+    let args = config.args.clone().unwrap_or_else(|| std::env::args_os().skip(1).collect());
+    let mut command = Command::new(&program);
+    command.args(&args).envs(config.env.iter().map(|(name, value)| (name, value)));
+    job.tell(local_rank, &mut command);
+    Ok(command)
 }
 
 fn refused(rank: usize, world_size: usize, program: &Path, error: &io::Error) -> Error {

@@ -7,6 +7,7 @@ use rustix::process::Signal;
 use signal_hook::consts::SIGPIPE;
 
 use super::SpawnConfig;
+use super::environment::Job;
 use super::failure::{Ended, WorkerFailure, first_cause};
 use super::forward::{Captured, Output};
 use super::nodes::{Nodes, Order, Word};
@@ -49,6 +50,8 @@ enum Stage {
     Running,
     /// One rank has failed, the others may end by themselves.
     Grace,
+    /// Those that are left have done the job; one may be left behind.
+    Finishing,
     /// All were asked to end.
     Asked,
     Killed,
@@ -60,11 +63,15 @@ pub(super) struct Supervisor<'a> {
     output: Output,
     inbox: &'a mut Inbox,
     nodes: &'a Nodes,
+    config: &'a SpawnConfig,
+    job: &'a Job,
     grace: Duration,
     stage: Stage,
     deadline: Option<Instant>,
     /// In the order of time.
     ended: Vec<Ended>,
+    /// Without these the others go on.
+    lost: Vec<Ended>,
     drained: usize,
     /// The signal that stopped the job.
     signal: Option<i32>,
@@ -73,7 +80,7 @@ pub(super) struct Supervisor<'a> {
 
 impl<'a> Supervisor<'a> {
     pub(super) fn new(
-        config: &SpawnConfig,
+        (config, job): (&'a SpawnConfig, &'a Job),
         workers: Workers,
         output: Output,
         inbox: &'a mut Inbox,
@@ -84,10 +91,13 @@ impl<'a> Supervisor<'a> {
             output,
             inbox,
             nodes,
+            config,
+            job,
             grace: config.grace,
             stage: Stage::Running,
             deadline: None,
             ended: Vec::new(),
+            lost: Vec::new(),
             drained: 0,
             signal: None,
             output_error: None,
@@ -107,6 +117,7 @@ impl<'a> Supervisor<'a> {
                 None => self.escalate(),
             }
         }
+        self.workers.are_all();
         self.drain()
     }
 
@@ -136,15 +147,52 @@ impl<'a> Supervisor<'a> {
 
     fn exited(&mut self, local_rank: usize) -> Result<()> {
         let worker = &mut self.workers.list[local_rank];
-        let rank = worker.rank;
+        let (rank, pid) = (worker.rank, worker.pid);
         let status = worker.reap().map_err(|e| Error::system(format!("cannot wait for rank {rank}"), e))?;
-        tracing::debug!(rank, pid = worker.pid, %status, "ended");
-        self.ended.push(Ended { rank, status, told: worker.told, at: Instant::now() });
+        tracing::debug!(rank, pid, %status, "ended");
+        let end = Ended { rank, status, told: worker.told, at: Instant::now() };
+        if self.goes_on_without(end, pid)? {
+            return Ok(());
+        }
+        if !status.success() && self.stage == Stage::Running {
+            // What was lost just now may be the cause of this.
+            let recent = |lost: &Ended| lost.at.elapsed() < self.grace;
+            self.ended.extend(self.lost.iter().copied().filter(recent));
+        }
+        self.ended.push(end);
+        if status.success() && self.stage == Stage::Running && self.config.elastic.is_some() {
+            self.enter(Stage::Finishing, self.grace);
+        }
         if !status.success() && self.stage == Stage::Running {
             self.enter(Stage::Grace, self.grace);
             self.nodes.tell(Word::Failing);
         }
         Ok(())
+    }
+
+    /// Whether the others go on where this one has failed; another one may take its place.
+    fn goes_on_without(&mut self, end: Ended, pid: u32) -> Result<bool> {
+        let Some(elastic) = &self.config.elastic else { return Ok(false) };
+        let done = self.ended.iter().filter(|end| end.status.success()).count();
+        let left = self.workers.running() + done;
+        let is_running = matches!(self.stage, Stage::Running | Stage::Finishing);
+        if end.status.success() || end.told || !is_running || self.signal.is_some() || left < elastic.min {
+            return Ok(false);
+        }
+        self.lost.push(end);
+        let Ended { rank, status, .. } = end;
+        let replaced = match self.stage {
+            Stage::Running => self.workers.add(self.config, self.job)?,
+            _ => None,
+        };
+        let go_on = if left == 1 { "the other goes on" } else { "the others go on" };
+        match replaced {
+            Some(new) => {
+                tracing::warn!("rank {rank} (pid {pid}) {status}; {go_on}, and rank {new} takes its place")
+            }
+            None => tracing::warn!("rank {rank} (pid {pid}) {status}; {go_on}, {left} in all"),
+        }
+        Ok(true)
     }
 
     /// The first signal is passed on; a second one ends the ranks at once.
@@ -177,7 +225,9 @@ impl<'a> Supervisor<'a> {
     /// The deadline of this stage has passed.
     fn escalate(&mut self) {
         match self.stage {
-            Stage::Running | Stage::Grace => self.ask(&[Signal::TERM, Signal::CONT], TERM_TIME),
+            Stage::Running | Stage::Grace | Stage::Finishing => {
+                self.ask(&[Signal::TERM, Signal::CONT], TERM_TIME)
+            }
             Stage::Asked => self.kill(),
             Stage::Killed => self.workers.given_up = true,
         }
@@ -186,7 +236,7 @@ impl<'a> Supervisor<'a> {
     /// Waits until the ranks' last lines are written. Only a job that was stopped does not wait for a slow reader.
     fn drain(&mut self) -> Result<Captured> {
         self.output.finish();
-        let stopped = self.stage != Stage::Running;
+        let stopped = !matches!(self.stage, Stage::Running | Stage::Finishing);
         self.deadline = stopped.then(|| Instant::now() + DRAIN_TIME);
         while self.drained < Output::THREADS {
             match self.inbox.next(self.deadline) {

@@ -3,6 +3,7 @@
 mod group;
 mod links;
 mod shared;
+mod shrink;
 
 use std::fmt;
 use std::sync::Arc;
@@ -162,6 +163,10 @@ impl Communicator for Local {
 
     fn subgroup(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>> {
         Ok(Arc::new(self.join_group(ranks)?))
+    }
+
+    fn shrink(&self) -> Result<Arc<dyn Communicator>> {
+        Ok(Arc::new(self.come_together()?))
     }
 
     fn submit(&self, operation: Operation) -> Result<Work> {

@@ -12,6 +12,7 @@ use crate::supervisor::Supervisor;
 use crate::verdict::{Activity, Cause, Question, Status, judge};
 
 use super::LocalConfig;
+use super::shrink::Gathering;
 
 /// Bytes a stream holds before its writer must wait.
 const STREAM_BYTES: usize = 1 << 20;
@@ -24,6 +25,9 @@ pub(super) struct Shared {
     failure: Mutex<Option<Cause>>,
     config: LocalConfig,
     groups: Mutex<Offers>,
+    pub(super) gathering: Mutex<Gathering>,
+    /// Somebody has come to the gathering, or is gone.
+    pub(super) gathered: Condvar,
 }
 
 /// Groups of some of the ranks that not all members have joined yet.
@@ -59,6 +63,8 @@ impl Shared {
             failure: Mutex::default(),
             config: config.clone(),
             groups: Mutex::default(),
+            gathering: Mutex::default(),
+            gathered: Condvar::new(),
         }
     }
 
@@ -161,6 +167,14 @@ impl Shared {
             lock(&self.failure).get_or_insert(Cause::Died { rank });
         }
         self.ring_all();
+        // Whoever counts those who are left has seen this rank gone, or is waiting by now.
+        drop(lock(&self.gathering));
+        self.gathered.notify_all();
+    }
+
+    /// Ranks that are still there.
+    pub(super) fn present(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.world_size()).filter(|rank| !self.is_gone(*rank))
     }
 
     fn is_gone(&self, rank: usize) -> bool {

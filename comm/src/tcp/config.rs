@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
-use super::{InitMethod, Secret, Tls, Transport};
+use super::{Elastic, InitMethod, Secret, Tls, Transport};
 use crate::scheduler::{self, Found, address_towards};
 use crate::variables::Variables;
 use crate::{Error, Result};
@@ -53,6 +53,9 @@ pub struct TcpConfig {
     pub tls: Tls,
     /// A name that keeps apart jobs with the same secret, or with none. Default empty.
     pub job_id: String,
+    /// Whether the group may change while it runs ([`Communicator::shrink`](crate::Communicator::shrink)), the same on every
+    /// rank. Default: `None`, it stays as it is.
+    pub elastic: Option<Elastic>,
 }
 
 impl Default for TcpConfig {
@@ -68,6 +71,7 @@ impl Default for TcpConfig {
             transport: Transport::Auto,
             tls: Tls::Off,
             job_id: String::new(),
+            elastic: None,
         }
     }
 }
@@ -76,7 +80,8 @@ impl TcpConfig {
     /// Reads the environment: `RANK` and `WORLD_SIZE`; `MASTER_ADDR` and `MASTER_PORT` (under `torchrun`: the address of its
     /// store), unless `GIRANDOLE_INIT_METHOD` names another place than `env://`; and, each only where it is set, `GIRANDOLE_SECRET` (64 hexadecimal digits) or
     /// `GIRANDOLE_SECRET_FILE`, `GIRANDOLE_JOB_ID`, `GIRANDOLE_BIND` (an IP address), `GIRANDOLE_TIMEOUT` (seconds),
-    /// `GIRANDOLE_TRANSPORT` (`auto`, `tcp` or `shm`; see [`Transport`]), `GIRANDOLE_TLS` (`off`, `hosts` or `all`; see [`Tls`]).
+    /// `GIRANDOLE_TRANSPORT` (`auto`, `tcp` or `shm`; see [`Transport`]), `GIRANDOLE_TLS` (`off`, `hosts` or `all`; see [`Tls`]);
+    /// `GIRANDOLE_ELASTIC` (1: the group may change), `GIRANDOLE_ELASTIC_FILE` and `GIRANDOLE_NEWCOMER` (1; see [`Elastic`]).
     ///
     /// Where `RANK` and `WORLD_SIZE` are not set, rank and world size are those that Slurm, Open MPI, MPICH or Kubeflow tell (see
     /// [`Place::from_env`](crate::Place::from_env)); so is the meeting place, if `MASTER_ADDR` or `MASTER_PORT` is not set. A
@@ -138,6 +143,7 @@ impl TcpConfig {
         if let Some(tls) = env.optional("GIRANDOLE_TLS", "off, hosts or all")? {
             config.tls = tls;
         }
+        config.elastic = elastic(&env)?;
         if let Some(method) = env.text("GIRANDOLE_INIT_METHOD")? {
             config.init_method = method.parse().map_err(|error| named(error, "GIRANDOLE_INIT_METHOD"))?;
         }
@@ -178,7 +184,8 @@ impl TcpConfig {
         if world_size == 0 || world_size > MAX_WORLD_SIZE {
             return Err(Error::invalid(WORLD_SIZE, world_size, format!("give 1 to {MAX_WORLD_SIZE} ranks")));
         }
-        if rank >= world_size {
+        let newcomer = self.elastic.as_ref().is_some_and(|elastic| elastic.newcomer);
+        if rank >= world_size && !newcomer {
             return Err(Error::invalid(
                 RANK,
                 rank,
@@ -221,6 +228,18 @@ pub(crate) fn agent_store_from_env() -> Option<String> {
     let value = |name| std::env::var(name).unwrap_or_default();
     let names = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "GIRANDOLE_JOB_ID"].map(value);
     (value("TORCHELASTIC_USE_AGENT_STORE") == "True").then(|| format!("girandole/{}", names.join("/")))
+}
+
+/// Whether and how the group may change.
+fn elastic(env: &Variables<'_>) -> Result<Option<Elastic>> {
+    let is_on = |name: &str| match env.text(name)?.as_deref() {
+        None | Some("0") => Ok(false),
+        Some("1") => Ok(true),
+        Some(other) => Err(Error::invalid(name, other, "give 0 or 1")),
+    };
+    let (wanted, newcomer) = (is_on("GIRANDOLE_ELASTIC")?, is_on("GIRANDOLE_NEWCOMER")?);
+    let file = env.text("GIRANDOLE_ELASTIC_FILE")?.map(std::path::PathBuf::from);
+    Ok((wanted || newcomer || file.is_some()).then_some(Elastic { file, newcomer }))
 }
 
 const RANK: &str = "the rank";

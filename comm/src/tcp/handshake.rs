@@ -89,6 +89,8 @@ pub(crate) enum Purpose {
     Control = 1,
     /// Between any two ranks: tensors.
     Data = 2,
+    /// To another rank's door: which ranks go on (see [`super::rendezvous`]'s `regroup`).
+    Door = 3,
 }
 
 /// Who a client says it is.
@@ -242,6 +244,7 @@ impl<'a> Server<'a> {
         let purpose = match said[8] {
             1 => Purpose::Control,
             2 => Purpose::Data,
+            3 => Purpose::Door,
             _ => return Err(Fault::Malformed("an unknown purpose".into())),
         };
         let caller = Caller { rank: number(&said[..4]), world_size: number(&said[4..8]), purpose };

@@ -3,6 +3,7 @@
 mod acceptor;
 mod config;
 mod control;
+mod elastic;
 mod fault;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
@@ -19,6 +20,7 @@ mod transport;
 mod wire;
 
 pub use config::TcpConfig;
+pub use elastic::Elastic;
 pub use init_method::InitMethod;
 pub use secret::Secret;
 pub use tls::Tls;
@@ -27,7 +29,7 @@ pub use transport::Transport;
 pub(crate) use fault::{Fault, Try};
 pub(crate) use init_method::{is_host, parse_port};
 pub(crate) use links::{TcpLinks, timespec};
-pub(crate) use rendezvous::{Lines, Meeting, PeerInfo, meet};
+pub(crate) use rendezvous::{Lines, Lobby, Meeting, PeerInfo, meet};
 #[cfg(feature = "mpi")]
 pub(crate) use rendezvous::{Options, meet_with};
 pub(crate) use stream::Stream;
@@ -92,6 +94,8 @@ pub struct Tcp {
     engine: Option<Engine>,
     control: Mutex<Option<JoinHandle<()>>>,
     _lines: Lines,
+    /// Where its ranks find each other again, in a group that may change.
+    lobby: Option<Arc<Lobby>>,
 }
 
 impl Tcp {
@@ -101,7 +105,10 @@ impl Tcp {
     /// A configuration that cannot be used, [`Error::Listen`], [`Error::NoSecret`], [`Error::Refused`], and
     /// [`Error::Rendezvous`] when not all ranks came in time.
     pub fn connect(config: &TcpConfig) -> Result<Self> {
-        Self::join(config, meet(config)?, Members::world(config.world_size), None)
+        match &config.elastic {
+            Some(elastic) => elastic::connect(config, elastic),
+            None => Self::join(config, meet(config)?, Members::world(config.world_size), None),
+        }
     }
 
     /// A group that has met. What `carrier` takes does not go over its connections.
@@ -148,6 +155,7 @@ impl Tcp {
             engine,
             control,
             _lines: lines,
+            lobby: None,
         })
     }
 
@@ -198,6 +206,18 @@ impl Communicator for Tcp {
     fn subgroup(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>> {
         let (config, meeting, members) = self.meet_group(ranks)?;
         Ok(Arc::new(Self::join(&config, meeting, members, None)?))
+    }
+
+    fn shrink(&self) -> Result<Arc<dyn Communicator>> {
+        self.regroup("shrink", 0)
+    }
+
+    fn grow(&self, world_size: usize) -> Result<Arc<dyn Communicator>> {
+        self.regroup("grow", world_size)
+    }
+
+    fn waiting(&self) -> usize {
+        self.waiting_ranks()
     }
 
     fn submit(&self, operation: Operation) -> Result<Work> {

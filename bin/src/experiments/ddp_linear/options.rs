@@ -75,6 +75,9 @@ impl DdpLinearOptions {
         metrics: Option<&'a mut MetricsWriter>,
     ) -> RunLog<'a> {
         let steps = self.epochs.saturating_mul(steps_per_epoch);
-        RunLog::new(&LogConfig { run: Some(run), keep: self.common.report.is_some(), steps }, metrics)
+        RunLog::new(
+            &LogConfig { run: Some(run), keep: self.common.report.is_some(), steps, ..LogConfig::default() },
+            metrics,
+        )
     }
 }

@@ -18,7 +18,7 @@ use crate::error::Result;
 use crate::experiment::Experiment;
 use crate::metrics::MetricsWriter;
 use crate::models::transformer::{Transformer, TransformerConfig};
-use crate::options::CommonOptions;
+use crate::options::{CommonOptions, ElasticOptions};
 use crate::python::{Float, IntTensor};
 use crate::rank::{Outcome, Rank};
 use crate::report::{Report, RunSeries};
@@ -50,6 +50,10 @@ impl Experiment for DdpTransformerOptions {
 
     fn checkpoints(&self) -> Option<&CheckpointOptions> {
         Some(&self.checkpoints)
+    }
+
+    fn elastic_options(&self) -> ElasticOptions {
+        self.elastic
     }
 
     fn identity(&self, world_size: usize) -> RunIdentity {
@@ -99,7 +103,7 @@ impl Experiment for DdpTransformerOptions {
         let mut trainer = Trainer::new(ddp, loader, optimizer, next_token_loss, config);
         let config = RunConfig::of(self, &self.checkpoints, self.epochs, rank);
         let series = trainer.run(rank, &variables.map, &config, &mut Losses { prints: rank.is_first() })?;
-        variables.save(&self.common, rank)?;
+        trainer.conclude(rank, self.elastic.elastic, |rank| variables.save(&self.common, rank))?;
         Ok(series)
     }
 
@@ -157,6 +161,10 @@ struct Losses {
 }
 
 impl Observer for Losses {
+    fn regrouped(&mut self, rank: usize) {
+        self.prints = rank == 0;
+    }
+
     fn stepped(&mut self, step: &Step<'_>) -> Result<()> {
         if !self.prints {
             return Ok(());

@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use training::Visible;
 
 use crate::models::transformer::{TransformerConfig, TransformerOptions};
-use crate::options::{CommonOptions, count, learning_rate};
+use crate::options::{CommonOptions, ElasticOptions, count, learning_rate};
 use crate::trainer::CheckpointOptions;
 
 /// Which tokens a token sees.
@@ -41,6 +41,8 @@ pub struct DdpTransformerOptions {
     pub(crate) common: CommonOptions,
     #[command(flatten)]
     pub(crate) checkpoints: CheckpointOptions,
+    #[command(flatten)]
+    pub(crate) elastic: ElasticOptions,
     /// Passes over the data
     #[arg(long, value_name = "N", default_value = "200", value_parser = count, allow_negative_numbers = true)]
     pub(crate) epochs: usize,

@@ -111,7 +111,12 @@ impl Experiment for FsdpMlpOptions {
         let run = self.identity(rank.comm.world_size());
         let mut keeping = Keeping::new(&self.checkpoints, run);
         let prints = rank.is_first();
-        let log = LogConfig { run: None, keep: self.common.report.is_some(), steps: self.steps };
+        let log = LogConfig {
+            run: None,
+            keep: self.common.report.is_some(),
+            steps: self.steps,
+            ..LogConfig::default()
+        };
         let mut metrics = rank.metrics.take();
         let mut log = prints.then(|| RunLog::new(&log, metrics.as_mut()));
         let begun = keeping::resume(&mut keeping, rank, &mut trainee, log.as_mut())?;

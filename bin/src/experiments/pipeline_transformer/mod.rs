@@ -284,7 +284,7 @@ impl PipelineTransformerOptions {
         let world_size = rank.comm.world_size();
         let (steps_per_epoch, reporter) = (batches.len(), self.reporter(world_size));
         let steps = self.epochs.saturating_mul(steps_per_epoch);
-        let log = LogConfig { run: None, keep: self.common.report.is_some(), steps };
+        let log = LogConfig { run: None, keep: self.common.report.is_some(), steps, ..LogConfig::default() };
         let mut metrics = rank.metrics.take();
         let mut log = (rank.comm.rank() == reporter).then(|| RunLog::new(&log, metrics.as_mut()));
         let (options, run) = (&self.checkpoints, self.identity(world_size));

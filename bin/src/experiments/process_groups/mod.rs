@@ -33,7 +33,7 @@ pub fn run(options: &ProcessGroupsOptions) -> Result<()> {
     options.layout()?;
     trace::install(false)?;
     match start {
-        Start::Launcher { world_size } => start::spawn::<()>(NAME, world_size),
+        Start::Launcher { world_size } => start::spawn::<()>(NAME, world_size, None),
         Start::Rank { config, spawned } => {
             let in_rank = |source| Error::in_rank(config.rank, source);
             show(options, &config).map_err(in_rank)?;

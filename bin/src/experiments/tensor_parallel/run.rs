@@ -81,7 +81,7 @@ fn trained<T: Task>(task: &T, config: &RunConfig<'_>, rank: &mut Rank) -> Result
     let (is_first, steps_per_epoch) = (rank.is_first(), job.batches.len());
     let steps = config.epochs.saturating_mul(steps_per_epoch);
     let mut metrics = rank.metrics.take();
-    let log = LogConfig { run: None, keep: config.report, steps };
+    let log = LogConfig { run: None, keep: config.report, steps, ..LogConfig::default() };
     let mut log = is_first.then(|| RunLog::new(&log, metrics.as_mut()));
     let mut keeping = Keeping::new(config.checkpoints, config.run.clone());
     keeping::resume(&mut keeping, rank, &mut job, log.as_mut())?;

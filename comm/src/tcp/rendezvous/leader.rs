@@ -9,24 +9,24 @@ use rustix::event::PollFlags;
 use super::message::{Entry, Failure, LIMIT, Table, ToLeader, ToMember};
 use super::place::OpenPlace;
 use super::roster::{Roster, bad_news, name_ranks, protocol};
-use super::{Meeting, Plan, died, random_nonce};
+use super::{Lines, Meeting, Plan, died, random_nonce};
 use crate::tcp::acceptor::Acceptor;
 use crate::tcp::fault::Fault;
+use crate::tcp::handshake::Credentials;
 use crate::tcp::wire::{Wire, wait_any};
 use crate::{Error, Result};
 
 /// How long to try to tell the others that there will be no group.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-type Members = Vec<(usize, Wire, Entry)>;
+/// By rank, from 1.
+pub(super) type Members = Vec<(usize, Wire, Entry)>;
 
 /// Waits for the others, and sees to it that all are connected.
 pub(super) fn lead(plan: &Plan<'_>, given: Option<TcpListener>) -> Result<Meeting> {
     let OpenPlace { listener, credentials, _file } = plan.open_place(given)?;
-    let (data_listener, port) = plan.listen_for_data()?;
-    let session = random_nonce()?;
-    let data_credentials = credentials.bound_to(&session);
-    let roster = Arc::new(Roster::new(plan.world_size(), credentials));
+    let data = plan.listen_for_data()?;
+    let roster = Arc::new(Roster::new(plan.world_size(), credentials.clone()));
     let greet = Arc::clone(&roster);
     let control = Acceptor::start(
         listener,
@@ -36,26 +36,40 @@ pub(super) fn lead(plan: &Plan<'_>, given: Option<TcpListener>) -> Result<Meetin
 
     let gathered = roster.gather(plan);
     let mut members = roster.take_wires();
-    let address = SocketAddr::new(plan.config.bind, port);
-    let own = Entry { address, host: plan.own.host.clone(), pid: plan.own.pid, site: plan.site() };
-    let ranks = std::iter::once(own).chain(members.iter().map(|(.., entry)| entry.clone())).collect();
-    let table = Table { session, ranks };
-    let peers = table.ranks.iter().map(Entry::info).collect();
-    let lines = gathered.and_then(|()| plan.open_lines(data_listener, data_credentials, peers));
-    let lines = lines.and_then(|lines| connect_all(plan, &mut members, table).map(|()| lines));
-    let lines = lines.inspect_err(|error| {
+    let met = gathered.and_then(|()| conclude(plan, &mut members, data, &credentials));
+    let lines = met.inspect_err(|error| {
         // Who came meanwhile shall know it too.
         drop(control);
         members.extend(roster.take_wires());
         dismiss(std::mem::take(&mut members), error);
     })?;
+    Ok(into_meeting(plan, lines, members))
+}
 
-    let mut connections = vec![None];
-    for (_, wire, _) in members {
-        connections.push(Some(wire.into_stream()));
-    }
-    let own_ips = connections.iter().map(|stream| plan.own_ip(stream.as_ref(), address.ip())).collect();
-    Ok(Meeting { lines, control: connections, own_ips })
+/// All are here: tells them of each other, and waits until all are connected.
+pub(super) fn conclude(
+    plan: &Plan<'_>,
+    members: &mut Members,
+    (listener, port): (TcpListener, u16),
+    credentials: &Credentials,
+) -> Result<Lines> {
+    let session = random_nonce()?;
+    let address = SocketAddr::new(plan.config.bind, port);
+    let own = Entry { address, host: plan.own.host.clone(), pid: plan.own.pid, site: plan.site() };
+    let ranks = std::iter::once(own).chain(members.iter().map(|(.., entry)| entry.clone())).collect();
+    let table = Table { session, ranks };
+    let peers = table.ranks.iter().map(Entry::info).collect();
+    let lines = plan.open_lines(listener, credentials.bound_to(&session), peers)?;
+    connect_all(plan, members, table)?;
+    Ok(lines)
+}
+
+/// From now on the connections are for control.
+pub(super) fn into_meeting(plan: &Plan<'_>, lines: Lines, members: Members) -> Meeting {
+    let mut control = vec![None];
+    control.extend(members.into_iter().map(|(_, wire, _)| Some(wire.into_stream())));
+    let own_ips = control.iter().map(|stream| plan.own_ip(stream.as_ref(), plan.config.bind)).collect();
+    Meeting { lines, control, own_ips }
 }
 
 /// Gives everybody the table, and waits until everybody takes connections.
@@ -113,7 +127,7 @@ fn tell_all(plan: &Plan<'_>, members: &mut Members, message: &ToMember) -> Resul
 }
 
 /// Tells those who came that there will be no group, and why.
-fn dismiss(members: Members, error: &Error) {
+pub(super) fn dismiss(members: Members, error: &Error) {
     let until = Instant::now() + FAREWELL;
     for (_, mut wire, _) in members {
         if wire.send(&ToMember::Failed(Failure::of(error)), until).is_ok() {

@@ -1,6 +1,7 @@
 //! The part of every rank but 0 in a meeting.
 
 use std::io::ErrorKind;
+use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
@@ -23,17 +24,24 @@ pub(super) fn join(plan: &Plan<'_>) -> Result<Meeting> {
     let (wire, credentials) = find_leader(plan)?;
     let mut leader = Leader { plan, wire };
     let (listener, port) = plan.listen_for_data()?;
-    let table = leader.introduce(port)?;
-    let peers = leader.peers(&table)?;
-    let own_ip = peers[plan.config.rank].address.ip();
-    let opened = plan.open_lines(listener, credentials.bound_to(&table.session), peers);
-    let lines = opened.map_err(|error| leader.give_up(error))?;
-    leader.reach(plan.config.rank - 1, &lines)?;
-    leader.wait_for_all()?;
+    let hello = hello(plan, port);
+    leader.wire.send(&hello, plan.deadline).map_err(|fault| leader.lost(fault, ""))?;
+    leader.conclude(listener, &credentials)
+}
 
-    let mut control: Vec<_> = (0..plan.config.world_size).map(|_| None).collect();
-    control[0] = Some(leader.wire.into_stream());
-    Ok(Meeting { lines, control, own_ips: vec![own_ip; plan.config.world_size] })
+/// What a rank says of itself, with the port at which it takes data connections.
+pub(super) fn hello(plan: &Plan<'_>, port: u16) -> Hello {
+    // Rank 0 knows who is missing: it shall say so before this rank's own time is over.
+    let left = plan.deadline.saturating_duration_since(Instant::now());
+    let patience = left - (left / 4).min(Duration::from_millis(500));
+    Hello {
+        ip: plan.published_ip(),
+        port,
+        host: plan.own.host.clone(),
+        pid: plan.own.pid,
+        site: plan.site(),
+        patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
+    }
 }
 
 /// Tries until rank 0 is there.
@@ -110,30 +118,32 @@ fn refused(plan: &Plan<'_>, reason: String) -> Error {
 }
 
 /// The connection to rank 0, and whose it is.
-struct Leader<'a> {
-    plan: &'a Plan<'a>,
-    wire: Wire,
+pub(super) struct Leader<'a> {
+    pub(super) plan: &'a Plan<'a>,
+    pub(super) wire: Wire,
 }
 
 impl Leader<'_> {
-    /// Says who this rank is, and waits until all others have done so.
-    fn introduce(&mut self, port: u16) -> Result<Table> {
+    /// Waits until all others have said who they are, and connects.
+    pub(super) fn conclude(mut self, listener: TcpListener, credentials: &Credentials) -> Result<Meeting> {
         let plan = self.plan;
-        // Rank 0 knows who is missing: it shall say so before this rank's own time is over.
-        let left = plan.deadline.saturating_duration_since(Instant::now());
-        let patience = left - (left / 4).min(Duration::from_millis(500));
-        let hello = Hello {
-            ip: plan.published_ip(),
-            port,
-            host: plan.own.host.clone(),
-            pid: plan.own.pid,
-            site: plan.site(),
-            patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
-        };
-        self.wire.send(&hello, plan.deadline).map_err(|fault| self.lost(fault, ""))?;
-        let limit = HELLO_LIMIT * (plan.config.world_size + 1);
+        let table = self.hear_table()?;
+        let peers = self.peers(&table)?;
+        let own_ip = peers[plan.config.rank].address.ip();
+        let opened = plan.open_lines(listener, credentials.bound_to(&table.session), peers);
+        let lines = opened.map_err(|error| self.give_up(error))?;
+        self.reach(plan.config.rank - 1, &lines)?;
+        self.wait_for_all()?;
+
+        let mut control: Vec<_> = (0..plan.config.world_size).map(|_| None).collect();
+        control[0] = Some(self.wire.into_stream());
+        Ok(Meeting { lines, control, own_ips: vec![own_ip; plan.config.world_size] })
+    }
+
+    fn hear_table(&mut self) -> Result<Table> {
+        let limit = HELLO_LIMIT * (self.plan.config.world_size + 1);
         match self.hear(limit.max(LIMIT), "other ranks have not come")? {
-            ToMember::Table(table) if table.ranks.len() == plan.config.world_size => Ok(table),
+            ToMember::Table(table) if table.ranks.len() == self.plan.config.world_size => Ok(table),
             _ => Err(self.lost(Fault::Malformed("something else than the table of ranks".into()), "")),
         }
     }

@@ -24,12 +24,15 @@ mod meeting_file;
 mod member;
 mod message;
 mod place;
+mod regroup;
 mod roster;
 mod store;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+pub(crate) use self::regroup::{Lobby, Regrouped, join};
 
 use self::message::{Failure, MAX_HOST, tidy};
 use self::place::Place;
@@ -284,7 +287,7 @@ fn cannot_listen(address: SocketAddr, reason: &std::io::Error) -> Error {
     Error::Listen { address: address.to_string(), reason: reason.to_string() }
 }
 
-fn random_nonce() -> Result<[u8; 32]> {
+pub(crate) fn random_nonce() -> Result<[u8; 32]> {
     let mut nonce = [0; 32];
     getrandom::fill(&mut nonce).map_err(|reason| Error::system("random numbers for a nonce", reason))?;
     Ok(nonce)

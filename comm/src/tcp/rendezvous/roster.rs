@@ -96,10 +96,8 @@ impl Roster {
     fn seat(&self, rank: usize, mut wire: Wire, hello: Hello) -> Try<Option<(Wire, String)>> {
         let from = wire.peer()?.ip().to_canonical();
         let host_ip = (!wire.is_local()?).then_some(from);
-        let address = SocketAddr::new(hello.ip.unwrap_or(from), hello.port);
-        let Hello { pid, site, .. } = hello;
-        let entry = Entry { address, host: tidy(&hello.host, MAX_HOST), pid, site };
         let patience = Duration::from_millis(hello.patience_ms).min(Duration::from_secs(1 << 25));
+        let entry = entry(hello, from);
         let mut state = self.state();
         let Some(place) = state.seats.get_mut(rank) else { return Err(Fault::NotAwaited) };
         if let Some(Seat { entry, .. }) = place {
@@ -189,6 +187,12 @@ impl State {
         }
         text
     }
+}
+
+/// What is known of a rank that comes from this address.
+pub(super) fn entry(hello: Hello, from: IpAddr) -> Entry {
+    let Hello { ip, port, host, pid, site, .. } = hello;
+    Entry { address: SocketAddr::new(ip.unwrap_or(from), port), host: tidy(&host, MAX_HOST), pid, site }
 }
 
 /// What it means that a rank says something which should have nothing to say.

@@ -1,0 +1,278 @@
+//! A run that goes on when ranks are lost, and takes in new ones.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use candle_core::{Device, Tensor};
+use candle_nn::{Optimizer, VarMap};
+use comm::{Communicator, Operation, ReduceOp, all_gather_object};
+use sampler::{Dataset, DistributedSampler, DistributedSamplerConfig};
+use training::OptimizerState;
+
+use crate::console::note;
+use crate::error::{Error, Result};
+use crate::rank::{Rank, Stopwatch};
+use crate::run_log::RunLog;
+
+use super::{Keeper, Observer, Position, RunConfig, RunIdentity, Step, Trainer, saying, share};
+
+/// How many ranks a run may have: it begins with the most, goes on as long as there are `min`, and lets new ones in up to
+/// `max`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ElasticRanks {
+    /// The fewest.
+    pub min: usize,
+    /// The most.
+    pub max: usize,
+}
+
+/// Where newcomers are seen, between two steps.
+pub(super) struct Door {
+    comm: Arc<dyn Communicator>,
+    max: usize,
+    /// Somebody waits: all ranks stop before the next step.
+    open: bool,
+}
+
+/// What a run has beside its trainer.
+pub(super) struct Run<'a, 'l> {
+    pub(super) vars: &'a VarMap,
+    pub(super) config: &'a RunConfig<'a>,
+    pub(super) log: Option<RunLog<'l>>,
+    pub(super) observer: &'a mut dyn Observer,
+    pub(super) watch: Stopwatch,
+}
+
+impl<M, D, B, O, L> Trainer<M, D, B, O, L>
+where
+    D: Dataset + 'static,
+    B: Send + 'static,
+    O: Optimizer + OptimizerState,
+    L: Fn(&M, &B) -> candle_core::Result<Tensor>,
+{
+    /// From now on newcomers are seen, if the group can have any.
+    pub(super) fn watch_door(&mut self, rank: &Rank, elastic: Option<ElasticRanks>) {
+        self.door =
+            elastic.map(|ElasticRanks { max, .. }| Door { comm: rank.comm.clone(), max, open: false });
+    }
+
+    /// Whether somebody waits to be let in; the same on every rank.
+    pub(super) fn somebody_waits(&mut self) -> Result<bool> {
+        let Some(door) = &mut self.door else { return Ok(false) };
+        let waits = Tensor::new(
+            &[u8::from(door.comm.waiting() > 0 && door.comm.world_size() < door.max)],
+            &Device::Cpu,
+        )?;
+        door.comm.run(Operation::AllReduce { tensor: waits.clone(), op: ReduceOp::Max })?;
+        door.open = waits.to_vec1::<u8>()?[0] > 0;
+        // The rank that tells of steps comes here when it has told of the last one.
+        self.told = self.at.step;
+        Ok(door.open)
+    }
+
+    /// Whether training has stopped to let somebody in.
+    pub(super) fn is_paused(&self) -> bool {
+        self.door.as_ref().is_some_and(|door| door.open)
+    }
+
+    /// Trains to the end, with whatever ranks there are.
+    pub(super) fn train_elastic(&mut self, rank: &mut Rank, run: &mut Run<'_, '_>) -> Result<()> {
+        loop {
+            let outcome = match self.is_paused() {
+                true => self.let_in(rank, run),
+                false => self.train(run.config.epochs, run.log.as_mut(), run.observer),
+            };
+            match outcome {
+                Ok(()) if self.is_paused() || self.position().epoch < run.config.epochs => {}
+                Ok(()) => return Ok(()),
+                Err(error) => self.recover(rank, run, error)?,
+            }
+        }
+    }
+
+    /// After the loss of a rank: goes on with the others, if they are enough. Any other error ends the run.
+    pub(super) fn recover(&mut self, rank: &mut Rank, run: &mut Run<'_, '_>, error: Error) -> Result<()> {
+        let (began, mut error) = (Instant::now(), error);
+        loop {
+            let (Some(ElasticRanks { min, .. }), Some(lost)) = (run.config.elastic, error.loss().cloned())
+            else {
+                return Err(error);
+            };
+            let comm = rank.comm.shrink()?;
+            let left = comm.world_size();
+            if left < min {
+                return Err(Error::TooFewRanks { left, min, lost });
+            }
+            let before = std::mem::replace(&mut rank.comm, comm);
+            error = match self.go_on(&*before, rank, run) {
+                Ok(()) => {
+                    if rank.is_first() {
+                        let Position { epoch, batch, step } = self.position();
+                        let ranks = if left == 1 { "1 rank".to_string() } else { format!("{left} ranks") };
+                        note(format_args!(
+                            "{lost}; {ranks} of {} go on at epoch {epoch}, batch {batch} (step {step}), after {:.3} s",
+                            before.world_size(),
+                            began.elapsed().as_secs_f64()
+                        ));
+                    }
+                    return Ok(());
+                }
+                Err(error) => error,
+            };
+        }
+    }
+
+    /// Does what the first rank does at the end, and makes sure that it was done: where that rank is lost meanwhile, the one
+    /// that takes its place does it again.
+    ///
+    /// # Errors
+    /// What `work` fails with; too few ranks that are left.
+    pub fn conclude(
+        &mut self,
+        rank: &mut Rank,
+        elastic: Option<ElasticRanks>,
+        work: impl Fn(&Rank) -> Result<()>,
+    ) -> Result<()> {
+        loop {
+            work(rank)?;
+            if elastic.is_none() {
+                return Ok(());
+            }
+            let Err(error) = rank.comm.run(Operation::Barrier) else { return Ok(()) };
+            if !error.is_loss() {
+                return Err(error.into());
+            }
+            rank.comm = rank.comm.shrink()?;
+        }
+    }
+
+    /// Lets those in who wait.
+    fn let_in(&mut self, rank: &mut Rank, run: &mut Run<'_, '_>) -> Result<()> {
+        let max = run.config.elastic.map_or(0, |elastic| elastic.max);
+        let comm = rank.comm.grow(max)?;
+        let before = std::mem::replace(&mut rank.comm, comm);
+        self.go_on(&*before, rank, run)
+    }
+
+    /// Goes on in the rank's new group, with the state of whoever is furthest.
+    fn go_on(&mut self, before: &dyn Communicator, rank: &Rank, run: &mut Run<'_, '_>) -> Result<()> {
+        let comm = &rank.comm;
+        run.watch.regroup(comm);
+        self.watch_door(rank, run.config.elastic);
+        let is_new = |number: &&usize| !before.world_ranks().contains(number);
+        let new: Vec<usize> = comm.world_ranks().iter().filter(is_new).copied().collect();
+        // Those who come late have no state yet. They are let in between two steps, when all others have the same.
+        if new.is_empty() {
+            self.catch_up(&**comm, run)?;
+        }
+        let state = self.sampler_state(self.taken);
+        let (num_replicas, rank_of) = (comm.world_size(), comm.rank());
+        let config = self.loader.sampler().config().clone();
+        let mut sampler =
+            DistributedSampler::new(DistributedSamplerConfig { num_replicas, rank: rank_of, ..config })?;
+        sampler.resume(&state)?;
+        *self.loader.sampler_mut() = sampler;
+        self.taken = 0;
+        self.ddp.regroup(comm.clone())?;
+        self.take_charge(rank, run)?;
+        if new.is_empty() { Ok(()) } else { self.hand_over(rank, &new, run) }
+    }
+
+    /// Gives those who have come late everything: they do what one does that reads a checkpoint.
+    fn hand_over(&mut self, rank: &Rank, new: &[usize], run: &mut Run<'_, '_>) -> Result<()> {
+        let identity = RunIdentity { world_size: rank.comm.world_size(), ..run.config.run.clone() };
+        let own = match rank.is_first() {
+            true => Some(self.snapshot((run.vars, &identity), 0, run.log.as_mut(), run.observer)?),
+            false => None,
+        };
+        share::share(&*rank.comm, own, 0)?;
+        self.ddp.check_parameters()?;
+        if rank.is_first() {
+            let Position { epoch, batch, step } = self.position();
+            let names: Vec<String> = new.iter().map(|number| format!("rank {number}")).collect();
+            let has = if new.len() == 1 { "has" } else { "have" };
+            note(format_args!(
+                "{} {has} come; {} ranks go on at epoch {epoch}, batch {batch} (step {step})",
+                names.join(" and "),
+                rank.comm.world_size()
+            ));
+        }
+        Ok(())
+    }
+
+    /// Some may have taken a step that others have not: these get it from the first of those.
+    fn catch_up(&mut self, comm: &dyn Communicator, run: &mut Run<'_, '_>) -> Result<()> {
+        let steps: Vec<usize> = all_gather_object(comm, &self.position().step)?;
+        let most = steps.iter().copied().max().unwrap_or_default();
+        let ahead = steps.iter().position(|step| *step == most).unwrap_or_default();
+        if steps.iter().all(|step| *step == most) {
+            return Ok(());
+        }
+        let own = match comm.rank() == ahead {
+            true => Some(self.snapshot(
+                (run.vars, &run.config.run),
+                self.taken,
+                run.log.as_mut(),
+                run.observer,
+            )?),
+            false => None,
+        };
+        let shared = share::share(comm, own, ahead)?;
+        match shared.filter(|_| steps[comm.rank()] < most) {
+            Some(checkpoint) => {
+                // This rank was in that step, and knows its loss; only the others' part of it did not come.
+                if let Some((_, loss)) = self.latest.clone().filter(|(at, _)| *at == self.at) {
+                    self.tell(&loss, run.log.as_mut(), run.observer)?;
+                }
+                self.restore(&checkpoint, run.vars, None, run.observer)?;
+                self.taken = 0;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The first of those that are left prints, writes the metrics, and keeps checkpoints.
+    fn take_charge(&mut self, rank: &Rank, run: &mut Run<'_, '_>) -> Result<()> {
+        run.observer.regrouped(rank.comm.rank());
+        let identity = RunIdentity { world_size: rank.comm.world_size(), ..run.config.run.clone() };
+        if let Some(keeper) = &mut self.keeper {
+            keeper.run = identity;
+            return Ok(());
+        }
+        if !rank.is_first() {
+            return Ok(());
+        }
+        if run.log.as_ref().is_some_and(RunLog::is_muted) {
+            self.take_over(run)?;
+        }
+        if let Some(checkpoints) = run.config.checkpoints.open()? {
+            let every = run.config.checkpoints.checkpoint_every;
+            self.keep_checkpoints(Keeper::new(checkpoints, every, run.vars.clone(), identity));
+        }
+        Ok(())
+    }
+
+    /// Goes on telling where another rank was lost, perhaps before it had told of the last step.
+    fn take_over(&self, run: &mut Run<'_, '_>) -> Result<()> {
+        let Some(log) = &mut run.log else { return Ok(()) };
+        let Position { epoch, batch, step } = self.at;
+        log.take_over(step, (epoch, batch))?;
+        let untold = self.latest.as_ref().filter(|(at, _)| self.told < step && at.step + 1 == step);
+        let Some((Position { epoch, batch, .. }, tensor)) = untold else { return Ok(()) };
+        let (epoch, batch) = (*epoch, *batch);
+        if log.has(epoch, batch)? == Some(true) {
+            return Ok(());
+        }
+        let loss = tensor.to_scalar::<f32>()?;
+        log.cut(epoch, batch)?;
+        log.write_again(epoch, batch, loss)?;
+        run.observer.stepped(&Step {
+            epoch,
+            batch,
+            tensor,
+            value: Some(loss),
+            say: &saying(run.log.as_ref()),
+        })
+    }
+}

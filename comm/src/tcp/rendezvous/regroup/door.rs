@@ -1,0 +1,111 @@
+//! A rank's door: who comes, and what becomes of them.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use super::super::message::Hello;
+use super::Hall;
+use super::message::{Card, Come, Knock, LIMIT, Reply};
+use crate::engine::lock;
+use crate::tcp::acceptor::Place;
+use crate::tcp::fault::{Fault, Try};
+use crate::tcp::handshake::{Purpose, Status, Verdict};
+use crate::tcp::wire::Wire;
+
+/// How long an answer may take to be sent.
+const ANSWER: Duration = Duration::from_secs(1);
+
+/// Somebody who has come, and waits.
+#[derive(Debug)]
+pub(super) struct Visitor {
+    pub(super) card: Card,
+    pub(super) generation: u64,
+    pub(super) people: Vec<Card>,
+    pub(super) hello: Hello,
+    /// The address from which it came.
+    pub(super) from: IpAddr,
+    pub(super) wire: Wire,
+}
+
+impl Visitor {
+    pub(super) fn send_away(mut self, reply: &Reply) {
+        if self.wire.send(reply, Instant::now() + ANSWER).is_ok() {
+            self.wire.hang_up();
+        }
+    }
+}
+
+impl Hall {
+    /// Takes a connection to the door.
+    pub(super) fn greet(&self, mut wire: Wire, until: Instant, place: Place<'_>) -> Try<()> {
+        let admission = wire.accept(&self.credentials, until)?;
+        drop(place);
+        let status = match admission.caller.purpose {
+            Purpose::Door => Status::Admitted,
+            _ => Status::NotAwaited,
+        };
+        let verdict = Verdict { status, rank: self.own as u32, world_size: 0 };
+        wire.write(&admission.answer(verdict), until)?;
+        if status != Status::Admitted {
+            return Err(Fault::NotAwaited);
+        }
+        let from = wire.peer()?.ip().to_canonical();
+        match wire.receive(LIMIT, until)? {
+            Knock::Probe { number, generation } => {
+                let reply = if self.excludes(number, generation) { Reply::Excluded } else { Reply::Here };
+                wire.send(&reply, until)?;
+                wire.hang_up();
+            }
+            Knock::Come(Come { generation, card, people, hello }) => {
+                wire.detach();
+                self.take_in(Visitor { card, generation, people, hello, from, wire });
+            }
+            Knock::Join { card, hello } => {
+                wire.detach();
+                let guest = Visitor { card, generation: 0, people: Vec::new(), hello, from, wire };
+                let mut state = self.state();
+                state.newcomers.retain(|other| other.wire.is_open());
+                state.newcomers.push(guest);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the newest group that this rank has been in has gone on without that one.
+    fn excludes(&self, number: usize, generation: u64) -> bool {
+        let state = self.state();
+        generation <= state.generation && !state.people.contains_key(&number)
+    }
+
+    fn take_in(&self, guest: Visitor) {
+        if self.excludes(guest.card.number, guest.generation) {
+            return guest.send_away(&Reply::Excluded);
+        }
+        let mut state = self.state();
+        if state.away {
+            drop(state);
+            return guest.send_away(&Reply::Elsewhere);
+        }
+        // One who comes again has given up the first time.
+        state.guests.retain(|other| other.card.number != guest.card.number);
+        state.guests.push(guest);
+        drop(state);
+        self.came.notify_all();
+    }
+
+    /// This rank goes to another door: who waits at this one shall look elsewhere.
+    pub(super) fn go_out(&self) {
+        let mut state = self.state();
+        state.away = true;
+        let guests = std::mem::take(&mut state.guests);
+        drop(state);
+        guests.into_iter().for_each(|guest| guest.send_away(&Reply::Elsewhere));
+    }
+
+    /// How many wait to become members, as far as this rank knows: they come to the first one's door.
+    pub(crate) fn waiting(&self) -> usize {
+        let mut state = lock(&self.state);
+        state.newcomers.retain(|guest| guest.wire.is_open());
+        state.newcomers.len()
+    }
+}

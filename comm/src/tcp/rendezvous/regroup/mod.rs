@@ -1,0 +1,241 @@
+//! How ranks find each other again when some of them are gone, or new ones have come: groups that change ([`Elastic`]).
+//!
+//! Each rank keeps a *door*: a socket that listens at the same address for as long as the rank is in the job, whatever
+//! happens to its groups. All know each other's doors, so that no single one is needed to meet again. The lowest rank that
+//! is left leads; the others go to its door:
+//!
+//! ```text
+//! rank r                                lowest rank that is left
+//!   handshake (door)                ->
+//!   Come: its generation, Hello     ->  waits until all are here, or known to be gone
+//!                                   <-  Seat: new rank and size, generation, doors | Elsewhere | Excluded
+//!   ... and from here on as at the first meeting, over the same connection
+//! ```
+//!
+//! Whoever dies in the middle is missed by all, who then begin anew. A group that has met is a *generation*; where some
+//! have met and others have not, those of the newest one bring its number with them. Each generation has a session of its
+//! own, which all its connections prove: nothing of an earlier one can get into it.
+//!
+//! Ranks are told apart by their number in the job's first group, which newcomers continue. Who is missing is gone for good
+//! where nobody listens at its door any more; where it only does not answer, the others go on without it if they are enough
+//! ([`quorum`]), so that there are never two groups. It hears that it is excluded as soon as it asks.
+
+mod door;
+mod follow;
+mod lead;
+mod message;
+mod newcomer;
+mod quorum;
+mod search;
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener};
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use self::door::Visitor;
+use self::message::Card;
+use self::search::Search;
+use super::meeting_file::MeetingFile;
+use super::place::Place;
+use super::{Guest, Meeting, Own, Plan, cannot_listen};
+use crate::engine::lock;
+use crate::tcp::acceptor::{Acceptor, Limits};
+use crate::tcp::handshake::Credentials;
+use crate::tcp::{Elastic, TcpConfig};
+use crate::{Error, Result};
+
+pub(crate) use newcomer::join;
+
+/// The longest that one try to come together may take, once all who are left have said that they are there.
+const FORMING: Duration = Duration::from_secs(10);
+/// Between two tries.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// A rank's part in a job whose group changes: its door is open as long as this lives.
+pub(crate) struct Lobby {
+    hall: Arc<Hall>,
+    _door: Acceptor,
+}
+
+impl Deref for Lobby {
+    type Target = Hall;
+
+    fn deref(&self) -> &Hall {
+        &self.hall
+    }
+}
+
+/// What is behind a door: who has come, and what this rank knows of the others.
+pub(crate) struct Hall {
+    /// This rank's number in the job.
+    own: usize,
+    /// As the group was made, but for rank and size.
+    config: TcpConfig,
+    /// Where newcomers find the group.
+    file: Option<PathBuf>,
+    nonce: [u8; 32],
+    credentials: Credentials,
+    door: SocketAddr,
+    state: Mutex<State>,
+    /// Somebody has come.
+    came: Condvar,
+    /// One search at a time.
+    turn: Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Of the newest group that this rank has been in.
+    generation: u64,
+    /// Its members' doors, by number in the job.
+    people: BTreeMap<usize, SocketAddr>,
+    /// Members that have come to this door.
+    guests: Vec<Visitor>,
+    /// Those who want to become one.
+    newcomers: Vec<Visitor>,
+    /// This rank waits at another one's door.
+    away: bool,
+    file: Option<MeetingFile>,
+}
+
+/// A group that has come together.
+pub(crate) struct Regrouped {
+    pub(crate) config: TcpConfig,
+    pub(crate) meeting: Meeting,
+    /// By rank: its number in the job.
+    pub(crate) numbers: Vec<usize>,
+}
+
+/// What came of one try.
+enum Miss {
+    /// Another one may do better.
+    Again(String),
+    Final(Error),
+}
+
+type Attempt<T> = std::result::Result<T, Miss>;
+
+impl From<Error> for Miss {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::InvalidArgument { .. }
+            | Error::NoSecret { .. }
+            | Error::Listen { .. }
+            | Error::System { .. } => Miss::Final(error),
+            other => Miss::Again(other.to_string()),
+        }
+    }
+}
+
+impl Lobby {
+    /// Opens this rank's door.
+    pub(crate) fn open(
+        config: &TcpConfig,
+        elastic: &Elastic,
+        own: usize,
+        nonce: [u8; 32],
+    ) -> Result<Arc<Self>> {
+        if config.bind.is_unspecified() {
+            let help = "a group that changes needs the one address by which the other ranks reach this host";
+            return Err(Error::invalid("bind (GIRANDOLE_BIND)", config.bind, help));
+        }
+        let address = SocketAddr::new(config.bind, 0);
+        let listener = TcpListener::bind(address).map_err(|reason| cannot_listen(address, &reason))?;
+        let door = listener.local_addr().map_err(|reason| Error::system("a listener's address", reason))?;
+        let hall = Arc::new(Hall {
+            own,
+            config: config.clone(),
+            file: elastic.file.clone(),
+            nonce,
+            credentials: Credentials::of(config)?.bound_to(&nonce),
+            door,
+            state: Mutex::default(),
+            came: Condvar::new(),
+            turn: Mutex::default(),
+        });
+        let behind = hall.clone();
+        let greet = move |wire, until, place: Guest<'_>| behind.greet(wire, until, place);
+        let _door = Acceptor::start(listener, Limits::default(), Arc::new(greet))?;
+        Ok(Arc::new(Self { hall, _door }))
+    }
+}
+
+impl Hall {
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// What the others must know of this rank.
+    pub(crate) fn card(&self) -> Card {
+        Card { number: self.own, door: self.door }
+    }
+
+    /// The group is this one now.
+    pub(crate) fn settle(&self, generation: u64, people: &[Card]) -> Result<()> {
+        let mut state = self.state();
+        let is_first = people.first().is_some_and(|first| first.number == self.own);
+        // Who was the first rank remains it, and so does the file.
+        if let (Some(path), true, None) = (&self.file, is_first, &state.file) {
+            state.file = Some(MeetingFile::write(path, self.door, self.nonce)?);
+        }
+        state.generation = generation;
+        state.people = people.iter().map(|card| (card.number, card.door)).collect();
+        state.away = false;
+        Ok(())
+    }
+
+    /// Comes together with those who are left of the group, and with newcomers as far as there is room for `room` ranks. The
+    /// `blamed` are not waited for.
+    pub(crate) fn regroup(&self, blamed: &[usize], room: usize) -> Result<Regrouped> {
+        let _turn = lock(&self.turn);
+        let started = Instant::now();
+        let deadline = started + self.config.bounded_timeout();
+        let mut search = Search::new(self, blamed, deadline);
+        loop {
+            let outcome = match search.find_leader() {
+                Ok(Some((leader, address))) => self.follow(leader, address, deadline),
+                Ok(None) => self.lead(&mut search, room),
+                Err(miss) => Err(miss),
+            };
+            self.state().away = false;
+            match outcome {
+                Ok(regrouped) => return Ok(regrouped),
+                Err(Miss::Final(error)) => return Err(error),
+                Err(Miss::Again(why)) if Instant::now() >= deadline => {
+                    return Err(Error::Regroup { rank: self.own, waited: started.elapsed(), detail: why });
+                }
+                Err(Miss::Again(why)) => {
+                    tracing::debug!(rank = self.own, "coming together again: {why}");
+                    std::thread::sleep(PAUSE);
+                }
+            }
+        }
+    }
+
+    /// What a try begins with; `rank` and `world_size` may not be known yet.
+    fn plan<'a>(&self, config: &'a TcpConfig, own: Own, deadline: Instant) -> Plan<'a> {
+        let started = Instant::now();
+        Plan {
+            config,
+            place: Place::Address { host: self.door.ip().to_string(), port: self.door.port() },
+            limits: Limits::default(),
+            started,
+            deadline: deadline.min(started + FORMING),
+            own,
+            credentials: self.credentials.clone(),
+        }
+    }
+
+    fn config_as(&self, rank: usize, world_size: usize) -> TcpConfig {
+        TcpConfig { rank, world_size, elastic: None, ..self.config.clone() }
+    }
+}
+
+impl std::fmt::Debug for Lobby {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Lobby(rank {} at {})", self.own, self.door)
+    }
+}

@@ -1,0 +1,62 @@
+//! A rank that comes later.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::super::member::hello;
+use super::super::{BackOff, Own, meeting_file};
+use super::message::{Knock, NOBODY};
+use super::search::{Found, knock};
+use super::{Attempt, Hall, Lobby, Miss, Regrouped};
+use crate::tcp::{Elastic, TcpConfig};
+use crate::{Error, Result};
+
+/// Asks to become a member of the group that is found through the file, and waits until it is let in.
+pub(crate) fn join(config: &TcpConfig, elastic: &Elastic) -> Result<(Arc<Lobby>, Regrouped)> {
+    let Some(file) = &elastic.file else {
+        let help = "a rank that comes later finds the group through the file that was given to the others";
+        return Err(Error::invalid("the group's file (GIRANDOLE_ELASTIC_FILE)", "nothing", help));
+    };
+    let started = Instant::now();
+    let deadline = started + config.bounded_timeout();
+    let mut pause = BackOff::new();
+    let mut lobby: Option<Arc<Lobby>> = None;
+    loop {
+        let miss = match meeting_file::read(file, config.secret.is_none()) {
+            Ok((door, nonce)) => {
+                // Another group's file may have been there at first.
+                let lobby = match lobby.take().filter(|lobby| lobby.nonce == nonce) {
+                    Some(known) => lobby.insert(known),
+                    None => lobby.insert(Lobby::open(config, elastic, config.rank, nonce)?),
+                };
+                match lobby.ask_at(door, deadline) {
+                    Ok(regrouped) => return Ok((lobby.clone(), regrouped)),
+                    Err(Miss::Final(error)) => return Err(error),
+                    Err(Miss::Again(why)) => why,
+                }
+            }
+            Err(reason) => format!("{}: {reason}", file.display()),
+        };
+        if Instant::now() >= deadline {
+            return Err(Error::Regroup { rank: config.rank, waited: started.elapsed(), detail: miss });
+        }
+        pause.pause(deadline);
+    }
+}
+
+impl Hall {
+    fn ask_at(&self, door: std::net::SocketAddr, deadline: Instant) -> Attempt<Regrouped> {
+        self.state().people = BTreeMap::new();
+        let config = self.config_as(0, 1);
+        let plan = self.plan(&config, Own::new(config.transport), deadline);
+        plan.check_secret(door.ip())?;
+        let (listener, port) = plan.listen_for_data()?;
+        let join = Knock::Join { card: self.card(), hello: hello(&plan, port) };
+        let (until, own) = (plan.deadline, plan.own);
+        match knock(door, None, (&self.credentials, NOBODY), &join, until) {
+            Found::Here(wire) => self.take_seat(wire, (0, own), listener, deadline),
+            _ => Err(Miss::Again(format!("nobody of the group is at {door}"))),
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Who is left, and who leads.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use super::message::{Knock, LIMIT, Reply};
+use super::{Attempt, Hall, Miss};
+use crate::Error;
+use crate::tcp::fault::{Fault, Try};
+use crate::tcp::handshake::{Caller, Credentials, Purpose, Status};
+use crate::tcp::wire::Wire;
+
+/// How long a rank may say nothing at all before the others look for another leader. It is less where the time-out is short.
+const SILENCE: Duration = Duration::from_secs(5);
+/// Between two looks at a rank that is about to be gone, or to come; each time twice as long.
+const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(250)];
+
+/// After so many tries in a row it is believed that somebody else is at a door.
+const SETTLED: u32 = 5;
+
+/// What one rank finds out about the others while it looks for them.
+pub(super) struct Search<'a> {
+    pub(super) lobby: &'a Hall,
+    pub(super) deadline: Instant,
+    /// They are not waited for.
+    pub(super) blamed: BTreeSet<usize>,
+    /// Nobody listens at their doors any more.
+    pub(super) gone: BTreeSet<usize>,
+    /// They do not answer.
+    pub(super) silent: BTreeSet<usize>,
+    looks: BTreeMap<usize, (Instant, Duration)>,
+    /// Tries in a row at which somebody else was at a door.
+    strange: BTreeMap<usize, u32>,
+}
+
+/// What is found at a door.
+pub(super) enum Found {
+    Here(Wire),
+    /// Nobody, and nobody ever will be.
+    Gone,
+    /// No answer.
+    Silent,
+    /// Somebody who does not know this job, or has turned this rank away.
+    Strange,
+    /// Something came in between.
+    Unsure,
+}
+
+/// Knocks at a door.
+pub(super) fn knock(
+    address: SocketAddr,
+    expected: Option<usize>,
+    (credentials, own): (&Credentials, u32),
+    message: &Knock,
+    deadline: Instant,
+) -> Found {
+    let caller = Caller { rank: own, world_size: 0, purpose: Purpose::Door };
+    let attempt = || -> Try<Wire> {
+        let (mut wire, verdict) = Wire::connect(address, credentials, caller, deadline)?;
+        if expected.is_some_and(|number| number as u32 != verdict.rank) {
+            return Err(Fault::OtherRank(verdict.rank));
+        }
+        match verdict.status {
+            Status::Admitted => wire.send(message, deadline).map(|()| wire),
+            _ => Err(Fault::NotAwaited),
+        }
+    };
+    match attempt() {
+        Ok(wire) => Found::Here(wire),
+        Err(Fault::Io(error)) if error.kind() == ErrorKind::ConnectionRefused => Found::Gone,
+        // It proved to be of this job: the one before it is gone, and its port was given to another.
+        Err(Fault::OtherRank(_)) => Found::Gone,
+        Err(Fault::ProofRefused | Fault::BadProof | Fault::NotOurs | Fault::Version(_)) => Found::Strange,
+        Err(Fault::TimedOut | Fault::Io(_)) => Found::Silent,
+        Err(_) => Found::Unsure,
+    }
+}
+
+impl<'a> Search<'a> {
+    pub(super) fn new(lobby: &'a Hall, blamed: &[usize], deadline: Instant) -> Self {
+        let blamed = blamed.iter().copied().collect();
+        let (gone, silent) = (BTreeSet::new(), BTreeSet::new());
+        Self { lobby, deadline, blamed, gone, silent, looks: BTreeMap::new(), strange: BTreeMap::new() }
+    }
+
+    /// How long to wait for a word.
+    fn patience(&self) -> Instant {
+        let silence = SILENCE.min(self.lobby.config.bounded_timeout() / 4);
+        self.deadline.min(Instant::now() + silence)
+    }
+
+    /// The lowest rank that is there, where it is not this one.
+    pub(super) fn find_leader(&mut self) -> Attempt<Option<(usize, SocketAddr)>> {
+        let people = self.lobby.state().people.clone();
+        for (number, door) in people.range(..self.lobby.own) {
+            let mut pause = PAUSES[0];
+            while !self.gone.contains(number)
+                && !self.blamed.contains(number)
+                && !self.silent.contains(number)
+            {
+                if self.look(*number, *door)? {
+                    return Ok(Some((*number, *door)));
+                }
+                if Instant::now() >= self.deadline {
+                    return Err(Miss::Again(format!("rank {number} cannot be reached at {door}")));
+                }
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(PAUSES[1]);
+            }
+        }
+        // Whoever did not answer may do so when all is tried again.
+        self.silent.clear();
+        Ok(None)
+    }
+
+    /// Looks whether a rank is there; what is known of it otherwise is noted.
+    fn look(&mut self, number: usize, door: SocketAddr) -> Attempt<bool> {
+        let (lobby, until) = (self.lobby, self.patience());
+        let probe = Knock::Probe { number: lobby.own, generation: lobby.state().generation };
+        let mut wire = match knock(door, Some(number), (&lobby.credentials, lobby.own as u32), &probe, until)
+        {
+            Found::Here(wire) => wire,
+            Found::Gone => {
+                self.gone.insert(number);
+                return Ok(false);
+            }
+            Found::Silent => {
+                self.silent.insert(number);
+                return Ok(false);
+            }
+            Found::Strange => {
+                let times = self.strange.entry(number).or_default();
+                *times += 1;
+                if *times >= SETTLED {
+                    self.gone.insert(number);
+                }
+                return Ok(false);
+            }
+            Found::Unsure => return Ok(false),
+        };
+        self.strange.remove(&number);
+        match wire.receive(LIMIT, until) {
+            Ok(Reply::Here) => {
+                self.silent.remove(&number);
+                Ok(true)
+            }
+            Ok(Reply::Excluded) => Err(Miss::Final(excluded(lobby.own))),
+            Err(Fault::TimedOut) => {
+                self.silent.insert(number);
+                Ok(false)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Looks again at those who are missing, now and then.
+    pub(super) fn look_for(&mut self, missing: &[(usize, SocketAddr)]) -> Attempt<()> {
+        for (number, door) in missing {
+            let now = Instant::now();
+            let (due, pause) = self.looks.get(number).copied().unwrap_or((now, PAUSES[0]));
+            if now >= due {
+                self.look(*number, *door)?;
+                self.looks.insert(*number, (Instant::now() + pause, (pause * 2).min(PAUSES[1])));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Search<'_> {
+    /// Whether this rank need not be waited for.
+    pub(super) fn is_given_up(&self, number: usize) -> bool {
+        self.blamed.contains(&number) || self.silent.contains(&number) || self.gone.contains(&number)
+    }
+
+    /// Whether each of them was looked for.
+    pub(super) fn has_looked(&self, missing: &[(usize, SocketAddr)]) -> bool {
+        missing.iter().all(|(number, _)| self.looks.contains_key(number))
+    }
+}
+
+pub(super) fn excluded(rank: usize) -> Error {
+    Error::Excluded { rank }
+}
