@@ -58,7 +58,10 @@ impl Tcp {
         };
         let bureau: &dyn Supervisor = &*self.bureau;
         let blamed = match bureau.failure() {
-            Some(cause @ Cause::Mismatch { .. }) => return Err(bureau.error(&cause, what.into())),
+            // Not the loss of a rank: the next group would fail in the same way.
+            Some(cause @ (Cause::Mismatch { .. } | Cause::Failed { .. } | Cause::Hung)) => {
+                return Err(bureau.error(&cause, what.into()));
+            }
             Some(
                 Cause::Stalled { rank, .. } | Cause::Protocol { rank, .. } | Cause::Unreachable { rank, .. },
             ) => Some(self.members.world_rank(rank)),
