@@ -115,6 +115,7 @@ mod config;
 mod error;
 mod hook;
 mod initial;
+mod meeting;
 mod model;
 mod parameter;
 mod plan;

@@ -10,9 +10,10 @@ use comm::{Communicator, Stats};
 
 use crate::builder::{Hooking, Registry};
 use crate::hook::Link;
-use crate::parameter::{Kinds, Parameter};
+use crate::meeting::meet;
+use crate::parameter::Parameter;
 use crate::reducer::Reducer;
-use crate::{CommHook, DdpConfig, Error, Result, agreement, initial, lock};
+use crate::{DdpConfig, Error, Result, lock};
 
 /// A model that every rank has a copy of, and whose gradients are averaged over the ranks.
 ///
@@ -385,47 +386,4 @@ impl<M> fmt::Debug for Ddp<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Ddp({} parameters on {:?})", self.parameters.len(), self.reducer.comm())
     }
-}
-
-/// Makes sure that all ranks of a group have the same model, with rank 0's values.
-fn meet(
-    comm: Arc<dyn Communicator>,
-    (parameters, buffers): (&[Parameter], &[(String, Var)]),
-    config: &DdpConfig,
-    link: &Link,
-) -> Result<Arc<Reducer>> {
-    agreement::check(&*comm, &describe(parameters, buffers, config))?;
-    if comm.world_size() > 1 {
-        let parameters = parameters.iter().map(Parameter::var);
-        let vars: Vec<&Var> = parameters.chain(buffers.iter().map(|(_, buffer)| buffer)).collect();
-        initial::broadcast(&*comm, &vars, config.bucket_bytes)?;
-    }
-    let reducer = Arc::new(Reducer::new(comm, parameters, buffers, config));
-    *lock(link) = Arc::downgrade(&reducer);
-    Ok(reducer)
-}
-
-/// What must be equal on all ranks, one line for each thing.
-fn describe(parameters: &[Parameter], buffers: &[(String, Var)], config: &DdpConfig) -> Vec<String> {
-    let DdpConfig { bucket_bytes, first_bucket_bytes, measure_bucket_bytes, hook, broadcast_buffers, .. } =
-        config;
-    let mut first = format!("buckets of {bucket_bytes} bytes, the first of {first_bucket_bytes}");
-    if *measure_bucket_bytes {
-        first += ", sizes measured";
-    }
-    if !matches!(hook, CommHook::AllReduce) {
-        first += &format!(", averaged by {hook:?}");
-    }
-    if !broadcast_buffers {
-        first += ", buffers left as they are";
-    }
-    let mut lines = vec![first];
-    let mut kinds = Kinds::default();
-    let mut line = |what: &str, name: &str, var: &Var| {
-        let kind = kinds.item(var).kind;
-        lines.push(format!("{what} {name} {:?} {:?} (kind {kind})", var.dims(), var.dtype()));
-    };
-    parameters.iter().for_each(|parameter| line("parameter", parameter.name(), parameter.var()));
-    buffers.iter().for_each(|(name, buffer)| line("buffer", name, buffer));
-    lines
 }

@@ -1,0 +1,54 @@
+//! The beginning of a group: all ranks have the same model, with rank 0's values.
+
+use std::sync::Arc;
+
+use candle_core::Var;
+use comm::Communicator;
+
+use crate::hook::Link;
+use crate::parameter::{Kinds, Parameter};
+use crate::reducer::Reducer;
+use crate::{CommHook, DdpConfig, Result, agreement, initial, lock};
+
+/// Makes sure that all ranks of a group have the same model, with rank 0's values.
+pub(crate) fn meet(
+    comm: Arc<dyn Communicator>,
+    (parameters, buffers): (&[Parameter], &[(String, Var)]),
+    config: &DdpConfig,
+    link: &Link,
+) -> Result<Arc<Reducer>> {
+    agreement::check(&*comm, &describe(parameters, buffers, config))?;
+    if comm.world_size() > 1 {
+        let parameters = parameters.iter().map(Parameter::var);
+        let vars: Vec<&Var> = parameters.chain(buffers.iter().map(|(_, buffer)| buffer)).collect();
+        initial::broadcast(&*comm, &vars, config.bucket_bytes)?;
+    }
+    let reducer = Arc::new(Reducer::new(comm, parameters, buffers, config));
+    *lock(link) = Arc::downgrade(&reducer);
+    Ok(reducer)
+}
+
+/// What must be equal on all ranks, one line for each thing.
+fn describe(parameters: &[Parameter], buffers: &[(String, Var)], config: &DdpConfig) -> Vec<String> {
+    let DdpConfig { bucket_bytes, first_bucket_bytes, measure_bucket_bytes, hook, broadcast_buffers, .. } =
+        config;
+    let mut first = format!("buckets of {bucket_bytes} bytes, the first of {first_bucket_bytes}");
+    if *measure_bucket_bytes {
+        first += ", sizes measured";
+    }
+    if !matches!(hook, CommHook::AllReduce) {
+        first += &format!(", averaged by {hook:?}");
+    }
+    if !broadcast_buffers {
+        first += ", buffers left as they are";
+    }
+    let mut lines = vec![first];
+    let mut kinds = Kinds::default();
+    let mut line = |what: &str, name: &str, var: &Var| {
+        let kind = kinds.item(var).kind;
+        lines.push(format!("{what} {name} {:?} {:?} (kind {kind})", var.dims(), var.dtype()));
+    };
+    parameters.iter().for_each(|parameter| line("parameter", parameter.name(), parameter.var()));
+    buffers.iter().for_each(|(name, buffer)| line("buffer", name, buffer));
+    lines
+}
