@@ -6,7 +6,7 @@ mod memory;
 mod options;
 mod step;
 
-use candle_core::DType;
+use candle_core::{DType, Device};
 use comm::{Mesh, all_gather_object};
 use fsdp::Fsdp;
 use sampler::{Generator, SharedGenerator};
@@ -20,7 +20,7 @@ use crate::error::Result;
 use crate::experiment::Experiment;
 use crate::metrics::MetricsWriter;
 use crate::models::large::LargeModel;
-use crate::options::CommonOptions;
+use crate::options::{CommonOptions, DeviceKind};
 use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
 use crate::report::{Report, RunSeries, peak_rss_bytes};
@@ -176,7 +176,12 @@ impl Experiment for FsdpMlpOptions {
 impl FsdpMlpOptions {
     fn build(&self, rank: &Rank) -> Result<Fsdp<LargeModel>> {
         let generator = SharedGenerator::from(Generator::new(self.common.seed));
-        let builder = TorchInit::tensor_builder(&generator, DType::F32, &self.common.device()?);
+        // Sharded parameters are on the CPU as yet; who asks for CUDA is told so.
+        let device = match self.common.device {
+            DeviceKind::Auto => Device::Cpu,
+            _ => self.common.device()?,
+        };
+        let builder = TorchInit::tensor_builder(&generator, DType::F32, &device);
         let (config, model) = (self.config(), self.model());
         let (comm, world_size) = (rank.comm.clone(), rank.comm.world_size());
         if self.sharding == Sharding::HybridShard {
