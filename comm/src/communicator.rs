@@ -118,7 +118,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     ///         }
     ///         loop {
     ///             let one = Tensor::new(&[1u32], &Device::Cpu)?;
-    ///             match comm.all_reduce(&one, ReduceOp::Sum)?.wait() {
+    ///             match comm.all_reduce(&one, ReduceOp::Sum).and_then(|work| work.wait()) {
     ///                 Ok(()) => break sums.push(one.to_vec1::<u32>()?[0]),
     ///                 Err(error) if error.is_loss() => comm = comm.shrink()?,
     ///                 Err(error) => return Err(error),
