@@ -27,7 +27,8 @@ const TAGS: u64 = 32_000;
 /// MPI moves the data of CPU tensors; all ranks agree on each call before MPI hears of it, and watch over each other, over
 /// connections of our own (TCP, and shared memory within a host), since MPI itself would hang, crash or give wrong numbers
 /// where ranks disagree, and says nothing of a rank that stands still. MPI is started by the first group and ended with the
-/// process, unless that fails; it must grant `MPI_THREAD_MULTIPLE`. f16 and bf16 are reduced in f32, and sent as f32 then.
+/// process, unless that fails; it must grant `MPI_THREAD_MULTIPLE`. f16 and bf16 are reduced in f32, and
+/// sent as f32 then: an operation of ours on 16 bits would round after each pair of ranks, and results are rounded once.
 /// Sums are the same on every rank; to the last bit they may differ from those of [`Tcp`] with more than two ranks, since
 /// libraries add in an order of their own.
 ///
