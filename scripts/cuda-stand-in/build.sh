@@ -21,11 +21,14 @@ flags="-O1 -g -fPIC -I$here"
 for name in cuda nccl blas; do cc $flags -Wall -Wextra -c "$here/$name.c" -o "$parts/$name.o"; done
 cpp="c++ -std=c++17 $flags -I$here/include -I$kernels"
 $cpp -c "$here/blocks.cpp" -o "$parts/blocks.o"
-for name in affine binary cast conv fill indexing reduce ternary unary; do
-    $cpp -w -E -x c++ "$kernels/$name.cu" | tr '\n' ' ' | grep -oE 'extern "C" +void +[A-Za-z0-9_]+' |
-        sed 's/.* /KERNEL(/; s/$/)/' | grep -v "_f8_\|stand_in" > "$parts/$name.names"
-    $cpp -w -DKERNELS="\"$name.cu\"" -DNAMES="\"$parts/$name.names\"" -c "$here/kernels.cpp" -o "$parts/kernels_$name.o"
-done
+kernels_of() {
+    $cpp -w -E -x c++ "$kernels/$1.cu" | tr '\n' ' ' | grep -oE 'extern "C" +void +[A-Za-z0-9_]+' |
+        sed 's/.* /KERNEL(/; s/$/)/' | grep -v "_f8_\|stand_in" > "$parts/$1.names"
+    $cpp -w -DKERNELS="\"$1.cu\"" -DNAMES="\"$parts/$1.names\"" -c "$here/kernels.cpp" -o "$parts/kernels_$1.o"
+}
+export -f kernels_of
+export cpp kernels parts here
+printf '%s\n' affine binary cast conv fill indexing reduce ternary unary | xargs -P "$(nproc)" -I{} bash -euo pipefail -c 'kernels_of {}'
 
 # What is not here is refused: the code for "not supported" of each library.
 refuse() {
