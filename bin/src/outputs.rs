@@ -56,21 +56,30 @@ impl CommonOptions {
     }
 }
 
-/// Whether a file can be written where it is. One that exists is not changed.
+/// Whether a file can be written where it is. One that exists is not changed, and one that does not is not made: several
+/// ranks look at the same time.
 pub(crate) fn check_in_place(path: &Path) -> std::result::Result<(), FileError> {
     let refuse = |error| FileError::write(path, error);
     match fs::metadata(path) {
         // A device or a pipe: opening it may have an effect of its own.
         Ok(found) if !found.is_file() && !found.is_dir() => Ok(()),
         Ok(_) => File::options().append(true).open(path).map(drop).map_err(refuse),
-        Err(error) if error.kind() == ErrorKind::NotFound => match File::create_new(path) {
-            Ok(_) => fs::remove_file(path).map_err(refuse),
-            // A link to a file that is still to come.
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
-            Err(error) => Err(refuse(error)),
-        },
+        // A link to a file that is still to come.
+        Err(_) if fs::symlink_metadata(path).is_ok() => Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            if path.file_name().is_none() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
+                return Err(FileError::write(path, "the path names no file"));
+            }
+            check_folder(weights::folder(path)).map_err(refuse)
+        }
         Err(error) => Err(refuse(error)),
     }
+}
+
+/// Whether files can be made in a folder, by one without a name: no other process sees it, and nothing stays behind.
+pub(crate) fn check_folder(folder: &Path) -> std::io::Result<()> {
+    fs::metadata(folder)?;
+    tempfile::tempfile_in(folder).map(drop)
 }
 
 /// The same for two paths that name one regular file; `None` for devices and pipes, which several may share.
@@ -85,3 +94,6 @@ fn place(path: &Path) -> Option<PathBuf> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,6 +12,7 @@ use candle_core::safetensors::{BufferedSafetensors, Load};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
 use safetensors::tensor::TensorView;
+use tempfile::NamedTempFile;
 
 use crate::file_error::{FileError, first_line};
 
@@ -161,11 +162,11 @@ pub fn save_weights(path: &Path, vars: &VarMap) -> Result<()> {
     let draft = Draft::create(path, &target)?;
     let written = || -> std::io::Result<()> {
         let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-        safetensors::serialize_to_file(&tensors, Some(metadata), &draft.path)
+        safetensors::serialize_to_file(&tensors, Some(metadata), draft.file.path())
             .map_err(std::io::Error::other)?;
-        fs::set_permissions(&draft.path, draft.permissions.clone())?;
-        File::open(&draft.path)?.sync_all()?;
-        fs::rename(&draft.path, &target)?;
+        fs::set_permissions(draft.file.path(), draft.permissions)?;
+        draft.file.as_file().sync_all()?;
+        draft.file.persist(&target)?;
         // The folder too, or the new name may be lost when the machine stops. Not every system lets a folder be opened.
         File::open(folder(&target)).map_or(Ok(()), |folder| folder.sync_all())
     };
@@ -180,9 +181,10 @@ pub fn check_writable(path: &Path) -> Result<()> {
     Draft::create(path, &target(path)?).map(drop)
 }
 
-/// A file beside the one to be written, removed when dropped (unless it has been renamed).
+/// A file beside the one to be written, removed when dropped (unless it has been renamed). Its name is drawn at random:
+/// ranks on several hosts, with the same process number perhaps, look at one folder at the same time.
 struct Draft {
-    path: PathBuf,
+    file: NamedTempFile,
     /// Those of the file that is replaced, or else of any new file.
     permissions: Permissions,
 }
@@ -198,18 +200,16 @@ impl Draft {
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             Err(error) => return Err(refuse(error)),
         };
-        let draft = target.with_file_name(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
-        // What a killed process of the same number left; never opened, it could be a link to something else.
-        let _ = fs::remove_file(&draft);
-        let fresh = File::create_new(&draft).map_err(refuse)?;
-        let permissions = old.map_or_else(|| fresh.metadata().map(|fresh| fresh.permissions()), Ok);
-        Ok(Self { path: draft, permissions: permissions.map_err(refuse)? })
-    }
-}
-
-impl Drop for Draft {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        let folder = folder(target);
+        fs::metadata(folder).map_err(refuse)?;
+        let prefix = format!(".{}.", name.to_string_lossy());
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(&prefix).suffix(".tmp");
+        #[cfg(unix)]
+        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+        let file = builder.tempfile_in(folder).map_err(refuse)?;
+        let permissions = old.map_or_else(|| file.as_file().metadata().map(|fresh| fresh.permissions()), Ok);
+        Ok(Self { file, permissions: permissions.map_err(refuse)? })
     }
 }
 
@@ -223,7 +223,8 @@ fn target(path: &Path) -> Result<PathBuf> {
     }
 }
 
-fn folder(target: &Path) -> &Path {
+/// The folder of a file.
+pub(crate) fn folder(target: &Path) -> &Path {
     match target.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),

@@ -1,6 +1,5 @@
 //! The options of checkpoints, which all training experiments share.
 
-use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -10,6 +9,7 @@ use training::{CheckpointConfig, Checkpoints};
 use crate::error::{Error, Result};
 use crate::file_error::FileError;
 use crate::options::count;
+use crate::outputs::check_folder;
 
 /// What `--resume` without a value stands for.
 const LATEST: &str = "latest";
@@ -50,9 +50,7 @@ impl CheckpointOptions {
     pub fn check(&self) -> Result<()> {
         let Some(checkpoints) = self.open()? else { return Ok(()) };
         let dir = self.dir();
-        let probe = dir.join(format!(".unfinished-probe-{}", std::process::id()));
-        let written = File::create(&probe).and_then(|_| fs::remove_file(&probe));
-        written.map_err(|error| FileError::write(dir, error))?;
+        check_folder(dir).map_err(|error| FileError::write(dir, error))?;
         if !self.resumes() && !checkpoints.list()?.is_empty() {
             let help =
                 "it holds checkpoints of an earlier run; give --resume to go on from them, or another folder";
