@@ -273,17 +273,8 @@ impl Error {
     /// assert!(died.is_peer_failure());
     /// ```
     pub fn is_peer_failure(&self) -> bool {
-        matches!(
-            self,
-            Error::PeerDied { .. }
-                | Error::PeerLeft { .. }
-                | Error::Timeout { .. }
-                | Error::Unreachable { .. }
-                | Error::Mismatch { .. }
-                | Error::Protocol { .. }
-                | Error::Excluded { .. }
-                | Error::Regroup { .. }
-        )
+        self.is_loss()
+            || matches!(self, Error::Mismatch { .. } | Error::Excluded { .. } | Error::Regroup { .. })
     }
 
     /// True where the group has lost a rank, and those that are left can go on in a smaller one

@@ -45,7 +45,7 @@ pub fn schedule(rank: usize, topology: &Topology, parts: &Parts) -> Schedule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::simulate::{run, schedules, sent_between};
+    use crate::algorithm::simulate::{regular, run, schedules, sent_between};
     use proptest::prelude::*;
 
     fn check(topology: &Topology, parts: &Parts) -> Vec<Schedule> {
@@ -61,16 +61,8 @@ mod tests {
     proptest! {
         #[test]
         fn every_rank_ends_with_every_part(
-            hosts in 1usize..5,
-            ranks in 1usize..5,
-            order in any::<[u32; 16]>(),
-            counts in any::<[u8; 16]>(),
+            (hosts, ranks, topology, counts) in regular(1..5),
         ) {
-            // Ranks anywhere, but equally many on each host.
-            let mut places: Vec<(u32, usize)> = (0..hosts * ranks).map(|rank| (order[rank], rank % hosts)).collect();
-            places.sort_unstable();
-            let topology = Topology::of(&places.iter().map(|place| place.1).collect::<Vec<_>>());
-            let counts: Vec<usize> = counts[..hosts * ranks].iter().map(|count| usize::from(count % 5)).collect();
             check(&topology, &Parts::uneven(&counts));
             let all = check(&topology, &Parts::even(6 * hosts * ranks, hosts * ranks));
             prop_assert!(all.iter().all(|schedule| schedule.elements_sent() == 6 * (hosts * ranks - 1)));

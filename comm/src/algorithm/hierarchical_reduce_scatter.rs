@@ -119,7 +119,7 @@ impl Own<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::simulate::{run_uneven, schedules, sent_between};
+    use crate::algorithm::simulate::{regular, run_uneven, schedules, sent_between};
     use proptest::prelude::*;
 
     fn check(topology: &Topology, parts: &Parts) -> Vec<Schedule> {
@@ -146,15 +146,8 @@ mod tests {
     proptest! {
         #[test]
         fn each_rank_ends_with_the_sum_of_its_part(
-            hosts in 2usize..6,
-            ranks in 2usize..6,
-            order in any::<[u32; 25]>(),
-            counts in any::<[u8; 25]>(),
+            (hosts, ranks, topology, counts) in regular(2..6),
         ) {
-            let mut places: Vec<(u32, usize)> = (0..hosts * ranks).map(|rank| (order[rank], rank % hosts)).collect();
-            places.sort_unstable();
-            let topology = Topology::of(&places.iter().map(|place| place.1).collect::<Vec<_>>());
-            let counts: Vec<usize> = counts[..hosts * ranks].iter().map(|count| usize::from(count % 5)).collect();
             check(&topology, &Parts::uneven(&counts));
             let all = check(&topology, &Parts::even(6 * hosts * ranks, hosts * ranks));
             for schedule in &all {

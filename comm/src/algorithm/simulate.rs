@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
 
+use proptest::prelude::*;
+
 use crate::Topology;
 use crate::schedule::{Combine, Schedule, Transfer};
 
@@ -167,4 +169,14 @@ pub(crate) fn sent_between(topology: &Topology, all: &[Schedule]) -> Vec<usize> 
         }
     }
     sent
+}
+
+/// Hosts, ranks on each of them in whatever order, and elements of each rank's part; as many hosts, and ranks on each, as `counts` allows.
+pub(crate) fn regular(counts: Range<usize>) -> impl Strategy<Value = (usize, usize, Topology, Vec<usize>)> {
+    (counts.clone(), counts).prop_flat_map(|(hosts, ranks)| {
+        let places: Vec<usize> = (0..hosts * ranks).map(|rank| rank % hosts).collect();
+        let lengths = prop::collection::vec(0usize..5, hosts * ranks);
+        let places = Just(places).prop_shuffle();
+        (places, lengths).prop_map(move |(places, lengths)| (hosts, ranks, Topology::of(&places), lengths))
+    })
 }

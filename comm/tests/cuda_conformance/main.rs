@@ -13,6 +13,8 @@ mod faults;
 mod groups;
 #[path = "../conformance/halves.rs"]
 mod halves;
+#[path = "../conformance/list.rs"]
+mod list;
 #[path = "../conformance/moves.rs"]
 mod moves;
 #[path = "../conformance/reference.rs"]
@@ -93,35 +95,6 @@ fn tcp(world_size: usize) -> Ranks {
     Ranks { world_size, connect, ordinal: |_| 0 }
 }
 
-type Case = (&'static str, fn(&dyn Backend));
-
-const CASES: [Case; 24] = [
-    ("all_reduce", cases::all_reduce),
-    ("reduce", cases::reduce),
-    ("broadcast", cases::broadcast),
-    ("all_gather", cases::all_gather),
-    ("reduce_scatter", cases::reduce_scatter),
-    ("gather", moves::gather),
-    ("scatter", moves::scatter),
-    ("all_to_all", moves::all_to_all),
-    ("uneven parts", uneven::collectives),
-    ("uneven all_to_all", uneven::all_to_all),
-    ("counts that differ", uneven::mismatches),
-    ("views", moves::views),
-    ("large tensors", moves::chain),
-    ("messages", cases::messages),
-    ("batches", batch::rings),
-    ("batches and single messages", batch::with_single_messages),
-    ("coalesced", batch::coalesced),
-    ("halves are rounded once", halves::are_rounded_once),
-    ("groups", groups::at_the_same_time),
-    ("groups that close", groups::closing),
-    ("groups that are refused", groups::mistakes),
-    ("queued operations keep their order", cases::queued),
-    ("mistakes leave the group usable", cases::mistakes),
-    ("computing before and after", computing),
-];
-
 /// What was asked of the device before an operation comes before it, and what is asked after it sees its result, without a
 /// word from the caller; what is asked meanwhile may use other tensors.
 fn computing(backend: &dyn Backend) {
@@ -153,7 +126,9 @@ fn computing(backend: &dyn Backend) {
 fn conform(name: &str, ranks: &Ranks) {
     let began = Instant::now();
     let only = std::env::var("GIRANDOLE_CASE").ok();
-    for (case, run) in CASES.iter().filter(|(case, _)| only.as_ref().is_none_or(|only| only == case)) {
+    let own: list::Case = ("computing before and after", computing);
+    let cases = list::CASES.into_iter().chain([own]);
+    for (case, run) in cases.filter(|(case, _)| only.as_ref().is_none_or(|only| only == case)) {
         println!("{name}, {} ranks: {case}", ranks.world_size);
         run(ranks);
     }

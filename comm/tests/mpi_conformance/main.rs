@@ -12,6 +12,8 @@ mod groups;
 #[path = "../conformance/halves.rs"]
 mod halves;
 mod job;
+#[path = "../conformance/list.rs"]
+mod list;
 #[path = "../conformance/moves.rs"]
 mod moves;
 #[path = "../conformance/reference.rs"]
@@ -46,35 +48,6 @@ impl Backend for Job {
         }
     }
 }
-
-type Case = (&'static str, fn(&dyn Backend));
-
-const CASES: [Case; 24] = [
-    ("all_reduce", cases::all_reduce),
-    ("reduce", cases::reduce),
-    ("broadcast", cases::broadcast),
-    ("all_gather", cases::all_gather),
-    ("reduce_scatter", cases::reduce_scatter),
-    ("gather", moves::gather),
-    ("scatter", moves::scatter),
-    ("all_to_all", moves::all_to_all),
-    ("uneven parts", uneven::collectives),
-    ("uneven all_to_all", uneven::all_to_all),
-    ("counts that differ", uneven::mismatches),
-    ("views", moves::views),
-    ("large tensors", moves::chain),
-    ("messages", cases::messages),
-    ("batches", batch::rings),
-    ("batches and single messages", batch::with_single_messages),
-    ("coalesced", batch::coalesced),
-    ("halves are rounded once", halves::are_rounded_once),
-    ("groups", groups::at_the_same_time),
-    ("groups that close", groups::closing),
-    ("groups that are refused", groups::mistakes),
-    ("queued operations keep their order", cases::queued),
-    ("mistakes leave the group usable", cases::mistakes),
-    ("barrier", barrier),
-];
 
 /// Nobody goes on before all have left a file.
 fn barrier(backend: &dyn Backend) {
@@ -112,7 +85,8 @@ fn as_rank(role: &str) {
     }
     let rank = config.rank;
     let backend = Job(config);
-    for (name, case) in CASES {
+    let own: list::Case = ("barrier", barrier);
+    for (name, case) in list::CASES.into_iter().chain([own]) {
         if rank == 0 {
             println!("{name}");
         }
