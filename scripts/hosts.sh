@@ -63,6 +63,30 @@ echo "-- encrypted"
 over 10.77.0.1 encrypted "$program" "${train[@]}" --tls hosts
 same encrypted
 
+# ---- a host that is lost with its launcher: the ranks of the other one go on ----
+echo "-- a host that is lost"
+elastic=("$program" launch --elastic 2:4 --nnodes 2 --nproc-per-node 2 --master-addr 10.77.0.1 --master-port 29500 --timeout 60)
+long=("$program" ddp-transformer --samples 40 --lr 0.001 --epochs 300 --metrics elastic.jsonl)
+on "$a" host-a "${elastic[@]}" --node-rank 0 -- "${long[@]}" > /dev/null 2> elastic.a &
+first=$!
+on "$b" host-b "${elastic[@]}" --node-rank 1 -- "${long[@]}" > /dev/null 2> elastic.b &
+second=$!
+children+=("$first" "$second")
+steps() { if [ -e elastic.jsonl ]; then grep -c '"step"' elastic.jsonl || true; else echo 0; fi; }
+for _ in $(seq 600); do [ "$(steps)" -ge 60 ] && break; sleep 0.05; done
+before=$(steps)
+[ "$before" -ge 60 ] || fail "the ranks do not train: $(cat elastic.a elastic.b)"
+for pid in $(ip netns pids "$b"); do kill -9 "$pid" 2>/dev/null || true; done
+if wait "$second"; then fail "a launcher that was killed has ended well"; fi
+wait "$first" || fail "host-a did not go on: $(cat elastic.a)"
+grep -q "the others go on, 2 in all" elastic.a || fail "host-a does not say who is left: $(cat elastic.a)"
+grep -q "2 ranks of [34] go on at epoch" elastic.a || fail "the ranks do not say that they go on: $(cat elastic.a)"
+# By two ranks the rest of the run has more steps than by four; and its loss is lower.
+[ "$(steps)" -gt 1500 ] || fail "$(steps) steps in all"
+sed -n 's/.*"loss":\([0-9.e-]*\)}.*/\1/p' elastic.jsonl | awk -v before="$before" '
+    NR <= before { early += $1 / before } { late[NR % 60] = $1 }
+    END { for (at in late) mean += late[at] / 60; exit !(mean < early) }' || fail "the loss has not fallen"
+
 # ---- each byte goes over the link as often as it must ----
 echo "-- bytes between hosts"
 sent() { on "$1" host cat "/sys/class/net/$dev/statistics/tx_bytes"; }

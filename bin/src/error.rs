@@ -97,6 +97,9 @@ pub enum Error {
         /// What happened to the last one.
         lost: comm::Error,
     },
+    /// A rank was lost before the first step: all that are left begin anew. Never told to anybody.
+    #[error("the ranks begin anew")]
+    BeginAnew,
     /// What a worker reported cannot be read.
     #[error("rank 0 ended without a result that can be read: {reason}")]
     NoResult {

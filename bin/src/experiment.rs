@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use crate::error::{Error, Result};
 use crate::metrics::MetricsWriter;
 use crate::options::{CommonOptions, ElasticOptions};
-use crate::rank::{Outcome, Rank};
+use crate::rank::{Outcome, Rank, Stage};
 use crate::report::{Report, now_rfc3339};
 use crate::start::{self, Start, host_name};
 use crate::trace;
@@ -35,12 +35,18 @@ pub trait Experiment {
 
     /// How many ranks it may have, where their number may change while it runs.
     fn elastic(&self) -> Option<ElasticRanks> {
-        self.elastic_options().elastic
+        self.elastic_options().and_then(|options| options.ranks())
     }
 
-    /// Its options of that.
-    fn elastic_options(&self) -> ElasticOptions {
-        ElasticOptions::default()
+    /// Its options of that, where it has any.
+    fn elastic_options(&self) -> Option<ElasticOptions> {
+        None
+    }
+
+    /// What the rank has of [`alone`](Self::alone) that takes the first one's place when that is lost. `None` where the number of
+    /// ranks does not change.
+    fn stand_in(&self) -> Option<Self::Alone> {
+        None
     }
 
     /// What must be equal for a run to go on from a checkpoint.
@@ -109,7 +115,7 @@ pub trait Experiment {
 /// A wrong option, a file that cannot be used, a rank that failed.
 pub fn run<E: Experiment>(experiment: &E) -> Result<()> {
     let common = experiment.common();
-    let elastic = experiment.elastic_options();
+    let elastic = experiment.elastic_options().unwrap_or_default();
     match Start::find(&common.ranks, E::NAME, elastic.world_size(E::WORLD_SIZE))? {
         Start::Launcher { world_size } => {
             trace::install(false)?;
@@ -132,9 +138,13 @@ pub fn run<E: Experiment>(experiment: &E) -> Result<()> {
             let in_rank = |source| Error::in_rank(config.rank, source);
             spawned(experiment, &config).map_err(in_rank)
         }
-        Start::Rank { config, spawned: false } => {
+        Start::Rank { mut config, spawned: false } => {
             // Another launcher started this rank, so nobody has checked anything yet.
-            elastic.check_alone()?;
+            match experiment.elastic_options() {
+                Some(elastic) => elastic.join(&mut config, &common.ranks)?,
+                // Without a rank the others cannot go on, whatever the launcher says.
+                None => config.elastic = None,
+            }
             experiment.check(config.world_size)?;
             common.check()?;
             experiment.checkpoints().map_or(Ok(()), CheckpointOptions::check)?;
@@ -150,11 +160,13 @@ fn spawned<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<()
     let recorder = trace::install(common.trace.is_some())?;
     let setup = experiment.setup()?;
     let mut rank = Rank::join(common.ranks.backend, &common.device()?, config)?;
-    // Where the rank that writes them may be lost, any other one may take its place.
-    if rank.comm.rank() == experiment.reporter(config.world_size) || experiment.elastic().is_some() {
-        rank.metrics = common.metrics.as_deref().map(MetricsWriter::append).transpose()?;
-    }
-    let trained = experiment.train(setup, &mut rank)?;
+    let trained = train(experiment, setup, &mut rank, |rank| {
+        // Where the rank that writes them may be lost, any other one may take its place.
+        if rank.comm.rank() == experiment.reporter(config.world_size) || experiment.elastic().is_some() {
+            rank.metrics = common.metrics.as_deref().map(MetricsWriter::append).transpose()?;
+        }
+        Ok(())
+    })?;
     rank.write_trace(recorder, common.trace.as_deref())?;
     if rank.is_first() { start::hand_over(&rank.outcome(trained)) } else { Ok(()) }
 }
@@ -166,20 +178,50 @@ fn launched<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<(
     let setup = experiment.setup()?;
     // Before anything is printed, so that ranks that do not fit together find out early.
     let mut rank = Rank::join(common.ranks.backend, &common.device()?, config)?;
-    let mut metrics = None;
-    if rank.comm.rank() == experiment.reporter(config.world_size) {
-        metrics = begin_metrics(experiment)?;
-    }
-    let alone = rank.first_alone(config.timeout, || {
-        let setup = experiment.setup()?;
-        experiment.alone(setup, config.world_size, metrics.as_mut())
+    let mut alone = None;
+    let trained = train(experiment, setup, &mut rank, |rank| {
+        let mut metrics = None;
+        if rank.comm.rank() == experiment.reporter(config.world_size) {
+            metrics = begin_metrics(experiment)?;
+        }
+        if rank.stage < Stage::Told {
+            rank.first_alone(config.timeout, || {
+                if alone.is_none() {
+                    let setup = experiment.setup()?;
+                    alone = Some(experiment.alone(setup, config.world_size, metrics.as_mut())?);
+                }
+                Ok(())
+            })?;
+            rank.stage = Stage::Told;
+        }
+        if experiment.elastic().is_some() && metrics.is_none() {
+            // The first rank has begun them, and another one may take its place.
+            metrics = common.metrics.as_deref().map(MetricsWriter::append).transpose()?;
+        }
+        rank.metrics = metrics;
+        Ok(())
     })?;
-    rank.metrics = metrics;
-    let trained = experiment.train(setup, &mut rank)?;
     rank.write_trace(recorder, common.trace.as_deref())?;
-    match alone {
+    match alone.or_else(|| rank.is_first().then(|| experiment.stand_in()).flatten()) {
         Some(alone) => finish(experiment, alone, rank.outcome(trained)),
         None => Ok(()),
+    }
+}
+
+/// Prepares and trains; again where ranks are lost before the first step and the others begin anew.
+fn train<E: Experiment>(
+    experiment: &E,
+    mut setup: E::Setup,
+    rank: &mut Rank,
+    mut prepare: impl FnMut(&mut Rank) -> Result<()>,
+) -> Result<E::Trained> {
+    loop {
+        let error = match prepare(rank).and_then(|()| experiment.train(setup, rank)) {
+            Ok(trained) => return Ok(trained),
+            Err(error) => error,
+        };
+        rank.begin_anew(experiment.elastic(), error)?;
+        setup = experiment.setup()?;
     }
 }
 

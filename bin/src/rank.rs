@@ -11,7 +11,8 @@ use sampler::{DistributedSampler, DistributedSamplerConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::backends;
-use crate::error::Result;
+use crate::console::note;
+use crate::error::{Error, Result};
 use crate::file_error::FileError;
 use crate::held::Held;
 use crate::metrics::{MetricsWriter, Summary};
@@ -19,6 +20,7 @@ use crate::options::Backend;
 use crate::report::{RankTimes, peak_rss_bytes};
 use crate::start::host_name;
 use crate::trace::{self, TraceRecorder};
+use crate::trainer::ElasticRanks;
 
 /// What each rank tells of itself.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -112,6 +114,17 @@ impl Measured {
     }
 }
 
+/// How far a rank has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) enum Stage {
+    /// It has met the others.
+    Joined,
+    /// The first rank has done what it does alone.
+    Told,
+    /// It is about to take the first step, or has taken some.
+    AtWork,
+}
+
 /// One process of a job.
 #[derive(Debug)]
 pub struct Rank {
@@ -124,6 +137,7 @@ pub struct Rank {
     summaries: Vec<RankSummary>,
     /// It came when the others were at work.
     pub(crate) newcomer: bool,
+    pub(crate) stage: Stage,
 }
 
 impl Rank {
@@ -138,7 +152,40 @@ impl Rank {
             held: None,
             summaries: Vec::new(),
             newcomer: config.elastic.as_ref().is_some_and(|elastic| elastic.newcomer),
+            stage: Stage::Joined,
         })
+    }
+
+    /// After the loss of a rank before the first step: the others, if they are enough, are one group again and begin anew. Any
+    /// other error is the end.
+    pub(crate) fn begin_anew(&mut self, elastic: Option<ElasticRanks>, mut error: Error) -> Result<()> {
+        loop {
+            if matches!(error, Error::BeginAnew) {
+                // The others are not as far, and know that from the same group.
+                self.stage = Stage::Told;
+                return Ok(());
+            }
+            let may = !self.newcomer && self.stage < Stage::AtWork;
+            let (Some(ElasticRanks { min, .. }), Some(lost), true) = (elastic, error.loss().cloned(), may)
+            else {
+                return Err(error);
+            };
+            self.comm = self.comm.shrink()?;
+            let left = self.comm.world_size();
+            if left < min {
+                return Err(Error::TooFewRanks { left, min, lost });
+            }
+            error = match all_gather_object(&*self.comm, &self.stage) {
+                Ok(stages) => {
+                    self.stage = stages.into_iter().max().unwrap_or(self.stage).min(Stage::Told);
+                    if self.is_first() {
+                        note(format_args!("{lost}; {left} of the ranks begin anew, before the first step"));
+                    }
+                    return Ok(());
+                }
+                Err(error) => error.into(),
+            };
+        }
     }
 
     /// Runs `work` on rank 0 while the others wait, for however long it takes: rank 0 tells them now and then that it is

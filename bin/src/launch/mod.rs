@@ -58,6 +58,7 @@ fn config(options: &LaunchOptions, pet: &Pet) -> Result<SpawnConfig> {
         help: format!("with {local_world_size} ranks on each that is more than can be counted"),
     };
     let world_size = local_world_size.checked_mul(nodes).ok_or_else(too_many)?;
+    let elastic = options.elastic(world_size)?;
     let default_port = if nodes > 1 { MEETING_PORT } else { 0 };
     let logs = options.log_dir.as_ref().map(|dir| {
         let tee = options.tee.unwrap_or_default();
@@ -72,6 +73,7 @@ fn config(options: &LaunchOptions, pet: &Pet) -> Result<SpawnConfig> {
         tls: options.tls()?,
         join_timeout: options.timeout.unwrap_or(defaults.join_timeout),
         max_restarts: options.max_restarts(pet)?,
+        elastic,
         final_code: program.is_this_one.then_some(WRONG_OPTION),
         logs,
         port_kind: if program.is_this_one { MasterPort::Inherited } else { MasterPort::Reserved },

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use clap::Args;
 use comm::Tls;
+use comm::launch::ElasticJob;
 
 use crate::error::{Error, Result};
 use crate::options::{TransportOption, seconds};
+use crate::trainer::ElasticRanks;
 
 use super::nproc::ProcessCount;
 use super::pet::Pet;
@@ -20,6 +22,14 @@ use super::tee::Tee;
 Starts --nproc-per-node copies of PROGRAM, each a rank of one job, forwards what they print line by line, and ends all of \
 them when one fails, when it is stopped by a signal, and when it is killed itself. The last line names the first cause; \
 the exit code is 0, or that of the first rank that failed (128 + the signal where one ended it).
+
+With --elastic MIN:MAX a rank that fails once all have met is lost, and the others go on as long as MIN are left, if PROGRAM \
+can: ddp-transformer does, and so do programs on the crate comm that shrink their group; this program's other commands end as \
+without it, and whatever does not join through comm does, too. With fewer the job ends, and --max-restarts applies. On \
+several machines give it to each launcher. A machine other than node 0's may be lost with its launcher, or leave when a signal \
+stops that; where one is gone there is no restart. Ranks of node 0 may be lost as well, but with its launcher or machine the job \
+ends. Machines that vanish without a word are missed after the ranks' time-out, and half of the ranks go on only if the lowest \
+is among them. Lost ranks are not replaced.
 
 With --max-restarts all ranks start again after a failure. This program's commands then go on from their last checkpoint \
 in --checkpoint-dir; other programs find TORCHELASTIC_RESTART_COUNT in their environment.
@@ -67,6 +77,9 @@ pub struct LaunchOptions {
     /// How often all ranks start again after one has failed [default: 0]
     #[arg(long, visible_alias = "max_restarts", value_name = "K", allow_negative_numbers = true)]
     max_restarts: Option<usize>,
+    /// Go on as long as MIN ranks are left when some are lost, of those of all machines, which are MAX at most
+    #[arg(long, value_name = "MIN:MAX", allow_negative_numbers = true)]
+    elastic: Option<ElasticRanks>,
     /// Keep what each rank prints in DIR/RUN/attempt_N/RANK/stdout.log and stderr.log
     #[arg(long, visible_alias = "log_dir", value_name = "DIR")]
     pub(super) log_dir: Option<PathBuf>,
@@ -90,12 +103,15 @@ pub struct LaunchOptions {
     pub(super) command: Vec<OsString>,
 }
 
+/// How long the others may take that are left once a rank has ended well, in an elastic job; as `torchrun` waits.
+const FINISH: Duration = Duration::from_secs(300);
+
 /// A number of nodes; `torchrun` takes a range, too.
 fn nodes(text: &str) -> std::result::Result<usize, String> {
     let number = |text: &str| text.parse().ok().filter(|&nodes: &usize| nodes > 0);
     let count = match text.split_once(':') {
         Some((least, most)) if number(least) != number(most) => {
-            return Err("a range of nodes is not supported; give one number".into());
+            return Err("all nodes are there from the beginning: give one number; --elastic lets a job go on when some are lost".into());
         }
         Some((least, _)) => number(least),
         None => number(text),
@@ -134,6 +150,13 @@ impl LaunchOptions {
             .max_restarts
             .map_or_else(|| pet.parse_with("PET_MAX_RESTARTS", whole), |given| Ok(Some(given)));
         Ok(given?.unwrap_or(0))
+    }
+
+    /// How a job of so many ranks goes on without some of them.
+    pub(super) fn elastic(&self, world_size: usize) -> Result<Option<ElasticJob>> {
+        let Some(elastic) = self.elastic else { return Ok(None) };
+        elastic.check(world_size)?;
+        Ok(Some(ElasticJob { finish: FINISH, ..elastic.job() }))
     }
 
     pub(super) fn master_addr(&self, pet: &Pet, nodes: usize) -> Result<Option<String>> {

@@ -3,7 +3,8 @@
 use std::str::FromStr;
 
 use clap::Args;
-use comm::launch::ElasticJob;
+use comm::launch::{self, ElasticJob};
+use comm::{Elastic, TcpConfig};
 
 use crate::error::{Error, Result};
 use crate::options::RankOptions;
@@ -12,7 +13,7 @@ use crate::trainer::ElasticRanks;
 /// Whether a run goes on when ranks are lost.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub struct ElasticOptions {
-    /// Start MAX ranks, and go on as long as MIN are left when some are lost
+    /// Start MAX ranks, and go on as long as MIN are left when some are lost [default: what launch --elastic says]
     #[arg(long, value_name = "MIN:MAX", help_heading = "Ranks")]
     pub elastic: Option<ElasticRanks>,
     /// Start up to K new ranks in place of lost ones; they join between two steps
@@ -26,36 +27,90 @@ impl ElasticOptions {
         self.elastic.map_or(default, |elastic| elastic.max)
     }
 
+    /// What the option says, else what the launcher does that has started this rank.
+    pub(crate) fn ranks(&self) -> Option<ElasticRanks> {
+        let told = || launch::elastic_min().map(|min| ElasticRanks { min, max: usize::MAX });
+        self.elastic.or_else(told)
+    }
+
     /// Refuses another number of ranks than may be.
     ///
     /// # Errors
     /// What contradicts the option.
     pub(crate) fn check(&self, world_size: usize, ranks: &RankOptions) -> Result<()> {
-        let Some(elastic @ ElasticRanks { min, max }) = self.elastic else { return Ok(()) };
-        let refuse =
-            |help: String| Err(Error::Option { option: "--elastic", got: elastic.to_string(), help });
-        if !(min..=max).contains(&world_size) {
-            return refuse(format!("the run begins with {world_size} ranks; give a range in which that is"));
+        if let Some(elastic) = self.elastic {
+            elastic.check(world_size)?;
         }
-        if !ranks.is_tcp() {
-            return refuse("groups change over TCP only; give --backend tcp".into());
+        if self.ranks().is_some() && !ranks.is_tcp() {
+            let got = format!("{:?}", ranks.backend).to_lowercase();
+            let help = "groups change over TCP only: give tcp, or no --elastic".into();
+            return Err(Error::Option { option: "--backend", got, help });
         }
         Ok(())
     }
 
-    /// Refuses ranks that something else has started.
+    /// Prepares a rank that something else has started.
     ///
     /// # Errors
-    /// The option is given.
-    pub(crate) fn check_alone(&self) -> Result<()> {
+    /// The option is given, and whoever has started this rank ends them all when one fails, or the option contradicts it.
+    pub(crate) fn join(&self, config: &mut TcpConfig, ranks: &RankOptions) -> Result<()> {
+        self.check(config.world_size, ranks)?;
+        if self.replace > 0 {
+            let help =
+                "whoever has started this rank starts no others in place of lost ones; leave the option out"
+                    .into();
+            return Err(Error::Option { option: "--replace", got: self.replace.to_string(), help });
+        }
         let Some(elastic) = self.elastic else { return Ok(()) };
-        let help = "the launcher that has started this rank ends them all when one fails; start the command without a launcher";
-        Err(Error::Option { option: "--elastic", got: elastic.to_string(), help: help.into() })
+        if let Some(launcher) = launcher_that_ends_all() {
+            let help = format!("{launcher}; start the ranks with girandole launch --elastic");
+            return Err(Error::Option { option: "--elastic", got: elastic.to_string(), help });
+        }
+        config.elastic.get_or_insert_with(Elastic::default);
+        Ok(())
     }
 
     /// What is said to the launcher.
     pub(crate) fn job(&self) -> Option<ElasticJob> {
-        self.elastic.map(|ElasticRanks { min, .. }| ElasticJob { min, replace: self.replace })
+        self.elastic.map(|elastic| ElasticJob { replace: self.replace, ..elastic.job() })
+    }
+}
+
+impl ElasticRanks {
+    /// A launcher's part of it.
+    pub(crate) fn job(self) -> ElasticJob {
+        ElasticJob { min: self.min, ..ElasticJob::default() }
+    }
+
+    /// Refuses a run that begins with another number of ranks.
+    ///
+    /// # Errors
+    /// It is not in the range.
+    pub(crate) fn check(self, world_size: usize) -> Result<()> {
+        if (self.min..=self.max).contains(&world_size) {
+            return Ok(());
+        }
+        let help = format!("the run begins with {world_size} ranks; give a range in which that is");
+        Err(Error::Option { option: "--elastic", got: self.to_string(), help })
+    }
+}
+
+/// Who has started this rank, where that one ends all ranks when one fails.
+fn launcher_that_ends_all() -> Option<&'static str> {
+    let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let by_rank = is_set("RANK");
+    match () {
+        () if launch::is_worker() => match launch::elastic_min() {
+            Some(_) => None,
+            None => Some("the launcher was not given --elastic, and ends all ranks when one fails"),
+        },
+        () if is_set("TORCHELASTIC_RUN_ID") => Some("torchrun ends all ranks when one fails"),
+        () if is_set("PET_NODE_RANK") => Some("Kubeflow ends or restarts all ranks when one fails"),
+        () if !by_rank && (is_set("OMPI_COMM_WORLD_RANK") || is_set("PMI_RANK")) => {
+            Some("an MPI launcher ends all ranks when one fails")
+        }
+        // Slurm does not, unless srun was given -K; and where ranks were started one by one nobody does.
+        () => None,
     }
 }
 

@@ -11,7 +11,7 @@ use training::OptimizerState;
 
 use crate::console::note;
 use crate::error::{Error, Result};
-use crate::rank::{Rank, Stopwatch};
+use crate::rank::{Rank, Stage, Stopwatch};
 use crate::run_log::RunLog;
 
 use super::{Keeper, Observer, Position, RunConfig, RunIdentity, Step, Trainer, saying, share};
@@ -163,6 +163,11 @@ where
         let new: Vec<usize> = comm.world_ranks().iter().filter(is_new).copied().collect();
         // Those who come late have no state yet. They are let in between two steps, when all others have the same.
         if new.is_empty() {
+            let stages: Vec<Stage> = all_gather_object(&**comm, &rank.stage)?;
+            if stages.iter().any(|stage| *stage < Stage::AtWork) {
+                // Without these no step can have been taken.
+                return Err(Error::BeginAnew);
+            }
             self.catch_up(&**comm, run)?;
         }
         let state = self.sampler_state(self.taken);

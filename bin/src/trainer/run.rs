@@ -8,7 +8,7 @@ use training::{Checkpoint, Error as TrainingError, Fallback, OptimizerState};
 use crate::console::note;
 use crate::error::{Error, Result};
 use crate::experiment::Experiment;
-use crate::rank::Rank;
+use crate::rank::{Rank, Stage};
 use crate::report::RunSeries;
 use crate::run_log::{LogConfig, RunLog};
 
@@ -89,6 +89,7 @@ where
         self.watch_door(rank, config.elastic);
         let begun = self.position().step;
         run.watch = rank.stopwatch();
+        rank.stage = Stage::AtWork;
         self.train_elastic(rank, &mut run)?;
         let seconds = self.measure(rank, begun, &mut run)?;
         let series = run.log.map(RunLog::finish).unwrap_or_default();

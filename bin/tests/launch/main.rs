@@ -4,6 +4,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod elastic;
 mod endings;
 mod nodes;
 mod own;

@@ -17,11 +17,15 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) struct Nodes(pub(crate) Vec<Child>);
 
 impl Nodes {
-    fn start(options: &[&str], program: &[&str]) -> Self {
+    pub(crate) fn start(options: &[&str], program: &[&str]) -> Self {
         Self::start_with(options, program, |_, _| {})
     }
 
-    fn start_with(options: &[&str], program: &[&str], change: impl Fn(usize, &mut Command)) -> Self {
+    pub(crate) fn start_with(
+        options: &[&str],
+        program: &[&str],
+        change: impl Fn(usize, &mut Command),
+    ) -> Self {
         let port = free_port();
         let start = |node: usize| {
             let mut command = girandole();
@@ -46,8 +50,11 @@ impl Nodes {
     }
 
     /// What each has said and how it ended.
-    fn end(mut self) -> Vec<Output> {
-        std::mem::take(&mut self.0).into_iter().map(|node| node.wait_with_output().unwrap()).collect()
+    pub(crate) fn end(mut self) -> Vec<Output> {
+        // All are read at the same time: whoever finds its pipe full keeps the others waiting.
+        let wait = |node: Child| std::thread::spawn(|| node.wait_with_output().unwrap());
+        let outputs: Vec<_> = std::mem::take(&mut self.0).into_iter().map(wait).collect();
+        outputs.into_iter().map(|output| output.join().unwrap()).collect()
     }
 
     /// Waits until both have their ranks; these.
@@ -77,7 +84,7 @@ pub(crate) fn free_port() -> String {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
 }
 
-fn last_line(output: &Output) -> String {
+pub(crate) fn last_line(output: &Output) -> String {
     text(&output.stderr).lines().last().unwrap_or_default().to_string()
 }
 

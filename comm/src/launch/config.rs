@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 
-use super::{ElasticJob, LogConfig, MasterPort, Notes};
+use super::{ElasticJob, ExitKind, LogConfig, MasterPort, Notes};
 use crate::{Error, Result, Secret, Tls};
 
 /// Files that a process has open besides those that the launcher needs for each rank.
@@ -42,7 +42,7 @@ pub struct SpawnConfig {
     /// How often all ranks are started again after one of them has failed. On several nodes the first one's counts.
     /// Default: 0.
     pub max_restarts: usize,
-    /// Lets the ranks go on when some of them fail. Of one node only. Default: `None`, the first failure ends all.
+    /// Lets the ranks go on when some of them fail; the same minimum on all nodes. Default: `None`, the first failure ends all.
     pub elastic: Option<ElasticJob>,
     /// A rank that fails with this exit code would do so again: no restart. Default: `None`.
     pub final_code: Option<i32>,
@@ -133,6 +133,11 @@ impl SpawnConfig {
     /// Ranks of this machine.
     pub fn local_world_size(&self) -> usize {
         self.world_size / self.nodes.max(1)
+    }
+
+    /// True where ranks that have ended like this would do so again.
+    pub(super) fn is_final(&self, status: ExitKind) -> bool {
+        self.final_code.is_some_and(|code| status == ExitKind::Code(code))
     }
 
     /// True where the ranks would find this variable set already.

@@ -3,36 +3,45 @@
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::SpawnConfig;
-use super::environment::random_hex;
+use super::environment::{ELASTIC_MIN, random_hex};
 use crate::{Error, Result};
 
 /// Lets a job go on when ranks fail: the others meet anew ([`Communicator::shrink`](crate::Communicator::shrink)), which their
-/// program must do; they find `GIRANDOLE_ELASTIC` and `GIRANDOLE_ELASTIC_FILE` in their environment.
+/// program must do; they find `GIRANDOLE_ELASTIC` and `GIRANDOLE_ELASTIC_MIN` in their environment.
 ///
-/// A rank that fails is then lost, and named in a warning. The job is done when all ranks that are left are; those that are
-/// left behind once one has ended well are ended after [`SpawnConfig::grace`].
+/// A rank that fails is then lost, and named in a warning, once the ranks have met ([`Tcp::connect`](crate::Tcp::connect)): one
+/// that fails before that ends the job, as the others would wait for it. The job is done when all ranks that are left are.
+///
+/// On several nodes, each launcher but the first one may be lost as well, with its ranks, and so may its machine; one that a
+/// signal stops leaves the job. The first one's council decides for all, so that the job ends with it; its ranks may be lost as
+/// any others. Where a launcher is gone there is no restart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ElasticJob {
     /// The fewest ranks that go on; where fewer are left, the job fails. Default: 1.
     pub min: usize,
     /// Ranks that are started in place of lost ones, in all; they find `GIRANDOLE_NEWCOMER`, and a `RANK` that continues the
-    /// others'. Default: 0.
+    /// others'. On one node only. Default: 0.
     pub replace: usize,
+    /// How long ranks of a node may take to end once one of them has ended well; then they are ended, and nobody is blamed.
+    /// Default: 1 s.
+    pub finish: Duration,
 }
 
 impl Default for ElasticJob {
     fn default() -> Self {
-        Self { min: 1, replace: 0 }
+        Self { min: 1, replace: 0, finish: Duration::from_secs(1) }
     }
 }
 
 impl ElasticJob {
     pub(super) fn check(&self, config: &SpawnConfig) -> Result<()> {
-        if config.nodes > 1 {
-            let help = "a job on several nodes cannot go on without some of its ranks; give max_restarts";
-            return Err(Error::invalid("elastic", format!("{} nodes", config.nodes), help));
+        if config.nodes > 1 && self.replace > 0 {
+            let help =
+                "new ranks find the group through a file of their node; on several nodes none can come";
+            return Err(Error::invalid("elastic.replace", self.replace, help));
         }
         if self.min == 0 || self.min > config.world_size {
             let help = format!("the fewest ranks that go on: 1 to {}", config.world_size);
@@ -40,6 +49,16 @@ impl ElasticJob {
         }
         Ok(())
     }
+}
+
+/// The fewest ranks that go on when others are lost, as this process's launcher tells; `None` where no launcher has started it,
+/// or one that ends all ranks when one fails.
+///
+/// ```
+/// assert_eq!(comm::launch::elastic_min(), None);
+/// ```
+pub fn elastic_min() -> Option<usize> {
+    std::env::var(ELASTIC_MIN).ok().and_then(|min| min.parse().ok()).filter(|_| super::is_worker())
 }
 
 /// A folder of this job's own, gone when this is dropped.

@@ -26,6 +26,8 @@ const BIND: &str = "GIRANDOLE_BIND";
 /// Says that the group of the others is to be joined.
 pub(super) const NEWCOMER: &str = "GIRANDOLE_NEWCOMER";
 const ELASTIC: &str = "GIRANDOLE_ELASTIC";
+/// The fewest ranks that go on.
+pub(super) const ELASTIC_MIN: &str = "GIRANDOLE_ELASTIC_MIN";
 const ELASTIC_FILE: &str = "GIRANDOLE_ELASTIC_FILE";
 /// How often the ranks were started before, in `torchrun`'s word.
 pub(super) const RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
@@ -43,7 +45,9 @@ pub(super) struct Job {
     bind: Option<String>,
     spawner: String,
     notes: bool,
-    /// Where ranks that come later find the group, which may change.
+    /// The fewest ranks of the group, which may change.
+    elastic_min: Option<usize>,
+    /// Where ranks that come later find it.
     group_file: Option<PathBuf>,
     /// Threads for each rank, where nobody has set them.
     threads: Option<String>,
@@ -72,12 +76,13 @@ impl Job {
             bind: address.filter(|_| !config.sets(BIND)).map(|address| address.to_string()),
             spawner: std::process::id().to_string(),
             notes: config.notes.is_some(),
+            elastic_min: config.elastic.as_ref().map(|elastic| elastic.min),
             group_file: None,
             threads,
         })
     }
 
-    /// The group may change, and newcomers find it through this file.
+    /// Newcomers find the group through this file.
     pub(super) fn found_in(self, file: PathBuf) -> Self {
         Self { group_file: Some(file), ..self }
     }
@@ -99,11 +104,16 @@ impl Job {
     /// Writes the environment of one rank of this node.
     pub(super) fn tell(&self, local_rank: usize, command: &mut Command) {
         // A launcher may itself run under another one, whose word must not reach these ranks.
-        for name in [LISTENER, SECRET_FILE, "TORCHELASTIC_ERROR_FILE", NEWCOMER, ELASTIC, ELASTIC_FILE] {
+        let outer =
+            [LISTENER, SECRET_FILE, "TORCHELASTIC_ERROR_FILE", NEWCOMER, ELASTIC, ELASTIC_MIN, ELASTIC_FILE];
+        for name in outer {
             command.env_remove(name);
         }
+        if let Some(min) = self.elastic_min {
+            command.env(ELASTIC, "1").env(ELASTIC_MIN, min.to_string());
+        }
         if let Some(file) = &self.group_file {
-            command.env(ELASTIC, "1").env(ELASTIC_FILE, file);
+            command.env(ELASTIC_FILE, file);
         }
         command.envs(self.place(local_rank)).envs(self.elastic());
         command

@@ -254,6 +254,8 @@ impl Forwarder {
                     notes.note(rank, &String::from_utf8_lossy(text));
                 }
             }
+            // Nobody listens any more where the launcher has given up.
+            Item::Met => drop(self.events.send(Event::Met)),
             Item::Text(text) => {
                 if let Some(tail) = self.captured.tails.get_mut(rank) {
                     keep(tail, text);

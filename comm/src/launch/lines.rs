@@ -4,6 +4,8 @@
 pub(super) const RESULT_PREFIX: &str = "\u{1}girandole-result:";
 /// Marks a line that is a note to the launcher.
 pub(super) const NOTE_PREFIX: &str = "\u{1}girandole-note:";
+/// Marks a line that says that the rank has met the others.
+pub(super) const MET_PREFIX: &str = "\u{1}girandole-met:";
 /// Longest report, in bytes.
 pub(super) const MAX_RESULT: usize = 64 << 20;
 /// A line longer than this many bytes is passed on in pieces.
@@ -18,6 +20,8 @@ pub(super) enum Item<'a> {
     Report(&'a [u8]),
     /// What stood between the prefix of a note and the newline.
     Note(&'a [u8]),
+    /// This rank has met the others.
+    Met,
 }
 
 /// Collects a line that has not ended yet, without ever holding more than a bounded part of it.
@@ -59,7 +63,11 @@ impl LineBuffer {
         match self.message_at() {
             Some((at, prefix)) => {
                 let message = &self.line[at + prefix.len()..self.line.len() - 1];
-                each(if prefix == RESULT_PREFIX { Item::Report(message) } else { Item::Note(message) });
+                each(match prefix {
+                    RESULT_PREFIX => Item::Report(message),
+                    NOTE_PREFIX => Item::Note(message),
+                    _ => Item::Met,
+                });
                 // What was printed before the message, without a newline, is the start of a line that goes on.
                 self.line.truncate(at);
             }
@@ -74,7 +82,7 @@ impl LineBuffer {
     fn message_at(&self) -> Option<(usize, &'static str)> {
         let first = self.line.iter().position(|&byte| self.reports && byte == RESULT_PREFIX.as_bytes()[0])?;
         let begins = |at: usize| {
-            let prefixes = [RESULT_PREFIX, NOTE_PREFIX];
+            let prefixes = [RESULT_PREFIX, NOTE_PREFIX, MET_PREFIX];
             prefixes.into_iter().find(|prefix| self.line[at..].starts_with(prefix.as_bytes()))
         };
         (first..self.line.len()).find_map(|at| begins(at).map(|prefix| (at, prefix)))
@@ -96,6 +104,7 @@ mod tests {
             Item::Text(bytes) => items.push(bytes.to_vec()),
             Item::Report(bytes) => items.push([b"report ", bytes].concat()),
             Item::Note(bytes) => items.push([b"note ", bytes].concat()),
+            Item::Met => items.push(b"met".to_vec()),
         }
     }
 
@@ -131,8 +140,9 @@ mod tests {
 
     #[test]
     fn notes_are_told_from_reports() {
-        let line = format!("{NOTE_PREFIX}7 of 9\n{RESULT_PREFIX}done\n");
-        assert_eq!(cut(&[b"a", line.as_bytes(), b"b\n"], 100), ["note 7 of 9", "report done", "ab\n"]);
+        let line = format!("{NOTE_PREFIX}7 of 9\n{MET_PREFIX}\n{RESULT_PREFIX}done\n");
+        let items = cut(&[b"a", line.as_bytes(), b"b\n"], 100);
+        assert_eq!(items, ["note 7 of 9", "met", "report done", "ab\n"]);
     }
 
     #[test]

@@ -45,7 +45,7 @@ mod worker;
 use std::sync::mpsc;
 
 pub use config::SpawnConfig;
-pub use elastic::ElasticJob;
+pub use elastic::{ElasticJob, elastic_min};
 pub use failure::{ExitKind, NodeName, WorkerFailure};
 pub use layout::Layout;
 pub(crate) use listener::inherited_listener;
@@ -54,6 +54,7 @@ pub use master::MasterPort;
 #[cfg(any(test, fuzzing))]
 pub use nodes::fuzz_council;
 pub use notes::{Notes, send_note, wants_notes};
+pub(crate) use worker::tell_met;
 pub use worker::{is_worker, report_result, restarts, worker_guard};
 
 use crate::Result;
@@ -67,7 +68,8 @@ pub const EXIT_PEER_FAILED: i32 = 75;
 ///
 /// Where a rank fails and [`max_restarts`](SpawnConfig::max_restarts) allows it, all are started again. A job on several
 /// machines has a launcher on each, with the same configuration but for [`node_rank`](SpawnConfig::node_rank); they meet
-/// at the first one, act as one, and return the same error. Each returns the reports of its own ranks.
+/// at the first one, act as one, and return the same error. Each returns the reports of its own ranks. Where
+/// [`elastic`](SpawnConfig::elastic) allows it, the others go on when ranks fail.
 ///
 /// Each rank finds in its environment: what `torchrun` tells its own (`RANK`, `LOCAL_RANK`, `WORLD_SIZE`,
 /// `LOCAL_WORLD_SIZE`, `GROUP_RANK`, `MASTER_ADDR`, `MASTER_PORT` and so on); the job's secret and id; and

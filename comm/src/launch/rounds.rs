@@ -13,7 +13,7 @@ use super::master::Master;
 use super::nodes::{self, Ending, Nodes, Order, Round, Verdict, Word};
 use super::supervise::{Event, Finished, Supervisor};
 use super::warden::Warden;
-use super::{ExitKind, SpawnConfig, start};
+use super::{SpawnConfig, start};
 use crate::{Error, Result};
 
 /// What each rank passed on, by rank of this node.
@@ -74,11 +74,12 @@ impl Rounds<'_> {
             })?;
             let port = master.as_ref().map_or(0, |master| master.port);
             let local_world_size = self.config.local_world_size();
-            self.nodes.tell(Word::Ready { host: nodes::host(), local_world_size, port });
+            let elastic = self.config.elastic.as_ref().map(|elastic| elastic.min);
+            self.nodes.tell(Word::Ready { host: nodes::host(), local_world_size, port, elastic });
             let round = match self.order()? {
                 Order::Start(round) => round,
                 Order::Over(verdict) => return self.conclude(verdict, Ok(Vec::new())),
-                Order::Stop | Order::Again { .. } => continue,
+                Order::Stop | Order::GoOn(_) | Order::Again { .. } => continue,
             };
             let Finished { result, failed_at } = self
                 .round(&round, master)
@@ -89,7 +90,7 @@ impl Rounds<'_> {
                 Order::Again { reason, restart, of } => {
                     tracing::warn!("{reason}; all ranks start again (restart {restart} of {of})");
                 }
-                Order::Start(_) | Order::Stop => {}
+                Order::Start(_) | Order::Stop | Order::GoOn(_) => {}
             }
         }
     }
@@ -102,7 +103,8 @@ impl Rounds<'_> {
     fn round(&mut self, round: &Round, master: Option<Master>) -> Result<Finished> {
         let config = self.config;
         let job = Job::new(config, round, self.nodes.address)?;
-        let folder = config.elastic.as_ref().map(|_| JobFolder::new()).transpose()?;
+        let grows = config.elastic.as_ref().is_some_and(|elastic| elastic.replace > 0);
+        let folder = grows.then(JobFolder::new).transpose()?;
         let job = match &folder {
             Some(folder) => job.found_in(folder.file("group")),
             None => job,
@@ -119,12 +121,10 @@ impl Rounds<'_> {
             Ok(_) => Ending::Done,
             Err(Error::Worker(failure)) => {
                 let ago = failed_at.map_or(0, |at| at.elapsed().as_millis());
-                let is_final =
-                    matches!(failure.status, ExitKind::Code(code) if Some(code) == self.config.final_code);
                 Ending::Failed {
                     failure: (**failure).clone(),
                     ago_ms: u64::try_from(ago).unwrap_or(u64::MAX),
-                    is_final,
+                    is_final: self.config.is_final(failure.status),
                 }
             }
             Err(Error::Interrupted { signal }) => Ending::Stopped(by_signal(*signal)),
@@ -137,6 +137,7 @@ impl Rounds<'_> {
         loop {
             match self.inbox.kept_or_next() {
                 Some(Event::Order(Order::Stop)) => {}
+                Some(Event::Order(Order::GoOn(what))) => tracing::warn!("{what}"),
                 Some(Event::Order(order)) => return Ok(order),
                 // The second one: at once.
                 Some(Event::Signal(signal)) if self.signal.is_some() => {

@@ -26,6 +26,8 @@ const DRAIN_TIME: Duration = Duration::from_millis(300);
 pub(super) enum Event {
     /// The process of this local rank has ended, and waits to be reaped.
     Exited(usize),
+    /// A rank has met the others.
+    Met,
     /// This process got a signal that is for the ranks.
     Signal(i32),
     /// Standard output cannot be written any more.
@@ -70,6 +72,8 @@ pub(super) struct Supervisor<'a> {
     deadline: Option<Instant>,
     /// In the order of time.
     ended: Vec<Ended>,
+    /// The ranks have met: from then on the others can go on without one.
+    met: bool,
     /// Without these the others go on.
     lost: Vec<Ended>,
     drained: usize,
@@ -97,6 +101,7 @@ impl<'a> Supervisor<'a> {
             stage: Stage::Running,
             deadline: None,
             ended: Vec::new(),
+            met: false,
             lost: Vec::new(),
             drained: 0,
             signal: None,
@@ -124,6 +129,11 @@ impl<'a> Supervisor<'a> {
     fn handle(&mut self, event: Event) -> Result<()> {
         match event {
             Event::Exited(rank) => return self.exited(rank),
+            Event::Met if !self.met => {
+                self.met = true;
+                self.nodes.tell(Word::Met);
+            }
+            Event::Met => {}
             Event::Signal(number) => self.interrupted(number),
             Event::OutputFailed(error) => {
                 self.output_error.get_or_insert(error);
@@ -137,7 +147,11 @@ impl<'a> Supervisor<'a> {
 
     /// Ranks of other nodes have failed, or their launcher is gone.
     fn ordered(&mut self, order: Order) {
-        if self.stage == Stage::Running {
+        if let Order::GoOn(what) = &order {
+            return tracing::warn!("{what}");
+        }
+        if self.is_at_work() {
+            self.blame_the_lost();
             self.enter(Stage::Grace, self.grace);
         }
         if !matches!(order, Order::Stop) {
@@ -151,17 +165,15 @@ impl<'a> Supervisor<'a> {
         let status = worker.reap().map_err(|e| Error::system(format!("cannot wait for rank {rank}"), e))?;
         tracing::debug!(rank, pid, %status, "ended");
         let end = Ended { rank, status, told: worker.told, at: Instant::now() };
-        if self.goes_on_without(end, pid)? {
+        if self.goes_on_without(end, local_rank, pid)? {
             return Ok(());
         }
         if !status.success() && self.stage == Stage::Running {
-            // What was lost just now may be the cause of this.
-            let recent = |lost: &Ended| lost.at.elapsed() < self.grace;
-            self.ended.extend(self.lost.iter().copied().filter(recent));
+            self.blame_the_lost();
         }
         self.ended.push(end);
-        if status.success() && self.stage == Stage::Running && self.config.elastic.is_some() {
-            self.enter(Stage::Finishing, self.grace);
+        if let (true, Stage::Running, Some(elastic)) = (status.success(), self.stage, &self.config.elastic) {
+            self.enter(Stage::Finishing, elastic.finish);
         }
         if !status.success() && self.stage == Stage::Running {
             self.enter(Stage::Grace, self.grace);
@@ -170,17 +182,40 @@ impl<'a> Supervisor<'a> {
         Ok(())
     }
 
+    /// Nobody has asked the ranks to end.
+    fn is_at_work(&self) -> bool {
+        matches!(self.stage, Stage::Running | Stage::Finishing)
+    }
+
+    /// What was lost just now may be the cause of what has ended the job.
+    fn blame_the_lost(&mut self) {
+        let recent = |lost: &Ended| lost.at.elapsed() < self.grace;
+        self.ended.extend(self.lost.iter().copied().filter(recent));
+    }
+
     /// Whether the others go on where this one has failed; another one may take its place.
-    fn goes_on_without(&mut self, end: Ended, pid: u32) -> Result<bool> {
+    fn goes_on_without(&mut self, end: Ended, local_rank: usize, pid: u32) -> Result<bool> {
         let Some(elastic) = &self.config.elastic else { return Ok(false) };
+        let may = self.met && self.is_at_work() && self.signal.is_none();
+        if end.status.success() || end.told || !may {
+            return Ok(false);
+        }
+        let Ended { rank, status, .. } = end;
+        if self.config.nodes > 1 {
+            // All nodes together have to be enough, which the council knows.
+            self.lost.push(end);
+            let log = self.output.log(local_rank);
+            let failure =
+                WorkerFailure { rank, pid, status, stderr_tail: Vec::new(), also_failed: 0, node: None, log };
+            self.nodes.tell(Word::Lost { failure, is_final: self.config.is_final(status) });
+            return Ok(true);
+        }
         let done = self.ended.iter().filter(|end| end.status.success()).count();
         let left = self.workers.running() + done;
-        let is_running = matches!(self.stage, Stage::Running | Stage::Finishing);
-        if end.status.success() || end.told || !is_running || self.signal.is_some() || left < elastic.min {
+        if left < elastic.min {
             return Ok(false);
         }
         self.lost.push(end);
-        let Ended { rank, status, .. } = end;
         let replaced = match self.stage {
             Stage::Running => self.workers.add(self.config, self.job)?,
             _ => None,

@@ -5,8 +5,9 @@ use std::io::Write;
 use rustix::process::{Pid, getppid};
 
 use super::EXIT_PEER_FAILED;
+use super::elastic_min;
 use super::environment::{RESTART_COUNT, SPAWNER_PID};
-use super::lines::{MAX_RESULT, RESULT_PREFIX};
+use super::lines::{MAX_RESULT, MET_PREFIX, RESULT_PREFIX};
 use super::warden;
 use crate::{Error, Result};
 
@@ -157,4 +158,14 @@ pub fn report_result(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let written = out.write_all(format!("{RESULT_PREFIX}{text}\n").as_bytes()).and_then(|()| out.flush());
     written.map_err(|e| Error::system("cannot report to the launcher", e))
+}
+
+/// Tells the launcher that this rank has met the others. Does nothing where no launcher of an elastic job started it.
+pub(crate) fn tell_met() {
+    if elastic_min().is_none() {
+        return;
+    }
+    let mut out = std::io::stdout().lock();
+    // Where it cannot be written the launcher ends the job when a rank fails.
+    let _ = out.write_all(format!("{MET_PREFIX}\n").as_bytes()).and_then(|()| out.flush());
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::launch;
 use crate::members::Members;
 use crate::supervisor::Supervisor;
 use crate::verdict::Cause;
@@ -38,6 +39,7 @@ pub(super) fn connect(config: &TcpConfig, elastic: &Elastic) -> Result<Tcp> {
     let people = all_gather_object(&group, &lobby.card())?;
     lobby.settle(0, &people)?;
     group.lobby = Some(lobby);
+    launch::tell_met();
     Ok(group)
 }
 

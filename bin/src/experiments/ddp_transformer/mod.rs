@@ -52,8 +52,12 @@ impl Experiment for DdpTransformerOptions {
         Some(&self.checkpoints)
     }
 
-    fn elastic_options(&self) -> ElasticOptions {
-        self.elastic
+    fn elastic_options(&self) -> Option<ElasticOptions> {
+        Some(self.elastic)
+    }
+
+    fn stand_in(&self) -> Option<()> {
+        Some(())
     }
 
     fn identity(&self, world_size: usize) -> RunIdentity {
@@ -103,7 +107,7 @@ impl Experiment for DdpTransformerOptions {
         let mut trainer = Trainer::new(ddp, loader, optimizer, next_token_loss, config);
         let config = RunConfig::of(self, &self.checkpoints, self.epochs, rank);
         let series = trainer.run(rank, &variables.map, &config, &mut Losses { prints: rank.is_first() })?;
-        trainer.conclude(rank, self.elastic.elastic, |rank| variables.save(&self.common, rank))?;
+        trainer.conclude(rank, self.elastic(), |rank| variables.save(&self.common, rank))?;
         Ok(series)
     }
 

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::losses::Losses;
 use super::message::{Ending, Order, Round, Verdict, Word};
 use crate::launch::failure::CLOSE;
 use crate::launch::{EXIT_PEER_FAILED, ExitKind, NodeName, WorkerFailure};
@@ -26,7 +27,7 @@ enum Stage {
 
 /// A rank's failure, as the council knows it.
 #[derive(Debug, Clone)]
-struct Failed {
+pub(super) struct Failed {
     failure: WorkerFailure,
     at: Instant,
     is_final: bool,
@@ -37,6 +38,9 @@ pub(super) struct Council {
     stages: Vec<Stage>,
     names: Vec<NodeName>,
     local_world_sizes: Vec<Option<usize>>,
+    /// The fewest ranks that go on, as each node was told.
+    elastic: Vec<Option<usize>>,
+    losses: Losses,
     round: Round,
     failures: Vec<Failed>,
     /// What ends the job whatever the ranks do: the first such thing.
@@ -53,6 +57,8 @@ impl Council {
             stages: vec![Stage::Awaited; nodes],
             names: hosts.into_iter().enumerate().map(name).collect(),
             local_world_sizes: vec![None; nodes],
+            elastic: vec![None; nodes],
+            losses: Losses::new(nodes),
             round,
             failures: Vec::new(),
             end: None,
@@ -66,38 +72,35 @@ impl Council {
             return Vec::new();
         }
         match word {
-            Word::Ready { host, local_world_size, port } => self.ready(node, host, local_world_size, port),
+            Word::Ready { host, local_world_size, port, elastic } => {
+                self.names[node].host = host;
+                self.local_world_sizes[node] = Some(local_world_size);
+                self.elastic[node] = elastic;
+                if node == 0 {
+                    self.round.port = port;
+                }
+                self.ready(node)
+            }
+            Word::Met => {
+                self.losses.met();
+                Vec::new()
+            }
+            Word::Lost { failure, is_final } => self.lost(node, failure, is_final, now),
             Word::Failing => self.stop(),
             Word::Ended(ending) => self.ended(node, ending, now),
-            Word::Gone => {
-                self.stages[node] = Stage::Gone;
-                self.end.get_or_insert(Verdict::Gone(self.names[node].clone()));
-                self.settle()
-            }
+            Word::Gone => self.gone(node),
         }
     }
 
-    fn ready(&mut self, node: usize, host: String, local_world_size: usize, port: u16) -> Orders {
+    fn ready(&mut self, node: usize) -> Orders {
         self.stages[node] = Stage::Ready;
-        self.names[node].host = host;
-        self.local_world_sizes[node] = Some(local_world_size);
-        if node == 0 {
-            self.round.port = port;
-        }
         if self.end.is_some() {
             return self.settle();
         }
         if self.stages.iter().any(|stage| *stage != Stage::Ready) {
             return Vec::new();
         }
-        if let Some(odd) = self.local_world_sizes.iter().position(|size| *size != self.local_world_sizes[0]) {
-            let count = |node: usize| self.local_world_sizes[node].unwrap_or_default();
-            let reason = format!(
-                "--nproc-per-node: got {}, {} has {}; give the same on every node",
-                count(odd),
-                self.names[0],
-                count(0)
-            );
+        if let Some((odd, reason)) = self.misfit() {
             self.end = Some(Verdict::Stopped { node: self.names[odd].clone(), reason });
             return self.settle();
         }
@@ -105,20 +108,112 @@ impl Council {
         (0..self.stages.len()).map(|node| (node, Order::Start(self.round.clone()))).collect()
     }
 
+    /// The first node that was not told the same as node 0, and what it was told.
+    fn misfit(&self) -> Option<(usize, String)> {
+        let size = |node: usize| self.local_world_sizes[node].unwrap_or_default().to_string();
+        let least =
+            |node: usize| self.elastic[node].map_or("nothing".into(), |min| format!("at least {min} ranks"));
+        let differs = |node: &usize, tell: &dyn Fn(usize) -> String| tell(*node) != tell(0);
+        let told: [(&str, &dyn Fn(usize) -> String); 2] =
+            [("--nproc-per-node", &size), ("--elastic", &least)];
+        told.into_iter().find_map(|(option, tell)| {
+            let odd = (0..self.names.len()).find(|node| differs(node, tell))?;
+            let (got, other, first) = (tell(odd), tell(0), &self.names[0]);
+            Some((odd, format!("{option}: got {got}, {first} has {other}; give the same on every node")))
+        })
+    }
+
+    /// A rank has failed where the others may go on without it.
+    fn lost(&mut self, node: usize, mut failure: WorkerFailure, is_final: bool, now: Instant) -> Orders {
+        if self.stages[node] != Stage::Running {
+            return Vec::new();
+        }
+        failure.node = Some(self.names[node].clone());
+        self.losses.add(node);
+        if self.are_enough() {
+            return self.go_on(failure.headline());
+        }
+        self.losses.add_fatal(node, Failed { failure, at: now, is_final });
+        self.stop()
+    }
+
+    /// A node's launcher is gone, and with it its ranks.
+    fn gone(&mut self, node: usize) -> Orders {
+        let stage = std::mem::replace(&mut self.stages[node], Stage::Gone);
+        let what = format!("{} is gone", self.names[node]);
+        self.go_on_without(node, &stage, what).unwrap_or_else(|| {
+            self.end.get_or_insert(Verdict::Gone(self.names[node].clone()));
+            self.settle()
+        })
+    }
+
+    /// Orders where the others can go on without this node, which was at this stage.
+    fn go_on_without(&mut self, node: usize, stage: &Stage, what: String) -> Option<Orders> {
+        if *stage == Stage::Running {
+            self.losses.add_node(node, self.local_world_size());
+        }
+        let has_begun = matches!(stage, Stage::Running | Stage::Ended);
+        if !has_begun || !self.are_enough() {
+            return None;
+        }
+        let mut orders = if *stage == Stage::Running { self.go_on(what) } else { Vec::new() };
+        orders.extend(self.settle());
+        Some(orders)
+    }
+
+    fn local_world_size(&self) -> usize {
+        self.local_world_sizes[0].unwrap_or_default()
+    }
+
+    /// Whether those that are left can go on.
+    fn are_enough(&self) -> bool {
+        let local = self.local_world_size();
+        !self.is_in_vain() && self.elastic[0].is_some_and(|min| self.losses.can_go_on(local, min))
+    }
+
+    /// What the ranks do makes no difference any more.
+    fn is_in_vain(&self) -> bool {
+        self.end.is_some() || !self.failures.is_empty() || self.losses.fatal().next().is_some()
+    }
+
+    /// Orders for all whose launchers are there.
+    fn go_on(&self, what: String) -> Orders {
+        let left = match self.losses.left(self.local_world_size()) {
+            1 => "the other goes on".to_string(),
+            left => format!("the others go on, {left} in all"),
+        };
+        let there = self.those_at(|stage| matches!(stage, Stage::Running | Stage::Ended));
+        there.map(|node| (node, Order::GoOn(format!("{what}; {left}")))).collect()
+    }
+
     fn ended(&mut self, node: usize, ending: Ending, now: Instant) -> Orders {
-        self.stages[node] = Stage::Ended;
+        let before = std::mem::replace(&mut self.stages[node], Stage::Ended);
         match ending {
             Ending::Done => {}
             Ending::Failed { mut failure, ago_ms, is_final } => {
                 failure.node = (self.names.len() > 1).then(|| self.names[node].clone());
                 let at = now.checked_sub(Duration::from_millis(ago_ms)).unwrap_or(now);
+                self.losses.told_by(node);
                 self.failures.push(Failed { failure, at, is_final });
             }
-            Ending::Stopped(reason) => {
-                let node = self.names[node].clone();
-                self.end.get_or_insert(Verdict::Stopped { node, reason });
-            }
+            Ending::Stopped(reason) => return self.stopped(node, &before, reason),
         }
+        self.settle()
+    }
+
+    /// A node's launcher has ended its ranks, for a reason of its own. The first one is what all depend on.
+    fn stopped(&mut self, node: usize, before: &Stage, reason: String) -> Orders {
+        let (name, what) = (self.names[node].clone(), format!("{} has left: {reason}", self.names[node]));
+        let verdict = Verdict::Stopped { node: name, reason };
+        if node > 0 {
+            let stage = std::mem::replace(&mut self.stages[node], Stage::Gone);
+            if let Some(mut orders) = self.go_on_without(node, before, what) {
+                orders.push((node, Order::Over(verdict)));
+                return orders;
+            }
+            self.stages[node] = stage;
+        }
+        self.end.get_or_insert(verdict);
         self.settle()
     }
 
@@ -136,14 +231,14 @@ impl Council {
     fn settle(&mut self) -> Orders {
         let runs = |stage: &Stage| *stage == Stage::Running;
         if self.stages.iter().any(runs) {
-            let in_vain = self.end.is_some() || !self.failures.is_empty();
-            return if in_vain { self.stop() } else { Vec::new() };
+            return if self.is_in_vain() { self.stop() } else { Vec::new() };
         }
         let verdict = match (self.end.take(), self.first_cause()) {
             (Some(end), _) => end,
             (None, None) => Verdict::Done,
             (None, Some(Failed { failure, is_final, .. })) => {
-                if self.round.restart < self.round.max_restarts && !is_final {
+                let all_are_there = !self.stages.contains(&Stage::Gone);
+                if self.round.restart < self.round.max_restarts && !is_final && all_are_there {
                     return self.again(&failure);
                 }
                 Verdict::Failed(failure)
@@ -156,6 +251,7 @@ impl Council {
 
     fn again(&mut self, failure: &WorkerFailure) -> Orders {
         self.failures.clear();
+        self.losses = Losses::new(self.stages.len());
         self.stages.fill(Stage::Awaited);
         self.round.restart += 1;
         let order = Order::Again {
@@ -171,12 +267,12 @@ impl Council {
     fn first_cause(&self) -> Option<Failed> {
         let own = |failed: &&Failed| failed.failure.status != ExitKind::Code(EXIT_PEER_FAILED);
         let earliest = |failures: Vec<&Failed>| failures.into_iter().min_by_key(|failed| failed.at).cloned();
-        let cause = earliest(self.failures.iter().filter(own).collect())
-            .or_else(|| earliest(self.failures.iter().collect()))?;
+        let all: Vec<&Failed> = self.failures.iter().chain(self.losses.fatal()).collect();
+        let cause = earliest(all.iter().copied().filter(own).collect()).or_else(|| earliest(all.clone()))?;
         let killed = |failed: &&Failed| failed.failure.status == SIGKILL && failed.at < cause.at + CLOSE;
-        let mut cause = self.failures.iter().find(killed).cloned().unwrap_or(cause);
-        let all: usize = self.failures.iter().map(|failed| 1 + failed.failure.also_failed).sum();
-        cause.failure.also_failed = all - 1;
+        let mut cause = all.iter().copied().find(killed).cloned().unwrap_or(cause);
+        let count: usize = all.iter().map(|failed| 1 + failed.failure.also_failed).sum();
+        cause.failure.also_failed = count - 1;
         Some(cause)
     }
 }

@@ -16,6 +16,16 @@ pub(in crate::launch) enum Word {
         local_world_size: usize,
         /// The first node's: where the ranks of this round are to meet.
         port: u16,
+        /// The fewest ranks that go on where others are lost.
+        elastic: Option<usize>,
+    },
+    /// The ranks have met, as one of this node has told: from then on some may be lost.
+    Met,
+    /// A rank has failed, and the others go on if they are enough.
+    Lost {
+        failure: WorkerFailure,
+        /// As with [`Ending::Failed`].
+        is_final: bool,
     },
     /// A rank has failed: what the others do is in vain.
     Failing,
@@ -46,6 +56,8 @@ pub(in crate::launch) enum Order {
     Start(Round),
     /// Another node's ranks have failed: these shall end, too.
     Stop,
+    /// Ranks are lost, as this text tells, and the others go on.
+    GoOn(String),
     /// All ranks are to be started again, for this reason.
     Again {
         reason: String,

@@ -7,6 +7,7 @@ mod council;
 #[cfg(any(test, fuzzing))]
 mod fuzz;
 mod link;
+mod losses;
 mod message;
 
 use std::net::IpAddr;

@@ -8,7 +8,11 @@ fn council(nodes: usize, max_restarts: usize) -> Council {
 }
 
 fn ready(node: usize) -> Word {
-    Word::Ready { host: format!("h{node}"), local_world_size: 2, port: 1000 + node as u16 }
+    ready_with(node, None)
+}
+
+fn ready_with(node: usize, elastic: Option<usize>) -> Word {
+    Word::Ready { host: format!("h{node}"), local_world_size: 2, port: 1000 + node as u16, elastic }
 }
 
 fn failed(rank: usize, status: ExitKind, ago_ms: u64) -> Word {
@@ -22,6 +26,7 @@ fn told(orders: &Orders) -> Vec<String> {
     let short = |order: &Order| match order {
         Order::Start(round) => format!("start {} at {}", round.restart, round.port),
         Order::Stop => "stop".into(),
+        Order::GoOn(what) => what.clone(),
         Order::Again { reason, restart, of } => format!("again {restart}/{of}: {reason}"),
         Order::Over(verdict) => format!("over: {verdict:?}"),
     };
@@ -112,10 +117,111 @@ fn other_numbers_of_ranks_are_refused_by_name() {
     let mut council = council(2, 0);
     let now = Instant::now();
     council.hear(0, ready(0), now);
-    let odd = Word::Ready { host: "b".into(), local_world_size: 3, port: 0 };
+    let odd = Word::Ready { host: "b".into(), local_world_size: 3, port: 0, elastic: None };
     let orders = told(&council.hear(1, odd, now));
     let part = "--nproc-per-node: got 3, node 0 (host h0) has 2; give the same on every node";
     assert!(orders.len() == 2 && orders[0].contains(part) && orders[0].contains("node: 1"), "{orders:?}");
+}
+
+#[test]
+fn another_elastic_is_refused_by_name() {
+    for (first, second, part) in [
+        (Some(2), None, "--elastic: got nothing, node 0 (host h0) has at least 2 ranks; give the same"),
+        (None, Some(3), "--elastic: got at least 3 ranks, node 0 (host h0) has nothing; give the same"),
+    ] {
+        let mut council = council(2, 0);
+        let now = Instant::now();
+        council.hear(0, ready_with(0, first), now);
+        let orders = told(&council.hear(1, ready_with(1, second), now));
+        assert!(orders.len() == 2 && orders[0].contains(part), "{orders:?}");
+    }
+}
+
+fn lost(rank: usize) -> Word {
+    let status = SIGKILL;
+    let failure =
+        WorkerFailure { rank, pid: 9, status, stderr_tail: vec![], also_failed: 0, node: None, log: None };
+    Word::Lost { failure, is_final: false }
+}
+
+/// An elastic round of three nodes with two ranks each, which have met.
+fn elastic(min: usize, max_restarts: usize) -> Council {
+    let mut council = council(3, max_restarts);
+    let now = Instant::now();
+    let orders: Orders =
+        (0..3).flat_map(|node| council.hear(node, ready_with(node, Some(min)), now)).collect();
+    assert_eq!(orders.len(), 3);
+    assert!(council.hear(1, Word::Met, now).is_empty());
+    council
+}
+
+#[test]
+fn ranks_and_nodes_may_be_lost_as_long_as_there_are_enough() {
+    let mut council = elastic(3, 0);
+    let now = Instant::now();
+    let one = "rank 3 (pid 9, node 1, host h1) was killed by signal SIGKILL; the others go on, 5 in all";
+    assert_eq!(told(&council.hear(1, lost(3), now)), [0, 1, 2].map(|node| format!("{node} {one}")));
+    // Without all of its ranks a node is still there to hear the end.
+    assert_eq!(council.hear(1, lost(2), now).len(), 3);
+    assert!(council.hear(1, Word::Ended(Ending::Done), now).is_empty());
+    let too_few = told(&council.hear(2, Word::Gone, now));
+    assert_eq!(too_few, ["0 stop"], "two are left of at least three");
+    let over = told(&council.hear(0, failed(0, ExitKind::Code(75), 0), now));
+    assert!(over.len() == 2 && over[0].contains("over: Gone(NodeName { node: 2"), "{over:?}");
+
+    let mut council = elastic(3, 0);
+    let gone = "node 1 (host h1) is gone; the others go on, 4 in all";
+    assert_eq!(told(&council.hear(1, Word::Gone, now)), [format!("0 {gone}"), format!("2 {gone}")]);
+    assert!(council.hear(0, Word::Ended(Ending::Done), now).is_empty());
+    assert_eq!(told(&council.hear(2, Word::Ended(Ending::Done), now)), ["0 over: Done", "2 over: Done"]);
+}
+
+#[test]
+fn with_too_few_all_start_again_where_all_launchers_are_there() {
+    let now = Instant::now();
+    let mut council = elastic(5, 1);
+    council.hear(2, lost(5), now);
+    assert_eq!(told(&council.hear(1, lost(3), now)), ["0 stop", "1 stop", "2 stop"]);
+    council.hear(0, failed(0, ExitKind::Code(75), 0), now);
+    council.hear(1, Word::Ended(Ending::Done), now);
+    let again = told(&council.hear(2, Word::Ended(Ending::Done), now));
+    assert!(again[0].starts_with("0 again 1/1: rank 3 (pid 9, node 1, host h1)"), "{again:?}");
+    // The next round begins with all.
+    (0..3).for_each(|node| drop(council.hear(node, ready_with(node, Some(5)), now)));
+    assert!(told(&council.hear(2, lost(5), now)) == ["0 stop", "1 stop", "2 stop"], "before they have met");
+
+    let mut council = elastic(3, 1);
+    council.hear(2, Word::Gone, now);
+    council.hear(0, lost(0), now);
+    assert_eq!(told(&council.hear(0, lost(1), now)), ["0 stop", "1 stop"]);
+    council.hear(0, Word::Ended(Ending::Done), now);
+    let over = told(&council.hear(1, failed(2, ExitKind::Code(75), 0), now));
+    assert!(over.len() == 2 && over[0].contains("over: Failed(WorkerFailure { rank: 1, "), "{over:?}");
+}
+
+#[test]
+fn a_launcher_that_is_stopped_leaves_but_the_first_one_ends_the_job() {
+    let now = Instant::now();
+    let stopped = || Word::Ended(Ending::Stopped("stopped by SIGTERM".into()));
+    let mut council = elastic(4, 1);
+    let left = "node 2 (host h2) has left: stopped by SIGTERM; the others go on, 4 in all";
+    let orders = told(&council.hear(2, stopped(), now));
+    assert_eq!(orders[..2], [format!("0 {left}"), format!("1 {left}")]);
+    assert!(orders[2].starts_with("2 over: Stopped"), "{orders:?}");
+    assert_eq!(told(&council.hear(0, stopped(), now)), ["1 stop"]);
+    let over = told(&council.hear(1, Word::Ended(Ending::Done), now));
+    assert!(over.len() == 2 && over[0].contains("node: 0"), "{over:?}");
+
+    let mut council = elastic(5, 1);
+    assert_eq!(told(&council.hear(2, stopped(), now)), ["0 stop", "1 stop"], "too few are left");
+}
+
+#[test]
+fn before_the_ranks_have_met_none_may_be_lost() {
+    let now = Instant::now();
+    let mut council = council(2, 0);
+    (0..2).for_each(|node| drop(council.hear(node, ready_with(node, Some(1)), now)));
+    assert_eq!(told(&council.hear(1, Word::Gone, now)), ["0 stop"]);
 }
 
 #[test]
@@ -144,6 +250,7 @@ enum Move {
     IsKilled,
     Stops,
     Goes,
+    LosesOne,
 }
 
 fn moves() -> impl Strategy<Value = Vec<(usize, Move)>> {
@@ -153,6 +260,7 @@ fn moves() -> impl Strategy<Value = Vec<(usize, Move)>> {
         1 => Just(Move::IsKilled),
         1 => Just(Move::Stops),
         1 => Just(Move::Goes),
+        3 => Just(Move::LosesOne),
     ];
     proptest::collection::vec((0_usize..8, one), 0..60)
 }
@@ -161,12 +269,17 @@ proptest! {
     /// Whatever happens in whatever order, all that are left hear one and the same end, once, after no more rounds than there
     /// may be.
     #[test]
-    fn all_come_to_the_same_end(nodes in 1_usize..5, max_restarts in 0_usize..3, moves in moves()) {
+    fn all_come_to_the_same_end(
+        (nodes, max_restarts) in (1_usize..5, 0_usize..3),
+        elastic in proptest::option::of(1_usize..5),
+        moves in moves(),
+    ) {
         let mut council = council(nodes, max_restarts);
         let now = Instant::now();
         let (mut runs, mut gone, mut starts) = (vec![false; nodes], vec![false; nodes], 0);
         let mut ends: Vec<Vec<Verdict>> = vec![Vec::new(); nodes];
-        let mut words: std::collections::VecDeque<(usize, Word)> = (0..nodes).map(|node| (node, ready(node))).collect();
+        let ready = |node: usize| (node, ready_with(node, elastic));
+        let mut words: std::collections::VecDeque<(usize, Word)> = (0..nodes).map(ready).collect();
         let mut moves = moves.into_iter();
         loop {
             while let Some((node, word)) = words.pop_front() {
@@ -176,14 +289,15 @@ proptest! {
                             prop_assert!(!gone[to] && round.restart <= max_restarts);
                             starts += usize::from(to == 0);
                             runs[to] = true;
+                            words.push_back((to, Word::Met));
                         }
                         // Its ranks end, and it says so.
                         Order::Stop if runs[to] => {
                             runs[to] = false;
                             words.push_back((to, failed(to, ExitKind::Code(75), 0)));
                         }
-                        Order::Stop => {}
-                        Order::Again { .. } => words.push_back((to, ready(to))),
+                        Order::Stop | Order::GoOn(_) => {}
+                        Order::Again { .. } => words.push_back(ready(to)),
                         Order::Over(verdict) => ends[to].push(verdict),
                     }
                 }
@@ -193,8 +307,9 @@ proptest! {
             }
             let (node, next) = moves.next().unwrap_or((starts % nodes, Move::Done));
             let node = (node..node + nodes).map(|node| node % nodes).find(|&node| runs[node]).unwrap();
-            runs[node] = false;
+            runs[node] = matches!(next, Move::LosesOne);
             let word = match next {
+                Move::LosesOne => lost(2 * node),
                 Move::Done => Word::Ended(Ending::Done),
                 Move::Fails => failed(node, ExitKind::Code(1), 0),
                 Move::IsKilled => failed(node, SIGKILL, 0),
@@ -209,6 +324,11 @@ proptest! {
         prop_assert!(starts <= max_restarts + 1);
         let left: Vec<_> = (0..nodes).filter(|&node| !gone[node]).collect();
         prop_assert!(left.iter().all(|&node| ends[node].len() == 1), "{ends:?}");
-        prop_assert!(left.iter().all(|&node| ends[node] == ends[left[0]]), "{ends:?}");
+        // A launcher that was stopped may have left the others at work.
+        let has_left = |&node: &usize| {
+            elastic.is_some() && matches!(&ends[node][0], Verdict::Stopped { node: by, .. } if by.node == node)
+        };
+        let stayed: Vec<_> = left.into_iter().filter(|node| !has_left(node)).collect();
+        prop_assert!(stayed.iter().all(|&node| ends[node] == ends[stayed[0]]), "{ends:?}");
     }
 }
