@@ -157,6 +157,10 @@ where
     /// Goes on in the rank's new group, with the state of whoever is furthest.
     fn go_on(&mut self, before: &dyn Communicator, rank: &Rank, run: &mut Run<'_, '_>) -> Result<()> {
         let comm = &rank.comm;
+        if self.at.batch > 0 && self.at.batch == self.steps {
+            // Some may have learnt at the very end of an epoch that nobody waits, and others not: all begin the next one.
+            self.end_epoch(self.batch_size(), run.log.as_mut(), run.observer)?;
+        }
         run.watch.regroup(comm);
         self.watch_door(rank, run.config.elastic);
         let is_new = |number: &&usize| !before.world_ranks().contains(number);

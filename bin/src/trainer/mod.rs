@@ -108,6 +108,8 @@ pub struct Trainer<M, D: Dataset, B, O, L> {
     sent: u64,
     /// Samples that this rank has taken since the epoch began or was resumed, in steps that were done.
     taken: usize,
+    /// Batches of the epoch in all, as this rank counts them.
+    steps: usize,
     /// The loss of the last step that was begun, and where that was, in a run whose ranks may be lost.
     latest: Option<(Position, Tensor)>,
     /// Steps that have been told of for certain, whoever told.
@@ -136,6 +138,7 @@ where
             first: None,
             sent: 0,
             taken: 0,
+            steps: 0,
             latest: None,
             told: 0,
             door: None,
@@ -222,6 +225,7 @@ where
         self.begin_epoch(epoch)?;
         let mut batches = self.loader.batches()?;
         let (batch_size, steps) = (self.batch_size(), self.at.batch + self.remaining());
+        self.steps = steps;
         let at = |batch| (epoch, batch, batch_size, steps);
         observer.epoch_begins(&Epoch::new(at(self.at.batch), &saying(log.as_deref())))?;
         while let (false, Some(batch)) = (self.somebody_waits()?, batches.next()) {
@@ -239,8 +243,21 @@ where
         if self.is_paused() {
             return Ok(());
         }
-        observer.epoch_ends(&Epoch::new(at(steps), &saying(log.as_deref())))?;
-        self.at = Position { epoch: epoch + 1, batch: 0, step: self.at.step };
+        self.end_epoch(batch_size, log, observer)
+    }
+
+    /// All batches of this epoch were taken: the next one is to come.
+    fn end_epoch(
+        &mut self,
+        batch_size: usize,
+        log: Option<&mut RunLog<'_>>,
+        observer: &mut dyn Observer,
+    ) -> Result<()> {
+        let Position { epoch, step, .. } = self.at;
+        let at = (epoch, self.steps, batch_size, self.steps);
+        observer.epoch_ends(&Epoch::new(at, &saying(log.as_deref())))?;
+        self.at = Position { epoch: epoch + 1, batch: 0, step };
+        self.taken = 0;
         match self.keeper.as_ref().is_some_and(|keeper| keeper.is_due_after_epoch(self.at.step)) {
             true => self.save(0, log, observer),
             false => Ok(()),

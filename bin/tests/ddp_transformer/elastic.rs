@@ -180,6 +180,19 @@ fn ranks_may_be_lost_one_after_the_other_and_at_once() {
 }
 
 #[test]
+fn ranks_may_be_lost_where_one_epoch_ends_and_the_next_begins() {
+    // Each epoch is one step.
+    let mut run = Watched::start("1:6", &["--batch-size", "40", "--epochs", "1500"]);
+    for lost in [3, 0, 5, 1, 4] {
+        run.kill(lost);
+        run.more(25);
+    }
+    let (output, folder) = run.end();
+    let losses = losses(&folder.path("m.jsonl"));
+    assert!(losses.len() == 1500 && losses.last() < losses.first(), "{}", text(&output.stderr));
+}
+
+#[test]
 fn fewer_than_the_least_are_not_enough() {
     let run = Watched::start("2:2", &["--epochs", "1000000"]);
     run.kill(1);
