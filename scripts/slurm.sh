@@ -109,18 +109,34 @@ srun -N2 -n4 "$program" ddp-transformer --epochs 1000000 --metrics metrics > /de
 srun=$!
 for _ in $(seq 300); do [ -s metrics ] && break; sleep 0.1; done
 [ -s metrics ] || fail "the ranks do not train: $(cat killed)"
-for pid in $(pgrep -x girandole); do
-    if tr '\0' '\n' < "/proc/$pid/environ" 2>/dev/null | grep -qx "SLURM_CONF=$SLURM_CONF" &&
-        tr '\0' '\n' < "/proc/$pid/environ" | grep -qx SLURM_PROCID=2; then
-        kill -9 "$pid"
-    fi
-done
+kill_rank() {
+    local pid variables
+    for pid in $(pgrep -x girandole); do
+        variables=$({ tr '\0' '\n' < "/proc/$pid/environ"; } 2>/dev/null) || continue
+        if grep -qx "SLURM_CONF=$SLURM_CONF" <<< "$variables" && grep -qx "SLURM_PROCID=$1" <<< "$variables"; then
+            kill -9 "$pid"
+        fi
+    done
+}
+kill_rank 2
 for _ in $(seq 20); do kill -0 "$srun" 2>/dev/null || break; sleep 0.1; done
 ! kill -0 "$srun" 2>/dev/null || fail "two seconds after a rank was killed the step goes on"
 if wait "$srun"; then fail "a step with a rank that was killed has ended well"; fi
 for rank in 0 1 3; do
     grep -q "^rank $rank: error: rank 2 (host .*) died during " killed || fail "rank $rank did not name rank 2: $(cat killed)"
 done
+
+# ---- an elastic run goes on without the first rank, as srun leaves the others alone ----
+srun --kill-on-bad-exit=0 -N2 -n4 "$program" ddp-transformer --elastic 2:4 --samples 40 --lr 0.001 --epochs 300 \
+    --metrics elastic > /dev/null 2> lost &
+srun=$!
+for _ in $(seq 600); do [ -e elastic ] && [ "$(wc -l < elastic)" -ge 60 ] && break; sleep 0.05; done
+[ "$(wc -l < elastic)" -ge 60 ] || fail "the ranks do not train: $(cat lost)"
+kill_rank 0
+for _ in $(seq 1200); do kill -0 "$srun" 2>/dev/null || break; sleep 0.1; done
+! kill -0 "$srun" 2>/dev/null || fail "an elastic run does not end: $(cat lost)"
+grep -q "3 ranks of 4 go on at epoch" lost || fail "the others do not go on: $(cat lost)"
+tail -n 1 elastic | grep -q '"event":"summary".*"world_size":3' || fail "the others have not finished: $(cat lost)"
 
 # ---- a wrong value ----
 said=$(SLURM_PROCID=5 SLURM_NTASKS=4 "$program" ddp-transformer 2>&1) && fail "a wrong SLURM_PROCID is taken"
