@@ -271,7 +271,8 @@ impl Council {
         let cause = earliest(all.iter().copied().filter(own).collect()).or_else(|| earliest(all.clone()))?;
         let killed = |failed: &&Failed| failed.failure.status == SIGKILL && failed.at < cause.at + CLOSE;
         let mut cause = all.iter().copied().find(killed).cloned().unwrap_or(cause);
-        let count: usize = all.iter().map(|failed| 1 + failed.failure.also_failed).sum();
+        let of_node = |failed: &&Failed| failed.failure.also_failed.saturating_add(1);
+        let count = all.iter().map(of_node).fold(0, usize::saturating_add);
         cause.failure.also_failed = count - 1;
         Some(cause)
     }

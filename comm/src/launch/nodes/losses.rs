@@ -39,7 +39,8 @@ impl Losses {
 
     /// How many are left of nodes with so many ranks each.
     pub(super) fn left(&self, local_world_size: usize) -> usize {
-        self.lost.iter().map(|lost| local_world_size.saturating_sub(*lost)).sum()
+        let of_node = |lost: &usize| local_world_size.saturating_sub(*lost);
+        self.lost.iter().map(of_node).fold(0, usize::saturating_add)
     }
 
     /// Without this one the others are too few.
