@@ -106,6 +106,11 @@ pub struct Measured {
 }
 
 impl Measured {
+    /// The same, where this rank was in collectives for so many nanoseconds.
+    pub(crate) fn communicating(self, busy_ns: u64) -> Self {
+        Self { communication_s: busy_ns as f64 * 1e-9, ..self }
+    }
+
     /// The same, where this rank computed for so many seconds and waited for others the rest of the time.
     pub(crate) fn computing(self, seconds: f64) -> Self {
         Self { communication_s: (self.seconds - seconds).max(0.0), ..self }
@@ -139,6 +144,11 @@ impl Rank {
             summaries: Vec::new(),
             newcomer: config.elastic.as_ref().is_some_and(|elastic| elastic.newcomer),
         })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn over(comm: Arc<dyn Communicator>) -> Self {
+        Self { comm, metrics: None, held: None, summaries: Vec::new(), newcomer: false }
     }
 
     /// Runs `work` on rank 0 while the others wait, for however long it takes: rank 0 tells them now and then that it is
