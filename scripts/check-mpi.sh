@@ -16,6 +16,10 @@ fi
 
 # Both packages, so that nothing else is built anew.
 selection="--locked -p bin -p comm --features bin/mpi,comm/mpi"
+# Quickly built: it is not their speed that is tested.
+for package in comm tensor-parallel; do
+    selection+=" --config profile.dev.package.$package.opt-level=1"
+done
 library() {
     export MPICC="mpicc.$1" GIRANDOLE_MPIRUN="mpirun.$1"
     # It does not see by itself that the library is another one.

@@ -24,6 +24,7 @@ mod init;
 mod op;
 mod sgd;
 mod state;
+mod vectors;
 
 pub use adam::{Adam, AdamConfig};
 #[cfg(any(test, fuzzing))]

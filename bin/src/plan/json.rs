@@ -33,6 +33,8 @@ struct Plan<'a> {
     node_latency: f64,
     /// Operations a second.
     flops: f64,
+    /// Bytes a second of the optimizer; none where it takes no time.
+    memory_bandwidth: Option<f64>,
     strategies: Vec<Row>,
     recommended: Option<String>,
 }
@@ -73,6 +75,7 @@ pub(super) fn write(path: &Path, shown: &Shown<'_>, all: &[Planned]) -> Result<(
         node_bandwidth: network.between.s_per_byte.recip(),
         node_latency: network.between.latency,
         flops: hardware.flops,
+        memory_bandwidth: Some(hardware.memory_bandwidth).filter(|rate| rate.is_finite()),
         strategies: all.iter().map(row).collect(),
         recommended: recommended(all, memory).map(name),
     };

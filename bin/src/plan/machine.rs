@@ -2,9 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Tensor, Var};
+use candle_nn::Optimizer;
 use comm::{Communicator, Tcp, TcpConfig};
 use serde::{Deserialize, Serialize};
+use training::{Adam, AdamConfig};
 
 use crate::comm_bench::{Measured, measure};
 use crate::error::{Error, Result};
@@ -25,6 +27,8 @@ pub(super) struct Machine {
     pub(super) latency: f64,
     /// Operations a second of a rank, of matrix products in f32.
     pub(super) flops: f64,
+    /// Bytes a second that a rank's Adam reads and writes.
+    pub(super) memory_bandwidth: f64,
 }
 
 impl Machine {
@@ -47,7 +51,9 @@ impl Machine {
             let bandwidth = MANY as f64 / (many - 2.0 * latency).max(many / 2.0);
             comm.barrier()?.wait()?;
             let flops = flops()?;
-            Ok((comm.rank() == 0).then_some(Machine { bandwidth, latency, flops }))
+            comm.barrier()?.wait()?;
+            let memory_bandwidth = memory_bandwidth()?;
+            Ok((comm.rank() == 0).then_some(Machine { bandwidth, latency, flops, memory_bandwidth }))
         };
         match measure().map_err(in_rank)? {
             Some(machine) => start::hand_over(&machine),
@@ -61,12 +67,29 @@ fn flops() -> Result<f64> {
     let (rows, inputs, outputs) = (256, 1024, 1024);
     let x = Tensor::ones((rows, inputs), DType::F32, &Device::Cpu)?;
     let weight = Tensor::ones((outputs, inputs), DType::F32, &Device::Cpu)?;
-    let product = || x.matmul(&weight.t()?);
-    product()?;
+    let seconds = of_one(|| x.matmul(&weight.t()?).map(drop))?;
+    Ok((2 * rows * inputs * outputs) as f64 / seconds)
+}
+
+/// Of Adam on more than a cache holds.
+fn memory_bandwidth() -> Result<f64> {
+    let parameters = 4 << 20;
+    let var = Var::zeros(parameters, DType::F32, &Device::Cpu)?;
+    let mut grads = var.sum_all()?.backward()?;
+    grads.insert(&var, Tensor::ones(parameters, DType::F32, &Device::Cpu)?);
+    let mut adam = Adam::new(vec![var], AdamConfig::default())?;
+    let seconds = of_one(|| adam.step(&grads))?;
+    // Parameter and both means are read and written, the gradient is read.
+    Ok((7 * parameters * size_of::<f32>()) as f64 / seconds)
+}
+
+/// Seconds of one call, after a first one.
+fn of_one(mut call: impl FnMut() -> candle_core::Result<()>) -> Result<f64> {
+    call()?;
     let (began, mut count) = (Instant::now(), 0);
     while count < 3 || began.elapsed() < TIME {
-        product()?;
+        call()?;
         count += 1;
     }
-    Ok((2 * rows * inputs * outputs * count) as f64 / began.elapsed().as_secs_f64())
+    Ok(began.elapsed().as_secs_f64() / f64::from(count))
 }

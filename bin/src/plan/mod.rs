@@ -62,6 +62,7 @@ pub fn run(options: &PlanOptions) -> Result<()> {
 fn hardware(options: &PlanOptions) -> Result<(Hardware, bool)> {
     let preset = options.network.map(NetworkName::network);
     let (mut bandwidth, mut latency, mut flops) = (options.bandwidth, options.latency, options.flops);
+    let mut memory_bandwidth = options.memory_bandwidth;
     let between_is_known = preset.is_some() || (bandwidth.is_some() && latency.is_some());
     let measured = !(between_is_known && flops.is_some());
     // Here the processor itself moves the bytes.
@@ -73,6 +74,7 @@ fn hardware(options: &PlanOptions) -> Result<(Hardware, bool)> {
         }
         (bandwidth, latency) = (bandwidth.or(Some(found.bandwidth)), latency.or(Some(found.latency)));
         flops = flops.or(Some(found.flops));
+        memory_bandwidth = memory_bandwidth.or(Some(found.memory_bandwidth));
     }
     let link = |bandwidth: Option<f64>, latency: Option<f64>| Link {
         latency: latency.unwrap_or_default(),
@@ -83,7 +85,9 @@ fn hardware(options: &PlanOptions) -> Result<(Hardware, bool)> {
         Network { between, ..Network::one_node("", link(bandwidth, latency), 0.0, overlaps) }
     });
     network.per_node = options.ranks_per_node.unwrap_or(network.per_node);
-    Ok((Hardware { network, flops: flops.unwrap_or(f64::INFINITY) }, measured))
+    let known = |rate: Option<f64>| rate.unwrap_or(f64::INFINITY);
+    let (flops, memory_bandwidth) = (known(flops), known(memory_bandwidth));
+    Ok((Hardware { network, flops, memory_bandwidth }, measured))
 }
 
 /// The quickest that fits into so many bytes; of those that are about as quick the simplest.

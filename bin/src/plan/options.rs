@@ -90,11 +90,11 @@ seconds; recommended, the name of one, or null. What a run has measured of the s
 last line of its --metrics.
 
 The sizes are those of a command's model, or what the options say. Time is that of matrix products
-at --flops and of communication, message by message as the ranks exchange them, on a network with
---bandwidth and --latency between its ranks, or by its name. Where nodes have several ranks and less
-between them, --ranks-per-node says how many, and --node-bandwidth and --node-latency what. Ranks
-compute while they communicate; not where the network is this machine's, measured, and it has less
-than two cores a rank.")]
+at --flops, of the optimizer at --memory-bandwidth, and of communication, message by message as the
+ranks exchange them, on a network with --bandwidth and --latency between its ranks, or by its name.
+Where nodes have several ranks and less between them, --ranks-per-node says how many, and
+--node-bandwidth and --node-latency what. Ranks compute while they communicate; not where the
+network is this machine's, measured, and it has less than two cores a rank.")]
 pub struct PlanOptions {
     /// The model of a command
     #[arg(value_enum, default_value = "tensor-parallel-transformer")]
@@ -126,6 +126,10 @@ pub struct PlanOptions {
     /// Operations of a rank in a second, such as 80GFLOP/s [default: measured]
     #[arg(long, value_name = "FLOP/s", value_parser = units::flops, allow_hyphen_values = true)]
     pub(crate) flops: Option<f64>,
+    /// What the optimizer of a rank reads and writes in a second, such as 20GB/s [default: measured with the others; where
+    /// these are all given, it takes no time]
+    #[arg(long, value_name = "BYTES/s", value_parser = units::bandwidth, allow_hyphen_values = true)]
+    pub(crate) memory_bandwidth: Option<f64>,
     /// Samples a step, of all ranks together
     #[arg(long, value_name = "N", default_value = "16", value_parser = count, allow_negative_numbers = true)]
     pub(crate) batch_size: usize,

@@ -26,6 +26,8 @@ pub struct Hardware {
     pub network: Network,
     /// Operations a second of a rank.
     pub flops: f64,
+    /// Bytes a second that a rank's optimizer reads and writes.
+    pub memory_bandwidth: f64,
 }
 
 /// What each strategy needs and takes, the simplest first.
@@ -35,7 +37,7 @@ pub struct Hardware {
 pub fn planned(model: &Model, setting: &Setting, hardware: &Hardware) -> Result<Vec<Planned>> {
     let mut collectives = Collectives::new(&hardware.network);
     let one = |strategy: Strategy| {
-        let work = work(strategy, model, setting, hardware.flops);
+        let work = work(strategy, model, setting, hardware);
         let prediction = predict_with(&work, &layout(strategy, setting), &mut collectives)?;
         let (seconds, estimate) = (prediction.step_s, strategy.estimate(model, setting));
         Ok(Planned { estimate, seconds, waiting: (seconds - prediction.compute_s).max(0.0) })
@@ -67,14 +69,14 @@ fn micro_batches(setting: &Setting) -> usize {
 }
 
 /// What a rank computes in a micro-batch.
-fn work(strategy: Strategy, model: &Model, setting: &Setting, flops: f64) -> Work {
+fn work(strategy: Strategy, model: &Model, setting: &Setting, hardware: &Hardware) -> Work {
     let samples = match strategy {
         Strategy::Data | Strategy::ShardedData(_) => share(setting.batch_size, setting.ranks),
         Strategy::Tensor { tp, .. } => share(setting.batch_size, setting.ranks / tp),
         Strategy::Pipeline => share(setting.batch_size, micro_batches(setting)),
     };
     let bytes = (samples * setting.element) as usize;
-    let one = |unit: &Unit| layer(unit, bytes, samples as f64 / flops);
+    let one = |unit: &Unit| layer(unit, bytes, samples as f64 / hardware.flops);
     let layers = match strategy {
         Strategy::Tensor { sequence_parallel, .. } => {
             let mut layers: Vec<Layer> = model.units.iter().map(one).collect();
@@ -104,7 +106,9 @@ fn work(strategy: Strategy, model: &Model, setting: &Setting, flops: f64) -> Wor
         }
     };
     let (element_bytes, gathered_bytes) = (setting.element as usize, setting.gathered as usize);
-    Work { layers, optimizer_s: 0.0, element_bytes, gathered_bytes }
+    // Parameter and what is remembered are read and written, the gradient is read.
+    let touched = (3 + 2 * setting.optimizer) * setting.element;
+    Work { layers, optimizer_s: touched as f64 / hardware.memory_bandwidth, element_bytes, gathered_bytes }
 }
 
 /// With so many bytes for each number that a sample has, and so many seconds for each operation on one.
@@ -161,7 +165,8 @@ mod tests {
 
     fn hardware(overlaps: bool) -> Hardware {
         let link = Link { latency: 1e-6, s_per_byte: 1e-9 };
-        Hardware { network: Network::one_node("test", link, 0.0, overlaps), flops: 1e9 }
+        let network = Network::one_node("test", link, 0.0, overlaps);
+        Hardware { network, flops: 1e9, memory_bandwidth: f64::INFINITY }
     }
 
     fn of(all: &[Planned], strategy: Strategy) -> Planned {
@@ -204,6 +209,29 @@ mod tests {
         // 2 stages, 4 micro-batches: 5 in place of 4.
         let least = computing / 2.0 * 5.0 / 4.0;
         assert!(pipeline.seconds > least && pipeline.seconds < 1.1 * least, "{pipeline:?} {least}");
+    }
+
+    #[test]
+    fn the_optimizer_works_on_what_a_rank_keeps() {
+        let model = Model::mlp("test", &[256, 1024, 256, 1024, 256], true, MlpLoss::Squares);
+        let (without, bandwidth) = (hardware(false), 1e9);
+        let with = Hardware { memory_bandwidth: bandwidth, ..without.clone() };
+        for (optimizer, numbers) in [(0, 3.0), (1, 5.0), (2, 7.0)] {
+            let setting = Setting { optimizer, ..setting(4) };
+            let all = model.parameters() as f64 * numbers * 4.0 / bandwidth;
+            let (free, paid) = (planned(&model, &setting, &without), planned(&model, &setting, &with));
+            for (free, paid) in free.unwrap().iter().zip(&paid.unwrap()) {
+                let share = match paid.estimate.strategy {
+                    Strategy::Data | Strategy::ShardedData(Sharding::None) => 1.0,
+                    Strategy::ShardedData(Sharding::Hybrid { shards }) => 1.0 / shards as f64,
+                    Strategy::Tensor { tp, .. } => 1.0 / tp as f64,
+                    Strategy::ShardedData(_) | Strategy::Pipeline => 0.25,
+                };
+                let added = paid.seconds - free.seconds;
+                assert!((added - share * all).abs() < 1e-9, "{:?}: {added}", paid.estimate.strategy);
+                assert!((paid.waiting - free.waiting).abs() < 1e-9);
+            }
+        }
     }
 
     #[test]

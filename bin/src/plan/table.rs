@@ -46,6 +46,10 @@ impl Shown<'_> {
     fn heading(&self) -> Vec<String> {
         let Self { model, setting, hardware, memory, measured } = self;
         let Setting { ranks, batch_size, element, .. } = setting;
+        let optimizer = match hardware.memory_bandwidth {
+            rate if rate.is_finite() => format!(", {}/s of memory", show_bytes(rate)),
+            _ => String::new(),
+        };
         let source =
             if *measured { "measured here between 2 processes, where not given" } else { "as given" };
         vec![
@@ -56,7 +60,7 @@ impl Shown<'_> {
                 model.sample
             ),
             format!("{ranks} {}, {} each", if *ranks == 1 { "rank" } else { "ranks" }, show_bytes(*memory)),
-            format!("{}, {} ({source})", self.network(), show_flops(hardware.flops)),
+            format!("{}, {}{optimizer} ({source})", self.network(), show_flops(hardware.flops)),
             String::new(),
         ]
     }

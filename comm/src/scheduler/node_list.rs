@@ -41,22 +41,48 @@ fn split(list: &str) -> Result<Vec<&str>, &'static str> {
     }
 }
 
-/// `rack[1-2]n[01-03]`: each pair of brackets multiplies.
+/// `rack[1-2]n[01-03]`: each pair of brackets multiplies. No name is made before it is known that they are not too many, nor
+/// too long.
 fn expand_one(part: &str) -> Result<Vec<String>, &'static str> {
-    if part.split(['[', ']', ',']).any(|text| text.len() > LONGEST) || part.matches('[').count() > LONGEST {
-        return Err("give names of at most 255 characters");
+    const LONG: &str = "give names of at most 255 characters";
+    if part.split(['[', ']', ',']).any(|text| text.len() > LONGEST) {
+        return Err(LONG);
     }
-    let Some((before, rest)) = part.split_once('[') else {
-        return if part.is_empty() { Err("a host in it has no name") } else { Ok(vec![part.to_string()]) };
-    };
-    let (numbers, after) = rest.split_once(']').ok_or("its brackets do not match")?;
-    let numbers = ranges(numbers)?;
-    let ends = if after.is_empty() { vec![String::new()] } else { expand_one(after)? };
-    if numbers.len().saturating_mul(ends.len()) > MOST {
-        return Err("give at most 65536 hosts");
+    let (mut pieces, mut rest) = (Vec::new(), part);
+    let (mut count, mut length) = (1, 0);
+    while let Some((before, more)) = rest.split_once('[') {
+        let (numbers, after) = more.split_once(']').ok_or("its brackets do not match")?;
+        let numbers = ranges(numbers)?;
+        count *= numbers.len();
+        if count > MOST {
+            return Err("give at most 65536 hosts");
+        }
+        length += before.len() + numbers.iter().map(String::len).max().unwrap_or(0);
+        if length > LONGEST {
+            return Err(LONG);
+        }
+        pieces.push((before, numbers));
+        rest = after;
     }
-    let each = |number: &String| ends.iter().map(|end| format!("{before}{number}{end}")).collect::<Vec<_>>();
-    Ok(numbers.iter().flat_map(each).collect())
+    if part.is_empty() {
+        return Err("a host in it has no name");
+    }
+    if length + rest.len() > LONGEST {
+        return Err(LONG);
+    }
+    Ok((0..count).map(|index| name(&pieces, rest, index, count)).collect())
+}
+
+/// The `index`-th of `count` names, of which the last number changes first.
+fn name(pieces: &[(&str, Vec<String>)], end: &str, mut index: usize, mut count: usize) -> String {
+    let mut name = String::new();
+    for (before, numbers) in pieces {
+        count /= numbers.len();
+        name += before;
+        name += &numbers[index / count];
+        index %= count;
+    }
+    name + end
 }
 
 /// `0-1,5`, with leading zeros kept.
@@ -119,9 +145,20 @@ mod tests {
             assert!(expand(wrong).is_err(), "{wrong}: {:?}", expand(wrong));
         }
         let zeros = "0".repeat(70_000);
-        for many in ["[0-9]".repeat(30), "[1]".repeat(40_000), format!("n[{zeros}1]"), "n".repeat(256)] {
+        for many in [
+            "[0-9]".repeat(30),
+            "[1]".repeat(40_000),
+            "[1-2]n".repeat(24),
+            "n[1-2]".repeat(64),
+            format!("n[{zeros}1]"),
+            "n".repeat(256),
+            "n".repeat(255) + "[1]",
+            "[1]".to_string() + &"n".repeat(255),
+        ] {
             assert!(expand(&many).is_err());
         }
+        assert_eq!(expand(&"[1]".repeat(255)), Ok(vec!["1".repeat(255)]));
+        assert_eq!(expand(&"[1-2]".repeat(16)).map(|hosts| hosts.len()), Ok(MOST));
     }
 
     proptest! {

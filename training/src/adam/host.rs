@@ -7,6 +7,7 @@ use candle_core::{CpuStorage, InplaceOp2, Layout, Result, Tensor, Var, WithDType
 use super::{Factors, Means};
 use crate::op::{Real, dense};
 use crate::state::Buffer;
+use crate::vectors::vectorized;
 
 pub(super) fn step(var: &Var, grad: &Tensor, means: &mut Means, factors: Factors) -> Result<()> {
     let (Buffer::Host(of_gradients), Buffer::Host(of_squares)) =
@@ -68,11 +69,13 @@ impl Factors {
         .map(<T as WithDType>::from_f64);
         // From the nearer end, as PyTorch's `lerp`.
         let mostly_old = self.beta1 > 0.5;
-        for (((p, &g), m), v) in param.iter_mut().zip(grad).zip(of_gradients).zip(of_squares) {
-            let g = g + penalty * *p;
-            *m = if mostly_old { *m + fresh1 * (g - *m) } else { g - (g - *m) * beta1 };
-            *v = beta2 * *v + fresh2 * g * g;
-            *p = shrink * *p + rate * *m / (v.root() / root + eps);
-        }
+        vectorized!({
+            for (((p, &g), m), v) in param.iter_mut().zip(grad).zip(of_gradients).zip(of_squares) {
+                let g = g + penalty * *p;
+                *m = if mostly_old { *m + fresh1 * (g - *m) } else { g - (g - *m) * beta1 };
+                *v = beta2 * *v + fresh2 * g * g;
+                *p = shrink * *p + rate * *m / (v.root() / root + eps);
+            }
+        });
     }
 }

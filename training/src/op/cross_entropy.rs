@@ -6,6 +6,7 @@ use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, bail};
 
 use super::real::{Real, ln, max, sum};
 use super::{dense, width, with_numbers, working_dtype};
+use crate::vectors::vectorized;
 use crate::{Error, Result};
 
 const NAME: &str = "cross_entropy";
@@ -97,6 +98,11 @@ struct CrossEntropy {
 
 impl CrossEntropy {
     /// The loss, and into `gradient`, which holds the logits, their gradient.
+    fn loss<T: Real>(&self, logits: &[T], width: usize, gradient: Option<&mut [T]>) -> T {
+        vectorized!({ self.rows(logits, width, gradient) })
+    }
+
+    #[inline(always)]
     fn rows<T: Real>(&self, logits: &[T], width: usize, mut gradient: Option<&mut [T]>) -> T {
         let count = self.targets.iter().flatten().count() as f64;
         let share = T::from_f64(1.0 / count);
@@ -126,10 +132,10 @@ impl CrossEntropy {
 
     fn forward<T: Real>(&self, logits: &[T], width: usize) -> CpuStorage {
         let Some(saved) = &self.saved else {
-            return T::to_cpu_storage_owned(vec![self.rows(logits, width, None)]);
+            return T::to_cpu_storage_owned(vec![self.loss(logits, width, None)]);
         };
         let mut gradient = logits.to_vec();
-        let loss = self.rows(logits, width, Some(&mut gradient));
+        let loss = self.loss(logits, width, Some(&mut gradient));
         *saved.lock().unwrap_or_else(PoisonError::into_inner) = Some(T::to_cpu_storage_owned(gradient));
         T::to_cpu_storage_owned(vec![loss])
     }
@@ -142,7 +148,7 @@ impl CrossEntropy {
             // Backward ran before: the gradient given then is the caller's.
             None => with_numbers(logits, |logits| {
                 let mut gradient = logits.to_vec();
-                self.rows(logits, classes, Some(&mut gradient));
+                self.loss(logits, classes, Some(&mut gradient));
                 Ok(gradient)
             })?,
         };

@@ -4,6 +4,7 @@ use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, bail};
 
 use super::real::Real;
 use super::{dense, with_numbers, working_dtype};
+use crate::vectors::vectorized;
 
 const NAME: &str = "gelu";
 
@@ -38,14 +39,31 @@ pub fn gelu(x: &Tensor) -> candle_core::Result<Tensor> {
 struct Gelu;
 
 fn forward<T: Real>(numbers: &[T]) -> Vec<T> {
-    numbers.iter().map(|&x| x * below(x)).collect()
+    let mut out = numbers.to_vec();
+    vectorized!({
+        for x in &mut out {
+            *x *= below(*x);
+        }
+    });
+    out
 }
 
 /// Of the output, for a gradient of 1.
 fn backward<T: Real>(numbers: &[T], gradient: &[T]) -> Vec<T> {
+    let mut out = gradient.to_vec();
+    vectorized!({
+        for (g, &x) in out.iter_mut().zip(numbers) {
+            *g *= slope(x);
+        }
+    });
+    out
+}
+
+/// Of the output by x.
+#[inline(always)]
+fn slope<T: Real>(x: T) -> T {
     let (half, density) = (T::from_f64(-0.5), T::from_f64((0.5 / std::f64::consts::PI).sqrt()));
-    let slope = |x: T| below(x) + x * density * (x * x * half).exp_down();
-    numbers.iter().zip(gradient).map(|(&x, &g)| g * slope(x)).collect()
+    below(x) + x * density * (x * x * half).exp_down()
 }
 
 /// The share of the normal distribution below x.

@@ -5,6 +5,7 @@ use candle_nn::{Init, VarBuilder};
 
 use super::real::{Real, sum, sum_pairs};
 use super::{dense, width, with_numbers, working_dtype};
+use crate::vectors::vectorized;
 use crate::{Error, Result};
 
 const NAME: &str = "layer_norm";
@@ -129,12 +130,14 @@ impl Rows {
 
     fn forward<T: Real>(&self, x: &[T], weight: &[T], bias: &[T], width: usize) -> Vec<T> {
         let mut out = x.to_vec();
-        for row in out.chunks_exact_mut(width) {
-            let (mean, scale) = self.moments(row);
-            for ((x, &w), &b) in row.iter_mut().zip(weight).zip(bias) {
-                *x = (*x - mean) * scale * w + b;
+        vectorized!({
+            for row in out.chunks_exact_mut(width) {
+                let (mean, scale) = self.moments(row);
+                for ((x, &w), &b) in row.iter_mut().zip(weight).zip(bias) {
+                    *x = (*x - mean) * scale * w + b;
+                }
             }
-        }
+        });
         out
     }
 
@@ -144,16 +147,18 @@ impl Rows {
         let mut of_x = x.to_vec();
         let mut totals = [zeros(), zeros()];
         let mut scaled = zeros();
-        for (rows, gradients) in of_x.chunks_mut(BLOCK * width).zip(gradient.chunks(BLOCK * width)) {
-            let mut block = [zeros(), zeros()];
-            for (row, gradient) in rows.chunks_exact_mut(width).zip(gradients.chunks_exact(width)) {
-                scaled.iter_mut().zip(gradient).zip(weight).for_each(|((h, &g), &w)| *h = g * w);
-                self.backward_row(row, &scaled, gradient, &mut block);
+        vectorized!({
+            for (rows, gradients) in of_x.chunks_mut(BLOCK * width).zip(gradient.chunks(BLOCK * width)) {
+                let mut block = [zeros(), zeros()];
+                for (row, gradient) in rows.chunks_exact_mut(width).zip(gradients.chunks_exact(width)) {
+                    scaled.iter_mut().zip(gradient).zip(weight).for_each(|((h, &g), &w)| *h = g * w);
+                    self.backward_row(row, &scaled, gradient, &mut block);
+                }
+                for (total, part) in totals.iter_mut().zip(&block) {
+                    total.iter_mut().zip(part).for_each(|(total, &part)| *total += part);
+                }
             }
-            for (total, part) in totals.iter_mut().zip(&block) {
-                total.iter_mut().zip(part).for_each(|(total, &part)| *total += part);
-            }
-        }
+        });
         let [of_weight, of_bias] = totals;
         [of_x, of_weight, of_bias]
     }

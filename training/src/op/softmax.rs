@@ -4,6 +4,7 @@ use candle_core::{CpuStorage, CustomOp1, D, DType, Layout, Shape, Tensor, bail};
 
 use super::real::{Real, ln, max, sum, sum_pairs};
 use super::{dense, width, with_numbers, working_dtype};
+use crate::vectors::vectorized;
 
 /// Softmax over the last dimension: `exp(x) / sum(exp(x))`, without overflow, and with a gradient
 /// (candle_nn's `softmax_last_dim` has none).
@@ -82,39 +83,53 @@ enum Kind {
 impl Kind {
     fn forward<T: Real>(self, x: &[T], width: usize) -> Vec<T> {
         let mut out = x.to_vec();
-        for row in out.chunks_exact_mut(width) {
-            let top = max(row);
-            match self {
-                Self::Softmax => {
-                    row.iter_mut().for_each(|x| *x = (*x - top).exp_down());
-                    let scale = T::one() / sum(row, |x| x);
-                    row.iter_mut().for_each(|x| *x *= scale);
-                }
-                Self::LogSoftmax => {
-                    let rest = ln(sum(row, |x| (x - top).exp_down()));
-                    row.iter_mut().for_each(|x| *x = *x - top - rest);
-                }
+        vectorized!({
+            for row in out.chunks_exact_mut(width) {
+                self.forward_row(row);
+            }
+        });
+        out
+    }
+
+    #[inline(always)]
+    fn forward_row<T: Real>(self, row: &mut [T]) {
+        let top = max(row);
+        match self {
+            Self::Softmax => {
+                row.iter_mut().for_each(|x| *x = (*x - top).exp_down());
+                let scale = T::one() / sum(row, |x| x);
+                row.iter_mut().for_each(|x| *x *= scale);
+            }
+            Self::LogSoftmax => {
+                let rest = ln(sum(row, |x| (x - top).exp_down()));
+                row.iter_mut().for_each(|x| *x = *x - top - rest);
             }
         }
-        out
     }
 
     /// From the result y and its gradient g: `y (g - sum(g y))`, and for the logarithm `g - exp(y) sum(g)`.
     fn backward<T: Real>(self, y: &[T], gradient: &[T], width: usize) -> Vec<T> {
         let mut out = gradient.to_vec();
-        for (row, y) in out.chunks_exact_mut(width).zip(y.chunks_exact(width)) {
-            match self {
-                Self::Softmax => {
-                    let dot = sum_pairs(row, y, |g, y| g * y);
-                    row.iter_mut().zip(y).for_each(|(g, &y)| *g = (*g - dot) * y);
-                }
-                Self::LogSoftmax => {
-                    let total = sum(row, |g| g);
-                    row.iter_mut().zip(y).for_each(|(g, &y)| *g -= y.exp_down() * total);
-                }
+        vectorized!({
+            for (row, y) in out.chunks_exact_mut(width).zip(y.chunks_exact(width)) {
+                self.backward_row(row, y);
+            }
+        });
+        out
+    }
+
+    #[inline(always)]
+    fn backward_row<T: Real>(self, row: &mut [T], y: &[T]) {
+        match self {
+            Self::Softmax => {
+                let dot = sum_pairs(row, y, |g, y| g * y);
+                row.iter_mut().zip(y).for_each(|(g, &y)| *g = (*g - dot) * y);
+            }
+            Self::LogSoftmax => {
+                let total = sum(row, |g| g);
+                row.iter_mut().zip(y).for_each(|(g, &y)| *g -= y.exp_down() * total);
             }
         }
-        out
     }
 
     fn gradient<T: Real>(self, y: &Tensor, gradient: &Tensor) -> candle_core::Result<Tensor> {
