@@ -26,6 +26,10 @@ program=$(cargo test $selection --test cuda_conformance --no-run --message-forma
 for ranks in "nccl 3" "tcp 2"; do
     STAND_IN_JITTER=2000 GIRANDOLE_CASE="computing before and after" "$program" $ranks
 done
+# What the machine lacks for it is one line, and no panic.
+said=$(STAND_IN_DEVICES=2 "$program" nccl 3 2>&1) && status=0 || status=$?
+[ "$status" = 2 ] && [ "$said" = "error: ${said#error: }" ] && [[ "$said" == *"3 GPUs are needed"* && "$said" != *$'\n'* ]] ||
+    { echo "check-nccl: with 2 GPUs for 3 ranks it exits with $status and says: $said" >&2; exit 1; }
 
 # Experiments: the losses of tensors on devices are those of the CPU, whether ranks share a device or have one each.
 cargo build $selection --bin girandole

@@ -4,10 +4,12 @@
 #![forbid(unsafe_code)]
 
 mod clock;
+mod filter;
 mod job;
 pub mod scaling;
 mod split;
 pub mod workload;
 
+pub use filter::filter;
 pub use job::{Job, Ranks, serve};
 pub use split::Split;

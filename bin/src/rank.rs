@@ -108,6 +108,11 @@ pub struct Measured {
 }
 
 impl Measured {
+    /// The same, where this rank was in collectives for so many nanoseconds.
+    pub(crate) fn communicating(self, busy_ns: u64) -> Self {
+        Self { communication_s: busy_ns as f64 * 1e-9, ..self }
+    }
+
     /// The same, where this rank computed for so many seconds and waited for others the rest of the time.
     pub(crate) fn computing(self, seconds: f64) -> Self {
         Self { communication_s: (self.seconds - seconds).max(0.0), ..self }
@@ -154,6 +159,11 @@ impl Rank {
             newcomer: config.elastic.as_ref().is_some_and(|elastic| elastic.newcomer),
             stage: Stage::Joined,
         })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn over(comm: Arc<dyn Communicator>) -> Self {
+        Self { comm, metrics: None, held: None, summaries: Vec::new(), newcomer: false, stage: Stage::Joined }
     }
 
     /// After the loss of a rank before the first step: the others, if they are enough, are one group again and begin anew. Any

@@ -15,6 +15,7 @@
 // `cuda_library.rs` opens libraries, `shm/region.rs` maps memory, and `shm/user.rs` asks who is at the other end of a socket.
 #![deny(unsafe_code)]
 
+mod agree;
 pub mod algorithm;
 pub mod autograd;
 mod carrier;
@@ -63,6 +64,7 @@ mod variables;
 mod verdict;
 mod work;
 
+pub use agree::all_agree;
 pub use communicator::Communicator;
 #[cfg(feature = "cuda")]
 pub use cuda_library::CudaLibrary;

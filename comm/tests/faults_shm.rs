@@ -16,6 +16,8 @@ mod ending;
 mod group;
 #[path = "faults/player.rs"]
 mod player;
+#[path = "common/rank.rs"]
+mod rank;
 #[path = "faults/script.rs"]
 mod script;
 #[path = "faults/worker.rs"]

@@ -29,11 +29,6 @@ impl Groups {
         self.all().all(|group| group.rank() == 0)
     }
 
-    /// This rank's number in the whole job.
-    pub(crate) fn name(&self) -> usize {
-        self.pp.world_ranks()[self.pp.rank()]
-    }
-
     /// What the first rank has. Every rank must call it.
     pub(crate) fn of_first<T: Serialize + DeserializeOwned>(&self, mut own: T) -> Result<T> {
         for group in self.all() {
@@ -53,11 +48,6 @@ impl Groups {
 
     /// What this rank has, where none has failed; otherwise a failure on every rank. Every rank must call it.
     pub(crate) fn all_agree<T>(&self, own: Result<T>) -> Result<T> {
-        let told = own.as_ref().err().map(|error| (self.name(), error.to_string()));
-        let failed = self.gather(told)?.into_iter().flatten().min();
-        match (own, failed) {
-            (Ok(_), Some((rank, reason))) => Err(Error::PeerFailed { rank, reason }),
-            (own, _) => own,
-        }
+        comm::all_agree(self.all(), own, |rank, reason| Error::PeerFailed { rank, reason })
     }
 }

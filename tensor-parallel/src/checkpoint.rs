@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use candle_core::Tensor;
-use comm::{Communicator, all_gather_object, broadcast_object};
+use comm::{Communicator, all_agree, all_gather_object, broadcast_object};
 use serde::{Deserialize, Serialize};
 use training::{Checkpoint, Checkpoints, Contents, FileHash, OptimizerState};
 
@@ -239,15 +239,9 @@ impl Saved {
     }
 }
 
-/// What all ranks have done, or on every rank why one could not.
+/// What this rank has, where none has failed; otherwise a failure on every rank.
 fn agree<T>(world: &dyn Communicator, own: Result<T>) -> Result<T> {
-    let told = own.as_ref().err().map(ToString::to_string);
-    let all = all_gather_object(world, &told)?;
-    let value = own?;
-    match all.into_iter().enumerate().find_map(|(rank, told)| Some((rank, told?))) {
-        Some((rank, reason)) => Err(Error::PeerFile { rank, reason: format!("failed: {reason}") }),
-        None => Ok(value),
-    }
+    all_agree([world], own, |rank, reason| Error::PeerFile { rank, reason: format!("failed: {reason}") })
 }
 
 fn misfit(folder: &Path, reason: String) -> Error {

@@ -3,14 +3,15 @@
 use std::collections::HashMap;
 
 use candle_core::{DType, Device, Tensor};
-use criterion::{BenchmarkId, Criterion, Throughput};
+use criterion::{BenchmarkId, Throughput};
 use training::{Checkpoint, CheckpointConfig, Checkpoints};
+
+use crate::group::Group;
 
 /// Of a tensor.
 const BYTES: usize = 1 << 20;
 
-pub(crate) fn bench(criterion: &mut Criterion) {
-    let mut group = crate::group(criterion, "checkpoint", 2000);
+pub(crate) fn bench(group: &mut Group<'_>) {
     for tensors in [1, 64] {
         let bytes = tensors * BYTES;
         group.throughput(Throughput::Bytes(bytes as u64));
@@ -33,7 +34,6 @@ pub(crate) fn bench(criterion: &mut Criterion) {
             });
         });
     }
-    group.finish();
 }
 
 fn contents(tensors: usize) -> Checkpoint {

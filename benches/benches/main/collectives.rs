@@ -2,15 +2,16 @@
 
 use benches::Ranks;
 use comm::Transport;
-use criterion::{BenchmarkId, Criterion, Throughput};
+use criterion::{BenchmarkId, Throughput};
 use girandole::comm_bench::Measured;
+
+use crate::group::Group;
 
 /// Measured among more ranks than two as well.
 const MOST_USED: [Measured; 3] = [Measured::AllReduce, Measured::AllGather, Measured::ReduceScatter];
 const SIZES: [usize; 3] = [4 << 10, 1 << 20, 16 << 20];
 
-pub(crate) fn bench(criterion: &mut Criterion) {
-    let mut group = crate::group(criterion, "collectives", 300);
+pub(crate) fn bench(group: &mut Group<'_>) {
     for (world_size, transport) in [2, 4]
         .into_iter()
         .flat_map(|ranks| [Transport::Shm, Transport::Tcp].map(|transport| (ranks, transport)))
@@ -23,6 +24,7 @@ pub(crate) fn bench(criterion: &mut Criterion) {
             let id = format!("{name}/{transport}/{world_size} ranks");
             let time = |bytes, rounds| ranks.time(name, bytes, rounds).expect("ranks run");
             if operation == Measured::Barrier {
+                let id = BenchmarkId::from_parameter(id);
                 group.bench_function(id, |bencher| bencher.iter_custom(|rounds| time(0, rounds)));
                 continue;
             }
@@ -34,5 +36,4 @@ pub(crate) fn bench(criterion: &mut Criterion) {
             }
         }
     }
-    group.finish();
 }

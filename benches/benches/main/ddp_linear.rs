@@ -3,12 +3,20 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use criterion::{BenchmarkId, Criterion};
+use criterion::BenchmarkId;
+
+use crate::group::Group;
 
 pub(crate) const COMMAND: &str = "ddp-linear";
+/// Set where this program is the command. The arguments do not tell: the group's filter is called the same.
+const MEASURED: &str = "GIRANDOLE_BENCH_COMMAND";
 
-pub(crate) fn bench(criterion: &mut Criterion) {
-    let mut group = crate::group(criterion, COMMAND, 3000);
+/// Whether this process is one that [`bench`] measures.
+pub(crate) fn is_measured() -> bool {
+    std::env::var_os(MEASURED).is_some()
+}
+
+pub(crate) fn bench(group: &mut Group<'_>) {
     for ranks in [1, 2, 4] {
         group.bench_function(BenchmarkId::new("whole command", format!("{ranks} ranks")), |bencher| {
             bencher.iter(|| run(ranks, &[]));
@@ -20,7 +28,6 @@ pub(crate) fn bench(criterion: &mut Criterion) {
             bencher.iter_custom(|rounds| (0..rounds).map(|_| loop_time(run_name, ranks)).sum());
         });
     }
-    group.finish();
 }
 
 fn run(ranks: usize, more: &[&str]) -> Duration {
@@ -29,6 +36,7 @@ fn run(ranks: usize, more: &[&str]) -> Duration {
     let status = Command::new(program)
         .args([COMMAND, "--world-size", &ranks.to_string()])
         .args(more)
+        .env(MEASURED, COMMAND)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status()

@@ -2,12 +2,12 @@
 
 use benches::Ranks;
 use benches::workload::{Steps, Strategy};
-use criterion::{BenchmarkId, Criterion};
+use criterion::BenchmarkId;
 
+use crate::group::Group;
 use crate::training::training;
 
-pub(crate) fn bench(criterion: &mut Criterion) {
-    let mut group = crate::group(criterion, "launch", 2000);
+pub(crate) fn bench(group: &mut Group<'_>) {
     for ranks in [1, 2, 4, 8] {
         let id = BenchmarkId::new("to the first step", format!("{ranks} ranks"));
         group.bench_function(id, |bencher| {
@@ -16,5 +16,4 @@ pub(crate) fn bench(criterion: &mut Criterion) {
             bencher.iter_custom(|rounds| (0..rounds).map(|_| once()).sum());
         });
     }
-    group.finish();
 }

@@ -4,46 +4,60 @@
 mod checkpoint;
 mod collectives;
 mod ddp_linear;
+mod group;
 mod launch;
 mod sampling;
 mod training;
 
 use std::process::ExitCode;
-use std::time::Duration;
 
-use criterion::measurement::WallTime;
-use criterion::{BenchmarkGroup, Criterion};
+use criterion::Criterion;
+use group::Group;
 
 /// As in the program that users run.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+type Benches = fn(&mut Group<'_>);
+
+/// The groups: the name, for about how many milliseconds a bench is measured, and the benches.
+const GROUPS: [(&str, u64, Benches); 9] = [
+    ("sampling", 1000, sampling::bench),
+    ("collectives", 300, collectives::bench),
+    ("ddp", 1000, training::data_parallel),
+    ("fsdp", 1000, training::sharded),
+    ("tensor-parallel", 1000, training::tensor_parallel),
+    ("pipeline", 1000, training::pipeline),
+    ("launch", 2000, launch::bench),
+    ("checkpoint", 2000, checkpoint::bench),
+    (ddp_linear::COMMAND, 3000, ddp_linear::bench),
+];
 
 fn main() -> ExitCode {
     // This program starts itself again: as a rank, or as the command that is measured.
     if let Some(code) = benches::serve() {
         return code;
     }
-    if std::env::args().nth(1).is_some_and(|argument| argument == ddp_linear::COMMAND) {
+    if ddp_linear::is_measured() {
         return girandole::cli::main();
     }
     let mut criterion = Criterion::default().configure_from_args();
-    sampling::bench(&mut criterion);
-    collectives::bench(&mut criterion);
-    training::data_parallel(&mut criterion);
-    training::sharded(&mut criterion);
-    training::tensor_parallel(&mut criterion);
-    training::pipeline(&mut criterion);
-    launch::bench(&mut criterion);
-    checkpoint::bench(&mut criterion);
-    ddp_linear::bench(&mut criterion);
+    let mut ran = false;
+    for (name, milliseconds, bench) in GROUPS {
+        let mut group = Group::new(&mut criterion, name, milliseconds);
+        bench(&mut group);
+        ran |= group.finish();
+    }
     criterion.final_summary();
-    ExitCode::SUCCESS
-}
-
-/// A group whose benches are measured for about so long each, beside what starting ranks takes.
-fn group<'a>(criterion: &'a mut Criterion, name: &str, milliseconds: u64) -> BenchmarkGroup<'a, WallTime> {
-    let mut group = criterion.benchmark_group(name);
-    let time = Duration::from_millis(milliseconds);
-    group.sample_size(10).warm_up_time(time / 5).measurement_time(time);
-    group
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match benches::filter(&arguments) {
+        Some(filter) if !ran => {
+            let names = GROUPS.map(|(name, ..)| name).join(", ");
+            eprintln!(
+                "error: the filter `{filter}` matches no bench: the groups are {names}, and `--list` lists their benches"
+            );
+            ExitCode::from(2)
+        }
+        _ => ExitCode::SUCCESS,
+    }
 }

@@ -2,11 +2,12 @@
 
 use std::hint::black_box;
 
-use criterion::{BenchmarkId, Criterion, Throughput};
+use criterion::{BenchmarkId, Throughput};
 use sampler::{DistributedSampler, DistributedSamplerConfig, Generator, Sampler};
 
-pub(crate) fn bench(criterion: &mut Criterion) {
-    let mut group = crate::group(criterion, "sampling", 1000);
+use crate::group::Group;
+
+pub(crate) fn bench(group: &mut Group<'_>) {
     for len in [1_000, 100_000, 10_000_000] {
         group.throughput(Throughput::Elements(len as u64));
         group.bench_function(BenchmarkId::new("randn", len), |bencher| {
@@ -24,5 +25,4 @@ pub(crate) fn bench(criterion: &mut Criterion) {
             bencher.iter(|| sampler.indices().expect("it fits").sum::<usize>());
         });
     }
-    group.finish();
 }

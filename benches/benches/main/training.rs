@@ -4,48 +4,41 @@ use std::time::Duration;
 
 use benches::Ranks;
 use benches::workload::{Sizes, Steps, Strategy, Training};
-use criterion::measurement::WallTime;
-use criterion::{BenchmarkGroup, BenchmarkId, Criterion};
+use criterion::BenchmarkId;
 use pipeline::ScheduleKind;
+
+use crate::group::Group;
 
 /// Rows of tokens in a step.
 const BATCH_SIZE: usize = 16;
 
-pub(crate) fn data_parallel(criterion: &mut Criterion) {
-    let mut group = crate::group(criterion, "ddp", 1000);
+pub(crate) fn data_parallel(group: &mut Group<'_>) {
     let whole = usize::MAX / 2;
     for (name, bucket_bytes) in
         [("buckets of 64 KiB", 64 << 10), ("buckets of 25 MiB", 25 << 20), ("one bucket, no overlap", whole)]
     {
-        step(&mut group, name, 2, Strategy::Ddp { bucket_bytes });
+        step(group, name, 2, Strategy::Ddp { bucket_bytes });
     }
     for world_size in [1, 4] {
-        step(&mut group, "buckets of 25 MiB", world_size, Strategy::ddp());
+        step(group, "buckets of 25 MiB", world_size, Strategy::ddp());
     }
-    group.finish();
 }
 
-pub(crate) fn sharded(criterion: &mut Criterion) {
-    let mut group = crate::group(criterion, "fsdp", 1000);
-    [1, 2, 4].into_iter().for_each(|ranks| step(&mut group, "full shard", ranks, Strategy::Fsdp));
-    group.finish();
+pub(crate) fn sharded(group: &mut Group<'_>) {
+    [1, 2, 4].into_iter().for_each(|ranks| step(group, "full shard", ranks, Strategy::Fsdp));
 }
 
-pub(crate) fn tensor_parallel(criterion: &mut Criterion) {
-    let mut group = crate::group(criterion, "tensor-parallel", 1000);
-    [1, 2, 4].into_iter().for_each(|ranks| step(&mut group, "step", ranks, Strategy::TensorParallel));
-    group.finish();
+pub(crate) fn tensor_parallel(group: &mut Group<'_>) {
+    [1, 2, 4].into_iter().for_each(|ranks| step(group, "step", ranks, Strategy::TensorParallel));
 }
 
-pub(crate) fn pipeline(criterion: &mut Criterion) {
-    let mut group = crate::group(criterion, "pipeline", 1000);
+pub(crate) fn pipeline(group: &mut Group<'_>) {
     for schedule in ScheduleKind::ALL {
-        step(&mut group, schedule.name(), 2, Strategy::Pipeline { schedule, micro_batches: 4 });
+        step(group, schedule.name(), 2, Strategy::Pipeline { schedule, micro_batches: 4 });
     }
-    group.finish();
 }
 
-fn step(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, world_size: usize, strategy: Strategy) {
+fn step(group: &mut Group<'_>, name: &str, world_size: usize, strategy: Strategy) {
     let ranks = if world_size == 1 { "1 rank".to_string() } else { format!("{world_size} ranks") };
     group.bench_function(BenchmarkId::new(name, ranks), |bencher| {
         bencher.iter_custom(|rounds| {

@@ -8,7 +8,7 @@ use comm::{Communicator, Nccl, ReduceOp, Result, TcpConfig, Work};
 
 /// What a rank is to do.
 pub(crate) const ROLE: &str = "GIRANDOLE_CUDA_ROLE";
-const RANKS: usize = 3;
+pub(crate) const RANKS: usize = 3;
 /// Of each rank, where it matters.
 const TIMEOUT: Duration = Duration::from_secs(8);
 
@@ -106,7 +106,7 @@ fn run(fault: &Fault) -> Vec<String> {
     children.into_iter().map(finish).collect()
 }
 
-pub(crate) fn play(role: &str) {
+pub(crate) fn play(role: &str) -> ! {
     let config = TcpConfig { timeout: TIMEOUT, ..TcpConfig::from_env().unwrap() };
     let error = take_part(role, &config).unwrap_err();
     println!("says: {error}");

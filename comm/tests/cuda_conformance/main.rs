@@ -1,7 +1,8 @@
 //! The conformance suite on CUDA tensors, over NCCL and over TCP, and what becomes of faults. It runs on GPUs, and on what
 //! stands in for them: see `scripts/check-nccl.sh`.
 //!
-//! Without arguments: everything. `nccl N` and `tcp N` run the cases on N ranks, `faults` the faults.
+//! Without arguments: everything. `nccl N` and `tcp N` run the cases on N ranks, `faults` the faults. Where the machine lacks
+//! what that needs, one line says what, and it exits with 2.
 #![allow(clippy::unwrap_used, clippy::print_stdout, dead_code)]
 
 #[path = "../conformance/batch.rs"]
@@ -23,10 +24,12 @@ mod reference;
 mod uneven;
 
 use std::cell::RefCell;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use candle_core::cuda::cudarc::driver::result as driver;
 use candle_core::{Device, Tensor};
-use comm::{Communicator, InitMethod, Nccl, ReduceOp, Result, Secret, Tcp, TcpConfig};
+use comm::{Communicator, CudaLibrary, InitMethod, Nccl, ReduceOp, Result, Secret, Tcp, TcpConfig};
 
 thread_local! {
     static DEVICE: RefCell<Device> = const { RefCell::new(Device::Cpu) };
@@ -135,20 +138,71 @@ fn conform(name: &str, ranks: &Ranks) {
     println!("{name}, {} ranks: conforms ({:.0} s)", ranks.world_size, began.elapsed().as_secs_f64());
 }
 
-fn main() {
-    if let Ok(role) = std::env::var(faults::ROLE) {
-        return faults::play(&role);
+/// What is to run.
+#[derive(Default)]
+struct Plan {
+    /// Numbers of ranks.
+    nccl: Vec<usize>,
+    tcp: Vec<usize>,
+    faults: bool,
+}
+
+impl Plan {
+    fn new(words: &[String]) -> std::result::Result<Plan, String> {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let ranks = |count: &str| match count.parse() {
+            Ok(count @ 1..=4) => Ok(vec![count]),
+            _ => Err(format!("'{count}' is no number of ranks: give 1 to 4")),
+        };
+        match words[..] {
+            [] => Ok(Plan { nccl: vec![1, 2, 3, 4], tcp: vec![2, 4], faults: true }),
+            ["nccl", count] => Ok(Plan { nccl: ranks(count)?, ..Plan::default() }),
+            ["tcp", count] => Ok(Plan { tcp: ranks(count)?, ..Plan::default() }),
+            ["faults"] => Ok(Plan { faults: true, ..Plan::default() }),
+            _ => Err(format!(
+                "'{}' is not known: give `nccl N`, `tcp N`, `faults` or nothing",
+                words.join(" ")
+            )),
+        }
     }
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    match words[..] {
-        ["nccl", count] => conform("nccl", &nccl(count.parse().unwrap())),
-        ["tcp", count] => conform("tcp", &tcp(count.parse().unwrap())),
-        ["faults"] => faults::all(),
-        _ => {
-            (1..=4).for_each(|count| conform("nccl", &nccl(count)));
-            [2, 4].into_iter().for_each(|count| conform("tcp", &tcp(count)));
+
+    /// What is missing on this machine.
+    fn check(&self) -> std::result::Result<(), String> {
+        let over_nccl = self.nccl.iter().copied().chain(self.faults.then_some(faults::RANKS)).max();
+        let mut libraries = vec![CudaLibrary::Driver, CudaLibrary::Cublas, CudaLibrary::Curand];
+        libraries.extend(over_nccl.map(|_| CudaLibrary::Nccl));
+        libraries.into_iter().try_for_each(CudaLibrary::load).map_err(|error| error.to_string())?;
+        let counted = driver::init().and_then(|()| driver::device::get_count());
+        let gpus = counted.map_err(|error| format!("NVIDIA's driver cannot be used: {error}"))?;
+        let needed = over_nccl.unwrap_or(1);
+        if usize::try_from(gpus).is_ok_and(|gpus| gpus >= needed) {
+            return Ok(());
+        }
+        Err(format!(
+            "{needed} GPUs are needed, one for each rank over NCCL, and there are {gpus}: `nccl N` takes N, `tcp N` one"
+        ))
+    }
+
+    fn run(&self) {
+        self.nccl.iter().for_each(|count| conform("nccl", &nccl(*count)));
+        self.tcp.iter().for_each(|count| conform("tcp", &tcp(*count)));
+        if self.faults {
             faults::all();
         }
     }
+}
+
+fn main() -> ExitCode {
+    if let Ok(role) = std::env::var(faults::ROLE) {
+        faults::play(&role);
+    }
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    match Plan::new(&words).and_then(|plan| plan.check().map(|()| plan)) {
+        Ok(plan) => plan.run(),
+        Err(message) => {
+            eprintln!("error: {message}");
+            return ExitCode::from(2);
+        }
+    }
+    ExitCode::SUCCESS
 }

@@ -1,32 +1,21 @@
 //! A job of rank processes, as seen from the test.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::worker::PARENT;
-
-/// After this long a test has failed; nothing takes nearly as long.
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::rank::{PATIENCE, Rank, member};
 
 pub(crate) struct Job {
     dir: TempDir,
     world_size: usize,
     timeout: f64,
     pub(crate) ranks: BTreeMap<usize, Rank>,
-}
-
-pub(crate) struct Rank {
-    process: Child,
-    stdin: ChildStdin,
-    lines: Receiver<String>,
-    read: Vec<String>,
 }
 
 /// How a rank has ended.
@@ -51,30 +40,11 @@ impl Job {
     }
 
     fn add(&mut self, rank: usize, newcomer: bool) {
-        let file = |name: &str| self.dir.path().join(name).display().to_string();
-        let mut process = Command::new(std::env::current_exe().unwrap())
-            .args(["worker::process", "--exact", "--nocapture", "--quiet", "--test-threads=1"])
-            .env(PARENT, std::process::id().to_string())
-            .env("RANK", rank.to_string())
-            .env("WORLD_SIZE", self.world_size.to_string())
-            .env("GIRANDOLE_INIT_METHOD", format!("file://{}", file("meeting")))
-            .env("GIRANDOLE_ELASTIC_FILE", file("group"))
-            .env("GIRANDOLE_NEWCOMER", if newcomer { "1" } else { "0" })
-            .env("GIRANDOLE_TIMEOUT", self.timeout.to_string())
-            .env("GIRANDOLE_SECRET", "7b".repeat(32))
-            .env("TMPDIR", self.dir.path())
-            .env_remove("GIRANDOLE_SECRET_FILE")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let (sender, lines) = channel();
-        let stdout = BufReader::new(process.stdout.take().unwrap());
-        std::thread::spawn(move || {
-            stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
-        });
-        let stdin = process.stdin.take().unwrap();
-        self.ranks.insert(rank, Rank { process, stdin, lines, read: Vec::new() });
+        let place = (rank, self.world_size);
+        let mut command = member(place, self.dir.path(), Duration::from_secs_f64(self.timeout));
+        command.env("GIRANDOLE_ELASTIC_FILE", self.dir.path().join("group"));
+        command.env("GIRANDOLE_NEWCOMER", if newcomer { "1" } else { "0" });
+        self.ranks.insert(rank, Rank::start(&mut command));
     }
 
     pub(crate) fn signal(&self, rank: usize, signal: Signal) {
@@ -85,14 +55,13 @@ impl Job {
     pub(crate) fn kill(&mut self, ranks: &[usize]) {
         ranks.iter().for_each(|rank| self.signal(*rank, Signal::KILL));
         for rank in ranks {
-            assert_eq!(self.ranks.remove(rank).unwrap().finish().signal, Some(9));
+            assert_eq!(finish(self.ranks.remove(rank).unwrap()).signal, Some(9));
         }
     }
 
     /// Waits until a rank says that it is in this group.
     pub(crate) fn wait_for_group(&mut self, rank: usize, group: &[usize]) {
-        let wanted = format!("@group {group:?} ");
-        self.ranks.get_mut(&rank).unwrap().wait_for(&|line| line.starts_with(&wanted), &wanted);
+        self.ranks.get_mut(&rank).unwrap().wait_for(&format!("@group {group:?} "));
     }
 
     pub(crate) fn wait_for_groups(&mut self, group: &[usize]) {
@@ -101,7 +70,7 @@ impl Job {
     }
 
     pub(crate) fn finish_one(&mut self, rank: usize) -> Ending {
-        self.ranks.remove(&rank).unwrap().finish()
+        finish(self.ranks.remove(&rank).unwrap())
     }
 
     /// Tells all that are left to end; they must have done the same, in this group.
@@ -111,7 +80,7 @@ impl Job {
             // It fails only where the rank has ended, which is told below.
             let _ = rank.stdin.write_all(b"go\n");
         }
-        let endings: Vec<Ending> = std::mem::take(&mut self.ranks).into_values().map(Rank::finish).collect();
+        let endings: Vec<Ending> = std::mem::take(&mut self.ranks).into_values().map(finish).collect();
         let done = |ending: &Ending| ending.lines.iter().find(|line| line.starts_with("@done ")).cloned();
         let first = done(&endings[0]).unwrap_or_else(|| panic!("{endings:?}"));
         assert!(first.ends_with(&format!("{group:?}")), "{first}, not {group:?}");
@@ -123,36 +92,15 @@ impl Job {
     }
 }
 
-impl Rank {
-    fn wait_for(&mut self, wanted: &dyn Fn(&str) -> bool, name: &str) {
-        loop {
-            let line = self.lines.recv_timeout(PATIENCE);
-            let line = line.unwrap_or_else(|_| panic!("no {name} after {:?}", self.read));
-            self.read.push(line);
-            if self.read.last().is_some_and(|line| wanted(line)) {
-                return;
-            }
+fn finish(mut rank: Rank) -> Ending {
+    let mut lines = std::mem::take(&mut rank.read);
+    loop {
+        match rank.lines.recv_timeout(PATIENCE) {
+            Ok(line) => lines.push(line),
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => panic!("it hangs after {lines:?}"),
         }
     }
-
-    fn finish(mut self) -> Ending {
-        let mut lines = std::mem::take(&mut self.read);
-        loop {
-            match self.lines.recv_timeout(PATIENCE) {
-                Ok(line) => lines.push(line),
-                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => break,
-                Err(_) => panic!("it hangs after {lines:?}"),
-            }
-        }
-        let status = self.process.wait().unwrap();
-        Ending { code: status.code(), signal: status.signal(), lines }
-    }
-}
-
-impl Drop for Rank {
-    fn drop(&mut self) {
-        // After `finish` there is nothing to end.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+    let status = rank.process.wait().unwrap();
+    Ending { code: status.code(), signal: status.signal(), lines }
 }

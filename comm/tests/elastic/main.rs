@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod job;
+#[path = "../common/rank.rs"]
+mod rank;
 mod worker;
 
 mod grown;

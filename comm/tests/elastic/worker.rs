@@ -9,18 +9,18 @@ use std::time::{Duration, Instant};
 use candle_core::{Device, Tensor};
 use comm::launch::EXIT_PEER_FAILED;
 use comm::{Communicator, Operation, ReduceOp, Result, Tcp, TcpConfig, all_gather_object, broadcast_object};
-use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
-pub(crate) const PARENT: &str = "ELASTIC_TEST_PARENT";
+use crate::rank::ends_with_its_parent;
+
 /// The most ranks that there may be.
 pub(crate) const ROOM: usize = 6;
 
 /// Not a test by itself: the entry of ranks.
 #[test]
 fn process() {
-    let Ok(parent) = std::env::var(PARENT) else { return };
-    set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
-    assert_eq!(getppid().map(Pid::as_raw_nonzero).map(i32::from), Some(parent.parse().unwrap()));
+    if !ends_with_its_parent() {
+        return;
+    }
     match run() {
         Ok(()) => exit(0),
         Err(error) => {

@@ -1,10 +1,10 @@
 //! A group of rank processes, as seen from the test.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::Stdio;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
@@ -13,10 +13,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use tempfile::TempDir;
 
 use crate::ending::Ending;
-use crate::worker::{PARENT, SCRIPT, SLOW_WARNING, now};
-
-/// After this long a test has failed; nothing takes nearly as long.
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::rank::{PATIENCE, Rank, member};
+use crate::worker::{SCRIPT, SLOW_WARNING, now};
 
 /// How a group is set up.
 #[derive(Clone)]
@@ -43,16 +41,12 @@ pub(crate) struct Group {
     setup: Setup,
     world_size: usize,
     dir: TempDir,
-    ranks: Vec<Option<Rank>>,
+    ranks: Vec<Option<Member>>,
 }
 
-struct Rank {
-    process: Child,
-    stdin: ChildStdin,
-    lines: Receiver<String>,
+struct Member {
+    rank: Rank,
     stderr: Receiver<String>,
-    /// What was read while something else was looked for.
-    read: Vec<String>,
 }
 
 impl Group {
@@ -85,44 +79,27 @@ impl Group {
         file["address"].as_str().unwrap().parse().unwrap()
     }
 
-    fn process(&self, rank: usize, script: &str, setup: &Setup) -> Rank {
-        let meeting = format!("file://{}", self.dir.path().join("meeting").display());
-        let mut process = Command::new(std::env::current_exe().unwrap())
-            .args(["worker::process", "--exact", "--nocapture", "--quiet", "--test-threads=1"])
+    fn process(&self, rank: usize, script: &str, setup: &Setup) -> Member {
+        let mut command = member((rank, self.world_size), self.dir.path(), setup.timeout);
+        command
             .env(SCRIPT, script)
             .env(SLOW_WARNING, setup.slow_warning.as_millis().to_string())
-            .env(PARENT, std::process::id().to_string())
-            .env("RANK", rank.to_string())
-            .env("WORLD_SIZE", self.world_size.to_string())
-            .env("GIRANDOLE_INIT_METHOD", meeting)
-            .env("GIRANDOLE_TIMEOUT", setup.timeout.as_secs_f64().to_string())
             .env("GIRANDOLE_SECRET", &setup.secret)
             .env("GIRANDOLE_TRANSPORT", transport(setup, rank))
-            .env("TMPDIR", self.dir.path())
-            .env_remove("GIRANDOLE_SECRET_FILE")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let (sender, lines) = channel();
-        let stdout = BufReader::new(process.stdout.take().unwrap());
-        std::thread::spawn(move || {
-            stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
-        });
+            .stderr(Stdio::piped());
+        let mut rank = Rank::start(&mut command);
         let (sender, stderr) = channel();
-        let mut pipe = process.stderr.take().unwrap();
+        let mut pipe = rank.process.stderr.take().unwrap();
         std::thread::spawn(move || {
             let mut text = Vec::new();
             pipe.read_to_end(&mut text).unwrap();
             sender.send(String::from_utf8_lossy(&text).into_owned())
         });
-        let stdin = process.stdin.take().unwrap();
-        Rank { process, stdin, lines, stderr, read: Vec::new() }
+        Member { rank, stderr }
     }
 
     fn rank(&mut self, rank: usize) -> &mut Rank {
-        self.ranks[rank].as_mut().unwrap()
+        &mut self.ranks[rank].as_mut().unwrap().rank
     }
 
     /// Waits until these ranks have said that they are ready.
@@ -135,7 +112,7 @@ impl Group {
     }
 
     pub(crate) fn pid(&self, rank: usize) -> Pid {
-        Pid::from_child(&self.ranks[rank].as_ref().unwrap().process)
+        Pid::from_child(&self.ranks[rank].as_ref().unwrap().rank.process)
     }
 
     /// Signals a rank; tells when.
@@ -189,40 +166,22 @@ pub(crate) fn memory_left() -> Vec<String> {
     names
 }
 
-impl Rank {
-    fn wait_for(&mut self, wanted: &str) {
-        loop {
-            let line = self.lines.recv_timeout(PATIENCE);
-            let line = line.unwrap_or_else(|_| panic!("no {wanted} after {:?}", self.read));
-            if line == wanted {
-                return;
-            }
-            self.read.push(line);
-        }
-    }
-
-    fn finish(mut self, rank: usize) -> Ending {
-        let handle = pidfd_open(Pid::from_child(&self.process), PidfdFlags::empty()).unwrap();
+impl Member {
+    fn finish(self, number: usize) -> Ending {
+        let mut rank = self.rank;
+        let handle = pidfd_open(Pid::from_child(&rank.process), PidfdFlags::empty()).unwrap();
         let limit = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
         let ended = poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&limit)).unwrap();
         let at = now();
         if ended == 0 {
-            let lines: Vec<String> = self.lines.try_iter().collect();
-            panic!("rank {rank} hangs after {:?} {lines:?}", self.read);
+            let lines: Vec<String> = rank.lines.try_iter().collect();
+            panic!("rank {number} hangs after {:?} {lines:?}", rank.read);
         }
-        let status = self.process.wait().unwrap();
-        let mut lines = std::mem::take(&mut self.read);
-        lines.extend(self.lines.iter());
+        let status = rank.process.wait().unwrap();
+        let mut lines = std::mem::take(&mut rank.read);
+        lines.extend(rank.lines.iter());
         let stderr = self.stderr.recv_timeout(PATIENCE).unwrap();
-        Ending::new(rank, at, (status.code(), status.signal()), &lines, stderr)
-    }
-}
-
-impl Drop for Rank {
-    fn drop(&mut self) {
-        // After `finish` there is nothing to end.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        Ending::new(number, at, (status.code(), status.signal()), &lines, stderr)
     }
 }
 

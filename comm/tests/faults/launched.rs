@@ -8,17 +8,16 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::group::{files, memory_left};
-use crate::worker::{LAUNCH, PARENT, SCRIPT, SLOW_WARNING, now};
+use crate::rank::itself;
+use crate::worker::{LAUNCH, SCRIPT, SLOW_WARNING, now};
 
 /// A launcher of so many ranks.
 fn command(script: &str, ranks: usize) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
+    let mut command = itself();
     command
-        .args(["worker::process", "--exact", "--nocapture", "--quiet", "--test-threads=1"])
         .env(SCRIPT, script)
         .env("GIRANDOLE_TRANSPORT", crate::TRANSPORT)
         .env(LAUNCH, ranks.to_string())
-        .env(PARENT, std::process::id().to_string())
         .env(SLOW_WARNING, Duration::from_secs(30).as_millis().to_string())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use comm::launch::{EXIT_PEER_FAILED, SpawnConfig, is_worker, spawn, worker_guard};
 use comm::{Communicator, Error, InitMethod, Result, Tcp, TcpConfig};
-use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 use tracing::field::{Field, Visit};
@@ -15,13 +14,13 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::dice::Dice;
 use crate::player::Player;
+use crate::rank::ends_with_its_parent;
 use crate::script::{Action, operations, parse};
 
 /// Variables that tell a rank what to do.
 pub(crate) const SCRIPT: &str = "FAULT_TEST_SCRIPT";
 pub(crate) const SLOW_WARNING: &str = "FAULT_TEST_SLOW_WARNING";
 pub(crate) const LAUNCH: &str = "FAULT_TEST_LAUNCH";
-pub(crate) const PARENT: &str = "FAULT_TEST_PARENT";
 
 /// Not a test by itself: the entry of ranks.
 #[test]
@@ -30,8 +29,7 @@ fn process() {
     if is_worker() {
         worker_guard().unwrap();
     } else {
-        set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
-        assert_eq!(getppid().map(Pid::as_raw_nonzero).map(i32::from), Some(number(PARENT)));
+        assert!(ends_with_its_parent());
         if let Ok(ranks) = std::env::var(LAUNCH) {
             launch(ranks.parse().unwrap());
         }

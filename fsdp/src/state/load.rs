@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use candle_core::DType;
-use comm::all_gather_object;
+use comm::Communicator;
 
 use super::TensorFile;
 use crate::{Error, Fsdp, Result};
@@ -59,18 +59,13 @@ impl<M> Fsdp<M> {
         self.core().units.iter().flat_map(of).collect()
     }
 
-    /// What this rank has, where no rank has failed; otherwise the first rank's failure, on every rank.
+    /// What this rank has, where none has failed; otherwise a failure on every rank.
     pub(crate) fn all_agree<T>(&self, path: &Path, own: Result<T>) -> Result<T> {
         let world = &*self.core().groups.world;
-        let told = own.as_ref().err().map(|error| match error {
-            Error::File { problem, .. } => problem.clone(),
-            other => other.to_string(),
-        });
-        let all = all_gather_object(world, &told)?;
-        match (own, all.into_iter().enumerate().find_map(|(rank, told)| told.map(|told| (rank, told)))) {
-            (Ok(own), None) => Ok(own),
-            (Ok(_), Some((rank, problem))) => Err(Error::file(path, format!("on rank {rank}: {problem}"))),
-            (Err(error), _) => Err(error),
-        }
+        comm::all_agree([world as &dyn Communicator], own, |rank, reason| {
+            // The path is named once.
+            let problem = reason.strip_prefix(&format!("{}: ", path.display())).unwrap_or(&reason);
+            Error::file(path, format!("on rank {rank}: {problem}"))
+        })
     }
 }

@@ -5,6 +5,8 @@ mod keeping;
 mod memory;
 mod options;
 mod step;
+#[cfg(test)]
+mod tests;
 
 use candle_core::DType;
 use comm::{Mesh, all_gather_object};
@@ -123,7 +125,7 @@ impl Experiment for FsdpMlpOptions {
         // The batches that have been learnt from are drawn once more, and passed over.
         (0..begun).try_for_each(|_| batches.next().map(drop))?;
         let watch = rank.stopwatch();
-        let (sent, mut activations) = (trainee.fsdp.stats().bytes_sent, 0);
+        let (before, mut activations) = (trainee.fsdp.stats(), 0);
         for step in begun..self.steps {
             let (x, y) = batches.next()?;
             let stepped = trainee.step((&x, &y))?;
@@ -133,12 +135,14 @@ impl Experiment for FsdpMlpOptions {
             }
             keeping::keep(&mut keeping, (step + 1, step + 1 == self.steps), &trainee, log.as_mut())?;
         }
-        let measured = watch.stop();
+        // In all groups of the model, which are more than that of all ranks.
+        let stats = trainee.fsdp.stats();
+        let measured = watch.stop().communicating(stats.busy_ns - before.busy_ns);
         let series = log.map(RunLog::finish).unwrap_or_default();
         rank.metrics = metrics;
         let held = held(&trainee, activations);
         let steps = self.steps.saturating_sub(begun);
-        rank.held = Some(held.split(&trainee, trainee.fsdp.stats().bytes_sent - sent, steps));
+        rank.held = Some(held.split(&trainee, stats.bytes_sent - before.bytes_sent, steps));
         let seconds = rank.measured(measured, None, steps)? + series.seconds;
         let held = all_gather_object(&*rank.comm, &held)?;
         if let Some(path) = &self.common.save {

@@ -1,0 +1,100 @@
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use clap::Parser;
+use comm::{Communicator, Local, Operation, Result, Stats, Work};
+
+use super::{FsdpMlpOptions, Setup};
+use crate::experiment::Experiment;
+use crate::rank::Rank;
+
+/// A group in which each operation takes a second, by its stats.
+#[derive(Debug)]
+struct Counted {
+    group: Arc<dyn Communicator>,
+    here: AtomicU64,
+    /// In all groups of a rank.
+    everywhere: Arc<AtomicU64>,
+}
+
+impl Counted {
+    fn new(group: Arc<dyn Communicator>, everywhere: &Arc<AtomicU64>) -> Self {
+        Self { group, here: AtomicU64::new(0), everywhere: everywhere.clone() }
+    }
+
+    fn count(&self) {
+        self.here.fetch_add(1, Ordering::Relaxed);
+        self.everywhere.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Communicator for Counted {
+    fn rank(&self) -> usize {
+        self.group.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.group.world_size()
+    }
+
+    fn backend(&self) -> &'static str {
+        self.group.backend()
+    }
+
+    fn stats(&self) -> Stats {
+        Stats { busy_ns: self.here.load(Ordering::Relaxed) * 1_000_000_000, ..self.group.stats() }
+    }
+
+    fn world_ranks(&self) -> &[usize] {
+        self.group.world_ranks()
+    }
+
+    fn subgroup(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>> {
+        Ok(Arc::new(Self::new(self.group.subgroup(ranks)?, &self.everywhere)))
+    }
+
+    fn submit(&self, operation: Operation) -> Result<Work> {
+        self.count();
+        self.group.submit(operation)
+    }
+
+    fn run(&self, operation: Operation) -> Result<()> {
+        self.count();
+        self.group.run(operation)
+    }
+}
+
+#[derive(Parser)]
+struct Command {
+    #[command(flatten)]
+    options: FsdpMlpOptions,
+}
+
+/// On each of 4 ranks, the seconds that are told and the operations that there were.
+fn train(sharding: &str, steps: usize) -> Vec<(f64, f64)> {
+    let words = format!("x --features 8 --hidden 8 --batch-size 2 --steps {steps} --sharding {sharding}");
+    let options = Command::parse_from(words.split(' ')).options;
+    Local::run_shared(4, |group| {
+        let everywhere = Arc::default();
+        let mut rank = Rank::over(Arc::new(Counted::new(group.clone(), &everywhere)));
+        options.train(Setup { samples: None }, &mut rank).unwrap();
+        let seconds = rank.outcome(()).ranks[group.rank()].communication_s;
+        Ok((seconds, everywhere.load(Ordering::Relaxed) as f64))
+    })
+    .unwrap()
+}
+
+#[test]
+fn communication_is_that_of_all_groups() {
+    for sharding in ["full-shard", "no-shard", "hybrid-shard --shard-ranks 2", "hybrid-shard --shard-ranks 4"]
+    {
+        // What comes before the steps and after them is the same in both.
+        let (few, many) = (train(sharding, 2), train(sharding, 5));
+        for (rank, (few, many)) in few.into_iter().zip(many).enumerate() {
+            let (told, operations) = (many.0 - few.0, many.1 - few.1);
+            assert!(operations >= 3.0 && told == operations, "{sharding}, rank {rank}: {told}, {operations}");
+        }
+    }
+}
