@@ -214,6 +214,8 @@ impl Rank {
             while tell(0)? {}
             return Ok(None);
         }
+        // All are here before anything is printed: who is lost from now on was no rank that the others still waited for.
+        tell(1)?;
         let done = std::thread::scope(|scope| {
             let (end, ended) = mpsc::channel::<()>();
             let news = scope.spawn(move || -> Result<()> {
