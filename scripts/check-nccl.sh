@@ -41,14 +41,14 @@ losses() { sed -n 's/.*"event":"step".*"loss":\([^,}]*\).*/\1/p' "$1"; }
 compare() {
     local backend=$1
     shift
-    run() { timeout 300 "$girandole" "$@" --world-size "${ranks:-2}" >/dev/null 2>"$TMPDIR/said"; }
+    run() { timeout 300 "$girandole" "$@" --world-size "${world:-2}" >/dev/null 2>"$TMPDIR/said"; }
     { run "$@" --device cpu --metrics "$TMPDIR/cpu" &&
         run "$@" --device cuda --backend "$backend" --metrics "$TMPDIR/cuda"; } ||
         { tail -n 5 "$TMPDIR/said" >&2; echo "check-nccl: $* fails over $backend" >&2; exit 1; }
     paste <(losses "$TMPDIR/cpu") <(losses "$TMPDIR/cuda") |
         awk 'NF != 2 || ($1 - $2) ^ 2 > 1e-6 * (1 + $1 ^ 2) { exit wrong = 1 } END { exit wrong || !NR }' ||
         { echo "check-nccl: $* has other losses over $backend than on the CPU" >&2; exit 1; }
-    echo "$backend, ${ranks:-2} ranks: $*: the losses of the CPU"
+    echo "$backend, ${world:-2} ranks: $*: the losses of the CPU"
 }
 for backend in tcp nccl; do
     compare $backend ddp-linear --epochs 1 --samples 1000
@@ -61,4 +61,4 @@ for backend in tcp nccl; do
     compare $backend tensor-parallel-transformer --epochs 1 --samples 16 --vocab-size 32 --d-model 16 --num-heads 2 --length 9
     compare $backend pipeline-transformer --epochs 1 --dropout 0
 done
-ranks=4 compare tcp fsdp-mlp --steps 3 --hidden 64 --param-dtype f32 --sharding hybrid-shard --shard-ranks 2
+world=4 compare tcp fsdp-mlp --steps 3 --hidden 64 --param-dtype f32 --sharding hybrid-shard --shard-ranks 2
