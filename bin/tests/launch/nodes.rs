@@ -237,7 +237,7 @@ fn options_that_make_no_sense_are_one_line() {
         ),
         (&["--node-rank", "1", "true"], "error: --node-rank: got 1; with 1 node, give 0 to 0"),
         (&["--nnodes", "0", "true"], "1 or more"),
-        (&["--nnodes", "1:4", "true"], "a range of nodes is not supported"),
+        (&["--nnodes", "1:4", "true"], "give one number; --elastic lets a job go on"),
         (
             &["--nnodes", "2", "--node-rank", "0", "--timeout", "0.1", "--master-addr", "no host", "true"],
             "error: --master-addr: got no host; the name has no address",
