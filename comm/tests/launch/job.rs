@@ -170,3 +170,10 @@ impl Drop for Job {
         let _ = self.launcher.wait();
     }
 }
+
+/// Who starts this test may have it ignore a signal, as `nohup` does, and then the launcher leaves it ignored, too.
+pub(crate) fn is_ignored(signal: Signal) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    u64::from_str_radix(mask.trim(), 16).unwrap() >> (signal.as_raw() - 1) & 1 == 1
+}
