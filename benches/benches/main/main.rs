@@ -13,6 +13,7 @@ use std::process::ExitCode;
 
 use criterion::Criterion;
 use group::Group;
+use regex::Regex;
 
 /// As in the program that users run.
 #[global_allocator]
@@ -41,6 +42,19 @@ fn main() -> ExitCode {
     if ddp_linear::is_measured() {
         return girandole::cli::main();
     }
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let filter = benches::filter(&arguments);
+    let is_exact = arguments.iter().any(|argument| argument == "--exact");
+    if let (Some(filter), false) = (filter, is_exact)
+        && let Err(error) = Regex::new(filter)
+    {
+        let (error, filter) = (error.to_string(), filter.escape_debug());
+        let problem = error.lines().last().unwrap_or_default().trim_start_matches("error: ");
+        eprintln!(
+            "error: the filter `{filter}` is no regular expression: {problem}; --exact takes it as it stands"
+        );
+        return ExitCode::from(2);
+    }
     let mut criterion = Criterion::default().configure_from_args();
     let mut ran = false;
     for (name, milliseconds, bench) in GROUPS {
@@ -49,8 +63,7 @@ fn main() -> ExitCode {
         ran |= group.finish();
     }
     criterion.final_summary();
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match benches::filter(&arguments) {
+    match filter {
         Some(filter) if !ran => {
             let names = GROUPS.map(|(name, ..)| name).join(", ");
             eprintln!(
