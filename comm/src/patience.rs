@@ -70,7 +70,7 @@ impl Patience {
         if waited >= supervisor.timeout() {
             let question = match links.trouble(peer) {
                 Some(detail) => Question::Unreached { peer, detail },
-                None => Question::Stuck { peer, last: true },
+                None => Question::Stuck { peer, last: true, apart: false },
             };
             return Err(blame(supervisor, question, call));
         }
@@ -84,7 +84,8 @@ impl Patience {
                 self.next_question *= 2;
             }
             self.rehearsed |= waited >= rehearsal;
-            if let Some(cause) = supervisor.ask(Question::Stuck { peer, last: false }) {
+            let apart = links.trouble(peer).is_some();
+            if let Some(cause) = supervisor.ask(Question::Stuck { peer, last: false, apart }) {
                 return Err(supervisor.error(&cause, call.to_string()));
             }
         }

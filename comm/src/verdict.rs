@@ -91,8 +91,9 @@ pub(crate) enum Question {
     Mismatch { peer: usize, mine: Fingerprint, theirs: Fingerprint },
     /// `peer` sent what is no announcement at all.
     Garbage { peer: usize },
-    /// Nothing has come from `peer` for a while; `last` when the time-out is over.
-    Stuck { peer: usize, last: bool },
+    /// Nothing has come from `peer` for a while; `last` when the time-out is over, `apart` where there is no stream between
+    /// the two.
+    Stuck { peer: usize, last: bool, apart: bool },
     /// No connection to `peer` could be made; why.
     Unreached { peer: usize, detail: String },
     /// Nothing has come from `peer` for a while: whom would a time-out blame? The group goes on.
@@ -222,8 +223,9 @@ pub(crate) fn judge(asker: usize, question: &Question, statuses: &[Status]) -> O
         Question::Failed { rank, detail } => Some(Cause::Failed { rank: *rank, detail: detail.clone() }),
         Question::Unreached { peer, detail } => Some(unreached(asker, *peer, detail, statuses)),
         Question::Mismatch { peer, mine, theirs } => Some(mismatch(asker, mine, *peer, theirs, statuses)),
-        Question::Stuck { peer, last } => disagreement(statuses).or_else(|| {
-            if statuses.get(*peer) == Some(&Status::Left) {
+        Question::Stuck { peer, last, apart } => disagreement(statuses).or_else(|| {
+            // Where there is a stream, what the peer sent before it left is still on its way, and the stream's end behind it.
+            if statuses.get(*peer) == Some(&Status::Left) && (*apart || *last) {
                 Some(Cause::Left { rank: *peer })
             } else if *last {
                 Some(if is_hung(statuses) { Cause::Hung } else { laggard(asker, *peer, statuses) })

@@ -36,7 +36,7 @@ fn the_odd_rank_is_the_one_that_most_disagree_with() {
 #[test]
 fn ranks_that_never_talked_are_found_to_disagree() {
     let barrier = Fingerprint::new(Kind::Barrier, 2);
-    let question = Question::Stuck { peer: 1, last: false };
+    let question = Question::Stuck { peer: 1, last: false, apart: false };
     let cause = judge(0, &question, &[within(call(2, 1)), within(call(2, 1)), within(barrier)]);
     assert_eq!(cause, Some(Cause::Mismatch { odd_rank: 2, odd: barrier, rank: 0, call: call(2, 1) }));
     assert_eq!(judge(0, &question, &[within(call(2, 1)), after(call(1, 1))]), None);
@@ -68,11 +68,25 @@ fn a_rank_on_its_way_may_turn_the_majority() {
 }
 
 #[test]
+fn a_rank_that_has_left_may_have_done_its_part() {
+    let statuses = [within(call(1, 1)), Status::Left, within(call(1, 1))];
+    let stuck = |last, apart| judge(0, &Question::Stuck { peer: 1, last, apart }, &statuses);
+    // What it sent before may still come.
+    assert_eq!(stuck(false, false), None);
+    for (last, apart) in [(false, true), (true, false)] {
+        assert_eq!(stuck(last, apart), Some(Cause::Left { rank: 1 }));
+    }
+    let ended = Question::Lost { peer: 1, left: true, because: None };
+    assert_eq!(judge(0, &ended, &statuses), Some(Cause::Left { rank: 1 }));
+}
+
+#[test]
 fn the_dead_explain_everything() {
     let statuses = [within(call(1, 1)), Status::Silent, Status::Died];
-    for question in
-        [Question::Lost { peer: 1, left: true, because: None }, Question::Stuck { peer: 1, last: true }]
-    {
+    for question in [
+        Question::Lost { peer: 1, left: true, because: None },
+        Question::Stuck { peer: 1, last: true, apart: false },
+    ] {
         assert_eq!(judge(0, &question, &statuses), Some(Cause::Died { rank: 2 }));
     }
 }
@@ -92,7 +106,7 @@ fn who_cannot_be_reached_has_left_or_hangs_or_is_cut_off() {
 
 #[test]
 fn a_time_out_names_who_is_silent_or_behind() {
-    let question = Question::Stuck { peer: 3, last: true };
+    let question = Question::Stuck { peer: 3, last: true, apart: false };
     let stalled = |statuses: &[Status]| match judge(0, &question, statuses) {
         Some(Cause::Stalled { rank, detail }) => (rank, detail),
         other => panic!("{other:?}"),

@@ -203,7 +203,7 @@ impl<'a> Center<'a> {
                 continue;
             }
             let cause = match question {
-                Question::Stuck { peer, last: false } if statuses[*peer] != Status::Left => {
+                Question::Stuck { peer, last: false, .. } if statuses[*peer] != Status::Left => {
                     usual.get_or_insert_with(|| judge(asker, question, &statuses)).clone()
                 }
                 _ => judge(asker, question, &statuses),
