@@ -164,8 +164,10 @@ pub fn save_weights(path: &Path, vars: &VarMap) -> Result<()> {
         let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
         safetensors::serialize_to_file(&tensors, Some(metadata), draft.file.path())
             .map_err(std::io::Error::other)?;
+        // Not the file that was opened first, in whose place this one is.
+        let file = File::open(draft.file.path())?;
         fs::set_permissions(draft.file.path(), draft.permissions)?;
-        draft.file.as_file().sync_all()?;
+        file.sync_all()?;
         draft.file.persist(&target)?;
         // The folder too, or the new name may be lost when the machine stops. Not every system lets a folder be opened.
         File::open(folder(&target)).map_or(Ok(()), |folder| folder.sync_all())

@@ -111,6 +111,17 @@ fn errors_say_what_is_wrong() {
     assert!(unknown.contains("give one of naive, gpipe, 1f1b"), "{unknown}");
 }
 
+#[test]
+fn schedules_without_measure_are_refused_before_they_take_memory() {
+    let many = [usize::MAX, usize::MAX / 3, 1 << 40, (1 << 20) + 1];
+    for many in many {
+        for [ranks, stages, micro_batches] in [[many, 1, 1], [1, many, 1], [1, 1, many], [many, 3, many]] {
+            let error = Table::of(ScheduleKind::LoopedBfs, ranks, stages, micro_batches).unwrap_err();
+            assert!(error.to_string().contains(&many.to_string()), "{error}");
+        }
+    }
+}
+
 /// Less bubble with each of them, where nothing but the schedule differs.
 #[test]
 fn each_schedule_is_better_than_the_one_before() {

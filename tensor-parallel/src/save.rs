@@ -55,8 +55,7 @@ impl<M> TensorParallel<M> {
         let tensors: HashMap<&str, Tensor> =
             self.parameters().iter().map(|p| (p.name(), p.var().as_detached_tensor())).collect();
         let draft = draft(path);
-        let written = safetensors::serialize_to_file(&tensors, None, &draft)
-            .map_err(std::io::Error::other)
+        let written = training::save_tensors(&draft, &tensors)
             .and_then(|()| File::open(&draft)?.sync_all())
             .and_then(|()| fs::rename(&draft, path));
         written.map_err(|reason| {

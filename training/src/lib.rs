@@ -19,6 +19,7 @@ mod clip;
 mod defer;
 mod dropout;
 mod error;
+mod file;
 mod graph;
 mod init;
 mod op;
@@ -34,6 +35,7 @@ pub use clip::{clip_grad_norm, grad_norm, scale_grads};
 pub use defer::{DeferredGrads, defer, defer_weights};
 pub use dropout::Dropout;
 pub use error::{Error, Fallback, Result};
+pub use file::save_tensors;
 pub use graph::activation_bytes;
 pub use init::TorchInit;
 pub use op::{

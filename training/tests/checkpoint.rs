@@ -35,6 +35,21 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
+/// Whoever may read new files of the user's may read checkpoints.
+#[cfg(unix)]
+#[test]
+fn files_have_the_mode_of_new_files() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let dir = tempfile::tempdir().unwrap();
+    let (_, folder) = three(dir.path());
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+    fs::write(dir.path().join("new"), "").unwrap();
+    for file in files(&folder) {
+        assert_eq!(mode(&file), mode(&dir.path().join("new")), "{}", file.display());
+    }
+}
+
 /// The latest is refused, by the name of `file`, and `good` is offered, and can be loaded.
 fn assert_refused(checkpoints: &Checkpoints, damaged: &Path, good: Option<u64>) {
     let error = checkpoints.load_latest(&Device::Cpu).unwrap_err();

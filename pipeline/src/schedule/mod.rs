@@ -31,11 +31,14 @@ pub struct Table {
     pub actions: Vec<Vec<Action>>,
 }
 
+/// Of micro-batches through stages: no more are planned, action by action.
+const MOST_PASSES: usize = 1 << 20;
+
 impl Table {
     /// A table of one of the known kinds, with the messages between ranks.
     ///
     /// # Errors
-    /// A count of 0, or stages per rank that the kind does not have.
+    /// A count of 0, stages per rank that the kind does not have, or counts whose product is more than a million.
     ///
     /// ```
     /// use pipeline::{ScheduleKind, Table};
@@ -60,6 +63,12 @@ impl Table {
             }
         }
         kind.check_stages_per_rank(stages_per_rank)?;
+        let passes = counts.iter().try_fold(1, |product: usize, (_, count)| product.checked_mul(*count));
+        if passes.is_none_or(|passes| passes > MOST_PASSES) {
+            let got = counts.map(|(what, count)| format!("{count} {what}")).join(", ");
+            let help = format!("give less, so that their product is {MOST_PASSES} at the most");
+            return Err(Error::InvalidArgument { what: "the size of a schedule".into(), got, help });
+        }
         let actions = (0..ranks).map(|rank| match kind {
             ScheduleKind::Naive => naive::actions(rank, micro_batches),
             ScheduleKind::GPipe => gpipe::actions(rank, micro_batches),

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::manifest::{self, FileHash, Manifest, hex, is_name};
 use super::{Checkpoint, CheckpointConfig, io, name, numbers};
-use crate::{Error, Result};
+use crate::{Error, Result, save_tensors};
 
 /// Names that start so are of things half done; the next save removes them.
 const UNFINISHED: &str = ".unfinished-";
@@ -119,7 +119,7 @@ impl Writer<'_> {
     }
 
     fn tensors(&self, path: &Path, tensors: &HashMap<String, Tensor>) -> Result<FileHash> {
-        candle_core::safetensors::save(tensors, path)?;
+        save_tensors(path, tensors).map_err(io("write", path))?;
         (self.watch)(Change::Wrote(path.to_path_buf()))?;
         self.sync(path)?;
         hash(path).map_err(io("read", path))
