@@ -34,7 +34,7 @@ gemm 0
 EXPECTED
 # The driver is looked for nowhere, should there be one.
 LD_LIBRARY_PATH=$folder/libraries "$folder/caller" | sed 's/cuInit .*/cuInit 34/' | diff <(twice "$folder/with") -
-if ! ldconfig -p 2>/dev/null | grep -q 'libcuda\.so\|libcublas\|libnccl\|libcurand'; then
+if ! ldconfig -p 2>/dev/null | grep 'libcuda\.so\|libcublas\|libnccl\|libcurand' >/dev/null; then
     env -u LD_LIBRARY_PATH "$folder/caller" | diff <(twice "$folder/without") -
 fi
 echo "NVIDIA's libraries are found late"

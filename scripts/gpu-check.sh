@@ -59,7 +59,8 @@ for path in sys.path:
     print(*glob.glob(path + "/nvidia/*/lib"), sep="\n")' 2>/dev/null
 }
 usable() { "$program" ddp-linear --device "$device" --world-size 1 --epochs 1 --samples 64 >/dev/null 2>"$work/error"; }
-without_nccl() { "$program" process-groups --backend tcp --world-size 1 2>/dev/null | grep -q '^NCCL.*missing:.*libnccl'; }
+# All of it is read: the program would end by SIGPIPE if grep left early.
+without_nccl() { "$program" process-groups --backend tcp --world-size 1 2>/dev/null | grep '^NCCL.*missing:.*libnccl' >/dev/null; }
 if [ "$device" = cuda ] && { ! usable || without_nccl; }; then
     folders=$(library_folders | grep . | paste -sd:)
     export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folders
@@ -76,8 +77,8 @@ bad() {
     failures=$((failures + 1))
     say "$1"
     shift
-    # Why, in its own words.
-    tail -n 5 "$@" 2>/dev/null | sed 's/^/    /' | tee -a "$report"
+    # Why, in its own words, where there are any.
+    [ $# = 0 ] || tail -n 5 "$@" 2>/dev/null | sed 's/^/    /' | tee -a "$report"
 }
 
 gpu() {

@@ -89,7 +89,7 @@ same srun
 step srun --mpi=pmi2 -N2 -n4 "$program" "${train[@]}" > pmi2
 same pmi2
 # Two nodes of one host share what this plugin keeps for a host.
-if srun --mpi=list 2>&1 | grep -qw pmix; then
+if srun --mpi=list 2>&1 | grep -w pmix >/dev/null; then
     step srun --mpi=pmix -N1 -n4 "$program" "${train[@]}" > pmix
     same pmix
 fi
