@@ -62,3 +62,10 @@ for backend in tcp nccl; do
     compare $backend pipeline-transformer --epochs 1 --dropout 0
 done
 world=4 compare tcp fsdp-mlp --steps 3 --hidden 64 --param-dtype f32 --sharding hybrid-shard --shard-ranks 2
+
+# The process that starts the ranks leaves the devices to them, where it trains nothing itself.
+mkdir "$TMPDIR/exclusive"
+export STAND_IN_EXCLUSIVE=$TMPDIR/exclusive
+compare auto ddp-trainer --epochs 1
+compare auto fsdp-mlp --steps 3 --hidden 64 --param-dtype f32
+unset STAND_IN_EXCLUSIVE

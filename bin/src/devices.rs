@@ -12,11 +12,28 @@ pub(crate) fn cuda() -> Result<Device, Error> {
     #[cfg(feature = "cuda")]
     let device = with_cuda::device();
     #[cfg(not(feature = "cuda"))]
-    let device = Err(
-        "this build has no CUDA in it; build it with --features cuda, for which nvcc must be there, or with \
-         scripts/build-cuda.sh, or use --device cpu",
-    );
-    device.map_err(|help| Error::Unavailable { wanted: "--device cuda".into(), help: help.to_string() })
+    let device = Err(NOT_BUILT);
+    device.map_err(unavailable)
+}
+
+/// Looks for a device and for what it needs, and uses none yet.
+///
+/// # Errors
+/// As of [`cuda`], but for a GPU that cannot be used.
+pub(crate) fn check_cuda() -> Result<(), Error> {
+    #[cfg(feature = "cuda")]
+    let found = with_cuda::find().map(drop);
+    #[cfg(not(feature = "cuda"))]
+    let found = Err(NOT_BUILT);
+    found.map_err(unavailable)
+}
+
+#[cfg(not(feature = "cuda"))]
+const NOT_BUILT: &str = "this build has no CUDA in it; build it with --features cuda, for which nvcc must be there, or with \
+                         scripts/build-cuda.sh, or use --device cpu";
+
+fn unavailable(help: impl ToString) -> Error {
+    Error::Unavailable { wanted: "--device cuda".into(), help: help.to_string() }
 }
 
 /// CUDA where this build and this machine have it, else the CPU.
@@ -26,6 +43,15 @@ pub(crate) fn any() -> Device {
     #[cfg(not(feature = "cuda"))]
     let device = Device::Cpu;
     device
+}
+
+/// As `--device` takes it.
+pub(crate) fn name(device: &Device) -> &'static str {
+    match device {
+        Device::Cpu => "cpu",
+        Device::Cuda(_) => "cuda",
+        Device::Metal(_) => "metal",
+    }
 }
 
 #[cfg(feature = "cuda")]
@@ -40,6 +66,7 @@ mod with_cuda {
     use comm::CudaLibrary;
 
     use crate::console::note;
+    use crate::file_error::first_line;
     use crate::launch::gpu_count;
 
     const ALTERNATIVE: &str = "use --device cpu";
@@ -63,15 +90,22 @@ mod with_cuda {
         }
     }
 
-    fn open() -> Result<Device, String> {
+    /// How many devices there are; at least one, with the libraries that it needs.
+    pub(super) fn find() -> Result<usize, String> {
         let gpus = count(ALTERNATIVE)?;
         for library in [CudaLibrary::Cublas, CudaLibrary::Curand] {
             library.load().map_err(|error| format!("{error}, or {ALTERNATIVE}"))?;
         }
+        Ok(gpus)
+    }
+
+    fn open() -> Result<Device, String> {
+        let gpus = find()?;
         let place = comm::Place::from_env().ok().flatten();
         let ordinal = place.and_then(|place| place.local_rank).unwrap_or(0) % gpus;
-        Device::new_cuda_with_stream(ordinal)
-            .map_err(|error| format!("CUDA device {ordinal} cannot be used: {error}; {ALTERNATIVE}"))
+        Device::new_cuda_with_stream(ordinal).map_err(|error| {
+            format!("CUDA device {ordinal} cannot be used: {}; {ALTERNATIVE}", first_line(error))
+        })
     }
 
     /// How many GPUs the driver lets this process use; at least one.

@@ -5,7 +5,7 @@ use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
 use crate::metrics::MetricsWriter;
-use crate::options::{CommonOptions, ElasticOptions};
+use crate::options::{CommonOptions, DeviceKind, ElasticOptions};
 use crate::rank::{Outcome, Rank, Stage};
 use crate::report::{Report, now_rfc3339};
 use crate::start::{self, Start, host_name};
@@ -13,11 +13,13 @@ use crate::trace;
 use crate::trainer::{CheckpointOptions, ElasticRanks, RunIdentity, find};
 
 /// One document's experiment. [`run`] calls the parts in the order in which they stand here.
-pub trait Experiment {
+pub trait Experiment: Sized {
     /// The command's name.
     const NAME: &'static str;
     /// Ranks on the CPU, unless told otherwise.
     const WORLD_SIZE: usize;
+    /// Whether [`alone`](Self::alone) works with tensors on the device. Where it does not, the launcher leaves GPUs to its ranks.
+    const ALONE_ON_DEVICE: bool = false;
     /// What a process begins with, the same in each: data and initial weights.
     type Setup;
     /// What one process finds out before there are ranks; `()` where the document does nothing then.
@@ -27,6 +29,9 @@ pub trait Experiment {
 
     /// The options that all experiments take.
     fn common(&self) -> &CommonOptions;
+
+    /// The same with other ones.
+    fn with_common(&self, common: CommonOptions) -> Self;
 
     /// Its options of checkpoints, where it keeps any.
     fn checkpoints(&self) -> Option<&CheckpointOptions> {
@@ -122,14 +127,15 @@ pub fn run<E: Experiment>(experiment: &E) -> Result<()> {
             elastic.check(world_size, &common.ranks)?;
             experiment.check(world_size)?;
             common.check()?;
-            let setup = experiment.setup()?;
+            let here = launcher(experiment);
+            let setup = here.setup()?;
             if let Some(checkpoints) = experiment.checkpoints() {
                 checkpoints.check()?;
                 // Rank 0 finds the same, but here it is told in one line.
                 experiment.check_checkpoint(world_size)?;
             }
             let mut metrics = begin_metrics(experiment)?;
-            let alone = experiment.alone(setup, world_size, metrics.as_mut())?;
+            let alone = here.alone(setup, world_size, metrics.as_mut())?;
             // The ranks go on in the same file.
             metrics.as_mut().map_or(Ok(()), MetricsWriter::flush)?;
             finish(experiment, alone, start::spawn(E::NAME, world_size, elastic.job())?)
@@ -152,6 +158,12 @@ pub fn run<E: Experiment>(experiment: &E) -> Result<()> {
             launched(experiment, &config).map_err(in_rank)
         }
     }
+}
+
+/// What the process does that starts the ranks: without a device that it does not need, of which it would keep some memory.
+fn launcher<E: Experiment>(experiment: &E) -> E {
+    let device = if E::ALONE_ON_DEVICE { experiment.common().device } else { DeviceKind::Cpu };
+    experiment.with_common(CommonOptions { device, ..experiment.common().clone() })
 }
 
 /// A rank that this program has started.
@@ -240,7 +252,7 @@ fn finish<E: Experiment>(experiment: &E, alone: E::Alone, outcome: Outcome<E::Tr
     let mut facts = vec![
         fact("ranks", outcome.ranks.len().to_string()),
         fact("backend", outcome.backend.clone()),
-        fact("device", common.device_name()?.to_string()),
+        fact("device", outcome.device.clone()),
         fact("seed", common.seed.to_string()),
     ];
     let ranks = outcome.rank_times();

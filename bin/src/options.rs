@@ -74,6 +74,18 @@ impl RankOptions {
         crate::backends::check(self)
     }
 
+    /// Checks that there is such a device, without a touch: what uses one keeps some of its memory.
+    ///
+    /// # Errors
+    /// CUDA where there is none.
+    pub fn check_device(&self, kind: DeviceKind) -> Result<(), Error> {
+        match kind {
+            DeviceKind::Cuda => devices::check_cuda(),
+            DeviceKind::Auto if self.backend == Backend::Nccl => devices::check_cuda(),
+            DeviceKind::Cpu | DeviceKind::Auto => Ok(()),
+        }
+    }
+
     /// The device of this process's tensors. NCCL knows those of CUDA only, and MPI here those of the CPU.
     ///
     /// # Errors
@@ -156,7 +168,7 @@ impl CommonOptions {
     /// The first option that cannot be used.
     pub fn check(&self) -> Result<(), Error> {
         self.ranks.check()?;
-        self.device()?;
+        self.ranks.check_device(self.device)?;
         self.check_files()
     }
 
@@ -174,15 +186,6 @@ impl CommonOptions {
     pub fn settings(&self) -> [(&'static str, String); 2] {
         let data = if self.data.is_some() { "a file" } else { "random data" };
         [("--seed", self.seed.to_string()), ("--data", data.to_string())]
-    }
-
-    /// The device's name, as `--device` takes it.
-    pub(crate) fn device_name(&self) -> Result<&'static str, Error> {
-        Ok(match self.device()? {
-            Device::Cpu => "cpu",
-            Device::Cuda(_) => "cuda",
-            Device::Metal(_) => "metal",
-        })
     }
 }
 

@@ -10,7 +10,6 @@ use comm::{Communicator, Operation, ReduceOp, TcpConfig, all_gather_object, gath
 use sampler::{DistributedSampler, DistributedSamplerConfig};
 use serde::{Deserialize, Serialize};
 
-use crate::backends;
 use crate::console::note;
 use crate::error::{Error, Result};
 use crate::file_error::FileError;
@@ -21,6 +20,7 @@ use crate::report::{RankTimes, peak_rss_bytes};
 use crate::start::host_name;
 use crate::trace::{self, TraceRecorder};
 use crate::trainer::ElasticRanks;
+use crate::{backends, devices};
 
 /// What each rank tells of itself.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -46,6 +46,8 @@ pub struct Outcome<T> {
     pub ranks: Vec<RankSummary>,
     /// How the ranks talked.
     pub backend: String,
+    /// Where the tensors of rank 0 were, as `--device` takes it.
+    pub device: String,
 }
 
 impl<T> Outcome<T> {
@@ -139,6 +141,7 @@ pub struct Rank {
     pub metrics: Option<MetricsWriter>,
     /// What it holds of the model and sends, for [`measured`](Self::measured) to tell.
     pub held: Option<Held>,
+    device: &'static str,
     summaries: Vec<RankSummary>,
     /// It came when the others were at work.
     pub(crate) newcomer: bool,
@@ -155,6 +158,7 @@ impl Rank {
             comm: backends::connect(backend, device, config)?,
             metrics: None,
             held: None,
+            device: devices::name(device),
             summaries: Vec::new(),
             newcomer: config.elastic.as_ref().is_some_and(|elastic| elastic.newcomer),
             stage: Stage::Joined,
@@ -163,7 +167,9 @@ impl Rank {
 
     #[cfg(test)]
     pub(crate) fn over(comm: Arc<dyn Communicator>) -> Self {
-        Self { comm, metrics: None, held: None, summaries: Vec::new(), newcomer: false, stage: Stage::Joined }
+        let device = devices::name(&Device::Cpu);
+        let (newcomer, stage) = (false, Stage::Joined);
+        Self { comm, metrics: None, held: None, device, summaries: Vec::new(), newcomer, stage }
     }
 
     /// After the loss of a rank before the first step: the others, if they are enough, are one group again and begin anew. Any
@@ -314,6 +320,6 @@ impl Rank {
 
     pub(crate) fn outcome<T>(self, trained: T) -> Outcome<T> {
         let backend = self.comm.backend().to_string();
-        Outcome { trained, ranks: self.summaries, backend }
+        Outcome { trained, ranks: self.summaries, backend, device: self.device.to_string() }
     }
 }

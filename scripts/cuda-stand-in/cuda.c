@@ -3,19 +3,22 @@
 //
 // STAND_IN_DEVICES=N    devices, 4 unless given
 // STAND_IN_GPUS=FOLDER  what is looked at in place of the folder in which the driver shows its GPUs
+// STAND_IN_EXCLUSIVE=F  one process at a time has a context of a device, as in the mode of that name; folder F keeps who
 // STAND_IN_STUCK=1      to ask whether an event is past waits until it is
 // STAND_IN_JITTER=N     each piece of work begins up to so many microseconds late
 #define _GNU_SOURCE
 #include "stand_in.h"
 #include <dirent.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <unistd.h>
 
-enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, NOT_READY = 600, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, UNSUPPORTED = 801 };
+enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, NOT_READY = 600, UNAVAILABLE = 46, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, UNSUPPORTED = 801 };
 enum { MAX_DEVICES = 8 };
 
 static void *must(void *memory) {
@@ -200,7 +203,29 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
         default: *value = 32; return OK;
     }
 }
-int cuDevicePrimaryCtxRetain(void **context, int device) { *context = &contexts[device]; return OK; }
+// Whether this process may have a context: the first one has, until it ends.
+static int is_ours(int device) {
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    static int held[MAX_DEVICES];
+    const char *folder = getenv("STAND_IN_EXCLUSIVE");
+    if (!folder) return 1;
+    pthread_mutex_lock(&mutex);
+    if (!held[device]) {
+        char path[4096];
+        snprintf(path, sizeof path, "%s/context-%d", folder, device);
+        int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        held[device] = file >= 0 && flock(file, LOCK_EX | LOCK_NB) == 0;
+        if (!held[device] && file >= 0) close(file);
+    }
+    int ours = held[device];
+    pthread_mutex_unlock(&mutex);
+    return ours;
+}
+int cuDevicePrimaryCtxRetain(void **context, int device) {
+    if (!is_ours(device)) return UNAVAILABLE;
+    *context = &contexts[device];
+    return OK;
+}
 int cuDevicePrimaryCtxRelease_v2(int device) { (void)device; return OK; }
 int cuCtxSetCurrent(void *context) { current = context; return OK; }
 int cuCtxGetCurrent(void **context) { *context = current; return OK; }

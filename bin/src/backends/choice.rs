@@ -43,7 +43,8 @@ pub(crate) fn connect(
     match backend {
         Backend::Mpi => mpi::connect(config),
         Backend::Nccl => nccl::connect(device, config),
-        Backend::Auto if nccl::suits(device, config) => nccl::connect(device, config),
+        // NCCL's groups keep their ranks.
+        Backend::Auto if config.elastic.is_none() => nccl::connect_or_tcp(device, config),
         _ => Ok(Arc::new(Tcp::connect(config)?)),
     }
 }
@@ -149,12 +150,8 @@ mod nccl {
         cuda_count(ALTERNATIVE).and_then(|_| library()).or_else(|help| unavailable("--backend nccl", help))
     }
 
-    /// The library, and a GPU for each rank of this machine: NCCL refuses ranks that share one.
-    pub(super) fn suits(device: &Device, config: &TcpConfig) -> bool {
-        let here = comm::Place::from_env().ok().flatten().and_then(|place| place.local_world_size);
-        device.is_cuda()
-            && cuda_count(ALTERNATIVE).is_ok_and(|gpus| here.unwrap_or(config.world_size) <= gpus)
-            && CudaLibrary::Nccl.load().is_ok()
+    pub(super) fn connect_or_tcp(device: &Device, config: &TcpConfig) -> Result<Arc<dyn Communicator>> {
+        Ok(Nccl::connect_or_tcp(config, device)?)
     }
 
     pub(super) fn connect(device: &Device, config: &TcpConfig) -> Result<Arc<dyn Communicator>> {
@@ -179,7 +176,7 @@ mod nccl {
 
 #[cfg(not(feature = "nccl"))]
 mod nccl {
-    use super::{Arc, Communicator, Device, Result, TcpConfig, unavailable};
+    use super::{Arc, Communicator, Device, Result, Tcp, TcpConfig, unavailable};
 
     pub(super) fn check() -> Result<()> {
         let help = "this build has no NCCL in it; build it with --features nccl, for which CUDA, NCCL and nvcc must be there, \
@@ -187,8 +184,8 @@ mod nccl {
         unavailable("--backend nccl", help.into())
     }
 
-    pub(super) fn suits(_: &Device, _: &TcpConfig) -> bool {
-        false
+    pub(super) fn connect_or_tcp(_: &Device, config: &TcpConfig) -> Result<Arc<dyn Communicator>> {
+        Ok(Arc::new(Tcp::connect(config)?))
     }
 
     pub(super) fn connect(_: &Device, _: &TcpConfig) -> Result<Arc<dyn Communicator>> {

@@ -35,7 +35,7 @@ pub fn run(options: &CommBenchOptions) -> Result<()> {
     let start = Start::find(&options.ranks, NAME, WORLD_SIZE)?;
     options.check()?;
     options.ranks.check()?;
-    options.ranks.device(options.device)?;
+    options.ranks.check_device(options.device)?;
     options.json.as_deref().map_or(Ok(()), check_in_place)?;
     match start {
         Start::Launcher { world_size } => start::spawn::<()>(NAME, world_size, None),

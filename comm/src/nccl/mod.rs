@@ -5,6 +5,7 @@
 
 mod calls;
 mod carrier;
+mod choice;
 mod handle;
 mod launch;
 mod library;
@@ -73,7 +74,7 @@ impl Nccl {
         library::version()
     }
 
-    /// Meets the other ranks, each of which has another device.
+    /// Meets the other ranks, each of which has another device. [`Nccl::connect_or_tcp`] leaves the choice to what they have.
     ///
     /// # Errors
     /// Those of [`Tcp::connect`]; a device that is none of CUDA's, or that two ranks share; what NCCL says.
@@ -99,11 +100,16 @@ impl Nccl {
     }
 }
 
+/// Tells a device from all others, those of other hosts, too.
+fn uuid(device: &CudaDevice) -> Result<Vec<u8>> {
+    let uuid = device.cuda_stream().context().uuid().map_err(failed)?;
+    Ok(uuid.bytes.iter().map(|byte| *byte as u8).collect())
+}
+
 /// NCCL refuses two ranks on one device, with an error that names neither.
 fn check_devices(tcp: &Tcp, device: &CudaDevice) -> Result<()> {
-    let context = device.cuda_stream().context().clone();
-    let uuid = context.uuid().map_err(failed)?.bytes.iter().map(|byte| *byte as u8).collect();
-    let places = all_gather_object(tcp, &Place { uuid, ordinal: context.ordinal() })?;
+    let ordinal = device.cuda_stream().context().ordinal();
+    let places = all_gather_object(tcp, &Place { uuid: uuid(device)?, ordinal })?;
     for (rank, place) in places.iter().enumerate() {
         if let Some(other) = places[..rank].iter().position(|other| other.uuid == place.uuid) {
             let world = |rank: usize| tcp.world_ranks()[rank];

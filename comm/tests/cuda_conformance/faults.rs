@@ -66,8 +66,13 @@ const FAULTS: &[Fault] = &[
     Fault { role: "one device", nccl: "", says: &[(0, &["one GPU for ranks 0 and 2", "--backend tcp"])] },
 ];
 
+/// The names of the faults.
+pub(crate) fn roles() -> impl Iterator<Item = &'static str> {
+    FAULTS.iter().map(|fault| fault.role)
+}
+
 pub(crate) fn all() {
-    let only = std::env::var("GIRANDOLE_CASE").ok();
+    let only = crate::only();
     for fault in FAULTS.iter().filter(|fault| only.as_ref().is_none_or(|only| only == fault.role)) {
         let began = Instant::now();
         let printed = run(fault);

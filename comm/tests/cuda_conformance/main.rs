@@ -1,8 +1,8 @@
 //! The conformance suite on CUDA tensors, over NCCL and over TCP, and what becomes of faults. It runs on GPUs, and on what
 //! stands in for them: see `scripts/check-nccl.sh`.
 //!
-//! Without arguments: everything. `nccl N` and `tcp N` run the cases on N ranks, `faults` the faults. Where the machine lacks
-//! what that needs, one line says what, and it exits with 2.
+//! Without arguments: everything. `nccl N` and `tcp N` run the cases on N ranks, `faults` the faults; of them all only the one
+//! that `GIRANDOLE_CASE` names, where it is set. Where the machine lacks what that needs, one line says what, and it exits with 2.
 #![allow(clippy::unwrap_used, clippy::print_stdout, dead_code)]
 
 #[path = "../conformance/batch.rs"]
@@ -25,10 +25,11 @@ mod uneven;
 
 use std::cell::RefCell;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use candle_core::cuda::cudarc::driver::result as driver;
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, CudaLibrary, InitMethod, Nccl, ReduceOp, Result, Secret, Tcp, TcpConfig};
 
 thread_local! {
@@ -48,9 +49,9 @@ trait Backend {
 /// So many ranks, a thread each; nothing where a case wants another number of them.
 struct Ranks {
     world_size: usize,
-    connect: fn(&TcpConfig, &Device) -> Result<Box<dyn Communicator>>,
-    /// The CUDA device of a rank.
-    ordinal: fn(usize) -> usize,
+    connect: fn(&TcpConfig, &Device) -> Result<Arc<dyn Communicator>>,
+    /// The CUDA device of a rank; the CPU where it has none.
+    ordinal: fn(usize) -> Option<usize>,
 }
 
 impl Backend for Ranks {
@@ -71,7 +72,10 @@ impl Backend for Ranks {
                 let config = TcpConfig { rank, ..config.clone() };
                 scope.spawn(move || {
                     let run = || {
-                        let device = Device::new_cuda((self.ordinal)(rank))?;
+                        let device = match (self.ordinal)(rank) {
+                            Some(ordinal) => Device::new_cuda(ordinal)?,
+                            None => Device::Cpu,
+                        };
                         DEVICE.set(device.clone());
                         body(&*(self.connect)(&config, &device)?)
                     };
@@ -85,17 +89,35 @@ impl Backend for Ranks {
 /// A device each.
 fn nccl(world_size: usize) -> Ranks {
     let connect = |config: &TcpConfig, device: &Device| {
-        Nccl::connect(config, device).map(|comm| Box::new(comm) as Box<dyn Communicator>)
+        Nccl::connect(config, device).map(|comm| Arc::new(comm) as Arc<dyn Communicator>)
     };
-    Ranks { world_size, connect, ordinal: |rank| rank }
+    Ranks { world_size, connect, ordinal: Some }
 }
 
 /// All on one device.
 fn tcp(world_size: usize) -> Ranks {
     let connect = |config: &TcpConfig, _: &Device| {
-        Tcp::connect(config).map(|comm| Box::new(comm) as Box<dyn Communicator>)
+        Tcp::connect(config).map(|comm| Arc::new(comm) as Arc<dyn Communicator>)
     };
-    Ranks { world_size, connect, ordinal: |_| 0 }
+    Ranks { world_size, connect, ordinal: |_| Some(0) }
+}
+
+/// Where it is left open, all ranks use NCCL if each of them can, and none does otherwise; either works.
+fn choose(world_size: usize) {
+    type Ordinal = fn(usize) -> Option<usize>;
+    let (shared, mixed): (Ordinal, Ordinal) = (|_| Some(0), |rank| rank.checked_sub(1));
+    let cases = [(Some as Ordinal, "nccl"), (shared, "tcp"), (mixed, "tcp")];
+    for (ordinal, expected) in &cases[..if world_size == 1 { 1 } else { 3 }] {
+        let ranks = Ranks { world_size, connect: Nccl::connect_or_tcp, ordinal: *ordinal };
+        ranks.run(world_size, &|comm| {
+            assert_eq!(comm.backend(), *expected);
+            let tensor = Tensor::ones(5, DType::F32, &device())?;
+            comm.all_reduce(&tensor, ReduceOp::Sum)?.wait()?;
+            assert_eq!(tensor.to_vec1::<f32>()?, [world_size as f32; 5]);
+            Ok(())
+        });
+    }
+    println!("{world_size} ranks choose alike");
 }
 
 /// What was asked of the device before an operation comes before it, and what is asked after it sees its result, without a
@@ -126,12 +148,21 @@ fn computing(backend: &dyn Backend) {
     }
 }
 
+/// What all back ends share, and what is of CUDA tensors alone.
+fn cases() -> impl Iterator<Item = list::Case> {
+    let own: list::Case = ("computing before and after", computing);
+    list::CASES.into_iter().chain([own])
+}
+
+/// The one case or fault that is to run, where the environment names one.
+fn only() -> Option<String> {
+    std::env::var("GIRANDOLE_CASE").ok()
+}
+
 fn conform(name: &str, ranks: &Ranks) {
     let began = Instant::now();
-    let only = std::env::var("GIRANDOLE_CASE").ok();
-    let own: list::Case = ("computing before and after", computing);
-    let cases = list::CASES.into_iter().chain([own]);
-    for (case, run) in cases.filter(|(case, _)| only.as_ref().is_none_or(|only| only == case)) {
+    let only = only();
+    for (case, run) in cases().filter(|(case, _)| only.as_ref().is_none_or(|only| only == case)) {
         println!("{name}, {} ranks: {case}", ranks.world_size);
         run(ranks);
     }
@@ -166,6 +197,18 @@ impl Plan {
         }
     }
 
+    /// Whether what the environment names is among what is to run.
+    fn check_case(&self) -> std::result::Result<(), String> {
+        let Some(only) = only() else { return Ok(()) };
+        let faults = faults::roles().filter(|_| self.faults);
+        let cases = cases().filter(|_| !(self.nccl.is_empty() && self.tcp.is_empty()));
+        let names: Vec<&str> = cases.map(|(name, _)| name).chain(faults).collect();
+        if names.contains(&only.as_str()) {
+            return Ok(());
+        }
+        Err(format!("GIRANDOLE_CASE: '{only}' is not known here: give one of {}", names.join(", ")))
+    }
+
     /// What is missing on this machine.
     fn check(&self) -> std::result::Result<(), String> {
         let over_nccl = self.nccl.iter().copied().chain(self.faults.then_some(faults::RANKS)).max();
@@ -184,7 +227,10 @@ impl Plan {
     }
 
     fn run(&self) {
-        self.nccl.iter().for_each(|count| conform("nccl", &nccl(*count)));
+        for &count in &self.nccl {
+            conform("nccl", &nccl(count));
+            choose(count);
+        }
         self.tcp.iter().for_each(|count| conform("tcp", &tcp(*count)));
         if self.faults {
             faults::all();
@@ -197,7 +243,7 @@ fn main() -> ExitCode {
         faults::play(&role);
     }
     let words: Vec<String> = std::env::args().skip(1).collect();
-    match Plan::new(&words).and_then(|plan| plan.check().map(|()| plan)) {
+    match Plan::new(&words).and_then(|plan| plan.check_case().and_then(|()| plan.check()).map(|()| plan)) {
         Ok(plan) => plan.run(),
         Err(message) => {
             eprintln!("error: {message}");

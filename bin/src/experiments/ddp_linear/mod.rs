@@ -20,12 +20,17 @@ use crate::report::{Report, RunSeries, Speedup};
 impl Experiment for DdpLinearOptions {
     const NAME: &'static str = "ddp-linear";
     const WORLD_SIZE: usize = 2;
+    const ALONE_ON_DEVICE: bool = true;
     type Setup = Setup;
     type Alone = RunSeries;
     type Trained = RunSeries;
 
     fn common(&self) -> &CommonOptions {
         &self.common
+    }
+
+    fn with_common(&self, common: CommonOptions) -> Self {
+        Self { common, ..self.clone() }
     }
 
     fn check(&self, world_size: usize) -> Result<()> {

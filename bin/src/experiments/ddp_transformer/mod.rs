@@ -48,6 +48,10 @@ impl Experiment for DdpTransformerOptions {
         &self.common
     }
 
+    fn with_common(&self, common: CommonOptions) -> Self {
+        Self { common, ..self.clone() }
+    }
+
     fn checkpoints(&self) -> Option<&CheckpointOptions> {
         Some(&self.checkpoints)
     }

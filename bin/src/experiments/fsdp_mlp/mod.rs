@@ -64,6 +64,10 @@ impl Experiment for FsdpMlpOptions {
         &self.common
     }
 
+    fn with_common(&self, common: CommonOptions) -> Self {
+        Self { common, ..self.clone() }
+    }
+
     fn checkpoints(&self) -> Option<&CheckpointOptions> {
         Some(&self.checkpoints)
     }

@@ -77,6 +77,10 @@ impl Experiment for PipelineTransformerOptions {
         &self.common
     }
 
+    fn with_common(&self, common: CommonOptions) -> Self {
+        Self { common, ..self.clone() }
+    }
+
     fn checkpoints(&self) -> Option<&CheckpointOptions> {
         Some(&self.checkpoints)
     }

@@ -84,6 +84,10 @@ impl Experiment for TensorParallelMlpOptions {
         &self.common
     }
 
+    fn with_common(&self, common: CommonOptions) -> Self {
+        Self { common, ..self.clone() }
+    }
+
     fn checkpoints(&self) -> Option<&CheckpointOptions> {
         Some(&self.checkpoints)
     }

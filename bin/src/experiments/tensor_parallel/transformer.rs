@@ -52,6 +52,10 @@ impl Experiment for TensorParallelTransformerOptions {
         &self.common
     }
 
+    fn with_common(&self, common: CommonOptions) -> Self {
+        Self { common, ..self.clone() }
+    }
+
     fn checkpoints(&self) -> Option<&CheckpointOptions> {
         Some(&self.checkpoints)
     }
