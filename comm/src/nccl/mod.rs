@@ -5,6 +5,7 @@
 
 mod calls;
 mod carrier;
+mod farewell;
 mod handle;
 mod launch;
 mod library;
@@ -35,7 +36,8 @@ use watch::{Shared, Watchdog};
 /// [`Work::wait`] returns; the order is kept on the device, by events, and no thread waits for it. NCCL never blocks a
 /// thread; an operation that fails or takes longer than the time-out is aborted, also where a call of the driver waits for
 /// it, and an error between two operations is noticed: all ranks then say which rank NCCL has failed on, in which operation
-/// and how.
+/// and how. Dropping a group waits for the other ranks of the host to drop theirs, because NCCL does, but no longer than 5 s
+/// or a quarter of the time-out; a thread does the rest.
 /// f16 and bf16 are summed in f32. What becomes of NaN in minima and maxima is NCCL's affair, and so is the order of sums,
 /// which is the same on every rank.
 ///
@@ -124,8 +126,9 @@ fn start(tcp: &Tcp, config: &TcpConfig, device: &CudaDevice) -> Result<Handle> {
     let id: [u8; ID_BYTES] =
         id.to_vec1::<u8>()?.try_into().map_err(|_| Error::system(CALL, "an id of another length"))?;
     let stream = device.cuda_stream().context().new_stream().map_err(failed)?;
-    let mut handle = Handle::begin(&id, tcp.rank(), tcp.world_size(), stream)?;
-    let (deadline, mut nap) = (Instant::now() + config.bounded_timeout(), Nap::default());
+    let timeout = config.bounded_timeout();
+    let mut handle = Handle::begin(&id, tcp.rank(), tcp.world_size(), stream, timeout)?;
+    let (deadline, mut nap) = (Instant::now() + timeout, Nap::default());
     loop {
         let error = match handle.is_ready(CALL) {
             Ok(true) => return Ok(handle),
