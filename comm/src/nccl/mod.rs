@@ -43,6 +43,16 @@ use watch::{Shared, Watchdog};
 ///
 /// [`Stats`] counts the bytes that the best algorithm would move, since NCCL does not tell.
 ///
+/// # Several groups on one GPU
+/// Each group has a thread and a stream of its own, so what several groups of a rank do at the same time reaches the GPU in no
+/// certain order, and on other ranks in another one. A collective begins when all of its ranks have come to it, a single receive
+/// when its sender has; then their kernels only need room beside each other, which GPUs have for several of them. NVIDIA
+/// promises progress only where all ranks have the same order ("Using multiple NCCL communicators concurrently" in NCCL's user
+/// guide). Where that matters, wait for one group's work before another group's is submitted, on all ranks alike. A send, and
+/// the messages of a batch, occupy the GPU until the other rank comes, too: what waits for the whole device meanwhile, as
+/// freeing memory may, must not be what that rank waits for. Leave `NCCL_LAUNCH_ORDER_IMPLICIT` off, its default: it asks for
+/// one thread a device, and where several race NCCL fails.
+///
 /// ```no_run
 /// use candle_core::{DType, Device, Tensor};
 /// use comm::{Communicator, Nccl, ReduceOp, TcpConfig};

@@ -79,6 +79,7 @@ const FAULTS: &[Fault] = &[
     },
     Fault { role: "a group kept by others", nccl: "", says: &[(0, FINE), (1, FINE), (2, FINE)] },
     Fault { role: "groups closed in opposite order", nccl: "", says: &[(0, FINE), (1, FINE), (2, FINE)] },
+    Fault { role: "a receive before its sender", nccl: "", says: &[(0, FINE), (1, FINE), (2, FINE)] },
     Fault { role: "one device", nccl: "", says: &[(0, &["one GPU for ranks 0 and 2", "--backend tcp"])] },
 ];
 
@@ -165,6 +166,16 @@ fn take_part(role: &str, config: &TcpConfig) -> Result<()> {
             sum(5)?;
             drop(kept);
             sum(5)
+        }
+        "a receive before its sender" => {
+            let other = comm.new_group(&[0, 1, 2])?.unwrap();
+            let posted = if odd { Some(comm.recv(&tensor(5)?, 0)?) } else { None };
+            // Time to begin it. What then waits for the whole device comes before what the sender waits for.
+            std::thread::sleep(Duration::from_millis(300));
+            device.as_cuda_device()?.cuda_stream().context().synchronize().unwrap();
+            other.barrier()?.wait()?;
+            let sent = if comm.rank() == 0 { Some(comm.send(&tensor(5)?, 1)?) } else { None };
+            posted.into_iter().chain(sent).try_for_each(Work::wait)
         }
         "groups closed in opposite order" => {
             let (one, other) = (comm.new_group(&[0, 1, 2])?, comm.new_group(&[0, 1, 2])?);
