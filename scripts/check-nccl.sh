@@ -20,6 +20,8 @@ for package in comm training sampler tensor-parallel candle-core candle-nn; do
     selection+=" --config profile.dev.package.$package.opt-level=1"
 done
 cargo test $selection --test cuda_conformance
+# What else is behind the feature.
+cargo test $selection --lib -- nccl::
 # Each piece of work begins late, by up to 2 ms: what waits for nothing reads too early, and what is freed too early is gone.
 program=$(cargo test $selection --test cuda_conformance --no-run --message-format json 2>/dev/null |
     grep -o '"executable":"[^"]*cuda_conformance[^"]*"' | cut -d'"' -f4)

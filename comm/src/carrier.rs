@@ -12,7 +12,8 @@ pub(crate) trait Carrier: Send {
     /// Whether it moves the data of this operation. What it does not take goes over the links.
     fn takes(&self, operation: &Operation) -> bool;
 
-    /// Begins an operation. Of a collective, all ranks have agreed on it; of messages, nothing is known of the peers yet.
+    /// Begins an operation. Of a collective, all ranks have agreed on it, and who sends a single message to this rank has
+    /// come; of other messages, nothing is known of the peers yet.
     /// It comes after what the devices have to compute `before`.
     fn begin(&mut self, operation: &Operation, before: &Before) -> Result<()>;
 

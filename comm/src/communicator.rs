@@ -43,7 +43,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// this group must call it, with the same list.
     ///
     /// Groups are independent of each other: their operations run at the same time, and closing one, by dropping it,
-    /// leaves the others.
+    /// leaves the others. Over NCCL they share a GPU, where the order of what they do at the same time may matter: see `Nccl`.
     ///
     /// # Cost
     /// An all-gather of one number; then the members meet as at the start of a job.

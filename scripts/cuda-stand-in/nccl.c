@@ -1,5 +1,7 @@
 // A stand-in for NCCL, for ranks that are threads or processes of one machine: each message is a file in the folder that the
-// unique id names. Nothing blocks the caller, and a rank that is gone is noticed by nobody, as between GPUs of one machine.
+// unique id names. A rank that is gone is noticed by nobody, as between GPUs of one machine. Nothing blocks the caller but to
+// destroy or abort a communicator: as NCCL's proxies, which serve the other ranks of a machine, that waits until every one of
+// these has come to the same point, or its process is gone. One that stands still is waited for.
 //
 // STAND_IN_NCCL=KIND:RANK:GROUP    a fault in a rank's GROUP-th group of calls, from 1:
 //     hang      it never ends, until it is aborted
@@ -16,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -32,8 +35,10 @@ struct comm {
     int rank, world, device;
     // All of these under the mutex.
     pthread_mutex_t mutex;
-    int state, aborted, busy, closed;
+    int state, aborted, busy, closed, met;
     unsigned groups;
+    // A file that is locked until this rank leaves, or its process is gone.
+    int presence;
     // Touched by the stream's work alone.
     uint64_t *sent, *received;
 };
@@ -386,11 +391,29 @@ static int all_marked(const struct comm *comm, const char *what) {
     }
     return 1;
 }
+static void come(struct comm *comm) {
+    char name[PATH_MAX], here[PATH_MAX];
+    snprintf(name, sizeof name, "%s/coming-%d", comm->folder, comm->rank);
+    snprintf(here, sizeof here, "%s/here-%d", comm->folder, comm->rank);
+    comm->presence = open(name, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+    if (comm->presence < 0 || flock(comm->presence, LOCK_EX) || rename(name, here)) abort();
+}
+static int is_here(const struct comm *comm, int rank) {
+    char name[PATH_MAX];
+    snprintf(name, sizeof name, "%s/here-%d", comm->folder, rank);
+    int file = open(name, O_RDONLY | O_CLOEXEC);
+    int locked = file >= 0 && flock(file, LOCK_SH | LOCK_NB);
+    if (file >= 0) close(file);
+    return locked;
+}
 static void *meet(void *argument) {
     struct comm *comm = argument;
     unsigned looks = 0;
-    if (!fault("meet", comm->rank, 0)) mark(comm, "here");
+    if (!fault("meet", comm->rank, 0)) come(comm);
     while (!all_marked(comm, "here") && !is_aborted(comm)) nap(&looks);
+    pthread_mutex_lock(&comm->mutex);
+    comm->met = all_marked(comm, "here");
+    pthread_mutex_unlock(&comm->mutex);
     set_state(comm, SUCCESS);
     done_with(comm);
     return NULL;
@@ -403,6 +426,7 @@ int ncclCommInitRankConfig(struct comm **out, int world, unique_id id, int rank,
     comm->rank = rank;
     comm->world = world;
     comm->device = current_device();
+    comm->presence = -1;
     comm->sent = calloc(world, sizeof *comm->sent);
     comm->received = calloc(world, sizeof *comm->received);
     comm->state = IN_PROGRESS;
@@ -436,6 +460,9 @@ static int leave(struct comm *comm) {
         if (!busy) break;
         nap(&looks);
     }
+    if (comm->presence >= 0) close(comm->presence);
+    for (int peer = 0; comm->met && peer < comm->world; peer++)
+        while (peer != comm->rank && is_here(comm, peer)) nap(&looks);
     mark(comm, "left");
     if (all_marked(comm, "left")) {
         DIR *folder = opendir(comm->folder);

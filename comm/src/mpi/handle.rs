@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "MPI is a C library")]
 
 use std::ffi::c_int;
+use std::sync::mpsc::channel;
 use std::time::Instant;
 
 use mpi::ffi;
@@ -39,8 +40,22 @@ impl Handle {
     }
 
     /// A communicator of some processes, by their number among all. Only they call it, all with the same list and tag.
-    pub(super) fn of(world_ranks: &[usize], tag: c_int) -> Result<Self> {
+    pub(super) fn of(world_ranks: &[usize], tag: c_int, deadline: Instant) -> Result<Self> {
+        const CALL: &str = "MPI_Comm_create_group";
         let ranks: Vec<c_int> = world_ranks.iter().map(|rank| *rank as c_int).collect();
+        // MPI has this call only as one that waits for all, so it has a thread of its own, which is left behind if need be.
+        let (sender, made) = channel();
+        let make = move || sender.send(Self::create(&ranks, tag));
+        let thread = std::thread::Builder::new().name("mpi-group".into()).spawn(make);
+        thread.map_err(|reason| Error::system(CALL, reason))?;
+        made.recv_timeout(deadline.saturating_duration_since(Instant::now())).unwrap_or_else(|_| {
+            give_up();
+            let what = format!("not all of ranks {world_ranks:?} took part within the time-out");
+            Err(Error::system(CALL, what))
+        })
+    }
+
+    fn create(ranks: &[c_int], tag: c_int) -> Result<Self> {
         // SAFETY: MPI was started; the groups are made and freed here, and the list lives throughout.
         unsafe {
             let (mut all, mut some) = (ffi::RSMPI_GROUP_NULL, ffi::RSMPI_GROUP_NULL);

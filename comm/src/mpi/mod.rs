@@ -101,7 +101,8 @@ impl Mpi {
         let (config, meeting, members) = self.tcp.meet_group(ranks)?;
         // All members have met, so all make it now; groups that are made at the same time have other names.
         let name = digest(config.job_id.bytes().map(usize::from));
-        let comm = Handle::of(members.world_ranks(), (name % TAGS) as i32)?;
+        let deadline = Instant::now() + config.bounded_timeout();
+        let comm = Handle::of(members.world_ranks(), (name % TAGS) as i32, deadline)?;
         Self::join(&config, meeting, members, Arc::new(comm))
     }
 }

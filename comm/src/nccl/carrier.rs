@@ -8,7 +8,7 @@ use candle_core::cuda::CudaStorageSlice;
 use candle_core::cuda::cudarc::driver::{CudaEvent, CudaStream, DevicePtr, DriverError};
 use candle_core::{CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, Storage, Tensor};
 
-use crate::carrier::Carrier;
+use crate::carrier::{Carrier, Nap};
 use crate::engine::lock;
 use crate::staging::Before;
 use crate::{Error, Operation, ReduceOp, Result, TcpConfig, storage, traffic};
@@ -112,14 +112,15 @@ impl Carrier for NcclCarrier {
     }
 
     fn abandon(&mut self) {
-        let ended = lock(&self.shared.handle).as_mut().is_some_and(Handle::abort);
+        let farewell = lock(&self.shared.handle).as_mut().and_then(Handle::abort);
         self.shared.end();
-        if let Some(flight) = self.flight.take()
-            && !ended
-        {
-            // The device may still be at it.
-            std::mem::forget(flight);
+        let (Some(flight), Some(farewell)) = (self.flight.take(), farewell) else { return };
+        // The caller gets its tensors back when the device has let go of them, which takes no other rank.
+        let mut nap = Nap::default();
+        while !farewell.is_over() && !flight.is_past() {
+            nap.take();
         }
+        farewell.keep(flight);
     }
 
     fn bytes(&self) -> (u64, u64) {
@@ -191,6 +192,11 @@ impl Shared {
 }
 
 impl Flight {
+    /// Whether the device is done with what NCCL has put into its stream. A device that fails will tell nothing else.
+    fn is_past(&self) -> bool {
+        self.end.as_ref().is_some_and(|end| !matches!(end.try_is_complete(), Ok(false)))
+    }
+
     /// Asks the device to round what NCCL has summed.
     fn round(&mut self) -> Result<()> {
         for (index, tensor) in std::mem::take(&mut self.rounded) {

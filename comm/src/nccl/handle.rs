@@ -6,20 +6,22 @@ use std::ffi::{c_char, c_int, c_void};
 use std::mem::{MaybeUninit, offset_of};
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use candle_core::DType;
 use candle_core::cuda::cudarc::driver::CudaStream;
 use candle_core::cuda::cudarc::nccl::{result, sys};
 
-use crate::carrier::Nap;
 use crate::{Error, ReduceOp, Result};
 
 use super::calls::Call;
+use super::farewell::Farewell;
 use super::library::{check, check_result};
 
-/// How long a rank that closes its group waits for what NCCL still has to send.
+/// How long a rank that closes its group waits for NCCL, which waits for the other ranks of its host.
 const FAREWELL: Duration = Duration::from_secs(5);
+/// Between two looks at a communicator that is ending.
+const PAUSE: Duration = Duration::from_millis(1);
 /// What the library looks for in a configuration.
 const MAGIC: u32 = 0xcafe_beef;
 /// The version whose fields are set: 2.17. What came later is left at its default.
@@ -35,17 +37,27 @@ pub(super) struct Addresses {
     pub(super) into: u64,
 }
 
-/// Not blocking: each call returns at once, and [`Handle::is_ready`] tells when it is done with the host.
+/// Not blocking: each call returns at once, and [`Handle::is_ready`] tells when it is done with the host. The calls that end it
+/// do block, whatever it was told, and so have a thread of their own.
 #[derive(Debug)]
 pub(super) struct Handle {
     comm: sys::ncclComm_t,
     stream: Arc<CudaStream>,
-    /// Given up, and the device is past all that was asked of it.
-    ended: bool,
+    patience: Duration,
+    /// Where it was given up.
+    farewell: Option<Farewell>,
+}
+
+/// A communicator that is to end.
+struct Leaving {
+    comm: sys::ncclComm_t,
+    stream: Arc<CudaStream>,
 }
 
 // SAFETY: NCCL allows a communicator to be used by any thread, by one at a time, which `&mut self` sees to.
 unsafe impl Send for Handle {}
+// SAFETY: as above; it is used once, by value.
+unsafe impl Send for Leaving {}
 
 /// A new communicator's id, to be told to its ranks.
 pub(super) fn new_id() -> Result<[u8; ID_BYTES]> {
@@ -54,17 +66,20 @@ pub(super) fn new_id() -> Result<[u8; ID_BYTES]> {
 }
 
 impl Handle {
-    /// Begins to meet the other ranks; done when [`Handle::is_ready`].
+    /// Begins to meet the other ranks; done when [`Handle::is_ready`]. `timeout` is the group's.
     pub(super) fn begin(
         id: &[u8; ID_BYTES],
         rank: usize,
         world_size: usize,
         stream: Arc<CudaStream>,
+        timeout: Duration,
     ) -> Result<Self> {
         bind(&stream)?;
         let id = sys::ncclUniqueId { internal: id.map(|byte| byte as c_char) };
         let mut config = config();
-        let mut handle = Self { comm: null_mut(), stream, ended: false };
+        // Another group, in which this rank is waited for meanwhile, may have the same time-out.
+        let patience = FAREWELL.min(timeout / 4);
+        let mut handle = Self { comm: null_mut(), stream, patience, farewell: None };
         // SAFETY: the configuration is one that NCCL understands, and is copied; the handle is written before the call returns.
         let code = unsafe {
             sys::ncclCommInitRankConfig(&mut handle.comm, world_size as c_int, id, rank as c_int, &mut config)
@@ -87,12 +102,8 @@ impl Handle {
         if self.comm.is_null() {
             return Err(Error::system(call, "NCCL was given up before"));
         }
-        let mut state = sys::ncclResult_t::ncclSuccess;
         // SAFETY: the communicator is valid.
-        let code = unsafe { sys::ncclCommGetAsyncError(self.comm, &mut state) };
-        check(call, code, self.comm)?;
-        check(call, state, self.comm)?;
-        Ok(state == sys::ncclResult_t::ncclSuccess)
+        unsafe { state_of(call, self.comm) }
     }
 
     /// Begins calls on the stream as one group.
@@ -150,43 +161,70 @@ impl Handle {
         }
     }
 
-    /// Ends what is under way, here and, as they notice, on the other ranks. True once the device is done with it.
-    pub(super) fn abort(&mut self) -> bool {
+    /// Ends what is under way, here and, as they notice, on the other ranks. Returns at once; none where nothing was begun.
+    pub(super) fn abort(&mut self) -> Option<Farewell> {
+        self.leave(Leaving::abort)
+    }
+
+    fn leave(&mut self, how: fn(Leaving) -> bool) -> Option<Farewell> {
         let comm = std::mem::replace(&mut self.comm, null_mut());
-        if comm.is_null() || bind(&self.stream).is_err() {
-            return self.ended;
+        if !comm.is_null() {
+            let leaving = Leaving { comm, stream: self.stream.clone() };
+            self.farewell = Some(Farewell::begin(self.patience, move || how(leaving)));
         }
-        // SAFETY: the communicator is valid, and not used after this.
-        let aborted = unsafe { result::comm_abort(comm) };
-        self.ended = aborted.is_ok() && self.stream.synchronize().is_ok();
-        self.ended
+        self.farewell.clone()
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if self.comm.is_null() || bind(&self.stream).is_err() {
-            return;
-        }
         // What this rank has sent may still be on its way.
-        // SAFETY: the communicator is valid.
-        let code = unsafe { sys::ncclCommFinalize(self.comm) };
-        let (until, mut nap) = (Instant::now() + FAREWELL, Nap::default());
-        let mut done = check("ncclCommFinalize", code, self.comm).is_ok();
-        while done {
-            match self.is_ready("ncclCommFinalize") {
-                Ok(true) => break,
-                Ok(false) if Instant::now() < until => nap.take(),
-                _ => done = false,
-            }
-        }
-        if done {
-            // SAFETY: as above, and it is not used after this.
-            let _ = unsafe { result::comm_destroy(std::mem::replace(&mut self.comm, null_mut())) };
-        } else {
-            self.abort();
+        if let Some(farewell) = self.leave(Leaving::finish) {
+            farewell.wait();
         }
     }
+}
+
+impl Leaving {
+    /// True once the device is done with all that it was asked for.
+    fn abort(self) -> bool {
+        // SAFETY: the communicator is valid, and not used after this.
+        let aborted = |()| unsafe { result::comm_abort(self.comm) }.is_ok();
+        bind(&self.stream).is_ok_and(aborted) && self.stream.synchronize().is_ok()
+    }
+
+    /// The same, after all that this rank has begun.
+    fn finish(self) -> bool {
+        if bind(&self.stream).is_err() {
+            return false;
+        }
+        // SAFETY: the communicator is valid.
+        let code = unsafe { sys::ncclCommFinalize(self.comm) };
+        let mut state = check("ncclCommFinalize", code, self.comm).map(|()| false);
+        while let Ok(false) = state {
+            std::thread::sleep(PAUSE);
+            // SAFETY: as above.
+            state = unsafe { state_of("ncclCommFinalize", self.comm) };
+        }
+        if state.is_err() {
+            return self.abort();
+        }
+        // SAFETY: as above, and it is not used after this.
+        unsafe { result::comm_destroy(self.comm) }.is_ok() && self.stream.synchronize().is_ok()
+    }
+}
+
+/// Whether NCCL has done what it was asked for; an error of its own, or of its network, whenever it came.
+///
+/// # Safety
+/// The communicator is valid.
+unsafe fn state_of(call: &str, comm: sys::ncclComm_t) -> Result<bool> {
+    let mut state = sys::ncclResult_t::ncclSuccess;
+    // SAFETY: as this function demands.
+    let code = unsafe { sys::ncclCommGetAsyncError(comm, &mut state) };
+    check(call, code, comm)?;
+    check(call, state, comm)?;
+    Ok(state == sys::ncclResult_t::ncclSuccess)
 }
 
 /// NCCL works on the device that is the calling thread's.

@@ -6,6 +6,7 @@
 mod calls;
 mod carrier;
 mod choice;
+mod farewell;
 mod handle;
 mod launch;
 mod library;
@@ -36,11 +37,22 @@ use watch::{Shared, Watchdog};
 /// [`Work::wait`] returns; the order is kept on the device, by events, and no thread waits for it. NCCL never blocks a
 /// thread; an operation that fails or takes longer than the time-out is aborted, also where a call of the driver waits for
 /// it, and an error between two operations is noticed: all ranks then say which rank NCCL has failed on, in which operation
-/// and how.
+/// and how. Dropping a group waits for the other ranks of the host to drop theirs, because NCCL does, but no longer than 5 s
+/// or a quarter of the time-out; a thread does the rest.
 /// f16 and bf16 are summed in f32. What becomes of NaN in minima and maxima is NCCL's affair, and so is the order of sums,
 /// which is the same on every rank.
 ///
 /// [`Stats`] counts the bytes that the best algorithm would move, since NCCL does not tell.
+///
+/// # Several groups on one GPU
+/// Each group has a thread and a stream of its own, so what several groups of a rank do at the same time reaches the GPU in no
+/// certain order, and on other ranks in another one. A collective begins when all of its ranks have come to it, a single receive
+/// when its sender has; then their kernels only need room beside each other, which GPUs have for several of them. NVIDIA
+/// promises progress only where all ranks have the same order ("Using multiple NCCL communicators concurrently" in NCCL's user
+/// guide). Where that matters, wait for one group's work before another group's is submitted, on all ranks alike. A send, and
+/// the messages of a batch, occupy the GPU until the other rank comes, too: what waits for the whole device meanwhile, as
+/// freeing memory may, must not be what that rank waits for. Leave `NCCL_LAUNCH_ORDER_IMPLICIT` off, its default: it asks for
+/// one thread a device, and where several race NCCL fails.
 ///
 /// ```no_run
 /// use candle_core::{DType, Device, Tensor};
@@ -130,8 +142,9 @@ fn start(tcp: &Tcp, config: &TcpConfig, device: &CudaDevice) -> Result<Handle> {
     let id: [u8; ID_BYTES] =
         id.to_vec1::<u8>()?.try_into().map_err(|_| Error::system(CALL, "an id of another length"))?;
     let stream = device.cuda_stream().context().new_stream().map_err(failed)?;
-    let mut handle = Handle::begin(&id, tcp.rank(), tcp.world_size(), stream)?;
-    let (deadline, mut nap) = (Instant::now() + config.bounded_timeout(), Nap::default());
+    let timeout = config.bounded_timeout();
+    let mut handle = Handle::begin(&id, tcp.rank(), tcp.world_size(), stream, timeout)?;
+    let (deadline, mut nap) = (Instant::now() + timeout, Nap::default());
     loop {
         let error = match handle.is_ready(CALL) {
             Ok(true) => return Ok(handle),

@@ -55,8 +55,9 @@ impl Shared {
         lock(&self.watched).current.filter(|(_, end)| now >= *end).map(|(call, _)| call)
     }
 
-    /// Gives the communicator up where it has failed, or its operation is overdue.
+    /// Why the communicator is to be given up, where it has failed, or its operation is overdue.
     fn look(&self) -> Option<Error> {
+        self.check().ok()?;
         let mut handle = match self.handle.try_lock() {
             Ok(handle) => handle,
             Err(TryLockError::Poisoned(handle)) => handle.into_inner(),
@@ -72,8 +73,11 @@ impl Shared {
             (Ok(_), None) => return None,
         };
         lock(&self.watched).failure.get_or_insert(error.clone());
-        handle.abort();
         Some(error)
+    }
+
+    fn give_up(&self) {
+        lock(&self.handle).as_mut().and_then(Handle::abort);
     }
 
     /// False when it is time to end.
@@ -98,7 +102,9 @@ impl Watchdog {
         let watch = move || {
             while own.pause() {
                 if let Some(error) = own.look() {
+                    // First of all: they are to give it up, too.
                     supervisor.ask(Question::Failed { rank, detail: error.to_string() });
+                    own.give_up();
                 }
             }
         };

@@ -49,8 +49,20 @@ impl<L: Links> Runner<L> {
         }
         let Some(first) = parcels.first() else { return Ok(()) };
         self.supervisor.begin(first.fingerprint);
-        let begun = self.begin(carrier, operation, before, first.fingerprint);
-        let result = begun.and_then(|()| self.executor.exchange_beside(parcels, carrier, self.rank));
+        let call = first.fingerprint;
+        let result = match operation {
+            // Once begun, a receive occupies the device, and its sender may wait for other work of this very device: so the
+            // sender comes first. Of several messages, those that are received may wait for those that are sent.
+            Operation::Recv { .. } => {
+                let announced = self.executor.exchange(parcels, &mut Memory::default());
+                let begun = announced.and_then(|()| self.begin(carrier, operation, before, call));
+                begun.and_then(|()| self.executor.attend(carrier, self.rank))
+            }
+            _ => {
+                let begun = self.begin(carrier, operation, before, call);
+                begun.and_then(|()| self.executor.exchange_beside(parcels, carrier, self.rank))
+            }
+        };
         result.inspect_err(|_| self.supervisor.hang_up(&mut || self.executor.part(&Memory::default())))
     }
 

@@ -1,4 +1,5 @@
-//! Ranks that disagree, die or hang, and a NCCL that fails: every rank says so, in time.
+//! Ranks that disagree, die, hang or stand still, and a NCCL that fails: every rank says so, in time. And groups that are closed
+//! at different times on different ranks, which hinders nobody.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -11,6 +12,8 @@ pub(crate) const ROLE: &str = "GIRANDOLE_CUDA_ROLE";
 pub(crate) const RANKS: usize = 3;
 /// Of each rank, where it matters.
 const TIMEOUT: Duration = Duration::from_secs(8);
+/// Of a whole case.
+const LONGEST: Duration = Duration::from_secs(34);
 
 struct Fault {
     role: &'static str,
@@ -20,10 +23,19 @@ struct Fault {
     says: &'static [(usize, &'static [&'static str])],
 }
 
+impl Fault {
+    /// Whether this rank will never end by itself.
+    fn stops(&self, rank: usize) -> bool {
+        rank == 1 && self.role.starts_with("stopped")
+    }
+}
+
 const FAILED: &[&str] = &["all_reduce #", "on rank 1 (host ", "ncclRemoteError, 6"];
 const REFUSED: &[&str] = &["all_reduce #", "on rank 1 (host ", "ncclInvalidUsage, 5", "a refused call"];
 const HUNG: &[&str] = &["all_reduce #", "all ranks are in it", "within 8.0 s"];
 const STUCK: &[&str] = &["all_reduce #", "it did not end in time"];
+const STOPPED: &[&str] = &["rank 1 (host ", "did not take part in all_reduce #", "within 8.0 s"];
+const FINE: &[&str] = &["fine"];
 
 const FAULTS: &[Fault] = &[
     Fault {
@@ -51,6 +63,8 @@ const FAULTS: &[Fault] = &[
         nccl: "hang:1:2",
         says: &[(0, &["rank 1 (host ", "died during all_reduce #"]), (2, &["rank 1 (host ", "died"])],
     },
+    Fault { role: "stopped", nccl: "", says: &[(0, STOPPED), (2, STOPPED)] },
+    Fault { role: "stopped inside", nccl: "hang:1:2", says: &[(0, STOPPED), (2, STOPPED)] },
     Fault { role: "hang", nccl: "hang:1:2", says: &[(0, HUNG), (1, HUNG), (2, HUNG)] },
     // No thread of the operation's own can end it.
     Fault { role: "stuck", nccl: "hang:1:2", says: &[(0, STUCK), (1, STUCK), (2, STUCK)] },
@@ -63,6 +77,9 @@ const FAULTS: &[Fault] = &[
         nccl: "meet:1:0",
         says: &[(0, &["ncclCommInitRankConfig", "time-out"]), (1, &["ncclComm"]), (2, &["ncclComm"])],
     },
+    Fault { role: "a group kept by others", nccl: "", says: &[(0, FINE), (1, FINE), (2, FINE)] },
+    Fault { role: "groups closed in opposite order", nccl: "", says: &[(0, FINE), (1, FINE), (2, FINE)] },
+    Fault { role: "a receive before its sender", nccl: "", says: &[(0, FINE), (1, FINE), (2, FINE)] },
     Fault { role: "one device", nccl: "", says: &[(0, &["one GPU for ranks 0 and 2", "--backend tcp"])] },
 ];
 
@@ -85,8 +102,7 @@ pub(crate) fn all() {
                 printed[*rank]
             );
         }
-        let longest = 3 * TIMEOUT + Duration::from_secs(10);
-        assert!(began.elapsed() < longest, "{}: {:?}", fault.role, began.elapsed());
+        assert!(began.elapsed() < LONGEST, "{}: {:?}", fault.role, began.elapsed());
         println!("{}: ok ({:.1} s)", fault.role, began.elapsed().as_secs_f64());
     }
 }
@@ -103,8 +119,16 @@ fn run(fault: &Fault) -> Vec<String> {
         }
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    let children: Vec<Child> = (0..RANKS).map(start).collect();
-    let finish = |child: Child| {
+    let mut children: Vec<Child> = (0..RANKS).map(start).collect();
+    let until = Instant::now() + LONGEST;
+    let is_awaited =
+        |(rank, child): (usize, &mut Child)| !fault.stops(rank) && child.try_wait().unwrap().is_none();
+    while children.iter_mut().enumerate().any(is_awaited) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let finish = |mut child: Child| {
+        // Without effect where it has ended.
+        child.kill().unwrap();
         let output = child.wait_with_output().unwrap();
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
     };
@@ -113,8 +137,10 @@ fn run(fault: &Fault) -> Vec<String> {
 
 pub(crate) fn play(role: &str) -> ! {
     let config = TcpConfig { timeout: TIMEOUT, ..TcpConfig::from_env().unwrap() };
-    let error = take_part(role, &config).unwrap_err();
-    println!("says: {error}");
+    match take_part(role, &config) {
+        Ok(()) => println!("says: fine"),
+        Err(error) => println!("says: {error}"),
+    }
     std::process::exit(1);
 }
 
@@ -128,13 +154,39 @@ fn take_part(role: &str, config: &TcpConfig) -> Result<()> {
     match role {
         "another call" if odd => comm.broadcast(&tensor(5)?, 0).and_then(Work::wait),
         "another length" if odd => sum(6),
-        "killed" if odd => kill(),
-        "killed inside" if odd => {
-            std::thread::spawn(|| {
+        "killed" if odd => signal("KILL"),
+        "stopped" if odd => signal("STOP"),
+        "killed inside" | "stopped inside" if odd => {
+            let name = if role == "killed inside" { "KILL" } else { "STOP" };
+            std::thread::spawn(move || {
                 // All are in the operation by then, in which this one's NCCL hangs.
                 std::thread::sleep(Duration::from_secs(1));
-                kill()
+                signal(name)
             });
+            sum(5)
+        }
+        "a group kept by others" => {
+            let group = comm.new_group(&[0, 1, 2])?;
+            let kept = group.filter(|_| comm.rank() > 0);
+            sum(5)?;
+            drop(kept);
+            sum(5)
+        }
+        "a receive before its sender" => {
+            let other = comm.new_group(&[0, 1, 2])?.unwrap();
+            let posted = if odd { Some(comm.recv(&tensor(5)?, 0)?) } else { None };
+            // Time to begin it. What then waits for the whole device comes before what the sender waits for.
+            std::thread::sleep(Duration::from_millis(300));
+            device.as_cuda_device()?.cuda_stream().context().synchronize().unwrap();
+            other.barrier()?.wait()?;
+            let sent = if comm.rank() == 0 { Some(comm.send(&tensor(5)?, 1)?) } else { None };
+            posted.into_iter().chain(sent).try_for_each(Work::wait)
+        }
+        "groups closed in opposite order" => {
+            let (one, other) = (comm.new_group(&[0, 1, 2])?, comm.new_group(&[0, 1, 2])?);
+            let (first, last) = if odd { (other, one) } else { (one, other) };
+            drop(first);
+            drop(last);
             sum(5)
         }
         "idle" => {
@@ -146,7 +198,8 @@ fn take_part(role: &str, config: &TcpConfig) -> Result<()> {
     }
 }
 
-fn kill() -> Result<()> {
-    Command::new("sh").args(["-c", "kill -9 $PPID"]).status().unwrap();
+/// To this process.
+fn signal(name: &str) -> Result<()> {
+    Command::new("sh").args(["-c", &format!("kill -{name} $PPID")]).status().unwrap();
     Ok(())
 }

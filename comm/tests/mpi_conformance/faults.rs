@@ -5,10 +5,10 @@ use std::time::Duration;
 use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, Mpi, ReduceOp, Result, TcpConfig, Work};
 
-use crate::job;
+use crate::{absent, job};
 
 /// Each fault, the ranks that see it, and what they must say.
-const FAULTS: [(&str, &[usize], &[&str]); 7] = [
+const FAULTS: [(&str, &[usize], &[&str]); 8] = [
     (
         "another call",
         &[0, 1, 2],
@@ -22,6 +22,11 @@ const FAULTS: [(&str, &[usize], &[&str]); 7] = [
     ("another message", &[0, 1], &["message #1 (from rank 0, f32, 7", "message #1 (from rank 0, f32, 5"]),
     ("a message in place of a collective", &[0, 1, 2], &["rank 1 called ", "rank 0 called all_reduce #1"]),
     ("standing still", &[0, 2], &["rank 1 (host ", "did not take part in all_reduce #1", "within 3.0 s"]),
+    (
+        absent::ROLE,
+        &[0, 2],
+        &["MPI_Comm_create_group", "not all of ranks [0, 1, 2] took part within the time-out"],
+    ),
     ("leaving", &[0, 2], &["rank 1 (host ", "left the group before all_reduce #1"]),
     ("dying", &[0, 2], &["rank 1 (host ", "died during all_reduce #1"]),
 ];
@@ -50,7 +55,7 @@ fn killed() {
 
 pub(crate) fn play(role: &str, config: &TcpConfig) {
     let config = match role {
-        "standing still" => TcpConfig { timeout: Duration::from_secs(3), ..config.clone() },
+        "standing still" | absent::ROLE => TcpConfig { timeout: Duration::from_secs(3), ..config.clone() },
         _ => config.clone(),
     };
     let comm = Mpi::connect(&config).unwrap();
@@ -70,6 +75,7 @@ pub(crate) fn play(role: &str, config: &TcpConfig) {
             std::thread::sleep(Duration::from_secs(6));
             return;
         }
+        (absent::ROLE, _) => comm.new_group(&[0, 1, 2]).and_then(|_| sum(5)),
         ("leaving", true) => {
             drop(comm);
             // Its process is still there.

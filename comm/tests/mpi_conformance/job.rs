@@ -23,6 +23,12 @@ pub(crate) fn run(role: &str, ranks: usize) -> Output {
     command.output().unwrap_or_else(|error| panic!("mpirun cannot be started: {error}"))
 }
 
+/// Whether this process is rank 1 of a job with this role.
+pub(crate) fn is_odd_in(role: &str) -> bool {
+    let rank = ["OMPI_COMM_WORLD_RANK", "PMI_RANK"].into_iter().find_map(std::env::var_os);
+    std::env::var(ROLE).is_ok_and(|own| own == role) && rank.is_some_and(|rank| rank == "1")
+}
+
 pub(crate) fn succeed(role: &str, ranks: usize) {
     let output = run(role, ranks);
     assert!(output.status.success(), "{role} on {ranks} ranks: {}\n{}", output.status, printed(&output));

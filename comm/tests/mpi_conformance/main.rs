@@ -2,6 +2,7 @@
 //! starts itself under one: `mpirun`, or what `GIRANDOLE_MPIRUN` names.
 #![allow(clippy::unwrap_used, clippy::print_stdout, dead_code)]
 
+mod absent;
 #[path = "../conformance/batch.rs"]
 mod batch;
 #[path = "../conformance/cases.rs"]
