@@ -5,6 +5,7 @@
 //! what that needs, one line says what, and it exits with 2.
 #![allow(clippy::unwrap_used, clippy::print_stdout, dead_code)]
 
+mod autograd;
 #[path = "../conformance/batch.rs"]
 mod batch;
 #[path = "../conformance/cases.rs"]
@@ -28,7 +29,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use candle_core::cuda::cudarc::driver::result as driver;
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, CudaLibrary, InitMethod, Nccl, ReduceOp, Result, Secret, Tcp, TcpConfig};
 
 thread_local! {
@@ -126,11 +127,32 @@ fn computing(backend: &dyn Backend) {
     }
 }
 
+/// One rank has them on its device, and all others get them on the CPU.
+fn tensors_of_one(backend: &dyn Backend) {
+    for world_size in 1..=4 {
+        backend.run(world_size, &|comm| {
+            let root = world_size - 1;
+            let own = Tensor::arange(0f32, 6., &device())?.reshape((2, 3))?.t()?;
+            let nothing = Tensor::zeros(0, DType::F32, &device())?;
+            let own = vec![("weight".to_string(), own), ("nothing".to_string(), nothing)];
+            let all = comm::broadcast_tensors(comm, own, root)?;
+            assert_eq!(all[0].1.device().is_cuda(), comm.rank() == root);
+            assert_eq!(all[0].1.to_vec2::<f32>()?, [[0., 3.], [1., 4.], [2., 5.]]);
+            assert_eq!((all[1].0.as_str(), all[1].1.elem_count()), ("nothing", 0));
+            Ok(())
+        });
+    }
+}
+
 fn conform(name: &str, ranks: &Ranks) {
     let began = Instant::now();
     let only = std::env::var("GIRANDOLE_CASE").ok();
-    let own: list::Case = ("computing before and after", computing);
-    let cases = list::CASES.into_iter().chain([own]);
+    let own: [list::Case; 3] = [
+        ("computing before and after", computing),
+        ("gradients through collectives", autograd::gradients),
+        ("tensors of one rank", tensors_of_one),
+    ];
+    let cases = list::CASES.into_iter().chain(own);
     for (case, run) in cases.filter(|(case, _)| only.as_ref().is_none_or(|only| only == case)) {
         println!("{name}, {} ranks: {case}", ranks.world_size);
         run(ranks);
