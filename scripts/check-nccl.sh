@@ -76,5 +76,9 @@ for backend in tcp nccl; do
     compare $backend tensor-parallel-transformer --epochs 1 --samples 16 --vocab-size 32 --d-model 16 --num-heads 2 --length 9 \
         --tp 2 --sequence-parallel
     compare $backend pipeline-transformer --epochs 1 --dropout 0
+    for schedule in 1f1b interleaved-1f1b looped-bfs zb-h1 zb-v; do
+        compare $backend pipeline-transformer --epochs 1 --dropout 0 --schedule $schedule --micro-batches 4 --batch-size 16 \
+            --samples 32 --d-model 64 --num-layers 4
+    done
 done
 world=4 compare tcp fsdp-mlp --steps 3 --hidden 64 --param-dtype f32 --sharding hybrid-shard --shard-ranks 2
