@@ -33,24 +33,38 @@ said=$(STAND_IN_DEVICES=2 "$program" nccl 3 2>&1) && status=0 || status=$?
 [ "$status" = 2 ] && [ "$said" = "error: ${said#error: }" ] && [[ "$said" == *"3 GPUs are needed"* && "$said" != *$'\n'* ]] ||
     { echo "check-nccl: with 2 GPUs for 3 ranks it exits with $status and says: $said" >&2; exit 1; }
 
-# Experiments: the losses of tensors on devices are those of the CPU, whether ranks share a device or have one each.
+# Experiments: the losses of tensors on devices, and the weights saved, are those of the CPU, whether ranks share a device or
+# have one each.
 cargo build $selection --bin girandole
 girandole=${CARGO_TARGET_DIR:-target}/debug/girandole
 mkdir "$TMPDIR/gpus"
 touch "$TMPDIR"/gpus/{0,1}
 export STAND_IN_GPUS=$TMPDIR/gpus STAND_IN_DEVICES=2
 losses() { sed -n 's/.*"event":"step".*"loss":\([^,}]*\).*/\1/p' "$1"; }
+# Of a safetensors file: what says where which tensor is, and the numbers.
+head_len() { echo $(($(od -An -N8 -t u8 "$1") + 8)); }
+heading() { head -c "$(head_len "$1")" "$1"; }
+numbers() { tail -c "+$(($(head_len "$1") + 1))" "$1" | od -An -v -w4 -t f4; }
 compare() {
     local backend=$1
     shift
-    run() { timeout 300 "$girandole" "$@" --world-size "${world:-2}" >/dev/null 2>"$TMPDIR/said"; }
-    { run "$@" --device cpu --metrics "$TMPDIR/cpu" &&
-        run "$@" --device cuda --backend "$backend" --metrics "$TMPDIR/cuda"; } ||
+    run() {
+        local name=$1
+        shift
+        timeout 300 "$girandole" "$@" --world-size "${world:-2}" --metrics "$TMPDIR/$name" --save "$TMPDIR/$name.safetensors" \
+            >/dev/null 2>"$TMPDIR/said"
+    }
+    { run cpu "$@" --device cpu && run cuda "$@" --device cuda --backend "$backend"; } ||
         { tail -n 5 "$TMPDIR/said" >&2; echo "check-nccl: $* fails over $backend" >&2; exit 1; }
     paste <(losses "$TMPDIR/cpu") <(losses "$TMPDIR/cuda") |
         awk 'NF != 2 || ($1 - $2) ^ 2 > 1e-6 * (1 + $1 ^ 2) { exit wrong = 1 } END { exit wrong || !NR }' ||
         { echo "check-nccl: $* has other losses over $backend than on the CPU" >&2; exit 1; }
-    echo "$backend, ${world:-2} ranks: $*: the losses of the CPU"
+    # Adam makes a step of full length of any gradient, however small.
+    cmp <(heading "$TMPDIR/cpu.safetensors") <(heading "$TMPDIR/cuda.safetensors") &&
+        paste <(numbers "$TMPDIR/cpu.safetensors") <(numbers "$TMPDIR/cuda.safetensors") |
+        awk 'NF != 2 { exit wrong = 1 } { far += ($1 - $2) ^ 2 > 1e-6 * (1 + $1 ^ 2) } END { exit wrong || !NR || far * 1000 > NR }' ||
+        { echo "check-nccl: $* saves other weights over $backend than on the CPU" >&2; exit 1; }
+    echo "$backend, ${world:-2} ranks: $*: the losses and the weights of the CPU"
 }
 for backend in tcp nccl; do
     compare $backend ddp-linear --epochs 1 --samples 1000
@@ -61,7 +75,13 @@ for backend in tcp nccl; do
     compare $backend fsdp-mlp --steps 3 --hidden 64 --param-dtype f32
     compare $backend tensor-parallel-mlp --epochs 1 --hidden-size 64 --samples 16
     compare $backend tensor-parallel-transformer --epochs 1 --samples 16 --vocab-size 32 --d-model 16 --num-heads 2 --length 9
+    compare $backend tensor-parallel-transformer --epochs 1 --samples 16 --vocab-size 32 --d-model 16 --num-heads 2 --length 9 \
+        --tp 2 --sequence-parallel
     compare $backend pipeline-transformer --epochs 1 --dropout 0
+    for schedule in 1f1b interleaved-1f1b looped-bfs zb-h1 zb-v; do
+        compare $backend pipeline-transformer --epochs 1 --dropout 0 --schedule $schedule --micro-batches 4 --batch-size 16 \
+            --samples 32 --d-model 64 --num-layers 4
+    done
 done
 world=4 compare tcp fsdp-mlp --steps 3 --hidden 64 --param-dtype f32 --sharding hybrid-shard --shard-ranks 2
 

@@ -79,6 +79,23 @@ fn four_ranks_learn_over_mpi_what_they_learn_over_tcp() {
     }
 }
 
+/// Messages are larger than those that MPI sends before they are asked for.
+#[test]
+fn every_schedule_learns_over_mpi_what_it_learns_over_tcp() {
+    let all = ["naive", "gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-v"];
+    for (schedule, ranks) in all.map(|schedule| (schedule, 2)).into_iter().chain([("1f1b", 4), ("zb-v", 4)]) {
+        let options =
+            ["--schedule", schedule, "--micro-batches", "4", "--batch-size", "16", "--samples", "32"];
+        let model = ["--d-model", "64", "--num-layers", "8", "--dropout", "0", "--epochs", "1"];
+        let run = |command, more: &[&str]| {
+            learned(command, "pipeline-transformer", &[&options, &model, more].concat())
+        };
+        let mpi = run(under_mpirun(ranks), &["--backend", "mpi"]);
+        let tcp = run(girandole(), &["--world-size", &ranks.to_string()]);
+        assert!(mpi == tcp, "{schedule}, {ranks} ranks: {:?}, over TCP {:?}", mpi.0, tcp.0);
+    }
+}
+
 #[test]
 fn what_is_printed_does_not_depend_on_the_back_end() {
     let options = ["ddp-linear", "--epochs", "2"];

@@ -25,6 +25,13 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
         &[]
     }
 
+    /// Bytes that a rank can send to another one before that one receives any of them, a head of 64 for each message included:
+    /// what the transport itself holds. With more, and with any where this is 0, [`Communicator::run`] of a send may wait
+    /// until the other rank receives.
+    fn eager_bytes(&self) -> usize {
+        0
+    }
+
     /// Bytes and operations so far.
     fn stats(&self) -> Stats;
 

@@ -63,7 +63,9 @@ pub fn broadcast_tensors(
             }
         };
         if tensor.elem_count() > 0 {
-            comm.run(Operation::Broadcast { tensor: tensor.contiguous()?, root })?;
+            // From the CPU, as all others receive it there: what carries CUDA tensors may not be what carries these.
+            let tensor = tensor.to_device(&Device::Cpu)?.contiguous()?;
+            comm.run(Operation::Broadcast { tensor, root })?;
         }
         tensors.push((name, tensor));
     }

@@ -12,12 +12,9 @@ use crate::{Action, ActionKind, Error, Result, Table};
 
 /// Receives that wait for their message at a time, on each connection.
 const AHEAD: usize = 2;
-/// Messages up to so many bytes are received when they are needed: until then they lie in the transport's own buffers, and one
-/// thread fewer has to wake up.
+/// Messages up to so many bytes are received when they are needed: until then they lie in the transport's own buffers, or wait
+/// at the sender, and one thread fewer has to wake up.
 const SMALL: usize = 32 << 10;
-/// Bytes that every transport takes without waiting for the receiver. What a link carries in a step is received before the
-/// same link carries the next step's.
-const ROOM: usize = 64 << 10;
 /// More than what a message has beside its numbers.
 const HEAD: usize = 64;
 
@@ -77,9 +74,10 @@ pub(crate) struct Links {
 
 struct Outgoing {
     comm: Arc<dyn Communicator>,
-    /// Bytes sent in this step, as long as there is room for them.
+    /// Bytes sent in this step, as long as there is room for them: what a link carries in a step is received before the same
+    /// link carries the next step's.
     sent: usize,
-    /// More than there is room for: messages wait their turn in the background.
+    /// More than the transport has room for: messages wait their turn in the background.
     queued: bool,
 }
 
@@ -171,8 +169,12 @@ impl Links {
         }
     }
 
-    /// What was sent and received between stages.
+    /// What was sent and received between stages. What is still on its way is waited for: its receivers are in the same step.
     pub(crate) fn stats(&self) -> Stats {
+        for outgoing in self.outgoing.values() {
+            // Nothing, after all that is queued; what has failed is told by those who need it.
+            let _ = outgoing.comm.run(Operation::Batch { messages: Vec::new() });
+        }
         let outgoing = self.outgoing.values().map(|outgoing| outgoing.comm.stats());
         let incoming = self.incoming.values().map(|incoming| incoming.comm.stats());
         outgoing.chain(incoming).fold(Stats::default(), |sum, stats| sum + stats)
@@ -196,7 +198,7 @@ impl Outgoing {
     /// Sends at once where the transport has room, else in the background; it never waits for the receiver.
     fn send(&mut self, tensor: Tensor) -> comm::Result<Option<Work>> {
         self.sent += tensor.elem_count() * tensor.dtype().size_in_bytes() + HEAD;
-        self.queued |= self.sent > ROOM;
+        self.queued |= self.sent > self.comm.eager_bytes();
         match self.queued {
             true => self.comm.send(&tensor, 1).map(Some),
             false => self.comm.run(Operation::Send { tensor, to: 1 }).map(|()| None),

@@ -256,7 +256,8 @@ impl Pipeline {
         self.measures = measures;
     }
 
-    /// What this rank has sent and received between stages, and along with copies of the model.
+    /// What this rank has sent and received between stages, and along with copies of the model. Waits for what was sent in the
+    /// last step to be received.
     pub fn stats(&self) -> Stats {
         let between = self.links.as_ref().map(Links::stats).unwrap_or_default();
         self.groups.dp.as_ref().map_or(between, |copies| between + copies.stats())

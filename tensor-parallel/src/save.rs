@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 use comm::{Communicator, Operation, broadcast_object};
 use safetensors::View;
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -128,7 +128,7 @@ fn short_runs(comm: &dyn Communicator, own: &Tensor, writer: &mut Option<Writer>
     let (count, len) = own.dims2()?;
     let input = own.force_contiguous()?;
     let output = match writer {
-        Some(_) => Some(Tensor::zeros((ranks, count, len), own.dtype(), &Device::Cpu)?),
+        Some(_) => Some(Tensor::zeros((ranks, count, len), own.dtype(), own.device())?),
         None => None,
     };
     comm.run(Operation::Gather { output: output.clone(), input, root: 0, counts: None })?;

@@ -1,6 +1,6 @@
 //! The calls behind the differentiable functions. All results are contiguous, the whole of their storage, and new.
 
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 
 use crate::{Communicator, Error, Operation, ReduceOp, Result};
 
@@ -80,5 +80,5 @@ fn back(x: Tensor, dim: usize) -> Result<Tensor> {
 fn zeros(like: &Tensor, first: usize) -> Result<Tensor> {
     let mut dims = like.dims().to_vec();
     dims[0] = first;
-    Ok(Tensor::zeros(dims, like.dtype(), &Device::Cpu)?)
+    Ok(Tensor::zeros(dims, like.dtype(), like.device())?)
 }

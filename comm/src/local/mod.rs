@@ -153,6 +153,11 @@ impl Communicator for Local {
         "local"
     }
 
+    /// Less than what a stream has room for.
+    fn eager_bytes(&self) -> usize {
+        64 << 10
+    }
+
     fn stats(&self) -> Stats {
         self.engine.as_ref().map(Engine::stats).unwrap_or_default()
     }

@@ -195,6 +195,11 @@ impl Communicator for Tcp {
         &self.shared_memory_ranks
     }
 
+    /// Less than what a connection, or a ring in shared memory, has room for.
+    fn eager_bytes(&self) -> usize {
+        64 << 10
+    }
+
     fn stats(&self) -> Stats {
         self.engine.as_ref().map(Engine::stats).unwrap_or_default()
     }

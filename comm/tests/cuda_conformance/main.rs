@@ -5,6 +5,7 @@
 //! that `GIRANDOLE_CASE` names, where it is set. Where the machine lacks what that needs, one line says what, and it exits with 2.
 #![allow(clippy::unwrap_used, clippy::print_stdout, dead_code)]
 
+mod autograd;
 #[path = "../conformance/batch.rs"]
 mod batch;
 #[path = "../conformance/cases.rs"]
@@ -148,10 +149,31 @@ fn computing(backend: &dyn Backend) {
     }
 }
 
+/// One rank has them on its device, and all others get them on the CPU.
+fn tensors_of_one(backend: &dyn Backend) {
+    for world_size in 1..=4 {
+        backend.run(world_size, &|comm| {
+            let root = world_size - 1;
+            let own = Tensor::arange(0f32, 6., &device())?.reshape((2, 3))?.t()?;
+            let nothing = Tensor::zeros(0, DType::F32, &device())?;
+            let own = vec![("weight".to_string(), own), ("nothing".to_string(), nothing)];
+            let all = comm::broadcast_tensors(comm, own, root)?;
+            assert_eq!(all[0].1.device().is_cuda(), comm.rank() == root);
+            assert_eq!(all[0].1.to_vec2::<f32>()?, [[0., 3.], [1., 4.], [2., 5.]]);
+            assert_eq!((all[1].0.as_str(), all[1].1.elem_count()), ("nothing", 0));
+            Ok(())
+        });
+    }
+}
+
 /// What all back ends share, and what is of CUDA tensors alone.
 fn cases() -> impl Iterator<Item = list::Case> {
-    let own: list::Case = ("computing before and after", computing);
-    list::CASES.into_iter().chain([own])
+    let own: [list::Case; 3] = [
+        ("computing before and after", computing),
+        ("gradients through collectives", autograd::gradients),
+        ("tensors of one rank", tensors_of_one),
+    ];
+    list::CASES.into_iter().chain(own)
 }
 
 /// The one case or fault that is to run, where the environment names one.

@@ -3,9 +3,11 @@
 use std::path::Path;
 
 use candle_core::{DType, Device};
-use candle_nn::{Module, VarBuilder, VarMap};
+use candle_nn::{Module, VarMap};
 use comm::Communicator;
 use ddp::{Ddp, DdpConfig};
+use sampler::{Generator, SharedGenerator};
+use training::TorchInit;
 
 use crate::console::say;
 use crate::error::Result;
@@ -26,8 +28,9 @@ const NAMED: usize = 4;
 
 /// The net of saved weights, on every rank.
 pub(super) fn load(path: &Path, rank: &Rank, device: &Device) -> Result<Ddp<ConvNet>> {
-    let vars = VarMap::new();
-    let builder = || VarBuilder::from_varmap(&vars, DType::F32, device);
+    let (vars, generator) = (VarMap::new(), SharedGenerator::from(Generator::new(0)));
+    // Whatever is drawn is replaced; candle's own builder would have the device draw it.
+    let builder = || TorchInit::var_builder(&generator, &vars, DType::F32, device);
     // The others, who may be on machines without the file, get rank 0's.
     if rank.is_first() {
         ConvNet::new(builder())?;
@@ -115,8 +118,6 @@ fn say_accuracy(tested: &Validation) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use comm::Local;
-    use sampler::{Generator, SharedGenerator};
-    use training::TorchInit;
 
     use super::super::synthetic::Patterns;
     use super::*;

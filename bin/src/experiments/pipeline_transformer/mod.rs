@@ -152,7 +152,7 @@ impl Experiment for PipelineTransformerOptions {
         };
         let own = if copy == 0 { run.pipeline.named_vars() } else { Vec::new() };
         if let Some(path) = &self.common.save
-            && let Some(vars) = stages::gather(&*world, &own)?
+            && let Some(vars) = stages::gather(&*world, &own, &setup.device)?
         {
             save_weights(path, &vars)?;
         }

@@ -74,8 +74,13 @@ impl SimpleBackend for Given {
     }
 }
 
-/// The whole model on rank 0, from the ranks that have parts of it; nothing on the others. Every rank must call it.
-pub(super) fn gather(comm: &dyn Communicator, vars: &[(String, Var)]) -> Result<Option<VarMap>> {
+/// The whole model on rank 0, from the ranks that have parts of it on their devices; nothing on the others. Every rank must
+/// call it.
+pub(super) fn gather(
+    comm: &dyn Communicator,
+    vars: &[(String, Var)],
+    device: &Device,
+) -> Result<Option<VarMap>> {
     let own: Vec<(String, Vec<usize>)> =
         vars.iter().map(|(name, var)| (name.clone(), var.dims().to_vec())).collect();
     let all = all_gather_object(comm, &own)?;
@@ -91,9 +96,10 @@ pub(super) fn gather(comm: &dyn Communicator, vars: &[(String, Var)]) -> Result<
             let var = match rank {
                 0 => vars[index].1.clone(),
                 from => {
-                    let var = Var::zeros(dims, DType::F32, &Device::Cpu)?;
-                    comm.run(Operation::Recv { tensor: var.as_detached_tensor(), from })?;
-                    var
+                    // On a device as it is sent from one, but all of the model need not fit there.
+                    let tensor = Tensor::zeros(dims, DType::F32, device)?;
+                    comm.run(Operation::Recv { tensor: tensor.clone(), from })?;
+                    Var::from_tensor(&tensor.to_device(&Device::Cpu)?)?
                 }
             };
             whole.data().lock().unwrap_or_else(PoisonError::into_inner).insert(name, var);
