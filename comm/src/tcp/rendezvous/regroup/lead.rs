@@ -68,7 +68,7 @@ impl Hall {
             let missing = self.missing(search);
             let awaited: Vec<_> =
                 missing.iter().filter(|(number, _)| !search.is_given_up(*number)).map(|(n, _)| *n).collect();
-            if awaited.is_empty() && search.has_looked(&missing) || Instant::now() >= search.deadline {
+            if awaited.is_empty() && search.has_looked(&missing) || Instant::now() >= search.last_call {
                 return Ok(());
             }
             search.look_for(&missing)?;
@@ -83,12 +83,7 @@ impl Hall {
     fn missing(&self, search: &Search<'_>) -> Vec<(usize, SocketAddr)> {
         let mut state = self.state();
         state.guests.retain(|guest| guest.wire.is_open());
-        // Who comes from a newer group knows better who is in it.
-        let newest = state.guests.iter().max_by_key(|guest| guest.generation);
-        let people: Vec<_> = match newest.filter(|guest| guest.generation > state.generation) {
-            Some(guest) => guest.people.iter().map(|card| (card.number, card.door)).collect(),
-            None => state.people.iter().map(|(number, door)| (*number, *door)).collect(),
-        };
+        let (_, people) = state.newest();
         let here: BTreeSet<usize> = state.guests.iter().map(|guest| guest.card.number).collect();
         let missing = |number: &usize| *number != self.own && !here.contains(number);
         people.into_iter().filter(|(number, _)| missing(number) && !search.gone.contains(number)).collect()
@@ -97,11 +92,8 @@ impl Hall {
     /// Who takes part, if they may go on without the others.
     fn choose(&self, search: &Search<'_>, room: usize) -> Attempt<Crew> {
         let mut state = self.state();
-        let newest = state.guests.iter().max_by_key(|guest| guest.generation);
-        let (generation, before) = match newest.filter(|guest| guest.generation > state.generation) {
-            Some(guest) => (guest.generation, guest.people.iter().map(|card| card.number).collect()),
-            None => (state.generation, state.people.keys().copied().collect::<BTreeSet<usize>>()),
-        };
+        let (generation, people) = state.newest();
+        let before: BTreeSet<usize> = people.into_keys().collect();
         if !before.contains(&self.own) {
             return Err(Miss::Final(excluded(self.own)));
         }

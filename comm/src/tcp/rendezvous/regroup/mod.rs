@@ -12,7 +12,8 @@
 //!   ... and from here on as at the first meeting, over the same connection
 //! ```
 //!
-//! Whoever dies in the middle is missed by all, who then begin anew. A group that has met is a *generation*; where some
+//! Whoever dies in the middle is missed by all, who then begin anew; so is a leader that falls silent while others wait at its
+//! door. One that was silent and wakes leads if it is lower: the other leader then sends its guests on, and goes there. A group that has met is a *generation*; where some
 //! have met and others have not, those of the newest one bring its number with them. Each generation has a session of its
 //! own, which all its connections prove: nothing of an earlier one can get into it.
 //!
@@ -101,6 +102,19 @@ struct State {
     file: Option<MeetingFile>,
 }
 
+impl State {
+    /// The newest group that is known here, and its members' doors: who comes from a newer one knows better who is in it.
+    fn newest(&self) -> (u64, BTreeMap<usize, SocketAddr>) {
+        let newest = self.guests.iter().max_by_key(|guest| guest.generation);
+        match newest.filter(|guest| guest.generation > self.generation) {
+            Some(Visitor { generation, people, .. }) => {
+                (*generation, people.iter().map(|card| (card.number, card.door)).collect())
+            }
+            None => (self.generation, self.people.clone()),
+        }
+    }
+}
+
 /// A group that has come together.
 pub(crate) struct Regrouped {
     pub(crate) config: TcpConfig,
@@ -144,6 +158,16 @@ impl Lobby {
         }
         let address = SocketAddr::new(config.bind, 0);
         let listener = TcpListener::bind(address).map_err(|reason| cannot_listen(address, &reason))?;
+        Self::open_at(listener, config, elastic, own, nonce)
+    }
+
+    fn open_at(
+        listener: TcpListener,
+        config: &TcpConfig,
+        elastic: &Elastic,
+        own: usize,
+        nonce: [u8; 32],
+    ) -> Result<Arc<Self>> {
         let door = listener.local_addr().map_err(|reason| Error::system("a listener's address", reason))?;
         let hall = Arc::new(Hall {
             own,
@@ -196,7 +220,7 @@ impl Hall {
         let mut search = Search::new(self, blamed, deadline);
         loop {
             let outcome = match search.find_leader() {
-                Ok(Some((leader, address))) => self.follow(leader, address, deadline),
+                Ok(Some((leader, address))) => self.follow(&mut search, leader, address),
                 Ok(None) => self.lead(&mut search, room),
                 Err(miss) => Err(miss),
             };
@@ -239,3 +263,6 @@ impl std::fmt::Debug for Lobby {
         write!(f, "Lobby(rank {} at {})", self.own, self.door)
     }
 }
+
+#[cfg(test)]
+mod tests;
