@@ -79,7 +79,7 @@ impl Entry {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Failure {
     pub(super) detail: String,
-    /// The rank that died, and its host, if that was it.
+    /// The rank that died, by its number in the whole job, and its host, if that was it.
     pub(super) died: Option<(usize, String)>,
 }
 
@@ -91,6 +91,11 @@ impl Failure {
             other => (tidy(&other.to_string(), MAX_DETAIL), None),
         };
         Self { detail, died }
+    }
+
+    /// As told by others: whose it is.
+    pub(super) fn by(self, rank: usize, host: &str) -> Self {
+        Self { detail: format!("rank {rank} (host {host}) gave up: {}", self.detail), ..self }
     }
 }
 

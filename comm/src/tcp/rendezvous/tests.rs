@@ -164,7 +164,11 @@ fn ranks_that_listen_everywhere_find_each_other() {
 #[test]
 fn many_ranks_take_turns_where_few_are_let_in_at_once() {
     let (listener, port) = point();
-    let options = |listener| Options { listener, limits: Limits { at_once: 2, ..Limits::default() } };
+    let options = |listener| Options {
+        listener,
+        limits: Limits { at_once: 2, ..Limits::default() },
+        ..Options::default()
+    };
     let leader = options(Some(listener));
     let mut ranks = vec![thread::spawn(move || meet_with(&tcp(0, 16, port), leader))];
     ranks.extend((1..16).map(|rank| thread::spawn(move || meet_with(&tcp(rank, 16, port), options(None)))));
@@ -255,7 +259,7 @@ fn what_an_earlier_run_left_in_the_file_does_no_harm() {
         for stale in [stale.to_string().into_bytes(), b"\0rubbish".to_vec()] {
             fs::write(&path, stale).unwrap();
             let limits = Limits { handshake: Duration::from_millis(500), ..Limits::default() };
-            let options = move || Options { listener: None, limits };
+            let options = move || Options { listener: None, limits, ..Options::default() };
             let start = |rank| {
                 let config = file(rank, 3, &path);
                 thread::spawn(move || meet_with(&config, options()))

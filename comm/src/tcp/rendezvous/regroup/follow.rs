@@ -32,7 +32,7 @@ impl Hall {
         self.go_out();
         let deadline = search.deadline;
         let config = self.config_as(0, 1);
-        let plan = self.plan(&config, Own::new(config.transport), deadline);
+        let plan = self.plan(&config, &[self.card()], Own::new(config.transport), deadline);
         let (listener, port) = plan.listen_for_data()?;
         let (generation, people) = {
             let state = self.state();
@@ -105,7 +105,7 @@ impl Hall {
         deadline: Instant,
     ) -> Attempt<Regrouped> {
         let config = self.config_as(rank, people.len());
-        let plan = self.plan(&config, own, deadline);
+        let plan = self.plan(&config, &people, own, deadline);
         let meeting = Leader { plan: &plan, wire }.conclude(listener, &self.credentials)?;
         self.settle(generation, &people)?;
         let numbers = people.iter().map(|card| card.number).collect();

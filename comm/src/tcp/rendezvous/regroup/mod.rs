@@ -43,6 +43,7 @@ use super::meeting_file::MeetingFile;
 use super::place::Place;
 use super::{Guest, Meeting, Own, Plan, cannot_listen};
 use crate::engine::lock;
+use crate::members::Members;
 use crate::tcp::acceptor::{Acceptor, Limits};
 use crate::tcp::handshake::Credentials;
 use crate::tcp::{Elastic, TcpConfig};
@@ -239,8 +240,8 @@ impl Hall {
         }
     }
 
-    /// What a try begins with; `rank` and `world_size` may not be known yet.
-    fn plan<'a>(&self, config: &'a TcpConfig, own: Own, deadline: Instant) -> Plan<'a> {
+    /// What a try begins with; who takes part, by rank, is not known yet where that is this rank alone.
+    fn plan<'a>(&self, config: &'a TcpConfig, people: &[Card], own: Own, deadline: Instant) -> Plan<'a> {
         let started = Instant::now();
         Plan {
             config,
@@ -250,6 +251,9 @@ impl Hall {
             deadline: deadline.min(started + FORMING),
             own,
             credentials: self.credentials.clone(),
+            members: Members::some(people.iter().map(|card| card.number)),
+            // It is the one that has failed.
+            parent: None,
         }
     }
 

@@ -49,7 +49,7 @@ impl Hall {
     fn ask_at(&self, door: std::net::SocketAddr, deadline: Instant) -> Attempt<Regrouped> {
         self.state().people = BTreeMap::new();
         let config = self.config_as(0, 1);
-        let plan = self.plan(&config, Own::new(config.transport), deadline);
+        let plan = self.plan(&config, &[self.card()], Own::new(config.transport), deadline);
         plan.check_secret(door.ip())?;
         let (listener, port) = plan.listen_for_data()?;
         let join = Knock::Join { card: self.card(), hello: hello(&plan, port) };
