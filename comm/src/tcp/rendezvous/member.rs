@@ -21,9 +21,10 @@ const EXPLANATION: Duration = Duration::from_millis(300);
 pub(super) fn join(plan: &Plan<'_>) -> Result<Meeting> {
     let (wire, credentials) = find_leader(plan)?;
     let mut leader = Leader { plan, wire };
-    let (listener, port) = plan.listen_for_data()?;
-    let hello = hello(plan, port);
+    let listening = plan.listen_for_data();
+    let hello = hello(plan, listening.as_ref().map_or(0, |(_, port)| *port));
     leader.wire.send(&hello, plan.deadline).map_err(|fault| leader.lost(fault, ""))?;
+    let (listener, _) = listening.map_err(|error| leader.give_up(error))?;
     leader.conclude(listener, &credentials)
 }
 
@@ -57,6 +58,9 @@ fn find_leader(plan: &Plan<'_>) -> Result<(Wire, Credentials)> {
         };
         plan.check_parent()?;
         let leader = plan.number(0);
+        if fault.is_exhausted() {
+            return Err(Error::system(format!("looking for rank {leader} at {}", plan.place), fault));
+        }
         settled = if fault.is_settled() { settled + 1 } else { 0 };
         let now = Instant::now();
         // A try that was cut short by the deadline says less than the one before it.
@@ -181,7 +185,7 @@ impl Leader<'_> {
                 return Err(self.lost(Fault::Malformed("something before its time".into()), ""));
             }
             plan.check_parent().map_err(|error| self.give_up(error))?;
-            let settled = gone || matches!(fault, Fault::NoMemory(_));
+            let settled = gone || fault.is_exhausted() || matches!(fault, Fault::NoMemory(_));
             if settled || Instant::now() >= plan.deadline {
                 let (own, PeerInfo { host, address, .. }) = (plan.config.rank, lines.switchboard.peer(rank));
                 let [own, rank] = [own, rank].map(|rank| plan.number(rank));

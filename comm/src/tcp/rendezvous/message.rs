@@ -21,6 +21,7 @@ const MAX_DETAIL: usize = 600;
 pub(super) struct Hello {
     /// Where it takes data connections; none stands for the address from which it comes.
     pub(super) ip: Option<IpAddr>,
+    /// 0 where it could not listen, and will say so next.
     pub(super) port: u16,
     pub(super) host: String,
     pub(super) pid: u32,

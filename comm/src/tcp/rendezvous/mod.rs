@@ -44,6 +44,7 @@ use self::message::{Failure, MAX_HOST, tidy};
 use self::place::Place;
 use self::roster::name_ranks;
 use super::acceptor::{Acceptor, Limits, Place as Guest, widen};
+use super::fault::Fault;
 use super::handshake::{Caller, Credentials, Purpose};
 use super::stream::Stream;
 use super::switchboard::{Setup, Switchboard};
@@ -295,7 +296,7 @@ impl Plan<'_> {
     /// Where this rank takes data connections.
     fn listen_for_data(&self) -> Result<(TcpListener, u16)> {
         let address = SocketAddr::new(self.config.bind, 0);
-        let listener = TcpListener::bind(address).map_err(|reason| cannot_listen(address, &reason))?;
+        let listener = TcpListener::bind(address).map_err(|reason| cannot_listen(address, reason))?;
         widen(&listener);
         let port =
             listener.local_addr().map_err(|reason| Error::system("a listener's address", reason))?.port();
@@ -339,8 +340,12 @@ fn no_memory(own: usize, rank: usize, host: &str, obstacle: Obstacle) -> Error {
     Error::invalid("the transport", Transport::Shm, help)
 }
 
-fn cannot_listen(address: SocketAddr, reason: &std::io::Error) -> Error {
-    Error::Listen { address: address.to_string(), reason: reason.to_string() }
+fn cannot_listen(address: SocketAddr, reason: std::io::Error) -> Error {
+    match Fault::from(reason) {
+        // Another port would be of no help.
+        fault if fault.is_exhausted() => Error::system(format!("listening on {address}"), fault),
+        fault => Error::Listen { address: address.to_string(), reason: fault.to_string() },
+    }
 }
 
 pub(crate) fn random_nonce() -> Result<[u8; 32]> {

@@ -1,6 +1,7 @@
 //! Ranks as threads: those who meet, those who do not, and those who should not.
 
 mod corrupted;
+mod exhausted;
 mod misfits;
 mod strangers;
 mod tls;

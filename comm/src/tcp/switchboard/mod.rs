@@ -102,7 +102,8 @@ type Connection = (Arc<Stream>, Option<Pair>);
 
 impl Switchboard {
     pub(crate) fn new(setup: Setup) -> Result<Self> {
-        let pair = UnixStream::pair().map_err(|reason| Error::system("making a socket pair", reason))?;
+        let pair = UnixStream::pair()
+            .map_err(|reason| Error::system("making a socket pair", Fault::from(reason)))?;
         let state = State {
             lines: setup.peers.iter().map(|_| Line::Idle).collect(),
             wishes: Vec::new(),

@@ -158,7 +158,7 @@ impl Lobby {
             return Err(Error::invalid("bind (GIRANDOLE_BIND)", config.bind, help));
         }
         let address = SocketAddr::new(config.bind, 0);
-        let listener = TcpListener::bind(address).map_err(|reason| cannot_listen(address, &reason))?;
+        let listener = TcpListener::bind(address).map_err(|reason| cannot_listen(address, reason))?;
         Self::open_at(listener, config, elastic, own, nonce)
     }
 
