@@ -114,8 +114,14 @@ fn a_rank_is_connected_to_its_neighbours_at_first() {
     let mut ranks = vec![leading(tcp(0, 4, port), listener)];
     ranks.extend((1..4).map(|rank| joining(tcp(rank, 4, port))));
     let meetings = meetings(ranks);
-    let connected: Vec<_> = meetings.iter().map(|meeting| meeting.lines.switchboard.connected()).collect();
-    assert_eq!(connected, [vec![1], vec![0, 2], vec![1, 3], vec![2]]);
+    let connected =
+        || -> Vec<_> { meetings.iter().map(|meeting| meeting.lines.switchboard.connected()).collect() };
+    // Who was dialed may note it a moment after who has dialed.
+    let begun = Instant::now();
+    while connected() != [vec![1], vec![0, 2], vec![1, 3], vec![2]] {
+        assert!(begun.elapsed() < LONG, "{:?}", connected());
+        thread::sleep(Duration::from_millis(1));
+    }
     check(&meetings);
 }
 
