@@ -93,8 +93,9 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
 
     /// The ranks of this group that are left, as a new group, in the same order: to be called on each of them once the group
     /// has lost a rank ([`crate::Error::is_loss`]). Works that are under way end with that error; the lost rank's messages
-    /// cannot reach the new group. A rank is waited for that is there and has not called this yet, for no longer than the
-    /// time-out.
+    /// cannot reach the new group. A rank is waited for that is there and has not called this yet: until a quarter of the
+    /// time-out is left, or 10 s where that is less, in which the others go on without it if they are enough, as below. The
+    /// lowest rank that is left brings the others together: for as long as it answers, nobody goes on without it.
     ///
     /// A rank that does not answer, stopped or cut off, is left behind if the others are more than half of those that are
     /// not gone for certain, or half with the lowest of all; it gets [`crate::Error::Excluded`] when it asks. So there is

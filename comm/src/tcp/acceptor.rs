@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::fault::Try;
+use super::fault::{Fault, Try};
 use super::wire::Wire;
 use crate::engine::lock;
 use crate::{Error, Result};
@@ -54,7 +54,7 @@ pub(crate) struct Acceptor {
 
 impl Acceptor {
     pub(crate) fn start(listener: TcpListener, limits: Limits, greet: Arc<Greet>) -> Result<Self> {
-        let failed = |reason| Error::system("accepting connections", reason);
+        let failed = |reason| Error::system("accepting connections", Fault::from(reason));
         listener.set_nonblocking(true).map_err(failed)?;
         widen(&listener);
         let (stop, stopped) = UnixStream::pair().map_err(failed)?;

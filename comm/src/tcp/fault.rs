@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io;
 
+use rustix::io::Errno;
+
 use super::handshake::VERSION;
 use crate::last_words::LastWords;
 use crate::shm::Obstacle;
@@ -56,6 +58,12 @@ impl Fault {
     pub(crate) fn is_settled(&self) -> bool {
         matches!(self, Fault::ProofRefused | Fault::Version(_) | Fault::Encryption { .. })
     }
+
+    /// True where this process, or this machine, has no file descriptors left.
+    pub(crate) fn is_exhausted(&self) -> bool {
+        let Fault::Io(error) = self else { return false };
+        [Errno::MFILE, Errno::NFILE].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+    }
 }
 
 impl From<io::Error> for Fault {
@@ -79,8 +87,8 @@ impl From<io::Error> for Fault {
     }
 }
 
-impl From<rustix::io::Errno> for Fault {
-    fn from(error: rustix::io::Errno) -> Self {
+impl From<Errno> for Fault {
+    fn from(error: Errno) -> Self {
         io::Error::from(error).into()
     }
 }
@@ -91,6 +99,9 @@ impl fmt::Display for Fault {
             Fault::Closed => f.write_str("the connection was closed"),
             Fault::TimedOut => f.write_str("no answer came"),
             Fault::Stopped => f.write_str("the meeting was over"),
+            Fault::Io(error) if self.is_exhausted() => {
+                write!(f, "{error}; raise the limit of open files (ulimit -n)")
+            }
             Fault::Io(error) => write!(f, "{error}"),
             Fault::NotOurs => f.write_str("what listens there is no rank of Girandole"),
             Fault::Version(theirs) => write!(

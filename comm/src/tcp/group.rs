@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Tensor};
 use crate::members::Members;
 use crate::{Communicator, Error, Message, Operation, Result};
 
-use super::rendezvous::{Meeting, Options, meet_with};
+use super::rendezvous::{Meeting, Options, Parent, meet_with};
 use super::{InitMethod, Tcp, TcpConfig};
 
 /// Longer than any invitation.
@@ -17,6 +17,12 @@ const INVITATION: usize = 128;
 impl Tcp {
     /// Called on the members, all at the same place among their operations.
     pub(crate) fn meet_group(&self, ranks: &[usize]) -> Result<(TcpConfig, Meeting, Members)> {
+        let (config, listener) = self.arrange(ranks)?;
+        self.meet_members(ranks, config, listener)
+    }
+
+    /// Where the members meet; on the first of them also what listens there.
+    fn arrange(&self, ranks: &[usize]) -> Result<(TcpConfig, Option<TcpListener>)> {
         let place = crate::group::place(self.rank, ranks)?;
         let config = TcpConfig {
             rank: place,
@@ -24,13 +30,25 @@ impl Tcp {
             init_method: InitMethod::Tcp { host: "127.0.0.1".into(), port: 1 },
             ..self.config.clone()
         };
+        match (ranks.len(), place) {
+            (1, _) => Ok((config, None)),
+            (_, 0) => self.invite(config, ranks),
+            _ => Ok((self.accept(config, ranks[0])?, None)),
+        }
+    }
+
+    /// Meets the others there. When this group fails meanwhile, they may not all come.
+    fn meet_members(
+        &self,
+        ranks: &[usize],
+        config: TcpConfig,
+        listener: Option<TcpListener>,
+    ) -> Result<(TcpConfig, Meeting, Members)> {
         let members = Members::some(ranks.iter().map(|rank| self.members.world_rank(*rank)));
-        let (config, listener) = match (ranks.len(), place) {
-            (1, _) => (config, None),
-            (_, 0) => self.invite(config, ranks)?,
-            _ => (self.accept(config, ranks[0])?, None),
-        };
-        let meeting = meet_with(&config, Options { listener, ..Options::default() })?;
+        let parent = Parent { supervisor: self.bureau.clone(), ended: self.lines.switchboard.ended() };
+        let options =
+            Options { listener, members: Some(members.clone()), parent: Some(parent), ..Options::default() };
+        let meeting = meet_with(&config, options)?;
         Ok((config, meeting, members))
     }
 
@@ -71,6 +89,7 @@ impl Tcp {
             Some((address.parse().ok()?, number.parse().ok()?))
         };
         let (address, number) = parse(&text).ok_or_else(|| {
+            let from = self.members.world_rank(from);
             Error::system("a new group", format!("rank {from} could not open a meeting point for it"))
         })?;
         Ok(self.at(config, address, from, number))
@@ -85,5 +104,93 @@ impl Tcp {
     /// The address at which a rank reaches this one.
     fn address_for(&self, rank: usize) -> IpAddr {
         self.own_ips.get(rank).copied().unwrap_or(self.config.bind)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::resume_unwind;
+    use std::sync::{Arc, Barrier};
+    use std::thread::{JoinHandle, spawn};
+    use std::time::Duration;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    type Part = Box<dyn Fn(&Tcp) -> Result<()> + Send>;
+
+    /// A group whose ranks are threads, each with a part; what they come to. All stay until the last one is done, but for
+    /// those that die.
+    fn outcomes(timeout: Duration, parts: Vec<Part>) -> Vec<Option<Error>> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (host, port) = ("127.0.0.1".into(), listener.local_addr().unwrap().port());
+        let config = TcpConfig {
+            world_size: parts.len(),
+            init_method: InitMethod::Tcp { host, port },
+            timeout,
+            ..TcpConfig::default()
+        };
+        let mut listener = Some(listener);
+        let ranks = parts.into_iter().enumerate().map(|(rank, part)| {
+            let config = TcpConfig { rank, ..config.clone() };
+            let options = Options { listener: listener.take(), ..Options::default() };
+            spawn(move || {
+                let meeting = meet_with(&config, options).unwrap();
+                let tcp = Tcp::join(&config, meeting, Members::world(config.world_size), None).unwrap();
+                let outcome = part(&tcp);
+                (tcp, outcome)
+            })
+        });
+        let ranks: Vec<JoinHandle<(Tcp, Result<()>)>> = ranks.collect();
+        let ends: Vec<_> = ranks.into_iter().map(|rank| rank.join().ok()).collect();
+        ends.iter().map(|end| end.as_ref().and_then(|(_, outcome)| outcome.clone().err())).collect()
+    }
+
+    /// All members know where they meet; then these come, and the others do not.
+    fn parts(world_size: usize, ranks: &'static [usize], come: &[usize], stay_away: fn()) -> Vec<Part> {
+        let arranged = Arc::new(Barrier::new(ranks.len()));
+        let part = |rank: usize| -> Part {
+            if !ranks.contains(&rank) {
+                return Box::new(|_| Ok(()));
+            }
+            let (arranged, comes) = (arranged.clone(), come.contains(&rank));
+            Box::new(move |tcp| {
+                let (config, listener) = tcp.arrange(ranks)?;
+                arranged.wait();
+                if comes {
+                    return tcp.meet_members(ranks, config, listener).map(drop);
+                }
+                stay_away();
+                Ok(())
+            })
+        };
+        (0..world_size).map(part).collect()
+    }
+
+    #[test]
+    fn a_member_that_dies_before_it_comes_is_named_on_the_others() {
+        let dies = || resume_unwind(Box::new("it dies"));
+        for ranks in [&[1, 3][..], &[3, 1], &[0, 1, 3], &[1, 0, 3], &[3, 1, 0]] {
+            let outcomes = outcomes(LONG, parts(4, ranks, &[0, 1], dies));
+            for &rank in ranks.iter().filter(|rank| **rank != 3) {
+                let error = outcomes[rank].clone().unwrap();
+                assert!(matches!(error, Error::PeerDied { rank: 3, .. }), "{error}");
+                let place = format!("died during rendezvous in the group {ranks:?}");
+                assert!(error.to_string().ends_with(&place), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_member_that_does_not_come_has_its_number_in_the_job() {
+        let ways: [(&[usize], _); 2] =
+            [(&[1, 2], "rank 1 was not found there"), (&[2, 1], "rank 1 is missing")];
+        for (ranks, told) in ways {
+            let outcomes = outcomes(Duration::from_secs(2), parts(3, ranks, &[2], || ()));
+            let error = outcomes[2].clone().unwrap();
+            assert!(matches!(error, Error::Rendezvous { rank: 2, .. }), "{error}");
+            assert!(error.to_string().contains(told), "{error}");
+        }
     }
 }

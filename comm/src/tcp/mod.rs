@@ -93,7 +93,7 @@ pub struct Tcp {
     bureau: Arc<Bureau>,
     engine: Option<Engine>,
     control: Mutex<Option<JoinHandle<()>>>,
-    _lines: Lines,
+    lines: Lines,
     /// Where its ranks find each other again, in a group that may change.
     lobby: Option<Arc<Lobby>>,
 }
@@ -154,7 +154,7 @@ impl Tcp {
             bureau,
             engine,
             control,
-            _lines: lines,
+            lines,
             lobby: None,
         })
     }

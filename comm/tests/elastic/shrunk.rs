@@ -1,5 +1,7 @@
 //! Ranks are lost, and the others go on.
 
+use std::time::Duration;
+
 use comm::launch::EXIT_PEER_FAILED;
 use comm::{Communicator, Tcp, TcpConfig};
 use rustix::process::Signal;
@@ -58,6 +60,18 @@ fn a_rank_that_stands_still_is_left_behind_and_told() {
         assert!(ending.lines.iter().any(|line| line.contains("is excluded")), "{ending:?}");
         job.finish(&left);
     }
+}
+
+#[test]
+fn one_that_wakes_while_another_leads_is_no_reason_to_wait_for_each_other() {
+    let mut job = Job::start(4, 40.0);
+    job.signal(1, Signal::STOP);
+    job.kill(&[0]);
+    // After 5 s of silence the next one leads, and looks at it once more for as long.
+    std::thread::sleep(Duration::from_secs(7));
+    job.signal(1, Signal::CONT);
+    job.wait_for_groups(&[1, 2, 3]);
+    job.finish(&[1, 2, 3]);
 }
 
 #[test]

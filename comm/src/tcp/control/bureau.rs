@@ -12,8 +12,8 @@ use crate::fingerprint::Fingerprint;
 use crate::last_words;
 use crate::members::Members;
 use crate::supervisor::Supervisor;
-use crate::tcp::TcpConfig;
 use crate::tcp::switchboard::Switchboard;
+use crate::tcp::{Fault, TcpConfig};
 use crate::verdict::{Activity, Cause, NO_ANSWER, Question, Status, judge};
 use crate::{Error, Result};
 
@@ -74,7 +74,8 @@ impl Bureau {
             ear.set_nonblocking(true)?;
             Ok((bell, ear))
         });
-        let (bell, ear) = pair.map_err(|reason| Error::system("making a socket pair", reason))?;
+        let (bell, ear) =
+            pair.map_err(|reason| Error::system("making a socket pair", Fault::from(reason)))?;
         let bureau = Self {
             rank: config.rank,
             members,

@@ -4,12 +4,10 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::PollFlags;
-
 use super::message::{Entry, Failure, LIMIT, Table, ToLeader, ToMember};
 use super::place::OpenPlace;
-use super::roster::{Roster, bad_news, name_ranks, protocol};
-use super::{Lines, Meeting, Plan, died, random_nonce};
+use super::roster::{Roster, bad_news, gave_up, protocol};
+use super::{Lines, Meeting, Plan, random_nonce};
 use crate::tcp::acceptor::Acceptor;
 use crate::tcp::fault::Fault;
 use crate::tcp::handshake::Credentials;
@@ -26,7 +24,7 @@ pub(super) type Members = Vec<(usize, Wire, Entry)>;
 pub(super) fn lead(plan: &Plan<'_>, given: Option<TcpListener>) -> Result<Meeting> {
     let OpenPlace { listener, credentials, _file } = plan.open_place(given)?;
     let data = plan.listen_for_data()?;
-    let roster = Arc::new(Roster::new(plan.world_size(), credentials.clone()));
+    let roster = Arc::new(Roster::new(plan.members.clone(), credentials.clone()));
     let greet = Arc::clone(&roster);
     let control = Acceptor::start(
         listener,
@@ -41,7 +39,7 @@ pub(super) fn lead(plan: &Plan<'_>, given: Option<TcpListener>) -> Result<Meetin
         // Who came meanwhile shall know it too.
         drop(control);
         members.extend(roster.take_wires());
-        dismiss(std::mem::take(&mut members), error);
+        dismiss(plan, std::mem::take(&mut members), error);
     })?;
     Ok(into_meeting(plan, lines, members))
 }
@@ -77,21 +75,22 @@ fn connect_all(plan: &Plan<'_>, members: &mut Members, table: Table) -> Result<(
     tell_all(plan, members, &ToMember::Table(table))?;
     let mut connected = vec![false; members.len()];
     while connected.contains(&false) {
-        let fds: Vec<_> = members.iter().map(|(_, wire, _)| (wire.fd(), PollFlags::IN)).collect();
+        let fds = plan.watch(members.iter().map(|(_, wire, _)| wire.fd()));
         let ready =
             wait_any(&fds, plan.deadline).map_err(|reason| Error::system("waiting for the ranks", reason))?;
         if !ready.contains(&true) {
             let late =
                 members.iter().zip(&connected).filter(|(_, done)| !**done).map(|((rank, ..), _)| *rank);
-            let late = name_ranks(&late.collect::<Vec<_>>());
+            let late = plan.name(&late.collect::<Vec<_>>());
             return Err(
                 plan.failed(format!("all ranks are here, but {late} could not connect to the rank before"))
             );
         }
         // A rank that has died explains what others complain of.
         if let Some((rank, _, entry)) = members.iter().find(|(_, wire, _)| !wire.is_open()) {
-            return Err(died(*rank, entry.host.as_str()));
+            return Err(plan.died(*rank, entry.host.as_str()));
         }
+        plan.check_parent()?;
         for (((rank, wire, entry), connected), _) in
             members.iter_mut().zip(&mut connected).zip(&ready).filter(|(_, ready)| **ready)
         {
@@ -108,9 +107,9 @@ fn connect_all(plan: &Plan<'_>, members: &mut Members, table: Table) -> Result<(
 fn hear(plan: &Plan<'_>, rank: usize, wire: &mut Wire, entry: &Entry) -> Result<bool> {
     match wire.receive(LIMIT, plan.deadline) {
         Ok(ToLeader::Connected) => Ok(true),
-        Ok(ToLeader::Failed(failure)) => Err(plan.failed_elsewhere(failure)),
-        Err(Fault::Closed) => Err(died(rank, entry.host.as_str())),
-        Err(fault) => Err(protocol(rank, entry, &fault.to_string())),
+        Ok(ToLeader::Failed(failure)) => Err(gave_up(plan, rank, entry, failure)),
+        Err(Fault::Closed) => Err(plan.died(rank, entry.host.as_str())),
+        Err(fault) => Err(protocol(plan, rank, entry, &fault.to_string())),
     }
 }
 
@@ -118,19 +117,25 @@ fn tell_all(plan: &Plan<'_>, members: &mut Members, message: &ToMember) -> Resul
     let message = Wire::frame(message).map_err(|fault| Error::system("the table of ranks", fault))?;
     members.iter_mut().try_for_each(|(rank, wire, entry)| {
         wire.write(&message, plan.deadline).map_err(|fault| match fault {
-            Fault::Closed => died(*rank, entry.host.as_str()),
+            Fault::Closed => plan.died(*rank, entry.host.as_str()),
             fault => {
-                plan.failed(format!("nothing can be sent to rank {rank} (host {}): {fault}", entry.host))
+                let (rank, host) = (plan.number(*rank), &entry.host);
+                plan.failed(format!("nothing can be sent to rank {rank} (host {host}): {fault}"))
             }
         })
     })
 }
 
 /// Tells those who came that there will be no group, and why.
-pub(super) fn dismiss(members: Members, error: &Error) {
+pub(super) fn dismiss(plan: &Plan<'_>, members: Members, error: &Error) {
     let until = Instant::now() + FAREWELL;
+    let mut failure = Failure::of(error);
+    // What names no rank is this one's own.
+    if let Error::System { .. } | Error::Listen { .. } = error {
+        failure = failure.by(plan.number(0), &plan.own.host);
+    }
     for (_, mut wire, _) in members {
-        if wire.send(&ToMember::Failed(Failure::of(error)), until).is_ok() {
+        if wire.send(&ToMember::Failed(failure.clone()), until).is_ok() {
             wire.hang_up();
         }
     }

@@ -4,11 +4,9 @@ use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use rustix::event::PollFlags;
-
 use super::message::{Entry, Failure, HELLO_LIMIT, Hello, LIMIT, Table, ToLeader, ToMember};
 use super::place::Place;
-use super::{BackOff, Lines, Meeting, PeerInfo, Plan, died};
+use super::{BackOff, Lines, Meeting, PeerInfo, Plan};
 use crate::tcp::fault::{Fault, Try};
 use crate::tcp::handshake::{Credentials, Purpose, Status, Verdict};
 use crate::tcp::wire::{Wire, wait_any};
@@ -23,9 +21,10 @@ const EXPLANATION: Duration = Duration::from_millis(300);
 pub(super) fn join(plan: &Plan<'_>) -> Result<Meeting> {
     let (wire, credentials) = find_leader(plan)?;
     let mut leader = Leader { plan, wire };
-    let (listener, port) = plan.listen_for_data()?;
-    let hello = hello(plan, port);
+    let listening = plan.listen_for_data();
+    let hello = hello(plan, listening.as_ref().map_or(0, |(_, port)| *port));
     leader.wire.send(&hello, plan.deadline).map_err(|fault| leader.lost(fault, ""))?;
+    let (listener, _) = listening.map_err(|error| leader.give_up(error))?;
     leader.conclude(listener, &credentials)
 }
 
@@ -57,6 +56,11 @@ fn find_leader(plan: &Plan<'_>) -> Result<(Wire, Credentials)> {
             Ok(found) => return Ok(found),
             Err(fault) => fault,
         };
+        plan.check_parent()?;
+        let leader = plan.number(0);
+        if fault.is_exhausted() {
+            return Err(Error::system(format!("looking for rank {leader} at {}", plan.place), fault));
+        }
         settled = if fault.is_settled() { settled + 1 } else { 0 };
         let now = Instant::now();
         // A try that was cut short by the deadline says less than the one before it.
@@ -66,10 +70,10 @@ fn find_leader(plan: &Plan<'_>) -> Result<(Wire, Credentials)> {
         };
         let sure = settled >= SETTLED && matches!(plan.place, Place::Address { .. });
         if sure || now >= plan.deadline {
-            return Err(plan.failed(format!("rank 0 was not found there: {fault}")));
+            return Err(plan.failed(format!("rank {leader} was not found there: {fault}")));
         }
         if now >= warn_at {
-            tracing::warn!(place = %plan.place, "still looking for rank 0: {fault}");
+            tracing::warn!(place = %plan.place, "still looking for rank {leader}: {fault}");
             warn_at = now + slow_warning;
         }
         last = Some(fault);
@@ -87,7 +91,11 @@ fn try_leader(plan: &Plan<'_>) -> Result<Try<(Wire, Credentials)>> {
     for address in addresses {
         plan.check_secret(address.ip())?;
         let until = plan.deadline.min(Instant::now() + plan.limits.handshake);
-        match Wire::connect(address, &credentials, plan.caller(Purpose::Control), until) {
+        let connected = Wire::dial(address, plan.parent_ended(), until).and_then(|mut wire| {
+            let verdict = wire.introduce(&credentials, plan.caller(Purpose::Control), until)?;
+            Ok((wire, verdict))
+        });
+        match connected {
             Ok((wire, verdict)) if verdict.rank == 0 => {
                 check_verdict(plan, verdict)?;
                 return Ok(Ok((wire, credentials)));
@@ -114,7 +122,7 @@ fn check_verdict(plan: &Plan<'_>, verdict: Verdict) -> Result<()> {
 }
 
 fn refused(plan: &Plan<'_>, reason: String) -> Error {
-    Error::Refused { rank: plan.config.rank, address: plan.place.to_string(), reason }
+    Error::Refused { rank: plan.number(plan.config.rank), address: plan.place.to_string(), reason }
 }
 
 /// The connection to rank 0, and whose it is.
@@ -168,16 +176,19 @@ impl Leader<'_> {
         let mut back_off = BackOff::new();
         loop {
             let Err(fault) = lines.switchboard.dial(rank) else { return Ok(()) };
+            plan.check_parent().map_err(|error| self.give_up(error))?;
             // It has listened since before it was in the table.
             let gone = matches!(&fault, Fault::Io(error) if error.kind() == ErrorKind::ConnectionRefused);
             let explained = Instant::now() + if gone { EXPLANATION } else { Duration::ZERO };
-            if wait_any(&[(self.wire.fd(), PollFlags::IN)], explained).is_ok_and(|ready| ready[0]) {
+            if wait_any(&plan.watch([self.wire.fd()].into_iter()), explained).is_ok_and(|ready| ready[0]) {
                 self.hear(LIMIT, "")?;
                 return Err(self.lost(Fault::Malformed("something before its time".into()), ""));
             }
-            let settled = gone || matches!(fault, Fault::NoMemory(_));
+            plan.check_parent().map_err(|error| self.give_up(error))?;
+            let settled = gone || fault.is_exhausted() || matches!(fault, Fault::NoMemory(_));
             if settled || Instant::now() >= plan.deadline {
                 let (own, PeerInfo { host, address, .. }) = (plan.config.rank, lines.switchboard.peer(rank));
+                let [own, rank] = [own, rank].map(|rank| plan.number(rank));
                 let error = plan.failed(format!(
                     "rank {own} (host {}) cannot reach rank {rank} (host {host}) at {address}: {fault}",
                     plan.own.host
@@ -211,14 +222,20 @@ impl Leader<'_> {
     fn lost(&mut self, fault: Fault, waiting_because: &str) -> Error {
         let host =
             self.wire.peer().map_or_else(|_| self.plan.place.to_string(), |peer| peer.ip().to_string());
+        let rank = self.plan.number(0);
         match fault {
-            Fault::Closed => died(0, host),
+            Fault::Closed => self.plan.died(0, host),
             Fault::TimedOut => {
-                let error = self.plan.failed(format!("rank 0 is there, {waiting_because}"));
+                let error = self.plan.failed(format!("rank {rank} is there, {waiting_because}"));
+                self.give_up(error)
+            }
+            Fault::Stopped => {
+                let known = self.plan.check_parent().err();
+                let error = known.unwrap_or_else(|| self.plan.failed(fault.to_string()));
                 self.give_up(error)
             }
             fault => {
-                Error::Protocol { rank: 0, host, operation: "rendezvous".into(), detail: fault.to_string() }
+                Error::Protocol { rank, host, operation: self.plan.operation(), detail: fault.to_string() }
             }
         }
     }

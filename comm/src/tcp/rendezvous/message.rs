@@ -21,6 +21,7 @@ const MAX_DETAIL: usize = 600;
 pub(super) struct Hello {
     /// Where it takes data connections; none stands for the address from which it comes.
     pub(super) ip: Option<IpAddr>,
+    /// 0 where it could not listen, and will say so next.
     pub(super) port: u16,
     pub(super) host: String,
     pub(super) pid: u32,
@@ -79,7 +80,7 @@ impl Entry {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Failure {
     pub(super) detail: String,
-    /// The rank that died, and its host, if that was it.
+    /// The rank that died, by its number in the whole job, and its host, if that was it.
     pub(super) died: Option<(usize, String)>,
 }
 
@@ -91,6 +92,11 @@ impl Failure {
             other => (tidy(&other.to_string(), MAX_DETAIL), None),
         };
         Self { detail, died }
+    }
+
+    /// As told by others: whose it is.
+    pub(super) fn by(self, rank: usize, host: &str) -> Self {
+        Self { detail: format!("rank {rank} (host {host}) gave up: {}", self.detail), ..self }
     }
 }
 

@@ -23,25 +23,34 @@ mod leader;
 mod meeting_file;
 mod member;
 mod message;
+mod parent;
 mod place;
 mod regroup;
 mod roster;
 mod store;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::event::PollFlags;
+
+pub(crate) use self::parent::Parent;
 pub(crate) use self::regroup::{Lobby, Regrouped, join};
 
 use self::message::{Failure, MAX_HOST, tidy};
 use self::place::Place;
+use self::roster::name_ranks;
 use super::acceptor::{Acceptor, Limits, Place as Guest, widen};
+use super::fault::Fault;
 use super::handshake::{Caller, Credentials, Purpose};
 use super::stream::Stream;
 use super::switchboard::{Setup, Switchboard};
 use super::{InitMethod, TcpConfig, Transport};
 use crate::launch::inherited_listener;
+use crate::members::Members;
 use crate::shm::{Host, Obstacle, Site};
 use crate::{Error, Result};
 
@@ -85,18 +94,23 @@ pub(crate) fn meet(config: &TcpConfig) -> Result<Meeting> {
     meet_with(config, Options::default())
 }
 
-/// What tests want otherwise.
+/// What not every meeting has.
 #[derive(Debug, Default)]
 pub(crate) struct Options {
     /// The meeting point, already bound; rank 0 only.
     pub(crate) listener: Option<TcpListener>,
     pub(crate) limits: Limits,
+    /// Who meets, where those are some ranks of a job.
+    pub(crate) members: Option<Members>,
+    /// The group that they are of: when it has failed, they do not meet.
+    pub(crate) parent: Option<Parent>,
 }
 
 pub(crate) fn meet_with(config: &TcpConfig, options: Options) -> Result<Meeting> {
     config.validate()?;
+    let members = options.members.unwrap_or_else(|| Members::world(config.world_size));
     if config.world_size == 1 {
-        return meet_nobody(config);
+        return meet_nobody(config, members);
     }
     let place = Place::of(&config.init_method)?;
     let listener = match (options.listener, &config.init_method) {
@@ -112,6 +126,8 @@ pub(crate) fn meet_with(config: &TcpConfig, options: Options) -> Result<Meeting>
         deadline: started + config.bounded_timeout(),
         own: Own::new(config.transport),
         credentials: Credentials::of(config)?,
+        members,
+        parent: options.parent,
     };
     plan.check_secret(config.bind)?;
     match config.rank {
@@ -120,13 +136,20 @@ pub(crate) fn meet_with(config: &TcpConfig, options: Options) -> Result<Meeting>
     }
 }
 
-fn meet_nobody(config: &TcpConfig) -> Result<Meeting> {
+fn meet_nobody(config: &TcpConfig, members: Members) -> Result<Meeting> {
     let started = Instant::now();
-    let (own, address) = (Own::new(Transport::Tcp), IpAddr::V4(Ipv4Addr::LOCALHOST));
-    let place = Place::Address { host: address.to_string(), port: 0 };
-    let credentials = Credentials::of(config)?;
-    let plan =
-        Plan { config, place, limits: Limits::default(), started, deadline: started, own, credentials };
+    let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let plan = Plan {
+        config,
+        place: Place::Address { host: address.to_string(), port: 0 },
+        limits: Limits::default(),
+        started,
+        deadline: started,
+        own: Own::new(Transport::Tcp),
+        credentials: Credentials::of(config)?,
+        members,
+        parent: None,
+    };
     let (host, pid, site) = (plan.own.host.clone(), plan.own.pid, plan.site());
     let peers = vec![PeerInfo { host, pid, address: SocketAddr::new(address, 0), site }];
     let switchboard = Arc::new(Switchboard::new(plan.setup(plan.credentials(), peers))?);
@@ -162,9 +185,43 @@ struct Plan<'a> {
     deadline: Instant,
     own: Own,
     credentials: Credentials,
+    members: Members,
+    parent: Option<Parent>,
 }
 
 impl Plan<'_> {
+    /// The number in the whole job of a rank of this group.
+    fn number(&self, rank: usize) -> usize {
+        self.members.world_rank(rank)
+    }
+
+    /// Ranks of this group, as errors name them.
+    fn name(&self, ranks: &[usize]) -> String {
+        name_ranks(&ranks.iter().map(|rank| self.number(*rank)).collect::<Vec<_>>())
+    }
+
+    /// What errors call a meeting.
+    fn operation(&self) -> String {
+        "rendezvous".to_string() + &self.members.place()
+    }
+
+    /// An error where the group has failed of which this one is made: not all of its members will come.
+    fn check_parent(&self) -> Result<()> {
+        self.parent.as_ref().and_then(|parent| parent.failure(self.operation())).map_or(Ok(()), Err)
+    }
+
+    /// Becomes readable when it has failed.
+    fn parent_ended(&self) -> Option<Arc<UnixStream>> {
+        self.parent.as_ref().map(|parent| parent.ended.clone())
+    }
+
+    /// What to wait for beside what comes over these connections.
+    fn watch<'a>(&'a self, fds: impl Iterator<Item = BorrowedFd<'a>>) -> Vec<(BorrowedFd<'a>, PollFlags)> {
+        fds.chain(self.parent.iter().map(|parent| parent.ended.as_fd()))
+            .map(|fd| (fd, PollFlags::IN))
+            .collect()
+    }
+
     /// Off loopback a job needs a secret.
     fn check_secret(&self, ip: IpAddr) -> Result<()> {
         match self.config.secret.is_some() || ip.to_canonical().is_loopback() {
@@ -217,7 +274,7 @@ impl Plan<'_> {
         if self.config.transport == Transport::Shm {
             for (rank, peer) in peers.iter().enumerate().filter(|(rank, _)| *rank != own) {
                 if let Some(obstacle) = peers[own].site.obstacle_to(&peer.site) {
-                    return Err(no_memory(own, rank, &peer.host, obstacle));
+                    return Err(no_memory(self.number(own), self.number(rank), &peer.host, obstacle));
                 }
             }
         }
@@ -239,7 +296,7 @@ impl Plan<'_> {
     /// Where this rank takes data connections.
     fn listen_for_data(&self) -> Result<(TcpListener, u16)> {
         let address = SocketAddr::new(self.config.bind, 0);
-        let listener = TcpListener::bind(address).map_err(|reason| cannot_listen(address, &reason))?;
+        let listener = TcpListener::bind(address).map_err(|reason| cannot_listen(address, reason))?;
         widen(&listener);
         let port =
             listener.local_addr().map_err(|reason| Error::system("a listener's address", reason))?.port();
@@ -254,7 +311,7 @@ impl Plan<'_> {
     /// The meeting failed, for a reason that is neither this rank's nor another's alone.
     fn failed(&self, detail: impl Into<String>) -> Error {
         Error::Rendezvous {
-            rank: self.config.rank,
+            rank: self.number(self.config.rank),
             world_size: self.config.world_size,
             address: self.place.to_string(),
             waited: self.started.elapsed(),
@@ -262,10 +319,14 @@ impl Plan<'_> {
         }
     }
 
+    fn died(&self, rank: usize, host: impl Into<String>) -> Error {
+        Error::PeerDied { rank: self.number(rank), host: host.into(), operation: self.operation() }
+    }
+
     /// The meeting failed for what another rank reports.
     fn failed_elsewhere(&self, failure: Failure) -> Error {
         match failure.died {
-            Some((rank, host)) => died(rank, host),
+            Some((rank, host)) => Error::PeerDied { rank, host, operation: self.operation() },
             None => self.failed(failure.detail),
         }
     }
@@ -279,12 +340,12 @@ fn no_memory(own: usize, rank: usize, host: &str, obstacle: Obstacle) -> Error {
     Error::invalid("the transport", Transport::Shm, help)
 }
 
-fn died(rank: usize, host: impl Into<String>) -> Error {
-    Error::PeerDied { rank, host: host.into(), operation: "rendezvous".into() }
-}
-
-fn cannot_listen(address: SocketAddr, reason: &std::io::Error) -> Error {
-    Error::Listen { address: address.to_string(), reason: reason.to_string() }
+fn cannot_listen(address: SocketAddr, reason: std::io::Error) -> Error {
+    match Fault::from(reason) {
+        // Another port would be of no help.
+        fault if fault.is_exhausted() => Error::system(format!("listening on {address}"), fault),
+        fault => Error::Listen { address: address.to_string(), reason: fault.to_string() },
+    }
 }
 
 pub(crate) fn random_nonce() -> Result<[u8; 32]> {

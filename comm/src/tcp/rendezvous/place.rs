@@ -160,7 +160,7 @@ fn listen_on_first(addresses: &[SocketAddr]) -> Result<TcpListener> {
     for &address in addresses {
         match TcpListener::bind(address) {
             Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {}
-            other => return other.map_err(|reason| cannot_listen(address, &reason)),
+            other => return other.map_err(|reason| cannot_listen(address, reason)),
         }
     }
     let names: Vec<_> = addresses.iter().map(SocketAddr::to_string).collect();

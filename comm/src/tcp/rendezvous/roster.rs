@@ -5,8 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::message::{Entry, HELLO_LIMIT, Hello, LIMIT, MAX_HOST, ToLeader, ToMember, tidy};
-use super::{Plan, died};
+use super::Plan;
+use super::message::{Entry, Failure, HELLO_LIMIT, Hello, LIMIT, MAX_HOST, ToLeader, ToMember, tidy};
+use crate::members::Members;
 use crate::tcp::acceptor::Place;
 use crate::tcp::fault::{Fault, Try};
 use crate::tcp::handshake::{Caller, Credentials, Purpose, Status, Verdict};
@@ -21,7 +22,7 @@ const MESSAGE: Duration = Duration::from_secs(1);
 /// Who has come to rank 0 so far.
 pub(super) struct Roster {
     credentials: Credentials,
-    world_size: u32,
+    members: Members,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -45,10 +46,15 @@ struct Seat {
 }
 
 impl Roster {
-    pub(super) fn new(world_size: u32, credentials: Credentials) -> Self {
-        let seats = (0..world_size).map(|_| None).collect();
+    pub(super) fn new(members: Members, credentials: Credentials) -> Self {
+        let seats = members.world_ranks().iter().map(|_| None).collect();
         let state = Mutex::new(State { seats, strangers: 0, refused: None });
-        Self { credentials, world_size, state, changed: Condvar::new() }
+        Self { credentials, members, state, changed: Condvar::new() }
+    }
+
+    /// The number of ranks is at most 4096.
+    fn world_size(&self) -> u32 {
+        self.members.world_ranks().len() as u32
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -62,18 +68,19 @@ impl Roster {
         })?;
         let Caller { rank, world_size, purpose } = admission.caller;
         let status = match () {
-            () if world_size != self.world_size => Status::OtherWorldSize,
+            () if world_size != self.world_size() => Status::OtherWorldSize,
             () if purpose != Purpose::Control || rank == 0 || rank >= world_size => Status::NotAwaited,
             () => Status::Admitted,
         };
-        let verdict = Verdict { status, rank: 0, world_size: self.world_size };
+        let verdict = Verdict { status, rank: 0, world_size: self.world_size() };
+        let number = self.members.world_rank(rank as usize);
         wire.write(&admission.answer(verdict), deadline)?;
         match status {
             Status::Admitted => {}
             Status::OtherWorldSize => {
                 self.note(format!(
-                    "rank {rank} came with world size {world_size}, this group has {}",
-                    self.world_size
+                    "rank {number} came with world size {world_size}, this group has {}",
+                    self.world_size()
                 ));
                 return Ok(());
             }
@@ -82,7 +89,7 @@ impl Roster {
         let hello = wire.receive(HELLO_LIMIT, deadline)?;
         if let Some((mut wire, reason)) = self.seat(rank as usize, wire, hello)? {
             wire.send(&ToMember::Refused(reason.clone()), deadline)?;
-            self.note(format!("a second rank {rank} came: {reason}"));
+            self.note(format!("a second rank {number} came: {reason}"));
         }
         Ok(())
     }
@@ -101,7 +108,9 @@ impl Roster {
         let mut state = self.state();
         let Some(place) = state.seats.get_mut(rank) else { return Err(Fault::NotAwaited) };
         if let Some(Seat { entry, .. }) = place {
-            let reason = format!("rank {rank} is already here, from host {}, pid {}", entry.host, entry.pid);
+            let number = self.members.world_rank(rank);
+            let reason =
+                format!("rank {number} is already here, from host {}, pid {}", entry.host, entry.pid);
             return Ok(Some((wire, reason)));
         }
         wire.detach();
@@ -110,7 +119,8 @@ impl Roster {
         Ok(None)
     }
 
-    /// Waits until all ranks are here. Fails when one of them cannot wait any longer, or dies.
+    /// Waits until all ranks are here. Fails when one of them cannot wait any longer, or dies, or the group has failed of
+    /// which they are.
     pub(super) fn gather(&self, plan: &Plan<'_>) -> Result<()> {
         let mut warn_at = plan.started + plan.config.slow_warning.min(plan.config.bounded_timeout());
         let mut state = self.state();
@@ -119,13 +129,14 @@ impl Roster {
                 return state.check_reach(plan);
             }
             state.check_alive(plan)?;
+            plan.check_parent()?;
             let until = state.seats.iter().flatten().map(|seat| seat.until).fold(plan.deadline, Instant::min);
             let now = Instant::now();
             if now >= until {
-                return Err(plan.failed(state.complaint()));
+                return Err(plan.failed(state.complaint(plan)));
             }
             if now >= warn_at {
-                tracing::warn!(place = %plan.place, "still waiting: {}", state.complaint());
+                tracing::warn!(place = %plan.place, "still waiting: {}", state.complaint(plan));
                 warn_at = now + plan.config.slow_warning.max(ROUND).min(plan.config.bounded_timeout());
             }
             let wait = ROUND.min(until - now);
@@ -171,13 +182,13 @@ impl State {
             .flatten()
             .map(|seat| (seat.entry.address.ip(), seat.host_ip, seat.entry.host.as_str()));
         let ranks: Vec<_> = std::iter::once(own).chain(others).collect();
-        unreachable_pair(&ranks).map_or(Ok(()), |complaint| Err(plan.failed(complaint)))
+        unreachable_pair(&ranks, &plan.members).map_or(Ok(()), |complaint| Err(plan.failed(complaint)))
     }
 
-    fn complaint(&self) -> String {
+    fn complaint(&self, plan: &Plan<'_>) -> String {
         let missing = self.missing();
         let verb = if missing.len() == 1 { "is" } else { "are" };
-        let mut text = format!("{} {verb} missing", name_ranks(&missing));
+        let mut text = format!("{} {verb} missing", plan.name(&missing));
         if self.strangers > 0 {
             let count = self.strangers;
             let _ = write!(text, "; {count} connection(s) came without proof of the job's secret and job id");
@@ -198,18 +209,20 @@ pub(super) fn entry(hello: Hello, from: IpAddr) -> Entry {
 /// What it means that a rank says something which should have nothing to say.
 pub(super) fn bad_news(plan: &Plan<'_>, rank: usize, wire: &mut Wire, entry: &Entry) -> Error {
     match wire.receive(LIMIT, Instant::now() + MESSAGE) {
-        Ok(ToLeader::Failed(mut failure)) => {
-            failure.detail = format!("rank {rank} (host {}) gave up: {}", entry.host, failure.detail);
-            plan.failed_elsewhere(failure)
-        }
-        Ok(ToLeader::Connected) => protocol(rank, entry, "it is connected before its time"),
-        Err(Fault::Closed) => died(rank, entry.host.as_str()),
-        Err(fault) => protocol(rank, entry, &fault.to_string()),
+        Ok(ToLeader::Failed(failure)) => gave_up(plan, rank, entry, failure),
+        Ok(ToLeader::Connected) => protocol(plan, rank, entry, "it is connected before its time"),
+        Err(Fault::Closed) => plan.died(rank, entry.host.as_str()),
+        Err(fault) => protocol(plan, rank, entry, &fault.to_string()),
     }
 }
 
-pub(super) fn protocol(rank: usize, entry: &Entry, detail: &str) -> Error {
-    let (host, operation) = (entry.host.clone(), "rendezvous".into());
+/// What a rank says that gives up.
+pub(super) fn gave_up(plan: &Plan<'_>, rank: usize, entry: &Entry, failure: Failure) -> Error {
+    plan.failed_elsewhere(failure.by(plan.number(rank), &entry.host))
+}
+
+pub(super) fn protocol(plan: &Plan<'_>, rank: usize, entry: &Entry, detail: &str) -> Error {
+    let (rank, host, operation) = (plan.number(rank), entry.host.clone(), plan.operation());
     Error::Protocol { rank, host, operation, detail: detail.into() }
 }
 
@@ -229,10 +242,11 @@ pub(super) fn name_ranks(ranks: &[usize]) -> String {
 
 /// Each rank: where it listens, the address of its host where that is not rank 0's, and the host's name. Any rank may have
 /// to connect to any other one.
-fn unreachable_pair(ranks: &[(IpAddr, Option<IpAddr>, &str)]) -> Option<String> {
+fn unreachable_pair(ranks: &[(IpAddr, Option<IpAddr>, &str)], members: &Members) -> Option<String> {
     let local = ranks.iter().enumerate().filter(|(_, (listens, ..))| listens.is_loopback());
     local.into_iter().find_map(|(rank, (listens, host_ip, host))| {
         let (other, (.., name)) = ranks.iter().enumerate().find(|(_, (_, ip, _))| ip != host_ip)?;
+        let [rank, other] = [rank, other].map(|rank| members.world_rank(rank));
         Some(format!(
             "rank {rank} (host {host}) listens on {listens}, where rank {other} (host {name}) cannot reach it: set \
              GIRANDOLE_BIND (TcpConfig::bind) on each host to its address in your network"
@@ -256,6 +270,7 @@ mod tests {
     #[test]
     fn loopback_is_of_no_use_to_another_host() {
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let unreachable_pair = |ranks: &[_]| unreachable_pair(ranks, &Members::world(ranks.len()));
         let (here, there) = (None, Some(ip("10.0.0.2")));
         let one_host = [(ip("127.0.0.1"), here, "a"), (ip("127.0.0.1"), here, "a")];
         assert_eq!(unreachable_pair(&one_host), None);

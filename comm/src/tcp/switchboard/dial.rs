@@ -4,8 +4,6 @@ use std::io::ErrorKind;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
-
 use super::{Line, State, Switchboard};
 use crate::last_words::LastWords;
 use crate::links::Unopened;
@@ -119,9 +117,7 @@ impl Switchboard {
             Fault::Io(error) if error.kind() == ErrorKind::ConnectionRefused => {
                 Some(Unopened::Unreachable(reason.clone()))
             }
-            Fault::Io(error) if is_exhausted(error) => {
-                Some(Unopened::Here(format!("{error}; raise the limit of open files (ulimit -n)")))
-            }
+            fault if fault.is_exhausted() => Some(Unopened::Here(fault.to_string())),
             Fault::Gone(words) => Some(Unopened::Left(words.clone())),
             Fault::NoMemory(obstacle) => Some(Unopened::Here(format!(
                 "they cannot share memory, because {obstacle}; choose auto or tcp"
@@ -174,9 +170,4 @@ impl Switchboard {
         let pair = self.share(peer, &mut wire, deadline)?;
         Ok((wire, pair))
     }
-}
-
-/// This process, or this machine, has no file descriptors left.
-fn is_exhausted(error: &std::io::Error) -> bool {
-    [Errno::MFILE, Errno::NFILE].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }

@@ -102,7 +102,8 @@ type Connection = (Arc<Stream>, Option<Pair>);
 
 impl Switchboard {
     pub(crate) fn new(setup: Setup) -> Result<Self> {
-        let pair = UnixStream::pair().map_err(|reason| Error::system("making a socket pair", reason))?;
+        let pair = UnixStream::pair()
+            .map_err(|reason| Error::system("making a socket pair", Fault::from(reason)))?;
         let state = State {
             lines: setup.peers.iter().map(|_| Line::Idle).collect(),
             wishes: Vec::new(),
@@ -131,6 +132,11 @@ impl Switchboard {
     /// The means to share memory, where this rank does.
     pub(crate) fn host(&self) -> Option<&Host> {
         self.setup.host.as_ref()
+    }
+
+    /// Becomes readable when no connection will be made any more: the group has failed, or is closed.
+    pub(crate) fn ended(&self) -> Arc<UnixStream> {
+        self.stopped.clone()
     }
 
     fn own_rank(&self) -> usize {

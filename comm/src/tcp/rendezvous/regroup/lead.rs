@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::super::leader::{Members, conclude, dismiss, into_meeting};
 use super::super::roster::{entry, name_ranks};
-use super::super::{Own, died};
+use super::super::{Own, meet_nobody};
 use super::door::Visitor;
 use super::message::{Card, Reply};
 use super::quorum::may_go_on;
@@ -33,29 +33,29 @@ impl Hall {
         let Crew { guests, generation } = self.choose(search, room)?;
         let (rank, world_size) = (0, guests.len() + 1);
         let config = self.config_as(rank, world_size);
-        let plan = self.plan(&config, Own::new(config.transport), search.deadline);
         let people: Vec<Card> =
             std::iter::once(self.card()).chain(guests.iter().map(|guest| guest.card.clone())).collect();
+        let plan = self.plan(&config, &people, Own::new(config.transport), search.deadline);
         let listener = plan.listen_for_data()?;
         let mut members: Members = Vec::new();
         let mut outcome = Ok(());
-        for (rank, Visitor { card, hello, from, mut wire, .. }) in (1..).zip(guests) {
+        for (rank, Visitor { hello, from, mut wire, .. }) in (1..).zip(guests) {
             let seat = Reply::Seat { rank, generation, people: people.clone() };
             let host = hello.host.clone();
             match wire.send(&seat, plan.deadline) {
                 Ok(()) => {}
-                Err(Fault::Closed) => outcome = outcome.and(Err(died(card.number, host))),
+                Err(Fault::Closed) => outcome = outcome.and(Err(plan.died(rank, host))),
                 Err(fault) => outcome = outcome.and(Err(plan.failed(fault.to_string()))),
             }
             members.push((rank, wire, entry(hello, from)));
         }
         let met = match world_size {
-            1 => outcome.and_then(|()| super::super::meet_nobody(&config)),
+            1 => outcome.and_then(|()| meet_nobody(&config, plan.members.clone())),
             _ => outcome
                 .and_then(|()| conclude(&plan, &mut members, listener, &self.credentials))
                 .map(|lines| into_meeting(&plan, lines, std::mem::take(&mut members))),
         };
-        let meeting = met.inspect_err(|error| dismiss(std::mem::take(&mut members), error))?;
+        let meeting = met.inspect_err(|error| dismiss(&plan, std::mem::take(&mut members), error))?;
         self.settle(generation, &people)?;
         self.send_away_the_excluded();
         let numbers = people.iter().map(|card| card.number).collect();
@@ -68,7 +68,7 @@ impl Hall {
             let missing = self.missing(search);
             let awaited: Vec<_> =
                 missing.iter().filter(|(number, _)| !search.is_given_up(*number)).map(|(n, _)| *n).collect();
-            if awaited.is_empty() && search.has_looked(&missing) || Instant::now() >= search.deadline {
+            if awaited.is_empty() && search.has_looked(&missing) || Instant::now() >= search.last_call {
                 return Ok(());
             }
             search.look_for(&missing)?;
@@ -83,12 +83,7 @@ impl Hall {
     fn missing(&self, search: &Search<'_>) -> Vec<(usize, SocketAddr)> {
         let mut state = self.state();
         state.guests.retain(|guest| guest.wire.is_open());
-        // Who comes from a newer group knows better who is in it.
-        let newest = state.guests.iter().max_by_key(|guest| guest.generation);
-        let people: Vec<_> = match newest.filter(|guest| guest.generation > state.generation) {
-            Some(guest) => guest.people.iter().map(|card| (card.number, card.door)).collect(),
-            None => state.people.iter().map(|(number, door)| (*number, *door)).collect(),
-        };
+        let (_, people) = state.newest();
         let here: BTreeSet<usize> = state.guests.iter().map(|guest| guest.card.number).collect();
         let missing = |number: &usize| *number != self.own && !here.contains(number);
         people.into_iter().filter(|(number, _)| missing(number) && !search.gone.contains(number)).collect()
@@ -97,11 +92,8 @@ impl Hall {
     /// Who takes part, if they may go on without the others.
     fn choose(&self, search: &Search<'_>, room: usize) -> Attempt<Crew> {
         let mut state = self.state();
-        let newest = state.guests.iter().max_by_key(|guest| guest.generation);
-        let (generation, before) = match newest.filter(|guest| guest.generation > state.generation) {
-            Some(guest) => (guest.generation, guest.people.iter().map(|card| card.number).collect()),
-            None => (state.generation, state.people.keys().copied().collect::<BTreeSet<usize>>()),
-        };
+        let (generation, people) = state.newest();
+        let before: BTreeSet<usize> = people.into_keys().collect();
         if !before.contains(&self.own) {
             return Err(Miss::Final(excluded(self.own)));
         }

@@ -12,7 +12,8 @@
 //!   ... and from here on as at the first meeting, over the same connection
 //! ```
 //!
-//! Whoever dies in the middle is missed by all, who then begin anew. A group that has met is a *generation*; where some
+//! Whoever dies in the middle is missed by all, who then begin anew; so is a leader that falls silent while others wait at its
+//! door. One that was silent and wakes leads if it is lower: the other leader then sends its guests on, and goes there. A group that has met is a *generation*; where some
 //! have met and others have not, those of the newest one bring its number with them. Each generation has a session of its
 //! own, which all its connections prove: nothing of an earlier one can get into it.
 //!
@@ -42,6 +43,7 @@ use super::meeting_file::MeetingFile;
 use super::place::Place;
 use super::{Guest, Meeting, Own, Plan, cannot_listen};
 use crate::engine::lock;
+use crate::members::Members;
 use crate::tcp::acceptor::{Acceptor, Limits};
 use crate::tcp::handshake::Credentials;
 use crate::tcp::{Elastic, TcpConfig};
@@ -101,6 +103,19 @@ struct State {
     file: Option<MeetingFile>,
 }
 
+impl State {
+    /// The newest group that is known here, and its members' doors: who comes from a newer one knows better who is in it.
+    fn newest(&self) -> (u64, BTreeMap<usize, SocketAddr>) {
+        let newest = self.guests.iter().max_by_key(|guest| guest.generation);
+        match newest.filter(|guest| guest.generation > self.generation) {
+            Some(Visitor { generation, people, .. }) => {
+                (*generation, people.iter().map(|card| (card.number, card.door)).collect())
+            }
+            None => (self.generation, self.people.clone()),
+        }
+    }
+}
+
 /// A group that has come together.
 pub(crate) struct Regrouped {
     pub(crate) config: TcpConfig,
@@ -143,7 +158,17 @@ impl Lobby {
             return Err(Error::invalid("bind (GIRANDOLE_BIND)", config.bind, help));
         }
         let address = SocketAddr::new(config.bind, 0);
-        let listener = TcpListener::bind(address).map_err(|reason| cannot_listen(address, &reason))?;
+        let listener = TcpListener::bind(address).map_err(|reason| cannot_listen(address, reason))?;
+        Self::open_at(listener, config, elastic, own, nonce)
+    }
+
+    fn open_at(
+        listener: TcpListener,
+        config: &TcpConfig,
+        elastic: &Elastic,
+        own: usize,
+        nonce: [u8; 32],
+    ) -> Result<Arc<Self>> {
         let door = listener.local_addr().map_err(|reason| Error::system("a listener's address", reason))?;
         let hall = Arc::new(Hall {
             own,
@@ -196,7 +221,7 @@ impl Hall {
         let mut search = Search::new(self, blamed, deadline);
         loop {
             let outcome = match search.find_leader() {
-                Ok(Some((leader, address))) => self.follow(leader, address, deadline),
+                Ok(Some((leader, address))) => self.follow(&mut search, leader, address),
                 Ok(None) => self.lead(&mut search, room),
                 Err(miss) => Err(miss),
             };
@@ -215,8 +240,8 @@ impl Hall {
         }
     }
 
-    /// What a try begins with; `rank` and `world_size` may not be known yet.
-    fn plan<'a>(&self, config: &'a TcpConfig, own: Own, deadline: Instant) -> Plan<'a> {
+    /// What a try begins with; who takes part, by rank, is not known yet where that is this rank alone.
+    fn plan<'a>(&self, config: &'a TcpConfig, people: &[Card], own: Own, deadline: Instant) -> Plan<'a> {
         let started = Instant::now();
         Plan {
             config,
@@ -226,6 +251,9 @@ impl Hall {
             deadline: deadline.min(started + FORMING),
             own,
             credentials: self.credentials.clone(),
+            members: Members::some(people.iter().map(|card| card.number)),
+            // It is the one that has failed.
+            parent: None,
         }
     }
 
@@ -239,3 +267,6 @@ impl std::fmt::Debug for Lobby {
         write!(f, "Lobby(rank {} at {})", self.own, self.door)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -49,14 +49,24 @@ impl Hall {
     fn ask_at(&self, door: std::net::SocketAddr, deadline: Instant) -> Attempt<Regrouped> {
         self.state().people = BTreeMap::new();
         let config = self.config_as(0, 1);
-        let plan = self.plan(&config, Own::new(config.transport), deadline);
+        let plan = self.plan(&config, &[self.card()], Own::new(config.transport), deadline);
         plan.check_secret(door.ip())?;
         let (listener, port) = plan.listen_for_data()?;
         let join = Knock::Join { card: self.card(), hello: hello(&plan, port) };
         let (until, own) = (plan.deadline, plan.own);
-        match knock(door, None, (&self.credentials, NOBODY), &join, until) {
-            Found::Here(wire) => self.take_seat(wire, (0, own), listener, deadline),
-            _ => Err(Miss::Again(format!("nobody of the group is at {door}"))),
+        let caller = (&self.credentials, NOBODY);
+        let Found::Here(mut wire) = knock(door, None, caller, &join, until) else {
+            return Err(Miss::Again(format!("nobody of the group is at {door}")));
+        };
+        let probe = Knock::Probe { number: self.own, generation: 0 };
+        let mut still_there = || {
+            let until = deadline.min(Instant::now() + self.silence());
+            Ok(!matches!(knock(door, None, caller, &probe, until), Found::Gone | Found::Silent))
+        };
+        let first = format!("the first rank of the group, at {door},");
+        match self.await_seat(&mut wire, &first, deadline, &mut still_there)? {
+            Some(seat) => self.take_seat(seat, wire, own, listener, deadline),
+            None => Err(Miss::Again(format!("{first} does not lead"))),
         }
     }
 }

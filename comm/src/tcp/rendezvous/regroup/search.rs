@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::message::{Knock, LIMIT, Reply};
-use super::{Attempt, Hall, Miss};
+use super::{Attempt, FORMING, Hall, Miss};
 use crate::Error;
 use crate::tcp::fault::{Fault, Try};
 use crate::tcp::handshake::{Caller, Credentials, Purpose, Status};
@@ -24,6 +24,8 @@ const SETTLED: u32 = 5;
 pub(super) struct Search<'a> {
     pub(super) lobby: &'a Hall,
     pub(super) deadline: Instant,
+    /// Who has not come by then is not waited for any longer: those who have still need the time to form a group.
+    pub(super) last_call: Instant,
     /// They are not waited for.
     pub(super) blamed: BTreeSet<usize>,
     /// Nobody listens at their doors any more.
@@ -78,22 +80,32 @@ pub(super) fn knock(
     }
 }
 
+impl Hall {
+    pub(super) fn silence(&self) -> Duration {
+        SILENCE.min(self.config.bounded_timeout() / 4)
+    }
+}
+
 impl<'a> Search<'a> {
     pub(super) fn new(lobby: &'a Hall, blamed: &[usize], deadline: Instant) -> Self {
         let blamed = blamed.iter().copied().collect();
         let (gone, silent) = (BTreeSet::new(), BTreeSet::new());
-        Self { lobby, deadline, blamed, gone, silent, looks: BTreeMap::new(), strange: BTreeMap::new() }
+        let (looks, strange) = (BTreeMap::new(), BTreeMap::new());
+        let forming = FORMING.min(lobby.config.bounded_timeout() / 4);
+        let last_call = deadline.checked_sub(forming).unwrap_or(deadline);
+        Self { lobby, deadline, last_call, blamed, gone, silent, looks, strange }
     }
 
     /// How long to wait for a word.
     fn patience(&self) -> Instant {
-        let silence = SILENCE.min(self.lobby.config.bounded_timeout() / 4);
-        self.deadline.min(Instant::now() + silence)
+        let now = Instant::now();
+        let end = if now < self.last_call { self.last_call } else { self.deadline };
+        end.min(now + self.lobby.silence())
     }
 
     /// The lowest rank that is there, where it is not this one.
     pub(super) fn find_leader(&mut self) -> Attempt<Option<(usize, SocketAddr)>> {
-        let people = self.lobby.state().people.clone();
+        let (_, people) = self.lobby.state().newest();
         for (number, door) in people.range(..self.lobby.own) {
             let mut pause = PAUSES[0];
             while !self.gone.contains(number)
@@ -116,7 +128,7 @@ impl<'a> Search<'a> {
     }
 
     /// Looks whether a rank is there; what is known of it otherwise is noted.
-    fn look(&mut self, number: usize, door: SocketAddr) -> Attempt<bool> {
+    pub(super) fn look(&mut self, number: usize, door: SocketAddr) -> Attempt<bool> {
         let (lobby, until) = (self.lobby, self.patience());
         let probe = Knock::Probe { number: lobby.own, generation: lobby.state().generation };
         let mut wire = match knock(door, Some(number), (&lobby.credentials, lobby.own as u32), &probe, until)
@@ -155,14 +167,17 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Looks again at those who are missing, now and then.
+    /// Looks again at those who are missing, now and then. This rank does not lead where a lower one is there after all.
     pub(super) fn look_for(&mut self, missing: &[(usize, SocketAddr)]) -> Attempt<()> {
         for (number, door) in missing {
             let now = Instant::now();
             let (due, pause) = self.looks.get(number).copied().unwrap_or((now, PAUSES[0]));
             if now >= due {
-                self.look(*number, *door)?;
+                let is_here = self.look(*number, *door)?;
                 self.looks.insert(*number, (Instant::now() + pause, (pause * 2).min(PAUSES[1])));
+                if is_here && *number < self.lobby.own && !self.blamed.contains(number) {
+                    return Err(Miss::Again(format!("rank {number} leads")));
+                }
             }
         }
         Ok(())

@@ -239,6 +239,29 @@ fn a_rank_that_cannot_be_reached_is_an_error_on_all() {
 }
 
 #[test]
+fn a_rank_that_gives_up_is_named_on_all() {
+    let until = Instant::now() + LONG;
+    let given_up = || ToLeader::Failed(Failure { detail: "it has no more memory".into(), died: None });
+    let told = "rank 1 (host elsewhere) gave up: it has no more memory";
+    for world_size in [4, 3] {
+        let (listener, port) = point();
+        let leader = leading(tcp(0, world_size, port), listener);
+        let mut others = [1, 2].map(|rank| introduced(rank, world_size as u32, port));
+        // In the larger one somebody is missing, in the other all connect already.
+        if world_size == 3 {
+            for wire in &mut others {
+                assert!(matches!(wire.receive(LIMIT, until), Ok(ToMember::Table(_))));
+            }
+        }
+        others[0].send(&given_up(), until).unwrap();
+        let Ok(ToMember::Failed(failure)) = others[1].receive(LIMIT, until) else { panic!("no failure") };
+        assert_eq!(failure.detail, told);
+        let message = text(&leader.join().unwrap());
+        assert!(message.contains(told), "{message}");
+    }
+}
+
+#[test]
 fn a_rank_that_dies_while_all_connect_is_named_on_all() {
     let (listener, port) = point();
     let leader = leading(tcp(0, 3, port), listener);

@@ -27,7 +27,7 @@ fn meet_among(strangers: impl FnOnce(SocketAddr, &AtomicBool) + Send) {
         let mut listener = Some(listener);
         let ranks: Vec<_> = (0..3)
             .map(|rank| {
-                let options = Options { listener: listener.take(), limits };
+                let options = Options { listener: listener.take(), limits, ..Options::default() };
                 thread::spawn(move || meet_with(&tcp(rank, 3, port), options))
             })
             .collect();

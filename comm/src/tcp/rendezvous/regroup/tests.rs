@@ -1,0 +1,94 @@
+//! Ranks as threads, some of which stand still. The system takes connections for a process that is stopped: so does a
+//! listener that nobody serves.
+
+use std::thread::{JoinHandle, sleep, spawn};
+
+use super::*;
+
+/// Who does not answer counts as silent after a quarter of it.
+const TIMEOUT: Duration = Duration::from_secs(12);
+
+type Outcome = Result<Vec<usize>>;
+
+fn config() -> TcpConfig {
+    TcpConfig { timeout: TIMEOUT, world_size: 4, ..TcpConfig::default() }
+}
+
+fn doors(ranks: usize) -> Vec<TcpListener> {
+    (0..ranks).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect()
+}
+
+fn cards(doors: &[TcpListener]) -> Vec<Card> {
+    let card = |(number, door): (usize, &TcpListener)| Card { number, door: door.local_addr().unwrap() };
+    doors.iter().enumerate().map(card).collect()
+}
+
+/// A rank of the group of these people.
+fn rank(number: usize, door: TcpListener, people: &[Card]) -> Arc<Lobby> {
+    let lobby = Lobby::open_at(door, &config(), &Elastic::default(), number, [7; 32]).unwrap();
+    lobby.settle(0, people).unwrap();
+    lobby
+}
+
+/// Looks for the others; gives the ranks of the new group.
+fn regroup(lobby: &Arc<Lobby>) -> JoinHandle<Outcome> {
+    let lobby = lobby.clone();
+    spawn(move || lobby.regroup(&[], 0).map(|regrouped| regrouped.numbers))
+}
+
+fn wait_until(is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        sleep(Duration::from_millis(1));
+    }
+}
+
+fn numbers(outcomes: Vec<JoinHandle<Outcome>>) -> Vec<Vec<usize>> {
+    outcomes.into_iter().map(|outcome| outcome.join().unwrap().unwrap()).collect()
+}
+
+#[test]
+fn a_leader_gives_way_to_a_lower_rank_that_wakes() {
+    let doors = doors(4);
+    let people = cards(&doors);
+    // The first is gone, and the second stands still.
+    let [gone, still, third, fourth] = <[TcpListener; 4]>::try_from(doors).unwrap();
+    drop(gone);
+    let (third, fourth) = (rank(2, third, &people), rank(3, fourth, &people));
+    let mut outcomes = vec![regroup(&third), regroup(&fourth)];
+    wait_until(|| third.state().guests.len() == 1);
+    let awake = rank(1, still, &people);
+    outcomes.push(regroup(&awake));
+    assert_eq!(numbers(outcomes), [[1, 2, 3], [1, 2, 3], [1, 2, 3]]);
+}
+
+#[test]
+fn a_rank_that_is_there_and_does_not_come_is_left_behind() {
+    let doors = doors(4);
+    let people = cards(&doors);
+    let [gone, second, third, busy] = <[TcpListener; 4]>::try_from(doors).unwrap();
+    drop(gone);
+    let (second, third) = (rank(1, second, &people), rank(2, third, &people));
+    let busy = rank(3, busy, &people);
+    assert_eq!(numbers(vec![regroup(&second), regroup(&third)]), [[1, 2], [1, 2]]);
+    assert!(matches!(regroup(&busy).join().unwrap(), Err(Error::Excluded { rank: 3 })));
+}
+
+#[test]
+fn a_leader_that_falls_silent_is_left_behind() {
+    let doors = doors(4);
+    let people = cards(&doors);
+    let [gone, leader, third, fourth] = <[TcpListener; 4]>::try_from(doors).unwrap();
+    drop(gone);
+    let still = leader.try_clone().unwrap();
+    let leader = rank(1, leader, &people);
+    let (third, fourth) = (rank(2, third, &people), rank(3, fourth, &people));
+    let outcomes = vec![regroup(&third), regroup(&fourth)];
+    wait_until(|| leader.state().guests.len() == 2);
+    // It keeps its connections, and says nothing more.
+    let stopped = leader.hall.clone();
+    drop(leader);
+    assert_eq!(numbers(outcomes), [[2, 3], [2, 3]]);
+    drop((still, stopped));
+}
