@@ -153,7 +153,8 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// Puts an operation into the queue and returns at once.
     ///
     /// # Errors
-    /// The caller's mistakes (rank, dtype, element count, layout), and the first cause if the group has failed.
+    /// The caller's mistakes (rank, dtype, element count, layout, tensors that overlap), and the first cause if the group has
+    /// failed.
     fn submit(&self, operation: Operation) -> Result<Work>;
 
     /// Runs an operation to its end, on the calling thread where nothing is queued before it: the quickest way for
@@ -209,7 +210,8 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// `output` becomes the inputs of all ranks, one after the other.
     ///
     /// # Shapes
-    /// `output` has `world_size` times the elements of `input`.
+    /// `output` has `world_size` times the elements of `input`, which may be this rank's part of it, and may not overlap it
+    /// otherwise.
     ///
     /// # Cost
     /// Ring: P-1 steps and S(P-1)/P bytes sent by each rank, where S is the size of `output`.
@@ -223,7 +225,8 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// `output` becomes this rank's part of the reduction of all inputs.
     ///
     /// # Shapes
-    /// `input` has `world_size` times the elements of `output`.
+    /// `input` has `world_size` times the elements of `output`, which may be this rank's part of it, and may not overlap it
+    /// otherwise.
     ///
     /// # Cost
     /// Ring: P-1 steps and S(P-1)/P bytes sent by each rank, where S is the size of `input`.
@@ -276,7 +279,8 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// The `output` of rank `root` becomes the inputs of all ranks, one after the other.
     ///
     /// # Shapes
-    /// `output`, given on the root and only there, has `world_size` times the elements of `input`.
+    /// `output`, given on the root and only there, has `world_size` times the elements of `input`, which may be the root's part
+    /// of it, and may not overlap it otherwise.
     ///
     /// # Cost
     /// One step; each rank but the root sends its input, once.
@@ -309,7 +313,8 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// Every rank's `output` becomes its part of the `input` of rank `root`.
     ///
     /// # Shapes
-    /// `input`, given on the root and only there, has `world_size` times the elements of `output`.
+    /// `input`, given on the root and only there, has `world_size` times the elements of `output`, which may be the root's part
+    /// of it, and may not overlap it otherwise.
     ///
     /// # Cost
     /// One step; the root sends S(P-1)/P bytes, where S is the size of `input`.
@@ -342,7 +347,8 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// The r-th part of `output` becomes this rank's part of the `input` of rank r.
     ///
     /// # Shapes
-    /// Both have the same number of elements, a multiple of `world_size`, the same on every rank.
+    /// Both have the same number of elements, a multiple of `world_size`, the same on every rank. They may not overlap: it is
+    /// not done in place.
     ///
     /// # Cost
     /// P-1 steps and S(P-1)/P bytes sent by each rank, where S is the size of `input`.
@@ -423,7 +429,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
 
     /// Sends and receives several tensors at the same time: whatever the order of the messages, here and on the peers, no
     /// two ranks wait for each other. Messages from one rank to another keep their order. The peers may use
-    /// [`Communicator::send`] and [`Communicator::recv`] as well.
+    /// [`Communicator::send`] and [`Communicator::recv`] as well. A tensor that is received may not overlap another one.
     ///
     /// # Errors
     /// Those of [`Communicator::submit`].
@@ -450,7 +456,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// [`Communicator::all_reduce`] of several tensors as one operation: for many small ones as quick as for one.
     ///
     /// # Shapes
-    /// The same list on every rank, all of one dtype.
+    /// The same list on every rank, all of one dtype. No two tensors may overlap.
     ///
     /// # Cost
     /// That of one tensor with all elements; nothing is copied together.
