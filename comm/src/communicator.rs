@@ -411,10 +411,12 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
         self.submit(Operation::Barrier)
     }
 
-    /// Sends `tensor` to rank `to`. Done when the transport has taken the bytes and the receiver's call was seen to fit.
+    /// Sends `tensor` to rank `to`. Done when the transport has taken the bytes, which may be before the receiver has called:
+    /// from then on `tensor` may be changed, but nothing is known of the receiver.
     ///
     /// # Errors
-    /// Those of [`Communicator::submit`].
+    /// Those of [`Communicator::submit`]. Only the sender announces a message: where the receiver's call has another dtype or
+    /// element count, it is the receiver's that gives [`crate::Error::Mismatch`], and on this rank a later call.
     fn send(&self, tensor: &Tensor, to: usize) -> Result<Work> {
         self.submit(Operation::Send { tensor: tensor.clone(), to })
     }
@@ -422,7 +424,8 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// Fills `tensor` with what rank `from` sends.
     ///
     /// # Errors
-    /// Those of [`Communicator::submit`].
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where what is sent has another dtype or
+    /// element count.
     fn recv(&self, tensor: &Tensor, from: usize) -> Result<Work> {
         self.submit(Operation::Recv { tensor: tensor.clone(), from })
     }
@@ -432,7 +435,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// [`Communicator::send`] and [`Communicator::recv`] as well. A tensor that is received may not overlap another one.
     ///
     /// # Errors
-    /// Those of [`Communicator::submit`].
+    /// Those of [`Communicator::submit`]; as for [`Communicator::send`] and [`Communicator::recv`].
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor};
