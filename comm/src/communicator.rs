@@ -161,7 +161,8 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// Puts an operation into the queue and returns at once.
     ///
     /// # Errors
-    /// The caller's mistakes (rank, dtype, element count, layout), and the first cause if the group has failed.
+    /// The caller's mistakes (rank, dtype, element count, layout, tensors that overlap), and the first cause if the group has
+    /// failed.
     fn submit(&self, operation: Operation) -> Result<Work>;
 
     /// Runs an operation to its end, on the calling thread where nothing is queued before it: the quickest way for
@@ -217,7 +218,8 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// `output` becomes the inputs of all ranks, one after the other.
     ///
     /// # Shapes
-    /// `output` has `world_size` times the elements of `input`.
+    /// `output` has `world_size` times the elements of `input`, which may be this rank's part of it, and may not overlap it
+    /// otherwise.
     ///
     /// # Cost
     /// Ring: P-1 steps and S(P-1)/P bytes sent by each rank, where S is the size of `output`.
@@ -231,7 +233,8 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// `output` becomes this rank's part of the reduction of all inputs.
     ///
     /// # Shapes
-    /// `input` has `world_size` times the elements of `output`.
+    /// `input` has `world_size` times the elements of `output`, which may be this rank's part of it, and may not overlap it
+    /// otherwise.
     ///
     /// # Cost
     /// Ring: P-1 steps and S(P-1)/P bytes sent by each rank, where S is the size of `input`.
@@ -284,7 +287,8 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// The `output` of rank `root` becomes the inputs of all ranks, one after the other.
     ///
     /// # Shapes
-    /// `output`, given on the root and only there, has `world_size` times the elements of `input`.
+    /// `output`, given on the root and only there, has `world_size` times the elements of `input`, which may be the root's part
+    /// of it, and may not overlap it otherwise.
     ///
     /// # Cost
     /// One step; each rank but the root sends its input, once.
@@ -317,7 +321,8 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// Every rank's `output` becomes its part of the `input` of rank `root`.
     ///
     /// # Shapes
-    /// `input`, given on the root and only there, has `world_size` times the elements of `output`.
+    /// `input`, given on the root and only there, has `world_size` times the elements of `output`, which may be the root's part
+    /// of it, and may not overlap it otherwise.
     ///
     /// # Cost
     /// One step; the root sends S(P-1)/P bytes, where S is the size of `input`.
@@ -350,7 +355,8 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// The r-th part of `output` becomes this rank's part of the `input` of rank r.
     ///
     /// # Shapes
-    /// Both have the same number of elements, a multiple of `world_size`, the same on every rank.
+    /// Both have the same number of elements, a multiple of `world_size`, the same on every rank. They may not overlap: it is
+    /// not done in place.
     ///
     /// # Cost
     /// P-1 steps and S(P-1)/P bytes sent by each rank, where S is the size of `input`.
@@ -413,10 +419,12 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
         self.submit(Operation::Barrier)
     }
 
-    /// Sends `tensor` to rank `to`. Done when the transport has taken the bytes and the receiver's call was seen to fit.
+    /// Sends `tensor` to rank `to`. Done when the transport has taken the bytes, which may be before the receiver has called:
+    /// from then on `tensor` may be changed, but nothing is known of the receiver.
     ///
     /// # Errors
-    /// Those of [`Communicator::submit`].
+    /// Those of [`Communicator::submit`]. Only the sender announces a message: where the receiver's call has another dtype or
+    /// element count, it is the receiver's that gives [`crate::Error::Mismatch`], and on this rank a later call.
     fn send(&self, tensor: &Tensor, to: usize) -> Result<Work> {
         self.submit(Operation::Send { tensor: tensor.clone(), to })
     }
@@ -424,17 +432,18 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// Fills `tensor` with what rank `from` sends.
     ///
     /// # Errors
-    /// Those of [`Communicator::submit`].
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where what is sent has another dtype or
+    /// element count.
     fn recv(&self, tensor: &Tensor, from: usize) -> Result<Work> {
         self.submit(Operation::Recv { tensor: tensor.clone(), from })
     }
 
     /// Sends and receives several tensors at the same time: whatever the order of the messages, here and on the peers, no
     /// two ranks wait for each other. Messages from one rank to another keep their order. The peers may use
-    /// [`Communicator::send`] and [`Communicator::recv`] as well.
+    /// [`Communicator::send`] and [`Communicator::recv`] as well. A tensor that is received may not overlap another one.
     ///
     /// # Errors
-    /// Those of [`Communicator::submit`].
+    /// Those of [`Communicator::submit`]; as for [`Communicator::send`] and [`Communicator::recv`].
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor};
@@ -458,7 +467,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// [`Communicator::all_reduce`] of several tensors as one operation: for many small ones as quick as for one.
     ///
     /// # Shapes
-    /// The same list on every rank, all of one dtype.
+    /// The same list on every rank, all of one dtype. No two tensors may overlap.
     ///
     /// # Cost
     /// That of one tensor with all elements; nothing is copied together.

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// What can go wrong between ranks. The transport's failures name ranks by their number in the whole job, also where a call
-/// in a group of some of them failed; the caller's mistakes name them by their number in the group. Errors are `Clone`: a group that failed answers every later call with the same cause.
+/// in a group of some of them failed; the caller's mistakes name them by their number in the group (a value that JSON cannot
+/// hold, which every rank is told of, by that in the job). Errors are `Clone`: a group that failed answers every later call with the same cause.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

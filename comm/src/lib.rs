@@ -44,6 +44,7 @@ mod mpi;
 mod nccl;
 mod objects;
 mod operation;
+mod overlap;
 mod patience;
 mod plan;
 mod runner;

@@ -2,8 +2,9 @@
 
 use candle_core::Tensor;
 
+use crate::overlap::{Span, clash};
 use crate::schedule::Parts;
-use crate::{Error, Operation, ReduceOp, Result, fingerprint, staging};
+use crate::{Error, Message, Operation, ReduceOp, Result, fingerprint, staging};
 
 impl Operation {
     /// Checks what one rank alone can check.
@@ -11,6 +12,11 @@ impl Operation {
         for tensor in self.tensors() {
             self.check_tensor(tensor)?;
         }
+        self.check_call(rank, world_size)?;
+        self.check_overlaps(rank)
+    }
+
+    fn check_call(&self, rank: usize, world_size: usize) -> Result<()> {
         match self {
             Operation::AllReduce { tensor, op } => self.check_reduce(tensor, *op),
             Operation::Reduce { tensor, op, root } => {
@@ -77,6 +83,60 @@ impl Operation {
             ));
         }
         Ok(())
+    }
+
+    /// What is written may lie nowhere but where the operation means it to: elsewhere, elements would be overwritten before
+    /// they are read.
+    fn check_overlaps(&self, rank: usize) -> Result<()> {
+        match self {
+            Operation::AllGather { output, input, counts }
+            | Operation::Gather { output: Some(output), input, counts, .. } => {
+                self.check_place(("output", output), ("input", input), counts.as_deref(), rank)
+            }
+            Operation::ReduceScatter { output, input, counts, .. }
+            | Operation::Scatter { output, input: Some(input), counts, .. } => {
+                self.check_place(("input", input), ("output", output), counts.as_deref(), rank)
+            }
+            Operation::AllToAll { output, input, .. } if Span::of(output).overlaps(&Span::of(input)) => {
+                let got = "an output that overlaps the input";
+                Err(Error::invalid(self.name(), got, "it is not done in place: give an output of its own"))
+            }
+            Operation::AllReduceCoalesced { tensors, .. } => {
+                self.check_clash(tensors.iter().map(|tensor| (tensor, true)), "each would be reduced twice")
+            }
+            Operation::Batch { messages } => {
+                let written = |message: &Message| matches!(message, Message::Recv { .. });
+                let tensors = messages.iter().map(|message| (message.tensor(), written(message)));
+                self.check_clash(tensors, "what is received would take the place of something else")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A rank's part may be the very part of the whole that is its own.
+    fn check_place(
+        &self,
+        (whole_name, whole): (&str, &Tensor),
+        (part_name, part): (&str, &Tensor),
+        counts: Option<&[usize]>,
+        rank: usize,
+    ) -> Result<()> {
+        let len = part.elem_count();
+        let first = counts.map_or(rank * len, |counts| counts[..rank].iter().sum());
+        let (whole, part) = (Span::of(whole), Span::of(part));
+        if !part.overlaps(&whole) || part.elements.start == whole.elements.start + first {
+            return Ok(());
+        }
+        let got = format!("an {part_name} that overlaps the {whole_name} elsewhere than at this rank's part");
+        let end = first + len;
+        let help = format!("give a tensor of its own, or the elements {first}..{end} of the {whole_name}");
+        Err(Error::invalid(self.name(), got, help))
+    }
+
+    fn check_clash<'a>(&self, tensors: impl Iterator<Item = (&'a Tensor, bool)>, why: &str) -> Result<()> {
+        let Some((one, other)) = clash(tensors) else { return Ok(()) };
+        let got = format!("tensors {one} and {other} (counted from 0), which overlap");
+        Err(Error::invalid(self.name(), got, format!("{why}: give tensors of their own")))
     }
 
     fn check_reduce(&self, tensor: &Tensor, op: ReduceOp) -> Result<()> {

@@ -17,7 +17,9 @@ pub enum ReduceOp {
     Max,
 }
 
-/// One communication among the ranks of a group. Tensors are written in place and must be contiguous.
+/// One communication among the ranks of a group. Tensors are written in place and must be contiguous. One that is written may
+/// overlap no other one of the call, except that a rank's part may be its place in the whole, and that a coalesced broadcast
+/// may be given a tensor twice.
 ///
 /// Each variant has a method of the same name on [`crate::Communicator`], which is what most code calls.
 #[derive(Debug, Clone)]

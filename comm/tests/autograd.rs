@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use candle_core::{Device, Result, Tensor, Var};
+use candle_core::{CpuStorage, Device, Result, Storage, Tensor, Var};
 use comm::{Communicator, Local, LocalConfig, ReduceOp, autograd};
 
 type Comm = Arc<dyn Communicator>;
@@ -186,4 +186,72 @@ fn what_cannot_be_divided_is_refused() {
         assert_eq!(autograd::all_gather(&empty, 0, &comm)?.dims(), [0, 2]);
         Ok(())
     });
+}
+
+/// What `output` makes of an input, as a custom operation with this many inputs; its gradient is 7 for the first of them.
+fn applied(inputs: usize, output: impl Fn(&Tensor) -> Result<Tensor>) -> Result<(Tensor, Tensor, Tensor)> {
+    let vars = (0..inputs).map(|index| Var::from_tensor(&values(&[3, 4], index)));
+    let vars = vars.collect::<Result<Vec<_>>>()?;
+    let last = vars[inputs - 1].as_detached_tensor();
+    let (expected, given) = (output(&last)?.force_contiguous()?, output(&last)?);
+    let nodes: Vec<&Tensor> = vars.iter().map(Var::as_tensor).collect();
+    let backward = move |gradient: &Tensor| {
+        let all = Tensor::full(7f64, (3, 4), gradient.device())?;
+        Ok(vec![Some(all); inputs])
+    };
+    let got = autograd::custom("given", &nodes, given, backward)?;
+    let grads = got.sum_all()?.backward()?;
+    assert_eq!(grads.get(&vars[0]).unwrap().flatten_all()?.to_vec1::<f64>()?, [7.0; 12]);
+    for (index, var) in vars.iter().enumerate() {
+        let before = values(&[3, 4], index).flatten_all()?.to_vec1::<f64>()?;
+        assert_eq!(var.flatten_all()?.to_vec1::<f64>()?, before, "the input is as it was");
+    }
+    Ok((got, expected, last))
+}
+
+/// Each is the result of some computation, seen otherwise than as the whole of its storage.
+#[test]
+fn a_custom_result_may_be_any_view() {
+    let views: [fn(&Tensor) -> Result<Tensor>; 9] = [
+        |x| x.copy()?.t(),
+        |x| x.copy()?.narrow(0, 1, 2),
+        |x| x.copy()?.narrow(0, 0, 2),
+        |x| x.copy()?.narrow(1, 1, 2),
+        |x| x.copy()?.narrow(0, 1, 0),
+        |x| x.narrow(0, 0, 1)?.copy()?.broadcast_as((3, 4)),
+        |x| Ok(x.clone()),
+        |x| x.narrow(0, 2, 1),
+        |x| x.flatten_all()?.narrow(0, 0, 0),
+    ];
+    for inputs in 1..=3 {
+        for (index, view) in views.iter().enumerate() {
+            let (got, expected, _) = applied(inputs, view).unwrap();
+            let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f64>().unwrap();
+            assert_eq!((got.dims(), values(&got)), (expected.dims(), values(&expected)), "view {index}");
+        }
+    }
+}
+
+/// Another tensor of the same storage that is no input keeps its elements where the result is a part of them.
+#[test]
+fn a_custom_result_takes_no_more_than_its_storage() {
+    let all = values(&[3, 4], 1);
+    let x = Var::zeros((), candle_core::DType::F64, &Device::Cpu).unwrap();
+    let row = autograd::custom("row", &[&x], all.narrow(0, 0, 1).unwrap(), |_| Ok(vec![None])).unwrap();
+    assert_eq!(row.to_vec2::<f64>().unwrap()[0], all.to_vec2::<f64>().unwrap()[0]);
+    assert_eq!(all.to_vec2::<f64>().unwrap(), values(&[3, 4], 1).to_vec2::<f64>().unwrap());
+}
+
+/// The whole of a storage, as every layer of ours gives it.
+#[test]
+fn a_custom_result_is_not_copied() {
+    let place = |tensor: &Tensor| match &*tensor.storage_and_layout().0 {
+        Storage::Cpu(CpuStorage::F64(elements)) => elements.as_ptr().addr(),
+        _ => panic!("of another kind"),
+    };
+    let x = Var::from_tensor(&values(&[3, 4], 0)).unwrap();
+    let output = values(&[4, 3], 1).reshape((2, 6)).unwrap();
+    let before = place(&output);
+    let got = autograd::custom("whole", &[&x], output, |_| Ok(vec![None])).unwrap();
+    assert_eq!((place(&got), got.dims()), (before, &[2, 6][..]));
 }

@@ -9,6 +9,7 @@ use candle_core::{
 };
 
 use crate::engine::lock;
+use crate::overlap::Span;
 use crate::{Communicator, Error, Result};
 
 /// `output`, which was computed from `x` outside of the graph and is used nowhere else, as if candle had computed it.
@@ -27,13 +28,15 @@ pub(super) fn differentiable(
 /// forward and backward passes communicate. `backward` is given the gradient of the output and gives that of each input,
 /// none where an input needs none.
 ///
-/// `output` must have been computed outside of the graph (from detached tensors), and is used up: the caller keeps no copy.
+/// `output` must have been computed outside of the graph (from detached tensors), and is used up: where it is the whole of a
+/// storage, the result takes the elements out of it, and whoever has kept a clone or a view of it fails on using that.
 ///
 /// # Cost
-/// None of its own.
+/// None of its own on the CPU, where `output` is contiguous, the whole of its storage, and shares that with no input; a copy
+/// of it otherwise.
 ///
 /// # Errors
-/// No input or more than three; an output that is not contiguous, or on another device than the inputs.
+/// No input or more than three; an output on another device than the inputs.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -53,6 +56,7 @@ pub fn custom(
     output: Tensor,
     backward: impl Fn(&Tensor) -> Result<Vec<Option<Tensor>>> + Send + Sync + 'static,
 ) -> Result<Tensor> {
+    let output = whole(output, inputs)?;
     let node = Custom { name, output: Mutex::new(Some(output)), backward: Box::new(backward) };
     Ok(match inputs {
         [a] => a.apply_op1(node)?,
@@ -62,6 +66,37 @@ pub fn custom(
             let got = format!("{} inputs", inputs.len());
             return Err(Error::invalid("a custom operation", got, "give one to three"));
         }
+    })
+}
+
+/// `output` as the whole of a storage that is no input's: candle keeps those of the inputs locked meanwhile.
+fn whole(output: Tensor, inputs: &[&Tensor]) -> Result<Tensor> {
+    if output.elem_count() == 0 {
+        return Ok(Tensor::zeros(output.dims(), output.dtype(), output.device())?);
+    }
+    let span = Span::of(&output);
+    let is_input = inputs.iter().any(|input| Span::of(input).shares_storage(&span));
+    let is_whole = output.is_contiguous() && elements(&output).is_none_or(|all| span.elements == (0..all));
+    Ok(if is_whole && !is_input { output } else { output.detach().force_contiguous()? })
+}
+
+/// Elements of the whole storage, where it is the CPU's.
+fn elements(tensor: &Tensor) -> Option<usize> {
+    let (storage, _) = tensor.storage_and_layout();
+    let Storage::Cpu(storage) = &*storage else { return None };
+    Some(match storage {
+        CpuStorage::U8(data) => data.len(),
+        CpuStorage::U32(data) => data.len(),
+        CpuStorage::I16(data) => data.len(),
+        CpuStorage::I32(data) => data.len(),
+        CpuStorage::I64(data) => data.len(),
+        CpuStorage::BF16(data) => data.len(),
+        CpuStorage::F16(data) => data.len(),
+        CpuStorage::F32(data) => data.len(),
+        CpuStorage::F64(data) => data.len(),
+        CpuStorage::F8E4M3(data) => data.len(),
+        CpuStorage::F6E2M3(data) | CpuStorage::F6E3M2(data) => data.len(),
+        CpuStorage::F4(data) | CpuStorage::F8E8M0(data) => data.len(),
     })
 }
 
@@ -202,7 +237,7 @@ impl CustomOp3 for Custom {
     }
 }
 
-/// The elements of a contiguous tensor that is used nowhere else, without a copy where it is the whole of its storage.
+/// The elements of a tensor that is the whole of its storage and used nowhere else, without a copy.
 fn into_storage(tensor: Tensor) -> candle_core::Result<CpuStorage> {
     if tensor.elem_count() == 0 {
         let (storage, _) = tensor.storage_and_layout();

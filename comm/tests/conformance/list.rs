@@ -1,11 +1,11 @@
 //! All cases that need nothing but a group: for programs that run them one by one.
 
-use crate::{Backend, batch, cases, groups, halves, moves, uneven};
+use crate::{Backend, batch, cases, groups, halves, moves, overlaps, uneven};
 
 /// A name, and what is to hold.
 pub(crate) type Case = (&'static str, fn(&dyn Backend));
 
-pub(crate) const CASES: [Case; 23] = [
+pub(crate) const CASES: [Case; 26] = [
     ("all_reduce", cases::all_reduce),
     ("reduce", cases::reduce),
     ("broadcast", cases::broadcast),
@@ -18,6 +18,9 @@ pub(crate) const CASES: [Case; 23] = [
     ("uneven all_to_all", uneven::all_to_all),
     ("counts that differ", uneven::mismatches),
     ("views", moves::views),
+    ("parts in their place", overlaps::in_place),
+    ("overlaps that are refused", overlaps::refused),
+    ("tensors that are given twice", overlaps::twice),
     ("large tensors", moves::chain),
     ("messages", cases::messages),
     ("batches", batch::rings),

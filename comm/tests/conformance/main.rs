@@ -6,6 +6,7 @@ mod cases;
 mod groups;
 mod halves;
 mod moves;
+mod overlaps;
 mod reference;
 mod transports;
 mod uneven;
@@ -129,6 +130,21 @@ macro_rules! suite {
             #[test]
             fn views_of_one_storage() {
                 moves::views(&$backend);
+            }
+
+            #[test]
+            fn parts_in_their_place() {
+                overlaps::in_place(&$backend);
+            }
+
+            #[test]
+            fn what_overlaps_is_refused() {
+                overlaps::refused(&$backend);
+            }
+
+            #[test]
+            fn what_is_not_written_is_given_twice() {
+                overlaps::twice(&$backend);
             }
 
             #[test]

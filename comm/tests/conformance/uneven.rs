@@ -68,11 +68,12 @@ pub(crate) fn mismatches(backend: &dyn Backend) {
     let calls: [Call; 3] = [
         |comm, tensor| {
             let counts = if comm.rank() == 1 { [4, 1, 1] } else { [3, 2, 1] };
-            comm.all_gather_v(tensor, &tensor.narrow(0, 0, counts[comm.rank()])?, &counts)
+            comm.all_gather_v(tensor, &tensor.narrow(0, 0, counts[comm.rank()])?.copy()?, &counts)
         },
         |comm, tensor| {
             let counts = [2, if comm.rank() == 2 { 1 } else { 2 }, if comm.rank() == 2 { 3 } else { 2 }];
-            comm.reduce_scatter_v(&tensor.narrow(0, 0, counts[comm.rank()])?, tensor, ReduceOp::Sum, &counts)
+            let output = tensor.narrow(0, 0, counts[comm.rank()])?.copy()?;
+            comm.reduce_scatter_v(&output, tensor, ReduceOp::Sum, &counts)
         },
         |comm, tensor| {
             // Rank 2 counts on one element from rank 0, which sends two.

@@ -19,6 +19,8 @@ mod halves;
 mod list;
 #[path = "../conformance/moves.rs"]
 mod moves;
+#[path = "../conformance/overlaps.rs"]
+mod overlaps;
 #[path = "../conformance/reference.rs"]
 mod reference;
 #[path = "../conformance/uneven.rs"]

@@ -17,6 +17,8 @@ mod job;
 mod list;
 #[path = "../conformance/moves.rs"]
 mod moves;
+#[path = "../conformance/overlaps.rs"]
+mod overlaps;
 #[path = "../conformance/reference.rs"]
 mod reference;
 #[path = "../conformance/uneven.rs"]
