@@ -158,6 +158,15 @@ pub enum Error {
         /// A rank to compare it with.
         rank: usize,
     },
+    /// An optimizer remembers something of no unit, which would be given to the wrong ranks when it is loaded.
+    #[error(
+        "what the optimizer remembers as `{key}` is of no unit, so that no rank could find its part again: make it from \
+         `Fsdp::named_vars`, as in `Adam::named(fsdp.named_vars(), config)`"
+    )]
+    StrayState {
+        /// The optimizer's name for it.
+        key: String,
+    },
     /// A file that cannot be used.
     #[error("{}: {problem}", path.display())]
     File {

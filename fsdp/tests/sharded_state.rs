@@ -225,3 +225,46 @@ fn an_optimizer_of_another_kind_is_refused() {
     });
     assert!(line.contains("exp_avg"), "{line}");
 }
+
+#[test]
+fn an_optimizer_without_names_cannot_be_kept() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let lines = on_all_ranks(2, |comm| {
+        let rank = comm.rank();
+        let (fsdp, _) = fsdp(comm, &FsdpConfig::default())?;
+        let mut unnamed = Adam::new(fsdp.vars(), adam())?;
+        steps(&fsdp, &mut unnamed, 0, rank, 2)?;
+        let saved = fsdp.save_checkpoint(&checkpoints(folder.path()), Some(&unnamed), &Checkpoint::default());
+        Ok(saved.expect_err("refused").to_string())
+    });
+    for line in lines {
+        assert!(line.contains("`0.exp_avg`") && line.contains("make it from `Fsdp::named_vars`"), "{line}");
+    }
+    assert!(checkpoints(folder.path()).latest().expect("no error").is_none());
+}
+
+#[test]
+fn optimizer_state_of_no_unit_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    first_half(folder.path(), 2, &FsdpConfig::default());
+    let checkpoints = checkpoints(folder.path());
+    let contents = checkpoints.latest().expect("whole").expect("there");
+    // The same, from an optimizer that knew no names.
+    let draft = checkpoints.begin().expect("begun");
+    let mut files = std::collections::BTreeMap::new();
+    for name in contents.files.keys() {
+        let tensors = candle_core::safetensors::load(contents.path(name), &Device::Cpu).expect("read");
+        let unnamed =
+            tensors.into_iter().map(|(key, tensor)| (key.replace("optimizer.l0.", "optimizer.0."), tensor));
+        files.insert(name.clone(), draft.write(name, &unnamed.collect()).expect("written"));
+    }
+    let unnamed = Checkpoint { extra: contents.extra.clone(), ..Checkpoint::default() };
+    let contents = checkpoints.contents(&draft.commit(&unnamed, files).expect("saved")).expect("whole");
+    let line = refused(|fsdp| {
+        let mut adam = Adam::new(fsdp.vars(), adam())?;
+        fsdp.load_checkpoint(&contents, Some(&mut adam)).map(drop)
+    });
+    assert!(line.contains("`0.exp_avg`") && line.contains("of no unit"), "{line}");
+    // The weights are good.
+    on_all_ranks(2, |comm| fsdp(comm, &FsdpConfig::default())?.0.load_checkpoint(&contents, None));
+}

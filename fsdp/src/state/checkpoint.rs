@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use comm::{all_gather_object, broadcast_object};
 use training::{Checkpoint, Checkpoints, Contents, FileHash, OptimizerState};
 
-use super::saved::{Description, Extra, OPTIMIZER, Saved, UnitDescription, set_name, shard_key};
+use super::saved::{Description, Extra, Kind, OPTIMIZER, Saved, UnitDescription, set_name, shard_key};
 use crate::builder::Built;
 use crate::{Error, Fsdp, Result};
 
@@ -22,8 +22,8 @@ impl<M> Fsdp<M> {
     /// A copy of this rank's optimizer state.
     ///
     /// # Errors
-    /// [`Error::File`], on every rank, where one could not write; the latest checkpoint is then what it was. Failures of
-    /// communication.
+    /// On every rank, with the latest checkpoint as it was: [`Error::File`] where one could not write; an optimizer that was not
+    /// made from [`Fsdp::named_vars`]. Failures of communication.
     pub fn save_checkpoint(
         &self,
         checkpoints: &Checkpoints,
@@ -67,6 +67,13 @@ impl<M> Fsdp<M> {
         }
         if let Some(optimizer) = optimizer {
             let state = optimizer.state()?;
+            let units: Vec<_> =
+                self.core().units.iter().map(|unit| (&*unit.name, unit.layout.shard_len)).collect();
+            let stray =
+                state.iter().find(|(name, value)| Kind::of(name, value.dims(), &units) == Kind::Stray);
+            if let Some((key, _)) = stray {
+                return Err(Error::StrayState { key: key.clone() });
+            }
             tensors.extend(state.into_iter().map(|(name, tensor)| (format!("{OPTIMIZER}{name}"), tensor)));
         }
         let name = set_name(self.core().groups.shard_rank());
@@ -120,12 +127,17 @@ impl<M> Fsdp<M> {
             Ok(saved)
         });
         let mut saved = self.all_agree(&contents.folder, opened)?;
-        let read = self.core().exclusively(|| self.read_parts(&mut saved, optimizer));
+        let read = self.core().exclusively(|| self.read_parts(&contents.folder, &mut saved, optimizer));
         self.all_agree(&contents.folder, read)?;
         Ok(saved.extra)
     }
 
-    fn read_parts(&self, saved: &mut Saved, optimizer: Option<&mut dyn OptimizerState>) -> Result<()> {
+    fn read_parts(
+        &self,
+        folder: &Path,
+        saved: &mut Saved,
+        optimizer: Option<&mut dyn OptimizerState>,
+    ) -> Result<()> {
         let core = self.core();
         let rank = core.groups.shard_rank();
         let part = |saved: &mut Saved, key: &str, unit: usize, built: &Built| {
@@ -134,10 +146,20 @@ impl<M> Fsdp<M> {
         };
         if let Some(optimizer) = optimizer {
             let mut state = HashMap::new();
-            for (key, unit) in saved.optimizer_keys() {
-                let value = match unit {
-                    Some(unit) => part(saved, &key, unit, &core.units[unit])?,
-                    None => saved.whole(&key)?,
+            for (key, kind) in saved.optimizer_keys() {
+                let value = match kind {
+                    Kind::Shard(unit) => part(saved, &key, unit, &core.units[unit])?,
+                    Kind::Number => saved.whole(&key)?,
+                    Kind::Stray => {
+                        let key = &key[OPTIMIZER.len()..];
+                        return Err(Error::file(
+                            folder,
+                            format!(
+                                "what its optimizer remembers as `{key}` is of no unit, and whose part it is cannot be told: it \
+                                 was not made from `Fsdp::named_vars`; load the weights alone, without an optimizer"
+                            ),
+                        ));
+                    }
                 };
                 state.insert(key[OPTIMIZER.len()..].to_string(), value);
             }

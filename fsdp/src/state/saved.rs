@@ -54,6 +54,32 @@ pub(super) fn set_name(shard_rank: usize) -> String {
     format!("shard-{shard_rank:05}")
 }
 
+/// What a tensor is that an optimizer remembers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Of this unit, and sharded as it is.
+    Shard(usize),
+    /// A single number, such as a count of steps, which every rank has.
+    Number,
+    /// One that ranks have different values of, and nobody knows of what.
+    Stray,
+}
+
+impl Kind {
+    /// By an optimizer's own key, with the units' names and lengths of shards.
+    pub(super) fn of(key: &str, dims: &[usize], units: &[(&str, usize)]) -> Self {
+        let is_field = |rest: &str| {
+            rest.strip_prefix('.').is_some_and(|field| !field.is_empty() && !field.contains('.'))
+        };
+        let unit = units.iter().position(|(name, _)| key.strip_prefix(name).is_some_and(is_field));
+        match unit.filter(|&unit| dims == [units[unit].1]) {
+            Some(unit) => Self::Shard(unit),
+            None if dims.is_empty() => Self::Number,
+            None => Self::Stray,
+        }
+    }
+}
+
 /// A checkpoint that is read.
 pub(super) struct Saved {
     pub(super) description: Description,
@@ -162,20 +188,16 @@ impl Saved {
         Ok(shard)
     }
 
-    /// What the optimizer remembers: by key, the unit that is sharded so; none for a tensor that every rank has.
-    pub(super) fn optimizer_keys(&self) -> Vec<(String, Option<usize>)> {
+    /// What the optimizer remembers, by key.
+    pub(super) fn optimizer_keys(&self) -> Vec<(String, Kind)> {
         let Some(file) = self.files.first() else { return Vec::new() };
-        let unit_of = |key: &str, dims: &[usize]| {
-            let is_of = |unit: &UnitDescription| {
-                key.strip_prefix(OPTIMIZER).and_then(|key| key.strip_prefix(&unit.name)).is_some_and(|rest| {
-                    rest.strip_prefix('.').is_some_and(|field| !field.is_empty() && !field.contains('.'))
-                })
-            };
-            let unit = self.description.units.iter().position(is_of)?;
-            (dims == [self.layouts[unit].shard_len]).then_some(unit)
+        let units = self.description.units.iter().zip(&self.layouts);
+        let units: Vec<_> = units.map(|(unit, layout)| (&*unit.name, layout.shard_len)).collect();
+        let kind = |key: String, dims: &[usize]| {
+            let kind = Kind::of(key.strip_prefix(OPTIMIZER)?, dims, &units);
+            Some((key, kind))
         };
-        let all = file.tensors().into_iter().filter(|(name, ..)| name.starts_with(OPTIMIZER));
-        all.map(|(name, _, dims)| (name.clone(), unit_of(&name, &dims))).collect()
+        file.tensors().into_iter().filter_map(|(key, _, dims)| kind(key, &dims)).collect()
     }
 
     pub(super) fn whole(&mut self, key: &str) -> Result<Tensor> {
