@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Tensor, Var};
 use serde::{Deserialize, Serialize};
 use training::Contents;
 
@@ -46,6 +46,13 @@ pub(super) fn shard_key(unit: &str) -> String {
     format!("shard.{unit}")
 }
 
+/// The key of a buffer in the first rank's file.
+pub(super) fn buffer_key(name: &str) -> String {
+    format!("{BUFFER}{name}")
+}
+
+/// Before the names of buffers.
+const BUFFER: &str = "buffer.";
 /// Before the keys of the optimizer's state.
 pub(super) const OPTIMIZER: &str = "optimizer.";
 
@@ -134,6 +141,36 @@ impl Saved {
                 units.len()
             )),
         }
+    }
+
+    /// Compares its buffers with a model's, which may have some that it lacks.
+    pub(super) fn check_buffers(&self, contents: &Contents, buffers: &[(String, Var)]) -> Result<()> {
+        let refuse = |problem: String| Err(Error::file(&contents.folder, problem));
+        for (name, dtype, dims) in self.buffers() {
+            let Some((_, own)) = buffers.iter().find(|(own, _)| *own == name) else {
+                return refuse(format!("it is of another model: it has a buffer {name}, this one has not"));
+            };
+            if dtype != own.dtype() || dims != own.dims() {
+                let (expected, expected_dims) = (own.dtype(), own.dims());
+                return refuse(format!(
+                    "it is of another model: it has a buffer {name} {dtype:?} {dims:?}, this one {expected:?} {expected_dims:?}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Names, dtypes and shapes of its buffers.
+    pub(super) fn buffers(&self) -> Vec<(String, DType, Vec<usize>)> {
+        let all = self.files.first().map(TensorFile::tensors).unwrap_or_default().into_iter();
+        all.filter_map(|(key, dtype, dims)| Some((key.strip_prefix(BUFFER)?.to_string(), dtype, dims)))
+            .collect()
+    }
+
+    /// A buffer, if it has it.
+    pub(super) fn buffer(&mut self, name: &str) -> Result<Option<Tensor>> {
+        let has = self.buffers().iter().any(|(known, ..)| known == name);
+        has.then(|| self.whole(&buffer_key(name))).transpose()
     }
 
     /// Some elements of a parameter, or of what an optimizer remembers of it, as if it were flat.
