@@ -38,6 +38,17 @@ pub enum Error {
         /// The name.
         unit: String,
     },
+    /// A unit inside of another one.
+    #[error(
+        "unit {inner} is made inside of unit {outer}, and a unit cannot hold another one: make {inner} before or after {outer}, or \
+         a part of it"
+    )]
+    NestedUnit {
+        /// The unit that is being built.
+        outer: String,
+        /// The one that was to be made meanwhile.
+        inner: String,
+    },
     /// A parameter that cannot be trained.
     #[error(
         "parameter {parameter} of unit {unit} is of dtype {dtype:?}; f64, f32, f16 and bf16 can be sharded: name it in \
