@@ -197,6 +197,17 @@ pub enum Error {
     /// A piece of training failed: clipping, say.
     #[error(transparent)]
     Training(Arc<training::Error>),
+    /// A gradient holds a NaN or an infinity. Every rank gets this same error.
+    #[error(
+        "the gradient of {unit} is not finite on some rank, all gradients together have a norm of {norm}; none was changed: skip \
+         the step, or look for the cause"
+    )]
+    NotFinite {
+        /// The first unit of which it does, in order of construction.
+        unit: String,
+        /// The norm of all gradients together.
+        norm: f64,
+    },
     /// A panic ended an earlier backward half-way.
     #[error(
         "an earlier backward of this Fsdp panicked, and the ranks are no longer in step: end this process"

@@ -160,6 +160,23 @@ fn a_unit_may_follow_one_that_could_not_be_made() {
     });
 }
 
+#[test]
+fn a_gradient_that_is_not_finite_is_named_by_all() {
+    let lines = on_all_ranks(3, |comm| {
+        let fsdp = Mlp::fsdp(comm.clone(), 1, DType::F32, &FsdpConfig::default())?;
+        let mut grads = fsdp.backward(&fsdp.forward(&values(1, &[2, 5], DType::F32))?.sum_all()?)?;
+        let (name, var) = fsdp.named_vars().remove(2);
+        if comm.rank() == 1 {
+            let nan = (grads.get(&var).expect("a gradient") * f64::NAN)?;
+            grads.insert(&var, nan);
+        }
+        assert_eq!(name, "l3");
+        Ok(fsdp.clip_grad_norm(&mut grads, 1.0).expect_err("not finite").to_string())
+    });
+    assert!(lines.iter().all(|line| *line == lines[0]), "{lines:?}");
+    assert!(lines[0].contains("unit l3") && lines[0].contains("NaN"), "{}", lines[0]);
+}
+
 struct Two(Unit<Linear>, Unit<Linear>);
 
 #[test]
