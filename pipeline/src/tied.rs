@@ -1,11 +1,13 @@
 //! Variables of several stages that are one parameter, such as an embedding that is the output layer, too.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use candle_core::{Tensor, Var};
 use comm::{Communicator, Operation, ReduceOp, all_gather_object};
 
 use crate::gradients::Gradients;
+use crate::news::News;
 use crate::{Error, Result};
 
 /// Variables that are one parameter, as far as they concern this rank.
@@ -16,15 +18,18 @@ pub(crate) struct Tie {
     group: Option<Arc<dyn Communicator>>,
 }
 
+/// What is tied on this rank, and which ranks anywhere are tied to each other.
+pub(crate) type Ties = (Vec<Tie>, BTreeSet<(usize, usize)>);
+
 /// Finds out who has what, and gives all variables of a set the values of the first. Every rank must call it.
 pub(crate) fn tie(
     comm: &dyn Communicator,
     pairs: &[(String, String)],
     vars: &[(String, Var)],
-) -> Result<Vec<Tie>> {
-    let mut ties = Vec::new();
+) -> Result<Ties> {
+    let (mut ties, mut tied) = (Vec::new(), BTreeSet::new());
     if pairs.is_empty() {
-        return Ok(ties);
+        return Ok((ties, tied));
     }
     let known: Vec<(String, Vec<usize>)> =
         vars.iter().map(|(name, var)| (name.clone(), var.dims().to_vec())).collect();
@@ -53,12 +58,15 @@ pub(crate) fn tie(
                 ranks.push(rank);
             }
         }
+        for a in &ranks {
+            tied.extend(ranks.iter().filter(|b| a < *b).map(|b| (*a, *b)));
+        }
         if ranks.contains(&comm.rank()) {
             let own = |name: &&str| Some(vars.iter().find(|(known, _)| known == name)?.1.clone());
             ties.push(Tie::new(comm, &ranks, names.iter().filter_map(own).collect())?);
         }
     }
-    Ok(ties)
+    Ok((ties, tied))
 }
 
 /// The names that are connected by pairs, each set in the order in which they are named.
@@ -101,14 +109,14 @@ impl Tie {
 }
 
 /// Adds the gradients of each set, so that all stay equal to the bit.
-pub(crate) fn add(ties: &[Tie], gradients: &mut Gradients) -> Result<()> {
+pub(crate) fn add(ties: &[Tie], gradients: &mut Gradients, news: &News) -> Result<()> {
     let during = || Error::during("tied gradients");
     for tie in ties {
         let mut sum = tie.sum(gradients).map_err(during())?;
         if let (Some(group), Some(var)) = (&tie.group, tie.vars.first()) {
             let own = sum.map_or_else(|| var.zeros_like(), Ok).map_err(during())?;
             let operation = Operation::AllReduce { tensor: own.clone(), op: ReduceOp::Sum };
-            group.run(operation)?;
+            group.run(operation).map_err(|error| news.cause(error))?;
             sum = Some(own);
         }
         let Some(sum) = sum else { continue };
