@@ -95,6 +95,14 @@ fn what_cannot_be_made_is_the_same_error_everywhere() {
 }
 
 #[test]
+fn two_modules_of_one_name_are_refused() {
+    let twice = || modules(1).module("blocks.0.act", |_| Ok(func(Tensor::tanh)));
+    for line in lines(on_ranks(2, |comm| make(comm, &twice(), &PipelineConfig::default()))) {
+        assert!(line.contains("blocks.0.act twice") && line.contains("a name of its own"), "{line}");
+    }
+}
+
+#[test]
 fn a_stage_that_does_not_fit_is_named_by_all() {
     let unfit = || {
         let linear = |vb| training::linear(WIDTH + 1, WIDTH, vb);
