@@ -19,7 +19,10 @@ pub(crate) fn check(comm: &dyn Communicator, lines: &[String]) -> Result<()> {
     let found = (0..longest).find_map(|place| odd_one(&of(place)).map(|odd| (of(place), odd)));
     let Some((lines, (rank, odd_rank))) = found else { return Ok(()) };
     let shown = |rank: usize| lines[rank].cloned().unwrap_or_else(|| "nothing".into());
-    Err(Error::ModelMismatch { odd_rank, odd: shown(odd_rank), rank, expected: shown(rank) })
+    let (odd, expected) = (shown(odd_rank), shown(rank));
+    // By their numbers in the whole job.
+    let (odd_rank, rank) = (comm.world_ranks()[odd_rank], comm.world_ranks()[rank]);
+    Err(Error::ModelMismatch { odd_rank, odd, rank, expected })
 }
 
 /// A rank of the largest party, and the first that is not of it.

@@ -39,6 +39,8 @@ pub(crate) struct Model {
     pub(crate) units: Vec<Built>,
     /// The unit of each parameter.
     owners: HashMap<String, String>,
+    /// The unit that is being built.
+    building: Option<String>,
     pub(crate) buffers: Vec<(String, Var)>,
 }
 
@@ -79,8 +81,8 @@ impl<'a> UnitBuilder<'a> {
     /// While it is built: one parameter whole, as the `VarBuilder` that was given to [`crate::Fsdp::new`] makes it.
     ///
     /// # Errors
-    /// What `build` fails with; [`Error::EmptyUnit`], [`Error::SameUnit`], [`Error::SharedParameter`]; parameters that cannot
-    /// be sharded.
+    /// What `build` fails with; [`Error::EmptyUnit`], [`Error::NestedUnit`], [`Error::SameUnit`], [`Error::SharedParameter`];
+    /// parameters that cannot be sharded.
     pub fn unit<M>(&self, build: impl FnOnce(VarBuilder<'a>) -> Result<M>) -> Result<Unit<M>> {
         self.unit_with(&UnitConfig::default(), build)
     }
@@ -98,6 +100,8 @@ impl<'a> UnitBuilder<'a> {
             prefix if prefix.is_empty() => "the model".to_string(),
             prefix => prefix,
         };
+        // Its index is its place in the list of all, so that no other one may come in between.
+        let _building = Building::begin(&self.plan, &name)?;
         let index = lock(&self.plan.model).units.len();
         let asked: Arc<Mutex<Asked>> = Arc::default();
         let (dtype, device) = (self.vb.dtype(), self.vb.device().clone());
@@ -122,6 +126,26 @@ impl<'a> UnitBuilder<'a> {
         }
         model.units.push(built);
         Ok(Unit::new(module, name, index, computed, self.plan.link.clone()))
+    }
+}
+
+/// While it lives, a unit is being built, and no other one can be.
+struct Building<'a>(&'a Plan);
+
+impl<'a> Building<'a> {
+    fn begin(plan: &'a Plan, unit: &str) -> Result<Self> {
+        let mut model = lock(&plan.model);
+        if let Some(outer) = model.building.clone() {
+            return Err(Error::NestedUnit { outer, inner: unit.into() }.into());
+        }
+        model.building = Some(unit.into());
+        Ok(Self(plan))
+    }
+}
+
+impl Drop for Building<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.model).building = None;
     }
 }
 

@@ -5,7 +5,7 @@ use candle_core::{Device, Tensor};
 use comm::{Operation, ReduceOp};
 use training::{grad_norm, scale_grads};
 
-use crate::{Fsdp, Result};
+use crate::{Error, Fsdp, Result};
 
 impl<M> Fsdp<M> {
     /// The 2-norm of the gradients of all parameters together, on all ranks: the same number on each. To be called on every rank.
@@ -34,7 +34,7 @@ impl<M> Fsdp<M> {
     /// That of [`Fsdp::grad_norm`], and another pass where they are clipped.
     ///
     /// # Errors
-    /// On every rank: [`training::Error::NotFinite`] where a gradient holds a NaN or an infinity on any rank;
+    /// On every rank: [`Error::NotFinite`] where a gradient holds a NaN or an infinity on any rank;
     /// [`training::Error::InvalidConfig`] for a `max_norm` that is negative or NaN. Nothing is changed then.
     pub fn clip_grad_norm(&self, grads: &mut GradStore, max_norm: f64) -> Result<f64> {
         // What PyTorch adds, so that gradients of zero can be divided by.
@@ -46,16 +46,27 @@ impl<M> Fsdp<M> {
         }
         let norm = self.grad_norm(grads)?;
         if !norm.is_finite() {
-            let vars = self.vars();
-            let odd =
-                |var| grad_norm(grads, std::slice::from_ref(var)).map_or(true, |norm| !norm.is_finite());
-            let index = vars.iter().position(odd).unwrap_or(0);
-            return Err(training::Error::NotFinite { index, norm }.into());
+            return Err(Error::NotFinite { unit: self.first_not_finite(grads)?, norm });
         }
         let factor = max_norm / (norm + TINY);
         if factor < 1.0 {
             scale_grads(grads, &self.vars(), factor)?;
         }
         Ok(norm)
+    }
+
+    /// The first unit with a gradient that holds a NaN or an infinity on any rank: the same on each.
+    fn first_not_finite(&self, grads: &GradStore) -> Result<String> {
+        let (vars, units) = (self.vars(), &self.core().units);
+        let odd = |var| grad_norm(grads, std::slice::from_ref(var)).map_or(true, |norm| !norm.is_finite());
+        // Where this rank has none, another one has.
+        let own = vars.iter().position(odd).unwrap_or(vars.len());
+        let first = Tensor::new(&[own as i64], &Device::Cpu)?;
+        if let Some(comm) = &self.core().groups.shard {
+            comm.run(Operation::AllReduce { tensor: first.clone(), op: ReduceOp::Min })?;
+        }
+        let unit = usize::try_from(first.to_vec1::<i64>()?[0]).ok().and_then(|place| units.get(place));
+        // None where only the sum of all squares is too large.
+        Ok(unit.map_or("all units together".into(), |unit| format!("unit {}", unit.name)))
     }
 }

@@ -39,7 +39,8 @@ pub struct FsdpConfig {
     /// travel where they lie. Default: 16384.
     pub pack_elements: usize,
     /// Last parts of the names that are state and not parameters: every rank has them whole, in the dtype of the
-    /// `VarBuilder`, and they have no gradient. Default: `running_mean` and `running_var`, as `candle_nn::BatchNorm` calls them.
+    /// `VarBuilder`, and they have no gradient. Checkpoints and whole files keep rank 0's. Default: `running_mean` and
+    /// `running_var`, as `candle_nn::BatchNorm` calls them.
     pub buffers: Vec<String>,
 }
 

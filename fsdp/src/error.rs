@@ -38,6 +38,17 @@ pub enum Error {
         /// The name.
         unit: String,
     },
+    /// A unit inside of another one.
+    #[error(
+        "unit {inner} is made inside of unit {outer}, and a unit cannot hold another one: make {inner} before or after {outer}, or \
+         a part of it"
+    )]
+    NestedUnit {
+        /// The unit that is being built.
+        outer: String,
+        /// The one that was to be made meanwhile.
+        inner: String,
+    },
     /// A parameter that cannot be trained.
     #[error(
         "parameter {parameter} of unit {unit} is of dtype {dtype:?}; f64, f32, f16 and bf16 can be sharded: name it in \
@@ -158,6 +169,15 @@ pub enum Error {
         /// A rank to compare it with.
         rank: usize,
     },
+    /// An optimizer remembers something of no unit, which would be given to the wrong ranks when it is loaded.
+    #[error(
+        "what the optimizer remembers as `{key}` is of no unit, so that no rank could find its part again: make it from \
+         `Fsdp::named_vars`, as in `Adam::named(fsdp.named_vars(), config)`"
+    )]
+    StrayState {
+        /// The optimizer's name for it.
+        key: String,
+    },
     /// A file that cannot be used.
     #[error("{}: {problem}", path.display())]
     File {
@@ -177,6 +197,17 @@ pub enum Error {
     /// A piece of training failed: clipping, say.
     #[error(transparent)]
     Training(Arc<training::Error>),
+    /// A gradient holds a NaN or an infinity. Every rank gets this same error.
+    #[error(
+        "the gradient of {unit} is not finite on some rank, all gradients together have a norm of {norm}; none was changed: skip \
+         the step, or look for the cause"
+    )]
+    NotFinite {
+        /// The first unit of which it does, in order of construction.
+        unit: String,
+        /// The norm of all gradients together.
+        norm: f64,
+    },
     /// A panic ended an earlier backward half-way.
     #[error(
         "an earlier backward of this Fsdp panicked, and the ranks are no longer in step: end this process"

@@ -52,7 +52,11 @@ impl<M> Fsdp<M> {
     }
 
     /// Shards along the axis `shard` of a mesh, and has copies of each shard along the axis `replicate`: parameters are
-    /// gathered within `shard` only, and gradients are averaged over both. Other axes of the mesh are not this model's.
+    /// gathered within `shard` only, and gradients are averaged over both. Other axes of the mesh are not this model's: for each
+    /// place along them there is a model of its own, with a rank 0 of its own, whose checkpoints need a folder of their own.
+    ///
+    /// # Cost
+    /// That of [`Fsdp::new`]; where the mesh has other axes, a group of the ranks of both.
     ///
     /// # Errors
     /// An axis that the mesh does not have; those of [`Fsdp::new`].

@@ -51,6 +51,13 @@ fn units_that_cannot_be_sharded_are_named() {
     assert!(line.contains("parameter v") && line.contains("F64"), "{line}");
     let line = refused(config, |units| units.unit(|vb| Ok((vb.get(3, "w")?, vb.get((1, 3), "w")?))));
     assert!(line.contains("parameter w as [1, 3], and before as [3]"), "{line}");
+    let line = refused(config, |units| {
+        units.pp("block").unit(|vb| {
+            let attn = units.pp("block.attn").unit(|vb| vb.root().get(3, "v"))?;
+            Ok((vb.root().get(3, "w")?, attn))
+        })
+    });
+    assert!(line.contains("unit block.attn is made inside of unit block"), "{line}");
     let mixed_precision = MixedPrecision { reduce_dtype: Some(DType::U8), ..MixedPrecision::default() };
     let line = refused(&FsdpConfig { mixed_precision, ..FsdpConfig::default() }, |units| {
         units.unit(|vb| vb.get(3, "w"))
@@ -137,6 +144,37 @@ fn a_unit_without_its_wrapper_says_so() {
     let fsdp = asked_late.expect("it is whole");
     let late = fsdp.model().expect("no failure").module().1.get(3, "more").expect_err("too late").to_string();
     assert!(late.contains("parameter more was asked for after unit the model was built"), "{late}");
+}
+
+#[test]
+fn a_unit_may_follow_one_that_could_not_be_made() {
+    on_all_ranks(2, |comm| {
+        let zeros = [("w".to_string(), values(1, &[3], DType::F32))].into();
+        let vb = VarBuilder::from_tensors(zeros, DType::F32, &Device::Cpu);
+        let fsdp = Fsdp::new(comm, vb, &FsdpConfig::default(), |units| {
+            units.pp("a").unit(|vb| vb.get(3, "none")).map(drop).expect_err("there is no such parameter");
+            units.unit(|vb| vb.get(3, "w"))
+        })?;
+        fsdp.model()?.run(|w| w.sqr())?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_is_named_by_all() {
+    let lines = on_all_ranks(3, |comm| {
+        let fsdp = Mlp::fsdp(comm.clone(), 1, DType::F32, &FsdpConfig::default())?;
+        let mut grads = fsdp.backward(&fsdp.forward(&values(1, &[2, 5], DType::F32))?.sum_all()?)?;
+        let (name, var) = fsdp.named_vars().remove(2);
+        if comm.rank() == 1 {
+            let nan = (grads.get(&var).expect("a gradient") * f64::NAN)?;
+            grads.insert(&var, nan);
+        }
+        assert_eq!(name, "l3");
+        Ok(fsdp.clip_grad_norm(&mut grads, 1.0).expect_err("not finite").to_string())
+    });
+    assert!(lines.iter().all(|line| *line == lines[0]), "{lines:?}");
+    assert!(lines[0].contains("unit l3") && lines[0].contains("NaN"), "{}", lines[0]);
 }
 
 struct Two(Unit<Linear>, Unit<Linear>);

@@ -8,7 +8,7 @@ use comm::{Communicator, all_gather_object};
 use crate::links::Spec;
 use crate::{Error, Modules, PipelineConfig, Result, Table};
 
-/// Compares what the ranks of a pipeline were given. Every rank must call it.
+/// Compares what the ranks of a pipeline were given, and refuses what could not work. Every rank must call it.
 pub(crate) fn check(
     comm: &dyn Communicator,
     table: &Table,
@@ -43,5 +43,11 @@ pub(crate) fn check(
             expected: all[0][place].clone(),
         })
     };
-    all.iter().enumerate().find_map(differs).map_or(Ok(()), Err)
+    if let Some(error) = all.iter().enumerate().find_map(differs) {
+        return Err(error);
+    }
+    // Variables go by their modules' names.
+    let Some(name) = modules.ambiguous() else { return Ok(()) };
+    let (what, help) = ("the modules of a pipeline".to_string(), "give each a name of its own".to_string());
+    Err(Error::InvalidArgument { what, got: format!("{name} twice"), help })
 }

@@ -37,8 +37,9 @@ pub struct PipelineConfig {
     /// The ranks that divide this rank's layers among them: they choose the same cuts. What the layers say to each other is their
     /// own business. Default: none.
     pub tensor_parallel: Option<Arc<dyn Communicator>>,
-    /// Pairs of variables that are one parameter, each in a stage of its own: they start with the values of the first, and their
-    /// gradients are added. Default: none.
+    /// Pairs of variables that are one parameter, in whatever stages: they start with the values of the first, and their gradients
+    /// are added. Those that several pairs connect are one parameter, too, with the values of the one that is named first.
+    /// Default: none.
     pub tied: Vec<(String, String)>,
 }
 

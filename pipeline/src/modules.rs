@@ -1,5 +1,6 @@
 //! A model as a list of named modules, which can be cut between any two of them.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -41,7 +42,7 @@ impl Modules {
     }
 
     /// Adds a module after the others. `build` gets a builder of variables whose names begin with `name` and a dot, and is called
-    /// once or more.
+    /// once or more. Each module needs a name of its own.
     #[must_use]
     pub fn module<M: ModuleT + Send + 'static>(
         mut self,
@@ -64,6 +65,12 @@ impl Modules {
     /// The names, in order.
     pub fn names(&self) -> Vec<&str> {
         self.list.iter().map(|(name, _)| name.as_str()).collect()
+    }
+
+    /// A name that two modules have.
+    pub(crate) fn ambiguous(&self) -> Option<&str> {
+        let mut seen = HashSet::new();
+        self.names().into_iter().find(|name| !seen.insert(*name))
     }
 
     /// How many there are.

@@ -15,7 +15,8 @@ const LEN: usize = 2048;
 /// How long to wait until the world knows who was the first to fail.
 const NEWS: Duration = Duration::from_millis(600);
 
-/// A group of two with each neighbour, in which nobody says anything until something has failed.
+/// A group of two with each neighbour, and with each rank that has variables tied to some here, in which nobody says anything until
+/// something has failed.
 pub(crate) struct News {
     world: Arc<dyn Communicator>,
     /// By the neighbour's number in the whole job.
@@ -33,9 +34,14 @@ enum Cause {
 }
 
 impl News {
-    /// Every rank must call it.
-    pub(crate) fn new(world: Arc<dyn Communicator>, table: &Table) -> Result<Self> {
+    /// Every rank must call it. `tied` are ranks that wait for each other, too, the lower one first.
+    pub(crate) fn new(
+        world: Arc<dyn Communicator>,
+        table: &Table,
+        tied: &BTreeSet<(usize, usize)>,
+    ) -> Result<Self> {
         let pairs = table.owners.windows(2).map(|pair| (pair[0].min(pair[1]), pair[0].max(pair[1])));
+        let pairs = pairs.chain(tied.iter().copied());
         // The same order everywhere, so that no two ranks wait for each other.
         let pairs: BTreeSet<(usize, usize)> = pairs.filter(|(a, b)| a != b).collect();
         let mut neighbours = BTreeMap::new();
@@ -126,7 +132,7 @@ mod tests {
     fn whoever_asks_hears_the_cause_however_long_it_is() {
         let table = Table::of(ScheduleKind::GPipe, 3, 1, 1).unwrap();
         let lines = Local::run_shared(3, |comm| {
-            let news = News::new(comm.clone(), &table)?;
+            let news = News::new(comm.clone(), &table, &BTreeSet::new())?;
             if comm.rank() == 1 {
                 let reason = "\u{1}\u{1F600}".repeat(3000);
                 news.tell(&Error::BadTable { reason });

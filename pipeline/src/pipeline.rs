@@ -71,8 +71,8 @@ impl Pipeline {
     /// gives the mean over its rows.
     ///
     /// # Cost
-    /// Every module is built once; each stage runs forward once. A group of two ranks for each direction between stages, and one
-    /// for each two neighbours.
+    /// Every module is built once; each stage runs forward once. A group of two ranks for each direction between stages, one for
+    /// each two neighbours and each two ranks with tied variables, and one of all ranks with the same.
     ///
     /// # Errors
     /// A schedule or a split that cannot be; [`Error::Disagreement`]; [`Error::DryRun`]; what a module fails with; failures of
@@ -154,8 +154,8 @@ impl Pipeline {
         let stages =
             stage::build(modules, &ranges, &own, builder).map_err(Error::during("building the model"))?;
         let specs = shapes::find(&*comm, table, &stages, example, &device)?;
-        let ties = tied::tie(&*comm, &config.tied, &all_vars(&stages))?;
-        let news = Arc::new(News::new(comm.clone(), table)?);
+        let (ties, tied) = tied::tie(&*comm, &config.tied, &all_vars(&stages))?;
+        let news = Arc::new(News::new(comm.clone(), table, &tied)?);
         let links = Links::new(&*comm, news.clone(), table, specs.clone(), &device)?;
         let last_places = last_places(&table.actions[comm.rank()]);
         Ok(Self {
@@ -198,6 +198,7 @@ impl Pipeline {
             self.news.tell(error);
             // The others learn from the connections that there is something to hear.
             self.links = None;
+            self.ties.clear();
         }
         step
     }
@@ -232,7 +233,7 @@ impl Pipeline {
         run.run(&table.actions[self.groups.pp.rank()])?;
         tracing::info_span!("wait").in_scope(|| run.average.wait())?;
         let (mut gradients, state) = (run.gradients, run.state);
-        tied::add(&self.ties, &mut gradients)?;
+        tied::add(&self.ties, &mut gradients, &self.news)?;
         let State { losses, spans, most_alive, measures, most_bytes, .. } = state;
         let activation_bytes = measures.then_some(most_bytes);
         let loss = mean(&losses).map_err(Error::during("the loss"))?;

@@ -1,89 +1,144 @@
-//! Variables of two stages that are one parameter, such as an embedding that is the output layer, too.
+//! Variables of several stages that are one parameter, such as an embedding that is the output layer, too.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use candle_core::{Tensor, Var};
 use comm::{Communicator, Operation, ReduceOp, all_gather_object};
 
 use crate::gradients::Gradients;
+use crate::news::News;
 use crate::{Error, Result};
 
-/// A pair of them, as far as it concerns this rank.
-pub(crate) enum Tie {
-    /// Both are here.
-    Here(Var, Var),
-    /// One is here, the other on the other rank of this group.
-    Apart(Var, Arc<dyn Communicator>),
+/// Variables that are one parameter, as far as they concern this rank.
+pub(crate) struct Tie {
+    /// Those that are here.
+    vars: Vec<Var>,
+    /// The ranks that have some of them; none where all are here.
+    group: Option<Arc<dyn Communicator>>,
 }
 
-/// Finds out who has what, and gives each second variable the values of the first. Every rank must call it.
+/// What is tied on this rank, and which ranks anywhere are tied to each other.
+pub(crate) type Ties = (Vec<Tie>, BTreeSet<(usize, usize)>);
+
+/// Finds out who has what, and gives all variables of a set the values of the first. Every rank must call it.
 pub(crate) fn tie(
     comm: &dyn Communicator,
     pairs: &[(String, String)],
     vars: &[(String, Var)],
-) -> Result<Vec<Tie>> {
+) -> Result<Ties> {
+    let (mut ties, mut tied) = (Vec::new(), BTreeSet::new());
     if pairs.is_empty() {
-        return Ok(Vec::new());
+        return Ok((ties, tied));
     }
     let known: Vec<(String, Vec<usize>)> =
         vars.iter().map(|(name, var)| (name.clone(), var.dims().to_vec())).collect();
     let all = all_gather_object(comm, &known)?;
-    let find = |name: &String| {
+    let find = |name: &str| {
         let has = |(rank, vars): (usize, &Vec<(String, Vec<usize>)>)| {
             Some((rank, vars.iter().find(|(known, _)| known == name)?.1.clone()))
         };
         all.iter().enumerate().find_map(has).ok_or_else(|| {
             let known = vars.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
-            Error::UnknownVariable { name: name.clone(), known }
+            Error::UnknownVariable { name: name.into(), known }
         })
     };
-    let own = |name: &String| vars.iter().find(|(known, _)| known == name).map(|(_, var)| var.clone());
-    let mut ties = Vec::new();
-    for (first, second) in pairs {
-        let ((a, dims), (b, others)) = (find(first)?, find(second)?);
-        if dims != others {
-            let what = format!("tied variables {first} and {second}");
-            let (got, help) = (format!("shapes {dims:?} and {others:?}"), "they must have one shape".into());
-            return Err(Error::InvalidArgument { what, got, help });
+    for names in sets(pairs) {
+        let found = names.iter().map(|name| find(name)).collect::<Result<Vec<_>>>()?;
+        let dims = &found[0].1;
+        if let Some(place) = found.iter().position(|(_, others)| others != dims) {
+            let what = format!("tied variables {} and {}", names[0], names[place]);
+            let got = format!("shapes {dims:?} and {:?}", found[place].1);
+            return Err(Error::InvalidArgument { what, got, help: "they must have one shape".into() });
         }
-        match (own(first), own(second)) {
-            (Some(first), Some(second)) => {
-                second.set(&first.as_detached_tensor()).map_err(Error::during("tying variables"))?;
-                ties.push(Tie::Here(first, second));
+        // The rank that has the first variable comes first.
+        let mut ranks: Vec<usize> = Vec::new();
+        for (rank, _) in found {
+            if !ranks.contains(&rank) {
+                ranks.push(rank);
             }
-            (Some(var), None) | (None, Some(var)) => {
-                let group = comm.subgroup(&[a, b])?;
-                group.run(Operation::Broadcast { tensor: var.as_detached_tensor(), root: 0 })?;
-                ties.push(Tie::Apart(var, group));
-            }
-            (None, None) => {}
+        }
+        for a in &ranks {
+            tied.extend(ranks.iter().filter(|b| a < *b).map(|b| (*a, *b)));
+        }
+        if ranks.contains(&comm.rank()) {
+            let own = |name: &&str| Some(vars.iter().find(|(known, _)| known == name)?.1.clone());
+            ties.push(Tie::new(comm, &ranks, names.iter().filter_map(own).collect())?);
         }
     }
-    Ok(ties)
+    Ok((ties, tied))
 }
 
-/// Adds the gradients of each pair, so that both stay equal to the bit.
-pub(crate) fn add(ties: &[Tie], gradients: &mut Gradients) -> Result<()> {
-    for tie in ties {
-        match tie {
-            Tie::Here(first, second) => {
-                let sum = match (gradients.of(first), gradients.of(second)) {
-                    (Some(a), Some(b)) => (a + b).map_err(Error::during("tied gradients"))?,
-                    (Some(sum), None) | (None, Some(sum)) => sum.clone(),
-                    (None, None) => continue,
-                };
-                gradients.set(first, sum.clone());
-                gradients.set(second, sum);
-            }
-            Tie::Apart(var, group) => {
-                let sum: Tensor = match gradients.of(var) {
-                    Some(sum) => sum.clone(),
-                    None => var.zeros_like().map_err(Error::during("tied gradients"))?,
-                };
-                group.run(Operation::AllReduce { tensor: sum.clone(), op: ReduceOp::Sum })?;
-                gradients.set(var, sum);
+/// The names that are connected by pairs, each set in the order in which they are named.
+fn sets(pairs: &[(String, String)]) -> Vec<Vec<&str>> {
+    let mut sets: Vec<Vec<&str>> = Vec::new();
+    for (first, second) in pairs {
+        let has = |set: &Vec<&str>| set.contains(&&**first) || set.contains(&&**second);
+        let place = sets.iter().position(has).unwrap_or(sets.len());
+        let (with, without): (Vec<_>, Vec<_>) = sets.into_iter().partition(has);
+        let mut joined = with.concat();
+        for name in [&**first, &**second] {
+            if !joined.contains(&name) {
+                joined.push(name);
             }
         }
+        sets = without;
+        sets.insert(place, joined);
+    }
+    sets
+}
+
+impl Tie {
+    fn new(comm: &dyn Communicator, ranks: &[usize], vars: Vec<Var>) -> Result<Self> {
+        let group = (ranks.len() > 1).then(|| comm.subgroup(ranks)).transpose()?;
+        if let (Some(group), Some(first)) = (&group, vars.first()) {
+            group.run(Operation::Broadcast { tensor: first.as_detached_tensor(), root: 0 })?;
+        }
+        for pair in vars.windows(2) {
+            pair[1].set(&pair[0].as_detached_tensor()).map_err(Error::during("tying variables"))?;
+        }
+        Ok(Self { vars, group })
+    }
+
+    /// The sum of what is here; none where nothing is.
+    fn sum(&self, gradients: &Gradients) -> candle_core::Result<Option<Tensor>> {
+        let mut own = self.vars.iter().filter_map(|var| gradients.of(var));
+        let Some(first) = own.next() else { return Ok(None) };
+        own.try_fold(first.clone(), |sum, gradient| sum + gradient).map(Some)
+    }
+}
+
+/// Adds the gradients of each set, so that all stay equal to the bit.
+pub(crate) fn add(ties: &[Tie], gradients: &mut Gradients, news: &News) -> Result<()> {
+    let during = || Error::during("tied gradients");
+    for tie in ties {
+        let mut sum = tie.sum(gradients).map_err(during())?;
+        if let (Some(group), Some(var)) = (&tie.group, tie.vars.first()) {
+            let own = sum.map_or_else(|| var.zeros_like(), Ok).map_err(during())?;
+            let operation = Operation::AllReduce { tensor: own.clone(), op: ReduceOp::Sum };
+            group.run(operation).map_err(|error| news.cause(error))?;
+            sum = Some(own);
+        }
+        let Some(sum) = sum else { continue };
+        tie.vars.iter().for_each(|var| gradients.set(var, sum.clone()));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sets;
+
+    #[test]
+    fn connected_pairs_are_one_set() {
+        let of = |pairs: &[(&str, &str)]| {
+            let pairs: Vec<_> = pairs.iter().map(|(a, b)| (a.to_string(), b.to_string())).collect();
+            sets(&pairs).into_iter().map(|set| set.join(" ")).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&[("a", "b"), ("c", "d")]), ["a b", "c d"]);
+        assert_eq!(of(&[("a", "b"), ("a", "c")]), ["a b c"]);
+        assert_eq!(of(&[("a", "b"), ("c", "d"), ("d", "b")]), ["a b c d"]);
+        assert_eq!(of(&[("a", "b"), ("c", "d"), ("a", "e"), ("d", "b")]), ["a b e c d"]);
+        assert_eq!(of(&[("a", "a")]), ["a"]);
+    }
 }

@@ -16,7 +16,15 @@ use common::{Comm, ROWS, WIDTH, batch, in_stages, loss, modules, weights};
 
 /// What each rank ends with; none for one that panicked.
 fn on_ranks<T: Send>(ranks: usize, body: impl Fn(Comm) -> Result<T> + Sync) -> Vec<Option<Result<T>>> {
-    let group = Local::group(ranks, &LocalConfig::default()).unwrap();
+    on_ranks_with(ranks, &LocalConfig::default(), body)
+}
+
+fn on_ranks_with<T: Send>(
+    ranks: usize,
+    config: &LocalConfig,
+    body: impl Fn(Comm) -> Result<T> + Sync,
+) -> Vec<Option<Result<T>>> {
+    let group = Local::group(ranks, config).unwrap();
     let body = &body;
     std::thread::scope(|scope| {
         let threads: Vec<_> =
@@ -83,6 +91,14 @@ fn what_cannot_be_made_is_the_same_error_everywhere() {
         for line in lines(on_ranks(2, |comm| make(comm, &modules(2), &config))) {
             assert!(line.contains(part), "{line}");
         }
+    }
+}
+
+#[test]
+fn two_modules_of_one_name_are_refused() {
+    let twice = || modules(1).module("blocks.0.act", |_| Ok(func(Tensor::tanh)));
+    for line in lines(on_ranks(2, |comm| make(comm, &twice(), &PipelineConfig::default()))) {
+        assert!(line.contains("blocks.0.act twice") && line.contains("a name of its own"), "{line}");
     }
 }
 
@@ -199,6 +215,56 @@ fn the_cause_reaches_all_ranks_over_sockets_too() {
             let told = if rank == 2 { "" } else { "rank 2 could not go on: " };
             let expected = format!("{told}stage 2 gave an output of f64 [2, 2] for micro-batch 2");
             assert!(line.starts_with(&expected), "{transport:?}, rank {rank}: {line}");
+        }
+    }
+}
+
+/// Linear layers, the first and the last of one weight; backward through the first module fails at its third micro-batch.
+fn failing_backward() -> Modules {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let weight = |vb: candle_nn::VarBuilder<'static>| vb.get((WIDTH, WIDTH), "weight");
+    Modules::new()
+        .module("first", move |vb| {
+            let (weight, calls) = (weight(vb)?, calls.clone());
+            Ok(func(move |x| {
+                let (y, calls) = (x.matmul(&weight)?, calls.clone());
+                let backward = move |gradient: &Tensor| match calls.fetch_add(1, Ordering::Relaxed) {
+                    2 => Err(candle_core::Error::Msg("out of luck".into()).into()),
+                    _ => Ok(vec![Some(gradient.clone())]),
+                };
+                Ok(comm::autograd::custom("unlucky", &[&y], y.detach().copy()?, backward)?)
+            }))
+        })
+        .module("middle", |vb| training::linear(WIDTH, WIDTH, vb))
+        .module("last", move |vb| {
+            let weight = weight(vb)?;
+            Ok(func(move |x| x.matmul(&weight)))
+        })
+}
+
+#[test]
+fn a_rank_that_waits_for_a_tied_variable_hears_the_cause() {
+    let tied = vec![("first.weight".to_string(), "last.weight".to_string())];
+    let config = PipelineConfig { micro_batches: 3, tied, ..PipelineConfig::default() };
+    let timeout = LocalConfig { timeout: Duration::from_secs(20), ..LocalConfig::default() };
+    for ranks in 2..=3 {
+        // Whether the rank that failed keeps its pipeline until the others have ended.
+        for keeps in [true, false] {
+            let ended = std::sync::Barrier::new(ranks);
+            let results = on_ranks_with(ranks, &timeout, |comm| {
+                let mut pipeline = make(comm, &failing_backward(), &config)?;
+                let (x, y) = batch(0, 3 * ROWS).unwrap();
+                let result = (0..2).try_for_each(|_| pipeline.step(Some(&x), Some(&y)).map(|_| ()));
+                if keeps {
+                    ended.wait();
+                }
+                result
+            });
+            for (rank, line) in lines(results).into_iter().enumerate() {
+                assert!(line.contains("out of luck"), "{ranks} ranks, rank {rank}: {line}");
+                let told = line.starts_with("rank 0 could not go on: ");
+                assert_eq!(told, rank != 0, "{ranks} ranks, rank {rank}: {line}");
+            }
         }
     }
 }

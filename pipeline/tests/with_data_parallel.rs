@@ -72,22 +72,23 @@ fn product(weight: Tensor) -> impl candle_nn::ModuleT + Send {
     func(move |x| x.matmul(&weight.t()?))
 }
 
-/// The first and the last module have one weight.
-fn tied_modules() -> Modules {
-    let weight = |vb: candle_nn::VarBuilder<'static>| Ok(product(vb.get((WIDTH, WIDTH), "weight")?));
-    Modules::new()
-        .module("first", weight)
-        .module("middle", |vb| training::linear(WIDTH, WIDTH, vb))
-        .module("last", weight)
+fn drawn(vb: &VarBuilder<'_>, name: &str) -> Result<Tensor> {
+    vb.get_with_hints((WIDTH, WIDTH), name, candle_nn::init::DEFAULT_KAIMING_UNIFORM)
 }
 
-#[test]
-fn tied_parameters_are_one() {
-    let micro_batches = 3;
-    let rows = ROWS * micro_batches;
+/// All but the second have one weight.
+fn tied_modules(names: &[&str]) -> Modules {
+    let weight = |vb: VarBuilder<'static>| Ok(product(drawn(&vb, "weight")?));
+    let first =
+        Modules::new().module(names[0], weight).module("middle", |vb| training::linear(WIDTH, WIDTH, vb));
+    names[1..].iter().fold(first, |modules, name| modules.module(name, weight))
+}
+
+/// Trained in one process: one weight for all of these modules.
+fn with_one_weight(names: &[&str], rows: usize) -> Trained {
     let (map, builder) = (VarMap::new(), weights());
     let root = builder(&map);
-    let weight = root.get((WIDTH, WIDTH), "first.weight").unwrap();
+    let weight = drawn(&root, &format!("{}.weight", names[0])).unwrap();
     let middle = training::linear(WIDTH, WIDTH, root.pp("middle")).unwrap();
     let vars: Vec<(String, Var)> =
         map.data().lock().unwrap().iter().map(|(name, var)| (name.clone(), var.clone())).collect();
@@ -95,19 +96,35 @@ fn tied_parameters_are_one() {
     for step in 0..STEPS {
         let (x, y) = batch(step, rows).unwrap();
         let output = middle.forward(&x.matmul(&weight.t().unwrap()).unwrap()).unwrap();
-        let output = output.matmul(&weight.t().unwrap()).unwrap();
+        let last = |x: Tensor, _: &&str| x.matmul(&weight.t().unwrap()).unwrap();
+        let output = names[1..].iter().fold(output, last);
         sgd.step(&loss(&output, &y).unwrap().backward().unwrap()).unwrap();
     }
     let mut expected = values(&vars);
-    let shared = expected.iter().find(|(name, _)| name == "first.weight").unwrap().1.clone();
-    expected.push(("last.weight".into(), shared));
+    let first = format!("{}.weight", names[0]);
+    let shared = expected.iter().find(|(name, _)| *name == first).unwrap().1.clone();
+    expected.extend(names[1..].iter().map(|name| (format!("{name}.weight"), shared.clone())));
     expected.sort_by(|a, b| a.0.cmp(&b.0));
-    for ranks in 1..=3 {
+    expected
+}
+
+fn check_tied(names: &[&str], pairs: &[(usize, usize)]) {
+    let (micro_batches, weight) = (3, |place: usize| format!("{}.weight", names[place]));
+    let rows = ROWS * micro_batches;
+    let expected = with_one_weight(names, rows);
+    let tied: Vec<_> = pairs.iter().map(|&(first, second)| (weight(first), weight(second))).collect();
+    for (schedule, ranks) in
+        (1..=names.len() + 1).map(|ranks| (ScheduleKind::OneFOneB, ranks)).chain([(ScheduleKind::ZbV, 2)])
+    {
+        if schedule == ScheduleKind::ZbV && names.len() < 3 {
+            continue;
+        }
         let results = Local::run_shared(ranks, |comm| {
-            let tied = vec![("first.weight".to_string(), "last.weight".to_string())];
-            let config = PipelineConfig { micro_batches, tied, ..PipelineConfig::default() };
+            let config =
+                PipelineConfig { schedule, micro_batches, tied: tied.clone(), ..PipelineConfig::default() };
             let example = Tensor::zeros((ROWS, WIDTH), DType::F64, &Device::Cpu)?;
-            let mut pipeline = Pipeline::new(comm, &tied_modules(), &weights(), &example, loss, &config)?;
+            let modules = tied_modules(names);
+            let mut pipeline = Pipeline::new(comm, &modules, &weights(), &example, loss, &config)?;
             let mut sgd = optimizer(pipeline.vars());
             for step in 0..STEPS {
                 let (x, y) = batch(step, rows)?;
@@ -118,10 +135,24 @@ fn tied_parameters_are_one() {
         .unwrap();
         let mut got: Trained = results.into_iter().flatten().collect();
         got.sort_by(|a, b| a.0.cmp(&b.0));
-        let of = |name: &str| &got.iter().find(|(known, _)| known == name).unwrap().1;
-        assert_eq!(of("first.weight"), of("last.weight"), "to the bit");
-        assert_equal(&got, &expected, &format!("{ranks} ranks"));
+        let of = |place: usize| &got.iter().find(|(known, _)| *known == weight(place)).unwrap().1;
+        assert!((1..names.len()).all(|place| of(place) == of(0)), "to the bit: {pairs:?}, {ranks} ranks");
+        assert_equal(&got, &expected, &format!("{pairs:?}, {schedule}, {ranks} ranks"));
     }
+}
+
+#[test]
+fn tied_parameters_are_one() {
+    check_tied(&["first", "last"], &[(0, 1)]);
+}
+
+#[test]
+fn parameters_that_are_tied_by_several_pairs_are_one() {
+    let names = ["first", "third", "last"];
+    for pairs in [[(0, 1), (0, 2)], [(0, 1), (1, 2)], [(0, 2), (1, 2)]] {
+        check_tied(&names, &pairs);
+    }
+    check_tied(&["first", "third", "fourth", "last"], &[(0, 1), (2, 3), (3, 1)]);
 }
 
 /// Passes on what it is given. Its weight's gradient is there once a gradient has been averaged.

@@ -42,7 +42,8 @@ impl<M> TensorParallel<M> {
     /// A copy of this rank's optimizer state.
     ///
     /// # Errors
-    /// On every rank, where one could not write; the latest checkpoint is then what it was. Failures of communication.
+    /// On every rank, with the latest checkpoint as it was: where one could not write; an optimizer that was not made from
+    /// [`TensorParallel::named_vars`]. Failures of communication.
     ///
     /// ```
     /// use comm::{Local, Mesh};
@@ -105,6 +106,10 @@ impl<M> TensorParallel<M> {
         let mut tensors: HashMap<String, Tensor> =
             own.map(|p| (format!("{MODEL}{}", p.name()), p.var().as_detached_tensor())).collect();
         let state = optimizer.state()?;
+        if let Some((key, _)) = state.iter().find(|(key, value)| self.is_stray(key, value.dims())) {
+            let help = "name its parameters as the model does: make it from `TensorParallel::named_vars`";
+            return Err(Error::invalid("what an optimizer remembers", key, help));
+        }
         tensors.extend(state.into_iter().map(|(name, tensor)| (format!("{OPTIMIZER}{name}"), tensor)));
         let name = set_name(self.context().rank());
         let hash = checkpoints.draft(number).write(&name, &tensors)?;
@@ -154,7 +159,8 @@ impl<M> TensorParallel<M> {
             })?;
             let mut saved = Saved::open(contents, extra.tensor_parallel)?;
             saved.check(self.parameters(), &contents.folder)?;
-            Ok((self.own_values(&mut saved)?, self.own_state(&mut saved)?, extra.extra))
+            let state = self.own_state(&mut saved, &contents.folder)?;
+            Ok((self.own_values(&mut saved)?, state, extra.extra))
         };
         let (values, state, extra) = agree(world, read())?;
         agree(world, optimizer.load_state(&state).map_err(Error::from))?;
@@ -173,19 +179,33 @@ impl<M> TensorParallel<M> {
         self.parameters().iter().map(one).collect()
     }
 
-    /// What the optimizer remembers: tensors that are divided as their parameters are, and others, which every rank has.
-    fn own_state(&self, saved: &mut Saved) -> Result<HashMap<String, Tensor>> {
+    /// The parameter that an optimizer remembers something of, by its key.
+    fn parameter_of(&self, key: &str) -> Option<&Parameter> {
+        let (of, _) = key.rsplit_once('.')?;
+        self.parameters().iter().find(|parameter| parameter.name() == of)
+    }
+
+    /// Whether ranks may have different values of what an optimizer remembers, and nobody knows of what parameter.
+    fn is_stray(&self, key: &str, dims: &[usize]) -> bool {
+        !dims.is_empty() && self.parameter_of(key).is_none_or(|parameter| parameter.var().dims() != dims)
+    }
+
+    /// What the optimizer remembers: tensors that are divided as their parameters are, and single numbers, which every rank has.
+    fn own_state(&self, saved: &mut Saved, folder: &Path) -> Result<HashMap<String, Tensor>> {
         let place = (self.context().rank(), self.context().ranks());
         let mut state = HashMap::new();
         for (key, dims) in saved.files[0].tensors() {
             let Some(name) = key.strip_prefix(OPTIMIZER) else { continue };
-            let of =
-                name.rsplit_once('.').and_then(|(of, _)| self.parameters().iter().find(|p| p.name() == of));
-            let value = match of {
+            let value = match self.parameter_of(name) {
                 Some(parameter) if dims == saved.shard_dims(parameter)? => {
                     saved.part(&key, parameter, place)?
                 }
-                _ => saved.files[0].whole(&key)?,
+                _ if dims.is_empty() => saved.files[0].whole(&key)?,
+                _ => {
+                    let reason = "is of no parameter, and whose part it is cannot be told: it was not made from \
+                                  `TensorParallel::named_vars`";
+                    return Err(misfit(folder, format!("what its optimizer remembers as {name} {reason}")));
+                }
             };
             state.insert(name.to_string(), value);
         }

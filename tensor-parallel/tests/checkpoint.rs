@@ -147,3 +147,54 @@ fn a_checkpoint_that_does_not_fit_is_one_error_on_every_rank_and_changes_nothing
         assert!(message.contains("tp-1.safetensors") && message.contains("SHA-256"), "{message}");
     }
 }
+
+#[test]
+fn an_optimizer_without_names_cannot_be_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = on_mesh(1, 2, |mesh| {
+        let (parallel, _) = model(mesh, 3, &sizes())?;
+        let mut unnamed = Adam::new(parallel.vars(), AdamConfig::default())?;
+        train(&parallel, &mut unnamed, mesh, 0..1);
+        let saved = parallel.save_checkpoint(&open(folder.path()), &unnamed, &Checkpoint::default());
+        Ok(saved.unwrap_err().to_string())
+    });
+    for line in lines {
+        assert!(line.contains("got 0.exp_avg; ") && line.contains("`TensorParallel::named_vars`"), "{line}");
+    }
+    assert!(open(folder.path()).latest().unwrap().is_none());
+}
+
+#[test]
+fn optimizer_state_of_no_parameter_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    on_mesh(1, 2, |mesh| {
+        let (parallel, mut adam) = model(mesh, 3, &sizes())?;
+        train(&parallel, &mut adam, mesh, 0..1);
+        parallel.save_checkpoint(&open(folder.path()), &adam, &Checkpoint::default())?;
+        Ok(())
+    });
+    // The same, from an optimizer that knew no names.
+    let checkpoints = open(folder.path());
+    let contents = checkpoints.latest().unwrap().unwrap();
+    let (draft, mut files) = (checkpoints.begin().unwrap(), std::collections::BTreeMap::new());
+    for name in contents.files.keys() {
+        let tensors = candle_core::safetensors::load(contents.path(name), &candle_core::Device::Cpu).unwrap();
+        let unnamed =
+            |(key, tensor): (String, _)| (key.replace("optimizer.head.weight.", "optimizer.0."), tensor);
+        let unnamed = tensors.into_iter().map(unnamed).collect();
+        files.insert(name.clone(), draft.write(name, &unnamed).unwrap());
+    }
+    let checkpoint = Checkpoint { extra: contents.extra.clone(), ..Checkpoint::default() };
+    let contents = checkpoints.contents(&draft.commit(&checkpoint, files).unwrap()).unwrap();
+    let lines = on_mesh(1, 2, |mesh| {
+        let (parallel, mut adam) = model(mesh, 4, &sizes())?;
+        let before = values(&parallel);
+        let line = parallel.load_checkpoint(&contents, &mut adam).unwrap_err().to_string();
+        same(&before, &values(&parallel));
+        Ok(line)
+    });
+    assert!(
+        lines.iter().all(|line| line.contains("0.exp_avg") && line.contains("of no parameter")),
+        "{lines:?}"
+    );
+}

@@ -33,13 +33,16 @@ fn dense(inputs: usize, outputs: usize) -> (training::Linear, VarMap) {
 type Found = (Tensor, Tensor, Tensor, Tensor);
 
 fn check_linear(
-    tp: usize,
+    (tp, outputs): (usize, usize),
     make: impl Fn(tensor_parallel::ShardBuilder) -> tensor_parallel::Result<Box<Forward>> + Sync,
 ) {
-    let (layer, vars) = dense(12, 8);
+    let (layer, vars) = dense(12, outputs);
+    // Each output counts differently.
+    let factors = random(&[outputs], 7);
+    let loss = |y: &Tensor| y.sqr()?.broadcast_mul(&factors)?.sum_all();
     let x = Var::from_tensor(&random(&[2, 5, 12], 1)).unwrap();
     let y = layer.forward(&x).unwrap();
-    let grads = y.sqr().unwrap().sum_all().unwrap().backward().unwrap();
+    let grads = loss(&y).unwrap().backward().unwrap();
     let var = |name: &str| vars.data().lock().unwrap()[name].clone();
     let gradient = |var: &Var| grads.get(var).unwrap().clone();
     let expected: Found = (y, gradient(&x), gradient(&var("weight")), gradient(&var("bias")));
@@ -47,7 +50,7 @@ fn check_linear(
         let parallel = TensorParallel::new(mesh, &config(), &Weights::seed(3), &make)?;
         let x = Var::from_tensor(&random(&[2, 5, 12], 1))?;
         let y = (parallel.model())(&x)?;
-        let grads = parallel.backward(&y.sqr()?.sum_all()?)?;
+        let grads = parallel.backward(&loss(&y)?)?;
         Ok((copied(&y), copied(grads.get(&x).unwrap()), common::gradients(&parallel, &grads)))
     });
     let parts: Vec<_> = ranks.iter().map(|rank| rank.2.clone()).collect();
@@ -64,7 +67,7 @@ type Forward = dyn Fn(&Tensor) -> tensor_parallel::Result<Tensor> + Send + Sync;
 fn a_column_layer_whose_output_is_gathered_is_a_linear_layer() {
     let gathered = ColumnConfig { gather_output: true, ..ColumnConfig::default() };
     for tp in [1, 2, 4] {
-        check_linear(tp, |builder| {
+        check_linear((tp, 8), |builder| {
             let layer = ColumnParallelLinear::new(12, 8, &gathered, &builder)?;
             Ok(Box::new(move |x: &Tensor| layer.forward(x)))
         });
@@ -72,10 +75,23 @@ fn a_column_layer_whose_output_is_gathered_is_a_linear_layer() {
 }
 
 #[test]
+fn gathered_groups_are_one_after_the_other() {
+    for tp in 1..=4 {
+        for groups in 2..=3 {
+            let gathered = ColumnConfig { gather_output: true, groups, ..ColumnConfig::default() };
+            check_linear((tp, 72), |builder| {
+                let layer = ColumnParallelLinear::new(12, 72, &gathered, &builder)?;
+                Ok(Box::new(move |x: &Tensor| layer.forward(x)))
+            });
+        }
+    }
+}
+
+#[test]
 fn a_row_layer_whose_input_is_divided_here_is_a_linear_layer() {
     let whole = RowConfig { input_is_divided: false, ..RowConfig::default() };
     for tp in [1, 2, 4] {
-        check_linear(tp, |builder| {
+        check_linear((tp, 8), |builder| {
             let layer = RowParallelLinear::new(12, 8, &whole, &builder)?;
             Ok(Box::new(move |x: &Tensor| layer.forward(x)))
         });

@@ -232,7 +232,10 @@ impl Core {
         let all = Tensor::zeros(world.world_size(), candle_core::DType::I64, &candle_core::Device::Cpu)?;
         world.run(comm::Operation::AllGather { output: all.clone(), input: own, counts: None })?;
         match agreement::odd_one(&all.to_vec1::<i64>()?) {
-            Some((rank, odd_rank)) => Err(Error::OrderMismatch { odd_rank, rank }),
+            Some((rank, odd_rank)) => {
+                let number = |rank: usize| world.world_ranks()[rank];
+                Err(Error::OrderMismatch { odd_rank: number(odd_rank), rank: number(rank) })
+            }
             None => Ok(()),
         }
     }

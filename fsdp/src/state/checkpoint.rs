@@ -7,14 +7,16 @@ use candle_core::Tensor;
 use comm::{all_gather_object, broadcast_object};
 use training::{Checkpoint, Checkpoints, Contents, FileHash, OptimizerState};
 
-use super::saved::{Description, Extra, OPTIMIZER, Saved, UnitDescription, set_name, shard_key};
+use super::saved::{
+    Description, Extra, Kind, OPTIMIZER, Saved, UnitDescription, buffer_key, set_name, shard_key,
+};
 use crate::builder::Built;
 use crate::{Error, Fsdp, Result};
 
 impl<M> Fsdp<M> {
     /// Writes a checkpoint: each rank its shards and its part of the optimizer's state, in a file of its own; one manifest has
-    /// the hashes of all. To be called on every rank, with the same folder, which all must see. `checkpoint` has whatever else
-    /// is to be kept; rank 0's counts.
+    /// the hashes of all. To be called on every rank, with the same folder, which all must see. Of [`Fsdp::buffers`], rank 0's
+    /// are kept. `checkpoint` has whatever else is to be kept; rank 0's counts.
     ///
     /// A crash at any moment leaves the last checkpoint as it was, or the new one whole: see [`Checkpoints`].
     ///
@@ -22,8 +24,8 @@ impl<M> Fsdp<M> {
     /// A copy of this rank's optimizer state.
     ///
     /// # Errors
-    /// [`Error::File`], on every rank, where one could not write; the latest checkpoint is then what it was. Failures of
-    /// communication.
+    /// On every rank, with the latest checkpoint as it was: [`Error::File`] where one could not write; an optimizer that was not
+    /// made from [`Fsdp::named_vars`]. Failures of communication.
     pub fn save_checkpoint(
         &self,
         checkpoints: &Checkpoints,
@@ -65,8 +67,20 @@ impl<M> Fsdp<M> {
         for unit in &self.core().units {
             tensors.insert(shard_key(&unit.name), unit.shard.as_detached_tensor());
         }
+        // The first rank's, who is one of those that write.
+        if self.core().groups.shard_rank() == 0 {
+            let buffers = self.core().buffers.iter();
+            tensors.extend(buffers.map(|(name, var)| (buffer_key(name), var.as_detached_tensor())));
+        }
         if let Some(optimizer) = optimizer {
             let state = optimizer.state()?;
+            let units: Vec<_> =
+                self.core().units.iter().map(|unit| (&*unit.name, unit.layout.shard_len)).collect();
+            let stray =
+                state.iter().find(|(name, value)| Kind::of(name, value.dims(), &units) == Kind::Stray);
+            if let Some((key, _)) = stray {
+                return Err(Error::StrayState { key: key.clone() });
+            }
             tensors.extend(state.into_iter().map(|(name, tensor)| (format!("{OPTIMIZER}{name}"), tensor)));
         }
         let name = set_name(self.core().groups.shard_rank());
@@ -94,8 +108,8 @@ impl<M> Fsdp<M> {
     }
 
     /// Reads a checkpoint that [`Fsdp::save_checkpoint`] has written, at this or any other number of ranks and with any
-    /// [`crate::FsdpConfig`]: shards, and the optimizer's state if it is given one. To be called on every rank, with the same
-    /// checkpoint. Gives what its writer had as [`Checkpoint::extra`].
+    /// [`crate::FsdpConfig`]: shards, buffers as far as it has them, and the optimizer's state if it is given one. To be called on
+    /// every rank, with the same checkpoint. Gives what its writer had as [`Checkpoint::extra`].
     ///
     /// # Cost
     /// Each rank reads its part, and some of the files once more for their hashes.
@@ -117,15 +131,21 @@ impl<M> Fsdp<M> {
             }
             let saved = Saved::open(contents)?;
             saved.check(contents, &self.core().units)?;
+            saved.check_buffers(contents, &self.core().buffers)?;
             Ok(saved)
         });
         let mut saved = self.all_agree(&contents.folder, opened)?;
-        let read = self.core().exclusively(|| self.read_parts(&mut saved, optimizer));
+        let read = self.core().exclusively(|| self.read_parts(&contents.folder, &mut saved, optimizer));
         self.all_agree(&contents.folder, read)?;
         Ok(saved.extra)
     }
 
-    fn read_parts(&self, saved: &mut Saved, optimizer: Option<&mut dyn OptimizerState>) -> Result<()> {
+    fn read_parts(
+        &self,
+        folder: &Path,
+        saved: &mut Saved,
+        optimizer: Option<&mut dyn OptimizerState>,
+    ) -> Result<()> {
         let core = self.core();
         let rank = core.groups.shard_rank();
         let part = |saved: &mut Saved, key: &str, unit: usize, built: &Built| {
@@ -134,10 +154,20 @@ impl<M> Fsdp<M> {
         };
         if let Some(optimizer) = optimizer {
             let mut state = HashMap::new();
-            for (key, unit) in saved.optimizer_keys() {
-                let value = match unit {
-                    Some(unit) => part(saved, &key, unit, &core.units[unit])?,
-                    None => saved.whole(&key)?,
+            for (key, kind) in saved.optimizer_keys() {
+                let value = match kind {
+                    Kind::Shard(unit) => part(saved, &key, unit, &core.units[unit])?,
+                    Kind::Number => saved.whole(&key)?,
+                    Kind::Stray => {
+                        let key = &key[OPTIMIZER.len()..];
+                        return Err(Error::file(
+                            folder,
+                            format!(
+                                "what its optimizer remembers as `{key}` is of no unit, and whose part it is cannot be told: it \
+                                 was not made from `Fsdp::named_vars`; load the weights alone, without an optimizer"
+                            ),
+                        ));
+                    }
                 };
                 state.insert(key[OPTIMIZER.len()..].to_string(), value);
             }
@@ -147,12 +177,17 @@ impl<M> Fsdp<M> {
             let value = part(saved, &shard_key(&built.name), unit, built)?.to_dtype(built.shard.dtype())?;
             built.shard.set(&value.to_device(built.shard.device())?)?;
         }
+        for (name, var) in &core.buffers {
+            if let Some(value) = saved.buffer(name)? {
+                var.set(&value.to_device(var.device())?)?;
+            }
+        }
         Ok(())
     }
 }
 
-/// All parameters of a sharded checkpoint, whole and under their names: for a model that is not sharded. Any process can
-/// call it.
+/// All parameters of a sharded checkpoint, whole and under their names, then its buffers: for a model that is not sharded. Any
+/// process can call it.
 ///
 /// # Memory
 /// The whole model.
@@ -170,6 +205,9 @@ pub fn full_tensors(contents: &Contents) -> Result<Vec<(String, Tensor)>> {
             let values = saved.read(&shard_key(&described.name), unit, param, 0..len)?;
             all.push((name.clone(), values.reshape(dims.as_slice())?));
         }
+    }
+    for (name, ..) in saved.buffers() {
+        all.extend(saved.buffer(&name)?.map(|value| (name, value)));
     }
     Ok(all)
 }

@@ -1,5 +1,6 @@
 //! A safetensors file of which parts are read.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
@@ -20,6 +21,14 @@ fn header_len(prefix: [u8; PREFIX as usize], bytes: u64) -> std::result::Result<
     let len = u64::from_le_bytes(prefix);
     let fits = len <= MOST_HEADER.min(bytes.saturating_sub(PREFIX));
     if fits { Ok(len) } else { Err(format!("its header would have {len} bytes")) }
+}
+
+/// Name, dtype and shape of a tensor.
+pub(crate) type Described = (String, DType, Vec<usize>);
+
+/// What PyTorch's batch norms count and only use where they have no momentum.
+fn is_count_of_batches(name: &str, dtype: Option<DType>, dims: &[usize]) -> bool {
+    name.rsplit('.').next() == Some("num_batches_tracked") && dtype == Some(DType::I64) && dims.is_empty()
 }
 
 /// A safetensors file of which only the header is in memory.
@@ -56,27 +65,43 @@ impl TensorFile {
         Ok(Self { path: path.to_path_buf(), file, metadata, data: PREFIX + len })
     }
 
-    /// Checks that it holds tensors of these names, dtypes and shapes, and no others.
+    /// Checks that it holds tensors of these names, dtypes and shapes, and no others but PyTorch's counts of batches
+    /// (`num_batches_tracked`), which nothing here needs.
     ///
     /// # Errors
     /// [`Error::File`] names the first that does not fit.
     pub fn check<'a>(&self, wanted: impl IntoIterator<Item = (&'a str, DType, &'a [usize])>) -> Result<()> {
+        let owned = |(name, dtype, dims): (&str, DType, &[usize])| (name.to_string(), dtype, dims.to_vec());
+        self.check_some(&wanted.into_iter().map(owned).collect::<Vec<_>>(), &[])
+    }
+
+    /// The same where some may be missing.
+    pub(crate) fn check_some(&self, wanted: &[Described], optional: &[Described]) -> Result<()> {
         let refuse = |problem: String| Err(Error::file(&self.path, problem));
-        let mut count = 0;
-        for (name, dtype, dims) in wanted {
-            count += 1;
-            let Some(info) = self.metadata.info(name) else {
-                return refuse(format!("it has no tensor `{name}` ({dtype:?} {dims:?})"));
-            };
-            if DType::try_from(info.dtype).ok() != Some(dtype) || info.shape != dims {
-                let got = format!("{:?} {:?}", info.dtype, info.shape);
-                return refuse(format!("tensor `{name}` is {got}, expected {dtype:?} {dims:?}"));
+        if let Some((name, dtype, dims)) = wanted.iter().find(|(name, ..)| !self.has(name)) {
+            return refuse(format!("it has no tensor `{name}` ({dtype:?} {dims:?})"));
+        }
+        let known: HashMap<&str, (DType, &[usize])> =
+            wanted.iter().chain(optional).map(|(name, dtype, dims)| (&**name, (*dtype, &**dims))).collect();
+        let mut held: Vec<_> = self.metadata.tensors().into_iter().collect();
+        held.sort_by(|(a, _), (b, _)| a.cmp(b));
+        for (name, info) in held {
+            let dtype = DType::try_from(info.dtype).ok();
+            let got = format!("{:?} {:?}", info.dtype, info.shape);
+            match known.get(&*name) {
+                Some((expected, dims)) if dtype == Some(*expected) && info.shape == *dims => {}
+                Some((expected, dims)) => {
+                    return refuse(format!("tensor `{name}` is {got}, expected {expected:?} {dims:?}"));
+                }
+                None if is_count_of_batches(&name, dtype, &info.shape) => {}
+                None => return refuse(format!("it has a tensor `{name}` ({got}) that the model has not")),
             }
         }
-        match self.metadata.tensors().len() {
-            held if held > count => refuse(format!("it holds {held} tensors, the model {count} parameters")),
-            _ => Ok(()),
-        }
+        Ok(())
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.metadata.info(name).is_some()
     }
 
     /// Names, dtypes and shapes of its tensors, sorted by name.

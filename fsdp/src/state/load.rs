@@ -9,8 +9,8 @@ use super::TensorFile;
 use crate::{Error, Fsdp, Result};
 
 impl<M> Fsdp<M> {
-    /// Reads all parameters from a safetensors file with the model's names, PyTorch's where the model's are. To be called on
-    /// every rank; every rank must be able to read the file. Nothing is changed unless it fits.
+    /// Reads all parameters from a safetensors file with the model's names, PyTorch's where the model's are; of the buffers those
+    /// that it has. To be called on every rank; every rank must be able to read the file. Nothing is changed unless it fits.
     ///
     /// # Cost
     /// Each rank reads its own part of every parameter, and no more. A few bytes of each rank are compared.
@@ -19,9 +19,7 @@ impl<M> Fsdp<M> {
     /// [`Error::File`], on every rank, where the file does not fit or cannot be read on one; failures of communication.
     pub fn load_full(&self, path: &Path) -> Result<()> {
         let opened = TensorFile::open(path).and_then(|file| {
-            file.check(
-                self.described().iter().map(|(name, dtype, dims)| (name.as_str(), *dtype, dims.as_slice())),
-            )?;
+            file.check_some(&self.described(), &self.described_buffers())?;
             Ok(file)
         });
         let file = self.all_agree(path, opened)?;
@@ -45,7 +43,17 @@ impl<M> Fsdp<M> {
                 }
             }
         }
+        for (name, var) in self.buffers() {
+            if file.has(name) {
+                var.set(&file.whole(name)?.to_device(var.device())?)?;
+            }
+        }
         Ok(())
+    }
+
+    /// Names, dtypes and shapes of what is state and no parameter.
+    pub(crate) fn described_buffers(&self) -> Vec<(String, DType, Vec<usize>)> {
+        self.buffers().iter().map(|(name, var)| (name.clone(), var.dtype(), var.dims().to_vec())).collect()
     }
 
     /// Names, dtypes of shards, and shapes, in order of construction.

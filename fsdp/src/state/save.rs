@@ -4,14 +4,15 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use safetensors::tensor::{Metadata, TensorInfo, View};
 
 use crate::{Error, Fsdp, Result};
 
 impl<M> Fsdp<M> {
-    /// Writes all parameters to a safetensors file under the model's names, PyTorch's where the model's are: it can be loaded
-    /// at any number of ranks, and into a model that is not sharded. Rank 0 writes; to be called on every rank.
+    /// Writes all parameters, and rank 0's buffers, to a safetensors file under the model's names, PyTorch's where the model's
+    /// are: it can be loaded at any number of ranks, and into a model that is not sharded. Rank 0 writes; to be called on every
+    /// rank.
     ///
     /// The file appears whole or not at all: it is written beside its place, brought to disk, and renamed.
     ///
@@ -22,7 +23,8 @@ impl<M> Fsdp<M> {
     /// [`Error::File`], on every rank, where the file cannot be written; failures of communication.
     pub fn save_full(&self, path: &Path) -> Result<()> {
         let is_first = self.core().groups.world.rank() == 0;
-        let draft = if is_first { Some(Draft::begin(path, &self.described())) } else { None };
+        let tensors = || [self.described(), self.described_buffers()].concat();
+        let draft = if is_first { Some(Draft::begin(path, &tensors())) } else { None };
         let (mut draft, mut failed) = match draft.transpose() {
             Ok(draft) => (draft, None),
             Err(error) => (None, Some(error)),
@@ -37,6 +39,12 @@ impl<M> Fsdp<M> {
                 Ok(())
             })?;
             first += built.params.len();
+        }
+        if let (Some(draft), None) = (&mut draft, &failed) {
+            failed = self.buffers().iter().enumerate().find_map(|(place, (_, var))| {
+                let value = var.to_device(&Device::Cpu).map_err(Error::from);
+                value.and_then(|value| draft.write(first + place, &value)).err()
+            });
         }
         let written = match (failed, draft) {
             (Some(error), _) => Err(error),
@@ -67,7 +75,7 @@ impl Draft {
             let begin = end;
             end += dims.iter().product::<usize>() * dtype.size_in_bytes();
             // As candle says it.
-            let dtype = Tensor::zeros(0, *dtype, &candle_core::Device::Cpu)?;
+            let dtype = Tensor::zeros(0, *dtype, &Device::Cpu)?;
             let dtype = View::dtype(&dtype);
             infos.push((name.clone(), TensorInfo { dtype, shape: dims.clone(), data_offsets: (begin, end) }));
             places.push(begin as u64);

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Tensor, Var};
 use serde::{Deserialize, Serialize};
 use training::Contents;
 
@@ -46,12 +46,45 @@ pub(super) fn shard_key(unit: &str) -> String {
     format!("shard.{unit}")
 }
 
+/// The key of a buffer in the first rank's file.
+pub(super) fn buffer_key(name: &str) -> String {
+    format!("{BUFFER}{name}")
+}
+
+/// Before the names of buffers.
+const BUFFER: &str = "buffer.";
 /// Before the keys of the optimizer's state.
 pub(super) const OPTIMIZER: &str = "optimizer.";
 
 /// The set of tensors that a rank writes.
 pub(super) fn set_name(shard_rank: usize) -> String {
     format!("shard-{shard_rank:05}")
+}
+
+/// What a tensor is that an optimizer remembers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Of this unit, and sharded as it is.
+    Shard(usize),
+    /// A single number, such as a count of steps, which every rank has.
+    Number,
+    /// One that ranks have different values of, and nobody knows of what.
+    Stray,
+}
+
+impl Kind {
+    /// By an optimizer's own key, with the units' names and lengths of shards.
+    pub(super) fn of(key: &str, dims: &[usize], units: &[(&str, usize)]) -> Self {
+        let is_field = |rest: &str| {
+            rest.strip_prefix('.').is_some_and(|field| !field.is_empty() && !field.contains('.'))
+        };
+        let unit = units.iter().position(|(name, _)| key.strip_prefix(name).is_some_and(is_field));
+        match unit.filter(|&unit| dims == [units[unit].1]) {
+            Some(unit) => Self::Shard(unit),
+            None if dims.is_empty() => Self::Number,
+            None => Self::Stray,
+        }
+    }
 }
 
 /// A checkpoint that is read.
@@ -110,6 +143,36 @@ impl Saved {
         }
     }
 
+    /// Compares its buffers with a model's, which may have some that it lacks.
+    pub(super) fn check_buffers(&self, contents: &Contents, buffers: &[(String, Var)]) -> Result<()> {
+        let refuse = |problem: String| Err(Error::file(&contents.folder, problem));
+        for (name, dtype, dims) in self.buffers() {
+            let Some((_, own)) = buffers.iter().find(|(own, _)| *own == name) else {
+                return refuse(format!("it is of another model: it has a buffer {name}, this one has not"));
+            };
+            if dtype != own.dtype() || dims != own.dims() {
+                let (expected, expected_dims) = (own.dtype(), own.dims());
+                return refuse(format!(
+                    "it is of another model: it has a buffer {name} {dtype:?} {dims:?}, this one {expected:?} {expected_dims:?}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Names, dtypes and shapes of its buffers.
+    pub(super) fn buffers(&self) -> Vec<(String, DType, Vec<usize>)> {
+        let all = self.files.first().map(TensorFile::tensors).unwrap_or_default().into_iter();
+        all.filter_map(|(key, dtype, dims)| Some((key.strip_prefix(BUFFER)?.to_string(), dtype, dims)))
+            .collect()
+    }
+
+    /// A buffer, if it has it.
+    pub(super) fn buffer(&mut self, name: &str) -> Result<Option<Tensor>> {
+        let has = self.buffers().iter().any(|(known, ..)| known == name);
+        has.then(|| self.whole(&buffer_key(name))).transpose()
+    }
+
     /// Some elements of a parameter, or of what an optimizer remembers of it, as if it were flat.
     pub(super) fn read(
         &mut self,
@@ -162,20 +225,16 @@ impl Saved {
         Ok(shard)
     }
 
-    /// What the optimizer remembers: by key, the unit that is sharded so; none for a tensor that every rank has.
-    pub(super) fn optimizer_keys(&self) -> Vec<(String, Option<usize>)> {
+    /// What the optimizer remembers, by key.
+    pub(super) fn optimizer_keys(&self) -> Vec<(String, Kind)> {
         let Some(file) = self.files.first() else { return Vec::new() };
-        let unit_of = |key: &str, dims: &[usize]| {
-            let is_of = |unit: &UnitDescription| {
-                key.strip_prefix(OPTIMIZER).and_then(|key| key.strip_prefix(&unit.name)).is_some_and(|rest| {
-                    rest.strip_prefix('.').is_some_and(|field| !field.is_empty() && !field.contains('.'))
-                })
-            };
-            let unit = self.description.units.iter().position(is_of)?;
-            (dims == [self.layouts[unit].shard_len]).then_some(unit)
+        let units = self.description.units.iter().zip(&self.layouts);
+        let units: Vec<_> = units.map(|(unit, layout)| (&*unit.name, layout.shard_len)).collect();
+        let kind = |key: String, dims: &[usize]| {
+            let kind = Kind::of(key.strip_prefix(OPTIMIZER)?, dims, &units);
+            Some((key, kind))
         };
-        let all = file.tensors().into_iter().filter(|(name, ..)| name.starts_with(OPTIMIZER));
-        all.map(|(name, _, dims)| (name.clone(), unit_of(&name, &dims))).collect()
+        file.tensors().into_iter().filter_map(|(key, _, dims)| kind(key, &dims)).collect()
     }
 
     pub(super) fn whole(&mut self, key: &str) -> Result<Tensor> {

@@ -29,7 +29,7 @@ impl Default for ColumnConfig {
 ///
 /// # Shapes
 /// Input (.., inputs), the same on every rank; with sequence parallelism (.., length / ranks, inputs). Output (.., outputs /
-/// ranks), or all outputs where they are gathered.
+/// ranks), or all outputs where they are gathered, one group after the other.
 ///
 /// # Cost
 /// Forward no communication, backward an all-reduce of the input's gradient, under way while the weight's is computed. With
@@ -44,6 +44,7 @@ pub struct ColumnParallelLinear {
     weight: Weight,
     bias: Option<Weight>,
     gather_output: bool,
+    groups: usize,
     context: Context,
 }
 
@@ -59,7 +60,9 @@ impl ColumnParallelLinear {
         let bound = 1.0 / (inputs as f64).sqrt();
         let init = Init::Uniform { lo: -bound, up: bound };
         let bias = if config.bias { Some(builder.weight(outputs, "bias", init, split)?) } else { None };
-        Ok(Self { weight, bias, gather_output: config.gather_output, context: builder.context().clone() })
+        let (gather_output, groups, context) =
+            (config.gather_output, config.groups.max(1), builder.context().clone());
+        Ok(Self { weight, bias, gather_output, groups, context })
     }
 
     /// Computes this rank's outputs.
@@ -72,6 +75,15 @@ impl ColumnParallelLinear {
             return Ok(y);
         }
         let dim = y.rank().saturating_sub(1);
-        Ok(autograd::gather_from_group(&y, dim, self.context.comm())?)
+        let y = autograd::gather_from_group(&y, dim, self.context.comm())?;
+        let (ranks, groups) = (self.context.ranks(), self.groups);
+        if ranks == 1 || groups == 1 {
+            return Ok(y);
+        }
+        // Each rank's part of every group comes together; a group's parts belong together.
+        let whole = y.dims().to_vec();
+        let mut parts = whole[..dim].to_vec();
+        parts.extend([ranks, groups, whole[dim] / (ranks * groups)]);
+        Ok(y.reshape(parts)?.transpose(dim, dim + 1)?.reshape(whole)?)
     }
 }
