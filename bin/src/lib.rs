@@ -26,6 +26,7 @@ pub mod python;
 pub mod rank;
 pub mod report;
 mod result_line;
+mod room;
 pub mod run_log;
 pub mod start;
 pub mod threads;

@@ -32,6 +32,7 @@ use crate::rank::{Outcome, Rank};
 use crate::report::{Report, RunSeries, Timeline};
 use crate::result_line;
 use crate::run_log::{LogConfig, RunLog};
+use crate::start::check_world_size;
 use crate::tokens::{self, Batch, Row};
 use crate::trainer::parts::Keeping;
 use crate::trainer::{CheckpointOptions, RunIdentity, StepRandom};
@@ -96,8 +97,10 @@ impl Experiment for PipelineTransformerOptions {
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
+        // Before the modules are made: sizes that have no room do not come so far.
+        self.check_sizes(world_size)?;
         let modules = Transformer::modules(&self.sizes.config(), &SharedGenerator::from(Generator::new(0)));
-        self.check_all(world_size, &modules.names())
+        self.check_stages(world_size, &modules.names())
     }
 
     fn setup(&self) -> Result<Setup> {
@@ -222,6 +225,7 @@ impl PipelineTransformerOptions {
             return experiment::run(self);
         }
         let world_size = self.common.ranks.world_size.unwrap_or(Self::WORLD_SIZE);
+        check_world_size(world_size)?;
         self.check(world_size)?;
         let grid = self.pipeline_schedule(world_size)?.to_string();
         grid.lines().try_for_each(|line| say(format_args!("{line}")))

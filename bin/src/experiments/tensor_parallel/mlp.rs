@@ -16,6 +16,7 @@ use crate::options::{CommonOptions, count, learning_rate};
 use crate::python::Float;
 use crate::rank::{Outcome, Rank};
 use crate::report::Report;
+use crate::room;
 use crate::trainer::{CheckpointOptions, RunIdentity, parts};
 use crate::weights::TensorFile;
 
@@ -111,6 +112,11 @@ impl Experiment for TensorParallelMlpOptions {
                 "the first layer has four times as many outputs, which are divided over {tp} tensor-parallel ranks (--tp): \
                  give a size of which four times is a multiple of that"
             );
+            return Err(Error::Option { option: "--hidden-size", got: self.hidden_size.to_string(), help });
+        }
+        let size = self.hidden_size as f64;
+        let parameters = 8.0 * size * size + 5.0 * size;
+        if let Some(help) = room::too_large(parameters, "parameters", room::with_adam(parameters, tp)) {
             return Err(Error::Option { option: "--hidden-size", got: self.hidden_size.to_string(), help });
         }
         if self.mesh.sequence_parallel {
