@@ -49,10 +49,10 @@ impl<M> Fsdp<M> {
         let all: Vec<Option<(String, FileHash)>> = all_gather_object(world, &written)?;
         let committed = match world.rank() {
             0 => self.commit(checkpoints, number, checkpoint, all.into_iter().flatten().collect()),
-            _ => Ok(PathBuf::new()),
+            _ => Ok(()),
         };
-        let committed = self.all_agree(folder, committed)?;
-        Ok(broadcast_object(world, &committed, 0)?)
+        self.all_agree(folder, committed)?;
+        Ok(checkpoints.draft(number).folder())
     }
 
     fn write_part(
@@ -80,7 +80,7 @@ impl<M> Fsdp<M> {
         number: u64,
         checkpoint: &Checkpoint,
         files: BTreeMap<String, FileHash>,
-    ) -> Result<PathBuf> {
+    ) -> Result<()> {
         let core = self.core();
         let fsdp = Description {
             shards: core.groups.shards(),
@@ -90,7 +90,8 @@ impl<M> Fsdp<M> {
         let extra = Extra { fsdp, extra: checkpoint.extra.clone() };
         let extra = serde_json::to_value(extra)
             .map_err(|error| Error::file(Path::new("the manifest"), error.to_string()))?;
-        Ok(checkpoints.draft(number).commit(&Checkpoint { extra, ..checkpoint.clone() }, files)?)
+        checkpoints.draft(number).commit(&Checkpoint { extra, ..checkpoint.clone() }, files)?;
+        Ok(())
     }
 
     /// Reads a checkpoint that [`Fsdp::save_checkpoint`] has written, at this or any other number of ranks and with any
@@ -109,16 +110,18 @@ impl<M> Fsdp<M> {
         optimizer: Option<&mut dyn OptimizerState>,
     ) -> Result<serde_json::Value> {
         let world = &*self.core().groups.world;
-        let opened = self.core().check().and_then(|()| {
+        // Before anybody reads what is damaged, and takes it for something else.
+        let whole = self.core().check().and_then(|()| {
             for (place, name) in contents.files.keys().enumerate() {
                 if place % world.world_size() == world.rank() {
                     contents.check(name)?;
                 }
             }
-            let saved = Saved::open(contents)?;
-            saved.check(contents, &self.core().units)?;
-            Ok(saved)
+            Ok(())
         });
+        self.all_agree(&contents.folder, whole)?;
+        let opened =
+            Saved::open(contents).and_then(|saved| saved.check(contents, &self.core().units).map(|()| saved));
         let mut saved = self.all_agree(&contents.folder, opened)?;
         let read = self.core().exclusively(|| self.read_parts(&mut saved, optimizer));
         self.all_agree(&contents.folder, read)?;
