@@ -23,7 +23,7 @@ pub struct CheckpointOptions {
     /// Folder to keep checkpoints in; the last two stay
     #[arg(long, value_name = "DIR", help_heading = "Checkpoints")]
     pub checkpoint_dir: Option<PathBuf>,
-    /// Steps from one checkpoint to the next [default: those of an epoch]
+    /// Steps from one checkpoint to the next [default: those of an epoch; 20 where there are no epochs]
     #[arg(
         long,
         value_name = "STEPS",
