@@ -19,7 +19,7 @@ pub mod launch;
 pub mod metrics;
 pub mod models;
 pub mod options;
-mod outputs;
+pub mod outputs;
 pub mod plan;
 mod progress;
 pub mod python;
