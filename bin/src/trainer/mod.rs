@@ -27,7 +27,7 @@ pub use elastic::ElasticRanks;
 pub use keeper::{Keeper, RunIdentity};
 pub use observer::{Epoch, Observer, Step};
 pub use options::CheckpointOptions;
-pub(crate) use options::offer;
+pub(crate) use options::{keeps_losses, offer};
 pub use random::StepRandom;
 pub use run::RunConfig;
 pub(crate) use run::{agree, find};

@@ -9,7 +9,7 @@ use training::{CheckpointConfig, Checkpoints, Fallback};
 
 use crate::error::{Error, Result};
 use crate::file_error::FileError;
-use crate::options::count;
+use crate::options::{CommonOptions, count};
 use crate::outputs::check_folder;
 
 use super::asked;
@@ -70,6 +70,11 @@ impl CheckpointOptions {
             return Err(Error::Option { option: "--checkpoint-dir", got, help: help.into() });
         }
         Ok(())
+    }
+
+    /// Whether checkpoints are kept at all.
+    pub fn keeps(&self) -> bool {
+        self.checkpoint_dir.is_some()
     }
 
     /// The folder's checkpoints, where one is given.
@@ -148,4 +153,9 @@ pub(crate) fn offer(error: training::Error) -> Error {
         }
         _ => error.into(),
     }
+}
+
+/// Whether a run keeps its losses: for its own report, or for that of a run that goes on from its checkpoints.
+pub(crate) fn keeps_losses(common: &CommonOptions, checkpoints: &CheckpointOptions) -> bool {
+    common.report.is_some() || checkpoints.keeps()
 }

@@ -14,14 +14,16 @@ use crate::run_log::{LogConfig, RunLog};
 
 use super::checkpoint::Extra;
 use super::elastic::Run;
-use super::{CheckpointOptions, ElasticRanks, Keeper, Observer, Position, RunIdentity, Trainer, share};
+use super::{
+    CheckpointOptions, ElasticRanks, Keeper, Observer, Position, RunIdentity, Trainer, keeps_losses, share,
+};
 
 /// A run of an experiment.
 #[derive(Debug)]
 pub struct RunConfig<'a> {
     /// Epochs in all, those before a resume counted.
     pub epochs: usize,
-    /// Whether losses are kept for a report.
+    /// Whether losses are kept for a report: of this run, or of one that goes on from its checkpoints.
     pub report: bool,
     /// Where checkpoints are, and whether to go on from one.
     pub checkpoints: &'a CheckpointOptions,
@@ -39,7 +41,7 @@ impl<'a> RunConfig<'a> {
         epochs: usize,
         rank: &Rank,
     ) -> Self {
-        let report = experiment.common().report.is_some();
+        let report = keeps_losses(experiment.common(), checkpoints);
         let (run, elastic) = (experiment.identity(rank.comm.world_size()), experiment.elastic());
         Self { epochs, report, checkpoints, run, elastic }
     }

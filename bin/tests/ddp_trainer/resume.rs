@@ -149,6 +149,20 @@ fn another_run_does_not_go_on_from_it() {
 }
 
 #[test]
+fn a_report_shows_all_of_a_run_that_began_without_one() {
+    let folder = Folder::new();
+    let (_, arguments) = keeping(&folder);
+    let page = folder.argument("report.html");
+    run(&arguments, &[]);
+    let longer: Vec<String> =
+        arguments.iter().filter(|word| !["--epochs", "3"].contains(&word.as_str())).cloned().collect();
+    run(&longer, &["--epochs", "4", "--resume", "--report", &page]);
+    let html = std::fs::read_to_string(page).unwrap();
+    let row = html.lines().find(|line| line.contains("DDP, 2 ranks</th>")).unwrap();
+    assert!(row.contains("<td class=\"number\">20</td>"), "{row}");
+}
+
+#[test]
 fn another_number_of_ranks_goes_on_with_what_is_left() {
     let folder = Folder::new();
     let (dir, arguments) = keeping(&folder);

@@ -28,7 +28,7 @@ use crate::rank::{Outcome, Rank};
 use crate::report::{Report, RunSeries, peak_rss_bytes};
 use crate::run_log::{LogConfig, RunLog};
 use crate::trainer::parts::{self, Keeping};
-use crate::trainer::{CheckpointOptions, RunIdentity};
+use crate::trainer::{CheckpointOptions, RunIdentity, keeps_losses};
 use crate::weights::TensorFile;
 
 use data::{Batches, Samples};
@@ -115,7 +115,7 @@ impl Experiment for FsdpMlpOptions {
         let prints = rank.is_first();
         let log = LogConfig {
             run: None,
-            keep: self.common.report.is_some(),
+            keep: keeps_losses(&self.common, &self.checkpoints),
             steps: self.steps,
             ..LogConfig::default()
         };

@@ -35,7 +35,7 @@ use crate::run_log::{LogConfig, RunLog};
 use crate::start::check_world_size;
 use crate::tokens::{self, Batch, Row};
 use crate::trainer::parts::Keeping;
-use crate::trainer::{CheckpointOptions, RunIdentity, StepRandom};
+use crate::trainer::{CheckpointOptions, RunIdentity, StepRandom, keeps_losses};
 use crate::variables::Variables;
 use crate::weights::save_weights;
 
@@ -288,7 +288,12 @@ impl PipelineTransformerOptions {
         let world_size = rank.comm.world_size();
         let (steps_per_epoch, reporter) = (batches.len(), self.reporter(world_size));
         let steps = self.epochs.saturating_mul(steps_per_epoch);
-        let log = LogConfig { run: None, keep: self.common.report.is_some(), steps, ..LogConfig::default() };
+        let log = LogConfig {
+            run: None,
+            keep: keeps_losses(&self.common, &self.checkpoints),
+            steps,
+            ..LogConfig::default()
+        };
         let mut metrics = rank.metrics.take();
         let mut log = (rank.comm.rank() == reporter).then(|| RunLog::new(&log, metrics.as_mut()));
         let (options, run) = (&self.checkpoints, self.identity(world_size));

@@ -17,7 +17,7 @@ use crate::python::Float;
 use crate::rank::{Outcome, Rank};
 use crate::report::Report;
 use crate::room;
-use crate::trainer::{CheckpointOptions, RunIdentity, parts};
+use crate::trainer::{CheckpointOptions, RunIdentity, keeps_losses, parts};
 use crate::weights::TensorFile;
 
 use super::mesh::MeshOptions;
@@ -181,7 +181,7 @@ impl Experiment for TensorParallelMlpOptions {
             epochs: self.epochs,
             batch_size: self.batch_size,
             lr: self.lr,
-            report: self.common.report.is_some(),
+            report: keeps_losses(&self.common, &self.checkpoints),
             save: self.common.save.as_deref(),
             checkpoints: &self.checkpoints,
             run: self.identity(rank.comm.world_size()),

@@ -19,7 +19,7 @@ use crate::options::CommonOptions;
 use crate::python::Float;
 use crate::rank::{Outcome, Rank};
 use crate::report::Report;
-use crate::trainer::{CheckpointOptions, RunIdentity, parts};
+use crate::trainer::{CheckpointOptions, RunIdentity, keeps_losses, parts};
 
 use super::mesh::MeshOptions;
 use super::run::{self, RunConfig, Task, Trained};
@@ -119,7 +119,7 @@ impl Experiment for TensorParallelTransformerOptions {
             epochs: self.epochs,
             batch_size: self.batch_size,
             lr: self.lr,
-            report: self.common.report.is_some(),
+            report: keeps_losses(&self.common, &self.checkpoints),
             save: self.common.save.as_deref(),
             checkpoints: &self.checkpoints,
             run: self.identity(rank.comm.world_size()),
