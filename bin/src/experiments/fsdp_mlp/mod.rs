@@ -78,7 +78,8 @@ impl Experiment for FsdpMlpOptions {
             ("--reduce-dtype", format!("{:?}", self.reduce_dtype.unwrap_or(self.param_dtype))),
             ("--loss-scale", self.loss_scale.map_or("none".into(), |scale| scale.to_string())),
         ];
-        RunIdentity::new(Self::NAME, world_size, self.common.settings().into_iter().chain(settings))
+        let common = self.common.settings(self.checkpoints());
+        RunIdentity::new(Self::NAME, world_size, common.into_iter().chain(settings))
     }
 
     fn check_checkpoint(&self, world_size: usize) -> Result<()> {

@@ -83,7 +83,8 @@ impl Experiment for PipelineTransformerOptions {
     }
 
     fn identity(&self, world_size: usize) -> RunIdentity {
-        RunIdentity::new(Self::NAME, world_size, self.common.settings().into_iter().chain(self.settings()))
+        let common = self.common.settings(self.checkpoints());
+        RunIdentity::new(Self::NAME, world_size, common.into_iter().chain(self.settings()))
     }
 
     fn check_checkpoint(&self, world_size: usize) -> Result<()> {

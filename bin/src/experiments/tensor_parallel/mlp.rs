@@ -98,7 +98,8 @@ impl Experiment for TensorParallelMlpOptions {
         ];
         // Any number of ranks that the layers are divided over gives the same numbers, but for rounding.
         let copies = self.mesh.sizes(world_size).map_or(world_size, |(dp, _)| dp);
-        RunIdentity::new(Self::NAME, copies, self.common.settings().into_iter().chain(settings))
+        let common = self.common.settings(self.checkpoints());
+        RunIdentity::new(Self::NAME, copies, common.into_iter().chain(settings))
     }
 
     fn check_checkpoint(&self, world_size: usize) -> Result<()> {
