@@ -4,6 +4,8 @@
 #[path = "../../bin/tests/common/browser.rs"]
 mod browser;
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -39,10 +41,11 @@ fn number(value: &Value, place: &str) -> f64 {
 #[test]
 fn every_strategy_is_measured_and_drawn() {
     let folder = tempfile::tempdir().unwrap();
-    let output =
-        report(&folder.path().join("new"), &["--ranks", "1,2", "--batch-size", "2", "--most-ranks", "16"]);
+    // The path need not be UTF-8.
+    let out = folder.path().join(OsStr::from_bytes(b"new\xff"));
+    let output = report(&out, &["--ranks", "1,2", "--batch-size", "2", "--most-ranks", "16"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let text = std::fs::read_to_string(folder.path().join("new/scaling.json")).unwrap();
+    let text = std::fs::read_to_string(out.join("scaling.json")).unwrap();
     let scaling: Value = serde_json::from_str(&text).unwrap();
     let runs = scaling["runs"].as_array().unwrap();
     // Weak and strong scaling have their run on 2 ranks in common.
@@ -60,7 +63,9 @@ fn every_strategy_is_measured_and_drawn() {
         }
     }
     predicted(&scaling);
-    looked_at(&folder.path().join("new/scaling.html"));
+    let page = folder.path().join("scaling.html");
+    std::fs::copy(out.join("scaling.html"), &page).unwrap();
+    looked_at(&page);
 }
 
 fn predicted(scaling: &Value) {
@@ -122,6 +127,13 @@ fn what_is_given_wrongly_is_named() {
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success() && stderr.contains(part), "{more:?}: {stderr}");
     }
+    // Found before anything is measured, so that not even the page is there.
+    let taken = folder.path().join("taken");
+    std::fs::create_dir_all(taken.join("scaling.json")).unwrap();
+    let output = report(&taken, &["--ranks", "1"]);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && stderr.contains("taken/scaling.json: "), "{stderr}");
+    assert!(!taken.join("scaling.html").exists());
     let output = report(&file.join("x"), &["--ranks", "1"]);
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success() && stderr.starts_with("error: cannot write "), "{stderr}");

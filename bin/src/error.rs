@@ -155,7 +155,7 @@ impl Error {
         Error::InRank { rank, source: Box::new(source) }
     }
 
-    /// What the process exits with: 2 for a wrong option, [`comm::launch::EXIT_PEER_FAILED`] where another rank is at
+    /// What the process exits with: 2 for a wrong option, or a checkpoint that cannot be gone on from, [`comm::launch::EXIT_PEER_FAILED`] where another rank is at
     /// fault, 128 and the signal's number where a signal ended it, 141 where nobody reads
     /// its output any more, what a launched rank exited with, else 1.
     pub fn exit_code(&self) -> u8 {
@@ -166,7 +166,10 @@ impl Error {
             | Error::Environment { .. }
             | Error::SameFile { .. }
             | Error::Unavailable { .. }
+            | Error::Checkpoint { .. }
+            | Error::Damaged { .. }
             | Error::Comm(comm::Error::InvalidArgument { .. }) => 2,
+            _ if self.is_damage() => 2,
             Error::Output(error) if error.kind() == ErrorKind::BrokenPipe => 128 + SIGPIPE as u8,
             Error::Comm(comm::Error::Interrupted { signal }) => (128 + signal).clamp(1, 255) as u8,
             Error::Launched(failure) => match failure.status {
@@ -193,6 +196,18 @@ impl Error {
             }
             _ => None,
         }
+    }
+
+    /// A checkpoint that is not as it was written: it will be no better the next time.
+    fn is_damage(&self) -> bool {
+        let error = match self {
+            Error::Training(error) => error,
+            Error::Fsdp(fsdp::Error::Training(error))
+            | Error::TensorParallel(tensor_parallel::Error::Training(error))
+            | Error::Pipeline(pipeline::Error::Training(error)) => error,
+            _ => return matches!(self, Error::Pipeline(pipeline::Error::Checkpoint { .. })),
+        };
+        matches!(error, training::Error::DamagedCheckpoint { .. })
     }
 
     fn is_meeting_failure(&self) -> bool {

@@ -56,7 +56,7 @@ pub trait Experiment: Sized {
 
     /// What must be equal for a run to go on from a checkpoint.
     fn identity(&self, world_size: usize) -> RunIdentity {
-        RunIdentity::new(Self::NAME, world_size, self.common().settings())
+        RunIdentity::new(Self::NAME, world_size, self.common().settings(self.checkpoints()))
     }
 
     /// Looks whether there is a checkpoint to go on from, if that is asked for, and whether it is of this run.

@@ -3,15 +3,17 @@
 mod elastic;
 mod transport;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use candle_core::Device;
 use clap::{Args, ValueEnum};
 use comm::InitMethod;
+use training::FileHash;
 
 use crate::devices;
 use crate::error::Error;
+use crate::trainer::CheckpointOptions;
 
 pub use elastic::ElasticOptions;
 pub use transport::TransportOption;
@@ -180,13 +182,26 @@ impl CommonOptions {
         self.ranks.device(self.device)
     }
 
-    /// What a run has to have in common with the one that it goes on from, as [`RunIdentity`] takes it.
+    /// What a run has to have in common with the one that it goes on from, as [`RunIdentity`] takes it. The data are told by
+    /// what is in the file, wherever it is; it is read for that where `checkpoints` are kept.
     ///
     /// [`RunIdentity`]: crate::trainer::RunIdentity
-    pub fn settings(&self) -> [(&'static str, String); 2] {
-        let data = if self.data.is_some() { "a file" } else { "random data" };
-        [("--seed", self.seed.to_string()), ("--data", data.to_string())]
+    pub fn settings(&self, checkpoints: Option<&CheckpointOptions>) -> [(&'static str, String); 2] {
+        let is_kept = checkpoints.is_some_and(CheckpointOptions::keeps);
+        let data = match &self.data {
+            None => "random data".into(),
+            Some(path) if is_kept => contents_of("a file", [path]),
+            Some(_) => "a file".into(),
+        };
+        [("--seed", self.seed.to_string()), ("--data", data)]
     }
+}
+
+/// What is in some files, for people and programs: their SHA-256.
+pub(crate) fn contents_of(what: &str, files: impl IntoIterator<Item = impl AsRef<Path>>) -> String {
+    let one = |file: &Path| FileHash::of(file).map_or_else(|error| error.to_string(), |hash| hash.sha256);
+    let all: Vec<String> = files.into_iter().map(|file| one(file.as_ref())).collect();
+    format!("{what} with SHA-256 {}", all.join(", "))
 }
 
 #[cfg(test)]

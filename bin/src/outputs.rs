@@ -58,7 +58,10 @@ impl CommonOptions {
 
 /// Whether a file can be written where it is. One that exists is not changed, and one that does not is not made: several
 /// ranks look at the same time.
-pub(crate) fn check_in_place(path: &Path) -> std::result::Result<(), FileError> {
+///
+/// # Errors
+/// Why it cannot be written.
+pub fn check_in_place(path: &Path) -> std::result::Result<(), FileError> {
     let refuse = |error| FileError::write(path, error);
     match fs::metadata(path) {
         // A device or a pipe: opening it may have an effect of its own.

@@ -37,6 +37,9 @@ pub struct LogState {
     /// The bits of the sum of losses that are no point yet.
     sum: u64,
     count: usize,
+    /// Steps before the first of the losses.
+    #[serde(default)]
+    first: usize,
 }
 
 /// The log of one run, on the rank that prints.
@@ -53,6 +56,8 @@ pub struct RunLog<'a> {
     began: Instant,
     /// Seconds of training before a resume.
     before: f64,
+    /// Steps whose losses nobody has kept: those before the first.
+    first: usize,
 }
 
 impl<'a> RunLog<'a> {
@@ -61,7 +66,7 @@ impl<'a> RunLog<'a> {
         let &LogConfig { run, keep, steps, muted, at_once } = config;
         let progress = if muted { Progress::nowhere() } else { Progress::new(steps) };
         let (curve, began) = (Curve::new(MOST_POINTS), Instant::now());
-        Self { run, metrics, keep, muted, at_once, steps, curve, progress, began, before: 0.0 }
+        Self { run, metrics, keep, muted, at_once, steps, curve, progress, began, before: 0.0, first: 0 }
     }
 
     /// The loss of one step.
@@ -146,18 +151,25 @@ impl<'a> RunLog<'a> {
         let Curve { losses, steps_per_loss, sum, count, .. } = &self.curve;
         let seconds = self.before + self.began.elapsed().as_secs_f64();
         let (seconds, sum) = (seconds.to_bits(), sum.to_bits());
-        (LogState { seconds, steps_per_loss: *steps_per_loss, sum, count: *count }, losses)
+        let (steps_per_loss, count, first) = (*steps_per_loss, *count, self.first);
+        (LogState { seconds, steps_per_loss, sum, count, first }, losses)
     }
 
     /// Goes on from what [`state`](Self::state) gave, after so many steps.
     pub fn resume(&mut self, steps: usize, state: LogState, losses: Vec<f32>) {
-        let LogState { seconds, steps_per_loss, sum, count } = state;
-        self.before = f64::from_bits(seconds);
+        let LogState { seconds, steps_per_loss, sum, count, first } = state;
+        (self.before, self.first) = (f64::from_bits(seconds), first);
         self.progress.resume(steps);
-        if self.keep {
-            let (steps_per_loss, sum) = (steps_per_loss.max(1), f64::from_bits(sum));
-            self.curve = Curve { losses, steps_per_loss, sum, count, ..Curve::new(MOST_POINTS) };
+        if !self.keep {
+            return;
         }
+        let (steps_per_loss, sum) = (steps_per_loss.max(1), f64::from_bits(sum));
+        if first + losses.len() * steps_per_loss + count < steps {
+            // Kept without losses: what is shown begins here, and so does its time.
+            (self.before, self.first) = (0.0, steps);
+            return;
+        }
+        self.curve = Curve { losses, steps_per_loss, sum, count, ..Curve::new(MOST_POINTS) };
     }
 
     /// Forgets the metrics of steps from this one on: they will be taken again.
@@ -172,7 +184,8 @@ impl<'a> RunLog<'a> {
     /// Ends the run; its losses, where they were kept, and the seconds before a resume.
     pub fn finish(self) -> RunSeries {
         let Curve { losses, steps_per_loss, .. } = self.curve;
-        RunSeries { losses, steps_per_loss, seconds: self.before, ..RunSeries::default() }
+        let (seconds, first_step) = (self.before, self.first);
+        RunSeries { losses, steps_per_loss, first_step, seconds, ..RunSeries::default() }
     }
 }
 
@@ -214,6 +227,29 @@ impl Curve {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn losses_that_nobody_kept_are_no_steps_of_the_report() {
+        let log = |keep| RunLog::new(&LogConfig { keep, ..LogConfig::default() }, None);
+        let state = |log: &RunLog<'_>| (log.state().0, log.state().1.to_vec());
+        let (mut whole, mut without) = (log(true), log(false));
+        for step in 0..3 {
+            whole.step(0, step, 1.0).unwrap();
+            without.step(0, step, 1.0).unwrap();
+        }
+        for (kept, expected) in [(state(&whole), (0, 5)), (state(&without), (3, 2))] {
+            let mut later = log(true);
+            later.resume(3, kept.0, kept.1);
+            later.step(0, 3, 2.0).unwrap();
+            let kept = state(&later);
+            let mut last = log(true);
+            last.resume(4, kept.0, kept.1);
+            last.step(0, 4, 2.0).unwrap();
+            let series = last.finish();
+            assert_eq!((series.first_step, series.losses.len()), expected);
+            assert!(series.seconds < 60.0);
+        }
+    }
 
     #[test]
     fn a_long_run_becomes_means_and_stays_small() {

@@ -186,6 +186,16 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// A file that another rank cannot use.
+    #[error("{}: on rank {rank}: {problem}", path.display())]
+    PeerFile {
+        /// The file, or the checkpoint that it is of.
+        path: PathBuf,
+        /// The rank, by its number in the whole job.
+        rank: usize,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// A candle operation failed.
     #[error("{operation}: {source}")]
     Tensor {
@@ -233,6 +243,7 @@ impl Error {
     pub fn is_peer_failure(&self) -> bool {
         match self {
             Error::Comm(error) => error.is_peer_failure(),
+            Error::PeerFile { .. } => true,
             _ => false,
         }
     }

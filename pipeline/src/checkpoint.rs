@@ -91,9 +91,10 @@ impl Pipeline {
         let all = groups.gather(groups.all_agree(written)?)?;
         let committed = match groups.is_first() {
             true => commit(checkpoints, number, checkpoint, all, self.parts()),
-            false => Ok(PathBuf::new()),
+            false => Ok(()),
         };
-        groups.of_first(groups.all_agree(committed)?)
+        groups.all_agree(committed)?;
+        Ok(checkpoints.draft(number).folder())
     }
 
     /// Reads a checkpoint that [`Pipeline::save_checkpoint`] has written, in whatever stages and on however many ranks and copies;
@@ -220,7 +221,7 @@ fn commit(
     checkpoint: &Checkpoint,
     all: Vec<Written>,
     parts: usize,
-) -> Result<PathBuf> {
+) -> Result<()> {
     let (mut sets, mut files) = (BTreeMap::new(), BTreeMap::new());
     for written in all {
         sets.extend(written.sets);
@@ -232,7 +233,7 @@ fn commit(
         problem: format!("its manifest cannot be written: {reason}"),
     })?;
     let checkpoint = Checkpoint { extra, tensors: BTreeMap::new(), ..checkpoint.clone() };
-    checkpoints.draft(number).commit(&checkpoint, files).map_err(Error::training)
+    checkpoints.draft(number).commit(&checkpoint, files).map(drop).map_err(Error::training)
 }
 
 impl Error {

@@ -93,7 +93,7 @@ fn at(cuts: &[String], names: &[&str], stages: usize) -> Result<Vec<Range<usize>
 
 /// The best of all ways to cut `modules` in so many parts: by the cost of the most expensive part, then by the sum of squares.
 fn balanced(costs: &[f64], modules: usize, stages: usize) -> Vec<Range<usize>> {
-    let cost = |range: Range<usize>| range.map(|index| costs.get(index).copied().unwrap_or(1.0)).sum::<f64>();
+    let cost = |index: usize| costs.get(index).copied().unwrap_or(1.0);
     // best[n]: the first n modules in as many parts as rounds have passed; their worth, and where the last part begins.
     let mut best: Vec<Option<(f64, f64)>> = vec![None; modules + 1];
     best[0] = Some((0.0, 0.0));
@@ -102,11 +102,16 @@ fn balanced(costs: &[f64], modules: usize, stages: usize) -> Vec<Range<usize>> {
         let mut next = vec![None; modules + 1];
         let mut from = vec![0; modules + 1];
         for end in 1..=modules {
-            for (start, worth) in best.iter().enumerate().take(end) {
+            let mut own = 0.0;
+            for (start, worth) in best.iter().enumerate().take(end).rev() {
+                own += cost(start);
+                // A part that begins yet earlier costs more.
+                if next[end].is_some_and(|(most, _)| own > most) {
+                    break;
+                }
                 let &Some((most, squares)) = worth else { continue };
-                let own = cost(start..end);
                 let worth = (own.max(most), squares + own * own);
-                if next[end].is_none_or(|known| worth < known) {
+                if next[end].is_none_or(|known| worth <= known) {
                     (next[end], from[end]) = (Some(worth), start);
                 }
             }

@@ -86,14 +86,12 @@ impl<M> TensorParallel<M> {
         let is_written = self.dp().is_none_or(|dp| dp.rank() == 0);
         let written = is_written.then(|| self.write_part(checkpoints, number, optimizer)).transpose();
         let all: Vec<Option<(String, FileHash)>> = all_gather_object(world, &agree(world, written)?)?;
-        let committed = agree(
-            world,
-            match world.rank() {
-                0 => self.commit(checkpoints, number, checkpoint, all.into_iter().flatten().collect()),
-                _ => Ok(PathBuf::new()),
-            },
-        )?;
-        Ok(broadcast_object(world, &committed, 0)?)
+        let committed = match world.rank() {
+            0 => self.commit(checkpoints, number, checkpoint, all.into_iter().flatten().collect()),
+            _ => Ok(()),
+        };
+        agree(world, committed)?;
+        Ok(checkpoints.draft(number).folder())
     }
 
     fn write_part(
@@ -122,13 +120,14 @@ impl<M> TensorParallel<M> {
         number: u64,
         checkpoint: &Checkpoint,
         files: BTreeMap<String, FileHash>,
-    ) -> Result<PathBuf> {
+    ) -> Result<()> {
         let describe = |p: &Parameter| (p.name().to_string(), p.dims().to_vec());
         let parameters = self.parameters().iter().map(describe).collect();
         let tensor_parallel = Description { ranks: self.context().ranks(), parameters };
         let extra = serde_json::to_value(Extra { tensor_parallel, extra: checkpoint.extra.clone() })
             .map_err(|error| Error::invalid("the checkpoint's extra", error, "give what JSON can hold"))?;
-        Ok(checkpoints.draft(number).commit(&Checkpoint { extra, ..checkpoint.clone() }, files)?)
+        checkpoints.draft(number).commit(&Checkpoint { extra, ..checkpoint.clone() }, files)?;
+        Ok(())
     }
 
     /// Reads a checkpoint that [`save_checkpoint`](Self::save_checkpoint) has written, divided over this or any other number of
@@ -148,12 +147,12 @@ impl<M> TensorParallel<M> {
         optimizer: &mut dyn OptimizerState,
     ) -> Result<serde_json::Value> {
         let world = self.world();
+        let own = |(place, _): &(usize, _)| place % world.world_size() == world.rank();
+        let mut checked = contents.files.keys().enumerate().filter(own);
+        let whole = checked.try_for_each(|(_, name)| Ok(contents.check(name)?));
+        // Before anybody reads what is damaged, and takes it for something else.
+        agree(world, whole)?;
         let read = || {
-            for (place, name) in contents.files.keys().enumerate() {
-                if place % world.world_size() == world.rank() {
-                    contents.check(name)?;
-                }
-            }
             let extra: Extra = serde_json::from_value(contents.extra.clone()).map_err(|reason| {
                 misfit(&contents.folder, format!("it is no checkpoint of a divided model: {reason}"))
             })?;

@@ -8,13 +8,14 @@ mod page;
 mod predict;
 mod scale;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::Parser;
 use girandole::console::note;
 use girandole::error::Result;
 use girandole::file_error::FileError;
 use girandole::forecast::fit::{Fit, fit};
+use girandole::outputs::check_in_place;
 use girandole::report::now_rfc3339;
 use serde::{Deserialize, Serialize};
 
@@ -56,6 +57,8 @@ pub fn main() -> Result<()> {
     let out = options.out.clone();
     let writable = |error| FileError::write(&out, error);
     std::fs::create_dir_all(&out).map_err(writable)?;
+    // Measuring takes minutes.
+    files(&out).iter().try_for_each(|file| check_in_place(file))?;
     let machine = Machine::this();
     let rows = predict::table(&options)?;
     let runs = measure::all(&options)?;
@@ -63,7 +66,7 @@ pub fn main() -> Result<()> {
         network: fit(&rows),
         compared: predict::compared(&options, &runs, &rows, &machine)?,
         forecasts: predict::forecasts(&options)?,
-        command_line: std::env::args().collect::<Vec<_>>().join(" "),
+        command_line: command_line(),
         date: now_rfc3339(),
         machine,
         options,
@@ -72,8 +75,17 @@ pub fn main() -> Result<()> {
     write(&scaling, &out)
 }
 
+/// The page, and the JSON.
+fn files(out: &Path) -> [PathBuf; 2] {
+    ["scaling.html", "scaling.json"].map(|name| out.join(name))
+}
+
+fn command_line() -> String {
+    std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+}
+
 fn write(scaling: &Scaling, out: &Path) -> Result<()> {
-    let (html, json) = (out.join("scaling.html"), out.join("scaling.json"));
+    let [html, json] = files(out);
     page::sheet(scaling).write(&html)?;
     let text = serde_json::to_string_pretty(scaling).map_err(std::io::Error::from);
     text.and_then(|text| std::fs::write(&json, text)).map_err(|error| FileError::write(&json, error))?;

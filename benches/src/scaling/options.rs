@@ -1,12 +1,12 @@
 //! The options of `scaling-report`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread::available_parallelism;
 
 use clap::{Parser, ValueEnum};
 use girandole::error::{Error, Result};
 use girandole::forecast::Network;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::Kind;
 use crate::workload::Sizes;
@@ -20,6 +20,7 @@ const MOST_RANKS: usize = 64;
 pub struct Options {
     /// Folder to write to; it is made if there is none
     #[arg(long, value_name = "DIR")]
+    #[serde(serialize_with = "as_shown")]
     pub out: PathBuf,
     /// Numbers of ranks, separated by commas [default: 1, 2, 4 and so on, up to the cores; 1,2 at least]
     #[arg(long, value_name = "RANKS", value_delimiter = ',')]
@@ -85,6 +86,11 @@ impl Preset {
             Self::Ethernet25g => Network::ethernet_25g(),
         }
     }
+}
+
+/// A path that is not UTF-8 must not keep what was measured from being written.
+fn as_shown<S: Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.collect_str(&path.display())
 }
 
 impl Options {

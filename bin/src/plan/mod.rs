@@ -1,6 +1,7 @@
 //! `plan`: which way to spread a model over ranks fits, what it costs, and which to take.
 
 pub mod collective;
+mod extent;
 mod json;
 mod machine;
 pub mod model;

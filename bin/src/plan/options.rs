@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::forecast::Network;
 use crate::options::count;
 
+use super::extent::Extent;
 use super::model::{MlpLoss, Model, TransformerSizes};
 use super::units;
 
@@ -174,8 +175,12 @@ pub struct PlanOptions {
     pub(crate) length: Option<usize>,
 }
 
-/// Larger sizes have no meaning, and their products are whole numbers yet.
+/// Larger sizes have no meaning. Products of several may yet be more than can be counted: see [`Extent`].
 const LARGEST: usize = 1 << 24;
+/// Each layer is a part of the model of its own.
+const MOST_LAYERS: usize = 1 << 12;
+/// Each goes through each stage in the table of who does what when.
+const MOST_MICRO_BATCHES: usize = 1 << 12;
 
 impl PlanOptions {
     /// The model's sizes.
@@ -207,6 +212,8 @@ impl PlanOptions {
         }
         check_sizes(self.sizes.iter().map(|size| ("--sizes", *size)))?;
         let sizes = if given.is_empty() { mlp } else { &given };
+        let widest = sizes.iter().copied().max().unwrap_or(1);
+        Extent::of_layers(sizes).check("--sizes", widest as usize, self.batch_size)?;
         Ok(Model::mlp(&name, sizes, has_function, loss))
     }
 
@@ -216,6 +223,9 @@ impl PlanOptions {
         }
         let options = self.transformer_options();
         check_sizes(options.into_iter().filter_map(|(option, size)| Some((option, size?))))?;
+        if let Some(layers) = self.num_layers.filter(|layers| *layers > MOST_LAYERS) {
+            return refuse("--num-layers", layers, format!("give at most {MOST_LAYERS}"));
+        }
         let mut sizes = defaults;
         for (size, (_, given)) in sizes.iter_mut().zip(options) {
             *size = given.unwrap_or(*size);
@@ -240,6 +250,7 @@ impl PlanOptions {
         let length = length - 1;
         let sizes =
             TransformerSizes { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, length, is_modern };
+        Extent::of_transformer(&sizes).check("--d-model", d_model as usize, self.batch_size)?;
         Ok(Model::transformer(name, &sizes))
     }
 
@@ -263,6 +274,7 @@ impl PlanOptions {
         };
         most("--ranks", self.ranks, 1 << 20)?;
         most("--batch-size", self.batch_size, LARGEST)?;
+        most("--micro-batches", self.micro_batches, MOST_MICRO_BATCHES)?;
         let bytes = |option, got: usize| match got {
             2 | 4 | 8 => Ok(()),
             got => refuse(option, got, "give 2, 4 or 8".into()),
@@ -272,7 +284,7 @@ impl PlanOptions {
     }
 }
 
-fn refuse<T>(option: &'static str, got: usize, help: String) -> Result<T> {
+pub(super) fn refuse<T>(option: &'static str, got: usize, help: String) -> Result<T> {
     Err(Error::Option { option, got: got.to_string(), help })
 }
 

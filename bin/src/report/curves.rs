@@ -28,7 +28,13 @@ impl Curve<'_> {
     }
 
     fn x(&self, bin: &Bin) -> f64 {
-        bin.step / self.per_unit
+        (self.run.before() + bin.step) / self.per_unit
+    }
+
+    /// Where it begins and ends.
+    fn ends(&self) -> (f64, f64) {
+        let (before, len) = (self.run.before(), self.run.losses.len() as f64);
+        (before / self.per_unit, (before + len) / self.per_unit)
     }
 }
 
@@ -49,10 +55,11 @@ pub(super) fn losses(runs: &[RunSeries]) -> Result<Option<Chart>, ReportError> {
     }
     let low = bins().map(|bin| bin.low).fold(f64::INFINITY, f64::min);
     let high = bins().map(|bin| bin.high).fold(f64::NEG_INFINITY, f64::max);
-    let end = curves.iter().map(|curve| curve.run.losses.len() as f64 / curve.per_unit).fold(0., f64::max);
+    let begin = curves.iter().map(|curve| curve.ends().0).fold(f64::INFINITY, f64::min);
+    let end = curves.iter().map(|curve| curve.ends().1).fold(0., f64::max);
     let layout = Layout {
         size: (920, 360),
-        x: Axis::linear(0., end),
+        x: Axis::linear(begin, end),
         y: if low > 0. { Axis::log(low / 1.08, high * 1.08) } else { padded(low, high) },
         x_name: if by_epoch { "epoch" } else { "step" },
         y_name: if low > 0. { "loss (log scale)" } else { "loss" },
@@ -129,7 +136,7 @@ fn note(curves: &[Curve<'_>]) -> String {
             parts.push(format!(
                 "{name}: {count} of {} losses are not finite, the first ({loss}) at step {}.",
                 curve.run.losses.len(),
-                step * curve.run.steps_per_loss.max(1)
+                curve.run.first_step + step * curve.run.steps_per_loss.max(1)
             ));
         }
     }

@@ -55,6 +55,9 @@ pub struct RunSeries {
     pub losses: Vec<f32>,
     /// Steps that each of the losses stands for; 0 counts as 1.
     pub steps_per_loss: usize,
+    /// Steps before the first of the losses, in an earlier part of the run of which nothing is known. Default 0.
+    #[serde(default)]
+    pub first_step: usize,
     /// Steps in all; 0 where as many as the losses stand for.
     pub steps: usize,
     /// Time of the training loop, in seconds.
@@ -68,6 +71,11 @@ pub struct RunSeries {
 impl RunSeries {
     fn steps(&self) -> usize {
         if self.steps > 0 { self.steps } else { self.losses.len() * self.steps_per_loss.max(1) }
+    }
+
+    /// Losses that would be those of the steps before the first.
+    fn before(&self) -> f64 {
+        self.losses_per(self.first_step)
     }
 
     /// Losses in a unit of the x axis.

@@ -36,8 +36,13 @@ impl RunIdentity {
         let options = self.settings.keys().chain(saved.settings.keys());
         let mut pairs = options
             .map(|option| (option.as_str(), value(&self.settings, option), value(&saved.settings, option)));
-        pairs.find(|(_, own, saved)| own != saved)
+        pairs.find(|(_, own, saved)| own != saved && !is_less_known(own, saved))
     }
+}
+
+/// Whether the saved value says of data no more than that there were some, as checkpoints did at first.
+fn is_less_known(own: &str, saved: &str) -> bool {
+    ["a file", "a folder"].contains(&saved) && own.starts_with(saved)
 }
 
 /// Writes a trainer's checkpoints. See [`Trainer::keep_checkpoints`](super::Trainer::keep_checkpoints).
@@ -90,5 +95,11 @@ mod tests {
         let more = run(&[("--lr", "0.1"), ("--seed", "42"), ("--mask", "none")]);
         assert_eq!(own.difference(&more), Some(("--mask", "nothing", "none")));
         assert_eq!(more.difference(&own), Some(("--mask", "none", "nothing")));
+        let [first, second, old, random] =
+            ["a file with SHA-256 12", "a file with SHA-256 13", "a file", "random data"]
+                .map(|data| run(&[("--data", data)]));
+        assert!(first.difference(&second).is_some() && first.difference(&random).is_some());
+        assert_eq!(first.difference(&old), None);
+        assert!(random.difference(&old).is_some() && old.difference(&random).is_some());
     }
 }

@@ -1,5 +1,6 @@
 //! A training loop that can be taken over: document 001's `Trainer`.
 
+mod asked;
 mod checkpoint;
 mod elastic;
 mod keeper;
@@ -26,9 +27,10 @@ pub use elastic::ElasticRanks;
 pub use keeper::{Keeper, RunIdentity};
 pub use observer::{Epoch, Observer, Step};
 pub use options::CheckpointOptions;
+pub(crate) use options::{keeps_losses, offer};
 pub use random::StepRandom;
 pub use run::RunConfig;
-pub(crate) use run::{agree, find, offer};
+pub(crate) use run::{agree, find};
 
 /// Batches of a rank's part of a data set.
 pub type Loader<D, B> = DataLoader<D, B, DistributedSampler>;

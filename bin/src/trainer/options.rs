@@ -4,12 +4,15 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use comm::launch::restarts;
-use training::{CheckpointConfig, Checkpoints};
+use serde::{Deserialize, Serialize};
+use training::{CheckpointConfig, Checkpoints, Fallback};
 
 use crate::error::{Error, Result};
 use crate::file_error::FileError;
-use crate::options::count;
+use crate::options::{CommonOptions, count};
 use crate::outputs::check_folder;
+
+use super::asked;
 
 /// What `--resume` without a value stands for.
 const LATEST: &str = "latest";
@@ -20,7 +23,7 @@ pub struct CheckpointOptions {
     /// Folder to keep checkpoints in; the last two stay
     #[arg(long, value_name = "DIR", help_heading = "Checkpoints")]
     pub checkpoint_dir: Option<PathBuf>,
-    /// Steps from one checkpoint to the next [default: those of an epoch]
+    /// Steps from one checkpoint to the next [default: those of an epoch; 20 where there are no epochs]
     #[arg(
         long,
         value_name = "STEPS",
@@ -42,6 +45,15 @@ pub struct CheckpointOptions {
     pub resume: Option<PathBuf>,
 }
 
+/// A checkpoint that all ranks can find. Not its path, which need not be UTF-8 and so cannot be sent as it is.
+#[derive(Serialize, Deserialize)]
+pub(super) enum Place {
+    /// In the folder, by its name.
+    Named(String),
+    /// The one that was asked for, somewhere else.
+    Asked,
+}
+
 impl CheckpointOptions {
     /// Checks the folder, before any work: that checkpoints can be written to it, and that no earlier run's would be lost.
     ///
@@ -58,6 +70,11 @@ impl CheckpointOptions {
             return Err(Error::Option { option: "--checkpoint-dir", got, help: help.into() });
         }
         Ok(())
+    }
+
+    /// Whether checkpoints are kept at all.
+    pub fn keeps(&self) -> bool {
+        self.checkpoint_dir.is_some()
     }
 
     /// The folder's checkpoints, where one is given.
@@ -78,19 +95,67 @@ impl CheckpointOptions {
         self.checkpoint_dir.is_some() && restarts() > 0
     }
 
-    /// Whether to go on, and the checkpoint that was asked for: by its path, or by its name in the folder. A run that is
-    /// started again goes on from the latest one, wherever it began.
-    pub(crate) fn wanted(&self) -> Option<Option<PathBuf>> {
-        if self.starts_again() {
-            return Some(None);
+    /// The checkpoint to go on from, if that is asked for and there is one: `latest` reads the latest one, `one` that in a
+    /// folder. A run that is started again goes on from the one that it was asked for until it has written one itself.
+    ///
+    /// # Errors
+    /// One that is damaged.
+    pub(crate) fn choose<T>(
+        &self,
+        latest: impl FnOnce(&Checkpoints) -> training::Result<Option<T>>,
+        one: impl FnOnce(&Checkpoints, &Path) -> training::Result<T>,
+    ) -> Result<Option<T>> {
+        let (true, Some(checkpoints)) = (self.resumes(), self.open()?) else { return Ok(None) };
+        let asked = self.resume.as_deref().filter(|resume| *resume != Path::new(LATEST));
+        let Some(asked) = asked else { return latest(&checkpoints).map_err(offer) };
+        if asked::is_behind(&checkpoints, self.dir(), asked)? {
+            return latest(&checkpoints).map_err(offer);
         }
-        let resume = self.resume.as_deref()?;
-        let (here, there) = (resume.to_path_buf(), self.dir().join(resume));
-        let found = if !here.exists() && there.exists() { there } else { here };
-        Some(Some(found).filter(|_| resume != Path::new(LATEST)))
+        let found = one(&checkpoints, &self.folder(asked)).map_err(offer)?;
+        asked::note(&checkpoints, self.dir(), asked)?;
+        Ok(Some(found))
+    }
+
+    /// Where a checkpoint is that was chosen, for ranks with the same options.
+    pub(super) fn place(&self, chosen: &Path) -> Place {
+        let name = chosen.file_name().and_then(|name| name.to_str());
+        match name.filter(|_| chosen.parent() == Some(self.dir())) {
+            Some(name) => Place::Named(name.into()),
+            None => Place::Asked,
+        }
+    }
+
+    /// The folder of that checkpoint.
+    pub(super) fn at(&self, place: &Place) -> PathBuf {
+        match place {
+            Place::Named(name) => self.dir().join(name),
+            Place::Asked => self.folder(self.resume.as_deref().unwrap_or(Path::new(""))),
+        }
+    }
+
+    /// A checkpoint by its path, or by its name in the folder.
+    fn folder(&self, asked: &Path) -> PathBuf {
+        let (here, there) = (asked.to_path_buf(), self.dir().join(asked));
+        if !here.exists() && there.exists() { there } else { here }
     }
 
     pub(crate) fn dir(&self) -> &Path {
         self.checkpoint_dir.as_deref().unwrap_or(Path::new("."))
     }
+}
+
+/// Says how the checkpoint before a damaged one is taken.
+pub(crate) fn offer(error: training::Error) -> Error {
+    match &error {
+        training::Error::DamagedCheckpoint { good: Fallback(Some(folder)), .. } => {
+            let help = format!("--resume={} goes on from it", folder.display());
+            Error::Damaged { source: Box::new(error), help }
+        }
+        _ => error.into(),
+    }
+}
+
+/// Whether a run keeps its losses: for its own report, or for that of a run that goes on from its checkpoints.
+pub(crate) fn keeps_losses(common: &CommonOptions, checkpoints: &CheckpointOptions) -> bool {
+    common.report.is_some() || checkpoints.keeps()
 }

@@ -1,7 +1,5 @@
 //! Checkpoints of which each rank writes and reads a part of its own: what runs that keep them have in common.
 
-use std::path::PathBuf;
-
 use candle_core::{Device, Tensor, safetensors};
 use comm::broadcast_object;
 use serde::de::DeserializeOwned;
@@ -42,11 +40,7 @@ impl<T: DeserializeOwned> Kept<T> {
 /// # Errors
 /// One that is damaged, or of another run.
 pub(crate) fn find(options: &CheckpointOptions, run: &RunIdentity) -> Result<Option<Contents>> {
-    let (Some(wanted), Some(checkpoints)) = (options.wanted(), options.open()?) else { return Ok(None) };
-    let found = match wanted {
-        Some(folder) => Some(checkpoints.contents(&folder).map_err(offer)?),
-        None => checkpoints.latest().map_err(offer)?,
-    };
+    let found = options.choose(Checkpoints::latest, |checkpoints, folder| checkpoints.contents(folder))?;
     if let Some(contents) = &found {
         let none = || misfit("its parts are not those of several ranks".into());
         let kept: Kept<Value> = Kept::of(contents.extra.get("extra").ok_or_else(none)?)?;
@@ -70,13 +64,13 @@ impl<'a> Keeping<'a> {
 
     /// The checkpoint to go on from, if that is asked for and there is one: rank 0's choice, so that all take the same.
     pub(crate) fn choose(&self, rank: &Rank, log: Option<&mut RunLog<'_>>) -> Result<Option<Contents>> {
-        let (Some(_), Some(checkpoints)) = (self.options.wanted(), self.options.open()?) else {
+        let (true, Some(checkpoints)) = (self.options.resumes(), self.options.open()?) else {
             return Ok(None);
         };
         let own = if rank.is_first() { find(self.options, &self.run)? } else { None };
-        let folder: Option<PathBuf> = broadcast_object(&*rank.comm, &own.map(|contents| contents.folder), 0)?;
-        match folder {
-            Some(folder) => Ok(Some(checkpoints.contents(&folder).map_err(offer)?)),
+        let place = own.map(|contents| self.options.place(&contents.folder));
+        match broadcast_object(&*rank.comm, &place, 0)? {
+            Some(place) => Ok(Some(checkpoints.contents(&self.options.at(&place)).map_err(offer)?)),
             None => {
                 if let Some(log) = log {
                     let dir = self.options.dir().display();

@@ -3,7 +3,7 @@
 use candle_core::{Device, Tensor};
 use candle_nn::{Optimizer, VarMap};
 use sampler::Dataset;
-use training::{Checkpoint, Error as TrainingError, Fallback, OptimizerState};
+use training::{Checkpoint, OptimizerState};
 
 use crate::console::note;
 use crate::error::{Error, Result};
@@ -14,14 +14,16 @@ use crate::run_log::{LogConfig, RunLog};
 
 use super::checkpoint::Extra;
 use super::elastic::Run;
-use super::{CheckpointOptions, ElasticRanks, Keeper, Observer, Position, RunIdentity, Trainer, share};
+use super::{
+    CheckpointOptions, ElasticRanks, Keeper, Observer, Position, RunIdentity, Trainer, keeps_losses, share,
+};
 
 /// A run of an experiment.
 #[derive(Debug)]
 pub struct RunConfig<'a> {
     /// Epochs in all, those before a resume counted.
     pub epochs: usize,
-    /// Whether losses are kept for a report.
+    /// Whether losses are kept for a report: of this run, or of one that goes on from its checkpoints.
     pub report: bool,
     /// Where checkpoints are, and whether to go on from one.
     pub checkpoints: &'a CheckpointOptions,
@@ -39,7 +41,7 @@ impl<'a> RunConfig<'a> {
         epochs: usize,
         rank: &Rank,
     ) -> Self {
-        let report = experiment.common().report.is_some();
+        let report = keeps_losses(experiment.common(), checkpoints);
         let (run, elastic) = (experiment.identity(rank.comm.world_size()), experiment.elastic());
         Self { epochs, report, checkpoints, run, elastic }
     }
@@ -105,7 +107,7 @@ where
         if let Some(checkpoint) = resumed {
             self.restore(checkpoint, vars, log.as_mut(), *observer)?;
         }
-        if let (Some(log), true, true) = (log, first, config.checkpoints.wanted().is_some()) {
+        if let (Some(log), true, true) = (log, first, config.checkpoints.resumes()) {
             log.cut(self.position().epoch, self.position().batch)?;
             note(format_args!("{}", self.told(config, resumed)?));
         }
@@ -161,11 +163,10 @@ where
 /// # Errors
 /// One that is damaged, or of another run.
 pub(crate) fn find(options: &CheckpointOptions, run: &RunIdentity) -> Result<Option<Checkpoint>> {
-    let (Some(wanted), Some(checkpoints)) = (options.wanted(), options.open()?) else { return Ok(None) };
-    let found = match wanted {
-        Some(folder) => Some(checkpoints.load(&folder, &Device::Cpu).map_err(offer)?),
-        None => checkpoints.load_latest(&Device::Cpu).map_err(offer)?,
-    };
+    let found = options.choose(
+        |checkpoints| checkpoints.load_latest(&Device::Cpu),
+        |checkpoints, folder| checkpoints.load(folder, &Device::Cpu),
+    )?;
     if let Some(checkpoint) = &found {
         agree(run, &Extra::of(checkpoint)?.run, options)?;
     }
@@ -185,15 +186,4 @@ pub(crate) fn agree(own: &RunIdentity, saved: &RunIdentity, options: &Checkpoint
     let Some((option, got, then)) = own.difference(saved) else { return Ok(()) };
     let help = format!("the run in {dir} began with {then}; give that to go on, or another --checkpoint-dir");
     Err(Error::Contradiction { option: option.into(), got: got.into(), help })
-}
-
-/// Says how the checkpoint before a damaged one is taken.
-pub(crate) fn offer(error: TrainingError) -> Error {
-    match &error {
-        TrainingError::DamagedCheckpoint { good: Fallback(Some(folder)), .. } => {
-            let help = format!("--resume={} goes on from it", folder.display());
-            Error::Damaged { source: Box::new(error), help }
-        }
-        _ => error.into(),
-    }
 }

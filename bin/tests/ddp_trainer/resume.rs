@@ -149,6 +149,58 @@ fn another_run_does_not_go_on_from_it() {
 }
 
 #[test]
+fn other_data_are_another_run() {
+    let folder = Folder::new();
+    let [dir, first, second, moved] = ["c", "a", "b", "moved"].map(|name| folder.argument(name));
+    for (seed, path) in [(1, &first), (2, &second)] {
+        let mut generator = sampler::Generator::new(seed);
+        let tensor = |values: Vec<f32>, width: usize| {
+            candle_core::Tensor::from_vec(values, (20, width), &candle_core::Device::Cpu).unwrap()
+        };
+        let x = tensor(generator.randn(400).unwrap(), 20);
+        let y = tensor(generator.randn(20).unwrap(), 1);
+        candle_core::safetensors::save(&[("x".to_string(), x), ("y".to_string(), y)].into(), path).unwrap();
+    }
+    let arguments = |data: &str, epochs: &str| {
+        let all = [
+            "--batch-size",
+            "2",
+            "--world-size",
+            "2",
+            "--checkpoint-dir",
+            &dir,
+            "--data",
+            data,
+            "--epochs",
+            epochs,
+        ];
+        all.map(String::from).to_vec()
+    };
+    run(&arguments(&first, "1"), &[]);
+    let line = refuse(&arguments(&second, "2"), &["--resume"]);
+    let expected = "error: --data: got a file with SHA-256 ";
+    assert!(line.starts_with(expected) && line.contains(" began with a file with SHA-256 "), "{line}");
+    // The same data, wherever they are.
+    std::fs::rename(&first, &moved).unwrap();
+    let remarks = run(&arguments(&moved, "2"), &["--resume"]);
+    assert!(remarks.contains("at epoch 1, batch 0 (step 5)"), "{remarks}");
+}
+
+#[test]
+fn a_report_shows_all_of_a_run_that_began_without_one() {
+    let folder = Folder::new();
+    let (_, arguments) = keeping(&folder);
+    let page = folder.argument("report.html");
+    run(&arguments, &[]);
+    let longer: Vec<String> =
+        arguments.iter().filter(|word| !["--epochs", "3"].contains(&word.as_str())).cloned().collect();
+    run(&longer, &["--epochs", "4", "--resume", "--report", &page]);
+    let html = std::fs::read_to_string(page).unwrap();
+    let row = html.lines().find(|line| line.contains("DDP, 2 ranks</th>")).unwrap();
+    assert!(row.contains("<td class=\"number\">20</td>"), "{row}");
+}
+
+#[test]
 fn another_number_of_ranks_goes_on_with_what_is_left() {
     let folder = Folder::new();
     let (dir, arguments) = keeping(&folder);

@@ -6,6 +6,20 @@ use crate::common::{Folder, assert_close, losses};
 use crate::{FSDP, SMALL};
 
 #[test]
+fn checkpoints_are_kept_without_being_asked_how_often() {
+    let folder = Folder::new();
+    let dir = folder.argument("checkpoints");
+    FSDP.succeed(&[&SMALL[..], &["--steps", "41", "--world-size", "2", "--checkpoint-dir", &dir]].concat());
+    let steps = |name: &str| {
+        let path = folder.path("checkpoints").join(name).join("checkpoint.json");
+        let manifest: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        manifest["step"].as_u64().unwrap()
+    };
+    // Of those after steps 20, 40 and 41 the last two stay.
+    assert_eq!(["checkpoint-00000002", "checkpoint-00000003"].map(steps), [40, 41]);
+}
+
+#[test]
 fn trained_weights_are_gone_on_with_at_any_number_of_ranks() {
     let folder = Folder::new();
     let [data, weights] = ["data", "weights"].map(|name| folder.argument(name));

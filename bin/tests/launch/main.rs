@@ -10,6 +10,7 @@ mod nodes;
 mod own;
 mod ranks;
 mod restarts;
+mod resume;
 mod shell;
 mod strangers;
 mod torchrun;

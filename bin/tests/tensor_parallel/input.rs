@@ -1,5 +1,8 @@
 //! Wrong options: one line, and nothing has been done.
 
+use candle_core::{DType, Device, Tensor, safetensors};
+
+use crate::common::Folder;
 use crate::{MLP, TRANSFORMER};
 
 #[test]
@@ -15,11 +18,29 @@ fn layouts_that_are_none() {
             "--hidden-size: got 1; the first layer has four times as many outputs",
         ),
         (&["--batch-size", "5", "--sequence-parallel"], "--batch-size: got 5; it is divided over 2"),
-        (&["--samples", "33", "--sequence-parallel"], "--samples: got 1; it is divided over 2"),
+        (
+            &["--samples", "33", "--sequence-parallel"],
+            "--samples: got 33; with --sequence-parallel each batch is divided over 2 ranks (--tp), and the last batch of an epoch has 1: ",
+        ),
     ] {
         let line = MLP.refuse(arguments);
         assert!(line.contains(part), "{arguments:?}: {line}");
     }
+}
+
+#[test]
+fn data_of_which_a_batch_cannot_be_divided() {
+    let folder = Folder::new();
+    let data = folder.argument("data.safetensors");
+    let zeros = || Tensor::zeros((5, 16), DType::F32, &Device::Cpu).unwrap();
+    let tensors = [("x".to_string(), zeros()), ("y".to_string(), zeros())].into();
+    safetensors::save(&tensors, &data).unwrap();
+    let arguments = ["--hidden-size", "16", "--tp", "2", "--batch-size", "4", "--data", &data];
+    let line = MLP.refuse(&[&arguments[..], &["--sequence-parallel"]].concat());
+    let expected =
+        format!("error: {data}: tensor `x`: it has 5 samples; with --sequence-parallel each batch");
+    assert!(line.starts_with(&expected) && line.contains("the last batch of an epoch has 1: "), "{line}");
+    MLP.succeed(&arguments);
 }
 
 #[test]

@@ -51,10 +51,10 @@ impl<M> Fsdp<M> {
         let all: Vec<Option<(String, FileHash)>> = all_gather_object(world, &written)?;
         let committed = match world.rank() {
             0 => self.commit(checkpoints, number, checkpoint, all.into_iter().flatten().collect()),
-            _ => Ok(PathBuf::new()),
+            _ => Ok(()),
         };
-        let committed = self.all_agree(folder, committed)?;
-        Ok(broadcast_object(world, &committed, 0)?)
+        self.all_agree(folder, committed)?;
+        Ok(checkpoints.draft(number).folder())
     }
 
     fn write_part(
@@ -94,7 +94,7 @@ impl<M> Fsdp<M> {
         number: u64,
         checkpoint: &Checkpoint,
         files: BTreeMap<String, FileHash>,
-    ) -> Result<PathBuf> {
+    ) -> Result<()> {
         let core = self.core();
         let fsdp = Description {
             shards: core.groups.shards(),
@@ -104,7 +104,8 @@ impl<M> Fsdp<M> {
         let extra = Extra { fsdp, extra: checkpoint.extra.clone() };
         let extra = serde_json::to_value(extra)
             .map_err(|error| Error::file(Path::new("the manifest"), error.to_string()))?;
-        Ok(checkpoints.draft(number).commit(&Checkpoint { extra, ..checkpoint.clone() }, files)?)
+        checkpoints.draft(number).commit(&Checkpoint { extra, ..checkpoint.clone() }, files)?;
+        Ok(())
     }
 
     /// Reads a checkpoint that [`Fsdp::save_checkpoint`] has written, at this or any other number of ranks and with any
@@ -123,13 +124,17 @@ impl<M> Fsdp<M> {
         optimizer: Option<&mut dyn OptimizerState>,
     ) -> Result<serde_json::Value> {
         let world = &*self.core().groups.world;
-        let opened = self.core().check().and_then(|()| {
+        // Before anybody reads what is damaged, and takes it for something else.
+        let whole = self.core().check().and_then(|()| {
             for (place, name) in contents.files.keys().enumerate() {
                 if place % world.world_size() == world.rank() {
                     contents.check(name)?;
                 }
             }
-            let saved = Saved::open(contents)?;
+            Ok(())
+        });
+        self.all_agree(&contents.folder, whole)?;
+        let opened = Saved::open(contents).and_then(|saved| {
             saved.check(contents, &self.core().units)?;
             saved.check_buffers(contents, &self.core().buffers)?;
             Ok(saved)

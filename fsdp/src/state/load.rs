@@ -72,8 +72,9 @@ impl<M> Fsdp<M> {
         let world = &*self.core().groups.world;
         comm::all_agree([world as &dyn Communicator], own, |rank, reason| {
             // The path is named once.
-            let problem = reason.strip_prefix(&format!("{}: ", path.display())).unwrap_or(&reason);
-            Error::file(path, format!("on rank {rank}: {problem}"))
+            let problem =
+                reason.strip_prefix(&format!("{}: ", path.display())).unwrap_or(&reason).to_string();
+            Error::PeerFile { path: path.to_path_buf(), rank, problem }
         })
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use candle_core::Tensor;
 use serde_json::Value;
 
-use super::{Checkpoint, Checkpoints, FileHash, read, write};
+use super::{Checkpoint, Checkpoints, FileHash, name, read, write};
 use crate::Result;
 
 /// A checkpoint that is being written and does not count yet: what is left of it after a crash, the next save removes.
@@ -73,6 +73,11 @@ impl Draft<'_> {
     /// Its number, by which other processes find it.
     pub fn number(&self) -> u64 {
         self.number
+    }
+
+    /// Its folder, once it is committed.
+    pub fn folder(&self) -> PathBuf {
+        self.checkpoints.config.dir.join(name(self.number))
     }
 
     /// Writes a set of tensors, of a name that no other process uses, and brings it to the disk.

@@ -31,6 +31,16 @@ pub struct FileHash {
     pub sha256: String,
 }
 
+impl FileHash {
+    /// What a file is now; it is read from end to end.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn of(path: &std::path::Path) -> std::io::Result<Self> {
+        super::write::hash(path)
+    }
+}
+
 impl Manifest {
     pub(super) fn new(checkpoint: &super::Checkpoint, tensors: BTreeMap<String, FileHash>) -> Self {
         Self {

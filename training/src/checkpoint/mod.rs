@@ -126,6 +126,15 @@ impl Checkpoints {
         Ok(all.into_iter().map(|number| self.config.dir.join(name(number))).collect())
     }
 
+    /// Tells the latest checkpoint from all others, and changes with each save; `None` where there is none. The checkpoint itself
+    /// is not read, and may be damaged.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn mark(&self) -> Result<Option<String>> {
+        read::mark(&self.config.dir)
+    }
+
     /// Reads the checkpoint that `latest` names, or the newest one where there is no such file; `None` where there is none at all.
     ///
     /// # Errors

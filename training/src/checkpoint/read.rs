@@ -47,21 +47,34 @@ pub(super) fn check_file(folder: &Path, name: &str, expected: &FileHash) -> Resu
 
 /// The folder that `latest` names and the hash of its manifest, or else the newest.
 fn latest_folder(dir: &Path) -> Result<Option<(PathBuf, Option<String>)>> {
-    let path = dir.join(LATEST);
-    let text = match std::fs::read(&path) {
-        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            return Ok(numbers(dir)?.last().map(|&newest| (dir.join(name(newest)), None)));
-        }
-        Err(error) => return Err(io("read", &path)(error)),
+    let Some(text) = pointer(dir)? else {
+        return Ok(numbers(dir)?.last().map(|&newest| (dir.join(name(newest)), None)));
     };
     let parts = text.strip_suffix('\n').and_then(|line| line.split_once(' '));
     match parts.filter(|(name, _)| number(name).is_some()) {
         Some((name, hash)) => Ok(Some((dir.join(name), Some(hash.to_string())))),
         None => {
-            let problem = "it does not name a checkpoint".to_string();
-            Err(Error::DamagedCheckpoint { file: path, problem, good: newest_whole(dir, u64::MAX).into() })
+            let (file, problem) = (dir.join(LATEST), "it does not name a checkpoint".to_string());
+            Err(Error::DamagedCheckpoint { file, problem, good: newest_whole(dir, u64::MAX).into() })
         }
+    }
+}
+
+/// What the file `latest` says, or else the newest checkpoint's name.
+pub(super) fn mark(dir: &Path) -> Result<Option<String>> {
+    match pointer(dir)? {
+        Some(text) => Ok(Some(text)),
+        None => Ok(numbers(dir)?.last().map(|&newest| name(newest))),
+    }
+}
+
+/// What the file `latest` says, where there is one.
+fn pointer(dir: &Path) -> Result<Option<String>> {
+    let path = dir.join(LATEST);
+    match std::fs::read(&path) {
+        Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(io("read", &path)(error)),
     }
 }
 

@@ -23,7 +23,7 @@ use crate::error::Result;
 use crate::experiment::Experiment;
 use crate::metrics::MetricsWriter;
 use crate::models::convnet::ConvNet;
-use crate::options::CommonOptions;
+use crate::options::{CommonOptions, contents_of};
 use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
 use crate::report::{Report, RunSeries};
@@ -60,16 +60,21 @@ impl Experiment for Cifar10Options {
     }
 
     fn identity(&self, world_size: usize) -> RunIdentity {
-        let pictures = if self.data_dir.is_some() { "a folder" } else { "none" };
+        let pictures = match &self.data_dir {
+            None => "none".into(),
+            Some(dir) if self.checkpoints.keeps() => contents_of("a folder", records::files(dir)),
+            Some(_) => "a folder".into(),
+        };
         let settings = [
             ("--lr", self.lr.to_string()),
             ("--momentum", self.momentum.to_string()),
             ("--batch-size", self.batch_size.to_string()),
-            ("--data-dir", pictures.to_string()),
+            ("--data-dir", pictures),
         ];
         let drawn = self.draws().then(|| ("--samples", self.samples.to_string()));
         let settings = settings.into_iter().chain(drawn);
-        RunIdentity::new(Self::NAME, world_size, self.common.settings().into_iter().chain(settings))
+        let common = self.common.settings(self.checkpoints());
+        RunIdentity::new(Self::NAME, world_size, common.into_iter().chain(settings))
     }
 
     fn check(&self, _: usize) -> Result<()> {

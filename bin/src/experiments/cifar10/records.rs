@@ -32,6 +32,12 @@ pub(super) fn read(dir: &Path) -> Result<(Pictures, Pictures), FileError> {
     Ok((train, test))
 }
 
+/// The files of a folder.
+pub(super) fn files(dir: &Path) -> Vec<PathBuf> {
+    let dir = locate(dir).unwrap_or_else(|_| dir.to_path_buf());
+    TRAIN.into_iter().chain([TEST]).map(|name| dir.join(name)).collect()
+}
+
 /// Where the files are; all of them are there.
 fn locate(dir: &Path) -> Result<PathBuf, FileError> {
     let found = fs::metadata(dir).map_err(|error| FileError::read(dir, error))?;

@@ -54,7 +54,7 @@ impl Experiment for DdpLinearOptions {
             ));
         }
         let single = alone::run(self, &setup, metrics)?;
-        let total = self.rank_batch_size(world_size) * world_size;
+        let total = self.rank_batch_size(world_size) as u128 * world_size as u128;
         let ranks = if world_size == 1 { "rank" } else { "ranks" };
         say(format_args!("\n===== DDP training ({world_size} {ranks}, total batch size {total}) ====="))?;
         Ok(single)

@@ -70,7 +70,8 @@ impl Experiment for DdpMlpOptions {
             // Each rank draws its own batch, so another number of ranks has other data.
             settings.push(("--world-size", world_size.to_string()));
         }
-        RunIdentity::new(Self::NAME, world_size, self.common.settings().into_iter().chain(settings))
+        let common = self.common.settings(self.checkpoints());
+        RunIdentity::new(Self::NAME, world_size, common.into_iter().chain(settings))
     }
 
     fn check(&self, _world_size: usize) -> Result<()> {

@@ -59,7 +59,8 @@ impl Experiment for DdpTrainerOptions {
             ("--loss", format!("{:?}", self.loss).to_lowercase()),
             ("--samples", self.samples.to_string()),
         ];
-        RunIdentity::new(Self::NAME, world_size, self.common.settings().into_iter().chain(settings))
+        let common = self.common.settings(self.checkpoints());
+        RunIdentity::new(Self::NAME, world_size, common.into_iter().chain(settings))
     }
 
     fn check(&self, _world_size: usize) -> Result<()> {

@@ -65,7 +65,8 @@ impl Experiment for DdpTransformerOptions {
     }
 
     fn identity(&self, world_size: usize) -> RunIdentity {
-        RunIdentity::new(Self::NAME, world_size, self.common.settings().into_iter().chain(self.settings()))
+        let common = self.common.settings(self.checkpoints());
+        RunIdentity::new(Self::NAME, world_size, common.into_iter().chain(self.settings()))
     }
 
     fn check(&self, _world_size: usize) -> Result<()> {

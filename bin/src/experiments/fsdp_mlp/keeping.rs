@@ -10,6 +10,9 @@ use crate::trainer::parts::{Keeping, Kept};
 
 use super::step::Trainee;
 
+/// Steps from one checkpoint to the next unless told otherwise: the help of `--checkpoint-every` says so, too.
+const EVERY: usize = 20;
+
 /// What a checkpoint keeps beside tensors and what all runs keep.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Own {
@@ -43,7 +46,8 @@ pub(super) fn keep(
     trainee: &Trainee,
     log: Option<&mut RunLog<'_>>,
 ) -> Result<()> {
-    let Some(checkpoints) = keeping.due(step, |_| is_last)? else { return Ok(()) };
+    let due = keeping.due(step, |every| is_last || (every.is_none() && step.is_multiple_of(EVERY)))?;
+    let Some(checkpoints) = due else { return Ok(()) };
     let _span = tracing::info_span!("checkpoint").entered();
     let scale = trainee.scaler.as_ref().map(LossScaler::state);
     let checkpoint = keeping.checkpoint(step, log, Own { scale })?;

@@ -28,7 +28,7 @@ use crate::rank::{Outcome, Rank};
 use crate::report::{Report, RunSeries, peak_rss_bytes};
 use crate::run_log::{LogConfig, RunLog};
 use crate::trainer::parts::{self, Keeping};
-use crate::trainer::{CheckpointOptions, RunIdentity};
+use crate::trainer::{CheckpointOptions, RunIdentity, keeps_losses};
 use crate::weights::TensorFile;
 
 use data::{Batches, Samples};
@@ -82,7 +82,8 @@ impl Experiment for FsdpMlpOptions {
             ("--reduce-dtype", format!("{:?}", self.reduce_dtype.unwrap_or(self.param_dtype))),
             ("--loss-scale", self.loss_scale.map_or("none".into(), |scale| scale.to_string())),
         ];
-        RunIdentity::new(Self::NAME, world_size, self.common.settings().into_iter().chain(settings))
+        let common = self.common.settings(self.checkpoints());
+        RunIdentity::new(Self::NAME, world_size, common.into_iter().chain(settings))
     }
 
     fn check_checkpoint(&self, world_size: usize) -> Result<()> {
@@ -119,7 +120,7 @@ impl Experiment for FsdpMlpOptions {
         let prints = rank.is_first();
         let log = LogConfig {
             run: None,
-            keep: self.common.report.is_some(),
+            keep: keeps_losses(&self.common, &self.checkpoints),
             steps: self.steps,
             ..LogConfig::default()
         };

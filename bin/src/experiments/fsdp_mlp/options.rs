@@ -7,6 +7,7 @@ use fsdp::{FsdpConfig, MixedPrecision, Strategy};
 use crate::error::{Error, Result};
 use crate::models::large::LargeConfig;
 use crate::options::{CommonOptions, count, learning_rate};
+use crate::room;
 use crate::trainer::CheckpointOptions;
 
 /// What is sharded, by the names of PyTorch's `ShardingStrategy`.
@@ -158,6 +159,11 @@ impl FsdpMlpOptions {
                 format!("with --features {}, the model has more elements than can be counted", self.features);
             return refuse("--hidden", self.hidden.to_string(), help);
         }
-        Ok(())
+        let parameters: f64 =
+            self.model().layers().map(|(i, o)| (i as f64 + 1.0) * o as f64).into_iter().sum();
+        match room::too_large(parameters, "parameters", room::with_adam(parameters, shards)) {
+            Some(help) => refuse("--hidden", self.hidden.to_string(), help),
+            None => Ok(()),
+        }
     }
 }

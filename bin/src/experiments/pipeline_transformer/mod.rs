@@ -32,9 +32,10 @@ use crate::rank::{Outcome, Rank};
 use crate::report::{Report, RunSeries, Timeline};
 use crate::result_line;
 use crate::run_log::{LogConfig, RunLog};
+use crate::start::check_world_size;
 use crate::tokens::{self, Batch, Row};
 use crate::trainer::parts::Keeping;
-use crate::trainer::{CheckpointOptions, RunIdentity, StepRandom};
+use crate::trainer::{CheckpointOptions, RunIdentity, StepRandom, keeps_losses};
 use crate::variables::Variables;
 use crate::weights::save_weights;
 
@@ -86,7 +87,8 @@ impl Experiment for PipelineTransformerOptions {
     }
 
     fn identity(&self, world_size: usize) -> RunIdentity {
-        RunIdentity::new(Self::NAME, world_size, self.common.settings().into_iter().chain(self.settings()))
+        let common = self.common.settings(self.checkpoints());
+        RunIdentity::new(Self::NAME, world_size, common.into_iter().chain(self.settings()))
     }
 
     fn check_checkpoint(&self, world_size: usize) -> Result<()> {
@@ -100,8 +102,10 @@ impl Experiment for PipelineTransformerOptions {
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
+        // Before the modules are made: sizes that have no room do not come so far.
+        self.check_sizes(world_size)?;
         let modules = Transformer::modules(&self.sizes.config(), &SharedGenerator::from(Generator::new(0)));
-        self.check_all(world_size, &modules.names())
+        self.check_stages(world_size, &modules.names())
     }
 
     fn setup(&self) -> Result<Setup> {
@@ -226,6 +230,7 @@ impl PipelineTransformerOptions {
             return experiment::run(self);
         }
         let world_size = self.common.ranks.world_size.unwrap_or(Self::WORLD_SIZE);
+        check_world_size(world_size)?;
         self.check(world_size)?;
         let grid = self.pipeline_schedule(world_size)?.to_string();
         grid.lines().try_for_each(|line| say(format_args!("{line}")))
@@ -288,7 +293,12 @@ impl PipelineTransformerOptions {
         let world_size = rank.comm.world_size();
         let (steps_per_epoch, reporter) = (batches.len(), self.reporter(world_size));
         let steps = self.epochs.saturating_mul(steps_per_epoch);
-        let log = LogConfig { run: None, keep: self.common.report.is_some(), steps, ..LogConfig::default() };
+        let log = LogConfig {
+            run: None,
+            keep: keeps_losses(&self.common, &self.checkpoints),
+            steps,
+            ..LogConfig::default()
+        };
         let mut metrics = rank.metrics.take();
         let mut log = (rank.comm.rank() == reporter).then(|| RunLog::new(&log, metrics.as_mut()));
         let (options, run) = (&self.checkpoints, self.identity(world_size));

@@ -58,6 +58,11 @@ pub struct PipelineTransformerOptions {
     pub(crate) sizes: TransformerOptions,
 }
 
+/// Stages, each of which has a module at least.
+const MOST_STAGES: usize = 1 << 16;
+/// Micro-batches of all stages: a schedule is a table of who does what with each of them.
+const MOST_ACTIONS: usize = 1 << 20;
+
 fn schedule(name: &str) -> std::result::Result<ScheduleKind, String> {
     name.parse().map_err(|_| {
         let names = ScheduleKind::ALL.map(ScheduleKind::name).join(", ");
@@ -122,8 +127,8 @@ impl PipelineTransformerOptions {
         }
     }
 
-    /// Refuses what does not go together.
-    pub(super) fn check_all(&self, world_size: usize, names: &[&str]) -> Result<()> {
+    /// Refuses sizes that do not go together, and such that there is no room for.
+    pub(super) fn check_sizes(&self, world_size: usize) -> Result<()> {
         let &Self { batch_size, micro_batches, dp, .. } = self;
         self.sizes.check(self.common.data.as_deref())?;
         if !world_size.is_multiple_of(dp) {
@@ -138,6 +143,24 @@ impl PipelineTransformerOptions {
             );
             return refuse("--batch-size", batch_size, help);
         }
+        let stages = self.ranks(world_size).saturating_mul(self.stages_per_rank());
+        if stages > MOST_STAGES {
+            let help = format!("that makes {stages} stages: give fewer, {MOST_STAGES} at most");
+            return refuse("--stages-per-rank", self.stages_per_rank(), help);
+        }
+        if stages.saturating_mul(micro_batches) > MOST_ACTIONS {
+            let most = MOST_ACTIONS / stages;
+            return refuse(
+                "--micro-batches",
+                micro_batches,
+                format!("give at most {most} with {stages} stages"),
+            );
+        }
+        Ok(())
+    }
+
+    /// Refuses stages that cannot be made of these modules.
+    pub(super) fn check_stages(&self, world_size: usize, names: &[&str]) -> Result<()> {
         if let Err(error) = self.pipeline_schedule(world_size) {
             return match error {
                 pipeline::Error::InvalidArgument { got, help, .. } => refuse("--stages-per-rank", got, help),
@@ -170,8 +193,8 @@ impl PipelineTransformerOptions {
 
     /// What is wrong with so many rows.
     pub(super) fn check_rows(&self, rows: usize) -> std::result::Result<(), String> {
-        let all = self.batch_size * self.dp;
-        if rows.is_multiple_of(all) {
+        let all = self.batch_size as u128 * self.dp as u128;
+        if (rows as u128).is_multiple_of(all) {
             return Ok(());
         }
         let copies =

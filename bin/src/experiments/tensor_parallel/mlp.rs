@@ -16,7 +16,8 @@ use crate::options::{CommonOptions, count, learning_rate};
 use crate::python::Float;
 use crate::rank::{Outcome, Rank};
 use crate::report::Report;
-use crate::trainer::{CheckpointOptions, RunIdentity, parts};
+use crate::room;
+use crate::trainer::{CheckpointOptions, RunIdentity, keeps_losses, parts};
 use crate::weights::TensorFile;
 
 use super::mesh::MeshOptions;
@@ -101,7 +102,8 @@ impl Experiment for TensorParallelMlpOptions {
         ];
         // Any number of ranks that the layers are divided over gives the same numbers, but for rounding.
         let copies = self.mesh.sizes(world_size).map_or(world_size, |(dp, _)| dp);
-        RunIdentity::new(Self::NAME, copies, self.common.settings().into_iter().chain(settings))
+        let common = self.common.settings(self.checkpoints());
+        RunIdentity::new(Self::NAME, copies, common.into_iter().chain(settings))
     }
 
     fn check_checkpoint(&self, world_size: usize) -> Result<()> {
@@ -117,11 +119,15 @@ impl Experiment for TensorParallelMlpOptions {
             );
             return Err(Error::Option { option: "--hidden-size", got: self.hidden_size.to_string(), help });
         }
+        let size = self.hidden_size as f64;
+        let parameters = 8.0 * size * size + 5.0 * size;
+        if let Some(help) = room::too_large(parameters, "parameters", room::with_adam(parameters, tp)) {
+            return Err(Error::Option { option: "--hidden-size", got: self.hidden_size.to_string(), help });
+        }
         if self.mesh.sequence_parallel {
             MeshOptions::divides("--batch-size", self.batch_size, tp)?;
-            if self.common.data.is_none() {
-                let last = self.samples.div_ceil(dp) % self.batch_size;
-                MeshOptions::divides("--samples", last, tp)?;
+            if let (None, Some(help)) = (&self.common.data, self.uneven(self.samples, (dp, tp))) {
+                return Err(Error::Option { option: "--samples", got: self.samples.to_string(), help });
             }
         }
         Ok(())
@@ -151,7 +157,14 @@ impl Experiment for TensorParallelMlpOptions {
         Ok(Setup { x, y, weights })
     }
 
-    fn alone(&self, _: Setup, world_size: usize, _: Option<&mut MetricsWriter>) -> Result<usize> {
+    fn alone(&self, setup: Setup, world_size: usize, _: Option<&mut MetricsWriter>) -> Result<usize> {
+        if let (Some(path), true) = (&self.common.data, self.mesh.sequence_parallel) {
+            let samples = setup.x.dim(0)?;
+            if let Some(help) = self.uneven(samples, self.mesh.sizes(world_size)?) {
+                let reason = format!("it has {samples} samples; {help}");
+                return Err(FileError::tensor(path, "x", reason).into());
+            }
+        }
         note(format_args!(
             "document 004 draws other weights on each rank, gathers the first layer's output only to divide it again, and sums \
              the gradients of divided weights over ranks, to whom they do not belong; here each rank has its part of one \
@@ -173,7 +186,7 @@ impl Experiment for TensorParallelMlpOptions {
             epochs: self.epochs,
             batch_size: self.batch_size,
             lr: self.lr,
-            report: self.common.report.is_some(),
+            report: keeps_losses(&self.common, &self.checkpoints),
             save: self.common.save.as_deref(),
             checkpoints: &self.checkpoints,
             run: self.identity(rank.comm.world_size()),
@@ -193,6 +206,19 @@ impl Experiment for TensorParallelMlpOptions {
         facts.push(fact("batch size, each data-parallel rank", self.batch_size.to_string()));
         facts.push(fact("learning rate", self.lr.to_string()));
         Report { facts, runs: vec![outcome.trained.series], ..Report::default() }
+    }
+}
+
+impl TensorParallelMlpOptions {
+    /// What is wrong with so many samples where batches are divided over the tensor-parallel ranks.
+    fn uneven(&self, samples: usize, (dp, tp): (usize, usize)) -> Option<String> {
+        let last = samples.div_ceil(dp) % self.batch_size;
+        (!last.is_multiple_of(tp)).then(|| {
+            format!(
+                "with --sequence-parallel each batch is divided over {tp} ranks (--tp), and the last batch of an epoch has {last}: \
+                 give a number of samples of which that is a multiple of {tp}"
+            )
+        })
     }
 }
 

@@ -19,7 +19,7 @@ use crate::options::CommonOptions;
 use crate::python::Float;
 use crate::rank::{Outcome, Rank};
 use crate::report::Report;
-use crate::trainer::{CheckpointOptions, RunIdentity, parts};
+use crate::trainer::{CheckpointOptions, RunIdentity, keeps_losses, parts};
 
 use super::mesh::MeshOptions;
 use super::run::{self, RunConfig, Task, Trained};
@@ -77,7 +77,8 @@ impl Experiment for TensorParallelTransformerOptions {
         ];
         // Any number of ranks that the layers are divided over gives the same numbers, but for rounding.
         let copies = self.mesh.sizes(world_size).map_or(world_size, |(dp, _)| dp);
-        RunIdentity::new(Self::NAME, copies, self.common.settings().into_iter().chain(settings))
+        let common = self.common.settings(self.checkpoints());
+        RunIdentity::new(Self::NAME, copies, common.into_iter().chain(settings))
     }
 
     fn check_checkpoint(&self, world_size: usize) -> Result<()> {
@@ -123,7 +124,7 @@ impl Experiment for TensorParallelTransformerOptions {
             epochs: self.epochs,
             batch_size: self.batch_size,
             lr: self.lr,
-            report: self.common.report.is_some(),
+            report: keeps_losses(&self.common, &self.checkpoints),
             save: self.common.save.as_deref(),
             checkpoints: &self.checkpoints,
             run: self.identity(rank.comm.world_size()),

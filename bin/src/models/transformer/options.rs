@@ -7,7 +7,7 @@ use clap::Args;
 use super::TransformerConfig;
 use crate::error::{Error, Result};
 use crate::options::{count, probability};
-use crate::report::total_memory_bytes;
+use crate::room;
 use crate::tokens::check_length;
 
 /// Sizes of the documents' data set and model.
@@ -88,8 +88,8 @@ impl TransformerOptions {
             let help = "positions are encoded in pairs of sine and cosine: give an even number";
             return refuse("--d-model", d_model, help.into());
         }
-        if let Some(help) = total_memory_bytes().and_then(|there_is| self.too_large_for(there_is)) {
-            return refuse("--num-layers", self.num_layers, help);
+        if let Some((option, got, help)) = self.too_large() {
+            return refuse(option, got, help);
         }
         if data.is_some() {
             return Ok(());
@@ -107,21 +107,20 @@ impl TransformerOptions {
         Ok(())
     }
 
-    /// What is wrong with the model on a machine of so many bytes: there, nothing would stop it but the system.
-    fn too_large_for(&self, bytes: u64) -> Option<String> {
-        const GIB: f64 = (1 << 30) as f64;
-        // Floats do not overflow, whatever is typed.
-        let [model, ff, words, blocks] =
-            [self.d_model, self.d_ff, self.vocab_size, self.num_layers].map(|size| size as f64);
+    /// What is wrong with the model on this machine: a size, and what it leads to.
+    fn too_large(&self) -> Option<(&'static str, usize, String)> {
+        let [model, ff, words, blocks, positions] =
+            [self.d_model, self.d_ff, self.vocab_size, self.num_layers, self.max_len].map(|size| size as f64);
         let block = 4.0 * model * (model + 1.0) + 4.0 * model + ff * (model + 1.0) + model * (ff + 1.0);
         let parameters = words * model + blocks * block + words * (model + 1.0);
-        let (needed, there_is) = (4.0 * parameters / GIB, bytes as f64 / GIB);
-        (needed > there_is).then(|| {
-            format!(
-                "with the other sizes that makes {parameters:.1e} parameters, {needed:.0} GiB, and this machine has \
-                 {there_is:.0} GiB: make the model smaller"
-            )
-        })
+        // The table of positions is computed, and no parameter.
+        let table = positions * model;
+        let bytes = 4.0 * (parameters + table);
+        if table > parameters {
+            let help = room::too_large(table, "numbers of positions", bytes)?;
+            return Some(("--max-len", self.max_len, help));
+        }
+        room::too_large(parameters, "parameters", bytes).map(|help| ("--num-layers", self.num_layers, help))
     }
 
     /// What a checkpoint must agree in.

@@ -3,7 +3,7 @@
 use crate::plan::collective::{all_reduce, all_reduce_of_first, broadcast};
 use crate::plan::model::{Model, Unit};
 
-use super::{Estimate, Memory, Setting, Strategy, share};
+use super::{Estimate, Memory, Setting, Strategy, bytes_of, share};
 
 pub(super) fn estimate(model: &Model, setting: &Setting) -> Estimate {
     let &Setting { ranks, batch_size, element, .. } = setting;
@@ -16,8 +16,8 @@ pub(super) fn estimate(model: &Model, setting: &Setting) -> Estimate {
         copies: parameters,
         gradients: parameters,
         optimizer: parameters * setting.optimizer as f64,
-        activations: (model.sum(Unit::kept) * samples * element) as f64,
-        inside: (model.sum(|unit| unit.kept_inside) * samples * element) as f64,
+        activations: bytes_of(model.sum(Unit::kept), samples, element),
+        inside: bytes_of(model.sum(|unit| unit.kept_inside), samples, element),
     };
     // With a number for each tensor, which says whether it was used.
     let averaged = (model.parameters() + model.sum(|unit| unit.tensors.len() as u64)) * element;

@@ -172,3 +172,8 @@ impl Strategy {
 pub(super) fn share(batch_size: usize, ranks: usize) -> u64 {
     batch_size.div_ceil(ranks).max(1) as u64
 }
+
+/// Bytes of so many numbers a sample, which may be more than a whole number holds.
+pub(super) fn bytes_of(numbers: u64, samples: u64, element: u64) -> f64 {
+    numbers as f64 * samples as f64 * element as f64
+}

@@ -4,7 +4,7 @@ use pipeline::Split;
 
 use crate::plan::model::{Model, Unit};
 
-use super::{Estimate, Memory, Setting, Strategy};
+use super::{Estimate, Memory, Setting, Strategy, bytes_of};
 
 pub(super) fn estimate(model: &Model, setting: &Setting) -> Estimate {
     let &Setting { ranks, batch_size, element, .. } = setting;
@@ -21,13 +21,13 @@ pub(super) fn estimate(model: &Model, setting: &Setting) -> Estimate {
         copies: 0.0,
         gradients: parameters,
         optimizer: parameters * setting.optimizer as f64,
-        activations: (kept * rows * element) as f64,
-        inside: (inside * rows * element) as f64,
+        activations: bytes_of(kept, rows, element),
+        inside: bytes_of(inside, rows, element),
     };
     // What a stage sends on, and the gradient of what it was sent; the ends send one of them.
     let sends = |place: usize| came(place) + if place + 1 < ranks { stages[place].output } else { 0 };
-    let bytes = (0..stages.len()).map(sends).max().unwrap_or(0) * rows * element;
-    Estimate { strategy: Strategy::Pipeline, memory, sent: bytes as f64 }
+    let sent = bytes_of((0..stages.len()).map(sends).max().unwrap_or(0), rows, element);
+    Estimate { strategy: Strategy::Pipeline, memory, sent }
 }
 
 /// Units in a row.

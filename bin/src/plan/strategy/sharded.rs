@@ -5,7 +5,7 @@ use fsdp::FsdpConfig;
 use crate::plan::collective::{all_reduce, part};
 use crate::plan::model::{Model, Part, Unit};
 
-use super::{Estimate, Memory, Setting, Sharding, Strategy, share};
+use super::{Estimate, Memory, Setting, Sharding, Strategy, bytes_of, share};
 
 pub(super) fn estimate(model: &Model, setting: &Setting, sharding: Sharding) -> Estimate {
     let &Setting { ranks, batch_size, element, .. } = setting;
@@ -19,7 +19,7 @@ pub(super) fn estimate(model: &Model, setting: &Setting, sharding: Sharding) -> 
         gradients: gradients(&parts, shards, setting),
         optimizer: own as f64 * setting.optimizer as f64,
         activations: activations(model, &parts, samples, setting),
-        inside: (model.sum(|unit| unit.kept_inside) * samples * element) as f64,
+        inside: bytes_of(model.sum(|unit| unit.kept_inside), samples, element),
     };
     let sent = sent(&parts, shards, sharding, setting);
     Estimate { strategy: Strategy::ShardedData(sharding), memory, sent }
@@ -61,17 +61,16 @@ fn gradients(parts: &[Part], shards: usize, setting: &Setting) -> f64 {
 }
 
 fn activations(model: &Model, parts: &[Part], samples: u64, setting: &Setting) -> f64 {
-    let inside = model.sum(|unit| unit.kept_inside) * setting.element;
     let mut kept = model.sum(|unit| unit.kept() - unit.kept_inside);
     // Each part's output is copied where backward is to stop for it.
     kept += parts.iter().map(|part| part.output).sum::<u64>();
-    let mut wide = inside;
+    let mut wide = model.sum(|unit| unit.kept_inside);
     if setting.gathered < setting.element {
         // Numbers of 16 bits are multiplied and biased one after the other, and the loss is computed in more.
         kept += model.sum(|unit| unit.linear);
-        wide += model.units.last().map_or(0, |unit: &Unit| unit.output) * setting.element;
+        wide += model.units.last().map_or(0, |unit: &Unit| unit.output);
     }
-    ((kept * setting.gathered + wide) * samples) as f64
+    bytes_of(kept, samples, setting.gathered) + bytes_of(wide, samples, setting.element)
 }
 
 fn sent(parts: &[Part], shards: usize, sharding: Sharding, setting: &Setting) -> f64 {

@@ -3,7 +3,7 @@
 use crate::plan::collective::{all_reduce, part};
 use crate::plan::model::Model;
 
-use super::{Estimate, Memory, Setting, Strategy, share};
+use super::{Estimate, Memory, Setting, Strategy, bytes_of, share};
 
 pub(super) fn estimate(model: &Model, setting: &Setting, tp: usize, sequence_parallel: bool) -> Estimate {
     let &Setting { ranks, batch_size, element, .. } = setting;
@@ -18,8 +18,8 @@ pub(super) fn estimate(model: &Model, setting: &Setting, tp: usize, sequence_par
         copies: 0.0,
         gradients: weights,
         optimizer: weights * setting.optimizer as f64,
-        activations: (kept * samples * element) as f64,
-        inside: (inside * samples * element) as f64,
+        activations: bytes_of(kept, samples, element),
+        inside: bytes_of(inside, samples, element),
     };
     let sent = along_tp(model, (tp, sequence_parallel), whole * element, samples * element);
     let sent = sent + all_reduce(own * element, dp);

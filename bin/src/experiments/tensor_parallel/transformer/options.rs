@@ -6,6 +6,7 @@ use training::Visible;
 
 use crate::error::{Error, Result};
 use crate::options::{CommonOptions, count, learning_rate, probability};
+use crate::room;
 use crate::tokens::check_length;
 use crate::trainer::CheckpointOptions;
 
@@ -79,6 +80,18 @@ impl TensorParallelTransformerOptions {
         LanguageModelConfig { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, visible }
     }
 
+    /// What is wrong with the model on this machine.
+    fn too_large(&self, tp: usize) -> Option<String> {
+        let ff = self.d_ff.map_or(4.0 * self.d_model as f64, |width| width as f64);
+        let [model, words, blocks, positions] =
+            [self.d_model, self.vocab_size, self.num_layers, self.max_len].map(|size| size as f64);
+        let block = 4.0 * model * model + 2.0 * model * ff + 9.0 * model + ff;
+        // Positions are on all ranks.
+        let (divided, whole) = (2.0 * words * model + blocks * block, positions * model);
+        let bytes = room::with_adam(divided, tp) + room::with_adam(whole, 1);
+        room::too_large(divided + whole, "parameters", bytes)
+    }
+
     /// Refuses sizes that do not go together, or that the ranks do not divide.
     pub(super) fn check_sizes(&self, tp: usize) -> Result<()> {
         let refuse =
@@ -87,6 +100,9 @@ impl TensorParallelTransformerOptions {
         if !d_model.is_multiple_of(num_heads) {
             let help = format!("it is split over {num_heads} heads (--num-heads): give a multiple of that");
             return refuse("--d-model", d_model, help);
+        }
+        if let Some(help) = self.too_large(tp) {
+            return refuse("--num-layers", self.num_layers, help);
         }
         MeshOptions::divides("--num-heads", num_heads, tp)?;
         MeshOptions::divides("--vocab-size", self.vocab_size, tp)?;

@@ -1,0 +1,68 @@
+//! How large a model's numbers are, in floats, which do not overflow: whether what is planned of it can be counted.
+
+use crate::error::Result;
+
+use super::model::TransformerSizes;
+use super::options::refuse;
+
+/// Parameters.
+const MOST_PARAMETERS: f64 = (1u64 << 46) as f64;
+/// Numbers of a step that go between two ranks at once. Their bytes are exact in a float.
+const MOST_SENT: f64 = (1u64 << 50) as f64;
+/// Operations on a sample, and numbers that are kept of it.
+const MOST_OF_SAMPLE: f64 = (1u64 << 62) as f64;
+
+/// Bounds of the largest numbers of a plan.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Extent {
+    parameters: f64,
+    /// What is computed or kept for one sample.
+    of_sample: f64,
+    /// What goes between ranks for one sample, at most.
+    sent: f64,
+}
+
+impl Extent {
+    /// Linear layers in a row.
+    pub(super) fn of_layers(sizes: &[u64]) -> Self {
+        let product = |pair: &[u64]| pair.iter().map(|size| *size as f64).product::<f64>();
+        let widths: f64 = sizes.iter().map(|size| *size as f64).sum();
+        let parameters = sizes.windows(2).map(product).sum::<f64>() + widths;
+        Self { parameters, of_sample: 2.0 * parameters + 8.0 * widths, sent: 2.0 * widths }
+    }
+
+    pub(super) fn of_transformer(sizes: &TransformerSizes) -> Self {
+        let &TransformerSizes { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, length, .. } =
+            sizes;
+        let [vocabulary, d, heads, ff, layers, positions, length] =
+            [vocab_size, d_model, num_heads, d_ff, num_layers, max_len, length].map(|size| size as f64);
+        let layer = 4.0 * d * d + 2.0 * d * ff + 9.0 * d + ff;
+        let parameters = layers * layer + (2.0 * vocabulary + positions + 2.0) * d + vocabulary;
+        let flops = 2.0 * length * (parameters + 2.0 * layers * length * d);
+        let kept = layers * length * (24.0 * d + 2.0 * heads * length + 4.0 * ff)
+            + length * (8.0 * d + 5.0 * vocabulary);
+        Self { parameters, of_sample: flops + kept, sent: 2.0 * length * (d + vocabulary) }
+    }
+
+    /// Refuses what no machine has; `option` with its value stands for all sizes.
+    pub(super) fn check(self, option: &'static str, got: usize, batch_size: usize) -> Result<()> {
+        let Self { parameters, of_sample, sent } = self;
+        if parameters > MOST_PARAMETERS {
+            let help = format!(
+                "with the other sizes that makes {parameters:.1e} parameters: make the model smaller"
+            );
+            return refuse(option, got, help);
+        }
+        if of_sample > MOST_OF_SAMPLE {
+            let help = format!(
+                "with the other sizes one sample takes {of_sample:.1e} operations: make the model or its rows smaller"
+            );
+            return refuse(option, got, help);
+        }
+        if sent * batch_size as f64 > MOST_SENT {
+            let help = format!("a sample has up to {sent:.1e} numbers that go between ranks: give fewer");
+            return refuse("--batch-size", batch_size, help);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,73 @@
+//! The checkpoint that a job was asked to begin with: whether its launcher, which starts it again, has it begin there once more.
+
+use std::io::Write;
+use std::path::Path;
+
+use comm::launch::restarts;
+use serde::{Deserialize, Serialize};
+use training::Checkpoints;
+
+use crate::error::Result;
+use crate::file_error::FileError;
+
+/// The note's name, in the folder of the checkpoints.
+const NOTE: &str = "asked-for";
+/// What a save removes, should this process end before the note has its name.
+const UNFINISHED: &str = ".unfinished-";
+
+/// Written by rank 0 before the first step: each start of a job is a new process, and may be on another host.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Note {
+    /// The launcher's name for the job, the same in all its starts. `torchrun` calls every job `none` unless told otherwise.
+    job: String,
+    /// As it was typed.
+    asked: String,
+    /// The latest checkpoint in the folder then, of an earlier run.
+    latest: Option<String>,
+}
+
+impl Note {
+    fn new(checkpoints: &Checkpoints, asked: &Path, job: String) -> Result<Self> {
+        let latest = checkpoints.mark()?;
+        Ok(Self { job, asked: asked.to_string_lossy().into_owned(), latest })
+    }
+}
+
+/// Whether this job was started before, and has then come as far as to a checkpoint of its own.
+pub(super) fn is_behind(checkpoints: &Checkpoints, dir: &Path, asked: &Path) -> Result<bool> {
+    let Some(job) = job().filter(|_| restarts() > 0) else { return Ok(false) };
+    let own = Note::new(checkpoints, asked, job)?;
+    // Without a note of this job it was ended before its first step.
+    let Some(then) = read(dir)? else { return Ok(false) };
+    Ok(then.job == own.job && then.asked == own.asked && then.latest != own.latest)
+}
+
+/// Notes that this job begins with the checkpoint it was asked to, where it may be started again.
+pub(super) fn note(checkpoints: &Checkpoints, dir: &Path, asked: &Path) -> Result<()> {
+    let Some(job) = job() else { return Ok(()) };
+    let note = Note::new(checkpoints, asked, job)?;
+    let path = dir.join(NOTE);
+    let write = || -> std::io::Result<()> {
+        let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(dir)?;
+        file.write_all(serde_json::to_string(&note)?.as_bytes())?;
+        file.persist(&path).map(drop).map_err(|error| error.error)
+    };
+    Ok(write().map_err(|error| FileError::write(&path, error))?)
+}
+
+fn read(dir: &Path) -> Result<Option<Note>> {
+    let path = dir.join(NOTE);
+    match std::fs::read(&path) {
+        // What is no note was not written by this job.
+        Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(FileError::read(&path, error).into()),
+    }
+}
+
+/// The launcher's name for this job, where it starts ranks again that have failed.
+fn job() -> Option<String> {
+    let value = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    value("TORCHELASTIC_MAX_RESTARTS").filter(|most| most != "0")?;
+    Some(value("TORCHELASTIC_RUN_ID").unwrap_or_default())
+}
