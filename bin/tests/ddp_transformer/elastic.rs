@@ -193,6 +193,19 @@ fn ranks_may_be_lost_where_one_epoch_ends_and_the_next_begins() {
 }
 
 #[test]
+fn one_that_stands_still_is_ended_and_named_when_the_others_are_done() {
+    let run = Watched::start("1:2", &["--epochs", "40", "--timeout", "5"]);
+    kill_process(run.ranks[1], Signal::STOP).unwrap();
+    let pid = run.ranks[1].as_raw_nonzero();
+    let (output, folder) = run.end();
+    let remarks = text(&output.stderr);
+    let said = format!("rank 1 (pid {pid}) is ended: the others have left it behind, and are done");
+    assert!(remarks.contains(&said), "{remarks}");
+    assert_eq!(metrics(&folder.path("m.jsonl")).last().unwrap()["world_size"], 1, "{remarks}");
+    assert!(folder.path("saved").exists());
+}
+
+#[test]
 fn fewer_than_the_least_are_not_enough() {
     let run = Watched::start("2:2", &["--epochs", "1000000"]);
     run.kill(1);
