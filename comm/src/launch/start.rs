@@ -190,8 +190,7 @@ pub(super) fn start(
     events: &Sender<Event>,
 ) -> Result<Workers> {
     let (mut listener, reserved) = master.map_or((None, None), Master::split);
-    let spares = config.elastic.as_ref().map_or(0, |elastic| elastic.replace);
-    let spares = (0..spares).map(|_| Spare::new()).collect::<Result<_>>()?;
+    let spares = (0..config.spares()).map(|_| Spare::new()).collect::<Result<_>>()?;
     let mut workers =
         Workers { list: Vec::new(), watch: Watch::new(events), _reserved: reserved, spares, given_up: false };
     for local_rank in 0..config.local_world_size() {
