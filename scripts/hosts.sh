@@ -19,6 +19,7 @@ finish() {
         # Whoever is left there.
         for pid in $(ip netns pids "$netns" 2>/dev/null); do kill -9 "$pid" 2>/dev/null; done
         ip netns delete "$netns" 2>/dev/null
+        rm -rf "/etc/netns/$netns"
     done
     wait 2>/dev/null
     rm -rf "$dir"
@@ -62,6 +63,19 @@ same plain
 echo "-- encrypted"
 over 10.77.0.1 encrypted "$program" "${train[@]}" --tls hosts
 same encrypted
+
+# ---- a host whose own name is loopback to itself, as on Debian; `ip netns exec` puts this file in the place of /etc/hosts ----
+echo "-- names"
+mkdir -p "/etc/netns/$a" "/etc/netns/$b"
+echo "127.0.1.1 host-a" > "/etc/netns/$a/hosts"
+echo "10.77.0.1 host-a" > "/etc/netns/$b/hosts"
+named=("$program" launch --nnodes 2 --node-rank 0 --nproc-per-node 2 --master-addr host-a --timeout 60 -- true)
+if line=$(on "$a" host-a "${named[@]}" 2>&1); then fail "launchers have met where no other host comes: $line"; fi
+expected="error: --master-addr: got host-a; it is 127.0.1.1 here (/etc/hosts), which no other host reaches; give the address of node 0"
+[ "$line" = "$expected" ] || fail "a name that leads to loopback: $line"
+echo "10.77.0.1 host-a" >> "/etc/netns/$a/hosts"
+over host-a names "$program" "${train[@]}"
+same names
 
 # ---- a host that is lost with its launcher: the ranks of the other one go on ----
 echo "-- a host that is lost"

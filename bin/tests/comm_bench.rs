@@ -4,7 +4,10 @@
 #[path = "common/mod.rs"]
 mod common;
 
-use common::{Folder, Girandole, metrics, refuse_with, text};
+use std::net::TcpListener;
+use std::process::Stdio;
+
+use common::{Folder, Girandole, girandole, metrics, refuse_with, succeed, text};
 
 const BENCH: Girandole = Girandole("comm-bench");
 
@@ -69,4 +72,29 @@ fn one_rank_measures_what_it_can() {
         "all_reduce,send_recv",
     ]);
     assert_eq!(text(&output.stdout).lines().count(), 3);
+}
+
+/// Ranks of `plan` measure in the same way.
+#[test]
+fn ranks_say_what_they_warn_of() {
+    let bench = ["comm-bench", "--sizes", "4K", "--ops", "all_reduce", "--calls", "1"];
+    for arguments in [&bench[..], &["plan"]] {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+        let rank = |rank: &str, world_size: &str| {
+            let mut command = girandole();
+            command.env("RANK", rank).env("WORLD_SIZE", world_size);
+            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
+            // As one that the command has started.
+            command.env("GIRANDOLE_SPAWNED_FOR", arguments[0]);
+            command.env("GIRANDOLE_SPAWNER_PID", std::process::id().to_string());
+            command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+            command
+        };
+        let first = rank("0", "2").spawn().unwrap();
+        assert!(!rank("1", "3").output().unwrap().status.success());
+        succeed(&mut rank("1", "2"));
+        let first = first.wait_with_output().unwrap();
+        let said = "refused: rank 1 came with world size 3, this group has 2";
+        assert!(first.status.success() && text(&first.stderr).contains(said), "{first:?}");
+    }
 }

@@ -7,6 +7,8 @@ mod job;
 #[path = "launch/roles.rs"]
 mod roles;
 
+#[path = "launch/elastic.rs"]
+mod elastic;
 #[path = "launch/endings.rs"]
 mod endings;
 #[path = "launch/failures.rs"]

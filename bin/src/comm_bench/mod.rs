@@ -22,6 +22,7 @@ use crate::error::{Error, Result};
 use crate::file_error::FileError;
 use crate::outputs::check_in_place;
 use crate::start::{self, Start};
+use crate::trace;
 
 /// The command's name.
 pub const NAME: &str = "comm-bench";
@@ -37,6 +38,7 @@ pub fn run(options: &CommBenchOptions) -> Result<()> {
     options.ranks.check()?;
     options.ranks.check_device(options.device)?;
     options.json.as_deref().map_or(Ok(()), check_in_place)?;
+    trace::install(false)?;
     match start {
         Start::Launcher { world_size } => start::spawn::<()>(NAME, world_size, None),
         Start::Rank { config, spawned } => {

@@ -29,7 +29,8 @@ without it, and whatever does not join through comm does, too. With fewer the jo
 several machines give it to each launcher. A machine other than node 0's may be lost with its launcher, or leave when a signal \
 stops that; where one is gone there is no restart. Ranks of node 0 may be lost as well, but with its launcher or machine the job \
 ends. Machines that vanish without a word are missed after the ranks' time-out, and half of the ranks go on only if the lowest \
-is among them. Lost ranks are not replaced.
+is among them. Lost ranks are not replaced. The job is done when all ranks that are left are, however long one takes; a rank that \
+stands still and was left behind is then ended, and named in a warning.
 
 With --max-restarts all ranks start again after a failure. This program's commands then go on from their last checkpoint \
 in --checkpoint-dir; other programs find TORCHELASTIC_RESTART_COUNT in their environment.
@@ -103,9 +104,6 @@ pub struct LaunchOptions {
     pub(super) command: Vec<OsString>,
 }
 
-/// How long the others may take that are left once a rank has ended well, in an elastic job; as `torchrun` waits.
-const FINISH: Duration = Duration::from_secs(300);
-
 /// A number of nodes; `torchrun` takes a range, too.
 fn nodes(text: &str) -> std::result::Result<usize, String> {
     let number = |text: &str| text.parse().ok().filter(|&nodes: &usize| nodes > 0);
@@ -156,7 +154,7 @@ impl LaunchOptions {
     pub(super) fn elastic(&self, world_size: usize) -> Result<Option<ElasticJob>> {
         let Some(elastic) = self.elastic else { return Ok(None) };
         elastic.check(world_size)?;
-        Ok(Some(ElasticJob { finish: FINISH, ..elastic.job() }))
+        Ok(Some(elastic.job()))
     }
 
     pub(super) fn master_addr(&self, pet: &Pet, nodes: usize) -> Result<Option<String>> {

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use clap::Args;
-use comm::launch::{self, ElasticJob};
+use comm::launch::{self, ElasticJob, SpawnConfig};
 use comm::{Elastic, TcpConfig};
 
 use crate::error::{Error, Result};
@@ -33,11 +33,23 @@ impl ElasticOptions {
         self.elastic.or_else(told)
     }
 
-    /// Refuses another number of ranks than may be.
+    /// Refuses what a run that starts its ranks itself cannot do.
     ///
     /// # Errors
-    /// What contradicts the option.
+    /// What contradicts the options; more replacements than there can be.
     pub(crate) fn check(&self, world_size: usize, ranks: &RankOptions) -> Result<()> {
+        self.check_ranks(world_size, ranks)?;
+        let config = SpawnConfig { world_size, elastic: self.job(), ..SpawnConfig::default() };
+        config.check().map_err(|error| match error {
+            comm::Error::InvalidArgument { what, got, help } if what == "elastic.replace" => {
+                Error::Option { option: "--replace", got, help }
+            }
+            other => other.into(),
+        })
+    }
+
+    /// Refuses another number of ranks than may be.
+    fn check_ranks(&self, world_size: usize, ranks: &RankOptions) -> Result<()> {
         if let Some(elastic) = self.elastic {
             elastic.check(world_size)?;
         }
@@ -54,7 +66,7 @@ impl ElasticOptions {
     /// # Errors
     /// The option is given, and whoever has started this rank ends them all when one fails, or the option contradicts it.
     pub(crate) fn join(&self, config: &mut TcpConfig, ranks: &RankOptions) -> Result<()> {
-        self.check(config.world_size, ranks)?;
+        self.check_ranks(config.world_size, ranks)?;
         if self.replace > 0 {
             let help =
                 "whoever has started this rank starts no others in place of lost ones; leave the option out"

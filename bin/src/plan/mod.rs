@@ -20,6 +20,7 @@ use crate::error::Result;
 use crate::outputs::check_in_place;
 use crate::report::total_memory_bytes;
 use crate::start::SPAWNED_FOR;
+use crate::trace;
 
 use crate::forecast::{Link, Network};
 use machine::Machine;
@@ -34,6 +35,7 @@ pub const NAME: &str = "plan";
 /// # Errors
 /// A wrong option; ranks that could not measure.
 pub fn run(options: &PlanOptions) -> Result<()> {
+    trace::install(false)?;
     if launch::is_worker() && std::env::var_os(SPAWNED_FOR).is_some_and(|name| name == NAME) {
         return Machine::rank();
     }

@@ -1,13 +1,13 @@
 //! Runs that go on when ranks are lost, and take in new ones.
 
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Command, Output};
 
 use rustix::process::{Pid, Signal, kill_process};
 use sampler::Generator;
 
 use crate::TRANSFORMER;
-use crate::common::{Folder, Session, losses, metrics, text};
+use crate::common::{Folder, Session, losses, metrics, refuse_with, text};
 
 /// 40 rows in another order in each epoch, with dropout: whatever a rank or a step has to do with it shows.
 const RUN: [&str; 5] = ["--samples", "40", "--reshuffle", "--lr", "0.001"];
@@ -193,6 +193,19 @@ fn ranks_may_be_lost_where_one_epoch_ends_and_the_next_begins() {
 }
 
 #[test]
+fn one_that_stands_still_is_ended_and_named_when_the_others_are_done() {
+    let run = Watched::start("1:2", &["--epochs", "40", "--timeout", "5"]);
+    kill_process(run.ranks[1], Signal::STOP).unwrap();
+    let pid = run.ranks[1].as_raw_nonzero();
+    let (output, folder) = run.end();
+    let remarks = text(&output.stderr);
+    let said = format!("rank 1 (pid {pid}) is ended: the others have left it behind, and are done");
+    assert!(remarks.contains(&said), "{remarks}");
+    assert_eq!(metrics(&folder.path("m.jsonl")).last().unwrap()["world_size"], 1, "{remarks}");
+    assert!(folder.path("saved").exists());
+}
+
+#[test]
 fn fewer_than_the_least_are_not_enough() {
     let run = Watched::start("2:2", &["--epochs", "1000000"]);
     run.kill(1);
@@ -234,4 +247,10 @@ fn what_cannot_be_is_refused() {
         let line = TRANSFORMER.refuse(&options);
         assert!(line.starts_with(begin), "{line}");
     }
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -n 64 && exec \"$0\" \"$@\""]).arg(TRANSFORMER.command().get_program());
+    let replace = ["ddp-transformer", "--elastic", "1:2", "--replace", "7"];
+    let (line, code) = refuse_with(&mut limited, &replace);
+    let begin = "error: --replace: got 7; this process may have 64 files open, enough to replace 6 ranks ";
+    assert!(line.starts_with(begin) && code == 2, "{line}");
 }

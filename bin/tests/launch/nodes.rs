@@ -1,6 +1,8 @@
 //! Two launchers on loopback, as two nodes of one job.
 
+use std::ffi::OsStr;
 use std::net::TcpListener;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -113,6 +115,22 @@ fn a_failure_on_one_is_a_restart_of_both_and_both_tell_the_first_cause() {
         let (_, last) = remarks.split_once("error: rank 3 (pid ").unwrap();
         assert!(last.contains(", node 1, host ") && last.contains(") exited with code 7\n"), "{remarks}");
         assert_eq!(last_line(&output), "    no 1");
+    }
+}
+
+#[test]
+fn a_folder_for_logs_may_be_called_anything() {
+    let folder = Folder::new();
+    let dir = folder.path("").join(OsStr::from_bytes(b"l\xff"));
+    let give = |_, command: &mut Command| {
+        command.arg("--log-dir").arg(&dir);
+    };
+    let script = "[ $RANK = 1 ] || exec sleep 1000; echo no >&2; exit 7";
+    for output in Nodes::start_with(&[], &["sh", "-c", script], give).end() {
+        let remarks = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(7), "{remarks}");
+        let log = last_line(&output);
+        assert!(log.contains("/l\u{fffd}/") && log.ends_with("/1/stderr.log"), "{remarks}");
     }
 }
 

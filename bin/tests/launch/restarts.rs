@@ -202,4 +202,10 @@ fn what_cannot_be_is_told() {
         let (line, code) = refuse_with(command.arg("launch"), arguments);
         assert!(line.contains(part) && code == 2, "{line}");
     }
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -n 64 && exec \"$0\" \"$@\""]).arg(girandole().get_program()).arg("launch");
+    let logs = folder.argument("logs");
+    let (line, code) = refuse_with(&mut limited, &["--nproc-per-node", "10", "--log-dir", &logs, "true"]);
+    let part = "error: --nproc-per-node: got 10; this process may have 64 files open, enough for 6 ranks on this machine with their logs; ";
+    assert!(line.starts_with(part) && code == 2, "{line}");
 }

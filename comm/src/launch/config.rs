@@ -14,6 +14,10 @@ use crate::{Error, Result, Secret, Tls};
 const FILES_ASIDE: u64 = 32;
 /// Files for each rank: two pipes, and a handle of the process.
 const FILES_PER_RANK: u64 = 3;
+/// Files for a rank that may be started later: both ends of two pipes.
+const FILES_PER_SPARE: u64 = 4;
+/// Beside these, where what ranks print is kept.
+const LOGS_PER_RANK: u64 = 2;
 
 /// What [`spawn`](super::spawn) starts.
 ///
@@ -103,8 +107,8 @@ impl SpawnConfig {
     /// work first, and wants to know before that.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: a world size of 0, or more ranks than this process may have pipes; nodes that do not
-    /// fit; a folder for logs that cannot be made.
+    /// [`Error::InvalidArgument`]: a world size of 0, or more ranks and replacements than this process may have pipes and logs;
+    /// nodes that do not fit; a folder for logs that cannot be made.
     ///
     /// ```
     /// use comm::launch::SpawnConfig;
@@ -118,16 +122,37 @@ impl SpawnConfig {
         self.check_nodes()?;
         self.elastic.as_ref().map_or(Ok(()), |elastic| elastic.check(self))?;
         self.logs.as_ref().map_or(Ok(()), LogConfig::check)?;
-        let Some(files) = getrlimit(Resource::Nofile).current else { return Ok(()) };
-        let room = files.saturating_sub(FILES_ASIDE) / FILES_PER_RANK;
-        if self.local_world_size() as u64 > room {
+        getrlimit(Resource::Nofile).current.map_or(Ok(()), |files| self.check_files(files))
+    }
+
+    /// Refuses what needs more than so many open files.
+    fn check_files(&self, files: u64) -> Result<()> {
+        let logs = if self.logs.is_some() { LOGS_PER_RANK } else { 0 };
+        let (ranks, spares) = (self.local_world_size() as u64, self.spares() as u64);
+        let (per_rank, per_spare) = (FILES_PER_RANK + logs, FILES_PER_SPARE + logs);
+        let room = files.saturating_sub(FILES_ASIDE) / per_rank;
+        if ranks > room {
+            let of_each = if self.logs.is_some() { " with their logs" } else { "" };
             let help = format!(
-                "this process may have {files} files open, enough for {room} ranks on this machine; start fewer, or \
-                 raise the limit (ulimit -n)"
+                "this process may have {files} files open, enough for {room} ranks on this machine{of_each}; start \
+                 fewer, or raise the limit (ulimit -n)"
             );
-            return Err(Error::invalid("world_size", self.local_world_size(), help));
+            return Err(Error::invalid("world_size", ranks, help));
+        }
+        let room = files.saturating_sub(FILES_ASIDE + ranks * per_rank) / per_spare;
+        if spares > room {
+            let help = format!(
+                "this process may have {files} files open, enough to replace {room} ranks beside the first {ranks}; \
+                 replace fewer, or raise the limit (ulimit -n)"
+            );
+            return Err(Error::invalid("elastic.replace", spares, help));
         }
         Ok(())
+    }
+
+    /// Ranks that may be started in place of lost ones.
+    pub(super) fn spares(&self) -> usize {
+        self.elastic.as_ref().map_or(0, |elastic| elastic.replace)
     }
 
     /// Ranks of this machine.
@@ -158,6 +183,30 @@ mod tests {
             let many = SpawnConfig { world_size: usize::MAX, ..SpawnConfig::default() }.check().unwrap_err();
             assert!(many.to_string().contains("ulimit -n"), "{many}");
         }
+    }
+
+    #[test]
+    fn logs_and_replacements_need_files_too() {
+        let ranks = |world_size, replace, logs: bool| SpawnConfig {
+            world_size,
+            elastic: (replace > 0).then(|| ElasticJob { replace, ..ElasticJob::default() }),
+            logs: logs.then(LogConfig::default),
+            ..SpawnConfig::default()
+        };
+        let said = |config: SpawnConfig| config.check_files(64).map_err(|error| error.to_string());
+        assert_eq!((said(ranks(10, 0, false)), said(ranks(6, 0, true))), (Ok(()), Ok(())));
+        assert_eq!(
+            said(ranks(10, 0, true)).unwrap_err(),
+            "world_size: got 10; this process may have 64 files open, enough for 6 ranks on this machine with their logs; \
+             start fewer, or raise the limit (ulimit -n)"
+        );
+        assert_eq!((said(ranks(4, 5, false)), said(ranks(2, 3, true))), (Ok(()), Ok(())));
+        assert_eq!(
+            said(ranks(4, 6, false)).unwrap_err(),
+            "elastic.replace: got 6; this process may have 64 files open, enough to replace 5 ranks beside the first 4; \
+             replace fewer, or raise the limit (ulimit -n)"
+        );
+        assert!(said(ranks(2, 4, true)).unwrap_err().starts_with("elastic.replace: got 4; "));
     }
 
     #[test]

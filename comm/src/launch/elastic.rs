@@ -25,7 +25,9 @@ pub struct ElasticJob {
     /// Ranks that are started in place of lost ones, in all; they find `GIRANDOLE_NEWCOMER`, and a `RANK` that continues the
     /// others'. On one node only. Default: 0.
     pub replace: usize,
-    /// How long ranks of a node may take to end once one of them has ended well; then they are ended, and nobody is blamed.
+    /// How long ranks that the others have left behind ([`Communicator::shrink`](crate::Communicator::shrink)), and new ones
+    /// that have not joined them, may take to end once all others of their node have ended, one of them well. Then they are
+    /// ended, and named in a warning; the job is done. For a rank that is still at work the job waits however long it takes.
     /// Default: 1 s.
     pub finish: Duration,
 }

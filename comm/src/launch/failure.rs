@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use signal_hook::consts::{SIGKILL, SIGTERM};
 
 use super::EXIT_PEER_FAILED;
@@ -86,8 +86,14 @@ pub struct WorkerFailure {
     pub also_failed: usize,
     /// The node that it ran on, where the job has several.
     pub node: Option<NodeName>,
-    /// The file that has all of its standard error, where there is one.
+    /// The file that has all of its standard error, where there is one. Other nodes are told a name that is not UTF-8 as far as
+    /// it is.
+    #[serde(serialize_with = "as_text")]
     pub log: Option<PathBuf>,
+}
+
+fn as_text<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
+    path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)
 }
 
 /// One of the machines of a job, or what takes the place of one: where one launcher runs.
@@ -231,6 +237,18 @@ mod tests {
         assert_eq!(blamed(&[end(0, Signal(2)), told(1, Signal(2))], Some(2)), None);
         assert_eq!(blamed(&[end(0, Code(130)), end(1, Code(75))], Some(2)), None);
         assert_eq!(blamed(&[end(0, Code(3)), told(1, Signal(2))], Some(2)), Some((0, 1)));
+    }
+
+    #[test]
+    fn a_log_is_told_to_other_nodes_whatever_it_is_called() {
+        use std::ffi::OsString;
+        use std::os::unix::ffi::OsStringExt;
+        let status = ExitKind::Code(7);
+        let log = Some(OsString::from_vec(b"/l\xff/stderr.log".into()).into());
+        let failure =
+            WorkerFailure { rank: 1, pid: 9, status, stderr_tail: vec![], also_failed: 0, node: None, log };
+        let told: WorkerFailure = serde_json::from_str(&serde_json::to_string(&failure).unwrap()).unwrap();
+        assert_eq!(told, WorkerFailure { log: Some("/l\u{fffd}/stderr.log".into()), ..failure });
     }
 
     #[test]

@@ -255,7 +255,11 @@ impl Forwarder {
                 }
             }
             // Nobody listens any more where the launcher has given up.
-            Item::Met => drop(self.events.send(Event::Met)),
+            Item::Met(text) => {
+                let numbers = String::from_utf8_lossy(text);
+                let without = numbers.split(' ').filter_map(|number| number.parse().ok()).collect();
+                drop(self.events.send(Event::Met { local_rank: rank, without }));
+            }
             Item::Text(text) => {
                 if let Some(tail) = self.captured.tails.get_mut(rank) {
                     keep(tail, text);

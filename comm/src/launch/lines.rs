@@ -4,7 +4,7 @@
 pub(super) const RESULT_PREFIX: &str = "\u{1}girandole-result:";
 /// Marks a line that is a note to the launcher.
 pub(super) const NOTE_PREFIX: &str = "\u{1}girandole-note:";
-/// Marks a line that says that the rank has met the others.
+/// Marks a line that says that the rank has met the others; the ranks follow that they have left behind.
 pub(super) const MET_PREFIX: &str = "\u{1}girandole-met:";
 /// Longest report, in bytes.
 pub(super) const MAX_RESULT: usize = 64 << 20;
@@ -20,8 +20,8 @@ pub(super) enum Item<'a> {
     Report(&'a [u8]),
     /// What stood between the prefix of a note and the newline.
     Note(&'a [u8]),
-    /// This rank has met the others.
-    Met,
+    /// This rank has met the others, and these were left behind: what stood between the prefix and the newline.
+    Met(&'a [u8]),
 }
 
 /// Collects a line that has not ended yet, without ever holding more than a bounded part of it.
@@ -66,7 +66,7 @@ impl LineBuffer {
                 each(match prefix {
                     RESULT_PREFIX => Item::Report(message),
                     NOTE_PREFIX => Item::Note(message),
-                    _ => Item::Met,
+                    _ => Item::Met(message),
                 });
                 // What was printed before the message, without a newline, is the start of a line that goes on.
                 self.line.truncate(at);
@@ -104,7 +104,7 @@ mod tests {
             Item::Text(bytes) => items.push(bytes.to_vec()),
             Item::Report(bytes) => items.push([b"report ", bytes].concat()),
             Item::Note(bytes) => items.push([b"note ", bytes].concat()),
-            Item::Met => items.push(b"met".to_vec()),
+            Item::Met(bytes) => items.push([b"met ", bytes].concat()),
         }
     }
 
@@ -140,9 +140,9 @@ mod tests {
 
     #[test]
     fn notes_are_told_from_reports() {
-        let line = format!("{NOTE_PREFIX}7 of 9\n{MET_PREFIX}\n{RESULT_PREFIX}done\n");
+        let line = format!("{NOTE_PREFIX}7 of 9\n{MET_PREFIX}\n{MET_PREFIX}3 4\n{RESULT_PREFIX}done\n");
         let items = cut(&[b"a", line.as_bytes(), b"b\n"], 100);
-        assert_eq!(items, ["note 7 of 9", "met", "report done", "ab\n"]);
+        assert_eq!(items, ["note 7 of 9", "met ", "met 3 4", "report done", "ab\n"]);
     }
 
     #[test]

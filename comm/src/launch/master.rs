@@ -7,6 +7,7 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use socket2::{Domain, Socket, Type};
 
 use super::SpawnConfig;
+use crate::scheduler::seen_by_others;
 use crate::{Error, Result};
 
 /// Ranks that may wait to be let in.
@@ -33,7 +34,7 @@ pub(super) struct Master {
 
 impl Master {
     /// Opens the port on the first address of the host that is this machine's. On several nodes the launchers meet at the
-    /// port that was asked for.
+    /// port that was asked for, and loopback will not do.
     pub(super) fn open(config: &SpawnConfig) -> Result<Self> {
         let SpawnConfig { master_addr, port_kind, .. } = config;
         let master_port = if config.nodes > 1 { 0 } else { config.master_port };
@@ -41,7 +42,11 @@ impl Master {
             Error::invalid("master_addr", master_addr, format!("{reason}; give an address of this machine"))
         };
         let found = (master_addr.as_str(), master_port).to_socket_addrs();
-        let addresses = found.map_err(|_| wrong(&"the name has no address"))?;
+        let found = found.map_err(|_| wrong(&"the name has no address"))?.collect();
+        let addresses = match config.nodes {
+            1 => found,
+            _ => seen_by_others(master_addr, found).map_err(|reason| wrong(&reason))?,
+        };
         for address in addresses {
             match bind(address, *port_kind) {
                 Ok((socket, port)) => return Ok(Self { socket, port, kind: *port_kind }),

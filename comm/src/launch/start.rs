@@ -29,9 +29,20 @@ pub(super) struct Worker {
     pub(super) ended: Option<ExitKind>,
     /// The launcher has told it to end.
     pub(super) told: bool,
+    /// It was started when the others were at work.
+    is_newcomer: bool,
+    /// It has met the others.
+    pub(super) has_met: bool,
+    /// The others went on without it.
+    pub(super) left_behind: bool,
 }
 
 impl Worker {
+    /// The others do not wait for it, and it does nothing more that counts.
+    pub(super) fn is_apart(&self) -> bool {
+        self.left_behind || self.is_newcomer && !self.has_met
+    }
+
     /// Sends a signal, if the process is there. Until it is reaped its id belongs to nobody else.
     pub(super) fn send(&self, signal: Signal) {
         if self.ended.is_none() {
@@ -62,7 +73,21 @@ pub(super) struct Workers {
 
 impl Workers {
     pub(super) fn running(&self) -> usize {
-        self.list.iter().filter(|worker| worker.ended.is_none()).count()
+        self.those_that_run().count()
+    }
+
+    pub(super) fn those_that_run(&self) -> impl Iterator<Item = &Worker> {
+        self.list.iter().filter(|worker| worker.ended.is_none())
+    }
+
+    /// This rank of this node has met others, without these ranks of the job.
+    pub(super) fn have_met(&mut self, local_rank: usize, without: &[usize]) {
+        if let Some(worker) = self.list.get_mut(local_rank) {
+            worker.has_met = true;
+        }
+        for worker in self.list.iter_mut().filter(|worker| without.contains(&worker.rank)) {
+            worker.left_behind = true;
+        }
     }
 
     /// Sends these signals to every rank that still runs, and remembers that they were told.
@@ -109,10 +134,20 @@ impl Workers {
     ) -> Result<()> {
         tie::to_this_thread(command);
         let program = command.get_program().to_owned();
+        let is_newcomer = local_rank >= config.local_world_size();
         let child = command.spawn().map_err(|e| refused(rank, config.world_size, program.as_ref(), &e))?;
         let (pid, handle) = (child.id(), Pid::from_child(&child));
         tracing::debug!(rank, pid, "started");
-        self.list.push(Worker { rank, child, pid, ended: None, told: false });
+        self.list.push(Worker {
+            rank,
+            child,
+            pid,
+            ended: None,
+            told: false,
+            is_newcomer,
+            has_met: false,
+            left_behind: false,
+        });
         self.watch.add(local_rank, handle).map_err(|e| Error::system("cannot watch a worker", e))
     }
 }
@@ -155,8 +190,7 @@ pub(super) fn start(
     events: &Sender<Event>,
 ) -> Result<Workers> {
     let (mut listener, reserved) = master.map_or((None, None), Master::split);
-    let spares = config.elastic.as_ref().map_or(0, |elastic| elastic.replace);
-    let spares = (0..spares).map(|_| Spare::new()).collect::<Result<_>>()?;
+    let spares = (0..config.spares()).map(|_| Spare::new()).collect::<Result<_>>()?;
     let mut workers =
         Workers { list: Vec::new(), watch: Watch::new(events), _reserved: reserved, spares, given_up: false };
     for local_rank in 0..config.local_world_size() {

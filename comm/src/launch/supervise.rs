@@ -12,7 +12,7 @@ use super::failure::{Ended, WorkerFailure, first_cause};
 use super::forward::{Captured, Output};
 use super::nodes::{Nodes, Order, Word};
 use super::rounds::Inbox;
-use super::start::Workers;
+use super::start::{Worker, Workers};
 use crate::{Error, Result};
 
 /// Between SIGTERM and SIGKILL.
@@ -26,8 +26,8 @@ const DRAIN_TIME: Duration = Duration::from_millis(300);
 pub(super) enum Event {
     /// The process of this local rank has ended, and waits to be reaped.
     Exited(usize),
-    /// A rank has met the others.
-    Met,
+    /// This local rank has met the others, who have left these ranks of the job behind.
+    Met { local_rank: usize, without: Vec<usize> },
     /// This process got a signal that is for the ranks.
     Signal(i32),
     /// Standard output cannot be written any more.
@@ -52,7 +52,7 @@ enum Stage {
     Running,
     /// One rank has failed, the others may end by themselves.
     Grace,
-    /// Those that are left have done the job; one may be left behind.
+    /// Those that did the job have ended well; these are apart from them, as one that stands still and was left behind.
     Finishing,
     /// All were asked to end.
     Asked,
@@ -80,6 +80,8 @@ pub(super) struct Supervisor<'a> {
     /// The signal that stopped the job.
     signal: Option<i32>,
     output_error: Option<io::Error>,
+    /// The job was done when the ranks that were left were asked to end.
+    is_done: bool,
 }
 
 impl<'a> Supervisor<'a> {
@@ -106,6 +108,7 @@ impl<'a> Supervisor<'a> {
             drained: 0,
             signal: None,
             output_error: None,
+            is_done: false,
         }
     }
 
@@ -129,11 +132,13 @@ impl<'a> Supervisor<'a> {
     fn handle(&mut self, event: Event) -> Result<()> {
         match event {
             Event::Exited(rank) => return self.exited(rank),
-            Event::Met if !self.met => {
-                self.met = true;
-                self.nodes.tell(Word::Met);
+            Event::Met { local_rank, without } => {
+                self.workers.have_met(local_rank, &without);
+                if !std::mem::replace(&mut self.met, true) {
+                    self.nodes.tell(Word::Met);
+                }
+                self.look_who_is_left();
             }
-            Event::Met => {}
             Event::Signal(number) => self.interrupted(number),
             Event::OutputFailed(error) => {
                 self.output_error.get_or_insert(error);
@@ -166,20 +171,36 @@ impl<'a> Supervisor<'a> {
         tracing::debug!(rank, pid, %status, "ended");
         let end = Ended { rank, status, told: worker.told, at: Instant::now() };
         if self.goes_on_without(end, local_rank, pid)? {
+            self.look_who_is_left();
             return Ok(());
         }
         if !status.success() && self.stage == Stage::Running {
             self.blame_the_lost();
         }
         self.ended.push(end);
-        if let (true, Stage::Running, Some(elastic)) = (status.success(), self.stage, &self.config.elastic) {
-            self.enter(Stage::Finishing, elastic.finish);
-        }
-        if !status.success() && self.stage == Stage::Running {
+        if status.success() {
+            self.look_who_is_left();
+        } else if self.stage == Stage::Running {
             self.enter(Stage::Grace, self.grace);
             self.nodes.tell(Word::Failing);
         }
         Ok(())
+    }
+
+    /// In an elastic job, ranks that are apart from those that have done it need not be waited for.
+    fn look_who_is_left(&mut self) {
+        let Some(elastic) = &self.config.elastic else { return };
+        let some_run = self.workers.running() > 0 && self.ended_well() > 0;
+        let only_apart = some_run && self.workers.those_that_run().all(Worker::is_apart);
+        match (self.stage, only_apart) {
+            (Stage::Running, true) => self.enter(Stage::Finishing, elastic.finish),
+            (Stage::Finishing, false) => (self.stage, self.deadline) = (Stage::Running, None),
+            _ => {}
+        }
+    }
+
+    fn ended_well(&self) -> usize {
+        self.ended.iter().filter(|end| end.status.success()).count()
     }
 
     /// Nobody has asked the ranks to end.
@@ -210,14 +231,14 @@ impl<'a> Supervisor<'a> {
             self.nodes.tell(Word::Lost { failure, is_final: self.config.is_final(status) });
             return Ok(true);
         }
-        let done = self.ended.iter().filter(|end| end.status.success()).count();
+        let done = self.ended_well();
         let left = self.workers.running() + done;
         if left < elastic.min {
             return Ok(false);
         }
         self.lost.push(end);
-        let replaced = match self.stage {
-            Stage::Running => self.workers.add(self.config, self.job)?,
+        let replaced = match done {
+            0 => self.workers.add(self.config, self.job)?,
             _ => None,
         };
         let go_on = if left == 1 { "the other goes on" } else { "the others go on" };
@@ -260,8 +281,11 @@ impl<'a> Supervisor<'a> {
     /// The deadline of this stage has passed.
     fn escalate(&mut self) {
         match self.stage {
-            Stage::Running | Stage::Grace | Stage::Finishing => {
-                self.ask(&[Signal::TERM, Signal::CONT], TERM_TIME)
+            Stage::Running | Stage::Grace => self.ask(&[Signal::TERM, Signal::CONT], TERM_TIME),
+            Stage::Finishing => {
+                self.is_done = true;
+                self.workers.those_that_run().for_each(say_that_it_is_ended);
+                self.ask(&[Signal::TERM, Signal::CONT], TERM_TIME);
             }
             Stage::Asked => self.kill(),
             Stage::Killed => self.workers.given_up = true,
@@ -271,7 +295,7 @@ impl<'a> Supervisor<'a> {
     /// Waits until the ranks' last lines are written. Only a job that was stopped does not wait for a slow reader.
     fn drain(&mut self) -> Result<Captured> {
         self.output.finish();
-        let stopped = !matches!(self.stage, Stage::Running | Stage::Finishing);
+        let stopped = !self.is_at_work() && (!self.is_done || self.signal.is_some());
         self.deadline = stopped.then(|| Instant::now() + DRAIN_TIME);
         while self.drained < Output::THREADS {
             match self.inbox.next(self.deadline) {
@@ -317,4 +341,13 @@ impl<'a> Supervisor<'a> {
             None => Ok(captured.results),
         }
     }
+}
+
+fn say_that_it_is_ended(worker: &Worker) {
+    let Worker { rank, pid, left_behind, .. } = worker;
+    let reason = match left_behind {
+        true => "the others have left it behind, and are done",
+        false => "it had not joined the others when they were done",
+    };
+    tracing::warn!("rank {rank} (pid {pid}) is ended: {reason}");
 }

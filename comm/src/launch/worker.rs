@@ -160,12 +160,15 @@ pub fn report_result(text: &str) -> Result<()> {
     written.map_err(|e| Error::system("cannot report to the launcher", e))
 }
 
-/// Tells the launcher that this rank has met the others. Does nothing where no launcher of an elastic job started it.
-pub(crate) fn tell_met() {
+/// Tells the launcher that this rank has met the others, `without` those that they have left behind. Does nothing where no
+/// launcher of an elastic job started it.
+pub(crate) fn tell_met(without: &[usize]) {
     if elastic_min().is_none() {
         return;
     }
     let mut out = std::io::stdout().lock();
+    let numbers: Vec<String> = without.iter().map(usize::to_string).collect();
     // Where it cannot be written the launcher ends the job when a rank fails.
-    let _ = out.write_all(format!("{MET_PREFIX}\n").as_bytes()).and_then(|()| out.flush());
+    let _ =
+        out.write_all(format!("{MET_PREFIX}{}\n", numbers.join(" ")).as_bytes()).and_then(|()| out.flush());
 }

@@ -15,7 +15,7 @@ use std::ffi::OsString;
 
 #[cfg(any(test, fuzzing))]
 pub use fuzz::fuzz_environment;
-pub(crate) use route::address_towards;
+pub(crate) use route::{address_towards, seen_by_others};
 
 use crate::tcp::{is_host, parse_port};
 use crate::variables::Variables;
@@ -106,6 +106,11 @@ pub(crate) struct Found {
 }
 
 impl Found {
+    /// Whether there are ranks on other hosts, as far as is known.
+    pub(crate) fn is_on_several_hosts(&self) -> bool {
+        self.place.local_world_size.is_some_and(|local| local < self.place.world_size)
+    }
+
     /// Where the ranks meet: `MASTER_ADDR` and `MASTER_PORT` where they are set, else what the scheduler leads to.
     pub(crate) fn master(&self, env: &Variables<'_>) -> Result<(String, u16)> {
         let host = match (env.text("MASTER_ADDR")?, &self.host) {

@@ -7,14 +7,21 @@ use std::time::{Duration, Instant};
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// The address with which this host goes to another one, its own name included: others that know that one reach this host
-/// there. A name may not be known yet, as those of pods that are just started: it is asked for until the deadline.
-pub(crate) fn address_towards(host: &str, port: u16, deadline: Instant) -> Result<IpAddr, String> {
+/// there, on `several` hosts. A name may not be known yet, as those of pods that are just started: it is asked for until the
+/// deadline.
+pub(crate) fn address_towards(
+    host: &str,
+    port: u16,
+    several: bool,
+    deadline: Instant,
+) -> Result<IpAddr, String> {
     loop {
-        let reason = match (host, port).to_socket_addrs().map(|mut found| found.next()) {
-            Ok(Some(address)) => {
-                return own_address(address).map_err(|reason| format!("there is no way to it ({reason})"));
+        let reason = match (host, port).to_socket_addrs().map(Vec::from_iter) {
+            Ok(found) if !found.is_empty() => {
+                let found = if several { seen_by_others(host, found)? } else { found };
+                return own_address(found[0]).map_err(|reason| format!("there is no way to it ({reason})"));
             }
-            Ok(None) => "the name has no address".to_string(),
+            Ok(_) => "the name has no address".to_string(),
             Err(reason) => format!("the name has no address ({reason})"),
         };
         let left = deadline.saturating_duration_since(Instant::now());
@@ -22,6 +29,20 @@ pub(crate) fn address_towards(host: &str, port: u16, deadline: Instant) -> Resul
             return Err(reason);
         }
         std::thread::sleep(PAUSE.min(left));
+    }
+}
+
+/// Of the addresses of a host those at which other hosts reach it, one at least. Debian and others give a host's own name an
+/// address of loopback in `/etc/hosts`. Who gives such an address, or `localhost`, means it: several nodes may be one host.
+pub(crate) fn seen_by_others(host: &str, found: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, String> {
+    let is_meant = host.parse::<IpAddr>().is_ok() || host.eq_ignore_ascii_case("localhost");
+    let (loopback, others): (Vec<_>, Vec<_>) =
+        found.into_iter().partition(|address| !is_meant && address.ip().to_canonical().is_loopback());
+    match loopback.first() {
+        Some(address) if others.is_empty() => {
+            Err(format!("it is {} here (/etc/hosts), which no other host reaches", address.ip()))
+        }
+        _ => Ok(others),
     }
 }
 
@@ -40,7 +61,24 @@ mod tests {
     #[test]
     fn loopback_is_reached_from_loopback_and_a_name_that_is_none_is_told() {
         let now = Instant::now();
-        assert!(address_towards("127.0.0.1", 80, now).unwrap().is_loopback());
-        assert!(address_towards("no such host", 80, now).unwrap_err().starts_with("the name has no address"));
+        assert!(address_towards("127.0.0.1", 80, true, now).unwrap().is_loopback());
+        assert!(address_towards("localhost", 80, true, now).unwrap().is_loopback());
+        let no_such = address_towards("no such host", 80, false, now).unwrap_err();
+        assert!(no_such.starts_with("the name has no address"), "{no_such}");
+    }
+
+    #[test]
+    fn a_name_leads_to_where_other_hosts_reach_the_host() {
+        let addresses = |found: &[&str]| found.iter().map(|text| text.parse().unwrap()).collect::<Vec<_>>();
+        let [debian, own] = ["127.0.1.1:9", "10.0.0.1:9"];
+        let seen = |host: &str, found: &[&str]| seen_by_others(host, addresses(found));
+        assert_eq!(seen("node-a", &[debian, own, "[::1]:9"]), Ok(addresses(&[own])));
+        assert_eq!(
+            seen("node-a", &[debian]).unwrap_err(),
+            "it is 127.0.1.1 here (/etc/hosts), which no other host reaches"
+        );
+        for meant in ["127.0.1.1", "localhost", "::1"] {
+            assert_eq!(seen(meant, &[debian]), Ok(addresses(&[debian])));
+        }
     }
 }

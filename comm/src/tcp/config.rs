@@ -172,8 +172,11 @@ impl TcpConfig {
         }
         if let (InitMethod::Tcp { host, port }, None) = (&self.init_method, env.text("GIRANDOLE_BIND")?) {
             let deadline = Instant::now() + self.bounded_timeout();
-            self.bind = address_towards(host, *port, deadline)
-                .map_err(|reason| Error::invalid("the host of rank 0", host, reason))?;
+            self.bind =
+                address_towards(host, *port, found.is_on_several_hosts(), deadline).map_err(|reason| {
+                    let help = format!("{reason}; set MASTER_ADDR to an address of it");
+                    Error::invalid("the host of rank 0", host, help)
+                })?;
         }
         Ok(())
     }

@@ -31,7 +31,9 @@ pub struct Elastic {
 pub(super) fn connect(config: &TcpConfig, elastic: &Elastic) -> Result<Tcp> {
     if elastic.newcomer {
         let (lobby, regrouped) = join(config, elastic)?;
-        return of_regrouped(lobby, regrouped);
+        let group = of_regrouped(lobby, regrouped)?;
+        launch::tell_met(&[]);
+        return Ok(group);
     }
     let mut group = Tcp::join(config, meet(config)?, Members::world(config.world_size), None)?;
     let nonce = broadcast_object(&group, &random_nonce()?, 0)?;
@@ -39,7 +41,7 @@ pub(super) fn connect(config: &TcpConfig, elastic: &Elastic) -> Result<Tcp> {
     let people = all_gather_object(&group, &lobby.card())?;
     lobby.settle(0, &people)?;
     group.lobby = Some(lobby);
-    launch::tell_met();
+    launch::tell_met(&[]);
     Ok(group)
 }
 
@@ -73,7 +75,11 @@ impl Tcp {
         if blamed == Some(own) {
             return Err(Error::Excluded { rank: own });
         }
-        Ok(Arc::new(of_regrouped(lobby.clone(), lobby.regroup(blamed.as_slice(), room)?)?))
+        let group = of_regrouped(lobby.clone(), lobby.regroup(blamed.as_slice(), room)?)?;
+        let is_gone = |rank: &usize| !group.members.world_ranks().contains(rank);
+        let gone: Vec<usize> = self.members.world_ranks().iter().copied().filter(is_gone).collect();
+        launch::tell_met(&gone);
+        Ok(Arc::new(group))
     }
 
     /// Processes that wait to be let in.

@@ -314,6 +314,11 @@ impl Wire {
         }
     }
 
+    /// Ends the connection: nothing more comes on either side.
+    pub(crate) fn cut(&self) {
+        self.stream.shutdown(Shutdown::Both);
+    }
+
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }

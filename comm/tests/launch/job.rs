@@ -72,7 +72,7 @@ impl Job {
     }
 
     /// Reads what the launcher writes to standard output from now on.
-    fn read(mut self) -> Self {
+    pub(crate) fn read(mut self) -> Self {
         let (sender, lines) = channel();
         let stdout = BufReader::new(self.launcher.stdout.take().unwrap());
         std::thread::spawn(move || {

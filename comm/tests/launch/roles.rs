@@ -15,6 +15,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use signal_hook::iterator::Signals;
 
+use crate::elastic;
 use crate::job::{RANKS, ROLE};
 
 /// Not a test by itself: the entry of launchers and ranks.
@@ -51,6 +52,7 @@ fn launch(role: &str, ranks: usize) {
             let words = std::env::args().map(|arg| format!("'{arg}'")).collect::<Vec<_>>();
             shell(&format!("{}; exit $?", words.join(" ")))
         }
+        "at work" | "left behind" | "talkative" => elastic::config(plain),
         "no room" => no_room(&plain),
         "notes" => return notes(&plain),
         "twice" => return twice(&plain),
@@ -141,7 +143,7 @@ fn ready(rank: usize) {
     println!("rank {rank} ready {}", std::process::id());
 }
 
-fn forever() -> ! {
+pub(crate) fn forever() -> ! {
     loop {
         std::thread::park();
     }
@@ -162,6 +164,9 @@ fn play(role: &str, rank: usize) {
         "peers" => peers(rank, EXIT_PEER_FAILED),
         "careless peers" => peers(rank, 101),
         "only peers" => only_peers(rank),
+        "at work" => elastic::at_work(rank),
+        "left behind" => elastic::left_behind(rank, 1),
+        "talkative" => elastic::left_behind(rank, 100),
         "early" => early(rank),
         "handler" | "hurry" => handler(rank, role == "handler"),
         "talk" => loop {
@@ -264,6 +269,13 @@ fn peers(rank: usize, code: i32) {
 
 /// Both ranks put it down to another one, rank 1 first.
 fn only_peers(rank: usize) {
+    see_the_end_of_rank_1(rank);
+    eprintln!("rank {rank}: a peer failed");
+    exit(EXIT_PEER_FAILED)
+}
+
+/// On rank 0: rank 1 has ended. On rank 1: rank 0 waits for that.
+pub(crate) fn see_the_end_of_rank_1(rank: usize) {
     if rank == 0 {
         let listener = TcpListener::from(stdin().as_fd().try_clone_to_owned().unwrap());
         let mut pid = [0; 4];
@@ -277,9 +289,7 @@ fn only_peers(rank: usize) {
         let mut stream = TcpStream::connect(("127.0.0.1", variable("MASTER_PORT") as u16)).unwrap();
         stream.write_all(&std::process::id().to_le_bytes()).unwrap();
         stream.read_exact(&mut [0]).unwrap();
-        eprintln!("rank {rank}: a peer failed");
     }
-    exit(EXIT_PEER_FAILED)
 }
 
 /// Rank 0 is done at once; the others only when it is gone.

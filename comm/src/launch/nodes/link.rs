@@ -40,8 +40,15 @@ pub(super) fn keep_alive(stream: &TcpStream) {
 }
 
 pub(super) fn send(wire: &mut Wire, message: &impl Serialize) {
-    // Where it cannot be sent, the other side is gone, which its reader finds out.
-    let _ = wire.send(message, Instant::now() + PATIENCE);
+    match Wire::frame(message) {
+        // Where it cannot be sent, the other side is gone, which its reader finds out.
+        Ok(frame) => drop(wire.write(&frame, Instant::now() + PATIENCE)),
+        // Nobody is to wait for what cannot be said: both sides find the other one gone.
+        Err(fault) => {
+            tracing::warn!("what the launchers say to each other cannot be written: {fault}");
+            wire.cut();
+        }
+    }
 }
 
 /// The council, and the ways to all nodes.
@@ -118,4 +125,30 @@ pub(super) fn follow(wire: Wire, events: &Sender<Event>) -> Result<Wire> {
 fn spawn(listen: impl FnOnce() + Send + 'static) -> Result<()> {
     let thread = Builder::new().name("node".into()).spawn(listen);
     thread.map(drop).map_err(|reason| Error::system("cannot listen to the other nodes", reason))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::tcp::Fault;
+
+    #[test]
+    fn what_cannot_be_said_ends_the_connection_for_both_sides() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let [mut one, mut other] =
+            [one, listener.accept().unwrap().0].map(|end| Wire::new(end, None).unwrap());
+        send(&mut one, &Word::Met);
+        // JSON has no such keys.
+        send(&mut one, &BTreeMap::from([((1, 2), 3)]));
+        let limit = Instant::now() + Duration::from_secs(60);
+        assert_eq!(other.receive::<Word>(LIMIT, limit).unwrap(), Word::Met);
+        for wire in [&mut one, &mut other] {
+            let heard = wire.receive::<Word>(LIMIT, limit);
+            assert!(matches!(heard, Err(Fault::Closed)), "{heard:?}");
+        }
+    }
 }

@@ -104,8 +104,8 @@ pub(super) fn host() -> String {
 fn own_address(config: &SpawnConfig) -> Result<IpAddr> {
     let SpawnConfig { master_addr, master_port, join_timeout, .. } = config;
     let deadline = Instant::now() + (*join_timeout).min(LONGEST);
-    address_towards(master_addr, *master_port, deadline).map_err(|reason| {
-        Error::invalid("master_addr", master_addr, format!("{reason}; give that of node 0"))
+    address_towards(master_addr, *master_port, true, deadline).map_err(|reason| {
+        Error::invalid("master_addr", master_addr, format!("{reason}; give the address of node 0"))
     })
 }
 

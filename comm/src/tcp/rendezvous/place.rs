@@ -9,6 +9,7 @@ use std::time::Instant;
 use super::meeting_file::{self, MeetingFile};
 use super::store::{Store, Word};
 use super::{Plan, cannot_listen, random_nonce};
+use crate::scheduler::seen_by_others;
 use crate::tcp::InitMethod;
 use crate::tcp::config::{agent_store_from_env, master_from_env};
 use crate::tcp::fault::{Fault, Try};
@@ -79,6 +80,11 @@ impl Plan<'_> {
                         format!("{reason}; give an address of this host"),
                     )
                 })?;
+                // A rank that others reach from elsewhere is to be found from there.
+                let addresses = match self.config.bind.to_canonical().is_loopback() {
+                    true => addresses,
+                    false => seen_by_others(host, addresses.clone()).unwrap_or(addresses),
+                };
                 addresses.iter().try_for_each(|address| self.check_secret(address.ip()))?;
                 let listener = match given {
                     Some(listener) => {

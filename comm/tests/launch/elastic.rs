@@ -1,0 +1,79 @@
+//! Jobs that go on without some of their ranks.
+
+use std::time::{Duration, Instant};
+
+use candle_core::{Device, Tensor};
+use comm::launch::{ElasticJob, SpawnConfig, report_result};
+use comm::{Communicator, Operation, ReduceOp, Tcp, TcpConfig};
+use rustix::process::{Signal, getpid, kill_process};
+
+use crate::job::Job;
+use crate::roles::{forever, see_the_end_of_rank_1};
+
+/// Longer than the launcher needs to end a rank that it does not wait for.
+const A_WHILE: Duration = Duration::from_millis(500);
+/// After this long a test has failed; nothing takes nearly as long.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A launcher that does not wait at all for ranks that are left behind.
+pub(crate) fn config(config: SpawnConfig) -> SpawnConfig {
+    let elastic = ElasticJob { finish: Duration::ZERO, ..ElasticJob::default() };
+    let env = vec![("GIRANDOLE_TIMEOUT".into(), "3".into())];
+    SpawnConfig { elastic: Some(elastic), env, ..config }
+}
+
+/// Rank 1 ends well at once, rank 0 some time after it.
+pub(crate) fn at_work(rank: usize) {
+    see_the_end_of_rank_1(rank);
+    if rank == 0 {
+        std::thread::sleep(A_WHILE);
+        report_result("worked on").unwrap();
+    }
+}
+
+/// The last rank stops. The others go on without it, print so many lines of 1000 bytes, and end well.
+pub(crate) fn left_behind(rank: usize, lines: usize) {
+    let config = TcpConfig::from_env().unwrap();
+    let group = Tcp::connect(&config).unwrap();
+    if rank + 1 == config.world_size {
+        kill_process(getpid(), Signal::STOP).unwrap();
+        forever();
+    }
+    let one = Tensor::new(&[1u32], &Device::Cpu).unwrap();
+    let error = group.run(Operation::AllReduce { tensor: one, op: ReduceOp::Sum }).unwrap_err();
+    assert!(error.is_loss(), "{error}");
+    let group = group.shrink().unwrap();
+    if group.rank() == 0 {
+        (0..lines).for_each(|line| println!("{line:0999}"));
+    }
+    report_result(&format!("one of {}", group.world_size())).unwrap();
+}
+
+#[test]
+fn a_rank_that_works_on_when_another_has_ended_well_is_not_ended() {
+    let finished = Job::start("at work", 2).finish();
+    assert_eq!(finished.outcome(), r#"[Some("worked on"), None]"#, "{}", finished.stderr);
+}
+
+#[test]
+fn a_rank_that_stands_still_and_was_left_behind_is_ended_when_the_others_are_done() {
+    let finished = Job::start("left behind", 3).finish();
+    assert_eq!(finished.outcome(), r#"[Some("one of 2"), Some("one of 2"), None]"#, "{}", finished.stderr);
+}
+
+#[test]
+fn what_the_others_have_printed_waits_for_a_slow_reader_all_the_same() {
+    let job = Job::start_unread("talkative", 3);
+    job.wait_until_full();
+    // All of it is in pipes, so that the ranks that print can end, and then the one that does not is ended.
+    let began = Instant::now();
+    while job.processes().len() > 1 {
+        assert!(began.elapsed() < LIMIT, "ranks are left");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    std::thread::sleep(A_WHILE);
+    let finished = job.read().finish();
+    let lines = finished.stdout.iter().filter(|line| line.len() == 999).count();
+    assert_eq!(lines, 100, "{}", finished.stderr);
+    assert_eq!(finished.outcome(), r#"[Some("one of 2"), Some("one of 2"), None]"#);
+}
