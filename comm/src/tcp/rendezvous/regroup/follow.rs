@@ -47,7 +47,7 @@ impl Hall {
             return Err(Miss::Again(format!("rank {leader} cannot be reached at {door}")));
         };
         let mut still_there = || {
-            search.look(leader, door)?;
+            search.look(leader, door, search.patience())?;
             Ok(!search.is_given_up(leader))
         };
         match self.await_seat(&mut wire, &format!("rank {leader}"), deadline, &mut still_there)? {

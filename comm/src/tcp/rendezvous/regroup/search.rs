@@ -96,11 +96,15 @@ impl<'a> Search<'a> {
         Self { lobby, deadline, last_call, blamed, gone, silent, looks, strange }
     }
 
-    /// How long to wait for a word.
-    fn patience(&self) -> Instant {
-        let now = Instant::now();
-        let end = if now < self.last_call { self.last_call } else { self.deadline };
-        end.min(now + self.lobby.silence())
+    /// How long to wait for a leader's word.
+    pub(super) fn patience(&self) -> Instant {
+        self.deadline.min(Instant::now() + self.lobby.silence())
+    }
+
+    /// How long to wait for the word of one who is missing: the last call does not wait for it.
+    fn patience_for_missing(&self) -> Instant {
+        let until = self.patience();
+        if Instant::now() < self.last_call { until.min(self.last_call) } else { until }
     }
 
     /// The lowest rank that is there, where it is not this one.
@@ -112,7 +116,7 @@ impl<'a> Search<'a> {
                 && !self.blamed.contains(number)
                 && !self.silent.contains(number)
             {
-                if self.look(*number, *door)? {
+                if self.look(*number, *door, self.patience())? {
                     return Ok(Some((*number, *door)));
                 }
                 if Instant::now() >= self.deadline {
@@ -128,8 +132,8 @@ impl<'a> Search<'a> {
     }
 
     /// Looks whether a rank is there; what is known of it otherwise is noted.
-    pub(super) fn look(&mut self, number: usize, door: SocketAddr) -> Attempt<bool> {
-        let (lobby, until) = (self.lobby, self.patience());
+    pub(super) fn look(&mut self, number: usize, door: SocketAddr, until: Instant) -> Attempt<bool> {
+        let lobby = self.lobby;
         let probe = Knock::Probe { number: lobby.own, generation: lobby.state().generation };
         let mut wire = match knock(door, Some(number), (&lobby.credentials, lobby.own as u32), &probe, until)
         {
@@ -173,7 +177,7 @@ impl<'a> Search<'a> {
             let now = Instant::now();
             let (due, pause) = self.looks.get(number).copied().unwrap_or((now, PAUSES[0]));
             if now >= due {
-                let is_here = self.look(*number, *door)?;
+                let is_here = self.look(*number, *door, self.patience_for_missing())?;
                 self.looks.insert(*number, (Instant::now() + pause, (pause * 2).min(PAUSES[1])));
                 if is_here && *number < self.lobby.own && !self.blamed.contains(number) {
                     return Err(Miss::Again(format!("rank {number} leads")));

@@ -6,7 +6,7 @@ use std::thread::{JoinHandle, sleep, spawn};
 use super::*;
 
 /// Who does not answer counts as silent after a quarter of it.
-const TIMEOUT: Duration = Duration::from_secs(12);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 type Outcome = Result<Vec<usize>>;
 
@@ -45,7 +45,9 @@ fn wait_until(is_so: impl Fn() -> bool) {
 }
 
 fn numbers(outcomes: Vec<JoinHandle<Outcome>>) -> Vec<Vec<usize>> {
-    outcomes.into_iter().map(|outcome| outcome.join().unwrap().unwrap()).collect()
+    let outcomes: Vec<Outcome> = outcomes.into_iter().map(|outcome| outcome.join().unwrap()).collect();
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+    outcomes.into_iter().flatten().collect()
 }
 
 #[test]
