@@ -1,6 +1,6 @@
 //! A safetensors file of which parts are read.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
@@ -78,26 +78,31 @@ impl TensorFile {
     /// The same where some may be missing.
     pub(crate) fn check_some(&self, wanted: &[Described], optional: &[Described]) -> Result<()> {
         let refuse = |problem: String| Err(Error::file(&self.path, problem));
-        if let Some((name, dtype, dims)) = wanted.iter().find(|(name, ..)| !self.has(name)) {
-            return refuse(format!("it has no tensor `{name}` ({dtype:?} {dims:?})"));
-        }
-        let known: HashMap<&str, (DType, &[usize])> =
-            wanted.iter().chain(optional).map(|(name, dtype, dims)| (&**name, (*dtype, &**dims))).collect();
-        let mut held: Vec<_> = self.metadata.tensors().into_iter().collect();
-        held.sort_by(|(a, _), (b, _)| a.cmp(b));
-        for (name, info) in held {
-            let dtype = DType::try_from(info.dtype).ok();
-            let got = format!("{:?} {:?}", info.dtype, info.shape);
-            match known.get(&*name) {
-                Some((expected, dims)) if dtype == Some(*expected) && info.shape == *dims => {}
-                Some((expected, dims)) => {
-                    return refuse(format!("tensor `{name}` is {got}, expected {expected:?} {dims:?}"));
+        for (place, (name, dtype, dims)) in wanted.iter().chain(optional).enumerate() {
+            match self.metadata.info(name) {
+                Some(info) if DType::try_from(info.dtype).ok() == Some(*dtype) && info.shape == *dims => {}
+                Some(info) => {
+                    let got = format!("{:?} {:?}", info.dtype, info.shape);
+                    return refuse(format!("tensor `{name}` is {got}, expected {dtype:?} {dims:?}"));
                 }
-                None if is_count_of_batches(&name, dtype, &info.shape) => {}
-                None => return refuse(format!("it has a tensor `{name}` ({got}) that the model has not")),
+                None if place < wanted.len() => {
+                    return refuse(format!("it has no tensor `{name}` ({dtype:?} {dims:?})"));
+                }
+                None => {}
             }
         }
-        Ok(())
+        let known: HashSet<&str> = wanted.iter().chain(optional).map(|(name, ..)| &**name).collect();
+        let extra = self.metadata.tensors().into_iter().filter(|(name, info)| {
+            !known.contains(&**name)
+                && !is_count_of_batches(name, DType::try_from(info.dtype).ok(), &info.shape)
+        });
+        match extra.min_by(|(a, _), (b, _)| a.cmp(b)) {
+            Some((name, info)) => {
+                let got = format!("{:?} {:?}", info.dtype, info.shape);
+                refuse(format!("it has a tensor `{name}` ({got}) that the model has not"))
+            }
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
