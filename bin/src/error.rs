@@ -155,9 +155,9 @@ impl Error {
         Error::InRank { rank, source: Box::new(source) }
     }
 
-    /// What the process exits with: 2 for a wrong option, or a checkpoint that cannot be gone on from, [`comm::launch::EXIT_PEER_FAILED`] where another rank is at
-    /// fault, 128 and the signal's number where a signal ended it, 141 where nobody reads
-    /// its output any more, what a launched rank exited with, else 1.
+    /// What the process exits with: 2 for a wrong option, or a checkpoint that cannot be gone on from,
+    /// [`comm::launch::EXIT_PEER_FAILED`] where another rank is at fault, 128 and the signal's number where a signal ended it,
+    /// 141 where nobody reads its output any more, what a launched rank exited with, else 1.
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::InRank { source, .. } => source.exit_code(),

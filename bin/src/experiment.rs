@@ -132,7 +132,9 @@ pub fn run<E: Experiment>(experiment: &E) -> Result<()> {
             if let Some(checkpoints) = experiment.checkpoints() {
                 checkpoints.check()?;
                 // Rank 0 finds the same, but here it is told in one line.
-                experiment.check_checkpoint(world_size)?;
+                if checkpoints.resumes() {
+                    experiment.check_checkpoint(world_size)?;
+                }
             }
             let mut metrics = begin_metrics(experiment)?;
             let alone = here.alone(setup, world_size, metrics.as_mut())?;
