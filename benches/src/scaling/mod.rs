@@ -16,7 +16,7 @@ use girandole::error::Result;
 use girandole::file_error::FileError;
 use girandole::forecast::fit::{Fit, fit};
 use girandole::outputs::check_in_place;
-use girandole::report::now_rfc3339;
+use girandole::report::{command_line, now_rfc3339};
 use serde::{Deserialize, Serialize};
 
 pub use case::{Case, Kind};
@@ -78,10 +78,6 @@ pub fn main() -> Result<()> {
 /// The page, and the JSON.
 fn files(out: &Path) -> [PathBuf; 2] {
     ["scaling.html", "scaling.json"].map(|name| out.join(name))
-}
-
-fn command_line() -> String {
-    std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
 }
 
 fn write(scaling: &Scaling, out: &Path) -> Result<()> {

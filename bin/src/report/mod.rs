@@ -4,6 +4,7 @@ mod axis;
 mod bars;
 mod chart;
 mod clock;
+mod command_line;
 mod curves;
 mod memory;
 mod number;
@@ -15,6 +16,7 @@ mod timeline;
 use std::path::Path;
 
 pub use clock::now_rfc3339;
+pub use command_line::command_line;
 
 pub use memory::{peak_rss_bytes, reset_peak_rss, total_memory_bytes};
 pub use timeline::Timeline;

@@ -12,8 +12,6 @@ use crate::file_error::FileError;
 
 /// The note's name, in the folder of the checkpoints.
 const NOTE: &str = "asked-for";
-/// What a save removes, should this process end before the note has its name.
-const UNFINISHED: &str = ".unfinished-";
 
 /// Written by rank 0 before the first step: each start of a job is a new process, and may be on another host.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -48,7 +46,8 @@ pub(super) fn note(checkpoints: &Checkpoints, dir: &Path, asked: &Path) -> Resul
     let note = Note::new(checkpoints, asked, job)?;
     let path = dir.join(NOTE);
     let write = || -> std::io::Result<()> {
-        let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(dir)?;
+        // A save removes it, should this process end before the note has its name.
+        let mut file = tempfile::Builder::new().prefix(Checkpoints::UNFINISHED).tempfile_in(dir)?;
         file.write_all(serde_json::to_string(&note)?.as_bytes())?;
         file.persist(&path).map(drop).map_err(|error| error.error)
     };

@@ -95,6 +95,9 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
+    /// What names in the folder begin with that are of things half done: the next save removes them.
+    pub const UNFINISHED: &str = ".unfinished-";
+
     /// Opens the folder, and makes it where it does not exist.
     ///
     /// # Errors

@@ -9,11 +9,10 @@ use candle_core::Tensor;
 use sha2::{Digest, Sha256};
 
 use super::manifest::{self, FileHash, Manifest, hex, is_name};
-use super::{Checkpoint, CheckpointConfig, io, name, numbers};
+use super::{Checkpoint, CheckpointConfig, Checkpoints, io, name, numbers};
 use crate::{Error, Result, save_tensors};
 
-/// Names that start so are of things half done; the next save removes them.
-const UNFINISHED: &str = ".unfinished-";
+const UNFINISHED: &str = Checkpoints::UNFINISHED;
 pub(super) const LATEST: &str = "latest";
 
 /// A change that was just made to the disk.
