@@ -7,12 +7,14 @@ use comm::{Communicator, ReduceOp, Work};
 use training::DeferredGrads;
 
 use crate::gradients::Gradients;
+use crate::news::News;
 use crate::stage::Stage;
 use crate::{Action, ActionKind, Error, Result};
 
 /// The averaging of one step.
 pub(crate) struct Average<'a> {
     comm: Option<&'a dyn Communicator>,
+    news: &'a News,
     last: &'a [usize],
     bucket_bytes: usize,
     /// Complete, and to be averaged with those that come next; all of one dtype.
@@ -34,10 +36,14 @@ pub(crate) fn last_places(actions: &[Action]) -> Vec<usize> {
 }
 
 impl<'a> Average<'a> {
-    pub(crate) fn new(comm: Option<&'a dyn Communicator>, last: &'a [usize], bucket_bytes: usize) -> Self {
-        let comm = comm.filter(|comm| comm.world_size() > 1);
+    pub(crate) fn new(
+        comm: Option<&'a dyn Communicator>,
+        news: &'a News,
+        last: &'a [usize],
+        bucket_bytes: usize,
+    ) -> Self {
         let (bucket, begun, works) = Default::default();
-        Self { comm, last, bucket_bytes, bucket, bytes: 0, begun, works }
+        Self { comm, news, last, bucket_bytes, bucket, bytes: 0, begun, works }
     }
 
     /// Whether the action at this place of the list is the last one for its stage, and there is something to average.
@@ -56,11 +62,11 @@ impl<'a> Average<'a> {
         deferred.weights().for_each(|id| *missing.entry(id).or_default() += 1);
         let there = stage.vars.iter().map(|(_, var)| var.id()).filter(|id| !missing.contains_key(id));
         for id in there.collect::<Vec<_>>() {
-            self.add(id, gradients)?;
+            self.add(id, gradients).map_err(|error| self.news.cause(error))?;
         }
         let mut failed = None;
         let computed = deferred.compute(|id, gradient| {
-            gradients.add(id, gradient)?;
+            gradients.add_shared(id, &gradient)?;
             let left = missing.get_mut(&id).map(|count| {
                 *count -= 1;
                 *count
@@ -72,8 +78,8 @@ impl<'a> Average<'a> {
         });
         computed.map_err(Error::during("the gradients of weights"))?;
         match failed {
-            Some(error) => Err(error.into()),
-            None => Ok(self.flush()?),
+            Some(error) => Err(self.news.cause(error)),
+            None => self.flush().map_err(|error| self.news.cause(error)),
         }
     }
 
@@ -101,6 +107,7 @@ impl<'a> Average<'a> {
     }
 
     pub(crate) fn wait(&mut self) -> Result<()> {
-        Ok(std::mem::take(&mut self.works).into_iter().try_for_each(Work::wait)?)
+        let works = std::mem::take(&mut self.works);
+        works.into_iter().try_for_each(Work::wait).map_err(|error| self.news.cause(error))
     }
 }

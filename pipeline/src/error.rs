@@ -71,7 +71,7 @@ pub enum Error {
         "rank {rank} has the {place} stage and needs the {what} of each step: give it in `Pipeline::step`"
     )]
     NotGiven {
-        /// The rank.
+        /// The rank, by its number in the whole job.
         rank: usize,
         /// First or last.
         place: &'static str,
@@ -100,7 +100,7 @@ pub enum Error {
     DryRun {
         /// The stage.
         stage: usize,
-        /// Its rank.
+        /// Its rank, by its number in the whole job.
         rank: usize,
         /// Dtype and shape of its input.
         input: String,

@@ -214,7 +214,7 @@ impl Run<'_> {
             return self.average.compute(find(self.stages, action)?, deferred, gradients);
         }
         deferred
-            .compute(|id, gradient| gradients.add(id, gradient))
+            .compute(|id, gradient| gradients.add_shared(id, &gradient))
             .map_err(Error::during(action.to_string()))
     }
 }

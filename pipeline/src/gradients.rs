@@ -30,8 +30,14 @@ impl Gradients {
         Ok(())
     }
 
+    /// Adds a gradient that was put off, whose values others may use as well: several weights, or the layer itself.
+    pub(crate) fn add_shared(&mut self, id: TensorId, gradient: &Tensor) -> Result<()> {
+        let first = self.places.contains_key(&id) && self.of_id(id).is_none();
+        self.add(id, if first { gradient.force_contiguous()? } else { gradient.clone() })
+    }
+
     /// Adds a gradient, which nobody else uses.
-    pub(crate) fn add(&mut self, id: TensorId, gradient: Tensor) -> Result<()> {
+    fn add(&mut self, id: TensorId, gradient: Tensor) -> Result<()> {
         let Some(&place) = self.places.get(&id) else { return Ok(()) };
         match &self.sums[place] {
             None => self.sums[place] = Some(gradient.contiguous()?),

@@ -23,6 +23,7 @@ mod agreement;
 mod average;
 mod checkpoint;
 mod config;
+mod copies;
 mod error;
 mod executor;
 mod gradients;

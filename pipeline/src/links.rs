@@ -129,10 +129,10 @@ impl Links {
     /// Asks for the first messages of a step.
     pub(crate) fn begin(&mut self) -> Result<()> {
         self.outgoing.values_mut().for_each(|outgoing| outgoing.sent = 0);
-        let (specs, device) = (&self.specs, &self.device);
+        let (specs, device, news) = (&self.specs, &self.device, &self.news);
         self.incoming.values_mut().try_for_each(|incoming| {
             incoming.asked = 0;
-            incoming.post(specs, device)
+            incoming.post(specs, device).map_err(|error| known(news, error))
         })
     }
 
@@ -163,8 +163,7 @@ impl Links {
             match incoming.next(&self.specs, &self.device) {
                 Ok(Some((next, var))) => self.arrived.insert(next, var),
                 Ok(None) => return Err(never(action)),
-                Err(Error::Comm(error)) => return Err(self.news.cause(error)),
-                Err(error) => return Err(error),
+                Err(error) => return Err(known(&self.news, error)),
             };
         }
     }
@@ -187,6 +186,14 @@ impl Links {
             work.wait().map_err(|error| self.news.cause(error))?;
         }
         Ok(())
+    }
+}
+
+/// A failure of communication, with the reason that the other rank has told.
+fn known(news: &News, error: Error) -> Error {
+    match error {
+        Error::Comm(error) => news.cause(error),
+        other => other,
     }
 }
 

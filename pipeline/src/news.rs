@@ -15,12 +15,12 @@ const LEN: usize = 2048;
 /// How long to wait until the world knows who was the first to fail.
 const NEWS: Duration = Duration::from_millis(600);
 
-/// A group of two with each neighbour, and with each rank that has variables tied to some here, in which nobody says anything until
-/// something has failed.
+/// A group of two with each neighbour, and with each rank that has variables tied to some here, and one of all that have copies of
+/// the same stages, in which nobody says anything until something has failed.
 pub(crate) struct News {
     world: Arc<dyn Communicator>,
-    /// By the neighbour's number in the whole job.
-    neighbours: BTreeMap<usize, Arc<dyn Communicator>>,
+    /// By the other rank's number in the whole job: a group with it, and its number there.
+    neighbours: BTreeMap<usize, (Arc<dyn Communicator>, usize)>,
     told: Mutex<Vec<Work>>,
 }
 
@@ -34,11 +34,12 @@ enum Cause {
 }
 
 impl News {
-    /// Every rank must call it. `tied` are ranks that wait for each other, too, the lower one first.
+    /// Every rank must call it. `tied` are ranks that wait for each other, too, the lower one first; `copies` is a group of its own.
     pub(crate) fn new(
         world: Arc<dyn Communicator>,
         table: &Table,
         tied: &BTreeSet<(usize, usize)>,
+        copies: Option<Arc<dyn Communicator>>,
     ) -> Result<Self> {
         let pairs = table.owners.windows(2).map(|pair| (pair[0].min(pair[1]), pair[0].max(pair[1])));
         let pairs = pairs.chain(tied.iter().copied());
@@ -48,13 +49,19 @@ impl News {
         for (a, b) in pairs {
             if [a, b].contains(&world.rank()) {
                 let other = if a == world.rank() { b } else { a };
-                neighbours.insert(world.world_ranks()[other], world.subgroup(&[a, b])?);
+                let pair = world.subgroup(&[a, b])?;
+                let other_of_pair = 1 - pair.rank();
+                neighbours.insert(world.world_ranks()[other], (pair, other_of_pair));
             }
+        }
+        if let Some(copies) = copies {
+            let others = (0..copies.world_size()).filter(|copy| *copy != copies.rank());
+            neighbours.extend(others.map(|copy| (copies.world_ranks()[copy], (copies.clone(), copy))));
         }
         Ok(Self { world, neighbours, told: Mutex::default() })
     }
 
-    /// Tells the neighbours why this rank stops, without waiting for them. They tell theirs.
+    /// Tells those that wait for this rank why it stops, without waiting for them. They tell theirs.
     pub(crate) fn tell(&self, error: &Error) {
         let cause = match error {
             Error::Comm(comm::Error::PeerDied { rank, host, .. }) => {
@@ -70,14 +77,14 @@ impl News {
         };
         let Ok(text) = written(&cause) else { return };
         // One that is gone as well needs no news.
-        let works = self.neighbours.values().filter_map(|pair| pair.send(&text, 1 - pair.rank()).ok());
+        let works = self.neighbours.values().filter_map(|(group, other)| group.send(&text, *other).ok());
         self.told.lock().unwrap_or_else(PoisonError::into_inner).extend(works);
     }
 
-    /// A neighbour that left did so for a reason that it, or the world, knows.
+    /// A rank that left did so for a reason that it, or the world, knows.
     pub(crate) fn cause(&self, error: comm::Error) -> Error {
         let comm::Error::PeerLeft { rank: left, operation, .. } = &error else { return error.into() };
-        match self.neighbours.get(left).map(|pair| ask(&**pair)) {
+        match self.neighbours.get(left).map(|(group, other)| ask(&**group, *other)) {
             Some(Ok(Cause::Died { rank, host })) => {
                 return comm::Error::PeerDied { rank, host, operation: operation.clone() }.into();
             }
@@ -97,11 +104,11 @@ impl News {
     }
 }
 
-/// Waits until a neighbour that left has told why, or has closed this group, too.
-fn ask(pair: &dyn Communicator) -> Result<Cause> {
+/// Waits until a rank that left has told why, or has closed this group, too.
+fn ask(group: &dyn Communicator, from: usize) -> Result<Cause> {
     let during = || Error::during("news of another rank");
     let text = Tensor::zeros(LEN, DType::U8, &Device::Cpu).map_err(during())?;
-    pair.run(Operation::Recv { tensor: text.clone(), from: 1 - pair.rank() })?;
+    group.run(Operation::Recv { tensor: text.clone(), from })?;
     let bytes = text.to_vec1::<u8>().map_err(during())?;
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(LEN);
     serde_json::from_slice(&bytes[..end]).map_err(candle_core::Error::wrap).map_err(during())
@@ -132,7 +139,7 @@ mod tests {
     fn whoever_asks_hears_the_cause_however_long_it_is() {
         let table = Table::of(ScheduleKind::GPipe, 3, 1, 1).unwrap();
         let lines = Local::run_shared(3, |comm| {
-            let news = News::new(comm.clone(), &table, &BTreeSet::new())?;
+            let news = News::new(comm.clone(), &table, &BTreeSet::new(), None)?;
             if comm.rank() == 1 {
                 let reason = "\u{1}\u{1F600}".repeat(3000);
                 news.tell(&Error::BadTable { reason });

@@ -17,7 +17,9 @@ use crate::links::{Links, Spec};
 use crate::news::News;
 use crate::stage::{self, Stage};
 use crate::tied::{self, Tie};
-use crate::{Action, Cost, Error, Modules, PipelineConfig, Plan, Result, Schedule, Span, Split, shapes};
+use crate::{
+    Action, Cost, Error, Modules, PipelineConfig, Plan, Result, Schedule, Span, Split, copies, shapes,
+};
 
 type Loss = Box<dyn Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor> + Send>;
 
@@ -47,6 +49,8 @@ pub struct Step {
 /// that they fail, too, with the same cause; every later call fails at once with it.
 pub struct Pipeline {
     groups: Groups,
+    /// For averaging; it ends with the first failure.
+    copies: Option<Arc<dyn Communicator>>,
     schedule: Schedule,
     stages: Vec<Stage>,
     specs: Vec<Spec>,
@@ -65,8 +69,8 @@ pub struct Pipeline {
 impl Pipeline {
     /// Cuts the model, builds this rank's stages, and connects the ranks. Every rank must call it, with equal arguments.
     ///
-    /// `builder` gives a builder that puts its variables into a map; it is called for each stage with the stage's own map, and with
-    /// one that is dropped for modules of other ranks, so that random numbers are drawn as in one process. `example` is a
+    /// `builder` gives a builder that puts its variables into a map; it is called for each module with a new map, those of
+    /// other ranks' modules are dropped: random numbers are drawn as in one process. `example` is a
     /// micro-batch of input, for its shape and dtype. `loss` takes the last stage's output and the target of a micro-batch and
     /// gives the mean over its rows.
     ///
@@ -75,7 +79,7 @@ impl Pipeline {
     /// each two neighbours and each two ranks with tied variables, and one of all ranks with the same.
     ///
     /// # Errors
-    /// A schedule or a split that cannot be; [`Error::Disagreement`]; [`Error::DryRun`]; what a module fails with; failures of
+    /// A schedule or a split that cannot be; variables of two modules with one name; [`Error::Disagreement`]; [`Error::DryRun`]; what a module fails with; failures of
     /// communication.
     ///
     /// ```
@@ -146,20 +150,22 @@ impl Pipeline {
                 help: format!("the group has {}", comm.world_size()),
             });
         }
-        agreement::check(&*comm, table, modules, config, example)?;
         let groups = Groups::new(comm.clone(), config);
+        agreement::check(&groups, table, modules, config, example)?;
         let costs = costs(&groups, modules, &config.split, example)?;
         let ranges = config.split.stages(&modules.names(), &costs, table.stages())?;
         let own: Vec<bool> = table.owners.iter().map(|owner| *owner == comm.rank()).collect();
-        let stages =
-            stage::build(modules, &ranges, &own, builder).map_err(Error::during("building the model"))?;
+        let stages = groups.all_agree(stage::build(modules, &ranges, &own, builder))?;
+        groups.all_agree(copies::make_equal(groups.dp.as_deref(), &all_vars(&stages)))?;
         let specs = shapes::find(&*comm, table, &stages, example, &device)?;
         let (ties, tied) = tied::tie(&*comm, &config.tied, &all_vars(&stages))?;
-        let news = Arc::new(News::new(comm.clone(), table, &tied)?);
+        let news = Arc::new(News::new(comm.clone(), table, &tied, copies::group(&groups)?)?);
+        let copies = copies::group(&groups)?;
         let links = Links::new(&*comm, news.clone(), table, specs.clone(), &device)?;
         let last_places = last_places(&table.actions[comm.rank()]);
         Ok(Self {
             groups,
+            copies,
             stages,
             specs,
             ties,
@@ -196,9 +202,15 @@ impl Pipeline {
         if let Err(error) = &step {
             self.failed = Some(error.clone());
             self.news.tell(error);
-            // The others learn from the connections that there is something to hear.
-            self.links = None;
-            self.ties.clear();
+            // The others learn from the connections that there is something to hear. All at the same time, as ranks may wait for
+            // one another in any of them.
+            let (links, ties, copies) =
+                (self.links.take(), std::mem::take(&mut self.ties), self.copies.take());
+            std::thread::scope(|scope| {
+                scope.spawn(|| drop(links));
+                scope.spawn(|| drop(ties));
+                drop(copies);
+            });
         }
         step
     }
@@ -209,7 +221,10 @@ impl Pipeline {
         let parts = |is: bool, what, place, given: Option<&Tensor>| match given {
             _ if !is => Ok(Vec::new()),
             Some(batch) => cut(what, batch, table.micro_batches, self.rows),
-            None => Err(Error::NotGiven { rank: self.groups.pp.rank(), place, what }),
+            None => {
+                let rank = self.groups.pp.world_ranks()[self.groups.pp.rank()];
+                Err(Error::NotGiven { rank, place, what })
+            }
         };
         let inputs = parts(has(0), "input", "first", input)?;
         let targets = parts(has(table.stages() - 1), "target", "last", target)?;
@@ -227,7 +242,7 @@ impl Pipeline {
             loss: &*self.loss,
             before_forward: self.before_forward.as_ref().map(|hook| &**hook as &dyn Fn(Action)),
             gradients: Gradients::new(vars),
-            average: Average::new(self.groups.dp.as_deref(), &self.last_places, self.bucket_bytes),
+            average: Average::new(self.copies.as_deref(), &self.news, &self.last_places, self.bucket_bytes),
             state: State::measuring(self.measures),
         };
         run.run(&table.actions[self.groups.pp.rank()])?;
@@ -261,7 +276,7 @@ impl Pipeline {
     /// last step to be received.
     pub fn stats(&self) -> Stats {
         let between = self.links.as_ref().map(Links::stats).unwrap_or_default();
-        self.groups.dp.as_ref().map_or(between, |copies| between + copies.stats())
+        self.copies.as_ref().map_or(between, |copies| between + copies.stats())
     }
 
     /// The schedule.
@@ -314,11 +329,11 @@ fn costs(groups: &Groups, modules: &Modules, split: &Split, example: &Tensor) ->
             Ok(counts.into_iter().map(|count| count as f64).collect())
         }
         Split::Balanced(Cost::ForwardTime) => {
-            let mut seconds = Vec::new();
-            if groups.pp.rank() == 0 {
-                seconds = modules.forward_seconds(example, dtype, device, 5).map_err(during())?;
-            }
-            groups.of_first(seconds)
+            let measured = match groups.is_first() {
+                true => modules.forward_seconds(example, dtype, device, 5).map_err(during()),
+                false => Ok(Vec::new()),
+            };
+            groups.of_first(groups.all_agree(measured)?)
         }
     }
 }

@@ -29,7 +29,7 @@ pub(crate) fn find(
             Ok(spec) => format!("it gives {spec}, and gradients flow through floating-point numbers only"),
             Err(reason) => reason,
         };
-        let (stage, rank, input) = (number, owner, input.to_string());
+        let (stage, rank, input) = (number, comm.world_ranks()[owner], input.to_string());
         return Err(Error::DryRun { stage, rank, input, reason });
     }
     Ok(specs)

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::PoisonError;
 
-use candle_core::{Result, Tensor, Var};
+use candle_core::{Tensor, Var};
 use candle_nn::{ModuleT, VarBuilder, VarMap};
 
-use crate::Modules;
+use crate::{Error, Modules, Result};
 
 /// One stage of this rank.
 pub(crate) struct Stage {
@@ -18,34 +18,41 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    pub(crate) fn forward(&self, x: &Tensor, train: bool) -> Result<Tensor> {
+    pub(crate) fn forward(&self, x: &Tensor, train: bool) -> candle_core::Result<Tensor> {
         self.modules.iter().try_fold(x.clone(), |x, module| module.forward_t(&x, train))
     }
 }
 
 /// Builds the stages that are this rank's. The others' modules are built as well, one at a time, and dropped: so that random
-/// initial weights are those of one process, whoever has which stage.
+/// initial weights are those of one process, whoever has which stage; and so that every rank knows all variables' names.
 pub(crate) fn build(
     modules: &Modules,
     ranges: &[Range<usize>],
     own: &[bool],
     builder: &dyn Fn(&VarMap) -> VarBuilder<'static>,
 ) -> Result<Vec<Stage>> {
-    let mut stages = Vec::new();
+    let (mut stages, mut modules_of) = (Vec::new(), HashMap::new());
     for (number, range) in ranges.iter().enumerate() {
-        let map = VarMap::new();
-        let root = builder(&map);
-        let mut built = Vec::new();
+        let mut stage = Stage { number, modules: Vec::new(), vars: Vec::new() };
         for index in range.clone() {
+            // A map of its own, for one that they share would make one variable of two with the same name.
+            let map = VarMap::new();
+            let module = modules.build(index, &builder(&map)).map_err(Error::during("building the model"))?;
+            let vars = sorted(&map.data().lock().unwrap_or_else(PoisonError::into_inner));
+            for (name, _) in &vars {
+                if let Some(other) = modules_of.insert(name.clone(), index) {
+                    let names = modules.names();
+                    return Err(same_name(name, names[other], names[index]));
+                }
+            }
             if own[number] {
-                built.push(modules.build(index, &root)?);
-            } else {
-                modules.build(index, &builder(&VarMap::new()))?;
+                stage.modules.push(module);
+                stage.vars.extend(vars);
             }
         }
         if own[number] {
-            let vars = map.data().lock().unwrap_or_else(PoisonError::into_inner);
-            stages.push(Stage { number, modules: built, vars: sorted(&vars) });
+            stage.vars.sort_by(|a, b| a.0.cmp(&b.0));
+            stages.push(stage);
         }
     }
     Ok(stages)
@@ -55,4 +62,12 @@ fn sorted(vars: &HashMap<String, Var>) -> Vec<(String, Var)> {
     let mut vars: Vec<_> = vars.iter().map(|(name, var)| (name.clone(), var.clone())).collect();
     vars.sort_by(|a, b| a.0.cmp(&b.0));
     vars
+}
+
+fn same_name(variable: &str, first: &str, second: &str) -> Error {
+    Error::InvalidArgument {
+        what: "the variables of a pipeline".into(),
+        got: format!("{variable} in module {first} and in module {second}"),
+        help: "name one of them otherwise; variables that shall be one go into `PipelineConfig::tied`".into(),
+    }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
-use candle_nn::func;
+use candle_nn::{VarBuilder, func};
 use comm::{InitMethod, Local, LocalConfig, Secret, Tcp, TcpConfig, Transport};
 use pipeline::{Modules, Pipeline, PipelineConfig, Result, ScheduleKind, Split};
 
@@ -99,6 +99,27 @@ fn two_modules_of_one_name_are_refused() {
     let twice = || modules(1).module("blocks.0.act", |_| Ok(func(Tensor::tanh)));
     for line in lines(on_ranks(2, |comm| make(comm, &twice(), &PipelineConfig::default()))) {
         assert!(line.contains("blocks.0.act twice") && line.contains("a name of its own"), "{line}");
+    }
+}
+
+#[test]
+fn variables_of_two_modules_with_one_name_are_refused() {
+    let linear = |vb| training::linear(WIDTH, WIDTH, vb);
+    let deep = move |vb: VarBuilder<'static>| linear(vb.pp("b"));
+    let shared = || Modules::new().module("a", deep).module("a.b", linear).module("c", linear);
+    for (ranks, cut) in [(1, None), (2, Some("a.b")), (2, Some("c"))] {
+        let config = PipelineConfig {
+            split: cut.map_or(Split::default(), |cut| Split::at([cut])),
+            ..PipelineConfig::default()
+        };
+        for line in lines(on_ranks(ranks, |comm| make(comm, &shared(), &config))) {
+            assert!(line.contains("a.b.bias in module a and in module a.b; name one of them"), "{line}");
+        }
+    }
+    // A name below another's alone is no harm.
+    let apart = || Modules::new().module("a", linear).module("a.b", linear);
+    for made in on_ranks(2, |comm| make(comm, &apart(), &PipelineConfig::default()).map(drop)) {
+        made.unwrap().unwrap();
     }
 }
 

@@ -3,11 +3,12 @@
 
 mod common;
 
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Module, Optimizer, VarBuilder, VarMap, func};
-use comm::{Local, Mesh};
+use comm::{Communicator, Local, Mesh, Operation, Stats, Work};
 use pipeline::{Modules, Pipeline, PipelineConfig, ScheduleKind, Split};
 use training::defer;
 
@@ -155,26 +156,76 @@ fn parameters_that_are_tied_by_several_pairs_are_one() {
     check_tied(&["first", "third", "fourth", "last"], &[(0, 1), (2, 3), (3, 1)]);
 }
 
+/// A communicator that keeps the groups made of it in sight.
+#[derive(Debug)]
+struct Watched {
+    inner: Comm,
+    groups: Mutex<Vec<Comm>>,
+}
+
+impl Watched {
+    /// Operations of all groups that were made of it.
+    fn operations(&self) -> u64 {
+        self.groups.lock().unwrap().iter().map(|group| group.stats().operations).sum()
+    }
+}
+
+impl Communicator for Watched {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.inner.world_size()
+    }
+
+    fn backend(&self) -> &'static str {
+        self.inner.backend()
+    }
+
+    fn stats(&self) -> Stats {
+        self.inner.stats()
+    }
+
+    fn world_ranks(&self) -> &[usize] {
+        self.inner.world_ranks()
+    }
+
+    fn subgroup(&self, ranks: &[usize]) -> comm::Result<Comm> {
+        let group = self.inner.subgroup(ranks)?;
+        self.groups.lock().unwrap().push(group.clone());
+        Ok(group)
+    }
+
+    fn submit(&self, operation: Operation) -> comm::Result<Work> {
+        self.inner.submit(operation)
+    }
+
+    fn run(&self, operation: Operation) -> comm::Result<()> {
+        self.inner.run(operation)
+    }
+}
+
 /// Passes on what it is given. Its weight's gradient is there once a gradient has been averaged.
-fn patient(copies: &Comm) -> impl Fn(VarBuilder<'static>) -> Result<Patient> + 'static {
+fn patient(copies: &Arc<Watched>) -> impl Fn(VarBuilder<'static>) -> Result<Patient> + 'static {
     let copies = copies.clone();
     move |vb| Ok(Patient { weight: vb.get((), "weight")?, copies: copies.clone() })
 }
 
 struct Patient {
     weight: Tensor,
-    copies: Comm,
+    copies: Arc<Watched>,
 }
 
 impl Module for Patient {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let (weight, copies) = (self.weight.clone(), self.copies.clone());
         let backward = move |gradient: &Tensor| {
-            let (before, copies, none) = (copies.stats().operations, copies.clone(), weight.zeros_like()?);
+            let (before, copies, none) = (copies.operations(), copies.clone(), weight.zeros_like()?);
             let later = none.clone();
             let put_off = defer(&[&weight], move || {
                 let began = Instant::now();
-                while copies.stats().operations == before {
+                while copies.operations() == before {
                     assert!(began.elapsed() < Duration::from_secs(30), "nothing is averaged meanwhile");
                     std::thread::sleep(Duration::from_millis(1));
                 }
@@ -192,7 +243,7 @@ fn gradients_are_averaged_while_others_are_computed() {
     for schedule in [ScheduleKind::GPipe, ScheduleKind::OneFOneB] {
         let results = Local::run_shared(4, |comm| {
             let mesh = Mesh::new(comm, &[("pp", 2), ("dp", 2)])?;
-            let copies = mesh.axis("dp")?.clone();
+            let copies = Arc::new(Watched { inner: mesh.axis("dp")?.clone(), groups: Mutex::default() });
             let stage = |modules: Modules, stage: usize| {
                 let linear = |vb| training::linear(WIDTH, WIDTH, vb);
                 modules

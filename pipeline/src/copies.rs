@@ -1,0 +1,44 @@
+//! Ranks that have the same stages and other data.
+
+use std::sync::Arc;
+
+use candle_core::Var;
+use comm::{Communicator, Operation, all_gather_object};
+
+use crate::groups::Groups;
+use crate::links::Spec;
+use crate::{Error, Result};
+
+/// A group of the ranks that have copies of this one's stages, which ends with whoever drops it; none where there are no others.
+/// Every rank must call it.
+pub(crate) fn group(groups: &Groups) -> Result<Option<Arc<dyn Communicator>>> {
+    let Some(dp) = groups.dp.as_ref().filter(|dp| dp.world_size() > 1) else { return Ok(None) };
+    Ok(Some(dp.subgroup(&(0..dp.world_size()).collect::<Vec<_>>())?))
+}
+
+/// Gives the variables of all copies the values of the first. Every rank must call it.
+///
+/// # Errors
+/// Copies that have other variables.
+pub(crate) fn make_equal(copies: Option<&dyn Communicator>, vars: &[(String, Var)]) -> Result<()> {
+    let Some(copies) = copies.filter(|copies| copies.world_size() > 1) else { return Ok(()) };
+    let own: Vec<String> = vars.iter().map(|(name, var)| format!("{name}: {}", Spec::of(var))).collect();
+    let all = all_gather_object(copies, &own)?;
+    for (copy, theirs) in all.iter().enumerate() {
+        let longer = all[0].len().max(theirs.len());
+        if let Some(place) = (0..longer).find(|place| theirs.get(*place) != all[0].get(*place)) {
+            let line = |lines: &[String]| lines.get(place).map_or("nothing", String::as_str).to_string();
+            return Err(Error::Disagreement {
+                what: "a variable of the model".into(),
+                rank: copies.world_ranks()[copy],
+                got: line(theirs),
+                first: copies.world_ranks()[0],
+                expected: line(&all[0]),
+            });
+        }
+    }
+    for (_, var) in vars {
+        copies.run(Operation::Broadcast { tensor: var.as_detached_tensor(), root: 0 })?;
+    }
+    Ok(())
+}
