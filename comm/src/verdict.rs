@@ -168,9 +168,10 @@ pub(crate) enum Cause {
 }
 
 impl Cause {
-    /// The error of a rank that was in `operation`. Its ranks are those of the whole job.
+    /// The error of the rank `own` that was in `operation`. Its ranks are those of the whole job.
     pub(crate) fn to_error(
         &self,
+        own: usize,
         operation: String,
         timeout: Duration,
         members: &Members,
@@ -196,7 +197,8 @@ impl Cause {
                 Error::Unreachable { rank: world(rank), host: host(rank), operation, by: world(by), detail }
             }
             Cause::Failed { rank, detail } => {
-                Error::system(operation, format!("on rank {} (host {}), {detail}", world(rank), host(rank)))
+                let (host, here) = (host(rank), rank == own);
+                Error::Library { rank: world(rank), host, operation, detail, here }
             }
             Cause::Hung => Error::system(operation, hung_text(timeout)),
         }

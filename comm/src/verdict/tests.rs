@@ -104,6 +104,18 @@ fn who_cannot_be_reached_has_left_or_hangs_or_is_cut_off() {
     assert!(matches!(cause(within(call(1, 2))), Cause::Mismatch { .. }));
 }
 
+/// All say the same; the one on which it has failed knows that it is itself.
+#[test]
+fn a_library_fails_on_one_rank_and_the_others_only_notice() {
+    let cause = Cause::Failed { rank: 1, detail: "it broke".into() };
+    let members = Members::some([4, 2]);
+    let error = |own| cause.to_error(own, "barrier #3".into(), Duration::ZERO, &members, |_| "a".into());
+    for own in 0..2 {
+        assert_eq!(error(own).to_string(), "barrier #3: on rank 2 (host a), it broke");
+    }
+    assert!(error(0).is_peer_failure() && !error(1).is_peer_failure());
+}
+
 #[test]
 fn a_time_out_names_who_is_silent_or_behind() {
     let question = Question::Stuck { peer: 3, last: true, apart: false };
