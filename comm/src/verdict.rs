@@ -19,7 +19,7 @@ pub(crate) const NO_ANSWER: &str = "its process does not answer (stopped, or its
 /// What one rank is doing.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Activity {
-    /// The latest calls, the last one newest.
+    /// The latest collectives, the last one newest, and behind them the message that came after, if one did.
     calls: Vec<Fingerprint>,
     /// Whether the newest call is still going on.
     pub(crate) busy: bool,
@@ -27,6 +27,8 @@ pub(crate) struct Activity {
 
 impl Activity {
     pub(crate) fn begin(&mut self, call: Fingerprint) {
+        // Of messages, however many, only the newest is of use: they must not take the place of collectives.
+        self.calls.pop_if(|call| call.is_message());
         if self.calls.len() == REMEMBERED {
             self.calls.remove(0);
         }

@@ -104,6 +104,30 @@ fn who_cannot_be_reached_has_left_or_hangs_or_is_cut_off() {
     assert!(matches!(cause(within(call(1, 2))), Cause::Mismatch { .. }));
 }
 
+/// Messages between some of the ranks, however many, are no progress of the group, and hide none.
+#[test]
+fn messages_do_not_make_a_rank_forget_its_collectives() {
+    let message = |sequence| Fingerprint::new(Kind::Message, sequence).root(3);
+    for messages in [1, 3, 9, 100] {
+        let mut activity = Activity::default();
+        for call in (1..20).map(|sequence| call(sequence, 1)).chain((1..=messages).map(message)) {
+            activity.begin(call);
+            activity.end();
+        }
+        activity.begin(message(messages + 1));
+        assert_eq!((activity.progress(), activity.current()), (19, Some(&message(messages + 1))));
+        assert_eq!(activity.collectives().next().map(|call| call.sequence), Some(13));
+        // Rank 1 waits for rank 2, which is outside of any operation; the others wait for both.
+        let waiting = within(call(20, 1));
+        let statuses = [waiting.clone(), Status::Active(activity), after(call(19, 1)), waiting];
+        let question = Question::Stuck { peer: 1, last: true, apart: false };
+        for asker in [0, 3] {
+            let cause = judge(asker, &question, &statuses);
+            assert!(matches!(cause, Some(Cause::Stalled { rank: 2, .. })), "{messages}: {cause:?}");
+        }
+    }
+}
+
 /// All say the same; the one on which it has failed knows that it is itself.
 #[test]
 fn a_library_fails_on_one_rank_and_the_others_only_notice() {
