@@ -32,7 +32,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
         0
     }
 
-    /// Bytes and operations so far.
+    /// What the operations that have ended have done; one that is under way is not waited for.
     fn stats(&self) -> Stats;
 
     /// The members by their rank in the first group, that of all processes: `world_ranks()[r]` is rank r of this group.
