@@ -80,7 +80,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// without a color gets none. Every rank of this group must call it.
     ///
     /// # Cost
-    /// An all-gather of two numbers; then the members of each group meet as at the start of a job.
+    /// An all-gather of three numbers; then the members of each group meet as at the start of a job.
     ///
     /// # Errors
     /// Whatever hinders the members from meeting.
