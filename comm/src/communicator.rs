@@ -32,7 +32,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
         0
     }
 
-    /// Bytes and operations so far.
+    /// What the operations that have ended have done; one that is under way is not waited for.
     fn stats(&self) -> Stats;
 
     /// The members by their rank in the first group, that of all processes: `world_ranks()[r]` is rank r of this group.
@@ -80,7 +80,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// without a color gets none. Every rank of this group must call it.
     ///
     /// # Cost
-    /// An all-gather of two numbers; then the members of each group meet as at the start of a job.
+    /// An all-gather of three numbers; then the members of each group meet as at the start of a job.
     ///
     /// # Errors
     /// Whatever hinders the members from meeting.

@@ -31,7 +31,10 @@ struct Shared {
     settled: Condvar,
     /// For the communicator's own thread.
     submitted: Condvar,
+    /// Locked while an operation runs.
     runner: Mutex<Box<dyn Run>>,
+    /// The runner's, as they were after the last operation.
+    stats: Mutex<Stats>,
     supervisor: Arc<dyn Supervisor>,
     failed: Mutex<Option<Error>>,
 }
@@ -62,6 +65,7 @@ impl Engine {
             queue: Mutex::default(),
             settled: Condvar::new(),
             submitted: Condvar::new(),
+            stats: Mutex::new(runner.stats()),
             runner: Mutex::new(runner),
             supervisor,
             failed: Mutex::default(),
@@ -98,11 +102,14 @@ impl Engine {
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        lock(&self.shared.runner).stats()
+        *lock(&self.shared.stats)
     }
 
     fn enqueue(&self, operation: Operation) -> Result<Arc<Ticket>> {
         operation.validate(self.rank, self.world_size)?;
+        // What is queued must not keep a graph: one of `autograd` has this very communicator in it, which would then be closed by
+        // the thread that drops the operation, its own.
+        let operation = operation.detached();
         let before = Before::of(&operation)?;
         let ticket = Arc::new(Ticket { shared: self.shared.clone(), result: Mutex::default() });
         let mut queue = lock(&self.shared.queue);
@@ -205,7 +212,12 @@ impl Shared {
 
     fn execute(&self, operation: &Operation, before: &Before) -> Result<()> {
         self.check(operation)?;
-        let run = || lock(&self.runner).run(operation, before);
+        let run = || {
+            let mut runner = lock(&self.runner);
+            let result = runner.run(operation, before);
+            *lock(&self.stats) = runner.stats();
+            result
+        };
         let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
             Err(Error::system(operation.name(), "a bug in Girandole: the operation panicked"))
         });
@@ -245,3 +257,6 @@ impl fmt::Debug for Ticket {
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;

@@ -189,6 +189,20 @@ pub enum Error {
         /// What was wrong.
         detail: String,
     },
+    /// The library that moves the data, such as NCCL or MPI, has failed on a rank.
+    #[error("{operation}: on rank {rank} (host {host}), {detail}")]
+    Library {
+        /// The rank on which it has failed.
+        rank: usize,
+        /// Its host name.
+        host: String,
+        /// What this rank was doing.
+        operation: String,
+        /// What the library says.
+        detail: String,
+        /// True where it is this very rank.
+        here: bool,
+    },
     /// The others have gone on without this rank.
     #[error(
         "rank {rank} is excluded: it did not come in time when the ranks that were left formed a new group, which has gone \
@@ -275,7 +289,13 @@ impl Error {
     /// ```
     pub fn is_peer_failure(&self) -> bool {
         self.is_loss()
-            || matches!(self, Error::Mismatch { .. } | Error::Excluded { .. } | Error::Regroup { .. })
+            || matches!(
+                self,
+                Error::Mismatch { .. }
+                    | Error::Library { here: false, .. }
+                    | Error::Excluded { .. }
+                    | Error::Regroup { .. }
+            )
     }
 
     /// True where the group has lost a rank, and those that are left can go on in a smaller one

@@ -36,11 +36,11 @@ pub(crate) fn of_color<C: Communicator + ?Sized>(
     color: Option<usize>,
     key: usize,
 ) -> Result<Option<Vec<usize>>> {
-    // Colors count from 1 here: 0 stands for none.
-    let own = [color.map_or(0, |color| color as i64 + 1), key as i64];
+    // Every number may be a color or a key: that there is a color is said apart, and the bits of large ones go as they are.
+    let own = [i64::from(color.is_some()), color.unwrap_or(0) as i64, key as i64];
     let all = all_gather(comm, &own)?;
-    let mut members: Vec<usize> = (0..all.len()).filter(|rank| all[*rank][0] == own[0]).collect();
-    members.sort_by_key(|rank| all[*rank][1]);
+    let mut members: Vec<usize> = (0..all.len()).filter(|rank| all[*rank][..2] == own[..2]).collect();
+    members.sort_by_key(|rank| all[*rank][2] as u64);
     Ok(color.map(|_| members))
 }
 

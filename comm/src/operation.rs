@@ -164,6 +164,12 @@ impl Message {
         }
     }
 
+    fn tensor_mut(&mut self) -> &mut Tensor {
+        match self {
+            Message::Send { tensor, .. } | Message::Recv { tensor, .. } => tensor,
+        }
+    }
+
     pub(crate) fn peer(&self) -> usize {
         match self {
             Message::Send { to: peer, .. } | Message::Recv { from: peer, .. } => *peer,
@@ -189,6 +195,32 @@ impl Operation {
             Operation::Barrier => "barrier",
             Operation::Send { .. } => "send",
             Operation::Recv { .. } => "recv",
+        }
+    }
+
+    /// The same on the same elements, by tensors that belong to no graph.
+    pub(crate) fn detached(mut self) -> Self {
+        self.tensors_mut().into_iter().for_each(|tensor| *tensor = tensor.detach());
+        self
+    }
+
+    fn tensors_mut(&mut self) -> Vec<&mut Tensor> {
+        match self {
+            Operation::AllReduce { tensor, .. }
+            | Operation::Reduce { tensor, .. }
+            | Operation::Broadcast { tensor, .. }
+            | Operation::Send { tensor, .. }
+            | Operation::Recv { tensor, .. } => vec![tensor],
+            Operation::AllGather { output, input, .. }
+            | Operation::ReduceScatter { output, input, .. }
+            | Operation::AllToAll { output, input, .. } => vec![output, input],
+            Operation::Gather { output, input, .. } => output.iter_mut().chain([input]).collect(),
+            Operation::Scatter { output, input, .. } => input.iter_mut().chain([output]).collect(),
+            Operation::AllReduceCoalesced { tensors, .. } | Operation::BroadcastCoalesced { tensors, .. } => {
+                tensors.iter_mut().collect()
+            }
+            Operation::Batch { messages } => messages.iter_mut().map(Message::tensor_mut).collect(),
+            Operation::Barrier => Vec::new(),
         }
     }
 

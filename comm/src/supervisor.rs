@@ -26,6 +26,9 @@ pub(crate) trait Supervisor: Send + Sync + Debug {
     /// that will take it for what it is.
     fn hang_up(&self, _part: &mut dyn FnMut() -> Vec<usize>) {}
 
+    /// This rank.
+    fn rank(&self) -> usize;
+
     /// Who is in the group.
     fn members(&self) -> &Members;
 
@@ -41,6 +44,6 @@ pub(crate) trait Supervisor: Send + Sync + Debug {
     /// The error of a call that was interrupted by `cause`.
     fn error(&self, cause: &Cause, operation: String) -> Error {
         let operation = operation + &self.members().place();
-        cause.to_error(operation, self.timeout(), self.members(), |rank| self.host(rank))
+        cause.to_error(self.rank(), operation, self.timeout(), self.members(), |rank| self.host(rank))
     }
 }

@@ -19,7 +19,7 @@ pub(crate) const NO_ANSWER: &str = "its process does not answer (stopped, or its
 /// What one rank is doing.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Activity {
-    /// The latest calls, the last one newest.
+    /// The latest collectives, the last one newest, and behind them the message that came after, if one did.
     calls: Vec<Fingerprint>,
     /// Whether the newest call is still going on.
     pub(crate) busy: bool,
@@ -27,6 +27,8 @@ pub(crate) struct Activity {
 
 impl Activity {
     pub(crate) fn begin(&mut self, call: Fingerprint) {
+        // Of messages, however many, only the newest is of use: they must not take the place of collectives.
+        self.calls.pop_if(|call| call.is_message());
         if self.calls.len() == REMEMBERED {
             self.calls.remove(0);
         }
@@ -168,9 +170,10 @@ pub(crate) enum Cause {
 }
 
 impl Cause {
-    /// The error of a rank that was in `operation`. Its ranks are those of the whole job.
+    /// The error of the rank `own` that was in `operation`. Its ranks are those of the whole job.
     pub(crate) fn to_error(
         &self,
+        own: usize,
         operation: String,
         timeout: Duration,
         members: &Members,
@@ -196,7 +199,8 @@ impl Cause {
                 Error::Unreachable { rank: world(rank), host: host(rank), operation, by: world(by), detail }
             }
             Cause::Failed { rank, detail } => {
-                Error::system(operation, format!("on rank {} (host {}), {detail}", world(rank), host(rank)))
+                let (host, here) = (host(rank), rank == own);
+                Error::Library { rank: world(rank), host, operation, detail, here }
             }
             Cause::Hung => Error::system(operation, hung_text(timeout)),
         }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use crate::Result;
 use crate::engine::Ticket;
 
-/// An operation that was submitted. It keeps its tensors alive, and goes on whether or not anybody waits for it.
+/// An operation that was submitted. It keeps the elements of its tensors alive, not the graph that they belong to, and goes on
+/// whether or not anybody waits for it.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, Device, Result, Storage, Tensor, Var};
-use comm::{Communicator, Local, LocalConfig, ReduceOp, autograd};
+use comm::{Communicator, Error, Local, LocalConfig, ReduceOp, Work, autograd};
 
 type Comm = Arc<dyn Communicator>;
 
@@ -170,6 +170,30 @@ fn a_divided_network_equals_the_whole_one() {
             let divided = autograd::reduce_from_group(&hidden.matmul(&rows)?, &comm)?;
             close(&divided, &output)?;
             close(divided.sqr()?.sum_all()?.backward()?.get(&input).unwrap(), gradient)
+        });
+    }
+}
+
+/// A queued operation goes on without those who asked for it, and then the group closes, also where a tensor in the queue was
+/// the last to know it.
+#[test]
+fn a_group_closes_after_what_is_queued() {
+    for waits in [true, false] {
+        on_each(2, |comm| {
+            let x = Var::from_tensor(&values(&[3], comm.rank()))?;
+            let y = autograd::reduce_from_group(&x, &comm)?;
+            let expected = (y.detach() * 2.0)?.to_vec1::<f64>()?;
+            let work = comm.all_reduce(&y, ReduceOp::Sum)?;
+            if comm.rank() == 0 {
+                drop(comm);
+                drop(y);
+                return if waits { Ok(work.wait()?) } else { Ok(()) };
+            }
+            work.wait()?;
+            assert_eq!(y.to_vec1::<f64>()?, expected);
+            let left = comm.barrier().and_then(Work::wait).unwrap_err();
+            assert!(matches!(left, Error::PeerLeft { rank: 0, .. }), "{left}");
+            Ok(())
         });
     }
 }

@@ -238,6 +238,10 @@ impl Supervisor for Member {
         cause
     }
 
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
     fn members(&self) -> &Members {
         &self.members
     }

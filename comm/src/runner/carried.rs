@@ -102,7 +102,13 @@ impl<L: Links> Runner<L> {
     /// Who tells whom of a call: a barrier, so that nobody begins before all have come and agree.
     fn agreement(&self, operation: &Operation) -> Result<(Schedule, Vec<u64>)> {
         let barrier = dissemination_barrier::schedule(self.rank, self.topology.world_size());
-        if !matches!(operation, Operation::AllToAll { input_counts: Some(_), .. }) {
+        let uneven = match operation {
+            Operation::AllToAll { input_counts, output_counts, .. } => {
+                input_counts.is_some() || output_counts.is_some()
+            }
+            _ => false,
+        };
+        if !uneven {
             return Ok((barrier, Vec::new()));
         }
         // What two ranks exchange, only these two know.

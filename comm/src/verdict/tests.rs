@@ -104,6 +104,42 @@ fn who_cannot_be_reached_has_left_or_hangs_or_is_cut_off() {
     assert!(matches!(cause(within(call(1, 2))), Cause::Mismatch { .. }));
 }
 
+/// Messages between some of the ranks, however many, are no progress of the group, and hide none.
+#[test]
+fn messages_do_not_make_a_rank_forget_its_collectives() {
+    let message = |sequence| Fingerprint::new(Kind::Message, sequence).root(3);
+    for messages in [1, 3, 9, 100] {
+        let mut activity = Activity::default();
+        for call in (1..20).map(|sequence| call(sequence, 1)).chain((1..=messages).map(message)) {
+            activity.begin(call);
+            activity.end();
+        }
+        activity.begin(message(messages + 1));
+        assert_eq!((activity.progress(), activity.current()), (19, Some(&message(messages + 1))));
+        assert_eq!(activity.collectives().next().map(|call| call.sequence), Some(13));
+        // Rank 1 waits for rank 2, which is outside of any operation; the others wait for both.
+        let waiting = within(call(20, 1));
+        let statuses = [waiting.clone(), Status::Active(activity), after(call(19, 1)), waiting];
+        let question = Question::Stuck { peer: 1, last: true, apart: false };
+        for asker in [0, 3] {
+            let cause = judge(asker, &question, &statuses);
+            assert!(matches!(cause, Some(Cause::Stalled { rank: 2, .. })), "{messages}: {cause:?}");
+        }
+    }
+}
+
+/// All say the same; the one on which it has failed knows that it is itself.
+#[test]
+fn a_library_fails_on_one_rank_and_the_others_only_notice() {
+    let cause = Cause::Failed { rank: 1, detail: "it broke".into() };
+    let members = Members::some([4, 2]);
+    let error = |own| cause.to_error(own, "barrier #3".into(), Duration::ZERO, &members, |_| "a".into());
+    for own in 0..2 {
+        assert_eq!(error(own).to_string(), "barrier #3: on rank 2 (host a), it broke");
+    }
+    assert!(error(0).is_peer_failure() && !error(1).is_peer_failure());
+}
+
 #[test]
 fn a_time_out_names_who_is_silent_or_behind() {
     let question = Question::Stuck { peer: 3, last: true, apart: false };

@@ -58,6 +58,24 @@ pub(crate) fn at_the_same_time(backend: &dyn Backend) {
     }
 }
 
+/// Colors and keys are any numbers.
+pub(crate) fn large_numbers(backend: &dyn Backend) {
+    backend.run(2, &|comm| {
+        for large in [i64::MAX as usize, i64::MAX as usize + 1, usize::MAX] {
+            for last in 0..2 {
+                let key = if comm.rank() == last { large } else { 0 };
+                let both = comm.split(Some(large), key)?.unwrap();
+                assert_eq!(both.world_ranks(), [1 - last, last]);
+            }
+            // Who has no color is in no group with those that have one.
+            let alone = comm.split((comm.rank() == 1).then_some(large), 0)?;
+            let members = alone.map(|group| group.world_ranks().to_vec());
+            assert_eq!(members, (comm.rank() == 1).then(|| vec![1]));
+        }
+        Ok(())
+    });
+}
+
 /// One group is closed, the others go on.
 pub(crate) fn closing(backend: &dyn Backend) {
     backend.run(3, &|comm| {

@@ -5,7 +5,7 @@ use crate::{Backend, batch, cases, groups, halves, moves, overlaps, uneven};
 /// A name, and what is to hold.
 pub(crate) type Case = (&'static str, fn(&dyn Backend));
 
-pub(crate) const CASES: [Case; 26] = [
+pub(crate) const CASES: [Case; 27] = [
     ("all_reduce", cases::all_reduce),
     ("reduce", cases::reduce),
     ("broadcast", cases::broadcast),
@@ -28,6 +28,7 @@ pub(crate) const CASES: [Case; 26] = [
     ("coalesced", batch::coalesced),
     ("halves are rounded once", halves::are_rounded_once),
     ("groups", groups::at_the_same_time),
+    ("groups of any color and key", groups::large_numbers),
     ("groups that close", groups::closing),
     ("groups that are refused", groups::mistakes),
     ("queued operations keep their order", cases::queued),

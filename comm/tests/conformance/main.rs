@@ -183,6 +183,11 @@ macro_rules! suite {
             }
 
             #[test]
+            fn groups_of_any_color_and_key() {
+                groups::large_numbers(&$backend);
+            }
+
+            #[test]
             fn groups_that_close() {
                 groups::closing(&$backend);
             }

@@ -1,7 +1,7 @@
 //! Parts of different lengths, the shortest of them empty.
 
 use candle_core::{DType, Tensor};
-use comm::{Communicator, Error, ReduceOp};
+use comm::{Communicator, Error, Operation, ReduceOp};
 
 use crate::Backend;
 use crate::cases::{WORLD_SIZES, grid};
@@ -65,7 +65,7 @@ pub(crate) fn all_to_all(backend: &dyn Backend) {
 type Call = fn(&dyn Communicator, &Tensor) -> comm::Result<comm::Work>;
 
 pub(crate) fn mismatches(backend: &dyn Backend) {
-    let calls: [Call; 3] = [
+    let calls: [Call; 4] = [
         |comm, tensor| {
             let counts = if comm.rank() == 1 { [4, 1, 1] } else { [3, 2, 1] };
             comm.all_gather_v(tensor, &tensor.narrow(0, 0, counts[comm.rank()])?.copy()?, &counts)
@@ -79,6 +79,13 @@ pub(crate) fn mismatches(backend: &dyn Backend) {
             // Rank 2 counts on one element from rank 0, which sends two.
             let comes = if comm.rank() == 2 { [1, 3, 2] } else { [2, 2, 2] };
             comm.all_to_all_v(tensor, &tensor.copy()?, &comes, &[2, 2, 2])
+        },
+        |comm, tensor| {
+            // The same, where what goes is divided evenly.
+            let comes = if comm.rank() == 2 { vec![1, 3, 2] } else { vec![2, 2, 2] };
+            let (output, input) = (tensor.clone(), tensor.copy()?);
+            let (output_counts, input_counts) = (Some(comes), None);
+            comm.submit(Operation::AllToAll { output, input, output_counts, input_counts })
         },
     ];
     for call in calls {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use candle_core::{Device, Result, Tensor, Var};
+use candle_core::{DType, Device, Result, Tensor, Var};
 use comm::{Communicator, autograd};
 
 use crate::{Backend, device};
@@ -81,6 +81,33 @@ pub(crate) fn gradients(backend: &dyn Backend) {
             let comm = comm.subgroup(&all)?;
             for case in &CASES {
                 case.check(&[3, 2 * world_size, 5], &comm)?;
+            }
+            Ok(())
+        });
+    }
+}
+
+/// The result of a custom operation may be any view of what was computed.
+pub(crate) fn views(backend: &dyn Backend) {
+    let views: [fn(&Tensor) -> Result<Tensor>; 7] = [
+        |x| x.narrow(0, 1, 1),
+        |x| x.narrow(0, 1, 2),
+        |x| x.narrow(0, 0, 2),
+        |x| x.narrow(1, 1, 2),
+        |x| x.narrow(0, 1, 0),
+        |x| x.t(),
+        |x| Ok(x.clone()),
+    ];
+    for world_size in 1..=4 {
+        backend.run(world_size, &|_| {
+            for (index, view) in views.iter().enumerate() {
+                let all = values(&[3, 4], 1)?;
+                let (given, expected) = (view(&all.to_device(&device())?)?, view(&all)?);
+                let x = Var::zeros((), DType::F64, &device())?;
+                let got = autograd::custom("view", &[&x], given, |_| Ok(vec![None]))?;
+                assert_eq!((got.device().is_cuda(), got.dims()), (true, expected.dims()), "view {index}");
+                let values = |tensor: &Tensor| tensor.flatten_all()?.to_vec1::<f64>();
+                assert_eq!(values(&got)?, values(&expected)?, "view {index}");
             }
             Ok(())
         });

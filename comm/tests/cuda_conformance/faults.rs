@@ -30,8 +30,15 @@ impl Fault {
     }
 }
 
-const FAILED: &[&str] = &["all_reduce #", "on rank 1 (host ", "ncclRemoteError, 6"];
-const REFUSED: &[&str] = &["all_reduce #", "on rank 1 (host ", "ncclInvalidUsage, 5", "a refused call"];
+/// Whose fault a rank says it is.
+const OWN: &str = "(its own fault)";
+const NOTICED: &str = "(another rank's fault)";
+const FAILED: &[&str] = &["all_reduce #", "on rank 1 (host ", "ncclRemoteError, 6", NOTICED];
+const FAILED_HERE: &[&str] = &["all_reduce #", "on rank 1 (host ", "ncclRemoteError, 6", OWN];
+const REFUSED: &[&str] =
+    &["all_reduce #", "on rank 1 (host ", "ncclInvalidUsage, 5", "a refused call", NOTICED];
+const REFUSED_HERE: &[&str] =
+    &["all_reduce #", "on rank 1 (host ", "ncclInvalidUsage, 5", "a refused call", OWN];
 const HUNG: &[&str] = &["all_reduce #", "all ranks are in it", "within 8.0 s"];
 const STUCK: &[&str] = &["all_reduce #", "it did not end in time"];
 const STOPPED: &[&str] = &["rank 1 (host ", "did not take part in all_reduce #", "within 8.0 s"];
@@ -68,10 +75,10 @@ const FAULTS: &[Fault] = &[
     Fault { role: "hang", nccl: "hang:1:2", says: &[(0, HUNG), (1, HUNG), (2, HUNG)] },
     // No thread of the operation's own can end it.
     Fault { role: "stuck", nccl: "hang:1:2", says: &[(0, STUCK), (1, STUCK), (2, STUCK)] },
-    Fault { role: "async error", nccl: "error:1:2", says: &[(0, FAILED), (1, FAILED), (2, FAILED)] },
+    Fault { role: "async error", nccl: "error:1:2", says: &[(0, FAILED), (1, FAILED_HERE), (2, FAILED)] },
     // Nobody talks at that time.
-    Fault { role: "idle", nccl: "late:1:2", says: &[(0, FAILED), (1, FAILED), (2, FAILED)] },
-    Fault { role: "refused", nccl: "refuse:1:2", says: &[(0, REFUSED), (1, REFUSED), (2, REFUSED)] },
+    Fault { role: "idle", nccl: "late:1:2", says: &[(0, FAILED), (1, FAILED_HERE), (2, FAILED)] },
+    Fault { role: "refused", nccl: "refuse:1:2", says: &[(0, REFUSED), (1, REFUSED_HERE), (2, REFUSED)] },
     Fault {
         role: "meet",
         nccl: "meet:1:0",
@@ -139,7 +146,7 @@ pub(crate) fn play(role: &str) -> ! {
     let config = TcpConfig { timeout: TIMEOUT, ..TcpConfig::from_env().unwrap() };
     match take_part(role, &config) {
         Ok(()) => println!("says: fine"),
-        Err(error) => println!("says: {error}"),
+        Err(error) => println!("says: {error} {}", if error.is_peer_failure() { NOTICED } else { OWN }),
     }
     std::process::exit(1);
 }

@@ -170,9 +170,10 @@ fn tensors_of_one(backend: &dyn Backend) {
 
 /// What all back ends share, and what is of CUDA tensors alone.
 fn cases() -> impl Iterator<Item = list::Case> {
-    let own: [list::Case; 3] = [
+    let own: [list::Case; 4] = [
         ("computing before and after", computing),
         ("gradients through collectives", autograd::gradients),
+        ("results that are views", autograd::views),
         ("tensors of one rank", tensors_of_one),
     ];
     list::CASES.into_iter().chain(own)

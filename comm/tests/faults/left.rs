@@ -69,6 +69,20 @@ fn without_rank_0_the_others_still_name_the_culprit() {
     }
 }
 
+/// Rank 0 has done its part in the broadcast, and has sent messages after it: another one left before that was done.
+#[test]
+fn the_last_messages_of_rank_0_hide_no_collective() {
+    let (calls, messages) = ("barrier; broadcast f32 300000 0", "; send f32 10 1".repeat(9));
+    let scripts = [format!("{calls}{messages}"), calls.into(), "barrier; await".into(), calls.into()];
+    let mut group = Group::start(&scripts, &Setup::default());
+    group.finish(0).assert_done();
+    group.tell(2);
+    for rank in [1, 3] {
+        group.finish(rank).assert_blames("PeerLeft", 2, "broadcast #2 (root 0, f32, 300000 elements)");
+    }
+    group.finish(2).assert_done();
+}
+
 /// Rank 0 is gone as it should; ranks wait for each other in a chain, at whose end one goes too early, or dies: all name
 /// that one, not their neighbour.
 #[test]

@@ -259,6 +259,10 @@ impl Supervisor for Bureau {
         self.switchboard.cut(Shutdown::Both, None);
     }
 
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
     fn members(&self) -> &Members {
         &self.members
     }

@@ -50,6 +50,9 @@ fn status(messages: &[Message], rank: usize) -> Status {
 
 fn tell(cause: &Cause, statuses: &[Status]) {
     may_change(cause, statuses);
-    let error = cause.to_error("barrier".into(), Duration::ZERO, &Members::world(RANKS), |_| String::new());
-    assert!(!error.to_string().is_empty());
+    let members = Members::world(RANKS);
+    for own in 0..RANKS {
+        let error = cause.to_error(own, "barrier".into(), Duration::ZERO, &members, |_| String::new());
+        assert!(!error.to_string().is_empty());
+    }
 }

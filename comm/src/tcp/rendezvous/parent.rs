@@ -18,7 +18,8 @@ impl Parent {
     /// Why it has failed, if it has, as the error of `operation`.
     pub(super) fn failure(&self, operation: String) -> Option<Error> {
         let cause = self.supervisor.failure()?;
-        let host = |rank| self.supervisor.host(rank);
-        Some(cause.to_error(operation, self.supervisor.timeout(), self.supervisor.members(), host))
+        let supervisor = &self.supervisor;
+        let host = |rank| supervisor.host(rank);
+        Some(cause.to_error(supervisor.rank(), operation, supervisor.timeout(), supervisor.members(), host))
     }
 }
