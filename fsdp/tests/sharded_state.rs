@@ -312,3 +312,34 @@ fn a_load_forgets_what_was_accumulated_and_gathered() {
         });
     }
 }
+
+#[test]
+fn a_manifest_of_shapes_beyond_all_bounds_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    first_half(folder.path(), 2, &FsdpConfig::default());
+    let checkpoints = checkpoints(folder.path());
+    let written = checkpoints.latest().expect("whole").expect("there");
+    let read =
+        |name: &String| candle_core::safetensors::load(written.path(name), &Device::Cpu).expect("read");
+    let tensors: Vec<_> = written.files.keys().map(|name| (name, read(name))).collect();
+    for (dims, problem) in [
+        (serde_json::json!([1u64 << 40, 1u64 << 40]), "parameters that are too large"),
+        (serde_json::json!([u64::MAX]), "parameters that are too large"),
+        (serde_json::json!([0, 1u64 << 63, 4]), "parameters that are too large"),
+        (serde_json::json!([1u64 << 62]), "it is of another model"),
+    ] {
+        let draft = checkpoints.begin().expect("begun");
+        let mut files = std::collections::BTreeMap::new();
+        for (name, tensors) in &tensors {
+            files.insert((*name).clone(), draft.write(name, tensors).expect("written"));
+        }
+        let mut extra = written.extra.clone();
+        extra["fsdp"]["units"][0]["parameters"][0][1] = dims.clone();
+        let changed = Checkpoint { extra, ..Checkpoint::default() };
+        let contents = checkpoints.contents(&draft.commit(&changed, files).expect("saved")).expect("whole");
+        let line = refused(|fsdp| fsdp.load_checkpoint(&contents, None).map(drop));
+        assert!(line.contains(problem), "{dims}: {line}");
+        let line = full_tensors(&contents).expect_err("refused").to_string();
+        assert!(line.contains(problem) || line.contains("has no elements"), "{dims}: {line}");
+    }
+}
