@@ -37,10 +37,10 @@ impl TensorFile {
     /// Where it cannot be read, is no safetensors file, or has been cut short.
     pub fn open(path: &Path) -> Result<Self> {
         let bytes = fs::read(path).map_err(|error| FileError::read(path, error))?;
-        let tensors = BufferedSafetensors::new(bytes).map_err(|error| FileError::NotSafetensors {
-            path: path.to_path_buf(),
-            reason: first_line(error),
-        })?;
+        let refuse = |reason| FileError::NotSafetensors { path: path.to_path_buf(), reason };
+        training::tensor_header(&mut &bytes[..], bytes.len() as u64)
+            .map_err(|error| refuse(first_line(error)))?;
+        let tensors = BufferedSafetensors::new(bytes).map_err(|error| refuse(first_line(error)))?;
         Ok(Self { path: path.to_path_buf(), tensors })
     }
 

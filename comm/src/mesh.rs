@@ -84,6 +84,43 @@ impl Mesh {
         })
     }
 
+    /// The group of the ranks that differ from this one along `axes` alone, in the order of the mesh. To be called on all of
+    /// them.
+    ///
+    /// # Cost
+    /// None where these are the ranks of one axis or of the whole mesh; else they meet as at the start of a job.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a name that no axis has, or that is given twice; those of [`Communicator::subgroup`].
+    ///
+    /// ```
+    /// use comm::{Communicator, Local, Mesh};
+    ///
+    /// let groups = Local::run_shared(8, |comm| {
+    ///     let mesh = Mesh::new(comm, &[("pp", 2), ("dp", 2), ("tp", 2)])?;
+    ///     Ok(mesh.plane(&["pp", "tp"])?.world_ranks().to_vec())
+    /// })?;
+    /// assert_eq!(groups[1], [0, 1, 4, 5]);
+    /// assert_eq!(groups[2], [2, 3, 6, 7]);
+    /// # Ok::<(), comm::Error>(())
+    /// ```
+    pub fn plane(&self, axes: &[&str]) -> Result<Arc<dyn Communicator>> {
+        for (index, name) in axes.iter().enumerate() {
+            self.axis(name)?;
+            if axes[..index].contains(name) {
+                let help = "give different ones";
+                return Err(Error::invalid("the axes of a plane", format!("{name} twice"), help));
+            }
+        }
+        let all: Vec<_> = self.axes().collect();
+        let ranks = plane(&all, &self.coordinates(), axes);
+        match axes {
+            _ if ranks.len() == self.world.world_size() => Ok(self.world.clone()),
+            [one] => self.axis(one).cloned(),
+            _ => self.world.subgroup(&ranks),
+        }
+    }
+
     /// Where this rank is, by axis.
     pub fn coordinates(&self) -> Vec<usize> {
         self.axes.iter().map(|axis| axis.comm.rank()).collect()
@@ -97,5 +134,31 @@ impl Mesh {
     /// The group of all ranks.
     pub fn world(&self) -> &Arc<dyn Communicator> {
         &self.world
+    }
+}
+
+/// The ranks of a mesh that differ from the one at `own` in the axes `free` alone, in order.
+fn plane(axes: &[(&str, usize)], own: &[usize], free: &[&str]) -> Vec<usize> {
+    let mut ranks = vec![0];
+    // The last axis is the one whose neighbours are neighbours in rank.
+    for ((name, size), own) in axes.iter().zip(own) {
+        let places = if free.contains(name) { 0..*size } else { *own..own + 1 };
+        ranks = ranks.iter().flat_map(|rank| places.clone().map(move |place| rank * size + place)).collect();
+    }
+    ranks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::plane;
+
+    #[test]
+    fn a_plane_goes_through_its_own_rank() {
+        let axes = [("pp", 2), ("replicate", 3), ("shard", 2)];
+        let free = ["shard", "replicate"];
+        assert_eq!(plane(&axes, &[0, 1, 1], &free), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(plane(&axes, &[1, 0, 0], &free), [6, 7, 8, 9, 10, 11]);
+        assert_eq!(plane(&axes, &[0, 2, 1], &["pp", "shard"]), [4, 5, 10, 11]);
+        assert_eq!(plane(&axes, &[1, 2, 1], &["pp", "replicate"]), [1, 3, 5, 7, 9, 11]);
     }
 }

@@ -37,3 +37,23 @@ fn what_is_no_grid_is_refused() {
         assert!(mesh.axis("tp").unwrap_err().to_string().contains("give one of dp"));
     });
 }
+
+#[test]
+fn a_plane_is_a_group_of_several_axes() {
+    let found = on_each(8, |comm| {
+        let mesh = Mesh::new(comm, &[("pp", 2), ("dp", 2), ("tp", 2)]).unwrap();
+        let plane = |axes: &[&str]| {
+            let group = mesh.plane(axes).unwrap();
+            assert_eq!(group.world_ranks()[group.rank()], mesh.world().rank());
+            group.barrier().unwrap().wait().unwrap();
+            group.world_ranks().to_vec()
+        };
+        for axes in [&["dp", "dp"][..], &["dp", "ep"]] {
+            assert!(mesh.plane(axes).is_err(), "{axes:?}");
+        }
+        [plane(&["tp", "dp"]), plane(&["pp", "tp"]), plane(&["pp"]), plane(&["dp", "pp", "tp"]), plane(&[])]
+    });
+    let all = (0..8).collect::<Vec<_>>();
+    assert_eq!(found[0], [vec![0, 1, 2, 3], vec![0, 1, 4, 5], vec![0, 4], all.clone(), vec![0]]);
+    assert_eq!(found[6], [vec![4, 5, 6, 7], vec![2, 3, 6, 7], vec![2, 6], all, vec![6]]);
+}

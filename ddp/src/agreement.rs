@@ -31,13 +31,10 @@ pub(crate) fn check(comm: &dyn Communicator, lines: &[String]) -> Result<()> {
     let mut text: Vec<i64> = line.bytes().take(LINE_BYTES).map(i64::from).collect();
     text.resize(LINE_BYTES, 0);
     let all = gather(comm, text)?;
-    Err(Error::ModelMismatch {
-        odd_rank,
-        odd: shown(&all[odd_rank]),
-        rank,
-        expected: shown(&all[rank]),
-        place,
-    })
+    let (odd, expected) = (shown(&all[odd_rank]), shown(&all[rank]));
+    // By their numbers in the whole job.
+    let (odd_rank, rank) = (comm.world_ranks()[odd_rank], comm.world_ranks()[rank]);
+    Err(Error::ModelMismatch { odd_rank, odd, rank, expected, place })
 }
 
 /// Every rank's numbers, of which each gives equally many.

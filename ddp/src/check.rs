@@ -50,16 +50,18 @@ fn difference(
     let seen = gather(comm, vec![place as i64, differing as i64, value(&own)?, value(&theirs)?])?;
     let seen = &seen[odd_rank];
     let shown = |bits: i64| shown(var.dtype(), f64::from_bits(bits.cast_unsigned()));
+    // By their numbers in the whole job.
+    let number = |rank: usize| comm.world_ranks()[rank];
     Ok(ParameterDifference {
         parameter: parameter.name().into(),
-        odd_rank,
+        odd_rank: number(odd_rank),
         odd: shown(seen[2]),
-        rank,
+        rank: number(rank),
         expected: shown(seen[3]),
         index: position(var.dims(), seen[0] as usize),
         differing: seen[1] as usize,
         elements,
-        odd_ranks,
+        odd_ranks: odd_ranks.into_iter().map(number).collect(),
     })
 }
 

@@ -59,7 +59,8 @@ pub enum Error {
         /// The parameter.
         parameter: String,
     },
-    /// The ranks built different models, or were configured differently. Every rank gets this same error.
+    /// The ranks built different models, or were configured differently. Every rank gets this same error, with the numbers that
+    /// ranks have in the whole job.
     #[error(
         "the ranks do not train the same model: at place {place}, rank {odd_rank} has {odd}, and rank {rank} has \
          {expected}; build the same model with the same DdpConfig on every rank"
@@ -113,7 +114,7 @@ pub enum Error {
     Comm(#[from] comm::Error),
 }
 
-/// The first parameter that is not the same on every rank.
+/// The first parameter that is not the same on every rank. Ranks have the numbers that they have in the whole job.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error(
     "parameter {parameter} is not the same on every rank: at {index:?} rank {odd_rank} has {odd}, and rank {rank} has \

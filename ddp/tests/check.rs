@@ -4,6 +4,7 @@
 mod common;
 
 use candle_core::{DType, Device, Tensor, Var};
+use comm::Mesh;
 use common::{Mlp, abc, assert_close, numbers, on_all_ranks, on_ranks};
 use ddp::{DdpConfig, Error};
 
@@ -102,5 +103,36 @@ fn a_rank_that_is_gone_is_named() {
         };
         let error = result.expect_err("a rank is gone");
         assert!(matches!(error, Error::Comm(comm::Error::PeerDied { rank: 1, .. })), "{error}");
+    }
+}
+
+/// Along an axis of a mesh, too, ranks have their numbers in the whole job.
+#[test]
+fn the_odd_rank_of_a_group_is_named_by_its_number_in_the_job() {
+    let found = on_all_ranks(4, |world| {
+        let rank = world.rank();
+        let mesh = Mesh::new(world, &[("dp", 2), ("tp", 2)])?;
+        let dp = mesh.axis("dp")?;
+        let ddp = abc(dp.clone(), DType::F32, &DdpConfig::default())?;
+        if rank == 3 {
+            change(&ddp.vars()[1], 0, -9.0)?;
+        }
+        let values = ddp.check_parameters().err();
+        let bucket_bytes = if rank == 3 { 7 } else { 8 };
+        let config = DdpConfig { bucket_bytes, ..DdpConfig::default() };
+        Ok((values, abc(dp.clone(), DType::F32, &config).err()))
+    });
+    for (rank, found) in found.into_iter().enumerate() {
+        match found {
+            (None, None) => assert_eq!(rank % 2, 0),
+            (
+                Some(Error::ParametersDiffer(values)),
+                Some(Error::ModelMismatch { odd_rank, rank: other, .. }),
+            ) => {
+                assert_eq!((values.odd_rank, values.rank, &values.odd_ranks[..]), (3, 1, &[3][..]));
+                assert_eq!((odd_rank, other), (3, 1));
+            }
+            other => panic!("rank {rank}: {other:?}"),
+        }
     }
 }

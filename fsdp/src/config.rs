@@ -12,7 +12,7 @@ pub enum Strategy {
     /// A part of the gradients and optimizer state, and between steps of the parameters: once gathered in the forward pass
     /// they stay until the unit's backward is over. One gather less.
     ShardGradOp,
-    /// All of it, as data parallelism does; gradients are averaged by all-reduce.
+    /// All of it, as data parallelism does; gradients are averaged by all-reduce. Not for [`crate::Fsdp::hybrid`].
     NoShard,
 }
 

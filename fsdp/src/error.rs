@@ -85,6 +85,15 @@ pub enum Error {
         /// Its value.
         dtype: DType,
     },
+    /// A model that is to be sharded along an axis of a mesh, and whose strategy is to shard nothing.
+    #[error(
+        "the strategy is NoShard, and the model is to be sharded along the axis {axis}: give FullShard or ShardGradOp, or use \
+         `Fsdp::new`, with the group of all that train the model"
+    )]
+    NothingSharded {
+        /// The axis.
+        axis: String,
+    },
     /// A [`crate::LossScalerConfig`] that cannot work.
     #[error("LossScalerConfig: {field} is {got}; {help}")]
     InvalidScaler {

@@ -59,7 +59,7 @@ impl<M> Fsdp<M> {
     /// That of [`Fsdp::new`]; where the mesh has other axes, a group of the ranks of both.
     ///
     /// # Errors
-    /// An axis that the mesh does not have; those of [`Fsdp::new`].
+    /// An axis that the mesh does not have, one axis for both, [`crate::Strategy::NoShard`]; those of [`Fsdp::new`].
     pub fn hybrid<'a>(
         mesh: &Mesh,
         (shard, replicate): (&str, &str),
@@ -67,7 +67,7 @@ impl<M> Fsdp<M> {
         config: &FsdpConfig,
         build: impl FnOnce(UnitBuilder<'a>) -> candle_core::Result<M>,
     ) -> Result<Self> {
-        Self::build(Groups::hybrid(mesh, shard, replicate)?, vb, config, build)
+        Self::build(Groups::hybrid(mesh, shard, replicate, config.strategy)?, vb, config, build)
     }
 
     fn build<'a>(

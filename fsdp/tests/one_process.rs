@@ -156,15 +156,27 @@ fn hybrid_sharding_equals_one_process() {
             run.compare(ranks, 1e-9);
         }
     }
-    let bad = on_all_ranks(1, |comm| {
-        let mesh = Mesh::new(comm, &[("dp", 1)])?;
-        let vb = common::builder(1, DType::F32);
-        Ok(Fsdp::hybrid(&mesh, ("dp", "tp"), vb, &FsdpConfig::default(), Mlp::new)
-            .map(drop)
-            .unwrap_err()
-            .to_string())
-    });
-    assert!(bad[0].contains("tp") && bad[0].contains("give one of dp"), "{}", bad[0]);
+}
+
+#[test]
+fn a_hybrid_of_other_axes_or_of_no_shards_is_refused() {
+    let refused = |axes, strategy| {
+        let lines = on_all_ranks(2, |comm| {
+            let mesh = Mesh::new(comm, &[("dp", 2)])?;
+            let vb = common::builder(1, DType::F32);
+            let config = config(strategy);
+            Ok(Fsdp::hybrid(&mesh, axes, vb, &config, Mlp::new).map(drop).unwrap_err().to_string())
+        });
+        assert_eq!(lines[0], lines[1]);
+        lines[0].clone()
+    };
+    let line = refused(("dp", "tp"), Strategy::FullShard);
+    assert!(line.contains("tp") && line.contains("give one of dp"), "{line}");
+    // Ranks that are said to have the same part have different ones.
+    let line = refused(("dp", "dp"), Strategy::FullShard);
+    assert!(line.contains("dp twice"), "{line}");
+    let line = refused(("dp", "dp"), Strategy::NoShard);
+    assert!(line.contains("the strategy is NoShard") && line.contains("the axis dp"), "{line}");
 }
 
 proptest! {

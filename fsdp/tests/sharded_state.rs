@@ -268,3 +268,78 @@ fn optimizer_state_of_no_unit_is_refused() {
     // The weights are good.
     on_all_ranks(2, |comm| fsdp(comm, &FsdpConfig::default())?.0.load_checkpoint(&contents, None));
 }
+
+#[test]
+fn a_load_forgets_what_was_accumulated_and_gathered() {
+    for strategy in [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let full = folder.path().join("full.safetensors");
+        let config = FsdpConfig { strategy, ..FsdpConfig::default() };
+        on_all_ranks(2, |comm| {
+            let rank = comm.rank();
+            let (fsdp, mut optimizer) = fsdp(comm, &config)?;
+            let checkpoints = checkpoints(&folder.path().join("kept"));
+            fsdp.save_checkpoint(&checkpoints, None, &Checkpoint::default())?;
+            fsdp.save_full(&full)?;
+            let (x, y) = batch(0, rank, 2);
+            let pass = || -> Result<(f64, Vec<f64>)> {
+                let loss = loss::mse(&fsdp.forward(&x)?, &y)?;
+                let grads = fsdp.backward(&loss)?;
+                let vars = fsdp.vars();
+                let all = numbers(vars.iter().map(|var| grads.get(var).expect("a gradient")));
+                Ok((loss.to_scalar()?, all))
+            };
+            let expected = pass()?;
+            for whole in [false, true] {
+                steps(&fsdp, &mut optimizer, 0, rank, 2)?;
+                fsdp.backward_no_sync(&(fsdp.forward(&x)? * f64::NAN)?.sum_all()?)?;
+                match whole {
+                    true => fsdp.load_full(&full)?,
+                    false => {
+                        fsdp.load_checkpoint(&checkpoints.latest()?.expect("one"), None)?;
+                    }
+                }
+                assert_eq!(fsdp.memory().gradients.live, 0, "{strategy:?}");
+                assert_eq!(pass()?, expected, "{strategy:?}");
+            }
+            // A look at the parameters leaves it.
+            fsdp.backward_no_sync(&loss::mse(&fsdp.forward(&x)?, &y)?)?;
+            fsdp.save_checkpoint(&checkpoints, None, &Checkpoint::default())?;
+            parameters(&fsdp)?;
+            let twice: Vec<f64> = expected.1.iter().map(|x| 2.0 * x).collect();
+            assert_close(&pass()?.1, &twice, 1e-12);
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn a_manifest_of_shapes_beyond_all_bounds_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    first_half(folder.path(), 2, &FsdpConfig::default());
+    let checkpoints = checkpoints(folder.path());
+    let written = checkpoints.latest().expect("whole").expect("there");
+    let read =
+        |name: &String| candle_core::safetensors::load(written.path(name), &Device::Cpu).expect("read");
+    let tensors: Vec<_> = written.files.keys().map(|name| (name, read(name))).collect();
+    for (dims, problem) in [
+        (serde_json::json!([1u64 << 40, 1u64 << 40]), "parameters that are too large"),
+        (serde_json::json!([u64::MAX]), "parameters that are too large"),
+        (serde_json::json!([0, 1u64 << 63, 4]), "parameters that are too large"),
+        (serde_json::json!([1u64 << 62]), "it is of another model"),
+    ] {
+        let draft = checkpoints.begin().expect("begun");
+        let mut files = std::collections::BTreeMap::new();
+        for (name, tensors) in &tensors {
+            files.insert((*name).clone(), draft.write(name, tensors).expect("written"));
+        }
+        let mut extra = written.extra.clone();
+        extra["fsdp"]["units"][0]["parameters"][0][1] = dims.clone();
+        let changed = Checkpoint { extra, ..Checkpoint::default() };
+        let contents = checkpoints.contents(&draft.commit(&changed, files).expect("saved")).expect("whole");
+        let line = refused(|fsdp| fsdp.load_checkpoint(&contents, None).map(drop));
+        assert!(line.contains(problem), "{dims}: {line}");
+        let line = full_tensors(&contents).expect_err("refused").to_string();
+        assert!(line.contains(problem) || line.contains("has no elements"), "{dims}: {line}");
+    }
+}

@@ -49,14 +49,17 @@ pub(crate) fn check(
     let error = built.as_ref().err().map(ToString::to_string);
     let answers = all_gather_object(comm, &Answer { error, place, common, own })?;
     let parameters = built?;
+    // In the whole job.
+    let number = |rank: usize| comm.world_ranks()[rank];
     for (rank, answer) in answers.iter().enumerate() {
         if let Some(reason) = &answer.error {
-            return Err(Error::PeerBuild { rank, reason: reason.clone() });
+            return Err(Error::PeerBuild { rank: number(rank), reason: reason.clone() });
         }
     }
     if let Some((rank, odd_rank)) = odd_pair(&answers) {
         let same_place = answers[rank].place == answers[odd_rank].place;
-        return Err(difference(&all_gather_object(comm, &lines)?, rank, odd_rank, same_place));
+        let (odd, expected) = difference(&all_gather_object(comm, &lines)?, rank, odd_rank, same_place);
+        return Err(Error::ModelMismatch { odd_rank: number(odd_rank), odd, rank: number(rank), expected });
     }
     Ok(parameters)
 }
@@ -70,13 +73,14 @@ fn odd_pair(answers: &[Answer]) -> Option<(usize, usize)> {
     (0..answers.len()).find_map(|odd| (0..odd).find(|rank| differs(*rank, odd)).map(|rank| (rank, odd)))
 }
 
-fn difference(lines: &[Vec<Line>], rank: usize, odd_rank: usize, same_place: bool) -> Error {
+/// What the odd one has, and what the other.
+fn difference(lines: &[Vec<Line>], rank: usize, odd_rank: usize, same_place: bool) -> (String, String) {
     let (expected, odd) = (&lines[rank], &lines[odd_rank]);
     let text =
         |lines: &[Line], place: usize| lines.get(place).map_or("nothing".into(), |line| line.text.clone());
     let most = expected.len().max(odd.len());
     let texts = (0..most).find(|&place| text(expected, place) != text(odd, place));
-    let (odd, expected) = match texts {
+    match texts {
         Some(place) => (text(odd, place), text(expected, place)),
         None => {
             let comparable = |place: usize| same_place || odd.get(place).is_some_and(|line| line.everywhere);
@@ -84,8 +88,7 @@ fn difference(lines: &[Vec<Line>], rank: usize, odd_rank: usize, same_place: boo
             let place = (0..most).find(differs).unwrap_or(0);
             (format!("other values of {}", text(odd, place)), "its own".into())
         }
-    };
-    Error::ModelMismatch { odd_rank, odd, rank, expected }
+    }
 }
 
 fn lines(configuration: String, parameters: &[Parameter]) -> Result<Vec<Line>> {

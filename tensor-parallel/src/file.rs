@@ -2,17 +2,15 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 use safetensors::tensor::{Metadata, TensorInfo};
+use training::TensorHeader;
 
 use crate::split::Runs;
 use crate::{Error, Result};
-
-/// Longest header that is read; safetensors itself allows no longer one.
-const LONGEST_HEADER: u64 = 100_000_000;
 
 /// A file of which the header has been read.
 #[derive(Debug)]
@@ -27,28 +25,17 @@ pub(crate) struct ShardedFile {
 
 impl ShardedFile {
     pub(crate) fn open(path: &Path) -> Result<Self> {
-        let refuse = |reason: std::io::Error| reading(path, reason);
-        let damaged =
-            |reason: String| Error::NotSafetensors { path: path.to_path_buf(), reason: first_line(&reason) };
+        let refuse = |error: std::io::Error| match error.kind() {
+            ErrorKind::InvalidData => {
+                let reason = first_line(&error.to_string());
+                Error::NotSafetensors { path: path.to_path_buf(), reason }
+            }
+            _ => reading(path, error),
+        };
         let mut file = File::open(path).map_err(refuse)?;
-        let size = file.metadata().map_err(refuse)?.len();
-        let mut start = [0; 8];
-        if size < 8 {
-            return Err(damaged(format!("it has {size} bytes")));
-        }
-        file.read_exact(&mut start).map_err(refuse)?;
-        let header = u64::from_le_bytes(start);
-        if header > LONGEST_HEADER.min(size - 8) {
-            return Err(damaged(format!("its header is said to have {header} bytes, the file has {size}")));
-        }
-        let mut bytes = vec![0; header as usize];
-        file.read_exact(&mut bytes).map_err(refuse)?;
-        let metadata: Metadata =
-            serde_json::from_slice(&bytes).map_err(|reason| damaged(reason.to_string()))?;
-        let (data, wanted) = (8 + header, metadata.data_len() as u64);
-        if size != data + wanted {
-            return Err(damaged(format!("its tensors need {wanted} bytes, it has {}", size - data)));
-        }
+        let bytes = file.metadata().map_err(refuse)?.len();
+        let header = training::tensor_header(&mut file, bytes).map_err(refuse)?;
+        let TensorHeader { metadata, data, .. } = header;
         Ok(Self { path: path.to_path_buf(), file, data, metadata, asked_for: BTreeSet::new() })
     }
 

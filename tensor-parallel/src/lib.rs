@@ -21,6 +21,8 @@ mod checkpoint;
 mod context;
 mod error;
 mod file;
+#[cfg(any(test, fuzzing))]
+mod fuzz;
 mod language_model;
 mod layer;
 mod op;
@@ -33,6 +35,8 @@ mod split;
 pub use builder::{Parameter, ShardBuilder, Weights};
 pub use context::{Context, TensorParallelConfig};
 pub use error::{Error, Result};
+#[cfg(any(test, fuzzing))]
+pub use fuzz::fuzz_tensor_file;
 pub use language_model::{LanguageModel, LanguageModelConfig};
 pub use layer::{
     ColumnConfig, ColumnParallelLinear, ParallelMlp, ParallelSelfAttention, ParallelTransformerLayer,

@@ -15,7 +15,8 @@ use crate::{
 /// A model of which each rank has a part, and what belongs to it: its parameters, its random numbers, its gradients.
 ///
 /// The mesh has an axis `tp`, over which layers are divided, and may have an axis `dp`, over which batches are: gradients are
-/// averaged along it.
+/// averaged along it. Other axes are not this model's: for each place along them there is a model of its own, with a first rank of
+/// its own, whose files and checkpoints need a place of their own.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -56,7 +57,8 @@ impl<M> TensorParallel<M> {
     /// Builds the model with `build`, on every rank of the mesh. Each rank gets its part of the weights.
     ///
     /// # Cost
-    /// An all-gather of a hundred bytes, to see whether the ranks agree.
+    /// An all-gather of a hundred bytes, to see whether the ranks agree; where the mesh has other axes, a group of the ranks along
+    /// `tp` and `dp`.
     ///
     /// # Errors
     /// What `build` fails with, on the other ranks [`Error::PeerBuild`](crate::Error::PeerBuild) in its place; on every rank
@@ -70,6 +72,7 @@ impl<M> TensorParallel<M> {
         let tp = mesh.axis("tp")?.clone();
         let has_dp = mesh.axes().any(|(name, _)| name == "dp");
         let dp = if has_dp { Some(mesh.axis("dp")?.clone()) } else { None };
+        let world = mesh.plane(if has_dp { &["dp", "tp"] } else { &["tp"] })?;
         let place = tp.rank();
         let dp_rank = dp.as_ref().map_or(0, |dp| dp.rank());
         let random = RandomStreams::new(config.seed, dp_rank, place);
@@ -85,9 +88,9 @@ impl<M> TensorParallel<M> {
             Ok((model, parameters)) => (Some(model), Ok(parameters)),
             Err(error) => (None, Err(error)),
         };
-        let parameters = agreement::check(&**mesh.world(), place, config.describe(), parameters)?;
+        let parameters = agreement::check(&*world, place, config.describe(), parameters)?;
         let Some(model) = model else { return Err(no_model()) };
-        Ok(Self { model, parameters, context, world: mesh.world().clone(), dp, averaging })
+        Ok(Self { model, parameters, context, world, dp, averaging })
     }
 
     /// The model.
@@ -159,7 +162,7 @@ impl<M> TensorParallel<M> {
         Ok(gradients)
     }
 
-    /// All ranks.
+    /// All ranks of this model.
     pub(crate) fn world(&self) -> &dyn Communicator {
         &*self.world
     }

@@ -17,7 +17,7 @@ const PIECE: usize = 1 << 18;
 
 impl<M> TensorParallel<M> {
     /// Writes the whole model as one safetensors file, which [`Weights::File`](crate::Weights::File) and PyTorch read. To be
-    /// called on every rank; the first one of the mesh writes. The file appears whole or not at all.
+    /// called on every rank; the model's first one writes. The file appears whole or not at all.
     ///
     /// # Cost
     /// The parameters once, in pieces: no rank ever holds more than its own part and a megabyte of each of the others'.

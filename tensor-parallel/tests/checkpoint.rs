@@ -6,7 +6,7 @@ mod common;
 use std::path::Path;
 
 use candle_nn::Optimizer;
-use comm::Mesh;
+use comm::{Local, Mesh};
 use common::{Part, batch, bits, on_mesh, sizes, try_on_mesh, values, whole};
 use tensor_parallel::{
     LanguageModel, LanguageModelConfig, Result, TensorParallel, TensorParallelConfig, Weights,
@@ -197,4 +197,49 @@ fn optimizer_state_of_no_parameter_is_refused() {
         lines.iter().all(|line| line.contains("0.exp_avg") && line.contains("of no parameter")),
         "{lines:?}"
     );
+}
+
+/// Models, checkpoints and files are those of one place along a mesh's other axes.
+#[test]
+fn other_axes_have_models_of_their_own() {
+    for axes in [
+        &[("pp", 2), ("tp", 2)][..],
+        &[("pp", 2), ("dp", 2), ("tp", 2)],
+        &[("dp", 2), ("pp", 2), ("tp", 1)],
+        &[("tp", 2), ("pp", 2), ("dp", 1)],
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let ranks = axes.iter().map(|(_, size)| size).product();
+        let found = Local::run_shared(ranks, |comm| {
+            let mesh = Mesh::new(comm, axes)?;
+            let stage = mesh.axis("pp")?.rank();
+            // Other values for each.
+            let (parallel, mut adam) = model(&mesh, 3 + stage as u64, &sizes())?;
+            // The first does more.
+            for step in 0..3 - stage {
+                let (tokens, next) = batch(&sizes(), step, mesh.axis("dp").map_or(0, |dp| dp.rank()));
+                let loss = parallel.model().loss(&tokens, &next)?;
+                adam.step(&parallel.backward(&loss)?)?;
+            }
+            let checkpoints = open(&folder.path().join(format!("stage-{stage}")));
+            parallel.save_checkpoint(&checkpoints, &adam, &Checkpoint::default())?;
+            let file = folder.path().join(format!("stage-{stage}.safetensors"));
+            parallel.save(&file)?;
+            let before = values(&parallel);
+            let latest = checkpoints.latest().unwrap().unwrap();
+            parallel.load_checkpoint(&latest, &mut adam)?;
+            same(&before, &values(&parallel));
+            Ok((stage, mesh.axis("tp")?.rank(), before))
+        });
+        let found = found.unwrap();
+        for stage in 0..2 {
+            let saved = folder.path().join(format!("stage-{stage}.safetensors"));
+            let saved = candle_core::safetensors::load(saved, &candle_core::Device::Cpu).unwrap();
+            let place = |place| found.iter().find(|(other, tp, _)| (*other, *tp) == (stage, place));
+            let parts: Vec<_> = (0..2).map_while(place).map(|(_, _, parts)| parts.clone()).collect();
+            for (name, tensor) in whole(&parts) {
+                assert!(bits(&tensor) == bits(&saved[&name]), "{name} of stage {stage} of {axes:?}");
+            }
+        }
+    }
 }

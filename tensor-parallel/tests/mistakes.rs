@@ -147,3 +147,26 @@ fn a_mesh_without_the_axis() {
     let message = build(&mesh, &sizes(), 1).unwrap_err().to_string();
     assert!(message.contains("give one of dp"), "{message}");
 }
+
+/// A mesh over some of the ranks, whose numbers in the whole job are others.
+#[test]
+fn ranks_of_a_part_of_the_job_are_named_by_their_numbers_in_it() {
+    let (plain, other) = (sizes(), LanguageModelConfig { d_ff: 48, ..sizes() });
+    let failing = LanguageModelConfig { d_model: 18, ..sizes() };
+    let found = Local::run_shared(4, |comm| {
+        let Some(group) = comm.new_group(&[1, 3])? else { return Ok(None) };
+        let mesh = Mesh::new(group, &[("tp", 2)])?;
+        let odd = comm.rank() == 3;
+        let differs = build(&mesh, if odd { &other } else { &plain }, 1).map(drop).unwrap_err();
+        let fails = build(&mesh, if odd { &failing } else { &plain }, 1).map(drop).unwrap_err();
+        Ok(Some((differs.to_string(), fails.to_string())))
+    });
+    let found = found.unwrap();
+    assert!(found[0].is_none() && found[2].is_none());
+    for found in [&found[1], &found[3]] {
+        let (differs, _) = found.as_ref().unwrap();
+        assert!(differs.contains("rank 3 has parameter") && differs.contains("rank 1 has"), "{differs}");
+    }
+    let (_, fails) = found[1].as_ref().unwrap();
+    assert!(fails.starts_with("rank 3 could not build its part of the model: d_model"), "{fails}");
+}

@@ -10,6 +10,7 @@
 //! - [`clip_grad_norm`] bounds gradients.
 //! - [`defer_weights`] runs backward without the gradients of weights, and those later.
 //! - [`activation_bytes`] tells what a graph holds for backward.
+//! - [`tensor_header`] looks at a safetensors file before anything computes with what it says.
 //! - [`Checkpoints`] keeps model, optimizer and sampler on disk, whole whenever the machine stops.
 #![forbid(unsafe_code)]
 
@@ -20,6 +21,8 @@ mod defer;
 mod dropout;
 mod error;
 mod file;
+#[cfg(any(test, fuzzing))]
+mod fuzz;
 mod graph;
 mod init;
 mod op;
@@ -35,7 +38,9 @@ pub use clip::{clip_grad_norm, grad_norm, scale_grads};
 pub use defer::{DeferredGrads, defer, defer_weights};
 pub use dropout::Dropout;
 pub use error::{Error, Fallback, Result};
-pub use file::save_tensors;
+pub use file::{TensorHeader, load_tensors, save_tensors, tensor_header};
+#[cfg(any(test, fuzzing))]
+pub use fuzz::fuzz_tensor_header;
 pub use graph::activation_bytes;
 pub use init::TorchInit;
 pub use op::{

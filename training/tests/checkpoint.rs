@@ -9,7 +9,9 @@ use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::Optimizer;
 use proptest::prelude::*;
 use sampler::SamplerState;
-use training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, Error, OptimizerState, Result};
+use training::{
+    Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, Error, FileHash, OptimizerState, Result,
+};
 
 fn checkpoint(step: u64) -> Checkpoint {
     let tensor = Tensor::full(step as f32, 50, &Device::Cpu).unwrap();
@@ -180,4 +182,18 @@ fn what_makes_no_sense_is_refused() -> Result<()> {
         Checkpoints::open(CheckpointConfig { dir: file.join("run"), keep: 1 }).unwrap_err().to_string();
     assert!(error.contains("file/run") && !error.contains('\n'), "{error}");
     Ok(())
+}
+
+/// A file that somebody has made, with a hash to it.
+#[test]
+fn a_file_of_another_kind_is_refused_whatever_its_hash() {
+    let dir = tempfile::tempdir().unwrap();
+    let (checkpoints, _) = three(dir.path());
+    let made = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds/tensor-file/beyond-64-bits");
+    let files = BTreeMap::from([("model".to_string(), FileHash::of(&made).unwrap())]);
+    let folder = checkpoints.begin().unwrap().commit(&Checkpoint::default(), files).unwrap();
+    let file = checkpoints.contents(&folder).unwrap().path("model");
+    fs::copy(made, &file).unwrap();
+    assert_refused(&checkpoints, &file, Some(3));
+    assert!(training::load_tensors(&file, &Device::Cpu).is_err());
 }

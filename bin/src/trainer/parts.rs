@@ -1,6 +1,6 @@
 //! Checkpoints of which each rank writes and reads a part of its own: what runs that keep them have in common.
 
-use candle_core::{Device, Tensor, safetensors};
+use candle_core::{Device, Tensor};
 use comm::broadcast_object;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -95,7 +95,7 @@ impl<'a> Keeping<'a> {
         let step = contents.step as usize;
         self.kept = Some(step);
         let Some(log) = log else { return Ok(()) };
-        let losses = safetensors::load(contents.path(LOG), &Device::Cpu)?;
+        let losses = training::load_tensors(&contents.path(LOG), &Device::Cpu)?;
         let losses = losses.get(LOSSES).map(Tensor::to_vec1::<f32>).transpose()?;
         log.resume(step, kept.log, losses.unwrap_or_default());
         log.cut(epoch, batch)?;

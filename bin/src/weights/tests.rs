@@ -93,8 +93,11 @@ fn broken_files_are_named() {
     save_weights(&path, &vars(0.)).unwrap();
     let whole = fs::read(&path).unwrap();
     let huge = [&u64::MAX.to_le_bytes()[..], b"{}"].concat();
-    for bytes in [&whole[..whole.len() - 1], &whole[..20], &whole[..4], b"", b"not a safetensors file", &huge]
-    {
+    // Made so that sums and products of what their headers say overflow.
+    let endless = include_bytes!("../../../fuzz/seeds/tensor-file/beyond-64-bits");
+    let wide = include_bytes!("../../../fuzz/seeds/tensor-file/no-strides");
+    let cut = [&whole[..whole.len() - 1], &whole[..20], &whole[..4]];
+    for bytes in cut.into_iter().chain([&b""[..], b"not a safetensors file", &huge, endless, wide]) {
         fs::write(&path, bytes).unwrap();
         let line = load_weights(&path, &vars(0.)).unwrap_err().to_string();
         assert!(line.contains("is not a whole safetensors file") && !line.contains('\n'), "{line}");

@@ -128,11 +128,21 @@ impl Core {
         kept.map_err(|error| state.fail(error))
     }
 
-    /// Runs `change` on the shards, while nothing is gathered or under way.
-    pub(crate) fn exclusively<T>(&self, change: impl FnOnce() -> Result<T>) -> Result<T> {
+    /// Runs `look` on the shards, between forward passes.
+    pub(crate) fn exclusively<T>(&self, look: impl FnOnce() -> Result<T>) -> Result<T> {
         self.begin_forward()?;
         let _turn = lock(&self.turn);
-        change()
+        look()
+    }
+
+    /// Runs `change` on the shards. What was gathered and accumulated is of the old ones, and forgotten.
+    pub(crate) fn replacing<T>(&self, change: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.check()?;
+        {
+            let _turn = lock(&self.turn);
+            self.forget_gradients(&mut lock(&self.state));
+        }
+        self.exclusively(change)
     }
 
     /// Runs backward. With `synchronise`, the result has the gradients of the shards, averaged over ranks.

@@ -81,6 +81,15 @@ impl Core {
         Ok(())
     }
 
+    /// Gradients of backwards that did not communicate will not be averaged.
+    pub(super) fn forget_gradients(&self, state: &mut State) {
+        state.accumulating = false;
+        for unit in &mut state.units {
+            let all = unit.sums.iter_mut().chain(&mut unit.grads);
+            all.filter_map(Option::take).for_each(|gradient| self.gradients.sub(bytes(&gradient)));
+        }
+    }
+
     fn launch(&self, state: &mut State, unit: usize) -> Result<Flight> {
         state.note(1, unit);
         let built = &self.units[unit];

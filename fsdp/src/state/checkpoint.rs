@@ -110,7 +110,8 @@ impl<M> Fsdp<M> {
 
     /// Reads a checkpoint that [`Fsdp::save_checkpoint`] has written, at this or any other number of ranks and with any
     /// [`crate::FsdpConfig`]: shards, buffers as far as it has them, and the optimizer's state if it is given one. To be called on
-    /// every rank, with the same checkpoint. Gives what its writer had as [`Checkpoint::extra`].
+    /// every rank, with the same checkpoint. Gives what its writer had as [`Checkpoint::extra`]. What [`Fsdp::backward_no_sync`] has
+    /// added up, of the parameters before, is dropped.
     ///
     /// # Cost
     /// Each rank reads its part, and some of the files once more for their hashes.
@@ -140,7 +141,7 @@ impl<M> Fsdp<M> {
             Ok(saved)
         });
         let mut saved = self.all_agree(&contents.folder, opened)?;
-        let read = self.core().exclusively(|| self.read_parts(&contents.folder, &mut saved, optimizer));
+        let read = self.core().replacing(|| self.read_parts(&contents.folder, &mut saved, optimizer));
         self.all_agree(&contents.folder, read)?;
         Ok(saved.extra)
     }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -10,18 +10,6 @@ use candle_core::{DType, Device, Tensor};
 use safetensors::tensor::Metadata;
 
 use crate::{Error, Result};
-
-/// A header that is longer than this is none.
-const MOST_HEADER: u64 = 100 << 20;
-/// Bytes before the header, which say how long it is.
-const PREFIX: u64 = 8;
-
-/// How long the header of a file is that has so many bytes.
-fn header_len(prefix: [u8; PREFIX as usize], bytes: u64) -> std::result::Result<u64, String> {
-    let len = u64::from_le_bytes(prefix);
-    let fits = len <= MOST_HEADER.min(bytes.saturating_sub(PREFIX));
-    if fits { Ok(len) } else { Err(format!("its header would have {len} bytes")) }
-}
 
 /// Name, dtype and shape of a tensor.
 pub(crate) type Described = (String, DType, Vec<usize>);
@@ -48,21 +36,14 @@ impl TensorFile {
     /// [`Error::File`]: it cannot be read, is no safetensors file, or was cut short.
     pub fn open(path: &Path) -> Result<Self> {
         let refuse = |problem: String| Error::file(path, problem);
-        let none = |problem: &dyn std::fmt::Display| refuse(format!("it is no safetensors file: {problem}"));
-        let mut file = File::open(path).map_err(|error| refuse(format!("cannot be read: {error}")))?;
-        let bytes = file.metadata().map_err(|error| refuse(format!("cannot be read: {error}")))?.len();
-        let mut prefix = [0; PREFIX as usize];
-        file.read_exact(&mut prefix).map_err(|_| none(&"it is too short"))?;
-        let len = header_len(prefix, bytes).map_err(|problem| none(&problem))?;
-        let mut head = vec![0; len as usize];
-        file.read_exact(&mut head).map_err(|error| none(&error))?;
-        // What `SafeTensors` does, which would have all of the file.
-        let metadata: Metadata = serde_json::from_slice(&head).map_err(|error| none(&error))?;
-        let whole = u128::from(PREFIX + len) + metadata.data_len() as u128;
-        if whole != u128::from(bytes) {
-            return Err(refuse(format!("it has {bytes} bytes, and by its header {whole}")));
-        }
-        Ok(Self { path: path.to_path_buf(), file, metadata, data: PREFIX + len })
+        let unread = |error: io::Error| refuse(format!("cannot be read: {error}"));
+        let mut file = File::open(path).map_err(unread)?;
+        let bytes = file.metadata().map_err(unread)?.len();
+        let header = training::tensor_header(&mut file, bytes).map_err(|error| match error.kind() {
+            ErrorKind::InvalidData => refuse(format!("it is no safetensors file: {error}")),
+            _ => unread(error),
+        })?;
+        Ok(Self { path: path.to_path_buf(), file, metadata: header.metadata, data: header.data })
     }
 
     /// Checks that it holds tensors of these names, dtypes and shapes, and no others but PyTorch's counts of batches
@@ -140,10 +121,11 @@ impl TensorFile {
         let dtype = DType::try_from(info.dtype)?;
         let size = dtype.size_in_bytes();
         let (begin, end) = info.data_offsets;
-        let (from, to) = (begin + range.start * size, begin + range.end * size);
-        if range.start > range.end || to > end {
+        let fits = range.end.checked_mul(size).is_some_and(|bytes| bytes <= end - begin);
+        if range.start > range.end || !fits {
             return Err(refuse(format!("tensor `{name}` has no elements {range:?}")));
         }
+        let (from, to) = (begin + range.start * size, begin + range.end * size);
         let mut bytes = vec![0; to - from];
         let read = self
             .file

@@ -25,7 +25,7 @@ pub fn fuzz_tensor_file(data: &[u8]) {
 fn read(path: &std::path::Path) {
     let Ok(mut file) = TensorFile::open(path) else { return };
     for (name, dtype, dims) in file.tensors() {
-        // A shape whose parts multiply to nothing may still have large ones.
+        // Candle may refuse a dtype.
         let Ok(tensor) = file.whole(&name) else { continue };
         assert_eq!((tensor.dtype(), tensor.dims()), (dtype, &dims[..]));
         assert!(file.read(&name, 0..tensor.elem_count() + 1).is_err());

@@ -10,7 +10,8 @@ use crate::{Error, Fsdp, Result};
 
 impl<M> Fsdp<M> {
     /// Reads all parameters from a safetensors file with the model's names, PyTorch's where the model's are; of the buffers those
-    /// that it has. To be called on every rank; every rank must be able to read the file. Nothing is changed unless it fits.
+    /// that it has. To be called on every rank; every rank must be able to read the file. Nothing is changed unless it fits. What
+    /// [`Fsdp::backward_no_sync`] has added up, of the parameters before, is dropped.
     ///
     /// # Cost
     /// Each rank reads its own part of every parameter, and no more. A few bytes of each rank are compared.
@@ -23,7 +24,7 @@ impl<M> Fsdp<M> {
             Ok(file)
         });
         let file = self.all_agree(path, opened)?;
-        let read = self.core().exclusively(|| self.read_shards(file));
+        let read = self.core().replacing(|| self.read_shards(file));
         self.all_agree(path, read)
     }
 

@@ -39,6 +39,17 @@ impl UnitDescription {
         let parameters = unit.params.iter().map(|param| (param.name.clone(), param.tensor.dims().to_vec()));
         Self { name: unit.name.clone(), parameters: parameters.collect() }
     }
+
+    /// How many elements each parameter has, if they can be counted.
+    fn lens(&self) -> Vec<Option<usize>> {
+        self.parameters.iter().map(|(_, dims)| elements(dims)).collect()
+    }
+}
+
+/// The elements of a shape of which no part has more than can be counted, for the strides of one without elements.
+fn elements(dims: &[usize]) -> Option<usize> {
+    let part = dims.iter().filter(|dim| **dim > 0).try_fold(1usize, |part, dim| part.checked_mul(*dim))?;
+    Some(if dims.contains(&0) { 0 } else { part })
 }
 
 /// The key of a unit's shard in a rank's file.
@@ -102,9 +113,14 @@ impl Saved {
             Error::file(&contents.folder, "it is no sharded checkpoint: its manifest describes no units")
         })?;
         let Description { shards, pack_elements, ref units } = extra.fsdp;
-        let count = |(_, dims): &(String, Vec<usize>)| dims.iter().product();
-        let lens = |unit: &UnitDescription| unit.parameters.iter().map(count).collect::<Vec<usize>>();
-        let layouts = units.iter().map(|unit| Layout::new(&lens(unit), pack_elements, shards)).collect();
+        let lens: Vec<_> = units.iter().map(UnitDescription::lens).collect();
+        let all = lens.iter().flatten().try_fold(0usize, |sum, len| sum.checked_add((*len)?));
+        // So that no sum of places overflows, whatever the padding.
+        if all.is_none_or(|all| all > usize::MAX / 2) {
+            return Err(Error::file(&contents.folder, "it describes parameters that are too large"));
+        }
+        let lens = lens.into_iter().map(|lens| lens.into_iter().flatten().collect::<Vec<_>>());
+        let layouts = lens.map(|lens| Layout::new(&lens, pack_elements, shards)).collect();
         let files = (0..shards).map(|rank| TensorFile::open(&contents.path(&set_name(rank))));
         let files = files.collect::<Result<_>>()?;
         Ok(Self { description: extra.fsdp, extra: extra.extra, layouts, files })

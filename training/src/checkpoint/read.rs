@@ -9,7 +9,7 @@ use candle_core::{Device, Tensor};
 use super::manifest::{self, FileHash, Manifest};
 use super::write::{LATEST, tensors_file};
 use super::{Checkpoint, Contents, io, name, number, numbers};
-use crate::{Error, Result};
+use crate::{Error, Result, tensor_header};
 
 /// The checkpoint that the file `latest` names, or else the newest.
 pub(super) fn latest(dir: &Path, device: &Device) -> Result<Option<Checkpoint>> {
@@ -120,7 +120,8 @@ fn read(
     for (name, hash) in &manifest.tensors {
         let file = folder.join(tensors_file(name));
         let bytes = self::bytes(&file)?;
-        check(&bytes, hash).map_err(|problem| Fault::Damaged { file, problem })?;
+        let right = check(&bytes, hash).and_then(|()| check_header(&bytes));
+        right.map_err(|problem| Fault::Damaged { file, problem })?;
         tensors.insert(name.clone(), parse(&bytes)?);
     }
     let Manifest { epoch, step, sampler, extra, .. } = manifest;
@@ -157,6 +158,11 @@ fn check(bytes: &[u8], hash: &FileHash) -> std::result::Result<(), String> {
         return Err(format!("its SHA-256 is {got}, {} was written", hash.sha256));
     }
     Ok(())
+}
+
+fn check_header(bytes: &[u8]) -> std::result::Result<(), String> {
+    let header = tensor_header(&mut &bytes[..], bytes.len() as u64);
+    header.map(drop).map_err(|problem| format!("it is no safetensors file: {problem}"))
 }
 
 /// The newest checkpoint with a lower number of which every byte is right.

@@ -45,7 +45,7 @@ impl Visible {
 /// `batch * num_heads * length^2` weights are kept.
 ///
 /// # Errors
-/// Other shapes, a last dimension that the heads do not divide, dtypes that differ or are not f16, bf16, f32 or f64.
+/// Other shapes, a last dimension of 0 or one that the heads do not divide, dtypes that differ or are not f16, bf16, f32 or f64.
 ///
 /// # Source
 /// Vaswani et al., "Attention Is All You Need" (2017), section 3.2.
@@ -86,7 +86,7 @@ fn check(q: &Tensor, others: [(&'static str, &Tensor); 2], num_heads: usize) -> 
         Err(Error::Unfit { operation: NAME, tensor, expected, got: got.dims().to_vec() })
     };
     match q.dims() {
-        [_, _, width] if num_heads > 0 && width % num_heads == 0 => {}
+        [_, _, width] if num_heads > 0 && *width > 0 && width % num_heads == 0 => {}
         dims => {
             let multiple = |width: usize| width.div_ceil(num_heads.max(1)).max(1) * num_heads.max(1);
             let mut expected = dims.to_vec();
@@ -345,6 +345,8 @@ mod tests {
         assert_eq!(of(&x, &zeros(&[1, 3, 6]), 2), "attention: k must be of shape [1, 2, 6], got [1, 3, 6]");
         assert!(of(&x, &x, 0).contains("q must be of shape"));
         assert!(of(&zeros(&[6]), &zeros(&[6]), 2).contains("q must be of shape"));
+        let none = zeros(&[1, 2, 0]);
+        assert_eq!(of(&none, &none, 3), "attention: q must be of shape [1, 2, 3], got [1, 2, 0]");
         assert!(
             attention(&zeros(&[0, 2, 6]), &zeros(&[0, 2, 6]), &zeros(&[0, 2, 6]), 2, Visible::Past).is_ok()
         );

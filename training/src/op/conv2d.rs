@@ -1,5 +1,7 @@
 //! Convolution over pictures as matrix products, forward and backward.
 
+use std::ops::Range;
+
 use candle_core::{CpuStorage, CustomOp3, Layout, Module, Shape, Tensor, WithDType, bail};
 use candle_nn::Conv2d;
 
@@ -48,9 +50,14 @@ pub fn conv2d(x: &Tensor, layer: &Conv2d) -> candle_core::Result<Tensor> {
         return Err(Error::OtherDType { operation: NAME, tensor: "weight", expected, got }.into());
     }
     let windows = Windows::new(x, weight, config.stride, config.padding)?;
+    let outputs = weight.dim(0)?;
     let bias = match layer.bias() {
+        Some(bias) if bias.dims() != [outputs] => {
+            let (expected, got) = (vec![outputs], bias.dims().to_vec());
+            return Err(Error::Unfit { operation: NAME, tensor: "bias", expected, got }.into());
+        }
         Some(bias) => bias.to_dtype(dtype)?.contiguous()?,
-        None => Tensor::zeros(weight.dim(0)?, dtype, x.device())?,
+        None => Tensor::zeros(outputs, dtype, x.device())?,
     };
     let (wide, weight) = (x.to_dtype(dtype)?.contiguous()?, weight.to_dtype(dtype)?.contiguous()?);
     wide.apply_op3(&weight, &bias, windows)?.to_dtype(x.dtype())
@@ -98,6 +105,11 @@ impl Windows {
     /// Numbers of one picture.
     fn picture_len(&self) -> usize {
         self.channels * self.picture.0 * self.picture.1
+    }
+
+    /// The numbers of one picture of several.
+    fn picture_at(&self, index: usize) -> Range<usize> {
+        index * self.picture_len()..(index + 1) * self.picture_len()
     }
 
     /// Numbers of one window.
@@ -157,10 +169,16 @@ impl Windows {
         });
     }
 
-    fn forward<T: WithDType>(&self, x: &[T], weight: &[T], bias: &[T]) -> candle_core::Result<Vec<T>> {
+    fn forward<T: WithDType>(
+        &self,
+        (x, batch): (&[T], usize),
+        weight: &[T],
+        bias: &[T],
+    ) -> candle_core::Result<Vec<T>> {
         let weight = Tensor::from_slice(weight, (bias.len(), self.window_len()), &candle_core::Device::Cpu)?;
-        let mut result = Vec::with_capacity(x.len() / self.picture_len().max(1) * bias.len() * self.count());
-        for picture in x.chunks_exact(self.picture_len().max(1)) {
+        let mut result = Vec::with_capacity(batch * bias.len() * self.count());
+        // A picture without a number has windows, too, where it is padded.
+        for picture in (0..batch).map(|index| &x[self.picture_at(index)]) {
             let product = weight.matmul(&self.unfold(picture)?)?;
             with_numbers::<T, _>(&product, |product| {
                 for (row, bias) in product.chunks_exact(self.count().max(1)).zip(bias) {
@@ -185,13 +203,11 @@ impl Windows {
         let mut of_weight = flat.zeros_like()?;
         let mut of_x = x.track_op().then(|| vec![T::zero(); x.elem_count()]);
         with_numbers::<T, _>(x, |pictures| {
-            let len = self.picture_len().max(1);
-            for (index, picture) in pictures.chunks_exact(len).enumerate() {
-                let gradient = gradient.get(index)?;
-                of_weight = (&of_weight + gradient.matmul(&self.unfold(picture)?.t()?)?)?;
-                if let Some(of_x) =
-                    of_x.as_mut().and_then(|of_x| of_x.get_mut(index * len..(index + 1) * len))
-                {
+            for index in 0..batch {
+                let (gradient, place) = (gradient.get(index)?, self.picture_at(index));
+                let windows = self.unfold(&pictures[place.clone()])?;
+                of_weight = (&of_weight + gradient.matmul(&windows.t()?)?)?;
+                if let Some(of_x) = of_x.as_mut().and_then(|of_x| of_x.get_mut(place)) {
                     let windows = flat.t()?.matmul(&gradient)?;
                     with_numbers::<T, _>(&windows, |windows| {
                         self.fold(windows, of_x);
@@ -226,7 +242,7 @@ impl CustomOp3 for Windows {
         macro_rules! forward {
             ($variant:ident) => {
                 CpuStorage::$variant(self.forward(
-                    dense(x, x_layout)?,
+                    (dense(x, x_layout)?, shape.0),
                     dense(weight, weight_layout)?,
                     dense(bias, bias_layout)?,
                 )?)
@@ -254,5 +270,54 @@ impl CustomOp3 for Windows {
             candle_core::DType::F32 => self.backward::<f32>(x, &values, gradient),
             _ => self.backward::<f64>(x, &values, gradient),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device, Var};
+    use candle_nn::Conv2dConfig;
+
+    use super::*;
+
+    fn zeros(dims: &[usize]) -> Tensor {
+        Tensor::zeros(dims, DType::F64, &Device::Cpu).unwrap()
+    }
+
+    /// Pictures without numbers have as many windows as their padding, each of which gives the bias.
+    #[test]
+    fn pictures_of_nothing_are_whole() -> candle_core::Result<()> {
+        for (picture, kernels, padding, out) in [
+            (&[2, 0, 4, 4][..], &[5, 0, 3, 3][..], 1, &[2, 5, 4, 4][..]),
+            (&[2, 3, 0, 4], &[5, 3, 2, 3], 1, &[2, 5, 1, 4]),
+            (&[2, 3, 4, 0], &[5, 3, 1, 1], 2, &[2, 5, 8, 4]),
+            (&[0, 3, 4, 4], &[5, 3, 3, 3], 0, &[0, 5, 2, 2]),
+        ] {
+            let what = format!("{picture:?}");
+            let bias = Var::new(&[1f64, 2., 3., 4., 5.], &Device::Cpu)?;
+            let (x, weight) = (Var::from_tensor(&zeros(picture))?, Var::from_tensor(&zeros(kernels))?);
+            let config = Conv2dConfig { padding, ..Conv2dConfig::default() };
+            let layer = Conv2d::new(weight.as_tensor().clone(), Some(bias.as_tensor().clone()), config);
+            let y = conv2d(&x, &layer)?;
+            let numbers = with_numbers(&y, |numbers: &[f64]| Ok(numbers.to_vec()))?;
+            let count = out[2] * out[3];
+            let row = |bias: f64| vec![bias; count];
+            let one = [1., 2., 3., 4., 5.].map(row).concat();
+            assert_eq!((y.dims(), numbers), (out, one.repeat(out[0])), "{what}");
+            let grads = y.sum_all()?.backward()?;
+            for var in [&x, &weight, &bias] {
+                assert_eq!(grads.get(var).map(Tensor::dims), Some(var.dims()), "{what}");
+            }
+            let of_bias = grads.get(&bias).map(Tensor::to_vec1::<f64>).transpose()?;
+            assert_eq!(of_bias, Some(vec![(out[0] * count) as f64; 5]), "{what}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_bias_of_other_channels_is_named() {
+        let layer = Conv2d::new(zeros(&[5, 0, 3, 3]), Some(zeros(&[4])), Conv2dConfig::default());
+        let line = conv2d(&zeros(&[2, 0, 4, 4]), &layer).unwrap_err().to_string();
+        assert_eq!(line, "conv2d: bias must be of shape [5], got [4]");
     }
 }

@@ -115,7 +115,12 @@ struct Sizes {
 impl Sizes {
     fn of(x: &Shape, weight: &Shape) -> candle_core::Result<Self> {
         let (outputs, inputs) = weight.dims2()?;
-        Ok(Self { rows: x.elem_count() / inputs.max(1), inputs, outputs })
+        // Not the elements by the inputs: a row without inputs is a row all the same.
+        let rows = x.dims().iter().rev().skip(1).try_fold(1usize, |rows, &dim| rows.checked_mul(dim));
+        match rows.filter(|rows| rows.checked_mul(outputs).is_some()) {
+            Some(rows) => Ok(Self { rows, inputs, outputs }),
+            None => bail!("{NAME}: too many rows for {outputs} outputs: {x:?}"),
+        }
     }
 }
 
@@ -133,9 +138,8 @@ impl Affine {
     ) -> candle_core::Result<CpuStorage> {
         let Sizes { rows, inputs, outputs } = Sizes::of(x_layout.shape(), weight_layout.shape())?;
         let weight_layout = matrix(weight_layout, outputs, inputs).transpose(0, 1)?;
-        let shape = (1, rows, outputs, inputs);
-        let product = x.matmul(weight, shape, &matrix(x_layout, rows, inputs), &weight_layout)?;
-        let mut out = T::cpu_storage_data(product)?;
+        let sizes = (rows, outputs, inputs);
+        let mut out = product::<T>((x, matrix(x_layout, rows, inputs)), (weight, weight_layout), sizes)?;
         for row in out.chunks_exact_mut(outputs.max(1)) {
             row.iter_mut().zip(bias).for_each(|(y, &b)| *y += b);
         }
@@ -152,7 +156,7 @@ impl Affine {
         let Sizes { rows, inputs, outputs } = Sizes::of(x.shape(), weight.shape())?;
         let of_weight = matrix(weight.layout(), outputs, inputs);
         let of_y = matrix(gradient.layout(), rows, outputs);
-        let to_x = product::<T>((gradient, of_y), (weight, of_weight), (rows, inputs, outputs))?;
+        let to_x = product_of::<T>((gradient, of_y), (weight, of_weight), (rows, inputs, outputs))?;
         Tensor::from_vec(to_x, x.shape(), x.device())
     }
 
@@ -166,7 +170,7 @@ impl Affine {
         let Sizes { rows, inputs, outputs } = Sizes::of(x.shape(), weight)?;
         let (of_y, of_x) = (matrix(gradient.layout(), rows, outputs), matrix(x.layout(), rows, inputs));
         let sizes = (outputs, inputs, rows);
-        let to_weight = product::<T>((gradient, of_y.transpose(0, 1)?), (x, of_x), sizes)?;
+        let to_weight = product_of::<T>((gradient, of_y.transpose(0, 1)?), (x, of_x), sizes)?;
         let to_bias = with_numbers(gradient, |gradient| Ok(column_sums::<T>(gradient, outputs)))?;
         Ok(vec![
             Tensor::from_vec(to_weight, weight, x.device())?,
@@ -196,15 +200,26 @@ impl Affine {
 
 /// `a b` for matrices of m rows, n columns and k in common.
 fn product<T: Real>(
+    (a, a_layout): (&CpuStorage, Layout),
+    (b, b_layout): (&CpuStorage, Layout),
+    (m, n, k): (usize, usize, usize),
+) -> candle_core::Result<Vec<T>> {
+    if m == 0 || n == 0 || k == 0 {
+        // Sums of nothing.
+        return Ok(vec![T::zero(); m * n]);
+    }
+    T::cpu_storage_data(a.matmul(b, (1, m, n, k), &a_layout, &b_layout)?)
+}
+
+/// The same of tensors.
+fn product_of<T: Real>(
     (a, a_layout): (&Tensor, Layout),
     (b, b_layout): (&Tensor, Layout),
-    (m, n, k): (usize, usize, usize),
+    sizes: (usize, usize, usize),
 ) -> candle_core::Result<Vec<T>> {
     let (a, b) = (a.storage_and_layout().0, b.storage_and_layout().0);
     match (&*a, &*b) {
-        (Storage::Cpu(a), Storage::Cpu(b)) => {
-            T::cpu_storage_data(a.matmul(b, (1, m, n, k), &a_layout, &b_layout)?)
-        }
+        (Storage::Cpu(a), Storage::Cpu(b)) => product((a, a_layout), (b, b_layout), sizes),
         _ => bail!("a fused operation on the CPU was given a tensor of another device"),
     }
 }
@@ -290,6 +305,34 @@ mod tests {
             let both = [candles.forward(&middle)?, fused.forward(&middle)?];
             let loss = |y: &Tensor| y.sqr()?.sum_all();
             assert_agree(both, loss, &[&x, &weight, &bias], 1e-11, &format!("{dims:?}"))?;
+        }
+        Ok(())
+    }
+
+    /// A size of 0 anywhere: as many numbers as the shape says, forward and backward.
+    #[test]
+    fn sizes_of_nothing_are_whole() -> candle_core::Result<()> {
+        for (rows, inputs, outputs) in
+            [(&[4][..], 0, 3), (&[2, 3], 0, 1), (&[0], 0, 3), (&[0, 2], 4, 3), (&[5], 2, 0)]
+        {
+            let random = |dims: &[usize]| Var::from_tensor(&Tensor::randn(0f64, 2., dims, &Device::Cpu)?);
+            let (x, weight) = (random(&[rows, &[inputs]].concat())?, random(&[outputs, inputs])?);
+            let bias = random(&[outputs])?;
+            let y = Linear::new(weight.as_tensor().clone(), bias.as_tensor().clone()).forward(&x)?;
+            let what = format!("{rows:?}, {inputs} to {outputs}");
+            let numbers = with_numbers(&y, |numbers: &[f64]| Ok(numbers.to_vec()))?;
+            let count: usize = rows.iter().product();
+            assert_eq!(y.dims(), [rows, &[outputs]].concat(), "{what}");
+            assert_eq!(numbers.len(), count * outputs, "{what}");
+            if inputs == 0 {
+                assert_eq!(numbers, bias.to_vec1::<f64>()?.repeat(count), "{what}");
+            }
+            let grads = y.sum_all()?.backward()?;
+            for var in [&x, &weight, &bias] {
+                assert_eq!(grads.get(var).map(Tensor::dims), Some(var.dims()), "{what}");
+            }
+            let of_bias = grads.get(&bias).map(Tensor::to_vec1::<f64>).transpose()?;
+            assert_eq!(of_bias, Some(vec![count as f64; outputs]), "{what}");
         }
         Ok(())
     }
