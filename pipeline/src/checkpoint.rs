@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use candle_core::{Device, Tensor, Var, safetensors};
+use candle_core::{Device, Tensor, Var};
 use serde::{Deserialize, Serialize};
 use training::{Checkpoint, Checkpoints, Contents, FileHash, OptimizerState};
 
@@ -178,8 +178,7 @@ impl Pipeline {
         let mut found = HashMap::new();
         for set in files.into_iter().map(|set| self.own(set)) {
             contents.check(&set).map_err(Error::training)?;
-            let tensors = safetensors::load(contents.path(&set), &Device::Cpu);
-            found.extend(tensors.map_err(Error::during("reading a checkpoint"))?);
+            found.extend(training::load_tensors(&contents.path(&set), &Device::Cpu).map_err(Error::training)?);
         }
         let mut values = Vec::with_capacity(vars.len());
         for (name, var) in &vars {
