@@ -80,6 +80,11 @@ impl Workers {
         self.list.iter().filter(|worker| worker.ended.is_none())
     }
 
+    /// How many do what counts.
+    pub(super) fn at_work(&self) -> usize {
+        self.those_that_run().filter(|worker| !worker.is_apart()).count()
+    }
+
     /// This rank of this node has met others, without these ranks of the job.
     pub(super) fn have_met(&mut self, local_rank: usize, without: &[usize]) {
         if let Some(worker) = self.list.get_mut(local_rank) {

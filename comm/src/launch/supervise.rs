@@ -134,8 +134,8 @@ impl<'a> Supervisor<'a> {
             Event::Exited(rank) => return self.exited(rank),
             Event::Met { local_rank, without } => {
                 self.workers.have_met(local_rank, &without);
-                if !std::mem::replace(&mut self.met, true) {
-                    self.nodes.tell(Word::Met);
+                if !std::mem::replace(&mut self.met, true) || !without.is_empty() {
+                    self.nodes.tell(Word::Met { without });
                 }
                 self.look_who_is_left();
             }
@@ -232,7 +232,7 @@ impl<'a> Supervisor<'a> {
             return Ok(true);
         }
         let done = self.ended_well();
-        let left = self.workers.running() + done;
+        let left = self.workers.at_work() + done;
         if left < elastic.min {
             return Ok(false);
         }

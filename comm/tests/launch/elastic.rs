@@ -1,5 +1,6 @@
 //! Jobs that go on without some of their ranks.
 
+use std::process::exit;
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
@@ -47,6 +48,43 @@ pub(crate) fn left_behind(rank: usize, lines: usize) {
         (0..lines).for_each(|line| println!("{line:0999}"));
     }
     report_result(&format!("one of {}", group.world_size())).unwrap();
+}
+
+/// As `left_behind`, but then the others fail.
+pub(crate) fn all_but_one_fail(rank: usize) {
+    left_behind(rank, 0);
+    exit(3);
+}
+
+/// A launcher that starts one rank in place of a lost one.
+pub(crate) fn with_one_more(plain: SpawnConfig) -> SpawnConfig {
+    let mut config = config(plain);
+    config.elastic.as_mut().unwrap().replace = 1;
+    config
+}
+
+/// Rank 1 fails, and the first one as soon as the rank that takes its place asks to be let in.
+pub(crate) fn fail_before_the_newcomer_is_in(rank: usize) {
+    let group = Tcp::connect(&TcpConfig::from_env().unwrap()).unwrap();
+    let began = Instant::now();
+    while rank == 0 && group.waiting() == 0 {
+        assert!(began.elapsed() < LIMIT, "nobody comes");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    exit(3);
+}
+
+#[test]
+fn where_all_that_did_the_work_have_failed_nobody_waits_for_one_that_was_left_behind() {
+    let finished = Job::start("all but one fail", 3).finish();
+    assert!(finished.outcome().contains("exited with code 3"), "{}", finished.stderr);
+}
+
+#[test]
+fn where_all_have_failed_nobody_waits_for_one_that_was_not_let_in() {
+    let finished = Job::start("fail before the newcomer is in", 2).finish();
+    let outcome = finished.outcome();
+    assert!(outcome.contains("exited with code 3") && !outcome.contains("rank 2"), "{}", finished.stderr);
 }
 
 #[test]
