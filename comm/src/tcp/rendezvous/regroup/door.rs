@@ -71,10 +71,12 @@ impl Hall {
         Ok(())
     }
 
-    /// Whether the newest group that this rank has been in has gone on without that one.
+    /// Whether the newest group that this rank has been in has gone on without that one. None has, as long as this rank does not
+    /// know who is in the first one.
     fn excludes(&self, number: usize, generation: u64) -> bool {
         let state = self.state();
-        generation <= state.generation && !state.people.contains_key(&number)
+        let knows = !state.people.is_empty();
+        knows && generation <= state.generation && !state.people.contains_key(&number)
     }
 
     fn take_in(&self, guest: Visitor) {

@@ -36,6 +36,10 @@ fn regroup(lobby: &Arc<Lobby>) -> JoinHandle<Outcome> {
     spawn(move || lobby.regroup(&[], 0).map(|regrouped| regrouped.numbers))
 }
 
+fn probe(number: usize) -> message::Knock {
+    message::Knock::Probe { number, generation: 0 }
+}
+
 fn wait_until(is_so: impl Fn() -> bool) {
     let begun = Instant::now();
     while !is_so() {
@@ -63,6 +67,26 @@ fn a_leader_gives_way_to_a_lower_rank_that_wakes() {
     let awake = rank(1, still, &people);
     outcomes.push(regroup(&awake));
     assert_eq!(numbers(outcomes), [[1, 2, 3], [1, 2, 3], [1, 2, 3]]);
+}
+
+#[test]
+fn one_that_does_not_know_the_first_group_yet_excludes_nobody() {
+    let doors = doors(3);
+    let people = cards(&doors);
+    let [first, second, gone] = <[TcpListener; 3]>::try_from(doors).unwrap();
+    drop(gone);
+    let second = Lobby::open_at(second, &config(), &Elastic::default(), 1, [7; 32]).unwrap();
+    let first = rank(0, first, &people);
+    // What the first one does before it waits for the second.
+    let (own, until) = ((&first.credentials, 0), Instant::now() + TIMEOUT);
+    let mut wire = match search::knock(second.door, Some(1), own, &probe(0), until) {
+        search::Found::Here(wire) => wire,
+        _ => panic!("nobody is there"),
+    };
+    assert!(matches!(wire.receive(message::LIMIT, until), Ok(message::Reply::Here)));
+    let waits = regroup(&first);
+    second.settle(0, &people).unwrap();
+    assert_eq!(numbers(vec![waits, regroup(&second)]), [[0, 1], [0, 1]]);
 }
 
 #[test]
