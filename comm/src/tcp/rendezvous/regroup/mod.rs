@@ -41,7 +41,7 @@ use self::message::Card;
 use self::search::Search;
 use super::meeting_file::MeetingFile;
 use super::place::Place;
-use super::{Guest, Meeting, Own, Plan, cannot_listen};
+use super::{Guest, Meeting, Own, Plan, cannot_listen, check_secret};
 use crate::engine::lock;
 use crate::members::Members;
 use crate::tcp::acceptor::{Acceptor, Limits};
@@ -157,6 +157,7 @@ impl Lobby {
             let help = "a group that changes needs the one address by which the other ranks reach this host";
             return Err(Error::invalid("bind (GIRANDOLE_BIND)", config.bind, help));
         }
+        check_secret(config, config.bind)?;
         let address = SocketAddr::new(config.bind, 0);
         let listener = TcpListener::bind(address).map_err(|reason| cannot_listen(address, reason))?;
         Self::open_at(listener, config, elastic, own, nonce)

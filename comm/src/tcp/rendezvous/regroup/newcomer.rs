@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::super::member::hello;
-use super::super::{BackOff, Own, meeting_file};
+use super::super::{BackOff, Own, check_secret, meeting_file};
 use super::message::{Knock, NOBODY};
 use super::search::{Found, knock};
 use super::{Attempt, Hall, Lobby, Miss, Regrouped};
@@ -18,6 +18,8 @@ pub(crate) fn join(config: &TcpConfig, elastic: &Elastic) -> Result<(Arc<Lobby>,
         let help = "a rank that comes later finds the group through the file that was given to the others";
         return Err(Error::invalid("the group's file (GIRANDOLE_ELASTIC_FILE)", "nothing", help));
     };
+    config.validate()?;
+    check_secret(config, config.bind)?;
     let started = Instant::now();
     let deadline = started + config.bounded_timeout();
     let mut pause = BackOff::new();

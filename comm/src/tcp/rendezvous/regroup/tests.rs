@@ -4,6 +4,7 @@
 use std::thread::{JoinHandle, sleep, spawn};
 
 use super::*;
+use crate::{Tcp, Tls};
 
 /// Who does not answer counts as silent after a quarter of it.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -87,6 +88,23 @@ fn one_that_does_not_know_the_first_group_yet_excludes_nobody() {
     let waits = regroup(&first);
     second.settle(0, &people).unwrap();
     assert_eq!(numbers(vec![waits, regroup(&second)]), [[0, 1], [0, 1]]);
+}
+
+#[test]
+fn a_group_of_one_that_others_may_join_needs_a_secret_as_any() {
+    let folder = tempfile::tempdir().unwrap();
+    for newcomer in [false, true] {
+        let elastic = Some(Elastic { file: Some(folder.path().join("group")), newcomer });
+        let alone = TcpConfig { elastic, timeout: Duration::from_secs(1), ..TcpConfig::default() };
+        let encrypted = TcpConfig { tls: Tls::All, ..alone.clone() };
+        let error = Tcp::connect(&encrypted).unwrap_err();
+        assert!(matches!(&error, Error::InvalidArgument { what, .. } if what.starts_with("TLS")), "{error}");
+        // An address that no host has: it would not be listened on either.
+        let bind = "192.0.2.2".parse().unwrap();
+        let seen = TcpConfig { bind, ..alone };
+        let error = Tcp::connect(&seen).unwrap_err();
+        assert!(matches!(error, Error::NoSecret { .. }), "{error}");
+    }
 }
 
 #[test]
