@@ -8,8 +8,8 @@ use comm::launch::{ElasticJob, SpawnConfig, report_result};
 use comm::{Communicator, Operation, ReduceOp, Tcp, TcpConfig};
 use rustix::process::{Signal, getpid, kill_process};
 
-use crate::job::Job;
-use crate::roles::{forever, see_the_end_of_rank_1};
+use crate::job::{Finished, Job};
+use crate::roles::{forever, ready, see_the_end_of_rank_1};
 
 /// Longer than the launcher needs to end a rank that it does not wait for.
 const A_WHILE: Duration = Duration::from_millis(500);
@@ -72,6 +72,49 @@ pub(crate) fn fail_before_the_newcomer_is_in(rank: usize) {
         std::thread::sleep(Duration::from_millis(1));
     }
     exit(3);
+}
+
+/// The last rank waits to be killed. The first one goes on with the rank that takes its place, or alone.
+pub(crate) fn replaced(rank: usize, is_replaced: bool) {
+    let group = Tcp::connect(&TcpConfig::from_env().unwrap()).unwrap();
+    if rank < 2 {
+        ready(rank);
+    }
+    if rank == 1 {
+        forever();
+    }
+    let began = Instant::now();
+    while rank == 0 && is_replaced && group.waiting() == 0 {
+        assert!(began.elapsed() < LIMIT, "nobody comes");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let size = match rank {
+        0 => group.grow(2).unwrap().world_size(),
+        _ => group.world_size(),
+    };
+    report_result(&format!("one of {size}")).unwrap();
+}
+
+/// Ranks of this role lose the file of their program, and then one of them.
+fn without_its_file(role: &str) -> Finished {
+    let job = Job::start_copy(role, 2);
+    // The launcher has heard that they have met before it forwards this.
+    let ranks = job.ready(2);
+    job.remove_copy();
+    kill_process(ranks[1], Signal::KILL).unwrap();
+    job.finish()
+}
+
+#[test]
+fn a_lost_rank_is_replaced_where_the_file_of_the_program_is_gone() {
+    let finished = without_its_file("replaced");
+    assert_eq!(finished.outcome(), r#"[Some("one of 2"), None, Some("one of 2")]"#, "{}", finished.stderr);
+}
+
+#[test]
+fn where_no_rank_can_be_started_in_place_of_a_lost_one_the_others_go_on() {
+    let finished = without_its_file("not replaced");
+    assert_eq!(finished.outcome(), r#"[Some("one of 1"), None, None]"#, "{}", finished.stderr);
 }
 
 #[test]

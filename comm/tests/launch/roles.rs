@@ -53,7 +53,10 @@ fn launch(role: &str, ranks: usize) {
             shell(&format!("{}; exit $?", words.join(" ")))
         }
         "at work" | "left behind" | "talkative" | "all but one fail" => elastic::config(plain),
-        "fail before the newcomer is in" => elastic::with_one_more(plain),
+        "fail before the newcomer is in" | "replaced" => elastic::with_one_more(plain),
+        "not replaced" => {
+            elastic::with_one_more(SpawnConfig { program: std::env::current_exe().ok(), ..plain })
+        }
         "no room" => no_room(&plain),
         "notes" => return notes(&plain),
         "twice" => return twice(&plain),
@@ -140,7 +143,7 @@ fn tell() {
     send_note("several\nlines");
 }
 
-fn ready(rank: usize) {
+pub(crate) fn ready(rank: usize) {
     println!("rank {rank} ready {}", std::process::id());
 }
 
@@ -168,6 +171,7 @@ fn play(role: &str, rank: usize) {
         "at work" => elastic::at_work(rank),
         "left behind" => elastic::left_behind(rank, 1),
         "talkative" => elastic::left_behind(rank, 100),
+        "replaced" | "not replaced" => elastic::replaced(rank, role == "replaced"),
         "all but one fail" => elastic::all_but_one_fail(rank),
         "fail before the newcomer is in" => elastic::fail_before_the_newcomer_is_in(rank),
         "early" => early(rank),
