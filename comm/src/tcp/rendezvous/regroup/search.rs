@@ -37,10 +37,9 @@ pub(super) struct Search<'a> {
     strange: BTreeMap<usize, u32>,
 }
 
-/// What is found at a door.
-pub(super) enum Found {
-    Here(Wire),
-    /// Nobody, and nobody ever will be.
+/// Why nobody is found at a door.
+enum Absence {
+    /// Nobody is there, and nobody ever will be.
     Gone,
     /// No answer.
     Silent,
@@ -50,6 +49,24 @@ pub(super) enum Found {
     Unsure,
 }
 
+impl Absence {
+    fn of(fault: &Fault) -> Self {
+        match fault {
+            Fault::Io(error) if error.kind() == ErrorKind::ConnectionRefused => Absence::Gone,
+            // It proved to be of this job: the one before it is gone, and its port was given to another.
+            Fault::OtherRank(_) => Absence::Gone,
+            Fault::ProofRefused | Fault::BadProof | Fault::NotOurs | Fault::Version(_) => Absence::Strange,
+            Fault::TimedOut | Fault::Io(_) => Absence::Silent,
+            _ => Absence::Unsure,
+        }
+    }
+}
+
+/// Whether whoever was at a door is not there any more, or stands still.
+pub(super) fn is_lost(fault: &Fault) -> bool {
+    matches!(Absence::of(fault), Absence::Gone | Absence::Silent)
+}
+
 /// Knocks at a door.
 pub(super) fn knock(
     address: SocketAddr,
@@ -57,26 +74,15 @@ pub(super) fn knock(
     (credentials, own): (&Credentials, u32),
     message: &Knock,
     deadline: Instant,
-) -> Found {
+) -> Try<Wire> {
     let caller = Caller { rank: own, world_size: 0, purpose: Purpose::Door };
-    let attempt = || -> Try<Wire> {
-        let (mut wire, verdict) = Wire::connect(address, credentials, caller, deadline)?;
-        if expected.is_some_and(|number| number as u32 != verdict.rank) {
-            return Err(Fault::OtherRank(verdict.rank));
-        }
-        match verdict.status {
-            Status::Admitted => wire.send(message, deadline).map(|()| wire),
-            _ => Err(Fault::NotAwaited),
-        }
-    };
-    match attempt() {
-        Ok(wire) => Found::Here(wire),
-        Err(Fault::Io(error)) if error.kind() == ErrorKind::ConnectionRefused => Found::Gone,
-        // It proved to be of this job: the one before it is gone, and its port was given to another.
-        Err(Fault::OtherRank(_)) => Found::Gone,
-        Err(Fault::ProofRefused | Fault::BadProof | Fault::NotOurs | Fault::Version(_)) => Found::Strange,
-        Err(Fault::TimedOut | Fault::Io(_)) => Found::Silent,
-        Err(_) => Found::Unsure,
+    let (mut wire, verdict) = Wire::connect(address, credentials, caller, deadline)?;
+    if expected.is_some_and(|number| number as u32 != verdict.rank) {
+        return Err(Fault::OtherRank(verdict.rank));
+    }
+    match verdict.status {
+        Status::Admitted => wire.send(message, deadline).map(|()| wire),
+        _ => Err(Fault::NotAwaited),
     }
 }
 
@@ -135,18 +141,18 @@ impl<'a> Search<'a> {
     pub(super) fn look(&mut self, number: usize, door: SocketAddr, until: Instant) -> Attempt<bool> {
         let lobby = self.lobby;
         let probe = Knock::Probe { number: lobby.own, generation: lobby.state().generation };
-        let mut wire = match knock(door, Some(number), (&lobby.credentials, lobby.own as u32), &probe, until)
-        {
-            Found::Here(wire) => wire,
-            Found::Gone => {
+        let found = knock(door, Some(number), (&lobby.credentials, lobby.own as u32), &probe, until);
+        let mut wire = match found.map_err(|fault| Absence::of(&fault)) {
+            Ok(wire) => wire,
+            Err(Absence::Gone) => {
                 self.gone.insert(number);
                 return Ok(false);
             }
-            Found::Silent => {
+            Err(Absence::Silent) => {
                 self.silent.insert(number);
                 return Ok(false);
             }
-            Found::Strange => {
+            Err(Absence::Strange) => {
                 let times = self.strange.entry(number).or_default();
                 *times += 1;
                 if *times >= SETTLED {
@@ -154,7 +160,7 @@ impl<'a> Search<'a> {
                 }
                 return Ok(false);
             }
-            Found::Unsure => return Ok(false),
+            Err(Absence::Unsure) => return Ok(false),
         };
         self.strange.remove(&number);
         match wire.receive(LIMIT, until) {
