@@ -191,6 +191,27 @@ fn a_rank_that_is_there_and_does_not_come_is_left_behind() {
 }
 
 #[test]
+fn ranks_that_stand_still_are_waited_for_together() {
+    // One after the other they would take all of the time.
+    const STILL: usize = 8;
+    const RANKS: usize = 2 * STILL + 1;
+    let config = TcpConfig { timeout: 2 * TIMEOUT, world_size: RANKS, ..TcpConfig::default() };
+    let mut still = doors(RANKS);
+    let people = cards(&still);
+    let at_work: Vec<_> = still.split_off(STILL).into_iter().zip(STILL..).collect();
+    let at_work = at_work.into_iter().map(|(door, number)| {
+        let lobby = Lobby::open_at(door, &config, &Elastic::default(), number, [7; 32]).unwrap();
+        lobby.settle(0, &people).unwrap();
+        lobby
+    });
+    let at_work: Vec<_> = at_work.collect();
+    let left: Vec<usize> = (STILL..RANKS).collect();
+    let outcomes = at_work.iter().map(regroup).collect();
+    assert_eq!(numbers(outcomes), vec![left; RANKS - STILL]);
+    drop(still);
+}
+
+#[test]
 fn a_leader_that_falls_silent_is_left_behind() {
     let doors = doors(4);
     let people = cards(&doors);
