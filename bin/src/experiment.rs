@@ -195,10 +195,11 @@ fn launched<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<(
     let mut alone = None;
     let trained = train(experiment, setup, &mut rank, |rank| {
         let mut metrics = None;
-        if rank.comm.rank() == experiment.reporter(config.world_size) {
+        // A rank that comes later goes on where the others are, in the file that they have begun.
+        if !rank.newcomer && rank.comm.rank() == experiment.reporter(config.world_size) {
             metrics = begin_metrics(experiment)?;
         }
-        if rank.stage < Stage::Told {
+        if !rank.newcomer && rank.stage < Stage::Told {
             rank.first_alone(config.timeout, || {
                 if alone.is_none() {
                     let setup = experiment.setup()?;

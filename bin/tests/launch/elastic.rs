@@ -286,6 +286,28 @@ fn ranks_that_were_started_one_by_one_can_as_well() {
 }
 
 #[test]
+fn one_that_is_started_by_hand_joins_those_that_were() {
+    let (folder, port) = (Folder::new(), free_port());
+    let group = folder.argument("group");
+    let start = |folder: &Folder, rank: usize, newcomer: &str| {
+        let mut command = girandole();
+        command.env("RANK", rank.to_string()).env("WORLD_SIZE", "2");
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
+        command.env("GIRANDOLE_ELASTIC_FILE", &group).env("GIRANDOLE_NEWCOMER", newcomer);
+        command.args(run(folder, &["--elastic", "2:3"])).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let ranks = Nodes((0..2).map(|rank| start(&folder, rank, "0")).collect());
+    let mut run = Run { nodes: ranks, folder }.at_work();
+    let newcomer = start(&run.folder, 2, "1");
+    run.nodes.0.push(newcomer);
+    let (outputs, folder) = run.end();
+    let remarks = text(&outputs[0].stderr);
+    assert!(remarks.contains("rank 2 has come"), "{remarks}");
+    outputs.iter().for_each(|output| ended_well(output, &folder));
+}
+
+#[test]
 fn what_cannot_be_is_one_line() {
     let refuse = |arguments: &[&str], part: &str| {
         let (line, code) = refuse_with(girandole().arg("launch"), arguments);

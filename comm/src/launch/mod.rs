@@ -25,6 +25,7 @@ mod elastic;
 mod environment;
 mod failure;
 mod forward;
+mod itself;
 mod layout;
 mod lines;
 mod listener;

@@ -13,6 +13,7 @@ use socket2::Socket;
 use super::SpawnConfig;
 use super::environment::{Job, LISTENER, LISTENER_STDIN, NEWCOMER};
 use super::failure::ExitKind;
+use super::itself;
 use super::master::Master;
 use super::supervise::Event;
 use super::tie;
@@ -78,6 +79,11 @@ impl Workers {
 
     pub(super) fn those_that_run(&self) -> impl Iterator<Item = &Worker> {
         self.list.iter().filter(|worker| worker.ended.is_none())
+    }
+
+    /// How many do what counts.
+    pub(super) fn at_work(&self) -> usize {
+        self.those_that_run().filter(|worker| !worker.is_apart()).count()
     }
 
     /// This rank of this node has met others, without these ranks of the job.
@@ -148,7 +154,15 @@ impl Workers {
             has_met: false,
             left_behind: false,
         });
-        self.watch.add(local_rank, handle).map_err(|e| Error::system("cannot watch a worker", e))
+        let watched = self.watch.add(local_rank, handle);
+        if watched.is_err()
+            && let Some(mut worker) = self.list.pop()
+        {
+            // Nobody would see its end.
+            worker.send(Signal::KILL);
+            let _ = worker.reap();
+        }
+        watched.map_err(|e| Error::system("cannot watch a worker", e))
     }
 }
 
@@ -208,12 +222,11 @@ pub(super) fn start(
 
 /// What a rank runs, and what it is told.
 fn command(config: &SpawnConfig, job: &Job, local_rank: usize) -> Result<Command> {
-    let program = match &config.program {
-        Some(program) => program.clone(),
-        None => std::env::current_exe().map_err(|e| Error::system("cannot find this program's file", e))?,
+    let mut command = match &config.program {
+        Some(program) => Command::new(program),
+        None => itself::command().map_err(|e| Error::system("cannot find this program's file", e))?,
     };
     let args = config.args.clone().unwrap_or_else(|| std::env::args_os().skip(1).collect());
-    let mut command = Command::new(&program);
     command.args(&args).envs(config.env.iter().map(|(name, value)| (name, value)));
     job.tell(local_rank, &mut command);
     Ok(command)

@@ -134,8 +134,8 @@ impl<'a> Supervisor<'a> {
             Event::Exited(rank) => return self.exited(rank),
             Event::Met { local_rank, without } => {
                 self.workers.have_met(local_rank, &without);
-                if !std::mem::replace(&mut self.met, true) {
-                    self.nodes.tell(Word::Met);
+                if !std::mem::replace(&mut self.met, true) || !without.is_empty() {
+                    self.nodes.tell(Word::Met { without });
                 }
                 self.look_who_is_left();
             }
@@ -170,7 +170,7 @@ impl<'a> Supervisor<'a> {
         let status = worker.reap().map_err(|e| Error::system(format!("cannot wait for rank {rank}"), e))?;
         tracing::debug!(rank, pid, %status, "ended");
         let end = Ended { rank, status, told: worker.told, at: Instant::now() };
-        if self.goes_on_without(end, local_rank, pid)? {
+        if self.goes_on_without(end, local_rank, pid) {
             self.look_who_is_left();
             return Ok(());
         }
@@ -215,11 +215,11 @@ impl<'a> Supervisor<'a> {
     }
 
     /// Whether the others go on where this one has failed; another one may take its place.
-    fn goes_on_without(&mut self, end: Ended, local_rank: usize, pid: u32) -> Result<bool> {
-        let Some(elastic) = &self.config.elastic else { return Ok(false) };
+    fn goes_on_without(&mut self, end: Ended, local_rank: usize, pid: u32) -> bool {
+        let Some(elastic) = &self.config.elastic else { return false };
         let may = self.met && self.is_at_work() && self.signal.is_none();
         if end.status.success() || end.told || !may {
-            return Ok(false);
+            return false;
         }
         let Ended { rank, status, .. } = end;
         if self.config.nodes > 1 {
@@ -229,16 +229,19 @@ impl<'a> Supervisor<'a> {
             let failure =
                 WorkerFailure { rank, pid, status, stderr_tail: Vec::new(), also_failed: 0, node: None, log };
             self.nodes.tell(Word::Lost { failure, is_final: self.config.is_final(status) });
-            return Ok(true);
+            return true;
         }
         let done = self.ended_well();
-        let left = self.workers.running() + done;
+        let left = self.workers.at_work() + done;
         if left < elastic.min {
-            return Ok(false);
+            return false;
         }
         self.lost.push(end);
         let replaced = match done {
-            0 => self.workers.add(self.config, self.job)?,
+            0 => self.workers.add(self.config, self.job).unwrap_or_else(|error| {
+                tracing::warn!("no rank can be started in the place of rank {rank}: {error}");
+                None
+            }),
             _ => None,
         };
         let go_on = if left == 1 { "the other goes on" } else { "the others go on" };
@@ -248,7 +251,7 @@ impl<'a> Supervisor<'a> {
             }
             None => tracing::warn!("rank {rank} (pid {pid}) {status}; {go_on}, {left} in all"),
         }
-        Ok(true)
+        true
     }
 
     /// The first signal is passed on; a second one ends the ranks at once.

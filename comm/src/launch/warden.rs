@@ -5,9 +5,10 @@
 
 use std::io::{PipeWriter, Read, pipe};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 use super::environment::{LISTENER, SPAWN_ID, SPAWNER_PID};
+use super::itself;
 use crate::{Error, Result};
 
 /// Makes a process a warden; holds that id.
@@ -28,7 +29,7 @@ impl Warden {
 
     fn try_start(spawn_id: &str) -> std::io::Result<Self> {
         let (ended, alive) = pipe()?;
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = itself::command()?;
         command.env(WARDEN, spawn_id).env_remove(SPAWNER_PID).env_remove(LISTENER).env_remove(SPAWN_ID);
         // In a group of its own: what a terminal or a shell sends to the job's is not for this one.
         command.process_group(0).stdin(ended).stdout(Stdio::null()).stderr(Stdio::null());

@@ -198,7 +198,7 @@ impl TcpConfig {
         if self.timeout.is_zero() {
             return Err(Error::invalid(TIMEOUT, "0 s", give(TIMEOUT_HELP)));
         }
-        if self.tls != Tls::Off && self.secret.is_none() && world_size > 1 {
+        if self.tls != Tls::Off && self.secret.is_none() && (world_size > 1 || self.elastic.is_some()) {
             let help = "its keys come from the job's secret: set GIRANDOLE_SECRET_FILE or GIRANDOLE_SECRET on every rank";
             return Err(Error::invalid("TLS (GIRANDOLE_TLS)", self.tls, help));
         }

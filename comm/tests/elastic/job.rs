@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
@@ -39,12 +40,22 @@ impl Job {
         self.add(number, true);
     }
 
+    /// Starts a rank that would join, with these variables; how it ends.
+    pub(crate) fn misfit(&self, number: usize, variables: &[(&str, &str)]) -> Ending {
+        finish(Rank::start(self.command(number, true).envs(variables.iter().copied())))
+    }
+
     fn add(&mut self, rank: usize, newcomer: bool) {
+        let started = Rank::start(&mut self.command(rank, newcomer));
+        self.ranks.insert(rank, started);
+    }
+
+    fn command(&self, rank: usize, newcomer: bool) -> Command {
         let place = (rank, self.world_size);
         let mut command = member(place, self.dir.path(), Duration::from_secs_f64(self.timeout));
         command.env("GIRANDOLE_ELASTIC_FILE", self.dir.path().join("group"));
         command.env("GIRANDOLE_NEWCOMER", if newcomer { "1" } else { "0" });
-        self.ranks.insert(rank, Rank::start(&mut command));
+        command
     }
 
     pub(crate) fn signal(&self, rank: usize, signal: Signal) {

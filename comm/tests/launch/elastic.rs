@@ -1,5 +1,6 @@
 //! Jobs that go on without some of their ranks.
 
+use std::process::exit;
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
@@ -7,8 +8,8 @@ use comm::launch::{ElasticJob, SpawnConfig, report_result};
 use comm::{Communicator, Operation, ReduceOp, Tcp, TcpConfig};
 use rustix::process::{Signal, getpid, kill_process};
 
-use crate::job::Job;
-use crate::roles::{forever, see_the_end_of_rank_1};
+use crate::job::{Finished, Job};
+use crate::roles::{forever, ready, see_the_end_of_rank_1};
 
 /// Longer than the launcher needs to end a rank that it does not wait for.
 const A_WHILE: Duration = Duration::from_millis(500);
@@ -47,6 +48,86 @@ pub(crate) fn left_behind(rank: usize, lines: usize) {
         (0..lines).for_each(|line| println!("{line:0999}"));
     }
     report_result(&format!("one of {}", group.world_size())).unwrap();
+}
+
+/// As `left_behind`, but then the others fail.
+pub(crate) fn all_but_one_fail(rank: usize) {
+    left_behind(rank, 0);
+    exit(3);
+}
+
+/// A launcher that starts one rank in place of a lost one.
+pub(crate) fn with_one_more(plain: SpawnConfig) -> SpawnConfig {
+    let mut config = config(plain);
+    config.elastic.as_mut().unwrap().replace = 1;
+    config
+}
+
+/// Rank 1 fails, and the first one as soon as the rank that takes its place asks to be let in.
+pub(crate) fn fail_before_the_newcomer_is_in(rank: usize) {
+    let group = Tcp::connect(&TcpConfig::from_env().unwrap()).unwrap();
+    let began = Instant::now();
+    while rank == 0 && group.waiting() == 0 {
+        assert!(began.elapsed() < LIMIT, "nobody comes");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    exit(3);
+}
+
+/// The last rank waits to be killed. The first one goes on with the rank that takes its place, or alone.
+pub(crate) fn replaced(rank: usize, is_replaced: bool) {
+    let group = Tcp::connect(&TcpConfig::from_env().unwrap()).unwrap();
+    if rank < 2 {
+        ready(rank);
+    }
+    if rank == 1 {
+        forever();
+    }
+    let began = Instant::now();
+    while rank == 0 && is_replaced && group.waiting() == 0 {
+        assert!(began.elapsed() < LIMIT, "nobody comes");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let size = match rank {
+        0 => group.grow(2).unwrap().world_size(),
+        _ => group.world_size(),
+    };
+    report_result(&format!("one of {size}")).unwrap();
+}
+
+/// Ranks of this role lose the file of their program, and then one of them.
+fn without_its_file(role: &str) -> Finished {
+    let job = Job::start_copy(role, 2);
+    // The launcher has heard that they have met before it forwards this.
+    let ranks = job.ready(2);
+    job.remove_copy();
+    kill_process(ranks[1], Signal::KILL).unwrap();
+    job.finish()
+}
+
+#[test]
+fn a_lost_rank_is_replaced_where_the_file_of_the_program_is_gone() {
+    let finished = without_its_file("replaced");
+    assert_eq!(finished.outcome(), r#"[Some("one of 2"), None, Some("one of 2")]"#, "{}", finished.stderr);
+}
+
+#[test]
+fn where_no_rank_can_be_started_in_place_of_a_lost_one_the_others_go_on() {
+    let finished = without_its_file("not replaced");
+    assert_eq!(finished.outcome(), r#"[Some("one of 1"), None, None]"#, "{}", finished.stderr);
+}
+
+#[test]
+fn where_all_that_did_the_work_have_failed_nobody_waits_for_one_that_was_left_behind() {
+    let finished = Job::start("all but one fail", 3).finish();
+    assert!(finished.outcome().contains("exited with code 3"), "{}", finished.stderr);
+}
+
+#[test]
+fn where_all_have_failed_nobody_waits_for_one_that_was_not_let_in() {
+    let finished = Job::start("fail before the newcomer is in", 2).finish();
+    let outcome = finished.outcome();
+    assert!(outcome.contains("exited with code 3") && !outcome.contains("rank 2"), "{}", finished.stderr);
 }
 
 #[test]

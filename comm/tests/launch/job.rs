@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
@@ -10,10 +11,13 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::ioctl_fionread;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use tempfile::TempDir;
 
 /// Variables that reach launcher and ranks.
 pub(crate) const ROLE: &str = "LAUNCH_TEST_ROLE";
 pub(crate) const RANKS: &str = "LAUNCH_TEST_RANKS";
+/// The name of a copy of this program.
+const COPY: &str = "copy";
 const ID: &str = "LAUNCH_TEST_ID";
 
 /// After this long a test has failed; nothing takes nearly as long.
@@ -24,6 +28,8 @@ pub(crate) struct Job {
     lines: Option<Receiver<String>>,
     stderr: Receiver<String>,
     id: String,
+    /// Where its program is, if that is a copy.
+    folder: Option<TempDir>,
 }
 
 /// What a launcher has left behind.
@@ -48,11 +54,32 @@ impl Job {
         Self::start_unread(role, ranks).read()
     }
 
+    /// The same, by a copy of this program that may be removed.
+    pub(crate) fn start_copy(role: &str, ranks: usize) -> Self {
+        let this = std::env::current_exe().unwrap();
+        // A link, beside it: a file that was just written cannot be started while another test starts a process.
+        let folder = tempfile::tempdir_in(this.parent().unwrap()).unwrap();
+        let program = folder.path().join(COPY);
+        std::fs::hard_link(this, &program).unwrap();
+        let mut job = Self::start_program(&program, role, ranks).read();
+        job.folder = Some(folder);
+        job
+    }
+
+    /// Removes that copy; the program goes on.
+    pub(crate) fn remove_copy(&self) {
+        std::fs::remove_file(self.folder.as_ref().unwrap().path().join(COPY)).unwrap();
+    }
+
     /// The same, with nobody to read its standard output.
     pub(crate) fn start_unread(role: &str, ranks: usize) -> Self {
+        Self::start_program(&std::env::current_exe().unwrap(), role, ranks)
+    }
+
+    fn start_program(program: &Path, role: &str, ranks: usize) -> Self {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let id = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let mut launcher = Command::new(std::env::current_exe().unwrap())
+        let mut launcher = Command::new(program)
             .args(["roles::process", "--exact", "--nocapture", "--quiet"])
             .envs([(ROLE, role), (RANKS, &ranks.to_string()), (ID, &id)])
             .env_remove("RAYON_NUM_THREADS")
@@ -68,7 +95,7 @@ impl Job {
             pipe.read_to_end(&mut text).unwrap();
             sender.send(String::from_utf8_lossy(&text).into_owned())
         });
-        Self { launcher, lines: None, stderr, id }
+        Self { launcher, lines: None, stderr, id, folder: None }
     }
 
     /// Reads what the launcher writes to standard output from now on.

@@ -52,7 +52,11 @@ fn launch(role: &str, ranks: usize) {
             let words = std::env::args().map(|arg| format!("'{arg}'")).collect::<Vec<_>>();
             shell(&format!("{}; exit $?", words.join(" ")))
         }
-        "at work" | "left behind" | "talkative" => elastic::config(plain),
+        "at work" | "left behind" | "talkative" | "all but one fail" => elastic::config(plain),
+        "fail before the newcomer is in" | "replaced" => elastic::with_one_more(plain),
+        "not replaced" => {
+            elastic::with_one_more(SpawnConfig { program: std::env::current_exe().ok(), ..plain })
+        }
         "no room" => no_room(&plain),
         "notes" => return notes(&plain),
         "twice" => return twice(&plain),
@@ -139,7 +143,7 @@ fn tell() {
     send_note("several\nlines");
 }
 
-fn ready(rank: usize) {
+pub(crate) fn ready(rank: usize) {
     println!("rank {rank} ready {}", std::process::id());
 }
 
@@ -167,6 +171,9 @@ fn play(role: &str, rank: usize) {
         "at work" => elastic::at_work(rank),
         "left behind" => elastic::left_behind(rank, 1),
         "talkative" => elastic::left_behind(rank, 100),
+        "replaced" | "not replaced" => elastic::replaced(rank, role == "replaced"),
+        "all but one fail" => elastic::all_but_one_fail(rank),
+        "fail before the newcomer is in" => elastic::fail_before_the_newcomer_is_in(rank),
         "early" => early(rank),
         "handler" | "hurry" => handler(rank, role == "handler"),
         "talk" => loop {

@@ -81,8 +81,8 @@ impl Council {
                 }
                 self.ready(node)
             }
-            Word::Met => {
-                self.losses.met();
+            Word::Met { without } => {
+                self.losses.met(without);
                 Vec::new()
             }
             Word::Lost { failure, is_final } => self.lost(node, failure, is_final, now),
@@ -129,7 +129,7 @@ impl Council {
             return Vec::new();
         }
         failure.node = Some(self.names[node].clone());
-        self.losses.add(node);
+        self.losses.add(failure.rank);
         if self.are_enough() {
             return self.go_on(failure.headline());
         }
@@ -150,7 +150,7 @@ impl Council {
     /// Orders where the others can go on without this node, which was at this stage.
     fn go_on_without(&mut self, node: usize, stage: &Stage, what: String) -> Option<Orders> {
         if *stage == Stage::Running {
-            self.losses.add_node(node, self.local_world_size());
+            self.losses.add_node(node);
         }
         let has_begun = matches!(stage, Stage::Running | Stage::Ended);
         if !has_begun || !self.are_enough() {

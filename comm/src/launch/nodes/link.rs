@@ -141,11 +141,11 @@ mod tests {
         let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let [mut one, mut other] =
             [one, listener.accept().unwrap().0].map(|end| Wire::new(end, None).unwrap());
-        send(&mut one, &Word::Met);
+        send(&mut one, &Word::Failing);
         // JSON has no such keys.
         send(&mut one, &BTreeMap::from([((1, 2), 3)]));
         let limit = Instant::now() + Duration::from_secs(60);
-        assert_eq!(other.receive::<Word>(LIMIT, limit).unwrap(), Word::Met);
+        assert_eq!(other.receive::<Word>(LIMIT, limit).unwrap(), Word::Failing);
         for wire in [&mut one, &mut other] {
             let heard = wire.receive::<Word>(LIMIT, limit);
             assert!(matches!(heard, Err(Fault::Closed)), "{heard:?}");

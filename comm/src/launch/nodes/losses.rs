@@ -1,25 +1,30 @@
 //! Ranks that a job on several nodes has lost, where it goes on without some.
 
+use std::collections::BTreeSet;
+
 use super::council::Failed;
 
 /// What is known of the ranks that one round has lost.
 #[derive(Default)]
 pub(super) struct Losses {
     has_met: bool,
-    /// How many, by node.
-    lost: Vec<usize>,
+    /// Those that have failed, and those that the others have left behind, which may not have ended.
+    ranks: BTreeSet<usize>,
+    /// By node: whether it is lost, with all of its ranks.
+    nodes: Vec<bool>,
     /// Those that were one too many, by node: their launchers tell more of them when they have ended.
     fatal: Vec<(usize, Failed)>,
 }
 
 impl Losses {
     pub(super) fn new(nodes: usize) -> Self {
-        Self { has_met: false, lost: vec![0; nodes], fatal: Vec::new() }
+        Self { has_met: false, ranks: BTreeSet::new(), nodes: vec![false; nodes], fatal: Vec::new() }
     }
 
-    /// The ranks have met: those that are left no longer wait for one that is lost.
-    pub(super) fn met(&mut self) {
+    /// The ranks have met, without these: those that are left no longer wait for one that is lost.
+    pub(super) fn met(&mut self, without: Vec<usize>) {
         self.has_met = true;
+        self.ranks.extend(without);
     }
 
     /// Whether those that are left, of nodes with so many ranks each, can go on.
@@ -27,20 +32,23 @@ impl Losses {
         self.has_met && self.fatal.is_empty() && self.left(local_world_size) >= min
     }
 
-    /// One more rank of this node is lost.
-    pub(super) fn add(&mut self, node: usize) {
-        self.lost[node] += 1;
+    /// This rank of the job is lost.
+    pub(super) fn add(&mut self, rank: usize) {
+        self.ranks.insert(rank);
     }
 
     /// All ranks of this node are.
-    pub(super) fn add_node(&mut self, node: usize, local_world_size: usize) {
-        self.lost[node] = local_world_size;
+    pub(super) fn add_node(&mut self, node: usize) {
+        self.nodes[node] = true;
     }
 
     /// How many are left of nodes with so many ranks each.
     pub(super) fn left(&self, local_world_size: usize) -> usize {
-        let of_node = |lost: &usize| local_world_size.saturating_sub(*lost);
-        self.lost.iter().map(of_node).fold(0, usize::saturating_add)
+        let nodes = self.nodes.iter().filter(|is_lost| !**is_lost).count();
+        let is_there = |node: usize| self.nodes.get(node) == Some(&false);
+        let of_these = |rank: &&usize| rank.checked_div(local_world_size).is_some_and(is_there);
+        let lost = self.ranks.iter().filter(of_these).count();
+        nodes.saturating_mul(local_world_size).saturating_sub(lost)
     }
 
     /// Without this one the others are too few.

@@ -20,7 +20,10 @@ pub(in crate::launch) enum Word {
         elastic: Option<usize>,
     },
     /// The ranks have met, as one of this node has told: from then on some may be lost.
-    Met,
+    Met {
+        /// Those of all nodes that the others have left behind.
+        without: Vec<usize>,
+    },
     /// A rank has failed, and the others go on if they are enough.
     Lost {
         failure: WorkerFailure,

@@ -144,8 +144,9 @@ fn meet_others(config: &SpawnConfig, bind: IpAddr) -> Result<Wires> {
 
 /// The same error, of nodes in place of ranks.
 fn of_nodes(error: Error) -> Error {
-    let words = [("WORLD_SIZE", "--nnodes"), ("world size", "--nnodes"), ("rank", "node")];
-    let say = |text: String| words.iter().fold(text, |text, (rank, node)| text.replace(rank, node));
+    let words =
+        [("WORLD_SIZE", "--nnodes"), ("world size", "--nnodes"), ("ranks", "nodes"), ("rank", "node")];
+    let say = |text: String| words.iter().fold(text, |text, (rank, node)| replace_word(&text, rank, node));
     match error {
         Error::Rendezvous { rank, world_size, address, waited, detail } => {
             let seconds = waited.as_secs_f64();
@@ -158,6 +159,21 @@ fn of_nodes(error: Error) -> Error {
         Error::PeerDied { rank, host, .. } => Error::NodeGone(NodeName { node: rank, host }),
         error => error,
     }
+}
+
+/// Only where it stands alone: hosts may be called `frankfurt` or `rank-3`.
+fn replace_word(text: &str, word: &str, other: &str) -> String {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
+    let mut replaced = String::new();
+    let mut from = 0;
+    for (at, _) in text.match_indices(word) {
+        let (before, after) = (&text[..at], &text[at + word.len()..]);
+        if !before.ends_with(is_part) && !after.starts_with(is_part) {
+            replaced.extend([&text[from..at], other]);
+            from = at + word.len();
+        }
+    }
+    replaced + &text[from..]
 }
 
 impl SpawnConfig {
@@ -183,5 +199,28 @@ impl SpawnConfig {
             return Err(Error::invalid("master_port", 0, help));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_called_nodes_and_hosts_what_they_are_called() {
+        let error = Error::Rendezvous {
+            rank: 0,
+            world_size: 3,
+            address: "10.0.0.1:1".into(),
+            waited: Duration::from_secs(1),
+            detail:
+                "ranks 1 and 2 are missing; this rank (host frankfurt-2, rank-3): the world size, WORLD_SIZE"
+                    .into(),
+        };
+        let Error::Nodes { detail, .. } = of_nodes(error) else { panic!() };
+        assert_eq!(
+            detail,
+            "within 1.0 s: nodes 1 and 2 are missing; this node (host frankfurt-2, rank-3): the --nnodes, --nnodes"
+        );
     }
 }

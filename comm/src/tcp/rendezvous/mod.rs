@@ -224,10 +224,7 @@ impl Plan<'_> {
 
     /// Off loopback a job needs a secret.
     fn check_secret(&self, ip: IpAddr) -> Result<()> {
-        match self.config.secret.is_some() || ip.to_canonical().is_loopback() {
-            true => Ok(()),
-            false => Err(Error::NoSecret { address: ip.to_string() }),
-        }
+        check_secret(self.config, ip)
     }
 
     fn credentials(&self) -> Credentials {
@@ -329,6 +326,14 @@ impl Plan<'_> {
             Some((rank, host)) => Error::PeerDied { rank, host, operation: self.operation() },
             None => self.failed(failure.detail),
         }
+    }
+}
+
+/// Off loopback a job needs a secret.
+fn check_secret(config: &TcpConfig, ip: IpAddr) -> Result<()> {
+    match config.secret.is_some() || ip.to_canonical().is_loopback() {
+        true => Ok(()),
+        false => Err(Error::NoSecret { address: ip.to_string() }),
     }
 }
 

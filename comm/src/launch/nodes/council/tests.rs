@@ -144,6 +144,10 @@ fn lost(rank: usize) -> Word {
     Word::Lost { failure, is_final: false }
 }
 
+fn met(without: &[usize]) -> Word {
+    Word::Met { without: without.to_vec() }
+}
+
 /// An elastic round of three nodes with two ranks each, which have met.
 fn elastic(min: usize, max_restarts: usize) -> Council {
     let mut council = council(3, max_restarts);
@@ -151,7 +155,7 @@ fn elastic(min: usize, max_restarts: usize) -> Council {
     let orders: Orders =
         (0..3).flat_map(|node| council.hear(node, ready_with(node, Some(min)), now)).collect();
     assert_eq!(orders.len(), 3);
-    assert!(council.hear(1, Word::Met, now).is_empty());
+    assert!(council.hear(1, met(&[]), now).is_empty());
     council
 }
 
@@ -174,6 +178,27 @@ fn ranks_and_nodes_may_be_lost_as_long_as_there_are_enough() {
     assert_eq!(told(&council.hear(1, Word::Gone, now)), [format!("0 {gone}"), format!("2 {gone}")]);
     assert!(council.hear(0, Word::Ended(Ending::Done), now).is_empty());
     assert_eq!(told(&council.hear(2, Word::Ended(Ending::Done), now)), ["0 over: Done", "2 over: Done"]);
+}
+
+#[test]
+fn those_that_were_left_behind_are_not_left() {
+    let now = Instant::now();
+    let mut council = elastic(1, 0);
+    // All who are left have met without one that stands still, and two of them say so.
+    assert!(council.hear(0, met(&[4]), now).is_empty());
+    assert!(council.hear(1, met(&[4]), now).is_empty());
+    let orders = told(&council.hear(0, lost(0), now));
+    assert!(orders[0].ends_with("; the others go on, 4 in all"), "{orders:?}");
+    // It counts once, when it ends as well.
+    let orders = told(&council.hear(2, lost(4), now));
+    assert!(orders[0].ends_with("; the others go on, 4 in all"), "{orders:?}");
+
+    let mut council = elastic(1, 0);
+    council.hear(0, met(&[4, 5]), now);
+    for rank in [0, 1, 2] {
+        assert_eq!(council.hear(rank / 2, lost(rank), now).len(), 3, "rank {rank}");
+    }
+    assert_eq!(told(&council.hear(1, lost(3), now)), ["0 stop", "1 stop", "2 stop"], "nobody is left");
 }
 
 #[test]
@@ -289,7 +314,7 @@ proptest! {
                             prop_assert!(!gone[to] && round.restart <= max_restarts);
                             starts += usize::from(to == 0);
                             runs[to] = true;
-                            words.push_back((to, Word::Met));
+                            words.push_back((to, met(&[])));
                         }
                         // Its ranks end, and it says so.
                         Order::Stop if runs[to] => {

@@ -1,12 +1,16 @@
 //! A rank's door: who comes, and what becomes of them.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use super::super::message::Hello;
-use super::Hall;
+use super::super::message::{Entry, Hello};
+use super::super::roster::entry;
+use super::super::{Own, check_secret};
 use super::message::{Card, Come, Knock, LIMIT, Reply};
+use super::{Hall, State};
+use crate::Transport;
 use crate::engine::lock;
+use crate::shm::Site;
 use crate::tcp::acceptor::Place;
 use crate::tcp::fault::{Fault, Try};
 use crate::tcp::handshake::{Purpose, Status, Verdict};
@@ -33,6 +37,16 @@ impl Visitor {
             self.wire.hang_up();
         }
     }
+
+    pub(super) fn refuse(self, reason: String) {
+        tracing::warn!("refused: {reason}");
+        self.send_away(&Reply::Refused(reason));
+    }
+}
+
+/// Why one with this number cannot become a member.
+pub(super) fn taken(number: usize) -> String {
+    format!("there is a rank {number} already: give it a number (RANK) that no rank of the job has had")
 }
 
 impl Hall {
@@ -61,20 +75,74 @@ impl Hall {
                 self.take_in(Visitor { card, generation, people, hello, from, wire });
             }
             Knock::Join { card, hello } => {
+                let is_local = wire.is_local()?;
                 wire.detach();
                 let guest = Visitor { card, generation: 0, people: Vec::new(), hello, from, wire };
-                let mut state = self.state();
-                state.newcomers.retain(|other| other.wire.is_open());
-                state.newcomers.push(guest);
+                self.let_wait(guest, is_local);
             }
         }
         Ok(())
     }
 
-    /// Whether the newest group that this rank has been in has gone on without that one.
+    /// One who wants to become a member waits from now on, or hears why that cannot be.
+    fn let_wait(&self, guest: Visitor, is_local: bool) {
+        let mut state = self.state();
+        // One who asks again has given up the first time.
+        state.newcomers.retain(|other| other.wire.is_open() && other.card != guest.card);
+        match self.misfit(&state, &guest, is_local) {
+            None => state.newcomers.push(guest),
+            Some(reason) => {
+                drop(state);
+                guest.refuse(reason);
+            }
+        }
+    }
+
+    /// Why this one cannot become a member. What is found only when all meet would keep the members from each other.
+    fn misfit(&self, state: &State, guest: &Visitor, is_local: bool) -> Option<String> {
+        let (own, number) = (self.own, guest.card.number);
+        let waits = state.newcomers.iter().any(|other| other.card.number == number);
+        if number == own || waits || state.has_another(&guest.card) {
+            return Some(taken(number));
+        }
+        let Entry { address, host, site, .. } = entry(guest.hello.clone(), guest.from);
+        let ip = address.ip();
+        if let Err(error) = check_secret(&self.config, ip) {
+            return Some(error.to_string());
+        }
+        if self.config.transport == Transport::Shm {
+            let memory = Own::new(Transport::Shm).memory;
+            let here = Site::own(memory.as_ref().map_err(|obstacle| *obstacle));
+            if let Some(obstacle) = here.obstacle_to(&site) {
+                return Some(format!(
+                    "rank {own} and rank {number} (host {host}) cannot share memory, because {obstacle}, and \
+                     the group's transport is shm"
+                ));
+            }
+        }
+        let is_elsewhere = |door: &SocketAddr| !door.ip().is_loopback() && door.ip() != self.door.ip();
+        let far = !is_local || state.people.values().any(is_elsewhere);
+        let unseen = state.people.iter().find(|(_, door)| !is_local && door.ip().is_loopback());
+        match unseen {
+            _ if far && ip.is_loopback() => Some(format!(
+                "rank {number} (host {host}) listens on {ip}, where ranks of other hosts cannot reach it: set \
+                 GIRANDOLE_BIND (TcpConfig::bind) to its host's address in your network"
+            )),
+            Some((member, door)) => Some(format!(
+                "rank {member} listens on {}, where rank {number} (host {host}) cannot reach it: set \
+                 GIRANDOLE_BIND (TcpConfig::bind) on each host to its address in your network",
+                door.ip()
+            )),
+            None => None,
+        }
+    }
+
+    /// Whether the newest group that this rank has been in has gone on without that one. None has, as long as this rank does not
+    /// know who is in the first one.
     fn excludes(&self, number: usize, generation: u64) -> bool {
         let state = self.state();
-        generation <= state.generation && !state.people.contains_key(&number)
+        let knows = !state.people.is_empty();
+        knows && generation <= state.generation && !state.people.contains_key(&number)
     }
 
     fn take_in(&self, guest: Visitor) {

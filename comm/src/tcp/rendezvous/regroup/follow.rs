@@ -8,7 +8,7 @@ use rustix::event::PollFlags;
 use super::super::Own;
 use super::super::member::{Leader, hello};
 use super::message::{Card, Come, Knock, LIMIT, Reply};
-use super::search::{Found, Search, excluded, knock};
+use super::search::{Search, excluded, knock};
 use super::{Attempt, Hall, Miss, Regrouped};
 use crate::Error;
 use crate::tcp::fault::Fault;
@@ -42,10 +42,8 @@ impl Hall {
         let come = Knock::Come(Come { generation, card: self.card(), people, hello: hello(&plan, port) });
         let until = plan.deadline;
         let own = plan.own;
-        let found = knock(door, Some(leader), (&self.credentials, self.own as u32), &come, until);
-        let Found::Here(mut wire) = found else {
-            return Err(Miss::Again(format!("rank {leader} cannot be reached at {door}")));
-        };
+        let mut wire = knock(door, Some(leader), (&self.credentials, self.own as u32), &come, until)
+            .map_err(|fault| Miss::Again(format!("rank {leader} cannot be reached at {door}: {fault}")))?;
         let mut still_there = || {
             search.look(leader, door, search.patience())?;
             Ok(!search.is_given_up(leader))
@@ -87,6 +85,10 @@ impl Hall {
                 Ok(Some(Seat { rank, generation, people }))
             }
             Ok(Reply::Excluded) => Err(Miss::Final(excluded(self.own))),
+            Ok(Reply::Refused(reason)) => {
+                let address = wire.peer().map_or_else(|_| leader.into(), |peer| peer.to_string());
+                Err(Miss::Final(Error::Refused { rank: self.own, address, reason }))
+            }
             Ok(_) => Ok(None),
             Err(Fault::TimedOut) => {
                 Err(Miss::Again(format!("{leader} is there, and does not come to meet the others")))

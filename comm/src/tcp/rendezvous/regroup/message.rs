@@ -50,6 +50,8 @@ pub(super) enum Reply {
     Elsewhere,
     /// The group goes on without the one who asks.
     Excluded,
+    /// The one who asks can never be let in as it is, for this reason.
+    Refused(String),
 }
 
 #[cfg(test)]

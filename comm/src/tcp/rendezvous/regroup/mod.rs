@@ -41,7 +41,7 @@ use self::message::Card;
 use self::search::Search;
 use super::meeting_file::MeetingFile;
 use super::place::Place;
-use super::{Guest, Meeting, Own, Plan, cannot_listen};
+use super::{Guest, Meeting, Own, Plan, cannot_listen, check_secret};
 use crate::engine::lock;
 use crate::members::Members;
 use crate::tcp::acceptor::{Acceptor, Limits};
@@ -104,6 +104,11 @@ struct State {
 }
 
 impl State {
+    /// Whether another process has this number. One of the group that has missed its beginning asks anew, at the same door.
+    fn has_another(&self, card: &Card) -> bool {
+        self.people.get(&card.number).is_some_and(|door| *door != card.door)
+    }
+
     /// The newest group that is known here, and its members' doors: who comes from a newer one knows better who is in it.
     fn newest(&self) -> (u64, BTreeMap<usize, SocketAddr>) {
         let newest = self.guests.iter().max_by_key(|guest| guest.generation);
@@ -157,6 +162,7 @@ impl Lobby {
             let help = "a group that changes needs the one address by which the other ranks reach this host";
             return Err(Error::invalid("bind (GIRANDOLE_BIND)", config.bind, help));
         }
+        check_secret(config, config.bind)?;
         let address = SocketAddr::new(config.bind, 0);
         let listener = TcpListener::bind(address).map_err(|reason| cannot_listen(address, reason))?;
         Self::open_at(listener, config, elastic, own, nonce)
@@ -209,6 +215,16 @@ impl Hall {
         state.generation = generation;
         state.people = people.iter().map(|card| (card.number, card.door)).collect();
         state.away = false;
+        // They came before it was known here who is in the group.
+        let newcomers = std::mem::take(&mut state.newcomers);
+        let (refused, waiting): (Vec<_>, Vec<_>) =
+            newcomers.into_iter().partition(|guest| state.has_another(&guest.card));
+        state.newcomers = waiting;
+        drop(state);
+        refused.into_iter().for_each(|guest| {
+            let reason = door::taken(guest.card.number);
+            guest.refuse(reason);
+        });
         Ok(())
     }
 

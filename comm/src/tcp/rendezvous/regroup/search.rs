@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use super::message::{Knock, LIMIT, Reply};
@@ -17,6 +18,8 @@ const SILENCE: Duration = Duration::from_secs(5);
 /// Between two looks at a rank that is about to be gone, or to come; each time twice as long.
 const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(250)];
 
+/// So many ranks are looked at at the same time, at most: each takes a thread and a socket.
+const AT_ONCE: usize = 64;
 /// After so many tries in a row it is believed that somebody else is at a door.
 const SETTLED: u32 = 5;
 
@@ -37,9 +40,12 @@ pub(super) struct Search<'a> {
     strange: BTreeMap<usize, u32>,
 }
 
-/// What is found at a door.
-pub(super) enum Found {
-    Here(Wire),
+/// What a look at a rank's door shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sight {
+    Here,
+    /// Somebody who says that the group has gone on without this rank.
+    Excluded,
     /// Nobody, and nobody ever will be.
     Gone,
     /// No answer.
@@ -50,6 +56,24 @@ pub(super) enum Found {
     Unsure,
 }
 
+impl From<&Fault> for Sight {
+    fn from(fault: &Fault) -> Self {
+        match fault {
+            Fault::Io(error) if error.kind() == ErrorKind::ConnectionRefused => Sight::Gone,
+            // It proved to be of this job: the one before it is gone, and its port was given to another.
+            Fault::OtherRank(_) => Sight::Gone,
+            Fault::ProofRefused | Fault::BadProof | Fault::NotOurs | Fault::Version(_) => Sight::Strange,
+            Fault::TimedOut | Fault::Io(_) => Sight::Silent,
+            _ => Sight::Unsure,
+        }
+    }
+}
+
+/// Whether whoever was at a door is not there any more, or stands still.
+pub(super) fn is_lost(fault: &Fault) -> bool {
+    matches!(Sight::from(fault), Sight::Gone | Sight::Silent)
+}
+
 /// Knocks at a door.
 pub(super) fn knock(
     address: SocketAddr,
@@ -57,32 +81,56 @@ pub(super) fn knock(
     (credentials, own): (&Credentials, u32),
     message: &Knock,
     deadline: Instant,
-) -> Found {
+) -> Try<Wire> {
     let caller = Caller { rank: own, world_size: 0, purpose: Purpose::Door };
-    let attempt = || -> Try<Wire> {
-        let (mut wire, verdict) = Wire::connect(address, credentials, caller, deadline)?;
-        if expected.is_some_and(|number| number as u32 != verdict.rank) {
-            return Err(Fault::OtherRank(verdict.rank));
-        }
-        match verdict.status {
-            Status::Admitted => wire.send(message, deadline).map(|()| wire),
-            _ => Err(Fault::NotAwaited),
-        }
-    };
-    match attempt() {
-        Ok(wire) => Found::Here(wire),
-        Err(Fault::Io(error)) if error.kind() == ErrorKind::ConnectionRefused => Found::Gone,
-        // It proved to be of this job: the one before it is gone, and its port was given to another.
-        Err(Fault::OtherRank(_)) => Found::Gone,
-        Err(Fault::ProofRefused | Fault::BadProof | Fault::NotOurs | Fault::Version(_)) => Found::Strange,
-        Err(Fault::TimedOut | Fault::Io(_)) => Found::Silent,
-        Err(_) => Found::Unsure,
+    let (mut wire, verdict) = Wire::connect(address, credentials, caller, deadline)?;
+    if expected.is_some_and(|number| number as u32 != verdict.rank) {
+        return Err(Fault::OtherRank(verdict.rank));
+    }
+    match verdict.status {
+        Status::Admitted => wire.send(message, deadline).map(|()| wire),
+        _ => Err(Fault::NotAwaited),
     }
 }
 
 impl Hall {
     pub(super) fn silence(&self) -> Duration {
         SILENCE.min(self.config.bounded_timeout() / 4)
+    }
+
+    /// Looks whether a rank is there.
+    fn look(&self, (number, door): (usize, SocketAddr), until: Instant) -> Sight {
+        let probe = Knock::Probe { number: self.own, generation: self.state().generation };
+        let own = (&self.credentials, self.own as u32);
+        match knock(door, Some(number), own, &probe, until) {
+            Ok(mut wire) => match wire.receive(LIMIT, until) {
+                Ok(Reply::Here) => Sight::Here,
+                Ok(Reply::Excluded) => Sight::Excluded,
+                Err(Fault::TimedOut) => Sight::Silent,
+                _ => Sight::Unsure,
+            },
+            Err(fault) => Sight::from(&fault),
+        }
+    }
+
+    /// The same of several at the same time: those who are silent take no longer than one of them.
+    fn look_at_once(&self, ranks: &[(usize, SocketAddr)], until: Instant) -> Vec<Sight> {
+        if let [rank] = ranks {
+            return vec![self.look(*rank, until)];
+        }
+        std::thread::scope(|scope| {
+            let start = |rank: &(usize, SocketAddr)| {
+                let rank = *rank;
+                Builder::new().spawn_scoped(scope, move || self.look(rank, until))
+            };
+            let looks: Vec<_> = ranks.iter().map(start).collect();
+            let sights = looks.into_iter().zip(ranks).map(|(look, rank)| match look {
+                Ok(thread) => thread.join().unwrap_or(Sight::Unsure),
+                // There are no threads left.
+                Err(_) => self.look(*rank, until),
+            });
+            sights.collect()
+        })
     }
 }
 
@@ -110,18 +158,25 @@ impl<'a> Search<'a> {
     /// The lowest rank that is there, where it is not this one.
     pub(super) fn find_leader(&mut self) -> Attempt<Option<(usize, SocketAddr)>> {
         let (_, people) = self.lobby.state().newest();
-        for (number, door) in people.range(..self.lobby.own) {
-            let mut pause = PAUSES[0];
-            while !self.gone.contains(number)
-                && !self.blamed.contains(number)
-                && !self.silent.contains(number)
-            {
-                if self.look(*number, *door, self.patience())? {
-                    return Ok(Some((*number, *door)));
-                }
-                if Instant::now() >= self.deadline {
-                    return Err(Miss::Again(format!("rank {number} cannot be reached at {door}")));
-                }
+        let lower: Vec<_> = people.range(..self.lobby.own).map(|(number, door)| (*number, *door)).collect();
+        let mut pause = PAUSES[0];
+        loop {
+            let perhaps: Vec<_> =
+                lower.iter().copied().filter(|(number, _)| !self.is_given_up(*number)).collect();
+            let Some((first, door)) = perhaps.first().copied() else { break };
+            // One that is there answers at once, and no other one need be asked. Where one was silent, more may be.
+            let some = if self.silent.is_empty() { 1 } else { AT_ONCE.min(perhaps.len()) };
+            let here = self.look_at(&perhaps[..some], self.patience())?;
+            let lowest = perhaps.iter().find(|(number, _)| !self.is_given_up(*number));
+            if let Some(leader) = lowest.filter(|(number, _)| here.contains(number)) {
+                return Ok(Some(*leader));
+            }
+            if Instant::now() >= self.deadline {
+                return Err(Miss::Again(format!("rank {first} cannot be reached at {door}")));
+            }
+            if self.is_given_up(first) {
+                pause = PAUSES[0];
+            } else {
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(PAUSES[1]);
             }
@@ -133,55 +188,47 @@ impl<'a> Search<'a> {
 
     /// Looks whether a rank is there; what is known of it otherwise is noted.
     pub(super) fn look(&mut self, number: usize, door: SocketAddr, until: Instant) -> Attempt<bool> {
-        let lobby = self.lobby;
-        let probe = Knock::Probe { number: lobby.own, generation: lobby.state().generation };
-        let mut wire = match knock(door, Some(number), (&lobby.credentials, lobby.own as u32), &probe, until)
-        {
-            Found::Here(wire) => wire,
-            Found::Gone => {
-                self.gone.insert(number);
-                return Ok(false);
-            }
-            Found::Silent => {
-                self.silent.insert(number);
-                return Ok(false);
-            }
-            Found::Strange => {
-                let times = self.strange.entry(number).or_default();
-                *times += 1;
-                if *times >= SETTLED {
-                    self.gone.insert(number);
+        Ok(!self.look_at(&[(number, door)], until)?.is_empty())
+    }
+
+    /// The same of several ranks: those that are there.
+    fn look_at(&mut self, ranks: &[(usize, SocketAddr)], until: Instant) -> Attempt<BTreeSet<usize>> {
+        let sights = self.lobby.look_at_once(ranks, until);
+        let mut here = BTreeSet::new();
+        for (&(number, _), sight) in ranks.iter().zip(sights) {
+            let tries = self.strange.remove(&number).unwrap_or_default() + 1;
+            match sight {
+                Sight::Here => {
+                    self.silent.remove(&number);
+                    here.insert(number);
                 }
-                return Ok(false);
+                Sight::Excluded => return Err(Miss::Final(excluded(self.lobby.own))),
+                Sight::Silent => drop(self.silent.insert(number)),
+                Sight::Strange if tries < SETTLED => drop(self.strange.insert(number, tries)),
+                Sight::Strange | Sight::Gone => drop(self.gone.insert(number)),
+                Sight::Unsure => {}
             }
-            Found::Unsure => return Ok(false),
-        };
-        self.strange.remove(&number);
-        match wire.receive(LIMIT, until) {
-            Ok(Reply::Here) => {
-                self.silent.remove(&number);
-                Ok(true)
-            }
-            Ok(Reply::Excluded) => Err(Miss::Final(excluded(lobby.own))),
-            Err(Fault::TimedOut) => {
-                self.silent.insert(number);
-                Ok(false)
-            }
-            _ => Ok(false),
         }
+        Ok(here)
     }
 
     /// Looks again at those who are missing, now and then. This rank does not lead where a lower one is there after all.
     pub(super) fn look_for(&mut self, missing: &[(usize, SocketAddr)]) -> Attempt<()> {
-        for (number, door) in missing {
-            let now = Instant::now();
-            let (due, pause) = self.looks.get(number).copied().unwrap_or((now, PAUSES[0]));
-            if now >= due {
-                let is_here = self.look(*number, *door, self.patience_for_missing())?;
+        let now = Instant::now();
+        let is_due = |number: &usize| self.looks.get(number).is_none_or(|(due, _)| now >= *due);
+        let due: Vec<_> = missing.iter().copied().filter(|(number, _)| is_due(number)).collect();
+        for some in due.chunks(AT_ONCE) {
+            if Instant::now() >= self.last_call {
+                break;
+            }
+            let here = self.look_at(some, self.patience_for_missing())?;
+            for (number, _) in some {
+                let pause = self.looks.get(number).map_or(PAUSES[0], |(_, pause)| *pause);
                 self.looks.insert(*number, (Instant::now() + pause, (pause * 2).min(PAUSES[1])));
-                if is_here && *number < self.lobby.own && !self.blamed.contains(number) {
-                    return Err(Miss::Again(format!("rank {number} leads")));
-                }
+            }
+            let leads = |number: &&usize| **number < self.lobby.own && !self.blamed.contains(number);
+            if let Some(number) = here.iter().find(leads) {
+                return Err(Miss::Again(format!("rank {number} leads")));
             }
         }
         Ok(())

@@ -3,7 +3,11 @@
 
 use std::thread::{JoinHandle, sleep, spawn};
 
+use super::super::message::Hello;
 use super::*;
+use crate::shm::{Obstacle, Site};
+use crate::tcp::wire::Wire;
+use crate::{Tcp, Tls, Transport};
 
 /// Who does not answer counts as silent after a quarter of it.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -36,6 +40,10 @@ fn regroup(lobby: &Arc<Lobby>) -> JoinHandle<Outcome> {
     spawn(move || lobby.regroup(&[], 0).map(|regrouped| regrouped.numbers))
 }
 
+fn probe(number: usize) -> message::Knock {
+    message::Knock::Probe { number, generation: 0 }
+}
+
 fn wait_until(is_so: impl Fn() -> bool) {
     let begun = Instant::now();
     while !is_so() {
@@ -66,6 +74,111 @@ fn a_leader_gives_way_to_a_lower_rank_that_wakes() {
 }
 
 #[test]
+fn one_that_does_not_know_the_first_group_yet_excludes_nobody() {
+    let doors = doors(3);
+    let people = cards(&doors);
+    let [first, second, gone] = <[TcpListener; 3]>::try_from(doors).unwrap();
+    drop(gone);
+    let second = Lobby::open_at(second, &config(), &Elastic::default(), 1, [7; 32]).unwrap();
+    let first = rank(0, first, &people);
+    // What the first one does before it waits for the second.
+    let (own, until) = ((&first.credentials, 0), Instant::now() + TIMEOUT);
+    let mut wire = search::knock(second.door, Some(1), own, &probe(0), until).unwrap();
+    assert!(matches!(wire.receive(message::LIMIT, until), Ok(message::Reply::Here)));
+    let waits = regroup(&first);
+    second.settle(0, &people).unwrap();
+    assert_eq!(numbers(vec![waits, regroup(&second)]), [[0, 1], [0, 1]]);
+}
+
+#[test]
+fn a_group_of_one_that_others_may_join_needs_a_secret_as_any() {
+    let folder = tempfile::tempdir().unwrap();
+    for newcomer in [false, true] {
+        let elastic = Some(Elastic { file: Some(folder.path().join("group")), newcomer });
+        let alone = TcpConfig { elastic, timeout: Duration::from_secs(1), ..TcpConfig::default() };
+        let encrypted = TcpConfig { tls: Tls::All, ..alone.clone() };
+        let error = Tcp::connect(&encrypted).unwrap_err();
+        assert!(matches!(&error, Error::InvalidArgument { what, .. } if what.starts_with("TLS")), "{error}");
+        // An address that no host has: it would not be listened on either.
+        let bind = "192.0.2.2".parse().unwrap();
+        let seen = TcpConfig { bind, ..alone };
+        let error = Tcp::connect(&seen).unwrap_err();
+        assert!(matches!(error, Error::NoSecret { .. }), "{error}");
+    }
+}
+
+/// One who asks to be let in, as it tells of itself.
+fn newcomer(lobby: &Lobby, number: usize, ip: &str) -> Wire {
+    let hello = Hello {
+        ip: Some(ip.parse().unwrap()),
+        port: 1,
+        host: "h".into(),
+        pid: 1,
+        site: Site::own(Err(Obstacle::Unwanted)),
+        patience_ms: 1000,
+    };
+    let card = Card { number, door: ([127, 0, 0, 1], number as u16 + 1).into() };
+    let own = (&lobby.credentials, message::NOBODY);
+    let until = Instant::now() + TIMEOUT;
+    search::knock(lobby.door, None, own, &message::Knock::Join { card, hello }, until).unwrap()
+}
+
+/// Why it is refused.
+fn refusal(mut wire: Wire) -> String {
+    match wire.receive(message::LIMIT, Instant::now() + TIMEOUT) {
+        Ok(message::Reply::Refused(reason)) => reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn newcomers_that_do_not_fit_hear_it_at_the_door() {
+    let [first, second] = <[TcpListener; 2]>::try_from(doors(2)).unwrap();
+    let people = cards(&[first.try_clone().unwrap(), second]);
+    let lobby = rank(0, first, &people);
+    let taken = "there is a rank 1 already";
+    assert!(refusal(newcomer(&lobby, 1, "127.0.0.1")).starts_with(taken));
+    let no_secret = refusal(newcomer(&lobby, 2, "192.0.2.2"));
+    assert!(no_secret.contains("192.0.2.2 without a secret"), "{no_secret}");
+    assert_eq!(lobby.waiting(), 0);
+    let waits = newcomer(&lobby, 7, "127.0.0.1");
+    wait_until(|| lobby.waiting() == 1);
+    // One that has lost its connection, and comes again, has the same door as before.
+    let again = newcomer(&lobby, 7, "127.0.0.1");
+    wait_until(|| !waits.is_open());
+    assert_eq!(lobby.waiting(), 1);
+    drop(again);
+    wait_until(|| lobby.waiting() == 0);
+}
+
+#[test]
+fn a_number_is_taken_by_one_that_waits_as_well() {
+    let [first, second] = <[TcpListener; 2]>::try_from(doors(2)).unwrap();
+    let people = cards(&[first.try_clone().unwrap(), second]);
+    let lobby = rank(0, first, &people[..1]);
+    let _waits = newcomer(&lobby, 7, "127.0.0.1");
+    wait_until(|| lobby.waiting() == 1);
+    lobby.state().newcomers[0].card.door.set_port(9);
+    assert!(refusal(newcomer(&lobby, 7, "127.0.0.1")).starts_with("there is a rank 7 already"));
+    let first_to_know = newcomer(&lobby, 1, "127.0.0.1");
+    wait_until(|| lobby.waiting() == 2);
+    lobby.settle(1, &people).unwrap();
+    assert!(refusal(first_to_know).starts_with("there is a rank 1 already"));
+    assert_eq!(lobby.waiting(), 1);
+}
+
+#[test]
+fn where_all_share_memory_a_newcomer_must_too() {
+    let [first] = <[TcpListener; 1]>::try_from(doors(1)).unwrap();
+    let people = cards(&[first.try_clone().unwrap()]);
+    let config = TcpConfig { transport: Transport::Shm, ..config() };
+    let lobby = Lobby::open_at(first, &config, &Elastic::default(), 0, [7; 32]).unwrap();
+    lobby.settle(0, &people).unwrap();
+    let reason = refusal(newcomer(&lobby, 1, "127.0.0.1"));
+    assert!(reason.contains("one of the two was told to use TCP"), "{reason}");
+}
+
+#[test]
 fn a_rank_that_is_there_and_does_not_come_is_left_behind() {
     let doors = doors(4);
     let people = cards(&doors);
@@ -75,6 +188,27 @@ fn a_rank_that_is_there_and_does_not_come_is_left_behind() {
     let busy = rank(3, busy, &people);
     assert_eq!(numbers(vec![regroup(&second), regroup(&third)]), [[1, 2], [1, 2]]);
     assert!(matches!(regroup(&busy).join().unwrap(), Err(Error::Excluded { rank: 3 })));
+}
+
+#[test]
+fn ranks_that_stand_still_are_waited_for_together() {
+    // One after the other they would take all of the time.
+    const STILL: usize = 8;
+    const RANKS: usize = 2 * STILL + 1;
+    let config = TcpConfig { timeout: 2 * TIMEOUT, world_size: RANKS, ..TcpConfig::default() };
+    let mut still = doors(RANKS);
+    let people = cards(&still);
+    let at_work: Vec<_> = still.split_off(STILL).into_iter().zip(STILL..).collect();
+    let at_work = at_work.into_iter().map(|(door, number)| {
+        let lobby = Lobby::open_at(door, &config, &Elastic::default(), number, [7; 32]).unwrap();
+        lobby.settle(0, &people).unwrap();
+        lobby
+    });
+    let at_work: Vec<_> = at_work.collect();
+    let left: Vec<usize> = (STILL..RANKS).collect();
+    let outcomes = at_work.iter().map(regroup).collect();
+    assert_eq!(numbers(outcomes), vec![left; RANKS - STILL]);
+    drop(still);
 }
 
 #[test]
