@@ -104,6 +104,16 @@ same batch
 [ -z "$(ls -A | grep girandole-secret || true)" ] || fail "the job's secret is left"
 ls checkpoints-*/latest > /dev/null
 
+# ---- the same job file, cancelled ----
+cancelled=$(GIRANDOLE=$program sbatch --parsable -o cancelled.out "$job" --epochs 1000000)
+for _ in $(seq 600); do [ -e "checkpoints-$cancelled/latest" ] && break; sleep 0.1; done
+[ -e "checkpoints-$cancelled/latest" ] || fail "the job keeps no checkpoint: $(cat cancelled.out)"
+[ -e ".girandole-secret-$cancelled" ] || fail "the job has no secret"
+scancel "$cancelled"
+for _ in $(seq 600); do [ -z "$(squeue -h -j "$cancelled" 2> /dev/null)" ] && break; sleep 0.1; done
+[ -z "$(squeue -h -j "$cancelled" 2> /dev/null)" ] || fail "the job does not end: $(squeue)"
+[ ! -e ".girandole-secret-$cancelled" ] || fail "the secret of a job that was cancelled is left"
+
 # ---- a rank that is killed ends the step, without srun's -K ----
 srun -N2 -n4 "$program" ddp-transformer --epochs 1000000 --metrics metrics > /dev/null 2> killed &
 srun=$!

@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use comm::launch::{EXIT_PEER_FAILED, ExitKind, WorkerFailure};
 use signal_hook::consts::SIGPIPE;
 use signal_hook::low_level::signal_name;
+use training::Fallback;
 
 use crate::file_error::FileError;
 use crate::report::ReportError;
@@ -47,7 +48,7 @@ pub enum Error {
     #[error("{source}: {help}")]
     Damaged {
         /// What is wrong with it, and which is whole.
-        source: Box<training::Error>,
+        source: Box<Error>,
         /// How to take that one.
         help: String,
     },
@@ -200,14 +201,22 @@ impl Error {
 
     /// A checkpoint that is not as it was written: it will be no better the next time.
     fn is_damage(&self) -> bool {
+        self.instead().is_some() || matches!(self, Error::Pipeline(pipeline::Error::Checkpoint { .. }))
+    }
+
+    /// Where this is a damaged checkpoint, whoever found it: what there is in its place.
+    pub(crate) fn instead(&self) -> Option<&Fallback> {
         let error = match self {
             Error::Training(error) => error,
             Error::Fsdp(fsdp::Error::Training(error))
             | Error::TensorParallel(tensor_parallel::Error::Training(error))
             | Error::Pipeline(pipeline::Error::Training(error)) => error,
-            _ => return matches!(self, Error::Pipeline(pipeline::Error::Checkpoint { .. })),
+            _ => return None,
         };
-        matches!(error, training::Error::DamagedCheckpoint { .. })
+        match error {
+            training::Error::DamagedCheckpoint { good, .. } => Some(good),
+            _ => None,
+        }
     }
 
     fn is_meeting_failure(&self) -> bool {

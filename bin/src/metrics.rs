@@ -16,7 +16,7 @@ pub struct Summary<'a> {
     /// Which run of the experiment, where it has several (`single`, `ddp`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run: Option<&'a str>,
-    /// Time of the training loop alone, in seconds.
+    /// Time of the training loop alone, in seconds; of all its parts, where the run went on from a checkpoint.
     pub seconds: f64,
     /// Ranks that took part.
     pub world_size: usize,

@@ -269,13 +269,18 @@ impl Rank {
         Stopwatch { busy_ns: busy_ns(&comms), comms, began: Instant::now(), before_ns: 0 }
     }
 
-    /// Tells the others what was measured, on every rank; rank 0 writes it to `--metrics`. The seconds of this rank's
-    /// training loop.
+    /// Tells the others what was measured, on every rank; the one that has the metrics writes it there. The seconds of this rank's
+    /// training loop, with those `before` it went on from a checkpoint.
     ///
     /// # Errors
     /// A rank that failed; metrics that cannot be written.
-    pub fn measured(&mut self, measured: Measured, run: Option<&str>, steps: usize) -> Result<f64> {
-        let seconds = self.gather_measured(measured, steps)?;
+    pub fn measured(
+        &mut self,
+        measured: Measured,
+        run: Option<&str>,
+        (steps, before): (usize, f64),
+    ) -> Result<f64> {
+        let seconds = self.gather_measured(measured, steps)? + before;
         let mut metrics = self.metrics.take();
         self.write_summary_of(run, metrics.as_mut(), seconds)?;
         self.metrics = metrics;

@@ -1,24 +1,86 @@
-//! Whether a model has room on this machine: looked at before anything is allocated, for then nothing would stop it but the system.
+//! Whether data and a model have room on this machine: looked at before anything is allocated, for then nothing would stop it but the
+//! system.
 
+use comm::Place;
+
+use crate::devices;
+use crate::error::{Error, Result};
+use crate::options::{Backend, CommonOptions, DeviceKind, RankOptions};
 use crate::report::total_memory_bytes;
 
 const GIB: f64 = (1u64 << 30) as f64;
+/// Bytes of a sample's place in a shuffled order, at least.
+pub(crate) const PLACE: usize = size_of::<u32>();
 
-/// What is wrong with a model of so many parameters, or whatever they are called, of which a rank needs so many bytes at least.
-/// Floats do not overflow, whatever is typed.
-pub(crate) fn too_large(count: f64, what: &str, bytes: f64) -> Option<String> {
-    total_memory_bytes().and_then(|there_is| too_large_for(there_is, (count, what), bytes))
+/// Ranks that this machine has: all that this process starts, or as many as its launcher tells.
+pub(crate) fn ranks_here(options: &RankOptions, world_size: usize) -> usize {
+    match Place::from_env() {
+        Ok(Some(place)) => place.local_world_size.unwrap_or(1).min(world_size),
+        _ if options.backend == Backend::Mpi => 1,
+        _ => world_size,
+    }
+}
+
+/// The same where their tensors are in this machine's memory, and not in that of GPUs.
+pub(crate) fn ranks_on_host(options: &RankOptions, device: DeviceKind, world_size: usize) -> Option<usize> {
+    let on_host = match device {
+        DeviceKind::Cpu => true,
+        DeviceKind::Cuda => false,
+        DeviceKind::Auto => options.backend == Backend::Mpi || devices::check_cuda().is_err(),
+    };
+    on_host.then(|| ranks_here(options, world_size))
+}
+
+/// Refuses so many samples of so many bytes each, all of which each rank has.
+///
+/// # Errors
+/// The option, where they have no room.
+pub(crate) fn check_samples(
+    option: &'static str,
+    (samples, bytes): (usize, usize),
+    (common, world_size): (&CommonOptions, usize),
+) -> Result<()> {
+    check_data(option, samples, samples as f64 * bytes as f64, ranks_here(&common.ranks, world_size))
+}
+
+/// Refuses a size that makes so many bytes of data on each of some ranks here.
+///
+/// # Errors
+/// The option, where they have no room.
+pub(crate) fn check_data(option: &'static str, got: usize, bytes: f64, ranks: usize) -> Result<()> {
+    let what = if ranks == 1 { "it takes".to_string() } else { format!("the {ranks} ranks here take") };
+    match total_memory_bytes().and_then(|there_is| lacking(there_is, bytes * ranks as f64)) {
+        None => Ok(()),
+        Some((needed, there_is)) => {
+            let help =
+                format!("{what} {needed} GiB for that, and this machine has {there_is} GiB: give less");
+            Err(Error::Option { option, got: got.to_string(), help })
+        }
+    }
+}
+
+/// What is wrong with a model of so many parameters, or whatever they are called, of which each of some ranks here needs so many
+/// bytes at least. Floats do not overflow, whatever is typed.
+pub(crate) fn too_large(count: f64, what: &str, (bytes, ranks): (f64, usize)) -> Option<String> {
+    total_memory_bytes().and_then(|there_is| too_large_for(there_is, (count, what), (bytes, ranks)))
 }
 
 /// The same on a machine of so many bytes.
-fn too_large_for(there_is: u64, (count, what): (f64, &str), bytes: f64) -> Option<String> {
+fn too_large_for(there_is: u64, (count, what): (f64, &str), (bytes, ranks): (f64, usize)) -> Option<String> {
+    let (needed, there_is) = lacking(there_is, bytes * ranks as f64)?;
+    let ranks = if ranks == 1 { String::new() } else { format!(" on the {ranks} ranks here") };
+    Some(format!(
+        "with the other sizes that makes {count:.1e} {what}, {needed} GiB{ranks}, and this machine has {there_is} GiB: make the \
+         model smaller"
+    ))
+}
+
+/// GiB that are needed and that there are, where they are fewer.
+fn lacking(there_is: u64, bytes: f64) -> Option<(String, String)> {
     let (needed, there_is) = (bytes / GIB, there_is as f64 / GIB);
     (needed > there_is).then(|| {
-        let rounded = if needed < 1e6 { format!("{needed:.0}") } else { format!("{needed:.1e}") };
-        format!(
-            "with the other sizes that makes {count:.1e} {what}, {rounded} GiB, and this machine has {there_is:.0} GiB: \
-             make the model smaller"
-        )
+        let needed = if needed < 1e6 { format!("{needed:.0}") } else { format!("{needed:.1e}") };
+        (needed, format!("{there_is:.0}"))
     })
 }
 
@@ -33,10 +95,19 @@ mod tests {
 
     #[test]
     fn what_has_no_room_is_told_in_one_line() {
-        assert_eq!(too_large_for(1 << 30, (1e6, "parameters"), 4e6), None);
-        let line = too_large_for(1 << 30, (1e12, "parameters"), with_adam(1e12, 4)).unwrap();
+        assert_eq!(too_large_for(1 << 30, (1e6, "parameters"), (4e6, 200)), None);
+        let line = too_large_for(1 << 30, (1e12, "parameters"), (with_adam(1e12, 4), 1)).unwrap();
         assert!(line.contains("1.0e12 parameters, 2794 GiB, and this machine has 1 GiB"), "{line}");
-        let huge = too_large_for(1 << 30, (f64::MAX, "parameters"), f64::INFINITY).unwrap();
+        let huge = too_large_for(1 << 30, (f64::MAX, "parameters"), (f64::INFINITY, 4096)).unwrap();
         assert!(huge.len() < 250, "{huge}");
+    }
+
+    #[test]
+    fn all_ranks_of_a_machine_count() {
+        let part = with_adam(1e8, 2);
+        assert_eq!(too_large_for(1 << 30, (1e8, "parameters"), (part, 1)), None);
+        let line = too_large_for(1 << 30, (1e8, "parameters"), (part, 2)).unwrap();
+        assert!(line.contains("1 GiB on the 2 ranks here, and this machine has 1 GiB"), "{line}");
+        assert_eq!(lacking(1 << 30, 1e300).unwrap().0, "9.3e290");
     }
 }

@@ -117,6 +117,11 @@ impl<'a> RunLog<'a> {
         }
     }
 
+    /// Seconds that the run had taken when it went on from a checkpoint.
+    pub(crate) fn before(&self) -> f64 {
+        self.before
+    }
+
     /// Where the metrics go, on the rank that prints.
     pub(crate) fn metrics(&mut self) -> Option<&mut MetricsWriter> {
         self.metrics.as_deref_mut().filter(|_| !self.muted)

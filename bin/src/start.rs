@@ -49,7 +49,9 @@ impl Start {
         let value = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         match (value("RANK"), value("WORLD_SIZE")) {
             _ if Place::is_from_scheduler()? => {}
-            (None, None) => return Self::launcher(options.world_size.unwrap_or(default_world_size)),
+            (None, None) => {
+                return Self::launcher(options, options.world_size.unwrap_or(default_world_size));
+            }
             (Some(rank), None) => return Err(half_an_environment("RANK", &rank, "WORLD_SIZE")),
             (None, Some(size)) => return Err(half_an_environment("WORLD_SIZE", &size, "RANK")),
             (Some(_), Some(_)) => {}
@@ -72,7 +74,7 @@ impl Start {
         Ok(Start::Rank { config: Box::new(config), spawned })
     }
 
-    fn launcher(world_size: usize) -> Result<Self> {
+    fn launcher(options: &RankOptions, world_size: usize) -> Result<Self> {
         check_world_size(world_size)?;
         // What the system has no room for is said before any work is done.
         SpawnConfig { world_size, ..SpawnConfig::default() }.check().map_err(|error| match error {
@@ -81,6 +83,8 @@ impl Start {
             }
             other => other.into(),
         })?;
+        // So is what the ranks would find wrong with their environment.
+        TcpConfig::check_for_ranks(world_size, options.init_method.clone())?;
         Ok(Start::Launcher { world_size })
     }
 }

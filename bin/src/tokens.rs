@@ -9,6 +9,8 @@ use sampler::SamplerError;
 use crate::error::Result;
 use crate::file_error::FileError;
 use crate::models::transformer::TransformerOptions;
+use crate::options::CommonOptions;
+use crate::room;
 use crate::weights::TensorFile;
 
 /// A row of tokens.
@@ -53,6 +55,12 @@ pub fn check_length(length: usize, max_len: usize) -> std::result::Result<(), St
         }
         _ => Ok(()),
     }
+}
+
+/// Refuses so many rows of so many tokens, where the ranks here have no room for them.
+pub(crate) fn check_room((rows, length): (usize, usize), of: (&CommonOptions, usize)) -> Result<()> {
+    let bytes = length.saturating_mul(size_of::<u32>()).saturating_add(size_of::<Row>());
+    room::check_samples("--samples", (rows, bytes), of)
 }
 
 /// Rows from a file: i64 tokens (rows, length), below the size of the vocabulary, of a length that is allowed.

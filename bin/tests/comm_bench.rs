@@ -72,6 +72,7 @@ fn one_rank_measures_what_it_can() {
         "all_reduce,send_recv",
     ]);
     assert_eq!(text(&output.stdout).lines().count(), 3);
+    assert_eq!(text(&output.stderr), "note: send_recv is not measured: it takes 2 ranks or more\n");
 }
 
 /// Ranks of `plan` measure in the same way.

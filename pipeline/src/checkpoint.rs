@@ -178,7 +178,8 @@ impl Pipeline {
         let mut found = HashMap::new();
         for set in files.into_iter().map(|set| self.own(set)) {
             contents.check(&set).map_err(Error::training)?;
-            found.extend(training::load_tensors(&contents.path(&set), &Device::Cpu).map_err(Error::training)?);
+            found
+                .extend(training::load_tensors(&contents.path(&set), &Device::Cpu).map_err(Error::training)?);
         }
         let mut values = Vec::with_capacity(vars.len());
         for (name, var) in &vars {

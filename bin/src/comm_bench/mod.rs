@@ -17,7 +17,7 @@ use candle_core::Device;
 use comm::{Communicator, TcpConfig};
 
 use crate::backends;
-use crate::console::say;
+use crate::console::{note, say};
 use crate::error::{Error, Result};
 use crate::file_error::FileError;
 use crate::outputs::check_in_place;
@@ -34,7 +34,10 @@ const WORLD_SIZE: usize = 2;
 /// A wrong option, a file that cannot be written, a rank that failed.
 pub fn run(options: &CommBenchOptions) -> Result<()> {
     let start = Start::find(&options.ranks, NAME, WORLD_SIZE)?;
-    options.check()?;
+    options.check(match &start {
+        Start::Launcher { world_size } => *world_size,
+        Start::Rank { config, .. } => config.world_size,
+    })?;
     options.ranks.check()?;
     options.ranks.check_device(options.device)?;
     options.json.as_deref().map_or(Ok(()), check_in_place)?;
@@ -54,6 +57,9 @@ fn rank(options: &CommBenchOptions, config: &TcpConfig, spawned: bool) -> Result
     let comm = &*comm;
     let first = comm.rank() == 0;
     if first {
+        if options.ops.contains(&Measured::SendRecv) && comm.world_size() == 1 {
+            note(format_args!("send_recv is not measured: it takes 2 ranks or more"));
+        }
         say(format_args!("{}", heading(options, comm, &device)))?;
     }
     let mut rows = Vec::new();

@@ -77,6 +77,18 @@ impl Measured {
         }
     }
 
+    /// Buffers of the whole size that all ranks together have, parts counted as what they are.
+    pub fn buffers(self, world_size: usize) -> f64 {
+        let ranks = world_size as f64;
+        match self {
+            Self::AllReduce | Self::Broadcast | Self::Reduce => ranks,
+            Self::AllGather | Self::ReduceScatter => ranks + 1.0,
+            Self::Gather | Self::Scatter => 2.0,
+            Self::AllToAll | Self::SendRecv => 2.0 * ranks,
+            Self::Barrier => 0.0,
+        }
+    }
+
     /// The call, with this rank's tensors. `bytes` is the size of the whole buffer: of all parts together where there are
     /// parts. All bytes have been written to, so that no page is still to come.
     ///

@@ -8,6 +8,7 @@ use clap::Args;
 
 use crate::error::{Error, Result};
 use crate::options::{DeviceKind, RankOptions, count, seconds};
+use crate::room;
 
 use super::operation::Measured;
 use super::size;
@@ -68,17 +69,19 @@ fn dtype(text: &str) -> std::result::Result<DType, &'static str> {
 }
 
 impl CommBenchOptions {
-    /// Refuses sizes that are no whole number of elements.
-    pub(super) fn check(&self) -> Result<()> {
+    /// Refuses sizes that are no whole number of elements, and such that so many ranks have no room for.
+    pub(super) fn check(&self, world_size: usize) -> Result<()> {
         let size = self.dtype.size_in_bytes();
-        match self.sizes.iter().find(|bytes| !bytes.is_multiple_of(size)) {
-            None => Ok(()),
-            Some(bytes) => Err(Error::Option {
-                option: "--sizes",
-                got: bytes.to_string(),
-                help: format!("give multiples of {size}, the bytes of an element of {}", self.dtype.as_str()),
-            }),
+        if let Some(bytes) = self.sizes.iter().find(|bytes| !bytes.is_multiple_of(size)) {
+            let help =
+                format!("give multiples of {size}, the bytes of an element of {}", self.dtype.as_str());
+            return Err(Error::Option { option: "--sizes", got: bytes.to_string(), help });
         }
+        let Some(here) = room::ranks_on_host(&self.ranks, self.device, world_size) else { return Ok(()) };
+        self.cases(world_size).into_iter().try_for_each(|(op, bytes)| {
+            let all = bytes as f64 * op.buffers(world_size);
+            room::check_data("--sizes", bytes, all / world_size.max(1) as f64, here)
+        })
     }
 
     /// What is to be measured, in the order in which it is printed. Sizes mean nothing to a barrier.

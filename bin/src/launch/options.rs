@@ -21,7 +21,8 @@ use super::tee::Tee;
 #[command(after_help = "\
 Starts --nproc-per-node copies of PROGRAM, each a rank of one job, forwards what they print line by line, and ends all of \
 them when one fails, when it is stopped by a signal, and when it is killed itself. The last line names the first cause; \
-the exit code is 0, or that of the first rank that failed (128 + the signal where one ended it).
+the exit code is 0, or that of the first rank that failed (128 + the signal where one ended it; 1 for 75, with which a rank says that another one \
+is at fault).
 
 With --elastic MIN:MAX a rank that fails once all have met is lost, and the others go on as long as MIN are left, if PROGRAM \
 can: ddp-transformer does, and so do programs on the crate comm that shrink their group; this program's other commands end as \

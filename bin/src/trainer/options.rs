@@ -145,14 +145,11 @@ impl CheckpointOptions {
 }
 
 /// Says how the checkpoint before a damaged one is taken.
-pub(crate) fn offer(error: training::Error) -> Error {
-    match &error {
-        training::Error::DamagedCheckpoint { good: Fallback(Some(folder)), .. } => {
-            let help = format!("--resume={} goes on from it", folder.display());
-            Error::Damaged { source: Box::new(error), help }
-        }
-        _ => error.into(),
-    }
+pub(crate) fn offer(error: impl Into<Error>) -> Error {
+    let error = error.into();
+    let Some(Fallback(Some(folder))) = error.instead() else { return error };
+    let help = format!("--resume={} goes on from it", folder.display());
+    Error::Damaged { source: Box::new(error), help }
 }
 
 /// Whether a run keeps its losses: for its own report, or for that of a run that goes on from its checkpoints.

@@ -49,6 +49,19 @@ pub(crate) fn find(options: &CheckpointOptions, run: &RunIdentity) -> Result<Opt
     Ok(found)
 }
 
+/// Whether the checkpoint that a run is to go on from can be trusted, all files of it: to be asked before any rank is started. Gives
+/// that checkpoint.
+///
+/// # Errors
+/// One that is damaged, or of another run.
+pub(crate) fn check(options: &CheckpointOptions, run: &RunIdentity) -> Result<Option<Contents>> {
+    let found = find(options, run)?;
+    if let Some(contents) = &found {
+        contents.files.keys().try_for_each(|name| contents.check(name).map_err(offer))?;
+    }
+    Ok(found)
+}
+
 /// A run and its checkpoints, on every rank.
 pub(crate) struct Keeping<'a> {
     options: &'a CheckpointOptions,
@@ -95,6 +108,7 @@ impl<'a> Keeping<'a> {
         let step = contents.step as usize;
         self.kept = Some(step);
         let Some(log) = log else { return Ok(()) };
+        contents.check(LOG).map_err(offer)?;
         let losses = training::load_tensors(&contents.path(LOG), &Device::Cpu)?;
         let losses = losses.get(LOSSES).map(Tensor::to_vec1::<f32>).transpose()?;
         log.resume(step, kept.log, losses.unwrap_or_default());

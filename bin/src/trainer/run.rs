@@ -98,7 +98,7 @@ where
         rank.metrics = metrics;
         let world_size = rank.comm.world_size();
         let name = format!("DDP, {world_size} {}", if world_size == 1 { "rank" } else { "ranks" });
-        Ok(RunSeries { name, seconds: series.seconds + seconds, world_size, steps_per_epoch, ..series })
+        Ok(RunSeries { name, seconds, world_size, steps_per_epoch, ..series })
     }
 
     /// Goes on from a checkpoint, if there is one, and begins to keep others.
@@ -120,7 +120,7 @@ where
         Ok(())
     }
 
-    /// Tells what was measured; the seconds of this rank's training loop.
+    /// Tells what was measured; the seconds of this rank's training loop, with those before it went on.
     fn measure(&mut self, rank: &mut Rank, begun: usize, run: &mut Run<'_, '_>) -> Result<f64> {
         let steps = self.position().step - begun;
         let measured = run.watch.measured();
@@ -128,6 +128,7 @@ where
             rank.held = Some(self.held(steps, run.vars)?);
             let error = match rank.gather_measured(measured, steps) {
                 Ok(seconds) => {
+                    let seconds = seconds + run.log.as_ref().map_or(0.0, RunLog::before);
                     if let Some(log) = &mut run.log {
                         rank.write_summary(log.metrics(), seconds)?;
                     }

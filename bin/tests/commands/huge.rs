@@ -1,6 +1,8 @@
 //! Numbers that no machine has room for.
 
-use crate::common::{girandole, refuse_with};
+use std::process::Command;
+
+use crate::common::{clean, girandole, refuse_with};
 
 const LARGEST: &str = "18446744073709551615";
 const HALF: &str = "9223372036854775808";
@@ -124,6 +126,78 @@ fn sizes_that_are_too_large_together_are_refused_in_one_line() {
     ] {
         let line = refused(arguments);
         assert!(line.contains(part), "{arguments:?}: {line}");
+    }
+}
+
+/// The program, in no more memory than 4 GiB: what is taken for possible is not to bring the machine down.
+#[cfg(target_os = "linux")]
+fn in_little_memory() -> Command {
+    let mut command = Command::new("sh");
+    let script = "ulimit -v 4194304 && exec \"$0\" \"$@\"";
+    clean(&mut command).args(["-c", script, env!("CARGO_BIN_EXE_girandole")]);
+    command
+}
+
+/// Bytes of this machine's memory.
+#[cfg(target_os = "linux")]
+fn memory() -> f64 {
+    let lines = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let line = lines.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap();
+    1024.0 * line.trim().strip_suffix("kB").unwrap().trim().parse::<f64>().unwrap()
+}
+
+/// Below what can be counted or addressed, so that nothing but the size of the memory speaks against it.
+#[cfg(target_os = "linux")]
+#[test]
+fn data_of_ten_times_the_memory_are_refused() {
+    for (arguments, option, bytes) in [
+        (&["ddp-linear"][..], "--samples", 2.0 * 8.0),
+        (&["ddp-linear", "--world-size", "8"], "--samples", 8.0 * 8.0),
+        (&["ddp-trainer"], "--samples", 2.0 * 84.0),
+        (&["ddp-mlp"], "--batch-size", 2.0 * 44.0),
+        (&["ddp-mlp"], "--validation-samples", 2.0 * 44.0),
+        (&["fsdp-mlp"], "--batch-size", 4.0 * 4096.0),
+        (&["cifar10"], "--samples", 2.0 * 3072.0),
+        (&["cifar10"], "--test-samples", 2.0 * 3072.0),
+        (&["tensor-parallel-mlp", "--tp", "4"], "--samples", 4.0 * 8192.0),
+        (&["tensor-parallel-transformer"], "--samples", 2.0 * 4.0 * 33.0),
+        (&["sampler"], "--samples", 8.0),
+        (&["sampler"], "--compared", 40.0),
+        (&["comm-bench", "--ops", "all_reduce", "--dtype", "u8"], "--sizes", 2.0),
+        (&["comm-bench", "--ops", "gather", "--dtype", "u8", "--world-size", "5"], "--sizes", 2.0),
+    ] {
+        let size = format!("{:.0}", 10.0 * memory() / bytes);
+        let mut command = in_little_memory();
+        let (line, code) = refuse_with(command.args(arguments), &[option, &size]);
+        let begin = format!("error: {option}: got {size}; ");
+        let is_told = line.starts_with(&begin) && line.contains("GiB for that, and this machine has");
+        assert!(is_told && code == 2, "{arguments:?}: {line}");
+    }
+}
+
+/// All ranks are on this machine, though each of them alone would have room.
+#[cfg(target_os = "linux")]
+#[test]
+fn models_of_all_ranks_together_are_refused() {
+    // Half the memory for one rank.
+    let size = |parameters_by_square: f64, bytes: f64| {
+        let size = (0.5 * memory() / bytes / parameters_by_square).sqrt();
+        // Of which every number of ranks here is a divisor.
+        format!("{}", size as usize / 8 * 8)
+    };
+    let words = format!("{:.0}", 0.5 * memory() / (4.0 * 2.0 * 12.0));
+    for (arguments, option, size) in [
+        (&["fsdp-mlp", "--world-size", "4"][..], "--hidden", size(1.0, 12.0 / 4.0)),
+        (&["tensor-parallel-mlp", "--tp", "4"], "--hidden-size", size(8.0, 12.0 / 4.0)),
+        (&["tensor-parallel-transformer", "--num-layers", "1"], "--d-model", size(12.0, 12.0 / 2.0)),
+        (&["ddp-transformer", "--world-size", "4"], "--vocab-size", words.clone()),
+        (&["pipeline-transformer", "--world-size", "8", "--dp", "4"], "--vocab-size", words),
+    ] {
+        let mut command = in_little_memory();
+        let (line, code) = refuse_with(command.args(arguments), &[option, &size]);
+        let is_told =
+            line.contains("ranks here, and this machine has") && line.contains("make the model smaller");
+        assert!(is_told && code == 2, "{arguments:?} {option} {size}: {line}");
     }
 }
 

@@ -4,5 +4,6 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod huge;
+mod kept;
 #[cfg(target_os = "linux")]
 mod paths;

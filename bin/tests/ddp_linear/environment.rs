@@ -51,6 +51,33 @@ fn an_environment_that_makes_no_sense() {
 }
 
 #[test]
+fn what_ranks_would_refuse_is_told_before_any_training() {
+    for (variable, value, part) in [
+        ("GIRANDOLE_TRANSPORT", "foo", "GIRANDOLE_TRANSPORT: got foo; give auto, tcp or shm"),
+        ("GIRANDOLE_TLS", "foo", "GIRANDOLE_TLS: got foo; give off, hosts or all"),
+        ("GIRANDOLE_BIND", "foo", "GIRANDOLE_BIND: got foo; give an IP address"),
+        ("GIRANDOLE_TIMEOUT", "foo", "GIRANDOLE_TIMEOUT: got foo; give "),
+        ("GIRANDOLE_INIT_METHOD", "foo", "GIRANDOLE_INIT_METHOD: got foo; give env://"),
+        ("GIRANDOLE_INIT_METHOD", "tcp://no.such.host.invalid:444", "got no.such.host.invalid; "),
+        ("GIRANDOLE_INIT_METHOD", "file:///no/such/folder", "the meeting's file: got /no/such/folder; "),
+    ] {
+        let (line, code) = refuse_with(LINEAR.command().env(variable, value), &[]);
+        assert!(line.contains(part) && code == 2, "{variable}={value}: {line}");
+    }
+    let (line, code) = refuse_with(&mut LINEAR.command(), &["--init-method", "file:///no/such/folder"]);
+    assert!(line.contains("the meeting's file: got /no/such/folder") && code == 2, "{line}");
+    // Addresses that this machine does not have: 192.0.2.0/24 is for documentation.
+    let mut command = LINEAR.command();
+    let (line, code) = refuse_with(command.env("GIRANDOLE_BIND", "192.0.2.1"), &[]);
+    assert!(line.contains("cannot listen on 192.0.2.1:0") && code == 1, "{line}");
+    let (line, code) = refuse_with(&mut LINEAR.command(), &["--init-method", "tcp://192.0.2.1:444"]);
+    assert!(
+        line.contains("the meeting point must be an address of the host of rank 0") && code == 1,
+        "{line}"
+    );
+}
+
+#[test]
 fn options_of_a_rank_are_checked_before_it_joins() {
     let (line, _) = refuse_with(&mut rank("0", "2", 1), &["--save", "/missing/file"]);
     assert!(line.contains("cannot write /missing/file"), "{line}");

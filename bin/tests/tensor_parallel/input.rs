@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Tensor, safetensors};
 
-use crate::common::Folder;
+use crate::common::{Folder, refuse_with};
 use crate::{MLP, TRANSFORMER};
 
 #[test]
@@ -25,6 +25,20 @@ fn layouts_that_are_none() {
     ] {
         let line = MLP.refuse(arguments);
         assert!(line.contains(part), "{arguments:?}: {line}");
+    }
+}
+
+#[test]
+fn ranks_that_somebody_else_has_started_are_not_counted_anew() {
+    let slurm = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_STEP_NODELIST", "localhost")];
+    let mpi =
+        [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "4"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "4")];
+    for scheduler in [slurm, mpi] {
+        let mut command = MLP.command();
+        command.envs(scheduler).env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", "29500");
+        let (line, code) = refuse_with(&mut command, &["--tp", "3"]);
+        let told = "error: --tp: got 3; it does not divide 4 ranks (--world-size)\n";
+        assert_eq!((line.as_str(), code), (told, 2), "{scheduler:?}");
     }
 }
 

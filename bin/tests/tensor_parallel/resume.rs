@@ -3,7 +3,7 @@
 use candle_core::{Device, safetensors};
 use rustix::process::{Signal, kill_process};
 
-use crate::common::{Folder, Session, assert_close, kill_and_resume, losses, text};
+use crate::common::{Folder, Session, assert_close, girandole, kill_and_resume, losses, refuse_with, text};
 use crate::{MLP, SMALL_MLP, SMALL_TRANSFORMER, TRANSFORMER};
 
 /// Without the epochs, and with samples that the batches do not divide.
@@ -81,13 +81,42 @@ fn what_does_not_go_on() {
         line.contains("its checkpoints are of tensor-parallel-transformer, this is tensor-parallel-mlp"),
         "{line}"
     );
-    // A damaged part is named, by the ranks, which read them.
+    // A damaged part is named.
     let part = folder.path("c/checkpoint-00000001/tp-1.safetensors");
     let bytes = std::fs::read(&part).unwrap();
     std::fs::write(&part, &bytes[..bytes.len() - 1]).unwrap();
-    let output = TRANSFORMER.command().args(run(&["--epochs", "2", "--resume"])).output().unwrap();
+    let (line, code) = refuse_with(&mut TRANSFORMER.command(), &run(&["--epochs", "2", "--resume"]));
+    let told = format!("error: `{}` cannot be trusted: ", part.display());
+    assert!(line.starts_with(&told) && line.ends_with("no other checkpoint before it is whole\n"), "{line}");
+    assert_eq!(code, 2);
+}
+
+#[test]
+fn a_rest_of_the_data_that_cannot_be_divided_is_told_before_the_first_step() {
+    let folder = Folder::new();
+    let dir = folder.argument("c");
+    let sizes = ["--hidden-size", "16", "--samples", "24", "--batch-size", "6"];
+    let run = [&sizes[..], &["--tp", "2", "--sequence-parallel", "--checkpoint-dir", &dir]].concat();
+    MLP.succeed(&[&run[..], &["--checkpoint-every", "1"]].concat());
+    // Of 24 samples 6 are left, for two copies 3 each.
+    let resumed = [&run[..], &["--resume=checkpoint-00000003", "--dp"]].concat();
+    let told = "--dp: got 2; with --sequence-parallel each batch is divided over 2 ranks (--tp), and of the 6 samples that are \
+                left of the epoch the last batch would have 3: go on with --dp 1\n";
+    let (line, code) = refuse_with(&mut MLP.command(), &[&resumed[..], &["2"]].concat());
+    assert_eq!((line.as_str(), code), (format!("error: {told}").as_str(), 2));
+    let mut launched = girandole();
+    launched.args([
+        "launch",
+        "--nproc-per-node",
+        "4",
+        "--",
+        env!("CARGO_BIN_EXE_girandole"),
+        "tensor-parallel-mlp",
+    ]);
+    let output = launched.args(&resumed).arg("2").output().unwrap();
     let said = text(&output.stderr);
-    assert!(!output.status.success() && said.contains("tp-1.safetensors"), "{said}");
+    assert!(output.status.code() == Some(2) && said.contains(told), "{said}");
+    MLP.succeed(&[&resumed[..], &["1"]].concat());
 }
 
 #[test]

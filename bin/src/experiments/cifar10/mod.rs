@@ -77,7 +77,8 @@ impl Experiment for Cifar10Options {
         RunIdentity::new(Self::NAME, world_size, common.into_iter().chain(settings))
     }
 
-    fn check(&self, _: usize) -> Result<()> {
+    fn check(&self, world_size: usize) -> Result<()> {
+        self.check_samples(world_size)?;
         self.picture.as_deref().map_or(Ok(()), |path| self.common.check_output("--picture", path))
     }
 

@@ -4,8 +4,12 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::error::Result;
 use crate::options::{CommonOptions, count, learning_rate};
+use crate::room;
 use crate::trainer::CheckpointOptions;
+
+use super::pictures::PICTURE;
 
 /// Batches from one printed loss to the next, in the document.
 const PRINT_EVERY: usize = 2000;
@@ -88,6 +92,18 @@ impl Cifar10Options {
     /// Whether the pictures are drawn from the seed.
     pub(super) fn draws(&self) -> bool {
         self.data_dir.is_none() && self.common.data.is_none()
+    }
+
+    /// Refuses more pictures than there is room for.
+    pub(super) fn check_samples(&self, world_size: usize) -> Result<()> {
+        let check =
+            |option, samples| room::check_samples(option, (samples, PICTURE), (&self.common, world_size));
+        match self.draws() {
+            false => Ok(()),
+            true => {
+                check("--samples", self.samples).and_then(|()| check("--test-samples", self.test_samples))
+            }
+        }
     }
 
     pub(super) fn print_every(&self) -> usize {

@@ -12,12 +12,16 @@ use crate::error::Result;
 use crate::file_error::FileError;
 use crate::models::linear::SimpleModel;
 use crate::python::Fixed;
+use crate::room::PLACE;
 use crate::weights::{TensorFile, load_weights};
 
 use super::options::DdpLinearOptions;
 
 /// One x with its y.
 type Sample = (f32, f32);
+
+/// Bytes that a process has of each.
+pub(super) const SAMPLE_BYTES: usize = size_of::<Sample>() + PLACE;
 
 /// What a process begins with: the same on every rank.
 pub struct Setup {

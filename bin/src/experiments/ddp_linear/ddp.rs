@@ -43,7 +43,7 @@ pub(super) fn run(options: &DdpLinearOptions, setup: &Setup, rank: &mut Rank) ->
     let measured = watch.stop();
     let series = log.map(|log| log.finish()).unwrap_or_default();
     let steps_per_epoch = loader.len();
-    let seconds = rank.measured(measured, Some(RUN), options.epochs * steps_per_epoch)?;
+    let seconds = rank.measured(measured, Some(RUN), (options.epochs * steps_per_epoch, 0.0))?;
 
     if prints {
         say(format_args!("DDP training done, total time: {seconds:.2} s"))?;

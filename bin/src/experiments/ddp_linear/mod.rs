@@ -16,6 +16,7 @@ use crate::metrics::MetricsWriter;
 use crate::options::CommonOptions;
 use crate::rank::{Outcome, Rank};
 use crate::report::{Report, RunSeries, Speedup};
+use crate::room;
 
 impl Experiment for DdpLinearOptions {
     const NAME: &'static str = "ddp-linear";
@@ -34,7 +35,15 @@ impl Experiment for DdpLinearOptions {
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
-        self.check_batch(world_size)
+        self.check_batch(world_size)?;
+        match self.common.data {
+            Some(_) => Ok(()),
+            None => room::check_samples(
+                "--samples",
+                (self.samples, data::SAMPLE_BYTES),
+                (&self.common, world_size),
+            ),
+        }
     }
 
     fn setup(&self) -> Result<Setup> {

@@ -16,7 +16,7 @@ use crate::weights::TensorFile;
 use super::options::DdpMlpOptions;
 
 /// Numbers and class.
-type Sample = ([f32; FEATURES], u32);
+pub(super) type Sample = ([f32; FEATURES], u32);
 
 /// Inputs (batch, 10) and classes (batch).
 pub(super) type Batch = (Tensor, Tensor);

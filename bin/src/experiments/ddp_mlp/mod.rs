@@ -19,6 +19,7 @@ use crate::options::CommonOptions;
 use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
 use crate::report::{Report, RunSeries};
+use crate::room;
 use crate::trainer::{
     CheckpointOptions, Epoch, Observer, RunConfig, RunIdentity, Step, Trainer, TrainerConfig,
     named_parameters,
@@ -27,7 +28,7 @@ use crate::validation::{Validation, ValidationConfig, validate};
 use crate::variables::Variables;
 use crate::weights::TensorFile;
 
-use data::{Batch, Sets};
+use data::{Batch, Sample, Sets};
 
 /// Samples that are validated at once; of no consequence for the result.
 const VALIDATION_BATCH: usize = 64;
@@ -74,8 +75,13 @@ impl Experiment for DdpMlpOptions {
         RunIdentity::new(Self::NAME, world_size, common.into_iter().chain(settings))
     }
 
-    fn check(&self, _world_size: usize) -> Result<()> {
-        Ok(())
+    fn check(&self, world_size: usize) -> Result<()> {
+        let sizes = [("--batch-size", self.batch_size), ("--validation-samples", self.validation_samples)];
+        let mut drawn = sizes.into_iter().filter(|_| self.common.data.is_none());
+        let check = |(option, samples)| {
+            room::check_samples(option, (samples, size_of::<Sample>()), (&self.common, world_size))
+        };
+        drawn.try_for_each(check)
     }
 
     fn setup(&self) -> Result<Setup> {

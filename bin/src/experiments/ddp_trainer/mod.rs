@@ -19,6 +19,7 @@ use crate::metrics::MetricsWriter;
 use crate::options::CommonOptions;
 use crate::rank::{Outcome, Rank};
 use crate::report::{Report, RunSeries};
+use crate::room::{self, PLACE};
 use crate::trainer::{
     CheckpointOptions, Epoch, Observer, RunConfig, RunIdentity, Trainer, TrainerConfig, named_parameters,
 };
@@ -63,8 +64,15 @@ impl Experiment for DdpTrainerOptions {
         RunIdentity::new(Self::NAME, world_size, common.into_iter().chain(settings))
     }
 
-    fn check(&self, _world_size: usize) -> Result<()> {
-        Ok(())
+    fn check(&self, world_size: usize) -> Result<()> {
+        match self.common.data {
+            Some(_) => Ok(()),
+            None => room::check_samples(
+                "--samples",
+                (self.samples, size_of::<Sample>() + PLACE),
+                (&self.common, world_size),
+            ),
+        }
     }
 
     fn setup(&self) -> Result<Setup> {

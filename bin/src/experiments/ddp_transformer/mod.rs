@@ -69,8 +69,8 @@ impl Experiment for DdpTransformerOptions {
         RunIdentity::new(Self::NAME, world_size, common.into_iter().chain(self.settings()))
     }
 
-    fn check(&self, _world_size: usize) -> Result<()> {
-        self.sizes.check(self.common.data.as_deref())
+    fn check(&self, world_size: usize) -> Result<()> {
+        self.sizes.check(&self.common, world_size, 1)
     }
 
     fn setup(&self) -> Result<Setup> {

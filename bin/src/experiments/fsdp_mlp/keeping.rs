@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Result;
 use crate::rank::Rank;
 use crate::run_log::RunLog;
+use crate::trainer::offer;
 use crate::trainer::parts::{Keeping, Kept};
 
 use super::step::Trainee;
@@ -29,7 +30,7 @@ pub(super) fn resume(
 ) -> Result<usize> {
     let Some(contents) = keeping.choose(rank, log.as_deref_mut())? else { return Ok(0) };
     let Trainee { fsdp, optimizer, scaler } = trainee;
-    let kept: Kept<Own> = Kept::of(&fsdp.load_checkpoint(&contents, Some(optimizer))?)?;
+    let kept: Kept<Own> = Kept::of(&fsdp.load_checkpoint(&contents, Some(optimizer)).map_err(offer)?)?;
     if let (Some(scaler), Some(scale)) = (scaler, kept.own.scale) {
         scaler.resume(scale);
     }

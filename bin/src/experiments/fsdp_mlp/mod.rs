@@ -87,7 +87,7 @@ impl Experiment for FsdpMlpOptions {
     }
 
     fn check_checkpoint(&self, world_size: usize) -> Result<()> {
-        parts::find(&self.checkpoints, &self.identity(world_size)).map(drop)
+        parts::check(&self.checkpoints, &self.identity(world_size)).map(drop)
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
@@ -148,7 +148,7 @@ impl Experiment for FsdpMlpOptions {
         let held = held(&trainee, activations);
         let steps = self.steps.saturating_sub(begun);
         rank.held = Some(held.split(&trainee, stats.bytes_sent - before.bytes_sent, steps));
-        let seconds = rank.measured(measured, None, steps)? + series.seconds;
+        let seconds = rank.measured(measured, None, (steps, series.seconds))?;
         let held = all_gather_object(&*rank.comm, &held)?;
         if let Some(path) = &self.common.save {
             trainee.fsdp.save_full(path)?;

@@ -161,9 +161,17 @@ impl FsdpMlpOptions {
         }
         let parameters: f64 =
             self.model().layers().map(|(i, o)| (i as f64 + 1.0) * o as f64).into_iter().sum();
-        match room::too_large(parameters, "parameters", room::with_adam(parameters, shards)) {
-            Some(help) => refuse("--hidden", self.hidden.to_string(), help),
-            None => Ok(()),
+        let CommonOptions { ranks, device, data, .. } = &self.common;
+        let on_host = room::ranks_on_host(ranks, *device, world_size).unwrap_or(1);
+        let needed = (room::with_adam(parameters, shards), on_host);
+        if let Some(help) = room::too_large(parameters, "parameters", needed) {
+            return refuse("--hidden", self.hidden.to_string(), help);
         }
+        if data.is_some() {
+            return Ok(());
+        }
+        // Numbers and a class, of 4 bytes each.
+        let bytes = self.features.saturating_add(1).saturating_mul(4);
+        room::check_samples("--batch-size", (self.batch_size, bytes), (&self.common, world_size))
     }
 }

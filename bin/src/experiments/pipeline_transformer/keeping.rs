@@ -8,8 +8,8 @@ use training::Sgd;
 use crate::error::Result;
 use crate::rank::Rank;
 use crate::run_log::RunLog;
-use crate::trainer::parts::{Keeping, Kept, find};
-use crate::trainer::{CheckpointOptions, RunIdentity, offer};
+use crate::trainer::offer;
+use crate::trainer::parts::{Keeping, Kept};
 
 /// Nothing is kept beside tensors and what all runs keep.
 #[derive(Debug, Serialize, Deserialize)]
@@ -23,12 +23,6 @@ pub(super) struct Course {
     pub(super) reporter: usize,
 }
 
-/// Whether the checkpoint that a run is to go on from can be trusted, before any rank is started.
-pub(super) fn check(options: &CheckpointOptions, run: &RunIdentity) -> Result<()> {
-    let Some(contents) = find(options, run)? else { return Ok(()) };
-    contents.files.keys().try_for_each(|name| contents.check(name).map_err(offer))
-}
-
 /// Goes on from a checkpoint, if that is asked for: the step that comes next. To be called on every rank.
 pub(super) fn resume(
     keeping: &mut Keeping<'_>,
@@ -38,7 +32,8 @@ pub(super) fn resume(
     mut log: Option<&mut RunLog<'_>>,
 ) -> Result<usize> {
     let Some(contents) = keeping.choose(rank, log.as_deref_mut())? else { return Ok(0) };
-    let kept: Kept<Own> = Kept::of(&pipeline.load_checkpoint(&contents, Some(optimizer))?)?;
+    let read = pipeline.load_checkpoint(&contents, Some(optimizer)).map_err(offer)?;
+    let kept: Kept<Own> = Kept::of(&read)?;
     let step = contents.step as usize;
     let (epoch, batch) = (step / course.steps_per_epoch, step % course.steps_per_epoch);
     let cut = |then| format!("; it was made with world size {then}, the model is cut anew");

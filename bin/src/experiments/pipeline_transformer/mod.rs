@@ -34,7 +34,7 @@ use crate::result_line;
 use crate::run_log::{LogConfig, RunLog};
 use crate::start::check_world_size;
 use crate::tokens::{self, Batch, Row};
-use crate::trainer::parts::Keeping;
+use crate::trainer::parts::{self, Keeping};
 use crate::trainer::{CheckpointOptions, RunIdentity, StepRandom, keeps_losses};
 use crate::variables::Variables;
 use crate::weights::save_weights;
@@ -92,7 +92,7 @@ impl Experiment for PipelineTransformerOptions {
     }
 
     fn check_checkpoint(&self, world_size: usize) -> Result<()> {
-        keeping::check(&self.checkpoints, &self.identity(world_size))
+        parts::check(&self.checkpoints, &self.identity(world_size)).map(drop)
     }
 
     fn reporter(&self, world_size: usize) -> usize {
@@ -332,7 +332,7 @@ impl PipelineTransformerOptions {
         rank.held = Some(held);
         let series = log.map(RunLog::finish).unwrap_or_default();
         rank.metrics = metrics;
-        let seconds = rank.measured(measured, None, steps.saturating_sub(begun))? + series.seconds;
+        let seconds = rank.measured(measured, None, (steps.saturating_sub(begun), series.seconds))?;
         let name = format!("{}, {} micro-batches", self.schedule, self.micro_batches);
         let series = RunSeries { name, seconds, world_size, steps_per_epoch, ..series };
         Ok((made, series))

@@ -130,7 +130,7 @@ impl PipelineTransformerOptions {
     /// Refuses sizes that do not go together, and such that there is no room for.
     pub(super) fn check_sizes(&self, world_size: usize) -> Result<()> {
         let &Self { batch_size, micro_batches, dp, .. } = self;
-        self.sizes.check(self.common.data.as_deref())?;
+        self.sizes.check(&self.common, world_size, self.ranks(world_size))?;
         if !world_size.is_multiple_of(dp) {
             let help = format!(
                 "{world_size} ranks (--world-size) cannot hold so many copies: give a divisor of that"

@@ -9,7 +9,7 @@ use super::coverage::Coverage;
 use super::{SamplerOptions, look, ranks};
 
 /// Features of a sample of the document's data set. Only labels are looked at, but these are drawn before.
-const FEATURES: usize = 10;
+pub(super) const FEATURES: usize = 10;
 
 /// The document's data set, and the generator that has drawn it.
 pub(super) struct Data {

@@ -5,6 +5,7 @@ use sampler::{DistributedSampler, DistributedSamplerConfig};
 
 use crate::error::Result;
 use crate::options::{count, seed};
+use crate::room::{self, PLACE};
 use crate::start::check_world_size;
 
 /// What becomes of the last samples where the ranks do not divide the data set.
@@ -60,7 +61,13 @@ pub struct SamplerOptions {
 
 impl SamplerOptions {
     pub(super) fn check(&self) -> Result<()> {
-        check_world_size(self.world_size)
+        check_world_size(self.world_size)?;
+        // Which rank has a sample, and its place in a shuffled order.
+        let each = size_of::<u32>() + if self.no_shuffle { 0 } else { PLACE };
+        room::check_data("--samples", self.samples, self.samples as f64 * each as f64, 1)?;
+        // The comparison draws its data set.
+        let each = super::comparison::FEATURES * size_of::<f32>();
+        room::check_data("--compared", self.compared, self.compared as f64 * each as f64, 1)
     }
 
     /// One rank's sampler of so many samples.

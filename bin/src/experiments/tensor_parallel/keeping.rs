@@ -1,10 +1,13 @@
 //! Checkpoints of a run on a mesh: each rank writes and reads its own part.
 
+use sampler::SamplerState;
 use serde::{Deserialize, Serialize};
+use training::Contents;
 
 use crate::error::{Error, Result};
 use crate::rank::Rank;
 use crate::run_log::RunLog;
+use crate::trainer::offer;
 use crate::trainer::parts::{Keeping, Kept};
 
 use super::run::{Job, Task};
@@ -23,19 +26,32 @@ pub(super) struct Position {
     pub(super) step: usize,
 }
 
+/// How far a checkpoint is in the data.
+pub(super) fn state(contents: &Contents) -> Result<SamplerState> {
+    serde_json::from_value(contents.sampler.clone()).map_err(|reason| Error::Checkpoint {
+        problem: format!("its sampler's state cannot be read: {reason}"),
+    })
+}
+
+/// Samples that are left of an epoch.
+pub(super) fn left(state: &SamplerState) -> usize {
+    state.dataset_len.saturating_sub(state.consumed)
+}
+
 /// Goes on from a checkpoint, if that is asked for. To be called on every rank.
 pub(super) fn resume<T: Task>(
     keeping: &mut Keeping<'_>,
     rank: &Rank,
+    task: &T,
     job: &mut Job<T>,
     mut log: Option<&mut RunLog<'_>>,
 ) -> Result<()> {
     let Some(contents) = keeping.choose(rank, log.as_deref_mut())? else { return Ok(()) };
-    let kept: Kept<Own> = Kept::of(&job.parallel.load_checkpoint(&contents, &mut job.optimizer)?)?;
-    let sampler = serde_json::from_value(contents.sampler.clone()).map_err(|reason| Error::Checkpoint {
-        problem: format!("its sampler's state cannot be read: {reason}"),
-    })?;
-    job.batches.resume(&sampler)?;
+    let read = job.parallel.load_checkpoint(&contents, &mut job.optimizer).map_err(offer)?;
+    let kept: Kept<Own> = Kept::of(&read)?;
+    let state = state(&contents)?;
+    task.check_left(left(&state))?;
+    job.batches.resume(&state)?;
     let (epoch, batch, step) = (contents.epoch as usize, kept.own.batch, contents.step as usize);
     job.at = Position { epoch, batch, step };
     let dealt = |then| {

@@ -22,7 +22,7 @@ use crate::weights::TensorFile;
 
 use super::mesh::MeshOptions;
 use super::run::{self, RunConfig, Task, Trained};
-use super::{OnMesh, table};
+use super::{OnMesh, keeping, needed, table};
 
 /// Options of `tensor-parallel-mlp`.
 #[derive(Debug, Clone, Args)]
@@ -107,7 +107,10 @@ impl Experiment for TensorParallelMlpOptions {
     }
 
     fn check_checkpoint(&self, world_size: usize) -> Result<()> {
-        parts::find(&self.checkpoints, &self.identity(world_size)).map(drop)
+        let Some(contents) = parts::check(&self.checkpoints, &self.identity(world_size))? else {
+            return Ok(());
+        };
+        self.check_left(keeping::left(&keeping::state(&contents)?), self.mesh.sizes(world_size)?)
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
@@ -121,8 +124,14 @@ impl Experiment for TensorParallelMlpOptions {
         }
         let size = self.hidden_size as f64;
         let parameters = 8.0 * size * size + 5.0 * size;
-        if let Some(help) = room::too_large(parameters, "parameters", room::with_adam(parameters, tp)) {
+        let needed = needed(&self.common, (world_size, tp), |parts| room::with_adam(parameters, parts));
+        if let Some(help) = room::too_large(parameters, "parameters", needed) {
             return Err(Error::Option { option: "--hidden-size", got: self.hidden_size.to_string(), help });
+        }
+        if self.common.data.is_none() {
+            // Numbers that go in and that are to come out.
+            let bytes = self.hidden_size.saturating_mul(2 * 4);
+            room::check_samples("--samples", (self.samples, bytes), (&self.common, world_size))?;
         }
         if self.mesh.sequence_parallel {
             MeshOptions::divides("--batch-size", self.batch_size, tp)?;
@@ -191,7 +200,7 @@ impl Experiment for TensorParallelMlpOptions {
             checkpoints: &self.checkpoints,
             run: self.identity(rank.comm.world_size()),
         };
-        run::train(&Regression { setup, hidden_size: self.hidden_size }, &config, rank)
+        run::train(&Regression { setup, options: self, sizes: config.sizes }, &config, rank)
     }
 
     fn conclude(&self, world_size: &usize, outcome: &Outcome<Trained>) -> Result<()> {
@@ -210,9 +219,30 @@ impl Experiment for TensorParallelMlpOptions {
 }
 
 impl TensorParallelMlpOptions {
+    /// Samples of the last batch of each of so many data-parallel ranks, where it is not a full one.
+    fn last_batch(&self, samples: usize, dp: usize) -> usize {
+        samples.div_ceil(dp) % self.batch_size
+    }
+
+    /// Refuses to go on with so many samples left of an epoch, where their last batch cannot be divided.
+    fn check_left(&self, samples: usize, (dp, tp): (usize, usize)) -> Result<()> {
+        let last = self.last_batch(samples, dp);
+        if !self.mesh.sequence_parallel || last.is_multiple_of(tp) {
+            return Ok(());
+        }
+        let fits = |dp: &usize| self.last_batch(samples, *dp).is_multiple_of(tp);
+        let way = (1..=samples).filter(fits).min_by_key(|other| other.abs_diff(dp));
+        let way = way.map_or("give another --tp".into(), |other| format!("go on with --dp {other}"));
+        let help = format!(
+            "with --sequence-parallel each batch is divided over {tp} ranks (--tp), and of the {samples} samples that are left of the \
+             epoch the last batch would have {last}: {way}"
+        );
+        Err(Error::Option { option: "--dp", got: dp.to_string(), help })
+    }
+
     /// What is wrong with so many samples where batches are divided over the tensor-parallel ranks.
     fn uneven(&self, samples: usize, (dp, tp): (usize, usize)) -> Option<String> {
-        let last = samples.div_ceil(dp) % self.batch_size;
+        let last = self.last_batch(samples, dp);
         (!last.is_multiple_of(tp)).then(|| {
             format!(
                 "with --sequence-parallel each batch is divided over {tp} ranks (--tp), and the last batch of an epoch has {last}: \
@@ -260,16 +290,18 @@ impl Mlp {
     }
 }
 
-struct Regression {
+struct Regression<'a> {
     setup: Setup,
-    hidden_size: usize,
+    options: &'a TensorParallelMlpOptions,
+    /// Data-parallel and tensor-parallel ranks.
+    sizes: (usize, usize),
 }
 
-impl Task for Regression {
+impl Task for Regression<'_> {
     type Model = Mlp;
 
     fn model(&self, builder: ShardBuilder) -> LayerResult<Mlp> {
-        Mlp::new(self.hidden_size, &builder)
+        Mlp::new(self.options.hidden_size, &builder)
     }
 
     fn loss(&self, parallel: &TensorParallel<Mlp>, samples: &[usize]) -> Result<Tensor> {
@@ -282,6 +314,10 @@ impl Task for Regression {
 
     fn samples(&self) -> usize {
         self.setup.x.dims()[0]
+    }
+
+    fn check_left(&self, samples: usize) -> Result<()> {
+        self.options.check_left(samples, self.sizes)
     }
 
     fn line(&self, _: usize, _: usize, loss: f32) -> String {

@@ -15,8 +15,14 @@ pub use mesh::MeshOptions;
 pub use mlp::{Mlp, TensorParallelMlpOptions};
 pub use transformer::TensorParallelTransformerOptions;
 
+use std::ffi::OsString;
+
+use comm::Place;
+
 use crate::error::Result;
 use crate::experiment::{self, Experiment};
+use crate::options::{Backend, CommonOptions};
+use crate::room;
 
 /// An experiment whose ranks are a mesh.
 pub trait OnMesh: Experiment + Clone {
@@ -32,8 +38,11 @@ pub trait OnMesh: Experiment + Clone {
 /// # Errors
 /// As [`experiment::run`].
 pub fn run<E: OnMesh>(experiment: &E) -> Result<()> {
-    // A launcher has said how many there are.
-    let launched = std::env::var_os("WORLD_SIZE").is_some_and(|value| !value.is_empty());
+    let is_set = |name| std::env::var_os(name).is_some_and(|value: OsString| !value.is_empty());
+    // Whoever has started this process as a rank has said how many there are.
+    let launched = experiment.common().ranks.backend == Backend::Mpi
+        || is_set("WORLD_SIZE")
+        || Place::is_from_scheduler()?;
     match experiment.mesh().ranks() {
         Some(ranks) if !launched && experiment.common().ranks.world_size.is_none() => {
             let mut sized = experiment.clone();
@@ -41,5 +50,18 @@ pub fn run<E: OnMesh>(experiment: &E) -> Result<()> {
             experiment::run(&sized)
         }
         _ => experiment::run(experiment),
+    }
+}
+
+/// Bytes that each rank needs at least, and the ranks of this machine, where a model that is cut into so many parts takes
+/// `bytes(parts)` on each. The comparison in the end takes a whole copy of it.
+fn needed(
+    common: &CommonOptions,
+    (world_size, tp): (usize, usize),
+    bytes: impl Fn(usize) -> f64,
+) -> (f64, usize) {
+    match room::ranks_on_host(&common.ranks, common.device, world_size) {
+        Some(ranks) => (bytes(1), ranks),
+        None => (bytes(tp), 1),
     }
 }

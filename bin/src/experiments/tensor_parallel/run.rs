@@ -39,6 +39,11 @@ pub(super) trait Task {
     /// Samples that there are.
     fn samples(&self) -> usize;
 
+    /// Whether a run can go on with so many samples left of an epoch, of all ranks together.
+    fn check_left(&self, _samples: usize) -> Result<()> {
+        Ok(())
+    }
+
     /// The line that is printed after a step.
     fn line(&self, epoch: usize, batch: usize, loss: f32) -> String;
 }
@@ -84,7 +89,7 @@ fn trained<T: Task>(task: &T, config: &RunConfig<'_>, rank: &mut Rank) -> Result
     let log = LogConfig { run: None, keep: config.report, steps, ..LogConfig::default() };
     let mut log = is_first.then(|| RunLog::new(&log, metrics.as_mut()));
     let mut keeping = Keeping::new(config.checkpoints, config.run.clone());
-    keeping::resume(&mut keeping, rank, &mut job, log.as_mut())?;
+    keeping::resume(&mut keeping, rank, task, &mut job, log.as_mut())?;
     let (watch, begun) = (rank.stopwatch_over(&job.groups), job.at.step);
     let sent = job.parallel.stats().bytes_sent;
     while job.at.epoch < config.epochs {
@@ -96,7 +101,7 @@ fn trained<T: Task>(task: &T, config: &RunConfig<'_>, rank: &mut Rank) -> Result
     rank.metrics = metrics;
     let figures = job.figures(sent, steps, &measured)?;
     rank.held = Some(figures.held);
-    let seconds = rank.measured(measured, None, steps)? + series.seconds;
+    let seconds = rank.measured(measured, None, (steps, series.seconds))?;
     if let Some(path) = config.save {
         job.parallel.save(path)?;
     }

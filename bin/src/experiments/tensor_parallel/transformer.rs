@@ -82,12 +82,12 @@ impl Experiment for TensorParallelTransformerOptions {
     }
 
     fn check_checkpoint(&self, world_size: usize) -> Result<()> {
-        parts::find(&self.checkpoints, &self.identity(world_size)).map(drop)
+        parts::check(&self.checkpoints, &self.identity(world_size)).map(drop)
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
         let (_, tp) = self.mesh.sizes(world_size)?;
-        self.check_sizes(tp)
+        self.check_sizes((world_size, tp))
     }
 
     fn setup(&self) -> Result<Setup> {

@@ -1,14 +1,12 @@
 //! The options of commands that train a [`Transformer`](super::Transformer) on rows of equal tokens.
 
-use std::path::Path;
-
 use clap::Args;
 
 use super::TransformerConfig;
 use crate::error::{Error, Result};
-use crate::options::{count, probability};
+use crate::options::{CommonOptions, count, probability};
 use crate::room;
-use crate::tokens::check_length;
+use crate::tokens::{check_length, check_room};
 
 /// Sizes of the documents' data set and model.
 #[derive(Debug, Clone, Args)]
@@ -72,11 +70,12 @@ impl TransformerOptions {
         }
     }
 
-    /// Refuses sizes that do not go together; `data` is the file of `--data`, which has its own rows.
+    /// Refuses sizes that do not go together, and such that so many ranks have no room for, each copy of the model being cut
+    /// into `parts` for as many of them. A file of `--data` has its own rows.
     ///
     /// # Errors
     /// The first option that cannot be used.
-    pub fn check(&self, data: Option<&Path>) -> Result<()> {
+    pub fn check(&self, common: &CommonOptions, world_size: usize, parts: usize) -> Result<()> {
         let refuse =
             |option, got: usize, help: String| Err(Error::Option { option, got: got.to_string(), help });
         let &Self { d_model, num_heads, .. } = self;
@@ -88,10 +87,11 @@ impl TransformerOptions {
             let help = "positions are encoded in pairs of sine and cosine: give an even number";
             return refuse("--d-model", d_model, help.into());
         }
-        if let Some((option, got, help)) = self.too_large() {
+        let ranks = room::ranks_on_host(&common.ranks, common.device, world_size);
+        if let Some((option, got, help)) = self.too_large(ranks.map_or((1, 1), |ranks| (ranks, parts))) {
             return refuse(option, got, help);
         }
-        if data.is_some() {
+        if common.data.is_some() {
             return Ok(());
         }
         check_length(self.length, self.max_len).map_err(|help| Error::Option {
@@ -104,18 +104,18 @@ impl TransformerOptions {
                 format!("row i holds token i, and there are {} tokens (--vocab-size)", self.vocab_size);
             return refuse("--samples", self.samples, help);
         }
-        Ok(())
+        check_room((self.samples, self.length), (common, world_size))
     }
 
     /// What is wrong with the model on this machine: a size, and what it leads to.
-    fn too_large(&self) -> Option<(&'static str, usize, String)> {
+    fn too_large(&self, (ranks, parts): (usize, usize)) -> Option<(&'static str, usize, String)> {
         let [model, ff, words, blocks, positions] =
             [self.d_model, self.d_ff, self.vocab_size, self.num_layers, self.max_len].map(|size| size as f64);
         let block = 4.0 * model * (model + 1.0) + 4.0 * model + ff * (model + 1.0) + model * (ff + 1.0);
         let parameters = words * model + blocks * block + words * (model + 1.0);
         // The table of positions is computed, and no parameter.
         let table = positions * model;
-        let bytes = 4.0 * (parameters + table);
+        let bytes = (4.0 * (parameters + table) / parts.max(1) as f64, ranks);
         if table > parameters {
             let help = room::too_large(table, "numbers of positions", bytes)?;
             return Some(("--max-len", self.max_len, help));

@@ -38,6 +38,7 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 
 pub(crate) use self::parent::Parent;
+pub(crate) use self::place::try_out;
 pub(crate) use self::regroup::{Lobby, Regrouped, join};
 
 use self::message::{Failure, MAX_HOST, tidy};

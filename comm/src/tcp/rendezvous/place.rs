@@ -10,11 +10,11 @@ use super::meeting_file::{self, MeetingFile};
 use super::store::{Store, Word};
 use super::{Plan, cannot_listen, random_nonce};
 use crate::scheduler::seen_by_others;
-use crate::tcp::InitMethod;
 use crate::tcp::config::{agent_store_from_env, master_from_env};
 use crate::tcp::fault::{Fault, Try};
 use crate::tcp::handshake::Credentials;
 use crate::tcp::init_method::HostPort;
+use crate::tcp::{InitMethod, TcpConfig};
 use crate::{Error, Result};
 
 /// An init method with all its blanks filled in.
@@ -73,13 +73,7 @@ impl Plan<'_> {
         let credentials = self.credentials();
         match &self.place {
             Place::Address { host, port } => {
-                let addresses = resolve(host, *port).map_err(|reason| {
-                    Error::invalid(
-                        "the meeting point's host",
-                        host,
-                        format!("{reason}; give an address of this host"),
-                    )
-                })?;
+                let addresses = own_addresses(host, *port)?;
                 // A rank that others reach from elsewhere is to be found from there.
                 let addresses = match self.config.bind.to_canonical().is_loopback() {
                     true => addresses,
@@ -146,6 +140,24 @@ impl Plan<'_> {
             }
         }
     }
+}
+
+/// Opens what rank 0 of a configuration will open, as far as its launcher does not do that, and closes it again.
+pub(crate) fn try_out(config: &TcpConfig) -> Result<()> {
+    let address = SocketAddr::new(config.bind, 0);
+    TcpListener::bind(address).map_err(|reason| cannot_listen(address, reason))?;
+    match &config.init_method {
+        InitMethod::Env => Ok(()),
+        InitMethod::Tcp { host, port } => listen_on_first(&own_addresses(host, *port)?).map(drop),
+        InitMethod::File(path) => MeetingFile::write(path, address, random_nonce()?).map(drop),
+    }
+}
+
+/// The addresses of this host's name.
+fn own_addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
+    resolve(host, port).map_err(|reason| {
+        Error::invalid("the meeting point's host", host, format!("{reason}; give an address of this host"))
+    })
 }
 
 fn resolve(host: &str, port: u16) -> std::result::Result<Vec<SocketAddr>, String> {

@@ -7,10 +7,11 @@ use training::Visible;
 use crate::error::{Error, Result};
 use crate::options::{CommonOptions, count, learning_rate, probability};
 use crate::room;
-use crate::tokens::check_length;
+use crate::tokens::{check_length, check_room};
 use crate::trainer::CheckpointOptions;
 
 use super::super::mesh::MeshOptions;
+use super::super::needed;
 
 /// Options of `tensor-parallel-transformer`.
 #[derive(Debug, Clone, Args)]
@@ -81,19 +82,19 @@ impl TensorParallelTransformerOptions {
     }
 
     /// What is wrong with the model on this machine.
-    fn too_large(&self, tp: usize) -> Option<String> {
+    fn too_large(&self, sizes: (usize, usize)) -> Option<String> {
         let ff = self.d_ff.map_or(4.0 * self.d_model as f64, |width| width as f64);
         let [model, words, blocks, positions] =
             [self.d_model, self.vocab_size, self.num_layers, self.max_len].map(|size| size as f64);
         let block = 4.0 * model * model + 2.0 * model * ff + 9.0 * model + ff;
         // Positions are on all ranks.
         let (divided, whole) = (2.0 * words * model + blocks * block, positions * model);
-        let bytes = room::with_adam(divided, tp) + room::with_adam(whole, 1);
-        room::too_large(divided + whole, "parameters", bytes)
+        let bytes = |parts| room::with_adam(divided, parts) + room::with_adam(whole, 1);
+        room::too_large(divided + whole, "parameters", needed(&self.common, sizes, bytes))
     }
 
     /// Refuses sizes that do not go together, or that the ranks do not divide.
-    pub(super) fn check_sizes(&self, tp: usize) -> Result<()> {
+    pub(super) fn check_sizes(&self, (world_size, tp): (usize, usize)) -> Result<()> {
         let refuse =
             |option, got: usize, help: String| Err(Error::Option { option, got: got.to_string(), help });
         let &Self { d_model, num_heads, .. } = self;
@@ -101,7 +102,7 @@ impl TensorParallelTransformerOptions {
             let help = format!("it is split over {num_heads} heads (--num-heads): give a multiple of that");
             return refuse("--d-model", d_model, help);
         }
-        if let Some(help) = self.too_large(tp) {
+        if let Some(help) = self.too_large((world_size, tp)) {
             return refuse("--num-layers", self.num_layers, help);
         }
         MeshOptions::divides("--num-heads", num_heads, tp)?;
@@ -120,6 +121,6 @@ impl TensorParallelTransformerOptions {
             );
             return refuse("--length", self.length, help);
         }
-        Ok(())
+        check_room((self.samples, self.length), (&self.common, world_size))
     }
 }

@@ -1,0 +1,103 @@
+//! Checkpoints that are damaged, and the time of runs that go on.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::common::{Folder, girandole, metrics, refuse_with, succeed, text};
+
+/// Every command that keeps checkpoints, with the option that says how long it trains.
+const TRAINED: [(&str, &[&str], &str); 8] = [
+    ("ddp-trainer", &["--samples", "20", "--batch-size", "4"], "--epochs"),
+    ("ddp-transformer", &["--samples", "4"], "--epochs"),
+    ("ddp-mlp", &["--validation-samples", "4"], "--epochs"),
+    ("cifar10", &["--samples", "16", "--test-samples", "4"], "--epochs"),
+    ("fsdp-mlp", &["--features", "24", "--hidden", "50", "--checkpoint-every", "1"], "--steps"),
+    ("tensor-parallel-mlp", &["--hidden-size", "16", "--samples", "16", "--batch-size", "4"], "--epochs"),
+    ("tensor-parallel-transformer", &["--d-model", "16", "--samples", "8", "--length", "9"], "--epochs"),
+    ("pipeline-transformer", &["--samples", "8"], "--epochs"),
+];
+
+/// A command that keeps checkpoints in a folder, for so many epochs or steps.
+fn run<'a>(at: usize, dir: &'a str, long: &'a str) -> Vec<&'a str> {
+    let (command, options, length) = TRAINED[at];
+    [&[command], options, &["--world-size", "2", "--checkpoint-dir", dir, length, long]].concat()
+}
+
+#[test]
+fn a_damaged_file_is_named_before_any_rank_is_started() {
+    for at in 0..TRAINED.len() {
+        let folder = Folder::new();
+        let dir = folder.argument("c");
+        succeed(girandole().args(run(at, &dir, "2")));
+        for file in files(&Path::new(&dir).join("checkpoint-00000002")) {
+            let whole = std::fs::read(&file).unwrap();
+            let mut bytes = whole.clone();
+            bytes[whole.len() / 2] ^= 1;
+            std::fs::write(&file, bytes).unwrap();
+            let (line, code) = refuse_with(girandole().args(run(at, &dir, "3")), &["--resume"]);
+            let begin = format!("error: `{}` cannot be trusted: ", file.display());
+            let end = format!("--resume={dir}/checkpoint-00000001 goes on from it\n");
+            assert!(line.starts_with(&begin) && line.ends_with(&end) && code == 2, "{code}: {line}");
+            std::fs::write(&file, whole).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_launched_job_with_damaged_losses_is_not_tried_again() {
+    for at in 0..TRAINED.len() {
+        for damage in [
+            |path: &Path| std::fs::remove_file(path),
+            |path: &Path| {
+                let mut bytes = std::fs::read(path)?;
+                *bytes.last_mut().unwrap() ^= 1;
+                std::fs::write(path, bytes)
+            },
+        ] {
+            let folder = Folder::new();
+            let dir = folder.argument("c");
+            succeed(girandole().args(run(at, &dir, "2")));
+            let file = Path::new(&dir).join("checkpoint-00000002/log.safetensors");
+            damage(&file).unwrap();
+            let launch = ["launch", "--nproc-per-node", "2", "--max-restarts", "2", "--"];
+            let mut command = girandole();
+            command.args(launch).arg(env!("CARGO_BIN_EXE_girandole")).args(run(at, &dir, "3"));
+            let output = command.arg("--resume").output().unwrap();
+            let said = text(&output.stderr);
+            let told = format!("`{}` cannot be trusted: ", file.display());
+            let last = said.lines().find(|line| line.starts_with("error: ")).unwrap_or_default();
+            assert!(last.contains(&told), "{said}");
+            assert!(last.ends_with(&format!("--resume={dir}/checkpoint-00000001 goes on from it")), "{said}");
+            assert_eq!(output.status.code(), Some(2), "{said}");
+            assert!(!said.contains("start again"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn the_time_of_a_run_that_goes_on_is_that_of_all_its_parts() {
+    for at in 0..TRAINED.len() {
+        let folder = Folder::new();
+        let (dir, lines) = (folder.argument("c"), folder.argument("m.jsonl"));
+        succeed(girandole().args(run(at, &dir, "2")));
+        let manifest = std::fs::read(folder.path("c/checkpoint-00000002/checkpoint.json")).unwrap();
+        let kept = seconds(&serde_json::from_slice(&manifest).unwrap()).unwrap();
+        // Nothing is left to do.
+        succeed(girandole().args(run(at, &dir, "2")).args(["--resume", "--metrics", &lines]));
+        let summary = metrics(lines.as_ref()).pop().unwrap();
+        assert_eq!(summary["event"], "summary");
+        assert!(kept > 0.0 && summary["seconds"].as_f64().unwrap() >= kept, "{summary}, after {kept} s");
+    }
+}
+
+/// What a checkpoint's log has, wherever that is in the manifest.
+fn seconds(manifest: &Value) -> Option<f64> {
+    let map = manifest.as_object()?;
+    let own = map.get("log").and_then(|log| log["seconds"].as_u64()).map(f64::from_bits);
+    own.or_else(|| map.values().find_map(seconds))
+}
+
+fn files(folder: &Path) -> Vec<std::path::PathBuf> {
+    std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
+}
