@@ -155,7 +155,10 @@ pub fn run<E: Experiment>(experiment: &E) -> Result<()> {
             }
             experiment.check(config.world_size)?;
             common.check()?;
-            experiment.checkpoints().map_or(Ok(()), CheckpointOptions::check)?;
+            let is_newcomer = config.elastic.as_ref().is_some_and(|elastic| elastic.newcomer);
+            // In the folder of a run that it joins are that run's checkpoints.
+            let check = if is_newcomer { CheckpointOptions::check_folder } else { CheckpointOptions::check };
+            experiment.checkpoints().map_or(Ok(()), check)?;
             let in_rank = |source| Error::in_rank(config.rank, source);
             launched(experiment, &config).map_err(in_rank)
         }

@@ -17,7 +17,7 @@ use crate::threads;
 /// Names the experiment whose launcher started a rank. Other launchers do not set it.
 pub(crate) const SPAWNED_FOR: &str = "GIRANDOLE_SPAWNED_FOR";
 /// Every rank holds a connection to every other; the communicator takes no more either.
-const MOST_RANKS: usize = 4096;
+pub(crate) const MOST_RANKS: usize = 4096;
 
 /// What this process is.
 #[derive(Debug)]

@@ -20,6 +20,8 @@ mod player;
 mod rank;
 #[path = "faults/script.rs"]
 mod script;
+#[path = "common/warnings.rs"]
+mod warnings;
 #[path = "faults/worker.rs"]
 mod worker;
 

@@ -6,6 +6,8 @@
 mod job;
 #[path = "launch/roles.rs"]
 mod roles;
+#[path = "common/warnings.rs"]
+mod warnings;
 
 #[path = "launch/elastic.rs"]
 mod elastic;

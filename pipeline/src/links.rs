@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
+use std::thread::Builder;
 
 use candle_core::{DType, Device, Tensor, Var};
 use comm::{Communicator, Operation, Stats, Work};
@@ -268,7 +269,12 @@ impl Drop for Links {
                 .collect::<Vec<_>>(),
             std::mem::take(&mut self.incoming).into_values().map(|incoming| incoming.comm).collect(),
         ] {
-            std::thread::scope(|scope| comms.into_iter().for_each(|comm| drop(scope.spawn(|| drop(comm)))));
+            std::thread::scope(|scope| {
+                for comm in comms {
+                    // Without a thread it is dropped here.
+                    let _ = Builder::new().spawn_scoped(scope, move || drop(comm));
+                }
+            });
         }
     }
 }

@@ -15,12 +15,12 @@ const LEN: usize = 2048;
 /// How long to wait until the world knows who was the first to fail.
 const NEWS: Duration = Duration::from_millis(600);
 
-/// A group of two with each neighbour, and with each rank that has variables tied to some here, and one of all that have copies of
-/// the same stages, in which nobody says anything until something has failed.
+/// A group of two with each neighbour, with each rank that has variables tied to some here, and with each that has copies of the same
+/// stages, in which nobody says anything until something has failed. Of two: what is said in one ends with it, whoever else leaves.
 pub(crate) struct News {
     world: Arc<dyn Communicator>,
-    /// By the other rank's number in the whole job: a group with it, and its number there.
-    neighbours: BTreeMap<usize, (Arc<dyn Communicator>, usize)>,
+    /// By the neighbour's number in the whole job.
+    neighbours: BTreeMap<usize, Arc<dyn Communicator>>,
     told: Mutex<Vec<Work>>,
 }
 
@@ -34,29 +34,22 @@ enum Cause {
 }
 
 impl News {
-    /// Every rank must call it. `tied` are ranks that wait for each other, too, the lower one first; `copies` is a group of its own.
+    /// Every rank must call it. `tied` are ranks that wait for each other, too, the lower one first; so are all of `copies`.
     pub(crate) fn new(
         world: Arc<dyn Communicator>,
         table: &Table,
         tied: &BTreeSet<(usize, usize)>,
-        copies: Option<Arc<dyn Communicator>>,
+        copies: Option<&dyn Communicator>,
     ) -> Result<Self> {
         let pairs = table.owners.windows(2).map(|pair| (pair[0].min(pair[1]), pair[0].max(pair[1])));
         let pairs = pairs.chain(tied.iter().copied());
         // The same order everywhere, so that no two ranks wait for each other.
         let pairs: BTreeSet<(usize, usize)> = pairs.filter(|(a, b)| a != b).collect();
         let mut neighbours = BTreeMap::new();
-        for (a, b) in pairs {
-            if [a, b].contains(&world.rank()) {
-                let other = if a == world.rank() { b } else { a };
-                let pair = world.subgroup(&[a, b])?;
-                let other_of_pair = 1 - pair.rank();
-                neighbours.insert(world.world_ranks()[other], (pair, other_of_pair));
-            }
-        }
+        meet(&*world, pairs, &mut neighbours)?;
         if let Some(copies) = copies {
-            let others = (0..copies.world_size()).filter(|copy| *copy != copies.rank());
-            neighbours.extend(others.map(|copy| (copies.world_ranks()[copy], (copies.clone(), copy))));
+            let all = 0..copies.world_size();
+            meet(copies, all.clone().flat_map(|a| (a + 1..all.end).map(move |b| (a, b))), &mut neighbours)?;
         }
         Ok(Self { world, neighbours, told: Mutex::default() })
     }
@@ -77,14 +70,14 @@ impl News {
         };
         let Ok(text) = written(&cause) else { return };
         // One that is gone as well needs no news.
-        let works = self.neighbours.values().filter_map(|(group, other)| group.send(&text, *other).ok());
+        let works = self.neighbours.values().filter_map(|pair| pair.send(&text, 1 - pair.rank()).ok());
         self.told.lock().unwrap_or_else(PoisonError::into_inner).extend(works);
     }
 
     /// A rank that left did so for a reason that it, or the world, knows.
     pub(crate) fn cause(&self, error: comm::Error) -> Error {
         let comm::Error::PeerLeft { rank: left, operation, .. } = &error else { return error.into() };
-        match self.neighbours.get(left).map(|(group, other)| ask(&**group, *other)) {
+        match self.neighbours.get(left).map(|pair| ask(&**pair)) {
             Some(Ok(Cause::Died { rank, host })) => {
                 return comm::Error::PeerDied { rank, host, operation: operation.clone() }.into();
             }
@@ -104,11 +97,26 @@ impl News {
     }
 }
 
+/// Makes a group of each of these pairs in which this rank is; they come in order.
+fn meet(
+    world: &dyn Communicator,
+    pairs: impl IntoIterator<Item = (usize, usize)>,
+    neighbours: &mut BTreeMap<usize, Arc<dyn Communicator>>,
+) -> Result<()> {
+    for (a, b) in pairs {
+        if [a, b].contains(&world.rank()) {
+            let other = if a == world.rank() { b } else { a };
+            neighbours.insert(world.world_ranks()[other], world.subgroup(&[a, b])?);
+        }
+    }
+    Ok(())
+}
+
 /// Waits until a rank that left has told why, or has closed this group, too.
-fn ask(group: &dyn Communicator, from: usize) -> Result<Cause> {
+fn ask(pair: &dyn Communicator) -> Result<Cause> {
     let during = || Error::during("news of another rank");
     let text = Tensor::zeros(LEN, DType::U8, &Device::Cpu).map_err(during())?;
-    group.run(Operation::Recv { tensor: text.clone(), from })?;
+    pair.run(Operation::Recv { tensor: text.clone(), from: 1 - pair.rank() })?;
     let bytes = text.to_vec1::<u8>().map_err(during())?;
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(LEN);
     serde_json::from_slice(&bytes[..end]).map_err(candle_core::Error::wrap).map_err(during())

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::thread::Builder;
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
@@ -75,8 +76,9 @@ impl Pipeline {
     /// gives the mean over its rows.
     ///
     /// # Cost
-    /// Every module is built once; each stage runs forward once. A group of two ranks for each direction between stages, one for
-    /// each two neighbours and each two ranks with tied variables, and one of all ranks with the same.
+    /// Every module is built once; each stage runs forward once; the first copy's variables are broadcast. A group of two ranks for
+    /// each direction between stages, one for each two neighbours, each two ranks with tied variables and each two copies; one of
+    /// all copies, and one of all ranks with the same tied variables.
     ///
     /// # Errors
     /// A schedule or a split that cannot be; variables of two modules with one name; [`Error::Disagreement`]; [`Error::DryRun`]; what a module fails with; failures of
@@ -157,9 +159,9 @@ impl Pipeline {
         let own: Vec<bool> = table.owners.iter().map(|owner| *owner == comm.rank()).collect();
         let stages = groups.all_agree(stage::build(modules, &ranges, &own, builder))?;
         groups.all_agree(copies::make_equal(groups.dp.as_deref(), &all_vars(&stages)))?;
-        let specs = shapes::find(&*comm, table, &stages, example, &device)?;
-        let (ties, tied) = tied::tie(&*comm, &config.tied, &all_vars(&stages))?;
-        let news = Arc::new(News::new(comm.clone(), table, &tied, copies::group(&groups)?)?);
+        let specs = groups.all_agree(shapes::find(&*comm, table, &stages, example, &device))?;
+        let (ties, tied) = groups.all_agree(tied::tie(&*comm, &config.tied, &all_vars(&stages)))?;
+        let news = Arc::new(News::new(comm.clone(), table, &tied, groups.dp.as_deref())?);
         let copies = copies::group(&groups)?;
         let links = Links::new(&*comm, news.clone(), table, specs.clone(), &device)?;
         let last_places = last_places(&table.actions[comm.rank()]);
@@ -207,8 +209,9 @@ impl Pipeline {
             let (links, ties, copies) =
                 (self.links.take(), std::mem::take(&mut self.ties), self.copies.take());
             std::thread::scope(|scope| {
-                scope.spawn(|| drop(links));
-                scope.spawn(|| drop(ties));
+                // Without a thread it is dropped here, before the others.
+                let _ = Builder::new().spawn_scoped(scope, move || drop(links));
+                let _ = Builder::new().spawn_scoped(scope, move || drop(ties));
                 drop(copies);
             });
         }
@@ -329,7 +332,8 @@ fn costs(groups: &Groups, modules: &Modules, split: &Split, example: &Tensor) ->
             Ok(counts.into_iter().map(|count| count as f64).collect())
         }
         Split::Balanced(Cost::ForwardTime) => {
-            let measured = match groups.is_first() {
+            // Those that share layers with the first rank measure with it.
+            let measured = match groups.pp.rank() == 0 {
                 true => modules.forward_seconds(example, dtype, device, 5).map_err(during()),
                 false => Ok(Vec::new()),
             };

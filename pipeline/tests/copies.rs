@@ -125,6 +125,61 @@ fn a_failure_of_one_copy_reaches_the_others() {
     }
 }
 
+/// One that is still computing when the others have ended long since: what it is told lies ready.
+#[test]
+fn a_slow_copy_hears_the_cause_from_whoever_has_it() {
+    for _ in 0..10 {
+        let ended = Barrier::new(5);
+        let results = on_mesh(3, |mesh| {
+            let rank = mesh.world().rank();
+            let config = PipelineConfig { micro_batches: 2, ..PipelineConfig::default() };
+            let calls = AtomicUsize::new(0);
+            let unlucky = move |output: &Tensor, target: &Tensor| match rank == 4
+                && calls.fetch_add(1, Ordering::Relaxed) == 2
+            {
+                true => Err(candle_core::Error::Msg("out of luck".into())),
+                false => loss(output, target),
+            };
+            let mut pipeline = make(mesh, &modules(2), &weights(), unlucky, config)?;
+            let (x, y) = batch(0, 2 * ROWS).unwrap();
+            pipeline.step(Some(&x), Some(&y))?;
+            // The last stage of the third copy comes when all of the others have ended.
+            let is_late = rank == 5;
+            if is_late {
+                ended.wait();
+            }
+            let result = pipeline.step(Some(&x), Some(&y)).map(drop);
+            drop(pipeline);
+            // The first stage of that copy waits for the last.
+            if ![2, 5].contains(&rank) {
+                ended.wait();
+            }
+            result
+        });
+        for (rank, result) in results.into_iter().enumerate() {
+            let line = result.unwrap_err().to_string();
+            let told = if rank == 4 { "" } else { "rank 4 could not go on: " };
+            assert!(line.starts_with(&format!("{told}the loss: out of luck")), "rank {rank}: {line}");
+        }
+    }
+}
+
+#[test]
+fn a_copy_that_does_not_fit_is_told_to_the_others() {
+    let results = on_mesh(2, |mesh| {
+        let odd = axis(mesh, "dp").rank() == 1;
+        let last = move |x: &Tensor| if odd { x.narrow(1, 0, 2 * WIDTH) } else { x.tanh() };
+        let first = |vb| training::linear(WIDTH, WIDTH, vb);
+        let modules = Modules::new().module("first", first).module("last", move |_| Ok(func(last)));
+        make(mesh, &modules, &weights(), loss, PipelineConfig::default())
+    });
+    for (rank, result) in results.into_iter().enumerate() {
+        let line = result.unwrap_err().to_string();
+        let told = if rank % 2 == 1 { "" } else { "rank 1 could not go on: " };
+        assert!(line.starts_with(&format!("{told}stage 1 on rank 3 fails on")), "rank {rank}: {line}");
+    }
+}
+
 #[test]
 fn ranks_go_by_their_numbers_in_the_whole_job() {
     let unfit = || {

@@ -60,16 +60,27 @@ impl CheckpointOptions {
     /// # Errors
     /// A folder that cannot be made or written; checkpoints in it, without `--resume`.
     pub fn check(&self) -> Result<()> {
+        self.check_folder()?;
         let Some(checkpoints) = self.open()? else { return Ok(()) };
-        let dir = self.dir();
-        check_folder(dir).map_err(|error| FileError::write(dir, error))?;
         if !self.resumes() && !checkpoints.list()?.is_empty() {
             let help =
                 "it holds checkpoints of an earlier run; give --resume to go on from them, or another folder";
-            let got = dir.display().to_string();
+            let got = self.dir().display().to_string();
             return Err(Error::Option { option: "--checkpoint-dir", got, help: help.into() });
         }
         Ok(())
+    }
+
+    /// Checks only that checkpoints can be written to the folder.
+    ///
+    /// # Errors
+    /// A folder that cannot be made or written.
+    pub(crate) fn check_folder(&self) -> Result<()> {
+        if self.open()?.is_none() {
+            return Ok(());
+        }
+        let dir = self.dir();
+        Ok(check_folder(dir).map_err(|error| FileError::write(dir, error))?)
     }
 
     /// Whether checkpoints are kept at all.

@@ -66,6 +66,12 @@ fn what_ranks_would_refuse_is_told_before_any_training() {
     }
     let (line, code) = refuse_with(&mut LINEAR.command(), &["--init-method", "file:///no/such/folder"]);
     assert!(line.contains("the meeting's file: got /no/such/folder") && code == 2, "{line}");
+    // The others are told of one address.
+    let folder = Folder::new();
+    let meeting = format!("file://{}", folder.argument("meeting"));
+    let mut command = LINEAR.command();
+    let (line, code) = refuse_with(command.env("GIRANDOLE_BIND", "0.0.0.0"), &["--init-method", &meeting]);
+    assert!(line.contains("bind (GIRANDOLE_BIND): got 0.0.0.0; give the one address") && code == 2, "{line}");
     // Addresses that this machine does not have: 192.0.2.0/24 is for documentation.
     let mut command = LINEAR.command();
     let (line, code) = refuse_with(command.env("GIRANDOLE_BIND", "192.0.2.1"), &[]);

@@ -294,7 +294,10 @@ fn one_that_is_started_by_hand_joins_those_that_were() {
         command.env("RANK", rank.to_string()).env("WORLD_SIZE", "2");
         command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
         command.env("GIRANDOLE_ELASTIC_FILE", &group).env("GIRANDOLE_NEWCOMER", newcomer);
-        command.args(run(folder, &["--elastic", "2:3"])).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // Checkpoints are there when the newcomer is.
+        let checkpoints = folder.argument("checkpoints");
+        let options = ["--elastic", "2:3", "--checkpoint-dir", &checkpoints, "--checkpoint-every", "20"];
+        command.args(run(folder, &options)).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().unwrap()
     };
     let ranks = Nodes((0..2).map(|rank| start(&folder, rank, "0")).collect());

@@ -121,14 +121,16 @@ impl Workers {
 
     /// Starts one more rank, with the number after the last one's; none where there is no room for it.
     pub(super) fn add(&mut self, config: &SpawnConfig, job: &Job) -> Result<Option<usize>> {
-        let Some(Spare { stdout: (_, stdout), stderr: (_, stderr) }) = self.spares.pop_front() else {
-            return Ok(None);
-        };
+        let Some(spare) = self.spares.front() else { return Ok(None) };
+        let pipes = spare.stdout.1.try_clone().and_then(|stdout| Ok((stdout, spare.stderr.1.try_clone()?)));
+        let (stdout, stderr) = pipes.map_err(|reason| Error::system("cannot start a rank", reason))?;
         let local_rank = self.list.len();
         let rank = job.rank(local_rank);
         let mut command = command(config, job, local_rank)?;
         command.env(NEWCOMER, "1").stdin(Stdio::null()).stdout(stdout).stderr(stderr);
         self.launch(&mut command, (local_rank, rank), config)?;
+        // Not before: whose pipe it is, is known by the rank's place, and one that could not be started has none.
+        self.spares.pop_front();
         Ok(Some(rank))
     }
 

@@ -1,6 +1,5 @@
 //! A rank: plays its script, and reports how that went in lines that begin with `@`.
 
-use std::fmt::Debug;
 use std::process::exit;
 use std::time::{Duration, Instant};
 
@@ -8,14 +7,12 @@ use comm::launch::{EXIT_PEER_FAILED, SpawnConfig, is_worker, spawn, worker_guard
 use comm::{Communicator, Error, InitMethod, Result, Tcp, TcpConfig};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::dice::Dice;
 use crate::player::Player;
 use crate::rank::ends_with_its_parent;
 use crate::script::{Action, operations, parse};
+use crate::warnings::Warnings;
 
 /// Variables that tell a rank what to do.
 pub(crate) const SCRIPT: &str = "FAULT_TEST_SCRIPT";
@@ -110,36 +107,4 @@ fn cycles(config: &TcpConfig, count: usize) -> Result<()> {
         std::thread::sleep(Duration::from_micros(own.below(4) * own.below(1500)));
     }
     Ok(())
-}
-
-/// Writes warnings to standard error.
-struct Warnings;
-
-impl Subscriber for Warnings {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= Level::WARN
-    }
-
-    fn event(&self, event: &Event<'_>) {
-        event.record(&mut Message);
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn enter(&self, _: &Id) {}
-    fn exit(&self, _: &Id) {}
-}
-
-struct Message;
-
-impl Visit for Message {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        if field.name() == "message" {
-            eprintln!("WARN {value:?}");
-        }
-    }
 }

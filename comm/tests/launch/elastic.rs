@@ -56,10 +56,10 @@ pub(crate) fn all_but_one_fail(rank: usize) {
     exit(3);
 }
 
-/// A launcher that starts one rank in place of a lost one.
-pub(crate) fn with_one_more(plain: SpawnConfig) -> SpawnConfig {
+/// A launcher that starts so many ranks in place of lost ones.
+pub(crate) fn with_more(replace: usize, plain: SpawnConfig) -> SpawnConfig {
     let mut config = config(plain);
-    config.elastic.as_mut().unwrap().replace = 1;
+    config.elastic.as_mut().unwrap().replace = replace;
     config
 }
 
@@ -74,14 +74,14 @@ pub(crate) fn fail_before_the_newcomer_is_in(rank: usize) {
     exit(3);
 }
 
-/// The last rank waits to be killed. The first one goes on with the rank that takes its place, or alone.
+/// All ranks but the first wait to be killed. That goes on with the one that takes the place of another, or alone.
 pub(crate) fn replaced(rank: usize, is_replaced: bool) {
     let group = Tcp::connect(&TcpConfig::from_env().unwrap()).unwrap();
-    if rank < 2 {
+    if std::env::var_os("GIRANDOLE_NEWCOMER").is_none() {
         ready(rank);
-    }
-    if rank == 1 {
-        forever();
+        if rank > 0 {
+            forever();
+        }
     }
     let began = Instant::now();
     while rank == 0 && is_replaced && group.waiting() == 0 {
@@ -115,6 +115,20 @@ fn a_lost_rank_is_replaced_where_the_file_of_the_program_is_gone() {
 fn where_no_rank_can_be_started_in_place_of_a_lost_one_the_others_go_on() {
     let finished = without_its_file("not replaced");
     assert_eq!(finished.outcome(), r#"[Some("one of 1"), None, None]"#, "{}", finished.stderr);
+}
+
+#[test]
+fn a_rank_that_could_be_started_after_another_could_not_is_known_by_its_place() {
+    let mut job = Job::start_copy("replaced by the second", 3);
+    let ranks = job.ready(3);
+    job.remove_copy();
+    kill_process(ranks[1], Signal::KILL).unwrap();
+    job.wait_until_it_says("no rank can be started in the place of rank 1");
+    job.put_back_copy();
+    kill_process(ranks[2], Signal::KILL).unwrap();
+    let finished = job.finish();
+    let outcome = r#"[Some("one of 2"), None, None, Some("one of 2"), None]"#;
+    assert_eq!(finished.outcome(), outcome, "{}", finished.stderr);
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! A launcher with its ranks, as seen from outside.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -26,7 +26,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Job {
     launcher: Child,
     lines: Option<Receiver<String>>,
+    /// Its standard error, line by line.
     stderr: Receiver<String>,
+    /// What was read of it.
+    said: String,
     id: String,
     /// Where its program is, if that is a copy.
     folder: Option<TempDir>,
@@ -68,7 +71,25 @@ impl Job {
 
     /// Removes that copy; the program goes on.
     pub(crate) fn remove_copy(&self) {
-        std::fs::remove_file(self.folder.as_ref().unwrap().path().join(COPY)).unwrap();
+        std::fs::remove_file(self.copy()).unwrap();
+    }
+
+    /// Puts it back.
+    pub(crate) fn put_back_copy(&self) {
+        std::fs::hard_link(std::env::current_exe().unwrap(), self.copy()).unwrap();
+    }
+
+    fn copy(&self) -> PathBuf {
+        self.folder.as_ref().unwrap().path().join(COPY)
+    }
+
+    /// Waits until the launcher has written these words to standard error.
+    pub(crate) fn wait_until_it_says(&mut self, words: &str) {
+        let start = Instant::now();
+        while !self.said.contains(words) {
+            let left = PATIENCE.checked_sub(start.elapsed()).unwrap();
+            self.said += &self.stderr.recv_timeout(left).unwrap_or_else(|_| panic!("only: {}", self.said));
+        }
     }
 
     /// The same, with nobody to read its standard output.
@@ -89,13 +110,17 @@ impl Job {
             .spawn()
             .unwrap();
         let (sender, stderr) = channel();
-        let mut pipe = launcher.stderr.take().unwrap();
+        let mut pipe = BufReader::new(launcher.stderr.take().unwrap());
         std::thread::spawn(move || {
-            let mut text = Vec::new();
-            pipe.read_to_end(&mut text).unwrap();
-            sender.send(String::from_utf8_lossy(&text).into_owned())
+            let mut line = Vec::new();
+            while pipe.read_until(b'\n', &mut line).unwrap() > 0 {
+                let text = String::from_utf8_lossy(&line).into_owned();
+                line.clear();
+                // Where nobody listens any more, it is still to be read.
+                let _ = sender.send(text);
+            }
         });
-        Self { launcher, lines: None, stderr, id, folder: None }
+        Self { launcher, lines: None, stderr, said: String::new(), id, folder: None }
     }
 
     /// Reads what the launcher writes to standard output from now on.
@@ -157,8 +182,15 @@ impl Job {
         assert_eq!(ended, 1, "the launcher hangs");
         let status = self.launcher.wait().unwrap();
         let stdout = self.lines.take().map(|lines| lines.iter().collect()).unwrap_or_default();
-        let stderr = self.stderr.recv_timeout(PATIENCE).unwrap();
-        Finished { status, stdout, stderr }
+        let limit = Instant::now() + PATIENCE;
+        loop {
+            match self.stderr.recv_timeout(limit.saturating_duration_since(Instant::now())) {
+                Ok(line) => self.said += &line,
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => panic!("standard error stays open; so far: {}", self.said),
+            }
+        }
+        Finished { status, stdout, stderr: std::mem::take(&mut self.said) }
     }
 
     /// Kills the launcher the hard way, then waits until none of its processes is left, 2 s at most.

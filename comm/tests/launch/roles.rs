@@ -17,6 +17,7 @@ use signal_hook::iterator::Signals;
 
 use crate::elastic;
 use crate::job::{RANKS, ROLE};
+use crate::warnings::Warnings;
 
 /// Not a test by itself: the entry of launchers and ranks.
 #[test]
@@ -53,9 +54,12 @@ fn launch(role: &str, ranks: usize) {
             shell(&format!("{}; exit $?", words.join(" ")))
         }
         "at work" | "left behind" | "talkative" | "all but one fail" => elastic::config(plain),
-        "fail before the newcomer is in" | "replaced" => elastic::with_one_more(plain),
-        "not replaced" => {
-            elastic::with_one_more(SpawnConfig { program: std::env::current_exe().ok(), ..plain })
+        "fail before the newcomer is in" | "replaced" => elastic::with_more(1, plain),
+        "not replaced" | "replaced by the second" => {
+            // The test waits for one of them.
+            tracing::subscriber::set_global_default(Warnings).unwrap();
+            let program = std::env::current_exe().ok();
+            elastic::with_more(ranks - 1, SpawnConfig { program, ..plain })
         }
         "no room" => no_room(&plain),
         "notes" => return notes(&plain),
@@ -171,7 +175,8 @@ fn play(role: &str, rank: usize) {
         "at work" => elastic::at_work(rank),
         "left behind" => elastic::left_behind(rank, 1),
         "talkative" => elastic::left_behind(rank, 100),
-        "replaced" | "not replaced" => elastic::replaced(rank, role == "replaced"),
+        "replaced" | "replaced by the second" => elastic::replaced(rank, true),
+        "not replaced" => elastic::replaced(rank, false),
         "all but one fail" => elastic::all_but_one_fail(rank),
         "fail before the newcomer is in" => elastic::fail_before_the_newcomer_is_in(rank),
         "early" => early(rank),

@@ -176,7 +176,11 @@ impl Windows {
         bias: &[T],
     ) -> candle_core::Result<Vec<T>> {
         let weight = Tensor::from_slice(weight, (bias.len(), self.window_len()), &candle_core::Device::Cpu)?;
-        let mut result = Vec::with_capacity(batch * bias.len() * self.count());
+        let numbers = batch.saturating_mul(bias.len()).saturating_mul(self.count());
+        if isize::try_from(numbers.saturating_mul(size_of::<T>())).is_err() {
+            bail!("{NAME}: too many windows of {batch} pictures");
+        }
+        let mut result = Vec::with_capacity(numbers);
         // A picture without a number has windows, too, where it is padded.
         for picture in (0..batch).map(|index| &x[self.picture_at(index)]) {
             let product = weight.matmul(&self.unfold(picture)?)?;

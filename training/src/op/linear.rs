@@ -117,7 +117,9 @@ impl Sizes {
         let (outputs, inputs) = weight.dims2()?;
         // Not the elements by the inputs: a row without inputs is a row all the same.
         let rows = x.dims().iter().rev().skip(1).try_fold(1usize, |rows, &dim| rows.checked_mul(dim));
-        match rows.filter(|rows| rows.checked_mul(outputs).is_some()) {
+        // Numbers of 8 bytes, at most.
+        let has_room = |rows: &usize| isize::try_from(rows.saturating_mul(outputs).saturating_mul(8)).is_ok();
+        match rows.filter(has_room) {
             Some(rows) => Ok(Self { rows, inputs, outputs }),
             None => bail!("{NAME}: too many rows for {outputs} outputs: {x:?}"),
         }

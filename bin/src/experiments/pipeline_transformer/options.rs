@@ -130,7 +130,9 @@ impl PipelineTransformerOptions {
     /// Refuses sizes that do not go together, and such that there is no room for.
     pub(super) fn check_sizes(&self, world_size: usize) -> Result<()> {
         let &Self { batch_size, micro_batches, dp, .. } = self;
-        self.sizes.check(&self.common, world_size, self.ranks(world_size))?;
+        // A schedule that is only shown takes no room: nobody trains.
+        let trains = if self.show_schedule { 0 } else { world_size };
+        self.sizes.check(&self.common, trains, self.ranks(world_size))?;
         if !world_size.is_multiple_of(dp) {
             let help = format!(
                 "{world_size} ranks (--world-size) cannot hold so many copies: give a divisor of that"

@@ -50,8 +50,8 @@ pub(super) fn resume<T: Task>(
     let read = job.parallel.load_checkpoint(&contents, &mut job.optimizer).map_err(offer)?;
     let kept: Kept<Own> = Kept::of(&read)?;
     let state = state(&contents)?;
-    task.check_left(left(&state))?;
     job.batches.resume(&state)?;
+    task.check_left(contents.epoch as usize, left(&state))?;
     let (epoch, batch, step) = (contents.epoch as usize, kept.own.batch, contents.step as usize);
     job.at = Position { epoch, batch, step };
     let dealt = |then| {

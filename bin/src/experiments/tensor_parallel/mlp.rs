@@ -17,6 +17,7 @@ use crate::python::Float;
 use crate::rank::{Outcome, Rank};
 use crate::report::Report;
 use crate::room;
+use crate::start::MOST_RANKS;
 use crate::trainer::{CheckpointOptions, RunIdentity, keeps_losses, parts};
 use crate::weights::TensorFile;
 
@@ -110,7 +111,8 @@ impl Experiment for TensorParallelMlpOptions {
         let Some(contents) = parts::check(&self.checkpoints, &self.identity(world_size))? else {
             return Ok(());
         };
-        self.check_left(keeping::left(&keeping::state(&contents)?), self.mesh.sizes(world_size)?)
+        let left = keeping::left(&keeping::state(&contents)?);
+        self.check_left((contents.epoch as usize, left), self.mesh.sizes(world_size)?)
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
@@ -224,14 +226,14 @@ impl TensorParallelMlpOptions {
         samples.div_ceil(dp) % self.batch_size
     }
 
-    /// Refuses to go on with so many samples left of an epoch, where their last batch cannot be divided.
-    fn check_left(&self, samples: usize, (dp, tp): (usize, usize)) -> Result<()> {
+    /// Refuses to go on in an epoch with so many samples left of it, where their last batch cannot be divided.
+    fn check_left(&self, (epoch, samples): (usize, usize), (dp, tp): (usize, usize)) -> Result<()> {
         let last = self.last_batch(samples, dp);
-        if !self.mesh.sequence_parallel || last.is_multiple_of(tp) {
+        if !self.mesh.sequence_parallel || epoch >= self.epochs || last.is_multiple_of(tp) {
             return Ok(());
         }
         let fits = |dp: &usize| self.last_batch(samples, *dp).is_multiple_of(tp);
-        let way = (1..=samples).filter(fits).min_by_key(|other| other.abs_diff(dp));
+        let way = (1..=samples.min(MOST_RANKS)).filter(fits).min_by_key(|other| other.abs_diff(dp));
         let way = way.map_or("give another --tp".into(), |other| format!("go on with --dp {other}"));
         let help = format!(
             "with --sequence-parallel each batch is divided over {tp} ranks (--tp), and of the {samples} samples that are left of the \
@@ -316,8 +318,8 @@ impl Task for Regression<'_> {
         self.setup.x.dims()[0]
     }
 
-    fn check_left(&self, samples: usize) -> Result<()> {
-        self.options.check_left(samples, self.sizes)
+    fn check_left(&self, epoch: usize, samples: usize) -> Result<()> {
+        self.options.check_left((epoch, samples), self.sizes)
     }
 
     fn line(&self, _: usize, _: usize, loss: f32) -> String {

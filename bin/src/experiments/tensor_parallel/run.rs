@@ -39,8 +39,8 @@ pub(super) trait Task {
     /// Samples that there are.
     fn samples(&self) -> usize;
 
-    /// Whether a run can go on with so many samples left of an epoch, of all ranks together.
-    fn check_left(&self, _samples: usize) -> Result<()> {
+    /// Whether a run can go on in this epoch with so many samples left of it, of all ranks together.
+    fn check_left(&self, _epoch: usize, _samples: usize) -> Result<()> {
         Ok(())
     }
 

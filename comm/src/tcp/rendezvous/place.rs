@@ -110,10 +110,7 @@ impl Plan<'_> {
         &self,
         tell: impl FnOnce(SocketAddr, [u8; 32]) -> Result<Option<MeetingFile>>,
     ) -> Result<OpenPlace> {
-        if self.config.bind.is_unspecified() {
-            let help = "give the one address by which the other ranks reach this host";
-            return Err(Error::invalid("bind (GIRANDOLE_BIND)", self.config.bind, help));
-        }
+        check_one_address(self.config)?;
         let (listener, port) = self.listen_for_data()?;
         let nonce = random_nonce()?;
         let file = tell(SocketAddr::new(self.config.bind, port), nonce)?;
@@ -149,7 +146,21 @@ pub(crate) fn try_out(config: &TcpConfig) -> Result<()> {
     match &config.init_method {
         InitMethod::Env => Ok(()),
         InitMethod::Tcp { host, port } => listen_on_first(&own_addresses(host, *port)?).map(drop),
-        InitMethod::File(path) => MeetingFile::write(path, address, random_nonce()?).map(drop),
+        InitMethod::File(path) => {
+            check_one_address(config)?;
+            MeetingFile::write(path, address, random_nonce()?).map(drop)
+        }
+    }
+}
+
+/// Others can only be told of one address.
+fn check_one_address(config: &TcpConfig) -> Result<()> {
+    match config.bind.is_unspecified() {
+        false => Ok(()),
+        true => {
+            let help = "give the one address by which the other ranks reach this host";
+            Err(Error::invalid("bind (GIRANDOLE_BIND)", config.bind, help))
+        }
     }
 }
 

@@ -63,6 +63,7 @@ impl From<&Fault> for Sight {
             // It proved to be of this job: the one before it is gone, and its port was given to another.
             Fault::OtherRank(_) => Sight::Gone,
             Fault::ProofRefused | Fault::BadProof | Fault::NotOurs | Fault::Version(_) => Sight::Strange,
+            fault if fault.is_exhausted() => Sight::Unsure,
             Fault::TimedOut | Fault::Io(_) => Sight::Silent,
             _ => Sight::Unsure,
         }
@@ -126,7 +127,8 @@ impl Hall {
             let looks: Vec<_> = ranks.iter().map(start).collect();
             let sights = looks.into_iter().zip(ranks).map(|(look, rank)| match look {
                 Ok(thread) => thread.join().unwrap_or(Sight::Unsure),
-                // There are no threads left.
+                // There are no threads left, and there may be no time.
+                Err(_) if Instant::now() >= until => Sight::Unsure,
                 Err(_) => self.look(*rank, until),
             });
             sights.collect()
