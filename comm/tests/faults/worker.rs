@@ -1,5 +1,6 @@
 //! A rank: plays its script, and reports how that went in lines that begin with `@`.
 
+use std::fmt::Debug;
 use std::process::exit;
 use std::time::{Duration, Instant};
 
