@@ -177,6 +177,29 @@ impl Message {
     }
 }
 
+/// All tensors of an operation, borrowed or to be changed.
+macro_rules! tensors_of {
+    ($operation:expr, $iter:ident, $of_message:path) => {
+        match $operation {
+            Operation::AllReduce { tensor, .. }
+            | Operation::Reduce { tensor, .. }
+            | Operation::Broadcast { tensor, .. }
+            | Operation::Send { tensor, .. }
+            | Operation::Recv { tensor, .. } => vec![tensor],
+            Operation::AllGather { output, input, .. }
+            | Operation::ReduceScatter { output, input, .. }
+            | Operation::AllToAll { output, input, .. } => vec![output, input],
+            Operation::Gather { output, input, .. } => output.$iter().chain([input]).collect(),
+            Operation::Scatter { output, input, .. } => input.$iter().chain([output]).collect(),
+            Operation::AllReduceCoalesced { tensors, .. } | Operation::BroadcastCoalesced { tensors, .. } => {
+                tensors.$iter().collect()
+            }
+            Operation::Batch { messages } => messages.$iter().map($of_message).collect(),
+            Operation::Barrier => Vec::new(),
+        }
+    };
+}
+
 impl Operation {
     /// The name of the method that makes it.
     pub(crate) fn name(&self) -> &'static str {
@@ -205,43 +228,11 @@ impl Operation {
     }
 
     fn tensors_mut(&mut self) -> Vec<&mut Tensor> {
-        match self {
-            Operation::AllReduce { tensor, .. }
-            | Operation::Reduce { tensor, .. }
-            | Operation::Broadcast { tensor, .. }
-            | Operation::Send { tensor, .. }
-            | Operation::Recv { tensor, .. } => vec![tensor],
-            Operation::AllGather { output, input, .. }
-            | Operation::ReduceScatter { output, input, .. }
-            | Operation::AllToAll { output, input, .. } => vec![output, input],
-            Operation::Gather { output, input, .. } => output.iter_mut().chain([input]).collect(),
-            Operation::Scatter { output, input, .. } => input.iter_mut().chain([output]).collect(),
-            Operation::AllReduceCoalesced { tensors, .. } | Operation::BroadcastCoalesced { tensors, .. } => {
-                tensors.iter_mut().collect()
-            }
-            Operation::Batch { messages } => messages.iter_mut().map(Message::tensor_mut).collect(),
-            Operation::Barrier => Vec::new(),
-        }
+        tensors_of!(self, iter_mut, Message::tensor_mut)
     }
 
     /// The tensors it reads or writes.
     pub(crate) fn tensors(&self) -> Vec<&Tensor> {
-        match self {
-            Operation::AllReduce { tensor, .. }
-            | Operation::Reduce { tensor, .. }
-            | Operation::Broadcast { tensor, .. }
-            | Operation::Send { tensor, .. }
-            | Operation::Recv { tensor, .. } => vec![tensor],
-            Operation::AllGather { output, input, .. }
-            | Operation::ReduceScatter { output, input, .. }
-            | Operation::AllToAll { output, input, .. } => vec![output, input],
-            Operation::Gather { output, input, .. } => output.iter().chain([input]).collect(),
-            Operation::Scatter { output, input, .. } => input.iter().chain([output]).collect(),
-            Operation::AllReduceCoalesced { tensors, .. } | Operation::BroadcastCoalesced { tensors, .. } => {
-                tensors.iter().collect()
-            }
-            Operation::Batch { messages } => messages.iter().map(Message::tensor).collect(),
-            Operation::Barrier => Vec::new(),
-        }
+        tensors_of!(self, iter, Message::tensor)
     }
 }
