@@ -4,7 +4,6 @@ use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
-use super::rendezvous::try_out;
 use super::{Elastic, InitMethod, Secret, Tls, Transport};
 use crate::scheduler::{self, Found, address_towards};
 use crate::variables::Variables;
@@ -106,35 +105,6 @@ impl TcpConfig {
         })
     }
 
-    /// Checks, before any work, what the ranks will find that this process is about to start on this host: the variables that they
-    /// read, and whether rank 0 can listen and, unless it is to be at `env://`, open its meeting point, which is closed again.
-    ///
-    /// # Errors
-    /// As [`TcpConfig::from_env_at`]; [`Error::Listen`].
-    ///
-    /// ```
-    /// comm::TcpConfig::check_for_ranks(2, None)?;
-    /// let nowhere = "file:///no/such/folder/meeting".parse()?;
-    /// assert!(comm::TcpConfig::check_for_ranks(2, Some(nowhere)).is_err());
-    /// # Ok::<(), comm::Error>(())
-    /// ```
-    pub fn check_for_ranks(world_size: usize, init_method: Option<InitMethod>) -> Result<()> {
-        let given = init_method.map(|method| OsString::from(method.to_string()));
-        let config = Self::from_lookup(&|name| match name {
-            // As `launch` tells them.
-            "RANK" => Some("0".into()),
-            "WORLD_SIZE" => Some(world_size.to_string().into()),
-            "MASTER_ADDR" => Some("127.0.0.1".into()),
-            "MASTER_PORT" => Some("1".into()),
-            "GIRANDOLE_SECRET" => Some("1".repeat(64).into()),
-            "GIRANDOLE_SECRET_FILE" => None,
-            name if name.starts_with("GIRANDOLE_ELASTIC") || name == "GIRANDOLE_NEWCOMER" => None,
-            "GIRANDOLE_INIT_METHOD" if given.is_some() => given.clone(),
-            name => std::env::var_os(name),
-        })?;
-        if world_size == 1 { Ok(()) } else { try_out(&config) }
-    }
-
     /// As [`TcpConfig::from_env`], for a rank whose place, meeting point and secret come from elsewhere.
     #[cfg(feature = "mpi")]
     pub(crate) fn from_env_as(rank: usize, world_size: usize) -> Result<Self> {
@@ -147,7 +117,7 @@ impl TcpConfig {
         })
     }
 
-    fn from_lookup(lookup: &dyn Fn(&str) -> Option<OsString>) -> Result<Self> {
+    pub(super) fn from_lookup(lookup: &dyn Fn(&str) -> Option<OsString>) -> Result<Self> {
         let env = Variables(lookup);
         let found = scheduler::find(&env)?;
         let (rank, world_size) = match &found {

@@ -1,6 +1,7 @@
 //! Ranks as processes that talk over TCP.
 
 mod acceptor;
+mod ahead;
 mod config;
 mod control;
 mod elastic;
