@@ -4,6 +4,7 @@ mod asked;
 mod checkpoint;
 mod elastic;
 mod keeper;
+mod newcomer;
 mod observer;
 mod options;
 pub(crate) mod parts;
@@ -25,6 +26,7 @@ use crate::run_log::RunLog;
 
 pub use elastic::ElasticRanks;
 pub use keeper::{Keeper, RunIdentity};
+pub(crate) use newcomer::join_again;
 pub use observer::{Epoch, Observer, Step};
 pub use options::CheckpointOptions;
 pub(crate) use options::{keeps_losses, offer};
