@@ -1,5 +1,8 @@
 //! What a rank is told through its environment.
 
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::thread::available_parallelism;
@@ -29,6 +32,18 @@ const ELASTIC: &str = "GIRANDOLE_ELASTIC";
 /// The fewest ranks that go on.
 pub(super) const ELASTIC_MIN: &str = "GIRANDOLE_ELASTIC_MIN";
 const ELASTIC_FILE: &str = "GIRANDOLE_ELASTIC_FILE";
+const ELASTIC_ENDED: &str = "GIRANDOLE_ELASTIC_ENDED";
+/// What an outer launcher may have set for its own ranks.
+const OUTER: [&str; 8] = [
+    LISTENER,
+    SECRET_FILE,
+    "TORCHELASTIC_ERROR_FILE",
+    NEWCOMER,
+    ELASTIC,
+    ELASTIC_MIN,
+    ELASTIC_FILE,
+    ELASTIC_ENDED,
+];
 /// How often the ranks were started before, in `torchrun`'s word.
 pub(super) const RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
 const THREADS: &str = "RAYON_NUM_THREADS";
@@ -49,6 +64,8 @@ pub(super) struct Job {
     elastic_min: Option<usize>,
     /// Where ranks that come later find it.
     group_file: Option<PathBuf>,
+    /// Where this launcher tells which ranks' processes have ended, where the others go on.
+    ended: Option<PathBuf>,
     /// Threads for each rank, where nobody has set them.
     threads: Option<String>,
 }
@@ -78,8 +95,23 @@ impl Job {
             notes: config.notes.is_some(),
             elastic_min: config.elastic.as_ref().map(|elastic| elastic.min),
             group_file: None,
+            ended: None,
             threads,
         })
+    }
+
+    /// What has ended is told in this file.
+    pub(super) fn vouched_in(self, file: PathBuf) -> Self {
+        Self { ended: Some(file), ..self }
+    }
+
+    /// Tells the ranks of this node that the process of this rank of the job has ended. A launcher has seen it.
+    pub(super) fn vouch_for_end(&self, rank: usize) {
+        let Some(file) = &self.ended else { return };
+        let file = OpenOptions::new().create(true).append(true).mode(0o600).open(file);
+        if let Err(reason) = file.and_then(|mut file| file.write_all(format!("{rank}\n").as_bytes())) {
+            tracing::warn!("the other ranks cannot be told that rank {rank} has ended: {reason}");
+        }
     }
 
     /// Newcomers find the group through this file.
@@ -104,9 +136,7 @@ impl Job {
     /// Writes the environment of one rank of this node.
     pub(super) fn tell(&self, local_rank: usize, command: &mut Command) {
         // A launcher may itself run under another one, whose word must not reach these ranks.
-        let outer =
-            [LISTENER, SECRET_FILE, "TORCHELASTIC_ERROR_FILE", NEWCOMER, ELASTIC, ELASTIC_MIN, ELASTIC_FILE];
-        for name in outer {
+        for name in OUTER {
             command.env_remove(name);
         }
         if let Some(min) = self.elastic_min {
@@ -114,6 +144,9 @@ impl Job {
         }
         if let Some(file) = &self.group_file {
             command.env(ELASTIC_FILE, file);
+        }
+        if let Some(file) = &self.ended {
+            command.env(ELASTIC_ENDED, file);
         }
         command.envs(self.place(local_rank)).envs(self.elastic());
         command

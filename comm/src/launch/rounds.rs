@@ -79,7 +79,7 @@ impl Rounds<'_> {
             let round = match self.order()? {
                 Order::Start(round) => round,
                 Order::Over(verdict) => return self.conclude(verdict, Ok(Vec::new())),
-                Order::Stop | Order::GoOn(_) | Order::Again { .. } => continue,
+                Order::Stop | Order::GoOn(_) | Order::HasEnded(_) | Order::Again { .. } => continue,
             };
             let Finished { result, failed_at } = self
                 .round(&round, master)
@@ -90,7 +90,7 @@ impl Rounds<'_> {
                 Order::Again { reason, restart, of } => {
                     tracing::warn!("{reason}; all ranks start again (restart {restart} of {of})");
                 }
-                Order::Start(_) | Order::Stop | Order::GoOn(_) => {}
+                Order::Start(_) | Order::Stop | Order::GoOn(_) | Order::HasEnded(_) => {}
             }
         }
     }
@@ -103,11 +103,13 @@ impl Rounds<'_> {
     fn round(&mut self, round: &Round, master: Option<Master>) -> Result<Finished> {
         let config = self.config;
         let job = Job::new(config, round, self.nodes.address)?;
-        let grows = config.elastic.as_ref().is_some_and(|elastic| elastic.replace > 0);
-        let folder = grows.then(JobFolder::new).transpose()?;
-        let job = match &folder {
-            Some(folder) => job.found_in(folder.file("group")),
-            None => job,
+        let folder = config.elastic.is_some().then(JobFolder::new).transpose()?;
+        let job = match (&folder, &config.elastic) {
+            (Some(folder), Some(elastic)) => {
+                let job = job.vouched_in(folder.file("ended"));
+                if elastic.replace > 0 { job.found_in(folder.file("group")) } else { job }
+            }
+            _ => job,
         };
         // Dropped last: what it ends has lost its rank by then.
         let _warden = config.sweep.then(|| Warden::start(job.spawn_id())).transpose()?;
@@ -132,11 +134,11 @@ impl Rounds<'_> {
         }
     }
 
-    /// The council's next order but [`Order::Stop`], while there are no ranks here.
+    /// The council's next order that is not for ranks, of which there are none here.
     fn order(&mut self) -> Result<Order> {
         loop {
             match self.inbox.kept_or_next() {
-                Some(Event::Order(Order::Stop)) => {}
+                Some(Event::Order(Order::Stop | Order::HasEnded(_))) => {}
                 Some(Event::Order(Order::GoOn(what))) => tracing::warn!("{what}"),
                 Some(Event::Order(order)) => return Ok(order),
                 // The second one: at once.

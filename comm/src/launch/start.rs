@@ -86,6 +86,12 @@ impl Workers {
         self.those_that_run().filter(|worker| !worker.is_apart()).count()
     }
 
+    /// How many are on their way to the others, to take the place of lost ones.
+    pub(super) fn on_their_way(&self) -> usize {
+        let comes = |worker: &&Worker| worker.is_newcomer && !worker.has_met && !worker.left_behind;
+        self.those_that_run().filter(comes).count()
+    }
+
     /// This rank of this node has met others, without these ranks of the job.
     pub(super) fn have_met(&mut self, local_rank: usize, without: &[usize]) {
         if let Some(worker) = self.list.get_mut(local_rank) {

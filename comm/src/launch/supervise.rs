@@ -134,8 +134,12 @@ impl<'a> Supervisor<'a> {
             Event::Exited(rank) => return self.exited(rank),
             Event::Met { local_rank, without } => {
                 self.workers.have_met(local_rank, &without);
-                if !std::mem::replace(&mut self.met, true) || !without.is_empty() {
+                let is_first = !std::mem::replace(&mut self.met, true);
+                if is_first || !without.is_empty() {
                     self.nodes.tell(Word::Met { without });
+                }
+                if is_first {
+                    self.go_on_without_the_first();
                 }
                 self.look_who_is_left();
             }
@@ -152,8 +156,10 @@ impl<'a> Supervisor<'a> {
 
     /// Ranks of other nodes have failed, or their launcher is gone.
     fn ordered(&mut self, order: Order) {
-        if let Order::GoOn(what) = &order {
-            return tracing::warn!("{what}");
+        match &order {
+            Order::GoOn(what) => return tracing::warn!("{what}"),
+            Order::HasEnded(rank) => return self.job.vouch_for_end(*rank),
+            _ => {}
         }
         if self.is_at_work() {
             self.blame_the_lost();
@@ -170,6 +176,9 @@ impl<'a> Supervisor<'a> {
         let status = worker.reap().map_err(|e| Error::system(format!("cannot wait for rank {rank}"), e))?;
         tracing::debug!(rank, pid, %status, "ended");
         let end = Ended { rank, status, told: worker.told, at: Instant::now() };
+        if self.config.elastic.is_some() {
+            self.nodes.tell(Word::HasEnded(rank));
+        }
         if self.goes_on_without(end, local_rank, pid) {
             self.look_who_is_left();
             return Ok(());
@@ -182,7 +191,9 @@ impl<'a> Supervisor<'a> {
             self.look_who_is_left();
         } else if self.stage == Stage::Running {
             self.enter(Stage::Grace, self.grace);
-            self.nodes.tell(Word::Failing);
+            if self.config.nodes > 1 {
+                self.nodes.tell(Word::Failing);
+            }
         }
         Ok(())
     }
@@ -214,6 +225,30 @@ impl<'a> Supervisor<'a> {
         self.ended.extend(self.lost.iter().copied().filter(recent));
     }
 
+    /// The ranks have met, as one of them tells after others have failed. They have met with those: without them there would have
+    /// been no group. On several nodes all were told already that the job ends.
+    fn go_on_without_the_first(&mut self) {
+        if self.stage != Stage::Grace || self.config.nodes > 1 {
+            return;
+        }
+        (self.stage, self.deadline) = (Stage::Running, None);
+        let (failed, well) =
+            std::mem::take(&mut self.ended).into_iter().partition(|end| !end.status.success());
+        self.ended = well;
+        let failed: Vec<Ended> = failed;
+        for end in failed {
+            let found = self.workers.list.iter().position(|worker| worker.rank == end.rank);
+            let local_rank = found.unwrap_or_default();
+            let pid = self.workers.list[local_rank].pid;
+            if !self.goes_on_without(end, local_rank, pid) {
+                self.ended.push(end);
+            }
+        }
+        if self.ended.iter().any(|end| !end.status.success()) {
+            self.enter(Stage::Grace, self.grace);
+        }
+    }
+
     /// Whether the others go on where this one has failed; another one may take its place.
     fn goes_on_without(&mut self, end: Ended, local_rank: usize, pid: u32) -> bool {
         let Some(elastic) = &self.config.elastic else { return false };
@@ -233,7 +268,8 @@ impl<'a> Supervisor<'a> {
         }
         let done = self.ended_well();
         let left = self.workers.at_work() + done;
-        if left < elastic.min {
+        // Newcomers count as soon as they are started; without the others there is nothing that they could join.
+        if left == 0 || left + self.workers.on_their_way() < elastic.min {
             return false;
         }
         self.lost.push(end);

@@ -81,7 +81,8 @@ impl TcpConfig {
     /// store), unless `GIRANDOLE_INIT_METHOD` names another place than `env://`; and, each only where it is set, `GIRANDOLE_SECRET` (64 hexadecimal digits) or
     /// `GIRANDOLE_SECRET_FILE`, `GIRANDOLE_JOB_ID`, `GIRANDOLE_BIND` (an IP address), `GIRANDOLE_TIMEOUT` (seconds),
     /// `GIRANDOLE_TRANSPORT` (`auto`, `tcp` or `shm`; see [`Transport`]), `GIRANDOLE_TLS` (`off`, `hosts` or `all`; see [`Tls`]);
-    /// `GIRANDOLE_ELASTIC` (1: the group may change), `GIRANDOLE_ELASTIC_FILE` and `GIRANDOLE_NEWCOMER` (1; see [`Elastic`]).
+    /// `GIRANDOLE_ELASTIC` (1: the group may change), `GIRANDOLE_ELASTIC_FILE`, `GIRANDOLE_ELASTIC_ENDED` and `GIRANDOLE_NEWCOMER` (1; see
+    /// [`Elastic`]).
     ///
     /// Where `RANK` and `WORLD_SIZE` are not set, rank and world size are those that Slurm, Open MPI, MPICH or Kubeflow tell (see
     /// [`Place::from_env`](crate::Place::from_env)); so is the meeting place, if `MASTER_ADDR` or `MASTER_PORT` is not set. A
@@ -242,7 +243,8 @@ fn elastic(env: &Variables<'_>) -> Result<Option<Elastic>> {
     };
     let (wanted, newcomer) = (is_on("GIRANDOLE_ELASTIC")?, is_on("GIRANDOLE_NEWCOMER")?);
     let file = env.text("GIRANDOLE_ELASTIC_FILE")?.map(std::path::PathBuf::from);
-    Ok((wanted || newcomer || file.is_some()).then_some(Elastic { file, newcomer }))
+    let ended = env.text("GIRANDOLE_ELASTIC_ENDED")?.map(std::path::PathBuf::from);
+    Ok((wanted || newcomer || file.is_some()).then_some(Elastic { file, ended, newcomer }))
 }
 
 const RANK: &str = "the rank";

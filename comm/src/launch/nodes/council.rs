@@ -85,6 +85,7 @@ impl Council {
                 self.losses.met(without);
                 Vec::new()
             }
+            Word::HasEnded(rank) => self.has_ended(node, rank),
             Word::Lost { failure, is_final } => self.lost(node, failure, is_final, now),
             Word::Failing => self.stop(),
             Word::Ended(ending) => self.ended(node, ending, now),
@@ -135,6 +136,13 @@ impl Council {
         }
         self.losses.add_fatal(node, Failed { failure, at: now, is_final });
         self.stop()
+    }
+
+    /// A launcher has seen a process end. Each speaks for its own ranks only: of a node that cannot be reached nobody knows.
+    fn has_ended(&self, node: usize, rank: usize) -> Orders {
+        let is_its_own = self.stages.len() == 1 || rank.checked_div(self.local_world_size()) == Some(node);
+        let running = self.those_at(|stage| *stage == Stage::Running).filter(|_| is_its_own);
+        running.map(|node| (node, Order::HasEnded(rank))).collect()
     }
 
     /// A node's launcher is gone, and with it its ranks.

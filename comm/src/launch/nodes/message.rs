@@ -30,6 +30,8 @@ pub(in crate::launch) enum Word {
         /// As with [`Ending::Failed`].
         is_final: bool,
     },
+    /// The process of this rank of the job, which this node has started, has ended, well or not; where ranks may be lost.
+    HasEnded(usize),
     /// A rank has failed: what the others do is in vain.
     Failing,
     /// All ranks of this node have ended.
@@ -61,6 +63,8 @@ pub(in crate::launch) enum Order {
     Stop,
     /// Ranks are lost, as this text tells, and the others go on.
     GoOn(String),
+    /// The process of this rank has ended: its launcher has seen it.
+    HasEnded(usize),
     /// All ranks are to be started again, for this reason.
     Again {
         reason: String,

@@ -53,11 +53,12 @@ pub(super) fn conclude(
 ) -> Result<Lines> {
     let session = random_nonce()?;
     let address = SocketAddr::new(plan.config.bind, port);
-    let own = Entry { address, host: plan.own.host.clone(), pid: plan.own.pid, site: plan.site() };
+    let (host, pid, site, door) = (plan.own.host.clone(), plan.own.pid, plan.site(), plan.door);
+    let own = Entry { address, host, pid, site, door };
     let ranks = std::iter::once(own).chain(members.iter().map(|(.., entry)| entry.clone())).collect();
     let table = Table { session, ranks };
     let peers = table.ranks.iter().map(Entry::info).collect();
-    let lines = plan.open_lines(listener, credentials.bound_to(&session), peers)?;
+    let lines = plan.open_lines(listener, (credentials, session), peers)?;
     connect_all(plan, members, table)?;
     Ok(lines)
 }
@@ -100,6 +101,7 @@ fn connect_all(plan: &Plan<'_>, members: &mut Members, table: Table) -> Result<(
             *connected = hear(plan, *rank, wire, entry)?;
         }
     }
+    plan.agree();
     tell_all(plan, members, &ToMember::Complete)
 }
 

@@ -40,6 +40,7 @@ pub(super) fn hello(plan: &Plan<'_>, port: u16) -> Hello {
         pid: plan.own.pid,
         site: plan.site(),
         patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
+        door: plan.door,
     }
 }
 
@@ -138,7 +139,7 @@ impl Leader<'_> {
         let table = self.hear_table()?;
         let peers = self.peers(&table)?;
         let own_ip = peers[plan.config.rank].address.ip();
-        let opened = plan.open_lines(listener, credentials.bound_to(&table.session), peers);
+        let opened = plan.open_lines(listener, (credentials, table.session), peers);
         let lines = opened.map_err(|error| self.give_up(error))?;
         self.reach(plan.config.rank - 1, &lines)?;
         self.wait_for_all()?;
@@ -201,6 +202,7 @@ impl Leader<'_> {
 
     /// Tells rank 0 that this rank is connected, and waits until all are.
     fn wait_for_all(&mut self) -> Result<()> {
+        self.plan.agree();
         self.wire.send(&ToLeader::Connected, self.plan.deadline).map_err(|fault| self.lost(fault, ""))?;
         match self.hear(LIMIT, "other ranks could not connect to each other")? {
             ToMember::Complete => Ok(()),

@@ -39,7 +39,7 @@ use rustix::event::PollFlags;
 
 pub(crate) use self::parent::Parent;
 pub(crate) use self::place::try_out;
-pub(crate) use self::regroup::{Lobby, Regrouped, join};
+pub(crate) use self::regroup::{Card, Lobby, Regrouped, join};
 
 use self::message::{Failure, MAX_HOST, tidy};
 use self::place::Place;
@@ -63,6 +63,8 @@ pub(crate) struct PeerInfo {
     /// Where it takes data connections.
     pub(crate) address: SocketAddr,
     pub(crate) site: Site,
+    /// The port of its door, where the group may change; else 0.
+    pub(crate) door: u16,
 }
 
 /// Ranks that have found each other.
@@ -79,6 +81,8 @@ pub(crate) struct Meeting {
 #[derive(Debug)]
 pub(crate) struct Lines {
     pub(crate) switchboard: Arc<Switchboard>,
+    /// What all ranks of the group have in common, and nobody else.
+    pub(crate) session: [u8; 32],
     /// None in a group of one.
     acceptor: Option<Acceptor>,
 }
@@ -105,6 +109,8 @@ pub(crate) struct Options {
     pub(crate) members: Option<Members>,
     /// The group that they are of: when it has failed, they do not meet.
     pub(crate) parent: Option<Parent>,
+    /// The port of this rank's door, where the group may change.
+    pub(crate) door: u16,
 }
 
 pub(crate) fn meet_with(config: &TcpConfig, options: Options) -> Result<Meeting> {
@@ -129,6 +135,8 @@ pub(crate) fn meet_with(config: &TcpConfig, options: Options) -> Result<Meeting>
         credentials: Credentials::of(config)?,
         members,
         parent: options.parent,
+        door: options.door,
+        agreed: None,
     };
     plan.check_secret(config.bind)?;
     match config.rank {
@@ -150,11 +158,13 @@ fn meet_nobody(config: &TcpConfig, members: Members) -> Result<Meeting> {
         credentials: Credentials::of(config)?,
         members,
         parent: None,
+        door: 0,
+        agreed: None,
     };
     let (host, pid, site) = (plan.own.host.clone(), plan.own.pid, plan.site());
-    let peers = vec![PeerInfo { host, pid, address: SocketAddr::new(address, 0), site }];
+    let peers = vec![PeerInfo { host, pid, address: SocketAddr::new(address, 0), site, door: 0 }];
     let switchboard = Arc::new(Switchboard::new(plan.setup(plan.credentials(), peers))?);
-    let lines = Lines { switchboard, acceptor: None };
+    let lines = Lines { switchboard, session: random_nonce()?, acceptor: None };
     Ok(Meeting { lines, control: vec![None], own_ips: vec![address] })
 }
 
@@ -188,9 +198,20 @@ struct Plan<'a> {
     credentials: Credentials,
     members: Members,
     parent: Option<Parent>,
+    /// The port of this rank's door, where the group may change.
+    door: u16,
+    /// Called on a member before the leader hears that it is ready, and on the leader before anyone hears that all are.
+    agreed: Option<&'a dyn Fn()>,
 }
 
 impl Plan<'_> {
+    /// From now on the others may have met.
+    fn agree(&self) {
+        if let Some(agreed) = self.agreed {
+            agreed();
+        }
+    }
+
     /// The number in the whole job of a rank of this group.
     fn number(&self, rank: usize) -> usize {
         self.members.world_rank(rank)
@@ -265,7 +286,7 @@ impl Plan<'_> {
     fn open_lines(
         &self,
         listener: TcpListener,
-        credentials: Credentials,
+        (credentials, session): (&Credentials, [u8; 32]),
         peers: Vec<PeerInfo>,
     ) -> Result<Lines> {
         let own = self.config.rank;
@@ -276,11 +297,12 @@ impl Plan<'_> {
                 }
             }
         }
+        let credentials = credentials.bound_to(&session);
         let switchboard = Arc::new(Switchboard::new(self.setup(credentials, peers))?);
         let answering = switchboard.clone();
         let greet = move |wire, until, place: Guest<'_>| answering.answer(wire, until, place);
         let acceptor = Acceptor::start(listener, self.limits, Arc::new(greet))?;
-        Ok(Lines { switchboard, acceptor: Some(acceptor) })
+        Ok(Lines { switchboard, session, acceptor: Some(acceptor) })
     }
 
     /// The address of this rank as seen by the one at the other end of a connection.
@@ -354,7 +376,7 @@ fn cannot_listen(address: SocketAddr, reason: std::io::Error) -> Error {
     }
 }
 
-pub(crate) fn random_nonce() -> Result<[u8; 32]> {
+fn random_nonce() -> Result<[u8; 32]> {
     let mut nonce = [0; 32];
     getrandom::fill(&mut nonce).map_err(|reason| Error::system("random numbers for a nonce", reason))?;
     Ok(nonce)

@@ -202,8 +202,8 @@ impl State {
 
 /// What is known of a rank that comes from this address.
 pub(super) fn entry(hello: Hello, from: IpAddr) -> Entry {
-    let Hello { ip, port, host, pid, site, .. } = hello;
-    Entry { address: SocketAddr::new(ip.unwrap_or(from), port), host: tidy(&host, MAX_HOST), pid, site }
+    let Hello { ip, port, host, pid, site, door, .. } = hello;
+    Entry { address: SocketAddr::new(ip.unwrap_or(from), port), host: tidy(&host, MAX_HOST), pid, site, door }
 }
 
 /// What it means that a rank says something which should have nothing to say.

@@ -299,7 +299,7 @@ impl Switchboard {
     ) -> Arc<Self> {
         let address = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
         let site = shm::Site::own(Err(shm::Obstacle::Unwanted));
-        let peer = PeerInfo { host: "here".into(), pid: 1, address, site };
+        let peer = PeerInfo { host: "here".into(), pid: 1, address, site, door: 0 };
         let (rank, world_size) = (own as u32, connections.len() as u32);
         let switchboard = Self::new(Setup {
             own: Caller { rank, world_size, purpose: super::handshake::Purpose::Data },

@@ -29,7 +29,7 @@ fn credentials() -> Credentials {
 /// A rank of a group of two that listen there.
 fn switchboard(rank: usize, addresses: [SocketAddr; 2]) -> Arc<Switchboard> {
     let site = Site::own(Err(Obstacle::Unwanted));
-    let peer = |address| PeerInfo { host: "here".into(), pid: 1, address, site: site.clone() };
+    let peer = |address| PeerInfo { host: "here".into(), pid: 1, address, site: site.clone(), door: 0 };
     let setup = Setup {
         own: caller(rank),
         credentials: credentials(),

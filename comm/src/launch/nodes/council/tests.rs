@@ -27,6 +27,7 @@ fn told(orders: &Orders) -> Vec<String> {
         Order::Start(round) => format!("start {} at {}", round.restart, round.port),
         Order::Stop => "stop".into(),
         Order::GoOn(what) => what.clone(),
+        Order::HasEnded(rank) => format!("ended {rank}"),
         Order::Again { reason, restart, of } => format!("again {restart}/{of}: {reason}"),
         Order::Over(verdict) => format!("over: {verdict:?}"),
     };
@@ -321,7 +322,7 @@ proptest! {
                             runs[to] = false;
                             words.push_back((to, failed(to, ExitKind::Code(75), 0)));
                         }
-                        Order::Stop | Order::GoOn(_) => {}
+                        Order::Stop | Order::GoOn(_) | Order::HasEnded(_) => {}
                         Order::Again { .. } => words.push_back(ready(to)),
                         Order::Over(verdict) => ends[to].push(verdict),
                     }
@@ -356,4 +357,16 @@ proptest! {
         let stayed: Vec<_> = left.into_iter().filter(|node| !has_left(node)).collect();
         prop_assert!(stayed.iter().all(|&node| ends[node] == ends[stayed[0]]), "{ends:?}");
     }
+}
+
+#[test]
+fn a_launcher_vouches_for_the_end_of_its_own_ranks_only() {
+    let mut council = elastic(1, 0);
+    let now = Instant::now();
+    assert_eq!(told(&council.hear(1, Word::HasEnded(2), now)), ["0 ended 2", "1 ended 2", "2 ended 2"]);
+    assert!(council.hear(1, Word::HasEnded(0), now).is_empty());
+    assert!(council.hear(2, Word::HasEnded(6), now).is_empty());
+    // What has become of the ranks of a node that is gone is not known.
+    assert_eq!(council.hear(2, Word::Gone, now).len(), 2);
+    assert_eq!(told(&council.hear(0, Word::HasEnded(1), now)), ["0 ended 1", "1 ended 1"]);
 }

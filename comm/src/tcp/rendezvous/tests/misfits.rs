@@ -34,8 +34,15 @@ fn introduced_for(rank: u32, world_size: u32, port: u16, patience: Duration) -> 
     assert_eq!(verdict.status, Status::Admitted);
     let nobody = point().1;
     let (host, site) = ("elsewhere".into(), Site::own(Err(Obstacle::Unwanted)));
-    let hello =
-        Hello { ip: None, port: nobody, host, pid: 77, site, patience_ms: patience.as_millis() as u64 };
+    let hello = Hello {
+        ip: None,
+        port: nobody,
+        host,
+        pid: 77,
+        site,
+        patience_ms: patience.as_millis() as u64,
+        door: 0,
+    };
     wire.send(&hello, until).unwrap();
     wire
 }
