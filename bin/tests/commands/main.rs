@@ -13,3 +13,4 @@ mod kept;
 mod paths;
 #[cfg(target_os = "linux")]
 mod stopped;
+mod words;
