@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use candle_core::Device;
+use clap::builder::{EnumValueParser, PossibleValue, TypedValueParser};
 use clap::{Args, ValueEnum};
 use comm::InitMethod;
 use training::FileHash;
@@ -49,7 +50,7 @@ pub struct RankOptions {
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Ranks")]
     pub world_size: Option<usize>,
     /// How ranks talk
-    #[arg(long, value_enum, default_value = "auto", help_heading = "Ranks")]
+    #[arg(long, value_parser = BackendParser, default_value = "auto", help_heading = "Ranks")]
     pub backend: Backend,
     /// What carries data between ranks of one host.
     #[command(flatten)]
@@ -60,6 +61,31 @@ pub struct RankOptions {
     /// How long the ranks wait for each other [default: 300]
     #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true, help_heading = "Ranks")]
     pub timeout: Option<Duration>,
+}
+
+/// Reads a [`Backend`], and knows what PyTorch's are called here.
+#[derive(Debug, Clone)]
+struct BackendParser;
+
+impl TypedValueParser for BackendParser {
+    type Value = Backend;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        option: Option<&clap::Arg>,
+        value: &std::ffi::OsStr,
+    ) -> Result<Backend, clap::Error> {
+        if value.eq_ignore_ascii_case("gloo") {
+            let refuse = |_: &str| Err::<Backend, _>("Gloo is PyTorch's back end for the CPU: use tcp");
+            return refuse.parse_ref(command, option, value);
+        }
+        EnumValueParser::new().parse_ref(command, option, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(Backend::value_variants().iter().filter_map(ValueEnum::to_possible_value)))
+    }
 }
 
 impl RankOptions {

@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::console::note;
 use crate::error::{Error, Result};
-use crate::file_error::FileError;
 use crate::held::Held;
 use crate::metrics::{MetricsWriter, Summary};
 use crate::options::Backend;
+use crate::outputs;
 use crate::report::{RankTimes, peak_rss_bytes};
 use crate::start::host_name;
 use crate::trace::{self, TraceRecorder};
@@ -342,7 +342,7 @@ impl Rank {
         let (Some(recorder), Some(path)) = (recorder, path) else { return Ok(()) };
         let own = recorder.finish(self.comm.rank(), &host_name());
         let Some(traces) = gather_object(&*self.comm, &own, 0)? else { return Ok(()) };
-        Ok(std::fs::write(path, trace::merge(&traces)?).map_err(|error| FileError::write(path, error))?)
+        Ok(outputs::write(path, trace::merge(&traces)?)?)
     }
 
     pub(crate) fn outcome<T>(self, trained: T) -> Outcome<T> {

@@ -10,7 +10,8 @@
 //! - [`clip_grad_norm`] bounds gradients.
 //! - [`defer_weights`] runs backward without the gradients of weights, and those later.
 //! - [`activation_bytes`] tells what a graph holds for backward.
-//! - [`tensor_header`] looks at a safetensors file before anything computes with what it says.
+//! - [`tensor_header`] looks at a safetensors file before anything computes with what it says; [`open_input`] opens regular files
+//!   only, and [`AtomicFile`] leaves an older file as it was until the new one is whole.
 //! - [`Checkpoints`] keeps model, optimizer and sampler on disk, whole whenever the machine stops.
 #![forbid(unsafe_code)]
 
@@ -38,7 +39,10 @@ pub use clip::{clip_grad_norm, grad_norm, scale_grads};
 pub use defer::{DeferredGrads, defer, defer_weights};
 pub use dropout::Dropout;
 pub use error::{Error, Fallback, Result};
-pub use file::{TensorHeader, load_tensors, save_tensors, tensor_header};
+pub use file::{
+    AtomicFile, TensorHeader, load_tensors, open_input, read_input, read_tensor_file, save_tensors,
+    tensor_file_begin, tensor_header, write_output, write_tensors,
+};
 #[cfg(any(test, fuzzing))]
 pub use fuzz::fuzz_tensor_header;
 pub use graph::activation_bytes;

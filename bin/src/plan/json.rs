@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::error::Result;
 use crate::file_error::FileError;
+use crate::outputs;
 
 use super::recommended;
 use super::step::Planned;
@@ -80,5 +81,5 @@ pub(super) fn write(path: &Path, shown: &Shown<'_>, all: &[Planned]) -> Result<(
         recommended: recommended(all, memory).map(name),
     };
     let text = serde_json::to_string_pretty(&plan).map_err(|error| FileError::write(path, error))?;
-    Ok(std::fs::write(path, text + "\n").map_err(|error| FileError::write(path, error))?)
+    Ok(outputs::write(path, text + "\n")?)
 }

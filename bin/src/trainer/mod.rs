@@ -32,7 +32,7 @@ pub use options::CheckpointOptions;
 pub(crate) use options::{keeps_losses, offer};
 pub use random::StepRandom;
 pub use run::RunConfig;
-pub(crate) use run::{agree, find};
+pub(crate) use run::{agree, agree_on_command, find};
 
 /// Batches of a rank's part of a data set.
 pub type Loader<D, B> = DataLoader<D, B, DistributedSampler>;

@@ -3,6 +3,7 @@
 use candle_core::{Device, Tensor};
 use candle_nn::{Optimizer, VarMap};
 use sampler::Dataset;
+use serde_json::Value;
 use training::{Checkpoint, OptimizerState};
 
 use crate::console::note;
@@ -169,21 +170,25 @@ pub(crate) fn find(options: &CheckpointOptions, run: &RunIdentity) -> Result<Opt
         |checkpoints, folder| checkpoints.load(folder, &Device::Cpu),
     )?;
     if let Some(checkpoint) = &found {
+        agree_on_command(run, &checkpoint.extra, options)?;
         agree(run, &Extra::of(checkpoint)?.run, options)?;
     }
     Ok(found)
 }
 
+/// Refuses a checkpoint of another of this program's commands, whatever else that keeps.
+pub(crate) fn agree_on_command(own: &RunIdentity, extra: &Value, options: &CheckpointOptions) -> Result<()> {
+    // Where each rank writes a part, what the run keeps is below what the parts are.
+    let command = ["/run/command", "/extra/run/command"].iter().find_map(|at| extra.pointer(at)?.as_str());
+    let Some(command) = command.filter(|command| *command != own.command) else { return Ok(()) };
+    let (option, got) = options.source();
+    let help = format!("that is of the command {command}, and this is {}", own.command);
+    Err(Error::Contradiction { option: option.into(), got: got.display().to_string(), help })
+}
+
 /// Refuses a checkpoint of another run.
 pub(crate) fn agree(own: &RunIdentity, saved: &RunIdentity, options: &CheckpointOptions) -> Result<()> {
     let dir = options.dir().display();
-    if own.command != saved.command {
-        return Err(Error::Contradiction {
-            option: "--checkpoint-dir".into(),
-            got: dir.to_string(),
-            help: format!("its checkpoints are of {}, this is {}", saved.command, own.command),
-        });
-    }
     let Some((option, got, then)) = own.difference(saved) else { return Ok(()) };
     let help = format!("the run in {dir} began with {then}; give that to go on, or another --checkpoint-dir");
     Err(Error::Contradiction { option: option.into(), got: got.into(), help })

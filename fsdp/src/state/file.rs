@@ -37,7 +37,7 @@ impl TensorFile {
     pub fn open(path: &Path) -> Result<Self> {
         let refuse = |problem: String| Error::file(path, problem);
         let unread = |error: io::Error| refuse(format!("cannot be read: {error}"));
-        let mut file = File::open(path).map_err(unread)?;
+        let mut file = training::open_input(path).map_err(unread)?;
         let bytes = file.metadata().map_err(unread)?.len();
         let header = training::tensor_header(&mut file, bytes).map_err(|error| match error.kind() {
             ErrorKind::InvalidData => refuse(format!("it is no safetensors file: {error}")),

@@ -40,7 +40,9 @@ pub(super) fn files(dir: &Path) -> Vec<PathBuf> {
 
 /// Where the files are; all of them are there.
 fn locate(dir: &Path) -> Result<PathBuf, FileError> {
-    let found = fs::metadata(dir).map_err(|error| FileError::read(dir, error))?;
+    let found = fs::metadata(dir).map_err(|error| {
+        FileError::read(dir, format!("{error}; without --data-dir, pictures are drawn in place of CIFAR-10"))
+    })?;
     if !found.is_dir() {
         return Err(FileError::read(dir, format!("it is no folder; give the one with {TEST}")));
     }
@@ -59,7 +61,7 @@ fn locate(dir: &Path) -> Result<PathBuf, FileError> {
 }
 
 fn append(path: &Path, pictures: &mut Pictures) -> Result<(), FileError> {
-    let bytes = fs::read(path).map_err(|error| FileError::read(path, error))?;
+    let bytes = training::read_input(path).map_err(|error| FileError::read(path, error))?;
     if bytes.is_empty() || !bytes.len().is_multiple_of(RECORD) {
         let len = bytes.len();
         let reason = format!("{len} bytes are no whole number of records of {RECORD} bytes; get it again");

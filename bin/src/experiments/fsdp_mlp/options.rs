@@ -5,7 +5,7 @@ use clap::{Args, ValueEnum};
 use fsdp::{FsdpConfig, MixedPrecision, Strategy};
 
 use crate::error::{Error, Result};
-use crate::models::large::LargeConfig;
+use crate::models::large::{CLASSES, LargeConfig};
 use crate::options::{CommonOptions, count, learning_rate};
 use crate::room;
 use crate::trainer::CheckpointOptions;
@@ -159,13 +159,19 @@ impl FsdpMlpOptions {
                 format!("with --features {}, the model has more elements than can be counted", self.features);
             return refuse("--hidden", self.hidden.to_string(), help);
         }
-        let parameters: f64 =
-            self.model().layers().map(|(i, o)| (i as f64 + 1.0) * o as f64).into_iter().sum();
+        let count = |[features, hidden]: [f64; 2]| {
+            let layers =
+                [(features, hidden), (hidden, hidden), (hidden, features), (features, CLASSES as f64)];
+            layers.map(|(inputs, outputs)| (inputs + 1.0) * outputs).into_iter().sum::<f64>()
+        };
+        let sizes = [("--features", self.features), ("--hidden", self.hidden)];
+        let parameters = count(sizes.map(|(_, size)| size as f64));
         let CommonOptions { ranks, device, data, .. } = &self.common;
         let on_host = room::ranks_on_host(ranks, *device, world_size).unwrap_or(1);
         let needed = (room::with_adam(parameters, shards), on_host);
         if let Some(help) = room::too_large(parameters, "parameters", needed) {
-            return refuse("--hidden", self.hidden.to_string(), help);
+            let (option, got) = room::largest(sizes, count);
+            return refuse(option, got.to_string(), help);
         }
         if data.is_some() {
             return Ok(());

@@ -109,18 +109,26 @@ impl TransformerOptions {
 
     /// What is wrong with the model on this machine: a size, and what it leads to.
     fn too_large(&self, (ranks, parts): (usize, usize)) -> Option<(&'static str, usize, String)> {
-        let [model, ff, words, blocks, positions] =
-            [self.d_model, self.d_ff, self.vocab_size, self.num_layers, self.max_len].map(|size| size as f64);
-        let block = 4.0 * model * (model + 1.0) + 4.0 * model + ff * (model + 1.0) + model * (ff + 1.0);
-        let parameters = words * model + blocks * block + words * (model + 1.0);
+        let sizes = [
+            ("--d-model", self.d_model),
+            ("--d-ff", self.d_ff),
+            ("--vocab-size", self.vocab_size),
+            ("--num-layers", self.num_layers),
+        ];
+        let count = |[model, ff, words, blocks]: [f64; 4]| {
+            let block = 4.0 * model * (model + 1.0) + 4.0 * model + ff * (model + 1.0) + model * (ff + 1.0);
+            words * model + blocks * block + words * (model + 1.0)
+        };
+        let parameters = count(sizes.map(|(_, size)| size as f64));
         // The table of positions is computed, and no parameter.
-        let table = positions * model;
+        let table = self.max_len as f64 * self.d_model as f64;
         let bytes = (4.0 * (parameters + table) / parts.max(1) as f64, ranks);
         if table > parameters {
             let help = room::too_large(table, "numbers of positions", bytes)?;
             return Some(("--max-len", self.max_len, help));
         }
-        room::too_large(parameters, "parameters", bytes).map(|help| ("--num-layers", self.num_layers, help))
+        let (option, got) = room::largest(sizes, count);
+        room::too_large(parameters, "parameters", bytes).map(|help| (option, got, help))
     }
 
     /// What a checkpoint must agree in.
