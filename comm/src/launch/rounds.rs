@@ -2,12 +2,11 @@
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender};
-use std::time::Instant;
-
-use signal_hook::low_level::signal_name;
+use std::time::{Duration, Instant};
 
 use super::elastic::JobFolder;
 use super::environment::Job;
+use super::failure::signal_name;
 use super::forward::Output;
 use super::master::Master;
 use super::nodes::{self, Ending, Nodes, Order, Round, Verdict, Word};
@@ -51,8 +50,8 @@ impl Inbox {
         self.kept.push_back(event);
     }
 
-    fn kept_or_next(&mut self) -> Option<Event> {
-        self.kept.pop_front().or_else(|| self.next(None))
+    fn kept_or_next(&mut self, deadline: Option<Instant>) -> Option<Event> {
+        self.kept.pop_front().or_else(|| self.next(deadline))
     }
 }
 
@@ -64,6 +63,8 @@ pub(super) struct Rounds<'a> {
     pub(super) events: Sender<Event>,
     /// The signal that came while there were no ranks here.
     pub(super) signal: Option<i32>,
+    /// Why a log of this or an earlier round does not have all that a rank has printed.
+    pub(super) lost_log: Option<Error>,
 }
 
 impl Rounds<'_> {
@@ -75,15 +76,22 @@ impl Rounds<'_> {
             let port = master.as_ref().map_or(0, |master| master.port);
             let local_world_size = self.config.local_world_size();
             let elastic = self.config.elastic.as_ref().map(|elastic| elastic.min);
-            self.nodes.tell(Word::Ready { host: nodes::host(), local_world_size, port, elastic });
+            let max_restarts = self.config.max_restarts;
+            self.nodes.tell(Word::Ready {
+                host: nodes::host(),
+                local_world_size,
+                port,
+                elastic,
+                max_restarts,
+            });
             let round = match self.order()? {
                 Order::Start(round) => round,
                 Order::Over(verdict) => return self.conclude(verdict, Ok(Vec::new())),
                 Order::Stop | Order::GoOn(_) | Order::Again { .. } => continue,
             };
-            let Finished { result, failed_at } = self
-                .round(&round, master)
-                .unwrap_or_else(|error| Finished { result: Err(error), failed_at: None });
+            let Finished { result, failed_at, lost_log } =
+                self.round(&round, master).unwrap_or_else(Finished::of);
+            self.lost_log = self.lost_log.take().or(lost_log);
             self.nodes.tell(Word::Ended(self.ending(&result, failed_at)));
             match self.order()? {
                 Order::Over(verdict) => return self.conclude(verdict, result),
@@ -134,8 +142,10 @@ impl Rounds<'_> {
 
     /// The council's next order but [`Order::Stop`], while there are no ranks here.
     fn order(&mut self) -> Result<Order> {
+        let began = Instant::now();
         loop {
-            match self.inbox.kept_or_next() {
+            let look = self.nodes.period().map(|period| Instant::now() + period);
+            match self.inbox.kept_or_next(look) {
                 Some(Event::Order(Order::Stop)) => {}
                 Some(Event::Order(Order::GoOn(what))) => tracing::warn!("{what}"),
                 Some(Event::Order(order)) => return Ok(order),
@@ -148,6 +158,7 @@ impl Rounds<'_> {
                     self.nodes.tell(Word::Ended(Ending::Stopped(by_signal(signal))));
                 }
                 Some(_) => {}
+                None if look.is_some() => self.nodes.give_up_the_silent(began),
                 None => return Err(Error::system("the launcher", "its threads have ended")),
             }
         }
@@ -155,9 +166,12 @@ impl Rounds<'_> {
 
     fn conclude(&self, verdict: Verdict, result: Result<Reports>) -> Result<Reports> {
         match verdict {
-            Verdict::Done => result,
+            Verdict::Done => self.lost_log.clone().map_or(result, Err),
             Verdict::Failed(failure) => Err(Box::new(failure).into()),
             Verdict::Gone(node) => Err(Error::NodeGone(node)),
+            Verdict::Silent { node, ms } => {
+                Err(Error::NodeSilent { node, silence: Duration::from_millis(ms) })
+            }
             Verdict::Stopped { node, reason } => match (node.node == self.config.node_rank, self.signal) {
                 (true, Some(signal)) => Err(Error::Interrupted { signal }),
                 (true, None) if result.is_err() => result,
@@ -168,6 +182,5 @@ impl Rounds<'_> {
 }
 
 fn by_signal(signal: i32) -> String {
-    signal_name(signal)
-        .map_or_else(|| format!("stopped by signal {signal}"), |name| format!("stopped by {name}"))
+    format!("stopped by {}", signal_name(signal))
 }
