@@ -142,9 +142,10 @@ impl Rounds<'_> {
 
     /// The council's next order but [`Order::Stop`], while there are no ranks here.
     fn order(&mut self) -> Result<Order> {
-        let began = Instant::now();
+        let period = self.nodes.period();
+        let next_look = || period.map(|period| Instant::now() + period);
+        let (mut look, mut waited) = (next_look(), Duration::ZERO);
         loop {
-            let look = self.nodes.period().map(|period| Instant::now() + period);
             match self.inbox.kept_or_next(look) {
                 Some(Event::Order(Order::Stop)) => {}
                 Some(Event::Order(Order::GoOn(what))) => tracing::warn!("{what}"),
@@ -158,8 +159,12 @@ impl Rounds<'_> {
                     self.nodes.tell(Word::Ended(Ending::Stopped(by_signal(signal))));
                 }
                 Some(_) => {}
-                None if look.is_some() => self.nodes.give_up_the_silent(began),
-                None => return Err(Error::system("the launcher", "its threads have ended")),
+                None => {
+                    let ended = || Error::system("the launcher", "its threads have ended");
+                    waited += period.ok_or_else(ended)?;
+                    self.nodes.give_up_the_silent(waited);
+                    look = next_look();
+                }
             }
         }
     }

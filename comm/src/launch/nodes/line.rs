@@ -4,7 +4,7 @@
 //! send each other signs of life, `null` in place of a message. Each is sent only once something has come since the last one:
 //! no pile of them waits for a launcher that stands still.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::link::send;
 use crate::tcp::Wire;
@@ -35,41 +35,36 @@ impl Limit {
 /// The way to one launcher.
 pub(super) struct Line {
     pub(super) wire: Wire,
-    heard: Instant,
+    /// For how long nothing has come. A period is added at each look: while this launcher itself stands still, none is.
+    silence: Duration,
     /// Something has come since the last sign of life was sent.
     is_answered: bool,
-    is_warned_of: bool,
 }
 
 impl Line {
-    pub(super) fn new(wire: Wire, now: Instant) -> Self {
-        Self { wire, heard: now, is_answered: true, is_warned_of: false }
+    pub(super) fn new(wire: Wire) -> Self {
+        Self { wire, silence: Duration::ZERO, is_answered: true }
     }
 
     /// Something has come.
-    pub(super) fn hear(&mut self, now: Instant) {
-        self.heard = now;
+    pub(super) fn hear(&mut self) {
+        self.silence = Duration::ZERO;
         self.is_answered = true;
-        self.is_warned_of = false;
     }
 
-    pub(super) fn give_sign(&mut self) {
+    /// Gives a sign of life, and looks whether one has come. True where it is time for a warning, once.
+    pub(super) fn look(&mut self, limit: Limit) -> bool {
         if std::mem::take(&mut self.is_answered) {
             send(&mut self.wire, &None::<()>);
         }
+        let before = self.silence;
+        self.silence += limit.period();
+        before < WARN_AFTER && self.silence >= WARN_AFTER
     }
 
-    /// True where it is time to warn of its silence, once.
-    pub(super) fn begins_to_worry(&mut self, now: Instant) -> bool {
-        let worries = !self.is_warned_of && now.saturating_duration_since(self.heard) >= WARN_AFTER;
-        self.is_warned_of |= worries;
-        worries
-    }
-
-    /// How long it has been silent, where that is too long for one who has waited for it since then.
-    pub(super) fn is_missed(&self, waits_since: Instant, now: Instant, limit: Limit) -> Option<Duration> {
-        let waited = now.saturating_duration_since(self.heard.max(waits_since));
-        (waited >= limit.0).then(|| now.saturating_duration_since(self.heard))
+    /// How long it has been silent, where that is too long for one who has waited for so long.
+    pub(super) fn is_missed(&self, waited: Duration, limit: Limit) -> Option<Duration> {
+        (self.silence.min(waited) >= limit.0).then_some(self.silence)
     }
 }
 
@@ -84,43 +79,47 @@ pub(super) fn say_that_it_is_silent(node: &impl std::fmt::Display) {
 #[cfg(test)]
 mod tests {
     use std::net::{TcpListener, TcpStream};
+    use std::time::Instant;
 
     use super::*;
 
-    fn line(now: Instant) -> (Line, Wire) {
+    fn line() -> (Line, Wire) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let [one, other] = [one, listener.accept().unwrap().0].map(|end| Wire::new(end, None).unwrap());
-        (Line::new(one, now), other)
+        (Line::new(one), other)
     }
 
     #[test]
     fn a_silent_launcher_is_warned_of_once_and_missed_by_those_who_wait() {
-        let began = Instant::now();
-        let after = |seconds: u64| began + Duration::from_secs(seconds);
-        let (mut line, _other) = line(began);
-        let limit = Limit::new(Duration::from_secs(60));
-        let warned: Vec<_> = [29, 30, 31].map(|seconds| line.begins_to_worry(after(seconds))).into();
-        assert_eq!(warned, [false, true, false]);
-        assert_eq!(line.is_missed(began, after(59), limit), None);
-        assert_eq!(line.is_missed(began, after(60), limit), Some(Duration::from_secs(60)));
+        let (mut line, _other) = line();
+        let seconds = Duration::from_secs;
+        let limit = Limit::new(seconds(60));
+        let mut warned: Vec<u64> = (1..60).filter(|_| line.look(limit)).collect();
+        assert_eq!(warned, [30]);
+        assert_eq!(line.is_missed(seconds(100), limit), None);
+        line.look(limit);
+        assert_eq!(line.is_missed(seconds(60), limit), Some(seconds(60)));
         // Who has only just begun to wait gives it the whole time.
-        assert_eq!(line.is_missed(after(50), after(109), limit), None);
-        assert_eq!(line.is_missed(after(50), after(110), limit), Some(Duration::from_secs(110)));
-        line.hear(after(111));
-        assert_eq!(line.is_missed(began, after(112), limit), None);
-        assert!(line.begins_to_worry(after(141)));
+        assert_eq!(line.is_missed(seconds(59), limit), None);
+        line.hear();
+        assert_eq!(line.is_missed(seconds(100), limit), None);
+        warned = (1..60).filter(|_| line.look(limit)).collect();
+        assert_eq!(warned, [30]);
     }
 
     #[test]
     fn one_sign_of_life_is_sent_for_each_that_comes() {
-        let (mut line, mut other) = line(Instant::now());
-        (0..3).for_each(|_| line.give_sign());
-        line.hear(Instant::now());
-        line.give_sign();
+        let (mut line, mut other) = line();
+        let limit = Limit::new(Duration::from_secs(60));
+        for _ in 0..3 {
+            line.look(limit);
+        }
+        line.hear();
+        line.look(limit);
         line.wire.cut();
-        let limit = Instant::now() + Duration::from_secs(60);
-        let mut signs = || other.receive::<Option<u8>>(100, limit);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut signs = || other.receive::<Option<u8>>(100, deadline);
         assert_eq!((signs().unwrap(), signs().unwrap()), (None, None));
         assert!(signs().is_err());
     }

@@ -67,8 +67,7 @@ impl Chair {
         own: &Sender<Event>,
     ) -> Result<Arc<Mutex<Self>>> {
         let readers = others.iter().map(Wire::again).collect::<Vec<_>>();
-        let now = Instant::now();
-        let others = others.into_iter().map(|wire| Line::new(wire, now)).collect();
+        let others = others.into_iter().map(Line::new).collect();
         let chair = Arc::new(Mutex::new(Self { council, own: own.clone(), others }));
         for (at, mut wire) in readers.into_iter().enumerate() {
             let chair = Arc::clone(&chair);
@@ -76,7 +75,7 @@ impl Chair {
                 loop {
                     let heard = wire.receive(LIMIT, Instant::now() + FOR_EVER);
                     let mut chair = lock(&chair);
-                    chair.others[at].hear(Instant::now());
+                    chair.others[at].hear();
                     // None is a sign of life.
                     let Some(word) = heard.unwrap_or(Some(Word::Gone)) else { continue };
                     let is_last = word == Word::Gone;
@@ -101,11 +100,10 @@ impl Chair {
         }
     }
 
-    /// Gives up those that have been silent for too long, also since this launcher waits for them.
-    pub(super) fn give_up(&mut self, waits_since: Instant, limit: Limit) {
-        let now = Instant::now();
+    /// Gives up those that have been silent for too long, in which this launcher has waited for them.
+    pub(super) fn give_up(&mut self, waited: Duration, limit: Limit) {
         for at in 0..self.others.len() {
-            let Some(silence) = self.others[at].is_missed(waits_since, now, limit) else { continue };
+            let Some(silence) = self.others[at].is_missed(waited, limit) else { continue };
             // Where it goes on some day, it learns that the others do without it.
             self.others[at].wire.cut();
             self.hear(at + 1, Word::Silent { ms: milliseconds(silence) });
@@ -119,11 +117,9 @@ impl Chair {
 }
 
 impl KeepUp for Chair {
-    fn keep_up(&mut self) {
-        let now = Instant::now();
+    fn keep_up(&mut self, limit: Limit) {
         for (at, line) in self.others.iter_mut().enumerate() {
-            line.give_sign();
-            if !self.council.is_gone(at + 1) && line.begins_to_worry(now) {
+            if line.look(limit) && !self.council.is_gone(at + 1) {
                 say_that_it_is_silent(self.council.name(at + 1));
             }
         }
@@ -143,13 +139,13 @@ impl Follower {
         let mut ear = wire.again();
         let host = wire.peer().map_or_else(|_| "?".into(), |peer| peer.ip().to_string());
         let first = NodeName { node: 0, host };
-        let line = Line::new(wire, Instant::now());
+        let line = Line::new(wire);
         let follower = Arc::new(Mutex::new(Self { line, own: events.clone(), first: first.clone() }));
         let (events, here) = (events.clone(), Arc::clone(&follower));
         let listen = move || {
             loop {
                 let heard = ear.receive(LIMIT, Instant::now() + FOR_EVER);
-                lock(&here).line.hear(Instant::now());
+                lock(&here).line.hear();
                 let gone = |_| Some(Order::Over(Verdict::Gone(first.clone())));
                 // None is a sign of life.
                 let Some(order) = heard.unwrap_or_else(gone) else { continue };
@@ -164,9 +160,9 @@ impl Follower {
         Ok(follower)
     }
 
-    /// Gives up the first one where it has been silent for too long, also since this launcher waits for it.
-    pub(super) fn give_up(&mut self, waits_since: Instant, limit: Limit) {
-        let Some(silence) = self.line.is_missed(waits_since, Instant::now(), limit) else { return };
+    /// Gives up the first one where it has been silent for too long, in which this launcher has waited for it.
+    pub(super) fn give_up(&mut self, waited: Duration, limit: Limit) {
+        let Some(silence) = self.line.is_missed(waited, limit) else { return };
         self.line.wire.cut();
         let verdict = Verdict::Silent { node: self.first.clone(), ms: milliseconds(silence) };
         // See above.
@@ -175,9 +171,8 @@ impl Follower {
 }
 
 impl KeepUp for Follower {
-    fn keep_up(&mut self) {
-        self.line.give_sign();
-        if self.line.begins_to_worry(Instant::now()) {
+    fn keep_up(&mut self, limit: Limit) {
+        if self.line.look(limit) {
             say_that_it_is_silent(&self.first);
         }
     }
@@ -193,7 +188,7 @@ pub(super) fn keep_up<T: KeepUp>(link: &Arc<Mutex<T>>, limit: Limit) -> Result<S
     let link = Arc::clone(link);
     spawn(move || {
         while ended.recv_timeout(limit.period()) == Err(RecvTimeoutError::Timeout) {
-            lock(&link).keep_up();
+            lock(&link).keep_up(limit);
         }
     })?;
     Ok(end)
@@ -202,7 +197,7 @@ pub(super) fn keep_up<T: KeepUp>(link: &Arc<Mutex<T>>, limit: Limit) -> Result<S
 /// What needs signs of life.
 pub(super) trait KeepUp: Send + 'static {
     /// Gives one, and looks at those of the others.
-    fn keep_up(&mut self);
+    fn keep_up(&mut self, limit: Limit);
 }
 
 /// They end with the connection, which ends when either side has closed it.

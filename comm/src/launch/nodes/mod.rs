@@ -96,11 +96,11 @@ impl Nodes {
         self.signs.as_ref().map(|_| self.limit.period())
     }
 
-    /// Gives up launchers that have been silent for the time-out, also since this one waits for them.
-    pub(super) fn give_up_the_silent(&self, waits_since: Instant) {
+    /// Gives up launchers that have been silent for the time-out, in which this one has waited for them.
+    pub(super) fn give_up_the_silent(&self, waited: Duration) {
         match &self.link {
-            Link::First(chair) => lock(chair).give_up(waits_since, self.limit),
-            Link::Other(follower) => lock(follower).give_up(waits_since, self.limit),
+            Link::First(chair) => lock(chair).give_up(waited, self.limit),
+            Link::Other(follower) => lock(follower).give_up(waited, self.limit),
         }
     }
 
