@@ -19,6 +19,7 @@ use crate::experiments::pipeline_transformer::PipelineTransformerOptions;
 use crate::experiments::process_groups::{self, ProcessGroupsOptions};
 use crate::experiments::sampler::SamplerOptions;
 use crate::experiments::tensor_parallel::{self, TensorParallelMlpOptions, TensorParallelTransformerOptions};
+use crate::interrupt;
 use crate::launch::{self, LaunchOptions};
 use crate::plan::{self, PlanOptions};
 
@@ -86,9 +87,15 @@ impl Command {
     }
 }
 
+/// What comes before anything else in every process.
+fn begin() -> Result<()> {
+    worker_guard()?;
+    interrupt::tell()
+}
+
 /// Runs the program: parses, runs the command, and says in one line what went wrong.
 pub fn main() -> ExitCode {
-    let result = worker_guard().map_err(Into::into).and_then(|()| Cli::parse().command.run());
+    let result = begin().and_then(|()| Cli::parse().command.run());
     let Err(error) = result else { return ExitCode::SUCCESS };
     if let Some(message) = error.message() {
         // Where nobody reads it, the exit code has to do.

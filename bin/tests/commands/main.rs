@@ -7,3 +7,5 @@ mod huge;
 mod kept;
 #[cfg(target_os = "linux")]
 mod paths;
+#[cfg(target_os = "linux")]
+mod signals;
