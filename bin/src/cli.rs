@@ -19,6 +19,7 @@ use crate::experiments::pipeline_transformer::PipelineTransformerOptions;
 use crate::experiments::process_groups::{self, ProcessGroupsOptions};
 use crate::experiments::sampler::SamplerOptions;
 use crate::experiments::tensor_parallel::{self, TensorParallelMlpOptions, TensorParallelTransformerOptions};
+use crate::interrupt;
 use crate::launch::{self, LaunchOptions};
 use crate::plan::{self, PlanOptions};
 
@@ -100,9 +101,15 @@ fn parse() -> Cli {
     Cli::from_arg_matches(&commands.get_matches()).unwrap_or_else(|error| error.exit())
 }
 
+/// What comes before anything else in every process.
+fn begin() -> Result<()> {
+    worker_guard()?;
+    interrupt::tell()
+}
+
 /// Runs the program: parses, runs the command, and says in one line what went wrong.
 pub fn main() -> ExitCode {
-    let result = worker_guard().map_err(Into::into).and_then(|()| parse().command.run());
+    let result = begin().and_then(|()| parse().command.run());
     let Err(error) = result else { return ExitCode::SUCCESS };
     if let Some(message) = error.message() {
         // Where nobody reads it, the exit code has to do.

@@ -4,7 +4,6 @@ use std::io::ErrorKind;
 
 use comm::launch::{EXIT_PEER_FAILED, ExitKind, WorkerFailure};
 use signal_hook::consts::SIGPIPE;
-use signal_hook::low_level::signal_name;
 use training::Fallback;
 
 use crate::file_error::FileError;
@@ -168,11 +167,9 @@ impl Error {
             | Error::SameFile { .. }
             | Error::Unavailable { .. }
             | Error::Checkpoint { .. }
-            | Error::Damaged { .. }
-            | Error::Comm(comm::Error::InvalidArgument { .. }) => 2,
+            | Error::Damaged { .. } => 2,
             _ if self.is_damage() => 2,
             Error::Output(error) if error.kind() == ErrorKind::BrokenPipe => 128 + SIGPIPE as u8,
-            Error::Comm(comm::Error::Interrupted { signal }) => (128 + signal).clamp(1, 255) as u8,
             Error::Launched(failure) => match failure.status {
                 // To an outer launcher this one's job has failed, whoever of its ranks did.
                 ExitKind::Code(EXIT_PEER_FAILED) => 1,
@@ -180,7 +177,7 @@ impl Error {
                 ExitKind::Signal(signal) => (128 + signal).clamp(1, 255) as u8,
             },
             Error::TooFewRanks { .. } => EXIT_PEER_FAILED as u8,
-            Error::Comm(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
+            Error::Comm(error) => error.exit_code(),
             Error::Pipeline(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::Ddp(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::Fsdp(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
@@ -219,6 +216,16 @@ impl Error {
         }
     }
 
+    /// Nobody reads this process's own output any more.
+    fn is_unread_output(&self) -> bool {
+        match self {
+            Error::InRank { source, .. } => source.is_unread_output(),
+            Error::Output(error) => error.kind() == ErrorKind::BrokenPipe,
+            Error::Comm(error) => error.is_unread_output(),
+            _ => false,
+        }
+    }
+
     fn is_meeting_failure(&self) -> bool {
         matches!(self, Error::Comm(comm::Error::Rendezvous { .. } | comm::Error::Refused { .. }))
     }
@@ -227,14 +234,10 @@ impl Error {
     /// the output has read enough.
     pub fn message(&self) -> Option<String> {
         match self {
-            _ if self.exit_code() == 128 + SIGPIPE as u8 => None,
+            _ if self.is_unread_output() => None,
             // These name the rank themselves.
             Error::InRank { source, .. } if source.is_meeting_failure() => source.message(),
             Error::InRank { .. } => Some(self.to_string()),
-            Error::Comm(comm::Error::Interrupted { signal }) => {
-                let name = signal_name(*signal).map_or_else(|| format!("signal {signal}"), str::to_string);
-                Some(format!("error: stopped by {name}; all ranks have ended"))
-            }
             Error::Comm(comm::Error::Worker(failure)) | Error::Launched(failure) => {
                 Some(format!("error: {}", told(failure)))
             }

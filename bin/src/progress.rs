@@ -71,7 +71,12 @@ impl Progress {
         match &mut self.shown {
             Shown::Nowhere => {}
             Shown::Here(bar) => {
-                bar.get_or_insert_with(|| new_bar(self.total as u64)).set_position(self.steps as u64);
+                let begin = || {
+                    let bar = new_bar(self.total as u64);
+                    *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
+                    bar
+                };
+                bar.get_or_insert_with(begin).set_position(self.steps as u64);
             }
             Shown::ByLauncher(told) => {
                 *told = true;
@@ -89,10 +94,25 @@ impl Progress {
     }
 }
 
+/// The bar of this process, as long as there is one.
+static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+/// Does something that prints, with this process's bar out of its way.
+pub(crate) fn aside<T>(print: impl FnOnce() -> T) -> T {
+    let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    match bar {
+        Some(bar) => bar.suspend(print),
+        None => print(),
+    }
+}
+
 impl Drop for Progress {
     fn drop(&mut self) {
         match &self.shown {
-            Shown::Here(Some(bar)) => bar.finish_and_clear(),
+            Shown::Here(Some(bar)) => {
+                *BAR.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                bar.finish_and_clear();
+            }
             Shown::ByLauncher(true) => send_note(END),
             _ => {}
         }

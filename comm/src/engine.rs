@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use crate::runner::Run;
 use crate::staging::Before;
 use crate::supervisor::Supervisor;
-use crate::{Error, Operation, Result, Stats, Work};
+use crate::{Error, Operation, Result, Stats, Work, blame};
 
 /// Runs what is submitted. Dropping it finishes what is queued, which is bounded by the group's time-out.
 pub(crate) struct Engine {
@@ -223,7 +223,14 @@ impl Shared {
         });
         // Some ranks may have done their part: the group is of no use any more, whatever the reason. Another thread may
         // have found it failed already; then that is what all are told.
-        result.map_err(|error| lock(&self.failed).get_or_insert(error).clone())
+        result.map_err(|error| self.fail(error))
+    }
+
+    /// The group has failed. Gives what all are told: the first cause.
+    fn fail(&self, error: Error) -> Error {
+        let first = lock(&self.failed).get_or_insert(error).clone();
+        blame::remember(&first);
+        first
     }
 
     /// What an operation has ended with for which the group had failed.
@@ -236,8 +243,7 @@ impl Shared {
         self.check_known()?;
         let Some(cause) = self.supervisor.failure() else { return Ok(()) };
         let call = lock(&self.runner).describe(operation);
-        let error = self.supervisor.error(&cause, call);
-        Err(lock(&self.failed).get_or_insert(error).clone())
+        Err(self.fail(self.supervisor.error(&cause, call)))
     }
 }
 

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use signal_hook::consts::SIGPIPE;
+
 /// What can go wrong between ranks. The transport's failures name ranks by their number in the whole job, also where a call
 /// in a group of some of them failed; the caller's mistakes name them by their number in the group (a value that JSON cannot
 /// hold, which every rank is told of, by that in the job). Errors are `Clone`: a group that failed answers every later call with the same cause.
@@ -257,6 +259,17 @@ pub enum Error {
     /// A node's launcher ended without a word, or its machine did.
     #[error("{0} is gone: its launcher was killed, or cannot be reached any more; all ranks here have ended")]
     NodeGone(crate::launch::NodeName),
+    /// A node's launcher is not heard of any more, while the others wait for it.
+    #[error(
+        "{node} does not answer: nothing was heard of its launcher for {:.1} s, so that it stands still, or cannot be reached; \
+         all ranks here have ended; a longer time-out can be set (--timeout, SpawnConfig::join_timeout)", silence.as_secs_f64()
+    )]
+    NodeSilent {
+        /// The node.
+        node: crate::launch::NodeName,
+        /// For how long.
+        silence: Duration,
+    },
     /// A node's launcher ended the job.
     #[error("{node} ended the job: {reason}")]
     NodeStopped {
@@ -269,7 +282,7 @@ pub enum Error {
     #[error(transparent)]
     Worker(#[from] Box<crate::launch::WorkerFailure>),
     /// The launcher was asked to stop by a signal, and has ended its workers.
-    #[error("stopped by signal {signal}")]
+    #[error("stopped by {}; all ranks have ended", crate::launch::signal_name(*signal))]
     Interrupted {
         /// The signal's number.
         signal: i32,
@@ -314,6 +327,28 @@ impl Error {
                 | Error::Unreachable { .. }
                 | Error::Protocol { .. }
         )
+    }
+
+    /// What a program exits with that ends for this reason: 2 for an argument that cannot be used,
+    /// [`EXIT_PEER_FAILED`](crate::launch::EXIT_PEER_FAILED) where another rank is at fault, 128 and the signal's number where a
+    /// signal ended it, else 1.
+    ///
+    /// ```
+    /// assert_eq!(comm::Error::Interrupted { signal: 2 }.exit_code(), 130);
+    /// ```
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Error::InvalidArgument { .. } => 2,
+            Error::Interrupted { signal } => (128 + signal).clamp(1, 255) as u8,
+            error if error.is_peer_failure() => crate::launch::EXIT_PEER_FAILED as u8,
+            _ => 1,
+        }
+    }
+
+    /// True where the job was ended because nobody reads the standard output of this process any more: then nobody wants to be
+    /// told of it either.
+    pub fn is_unread_output(&self) -> bool {
+        matches!(self, Error::Interrupted { signal: SIGPIPE })
     }
 
     pub(crate) fn system(what: impl Into<String>, reason: impl std::fmt::Display) -> Self {

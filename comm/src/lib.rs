@@ -18,6 +18,7 @@
 mod agree;
 pub mod algorithm;
 pub mod autograd;
+mod blame;
 mod carrier;
 mod communicator;
 #[cfg(feature = "cuda")]

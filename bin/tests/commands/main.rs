@@ -12,5 +12,7 @@ mod kept;
 #[cfg(target_os = "linux")]
 mod paths;
 #[cfg(target_os = "linux")]
+mod signals;
+#[cfg(target_os = "linux")]
 mod stopped;
 mod words;

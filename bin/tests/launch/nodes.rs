@@ -60,7 +60,7 @@ impl Nodes {
     }
 
     /// Waits until both have their ranks; these.
-    fn ranks(&self) -> Vec<Vec<Pid>> {
+    pub(crate) fn ranks(&self) -> Vec<Vec<Pid>> {
         let began = Instant::now();
         loop {
             let ranks: Vec<_> = self.0.iter().map(ranks_of).collect();
@@ -215,6 +215,18 @@ fn launchers_that_do_not_fit_say_so() {
 }
 
 #[test]
+fn launchers_that_are_to_restart_unlike_each_other_say_so() {
+    let restarts = |node: usize, command: &mut Command| {
+        command.args(["--max-restarts", ["0", "3"][node]]);
+    };
+    for output in Nodes::start_with(&[], &["true"], restarts).end() {
+        let line = last_line(&output);
+        assert!(line.contains("--max-restarts: got 3, node 0 (host "), "{line}");
+        assert_eq!(output.status.code(), Some(1));
+    }
+}
+
+#[test]
 fn strangers_are_kept_out_by_the_secret() {
     let folder = Folder::new();
     let secrets = ["ab", "cd"].map(|byte| {
@@ -268,6 +280,7 @@ fn options_that_make_no_sense_are_one_line() {
         ("PET_NNODES", "two", "error: PET_NNODES: got two; give a whole number, 1 or more"),
         ("PET_NODE_RANK", "1", "error: PET_NODE_RANK: got 1; with 1 node, give 0 to 0"),
         ("PET_NPROC_PER_NODE", "x", "error: PET_NPROC_PER_NODE: got x; give a whole number"),
+        ("PET_MASTER_PORT", "x", "error: PET_MASTER_PORT: got x; give 1 to 65535"),
         ("PET_MAX_RESTARTS", "-1", "error: PET_MAX_RESTARTS: got -1; give a whole number, 0 or more"),
     ] {
         let mut command = girandole();

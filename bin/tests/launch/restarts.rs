@@ -45,7 +45,10 @@ fn all_ranks_start_again_as_often_as_they_may() {
     let remarks = text(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{remarks}");
     let [again, end] = remarks.lines().collect::<Vec<_>>()[..] else { panic!("{remarks}") };
-    assert!(again.contains("rank 1 (pid ") && again.ends_with("start again (restart 1 of 1)"), "{remarks}");
+    assert!(
+        again.starts_with("warning: rank 1 (pid ") && again.ends_with("start again (restart 1 of 1)"),
+        "{remarks}"
+    );
     assert!(end.starts_with("error: rank 1 (pid ") && end.ends_with("exited with code 3"), "{remarks}");
 }
 

@@ -25,6 +25,8 @@ const SECRET_FILE: &str = "GIRANDOLE_SECRET_FILE";
 const JOB_ID: &str = "GIRANDOLE_JOB_ID";
 /// Names what one launcher has started in one round.
 pub(super) const SPAWN_ID: &str = "GIRANDOLE_SPAWN_ID";
+/// What the launchers above a rank have started, see `nested.rs`.
+pub(super) const COMMANDS: &str = "GIRANDOLE_COMMANDS";
 const BIND: &str = "GIRANDOLE_BIND";
 /// Says that the group of the others is to be joined.
 pub(super) const NEWCOMER: &str = "GIRANDOLE_NEWCOMER";
@@ -59,6 +61,7 @@ pub(super) struct Job {
     /// Where this node's ranks listen, where others must reach them.
     bind: Option<String>,
     spawner: String,
+    commands: String,
     notes: bool,
     /// The fewest ranks of the group, which may change.
     elastic_min: Option<usize>,
@@ -92,6 +95,7 @@ impl Job {
             spawn_id: random_hex::<16>()?,
             bind: address.filter(|_| !config.sets(BIND)).map(|address| address.to_string()),
             spawner: std::process::id().to_string(),
+            commands: config.commands(),
             notes: config.notes.is_some(),
             elastic_min: config.elastic.as_ref().map(|elastic| elastic.min),
             group_file: None,
@@ -157,6 +161,7 @@ impl Job {
             .env(JOB_ID, format!("{}-{}", self.round.run_id, self.round.restart))
             .env(SPAWN_ID, &self.spawn_id)
             .env(SPAWNER_PID, &self.spawner)
+            .env(COMMANDS, &self.commands)
             .env(notes::WANTED, if self.notes { "1" } else { "0" });
         if let Some(threads) = &self.threads {
             command.env(THREADS, threads);

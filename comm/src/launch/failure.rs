@@ -53,6 +53,11 @@ impl fmt::Display for ExitKind {
     }
 }
 
+/// `SIGINT`, or `signal 99` where it has no name.
+pub(crate) fn signal_name(number: i32) -> String {
+    signal_hook::low_level::signal_name(number).map_or_else(|| format!("signal {number}"), str::to_string)
+}
+
 /// A rank whose process failed, the first one of its job that did so by its own fault.
 ///
 /// ```

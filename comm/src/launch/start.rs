@@ -234,8 +234,7 @@ fn command(config: &SpawnConfig, job: &Job, local_rank: usize) -> Result<Command
         Some(program) => Command::new(program),
         None => itself::command().map_err(|e| Error::system("cannot find this program's file", e))?,
     };
-    let args = config.args.clone().unwrap_or_else(|| std::env::args_os().skip(1).collect());
-    command.args(&args).envs(config.env.iter().map(|(name, value)| (name, value)));
+    command.args(config.arguments()).envs(config.env.iter().map(|(name, value)| (name, value)));
     job.tell(local_rank, &mut command);
     Ok(command)
 }

@@ -44,6 +44,15 @@ pub(super) struct Finished {
     pub(super) result: Result<Vec<Option<String>>>,
     /// When the rank failed that is the first cause.
     pub(super) failed_at: Option<Instant>,
+    /// What the ranks have printed could not be kept.
+    pub(super) lost_log: Option<Error>,
+}
+
+impl Finished {
+    /// What could not be begun.
+    pub(super) fn of(error: Error) -> Self {
+        Self { result: Err(error), failed_at: None, lost_log: None }
+    }
 }
 
 /// How far things have gone; each stage but the first has a deadline.
@@ -113,9 +122,16 @@ impl<'a> Supervisor<'a> {
     }
 
     pub(super) fn run(mut self) -> Finished {
-        let captured = self.watch();
-        let failed_at = first_cause(&self.ended, self.signal).map(|(cause, _)| cause.at);
-        Finished { result: captured.and_then(|captured| self.outcome(captured)), failed_at }
+        let mut captured = self.watch();
+        let lost_log = captured.as_mut().ok().and_then(|captured| captured.lost_log.take());
+        let failed_at = first_cause(&self.ended, self.stopped_by()).map(|(cause, _)| cause.at);
+        Finished { result: captured.and_then(|captured| self.outcome(captured)), failed_at, lost_log }
+    }
+
+    /// The signal that stopped the job, where it was not a rank. That nobody reads what it prints is SIGPIPE.
+    fn stopped_by(&self) -> Option<i32> {
+        let is_unread = |error: &&io::Error| error.kind() == ErrorKind::BrokenPipe;
+        self.signal.or(self.output_error.as_ref().filter(is_unread).map(|_| SIGPIPE))
     }
 
     fn watch(&mut self) -> Result<Captured> {
@@ -358,7 +374,7 @@ impl<'a> Supervisor<'a> {
                 _ => {}
             }
         }
-        if let Some((cause, also_failed)) = first_cause(&self.ended, self.signal) {
+        if let Some((cause, also_failed)) = first_cause(&self.ended, self.stopped_by()) {
             let Captured { mut tails, .. } = captured;
             let Ended { rank, status, .. } = cause;
             let found = self.workers.list.iter().position(|worker| worker.rank == rank);
@@ -369,13 +385,10 @@ impl<'a> Supervisor<'a> {
             let failure = WorkerFailure { rank, pid, status, stderr_tail, also_failed, node: None, log };
             return Err(Box::new(failure).into());
         }
-        if let Some(signal) = self.signal {
+        if let Some(signal) = self.stopped_by() {
             return Err(Error::Interrupted { signal });
         }
         match self.output_error {
-            Some(error) if error.kind() == ErrorKind::BrokenPipe => {
-                Err(Error::Interrupted { signal: SIGPIPE })
-            }
             Some(error) => Err(Error::system("cannot write the workers' output", error)),
             None => Ok(captured.results),
         }

@@ -18,6 +18,9 @@ pub(in crate::launch) enum Word {
         port: u16,
         /// The fewest ranks that go on where others are lost.
         elastic: Option<usize>,
+        /// How often the ranks may be started again.
+        #[serde(default)]
+        max_restarts: usize,
     },
     /// The ranks have met, as one of this node has told: from then on some may be lost.
     Met {
@@ -38,6 +41,8 @@ pub(in crate::launch) enum Word {
     Ended(Ending),
     /// The connection to that launcher is gone. No launcher says this of itself.
     Gone,
+    /// That launcher is given up: nothing was heard of it for so long. Nor does any say this.
+    Silent { ms: u64 },
 }
 
 /// How a round ended on one node.
@@ -97,4 +102,9 @@ pub(in crate::launch) enum Verdict {
         reason: String,
     },
     Gone(NodeName),
+    /// Nothing was heard of a node's launcher for so long.
+    Silent {
+        node: NodeName,
+        ms: u64,
+    },
 }

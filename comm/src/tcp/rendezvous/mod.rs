@@ -29,6 +29,7 @@ mod regroup;
 mod roster;
 mod store;
 
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -370,6 +371,11 @@ fn no_memory(own: usize, rank: usize, host: &str, obstacle: Obstacle) -> Error {
 
 fn cannot_listen(address: SocketAddr, reason: std::io::Error) -> Error {
     match Fault::from(reason) {
+        Fault::Io(reason) if reason.kind() == ErrorKind::AddrNotAvailable => {
+            let help =
+                "this host has no such address; give one that it has in the network that connects the ranks";
+            Error::invalid("bind (GIRANDOLE_BIND)", address.ip(), help)
+        }
         // Another port would be of no help.
         fault if fault.is_exhausted() => Error::system(format!("listening on {address}"), fault),
         fault => Error::Listen { address: address.to_string(), reason: fault.to_string() },

@@ -12,7 +12,8 @@ fn ready(node: usize) -> Word {
 }
 
 fn ready_with(node: usize, elastic: Option<usize>) -> Word {
-    Word::Ready { host: format!("h{node}"), local_world_size: 2, port: 1000 + node as u16, elastic }
+    let (host, port) = (format!("h{node}"), 1000 + node as u16);
+    Word::Ready { host, local_world_size: 2, port, elastic, max_restarts: 0 }
 }
 
 fn failed(rank: usize, status: ExitKind, ago_ms: u64) -> Word {
@@ -118,7 +119,7 @@ fn other_numbers_of_ranks_are_refused_by_name() {
     let mut council = council(2, 0);
     let now = Instant::now();
     council.hear(0, ready(0), now);
-    let odd = Word::Ready { host: "b".into(), local_world_size: 3, port: 0, elastic: None };
+    let odd = Word::Ready { host: "b".into(), local_world_size: 3, port: 0, elastic: None, max_restarts: 0 };
     let orders = told(&council.hear(1, odd, now));
     let part = "--nproc-per-node: got 3, node 0 (host h0) has 2; give the same on every node";
     assert!(orders.len() == 2 && orders[0].contains(part) && orders[0].contains("node: 1"), "{orders:?}");
@@ -136,6 +137,34 @@ fn another_elastic_is_refused_by_name() {
         let orders = told(&council.hear(1, ready_with(1, second), now));
         assert!(orders.len() == 2 && orders[0].contains(part), "{orders:?}");
     }
+}
+
+#[test]
+fn another_number_of_restarts_is_refused_by_name() {
+    let mut council = council(2, 1);
+    let now = Instant::now();
+    council.hear(0, ready(0), now);
+    let odd = Word::Ready { host: "b".into(), local_world_size: 2, port: 0, elastic: None, max_restarts: 3 };
+    let orders = told(&council.hear(1, odd, now));
+    let part = "--max-restarts: got 3, node 0 (host h0) has 0; give the same on every node";
+    assert!(orders.len() == 2 && orders[0].contains(part) && orders[0].contains("node: 1"), "{orders:?}");
+}
+
+#[test]
+fn a_launcher_that_is_not_heard_of_ends_the_job_by_name() {
+    let mut council = council(3, 5);
+    let now = Instant::now();
+    start(&mut council);
+    council.hear(0, Word::Ended(Ending::Done), now);
+    council.hear(2, Word::Ended(Ending::Done), now);
+    let over = "over: Silent { node: NodeName { node: 1, host: \"h1\" }, ms: 5000 }";
+    let orders = council.hear(1, Word::Silent { ms: 5000 }, now);
+    assert_eq!(told(&orders), [format!("0 {over}"), format!("2 {over}")]);
+
+    let mut council = elastic(3, 0);
+    let go_on = "node 1 (host h1) is given up: nothing was heard of its launcher for 5.0 s; the others go on, 4 in all";
+    let orders = council.hear(1, Word::Silent { ms: 5000 }, now);
+    assert_eq!(told(&orders), [0, 2].map(|node| format!("{node} {go_on}")));
 }
 
 fn lost(rank: usize) -> Word {
