@@ -48,13 +48,17 @@ fn a_damaged_file_is_named_before_any_rank_is_started() {
     }
 }
 
+/// What the error calls it, and how it is made.
+#[cfg(unix)]
+type Replace = (&'static str, fn(&Path));
+
 /// What is there is no file, or leads nowhere: no better the next time.
 #[cfg(unix)]
 #[test]
 fn what_is_in_the_place_of_a_file_is_named_before_any_rank_is_started() {
     use std::os::unix::fs::symlink;
 
-    let replace: [(&str, fn(&Path)); 4] = [
+    let replace: [Replace; 4] = [
         ("it is a folder", |path| std::fs::create_dir(path).unwrap()),
         ("it is a pipe", |path| assert!(Command::new("mkfifo").arg(path).status().unwrap().success())),
         ("it is a device", |path| symlink("/dev/zero", path).unwrap()),
