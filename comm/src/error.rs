@@ -151,6 +151,14 @@ pub enum Error {
         /// What is known of the rank: it does not answer at all, or what it does instead.
         detail: String,
     },
+    /// This rank's communicator has ended before the operation was done.
+    #[error(
+        "{operation} was aborted: this rank called `abort`, or dropped its communicator while nothing came from the others"
+    )]
+    Aborted {
+        /// The call; after it, the group.
+        operation: String,
+    },
     /// A rank that is there cannot be connected to.
     #[error(
         "rank {rank} (host {host}) cannot be reached from rank {by} for {operation}: {detail}; every rank must be able to \

@@ -24,6 +24,7 @@ mod communicator;
 #[cfg(feature = "cuda")]
 mod cuda_library;
 mod element;
+mod ending;
 mod engine;
 mod error;
 mod executor;

@@ -35,10 +35,10 @@ pub(crate) trait Supervisor: Send + Sync + Debug {
     /// The host name of a rank.
     fn host(&self, rank: usize) -> String;
 
-    /// The longest that a call may go on without a byte.
+    /// The longest that a call may go on, as [`crate::patience`] counts.
     fn timeout(&self) -> Duration;
 
-    /// After this long without a byte a warning names the rank that is waited for.
+    /// After this long, counted in the same way, a warning names the rank that is waited for.
     fn slow_warning(&self) -> Duration;
 
     /// The error of a call that was interrupted by `cause`.

@@ -39,9 +39,16 @@ pub struct TcpConfig {
     /// The address on which this rank listens for the others. Default 127.0.0.1, which only ranks of the same host can
     /// reach. With ranks on several hosts: this host's address in the network that connects them.
     pub bind: IpAddr,
-    /// How long meeting, and later each operation, may take. Default 300 s; more than a year counts as a year.
+    /// How long meeting, and later each operation, may take as a whole, waiting for other ranks included. Default 300 s; more
+    /// than a year counts as a year.
+    ///
+    /// An operation that moves much data may take longer, as long as it is moving: time in which a rank sends and receives at
+    /// least 1 MiB a second does not count, and below that each MiB counts as one second less. So a slow network ends no
+    /// operation that goes on at a steady pace, and a rank that sends a byte now and then holds the others for no longer
+    /// than one that sends nothing. What NCCL and MPI move is not seen until it has come: there the time-out is
+    /// that of the whole operation, whatever it moves.
     pub timeout: Duration,
-    /// How long to wait before a warning says for whom. Default 30 s.
+    /// How long to wait before a warning says for whom, counted as the time-out is. Default 30 s.
     pub slow_warning: Duration,
     /// What the ranks prove to each other. Without one (the default) every user of this host may join, and addresses
     /// other than loopback are refused.

@@ -41,13 +41,14 @@ pub(crate) use wire::Wire;
 pub(crate) use wire::parse;
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Shutdown};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use crate::carrier::Carrier;
 use crate::engine::{Engine, lock};
+use crate::last_words::FAREWELL;
 use crate::members::Members;
 use crate::runner::{Run, Runner};
 use crate::shm;
@@ -224,6 +225,16 @@ impl Communicator for Tcp {
 
     fn waiting(&self) -> usize {
         self.waiting_ranks()
+    }
+
+    fn abort(&self) {
+        self.engine.iter().for_each(Engine::abort);
+        self.bureau.close(true);
+        if let Some(thread) = lock(&self.control).take() {
+            // The others know that this rank leaves when their connections to it end.
+            let _ = thread.join();
+        }
+        self.lines.switchboard.cut(Shutdown::Both, Some(FAREWELL));
     }
 
     fn submit(&self, operation: Operation) -> Result<Work> {

@@ -16,9 +16,9 @@ use crate::group::{Group, Setup};
 use crate::strangers::{ports, waiting};
 
 /// What a rank may need beside what it needs when nobody comes.
-const MEMORY_KIB: u64 = 50 * 1024;
+const MEMORY_KIB: u64 = 10 * 1024;
 /// Connections that one attacker holds at a time.
-const HELD: usize = 80;
+const HELD: usize = 500;
 const OPENING: &[u8] = b"girandle\x02\0................................";
 
 fn strangers() -> usize {

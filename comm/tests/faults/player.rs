@@ -64,6 +64,7 @@ impl Player {
             Action::Await => drop(stdin().read_line(&mut String::new()).unwrap()),
             Action::Sleep(milliseconds) => std::thread::sleep(Duration::from_millis(*milliseconds)),
             Action::Close => self.close(),
+            Action::Abort => self.current().abort(),
             Action::Panic => panic!("as the script says"),
             Action::Exit(code) => exit(*code),
             Action::Die(rank) if *rank == self.comm.as_ref().unwrap().rank() => {
@@ -129,7 +130,8 @@ impl Player {
         let outcomes: Vec<Result<()>> = self.works.drain(..).map(Work::wait).collect();
         let words: Vec<String> = "all_reduce f32 10 sum".split(' ').map(String::from).collect();
         let all_reduce = || self.operations(&words).remove(0);
-        let comm = self.current();
+        let Some(comm) = &self.comm else { return outcomes.into_iter().collect() };
+        let comm: &dyn Communicator = self.group.as_deref().unwrap_or(comm);
         let outcomes = outcomes.into_iter().chain([
             comm.run(Operation::Barrier),
             comm.submit(all_reduce()).and_then(Work::wait),

@@ -36,6 +36,8 @@ pub(crate) enum Action {
     Sleep(u64),
     /// `close`: drops the group.
     Close,
+    /// `abort`: the group.
+    Abort,
     /// `panic`
     Panic,
     /// `exit CODE`: at once, without dropping the group.
@@ -69,6 +71,7 @@ fn parse_action(text: &str) -> Action {
         "await" => Action::Await,
         "sleep" => Action::Sleep(rest[0].parse().unwrap()),
         "close" => Action::Close,
+        "abort" => Action::Abort,
         "panic" => Action::Panic,
         "exit" => Action::Exit(rest[0].parse().unwrap()),
         "die" => Action::Die(rest[0].parse().unwrap()),

@@ -100,6 +100,15 @@ impl Bureau {
         lock(&self.activity).clone()
     }
 
+    /// The collectives that this rank has taken part in to their end, or to the group's.
+    pub(super) fn progress(&self) -> u64 {
+        let activity = self.activity();
+        match activity.current() {
+            Some(aborted) if !aborted.is_message() => aborted.sequence.saturating_sub(1),
+            _ => activity.progress(),
+        }
+    }
+
     /// Asks the control thread to end, and to say goodbye before where that is true.
     pub(in crate::tcp) fn close(&self, goodbye: bool) {
         lock(&self.desk).closing = Some(Closing { goodbye });
@@ -224,6 +233,10 @@ impl Supervisor for Bureau {
             _ => LAST_PATIENCE,
         };
         let mut desk = lock(&self.desk);
+        if desk.closing.is_some() {
+            // What this rank sees of its own end is nobody's fault.
+            return desk.failure.clone();
+        }
         // Who has kept silent so far is not given the time again.
         let deadline = *desk.silent_since.get_or_insert_with(Instant::now) + patience;
         let id = desk.next_id;

@@ -80,7 +80,7 @@ impl<'a> Center<'a> {
             self.settle();
         };
         if closing.goodbye {
-            self.tell_all(&Message::Goodbye { progress: self.bureau.activity().progress() });
+            self.tell_all(&Message::Goodbye { progress: self.bureau.progress() });
         }
     }
 
@@ -91,7 +91,7 @@ impl<'a> Center<'a> {
             wires.filter_map(|(rank, member)| Some((rank, member.wire.as_ref()?))).collect();
         let mut polled = vec![PollFd::from_borrowed_fd(self.ear.as_fd(), PollFlags::IN)];
         polled.extend(
-            live.iter().map(|(_, wire)| PollFd::from_borrowed_fd(wire.stream().as_fd(), PollFlags::IN)),
+            live.iter().map(|(_, wire)| PollFd::from_borrowed_fd(wire.stream().as_fd(), wire.events())),
         );
         let timeout = self.next_deadline().map(|deadline| {
             timespec(deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1))

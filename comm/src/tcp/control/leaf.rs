@@ -23,7 +23,7 @@ pub(super) fn serve(bureau: &Bureau, ear: &UnixStream, center: Option<Wire>) {
         }
         let mut polled = vec![PollFd::from_borrowed_fd(ear.as_fd(), PollFlags::IN)];
         polled.extend(
-            center.as_ref().map(|wire| PollFd::from_borrowed_fd(wire.stream().as_fd(), PollFlags::IN)),
+            center.as_ref().map(|wire| PollFd::from_borrowed_fd(wire.stream().as_fd(), wire.events())),
         );
         if poll(&mut polled, None).is_err() {
             continue;
@@ -69,7 +69,7 @@ pub(super) fn serve(bureau: &Bureau, ear: &UnixStream, center: Option<Wire>) {
         }
     };
     if let Some(mut wire) = center.filter(|_| closing.goodbye) {
-        wire.write(&Message::Goodbye { progress: bureau.activity().progress() });
+        wire.write(&Message::Goodbye { progress: bureau.progress() });
     }
 }
 

@@ -5,6 +5,7 @@ mod exhausted;
 mod misfits;
 mod strangers;
 mod tls;
+mod turns;
 
 use std::fs;
 use std::io::{Read, Write};
