@@ -16,6 +16,8 @@ use crate::{Error, Result};
 
 /// After this long without a byte the other ranks are asked for the first time whether they are in another call.
 const FIRST_QUESTION: Duration = Duration::from_secs(1);
+/// After this long it is told for whom a rank waits; most waits are shorter, and cost no more than they must.
+const MOMENT: Duration = Duration::from_millis(20);
 /// So long before the time is over they are asked once more: at its end it is known who does not answer.
 const REHEARSAL: Duration = Duration::from_millis(1500);
 /// Bytes a second, sent and received, with which an operation is not behind.
@@ -36,6 +38,8 @@ pub(crate) struct Patience {
     looked: Option<(Instant, u64)>,
     rehearsed: bool,
     warned: bool,
+    /// It is known for whom this rank waits.
+    told: bool,
 }
 
 impl Patience {
@@ -50,6 +54,7 @@ impl Patience {
             looked: None,
             rehearsed: false,
             warned: false,
+            told: false,
         }
     }
 
@@ -60,7 +65,7 @@ impl Patience {
     /// An operation begins. `spins`: how often to return at once, for another try, before sleeping.
     pub(crate) fn begin(&mut self, spins: u32) {
         (self.spins, self.looked, self.behind) = (spins, None, Duration::ZERO);
-        (self.rehearsed, self.warned) = (false, false);
+        (self.rehearsed, self.warned, self.told) = (false, false, false);
         self.reset();
     }
 
@@ -91,7 +96,15 @@ impl Patience {
             return Ok(());
         }
         let peer = waits.iter().find(|wait| wait.read).unwrap_or(&waits[0]).peer;
-        let rest = self.consider(links, peer, moved, supervisor, call)?;
+        let mut rest = self.consider(links, peer, moved, supervisor, call)?;
+        if !self.told {
+            let waited = self.since.map_or(Duration::ZERO, |since| since.elapsed());
+            self.told = waited >= MOMENT;
+            match self.told {
+                true => supervisor.wait_for(waits),
+                false => rest = rest.min(MOMENT - waited),
+            }
+        }
         links.park(waits, rest.min(longest));
         Ok(())
     }
@@ -183,6 +196,7 @@ pub(crate) fn blame(supervisor: &dyn Supervisor, question: Question, call: &Fing
     let known = supervisor.failure().or_else(|| supervisor.ask(question.clone()));
     let cause = known.unwrap_or_else(|| match question {
         Question::Lost { peer, .. } => Cause::Died { rank: peer },
+        Question::Known { cause, .. } => cause,
         Question::Unreached { peer, .. } => Cause::Left { rank: peer },
         _ => Cause::Stalled { rank: question.peer(), detail: "nobody could say what it does".into() },
     });
@@ -205,11 +219,16 @@ pub(crate) fn blame_library(
 }
 
 fn warn(supervisor: &dyn Supervisor, peer: usize, call: &Fingerprint, waited: Duration) {
-    let (rank, detail) = match supervisor.ask(Question::Suspect { peer }) {
-        Some(Cause::Stalled { rank, detail }) => (rank, detail),
-        _ => (peer, "nobody could say what it does".into()),
+    let members = supervisor.members();
+    let (rank, host, detail) = match supervisor.ask(Question::Suspect { peer }) {
+        Some(Cause::Stalled { rank, detail }) => (members.world_rank(rank), supervisor.host(rank), detail),
+        // Of a rank outside of this group.
+        Some(Cause::InJob { cause, host }) => match *cause {
+            Cause::Stalled { rank, detail } => (rank, host, detail),
+            _ => (cause.rank().unwrap_or_default(), host, "its process is gone".into()),
+        },
+        _ => (members.world_rank(peer), supervisor.host(peer), "nobody could say what it does".into()),
     };
-    let (host, seconds) = (supervisor.host(rank), waited.as_secs());
-    let (rank, place) = (supervisor.members().world_rank(rank), supervisor.members().place());
+    let (seconds, place) = (waited.as_secs(), members.place());
     tracing::warn!("{call}{place}: waiting for rank {rank} (host {host}) for {seconds} s: {detail}");
 }

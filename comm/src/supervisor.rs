@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::Error;
 use crate::fingerprint::Fingerprint;
+use crate::links::Wait;
 use crate::members::Members;
 use crate::verdict::{Cause, Question};
 
@@ -12,6 +13,9 @@ use crate::verdict::{Cause, Question};
 pub(crate) trait Supervisor: Send + Sync + Debug {
     /// This rank enters a call.
     fn begin(&self, call: Fingerprint);
+
+    /// The call has waited for a moment, for these.
+    fn wait_for(&self, waits: &[Wait]);
 
     /// The call ended, well or not.
     fn end(&self);

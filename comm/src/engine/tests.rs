@@ -50,6 +50,8 @@ struct Alone(Members);
 impl Supervisor for Alone {
     fn begin(&self, _: Fingerprint) {}
 
+    fn wait_for(&self, _: &[crate::links::Wait]) {}
+
     fn end(&self) {}
 
     fn failure(&self) -> Option<Cause> {

@@ -60,6 +60,8 @@ struct Alone(Members, Duration);
 impl Supervisor for Alone {
     fn begin(&self, _: Fingerprint) {}
 
+    fn wait_for(&self, _: &[Wait]) {}
+
     fn end(&self) {}
 
     fn failure(&self) -> Option<Cause> {

@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use super::nodes::Round;
 use super::notes;
 use super::{Layout, SpawnConfig};
-use crate::{Error, Result, Secret};
+use crate::{Error, InitMethod, Result, Secret, TcpConfig, Tls};
 
 /// The launcher's process id. Its presence makes a process a worker.
 pub(super) const SPAWNER_PID: &str = "GIRANDOLE_SPAWNER_PID";
@@ -27,6 +27,7 @@ const JOB_ID: &str = "GIRANDOLE_JOB_ID";
 pub(super) const SPAWN_ID: &str = "GIRANDOLE_SPAWN_ID";
 /// What the launchers above a rank have started, see `nested.rs`.
 pub(super) const COMMANDS: &str = "GIRANDOLE_COMMANDS";
+const TLS: &str = "GIRANDOLE_TLS";
 const BIND: &str = "GIRANDOLE_BIND";
 /// Says that the group of the others is to be joined.
 pub(super) const NEWCOMER: &str = "GIRANDOLE_NEWCOMER";
@@ -137,6 +138,26 @@ impl Job {
         self.layout.global_rank(self.node_rank, local_rank)
     }
 
+    /// What a rank of this job makes of what it is told, as far as it takes to meet the others.
+    pub(super) fn config_of(&self, config: &SpawnConfig, rank: usize) -> Result<TcpConfig> {
+        let given = config.env.iter().rev().find(|(name, _)| name == TLS).map(|(_, value)| value.clone());
+        let tls = given.or_else(|| std::env::var_os(TLS)).filter(|tls| !tls.is_empty());
+        Ok(TcpConfig {
+            rank,
+            world_size: self.layout.world_size(),
+            init_method: InitMethod::Tcp { host: self.host.clone(), port: self.round.port },
+            secret: Some(Secret::from_hex(&self.secret)?),
+            tls: tls.map_or(Ok(Tls::Off), |tls| tls.to_string_lossy().parse())?,
+            job_id: self.job_id(),
+            ..TcpConfig::default()
+        })
+    }
+
+    /// A rank of an earlier round would be told from these.
+    fn job_id(&self) -> String {
+        format!("{}-{}", self.round.run_id, self.round.restart)
+    }
+
     /// Writes the environment of one rank of this node.
     pub(super) fn tell(&self, local_rank: usize, command: &mut Command) {
         // A launcher may itself run under another one, whose word must not reach these ranks.
@@ -157,8 +178,7 @@ impl Job {
             .env("MASTER_ADDR", &self.host)
             .env(MASTER_PORT, self.round.port.to_string())
             .env(SECRET, &self.secret)
-            // A rank of an earlier round would be told from these.
-            .env(JOB_ID, format!("{}-{}", self.round.run_id, self.round.restart))
+            .env(JOB_ID, self.job_id())
             .env(SPAWN_ID, &self.spawn_id)
             .env(SPAWNER_PID, &self.spawner)
             .env(COMMANDS, &self.commands)

@@ -30,6 +30,7 @@ mod elastic;
 mod environment;
 mod failure;
 mod forward;
+mod herald;
 mod itself;
 mod layout;
 mod lines;

@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use signal_hook::consts::SIGPIPE;
 
-use super::SpawnConfig;
 use super::environment::Job;
-use super::failure::{Ended, WorkerFailure, first_cause};
+use super::failure::{Ended, ExitKind, WorkerFailure, first_cause};
 use super::forward::{Captured, Output};
+use super::herald::Herald;
 use super::nodes::{Nodes, Order, Word};
 use super::rounds::Inbox;
 use super::start::{Worker, Workers};
+use super::{EXIT_PEER_FAILED, MasterPort, SpawnConfig};
 use crate::{Error, Result};
 
 /// Between SIGTERM and SIGKILL.
@@ -85,6 +86,8 @@ pub(super) struct Supervisor<'a> {
     met: bool,
     /// Without these the others go on.
     lost: Vec<Ended>,
+    /// Tells those that have not met yet of the first failure.
+    herald: Option<Herald>,
     drained: usize,
     /// The signal that stopped the job.
     signal: Option<i32>,
@@ -114,6 +117,7 @@ impl<'a> Supervisor<'a> {
             ended: Vec::new(),
             met: false,
             lost: Vec::new(),
+            herald: None,
             drained: 0,
             signal: None,
             output_error: None,
@@ -142,6 +146,8 @@ impl<'a> Supervisor<'a> {
             }
         }
         self.workers.are_all();
+        // Its port may be needed again.
+        self.herald = None;
         self.drain()
     }
 
@@ -203,6 +209,7 @@ impl<'a> Supervisor<'a> {
             self.blame_the_lost();
         }
         self.ended.push(end);
+        self.herald.iter().for_each(|herald| herald.note_end(rank));
         if status.success() {
             self.look_who_is_left();
         } else if self.stage == Stage::Running {
@@ -210,8 +217,20 @@ impl<'a> Supervisor<'a> {
             if self.config.nodes > 1 {
                 self.nodes.tell(Word::Failing);
             }
+            self.announce(end);
         }
         Ok(())
+    }
+
+    /// Ranks that are about to meet would wait for one that has ended. Who blames another one has met it, or has told so. Other
+    /// programs than ours may have something else to listen to at that port.
+    fn announce(&mut self, end: Ended) {
+        let is_own = end.status != ExitKind::Code(EXIT_PEER_FAILED);
+        if !is_own || self.config.port_kind != MasterPort::Inherited {
+            return;
+        }
+        let herald = Herald::start(self.config, self.job, end.rank, self.grace);
+        self.herald = herald.inspect_err(|error| tracing::debug!("{error}")).ok();
     }
 
     /// In an elastic job, ranks that are apart from those that have done it need not be waited for.

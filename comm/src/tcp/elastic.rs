@@ -90,7 +90,7 @@ impl Tcp {
             Some(
                 Cause::Stalled { rank, .. } | Cause::Protocol { rank, .. } | Cause::Unreachable { rank, .. },
             ) => Some(self.members.world_rank(rank)),
-            Some(Cause::Died { .. } | Cause::Left { .. }) | None => None,
+            Some(Cause::Died { .. } | Cause::Left { .. } | Cause::InJob { .. }) | None => None,
         };
         let own = self.members.world_rank(self.rank);
         if blamed == Some(own) {

@@ -20,12 +20,14 @@ pub(crate) struct Player {
     comm: Option<Tcp>,
     /// Where the calls go, if not to all ranks.
     group: Option<Arc<dyn Communicator>>,
+    /// All that it is in, in the order in which they were made.
+    groups: Vec<Arc<dyn Communicator>>,
     works: Vec<Work>,
 }
 
 impl Player {
     pub(crate) fn new(comm: Tcp) -> Self {
-        Self { comm: Some(comm), group: None, works: Vec::new() }
+        Self { comm: Some(comm), group: None, groups: Vec::new(), works: Vec::new() }
     }
 
     pub(crate) fn play(mut self, actions: &[Action]) -> i32 {
@@ -48,7 +50,24 @@ impl Player {
                 std::thread::spawn(move || works.into_iter().try_for_each(Work::wait).unwrap());
             }
             Action::WaitAll => return self.works.drain(..).try_for_each(Work::wait),
-            Action::Group(ranks) => self.group = self.comm.as_ref().unwrap().new_group(ranks)?,
+            Action::Group(ranks) => {
+                self.group = self.comm.as_ref().unwrap().new_group(ranks)?;
+                self.groups.extend(self.group.clone());
+            }
+            Action::Meet(ranks) => drop(self.comm.as_ref().unwrap().subgroup(ranks)?),
+            Action::Within(ranks) => {
+                let found = self.groups.iter().find(|group| group.world_ranks() == ranks);
+                self.group = Some(found.unwrap().clone());
+            }
+            Action::Around(words) => {
+                println!("@ready");
+                loop {
+                    for group in self.groups.clone() {
+                        self.group = Some(group);
+                        self.call(words)?;
+                    }
+                }
+            }
             Action::Repeat(words) => return self.forever(&mut || words.clone()),
             Action::Random(seed) => {
                 let (mut dice, world_size) = (Dice(*seed), self.current().world_size());
@@ -150,6 +169,7 @@ impl Player {
         if let Some(comm) = self.comm.take() {
             let began = Instant::now();
             drop(self.group.take());
+            self.groups.clear();
             drop(comm);
             println!("@closed {}", began.elapsed().as_millis());
             println!("@threads {}", threads_left());

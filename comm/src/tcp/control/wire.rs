@@ -33,8 +33,13 @@ pub(super) enum Message {
     Answer { id: u64, cause: Option<Cause> },
     /// From rank 0: the group has failed.
     Verdict(Cause),
-    /// The sender closes its group and needs nothing more; it has taken part in so many collectives.
-    Goodbye { progress: u64 },
+    /// The sender closes its group and needs nothing more; it has taken part in so many collectives. `because` where another
+    /// group of the job has failed.
+    Goodbye {
+        progress: u64,
+        #[serde(default)]
+        because: Option<Cause>,
+    },
 }
 
 /// One control connection.

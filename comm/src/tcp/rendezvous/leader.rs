@@ -68,7 +68,7 @@ pub(super) fn into_meeting(plan: &Plan<'_>, lines: Lines, members: Members) -> M
     let mut control = vec![None];
     control.extend(members.into_iter().map(|(_, wire, _)| Some(wire.into_stream())));
     let own_ips = control.iter().map(|stream| plan.own_ip(stream.as_ref(), plan.config.bind)).collect();
-    Meeting { lines, control, own_ips }
+    Meeting { lines, control, own_ips, job: Arc::default() }
 }
 
 /// Gives everybody the table, and waits until everybody takes connections.

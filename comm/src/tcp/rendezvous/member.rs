@@ -2,6 +2,7 @@
 
 use std::io::ErrorKind;
 use std::net::TcpListener;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::message::{Entry, Failure, HELLO_LIMIT, Hello, LIMIT, Table, ToLeader, ToMember};
@@ -172,7 +173,8 @@ impl Leader<'_> {
 
         let mut control: Vec<_> = (0..plan.config.world_size).map(|_| None).collect();
         control[0] = Some(self.wire.into_stream());
-        Ok(Meeting { lines, control, own_ips: vec![own_ip; plan.config.world_size] })
+        let own_ips = vec![own_ip; plan.config.world_size];
+        Ok(Meeting { lines, control, own_ips, job: Arc::default() })
     }
 
     fn hear_table(&mut self) -> Result<Table> {

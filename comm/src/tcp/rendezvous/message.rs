@@ -88,6 +88,9 @@ pub(super) struct Failure {
     pub(super) detail: String,
     /// The rank that died, by its number in the whole job, and its host, if that was it.
     pub(super) died: Option<(usize, String)>,
+    /// How long the one that gave up had waited by then, in milliseconds.
+    #[serde(default)]
+    pub(super) waited_ms: u64,
 }
 
 impl Failure {
@@ -97,7 +100,11 @@ impl Failure {
             Error::Rendezvous { detail, .. } => (tidy(detail, MAX_DETAIL), None),
             other => (tidy(&other.to_string(), MAX_DETAIL), None),
         };
-        Self { detail, died }
+        let waited_ms = match error {
+            Error::Rendezvous { waited, .. } => u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
+            _ => 0,
+        };
+        Self { detail, died, waited_ms }
     }
 
     /// As told by others: whose it is.

@@ -23,6 +23,7 @@ mod leader;
 mod meeting_file;
 mod member;
 mod message;
+mod obituary;
 mod parent;
 mod place;
 mod regroup;
@@ -38,6 +39,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
+pub(crate) use self::obituary::Announcement;
 pub(crate) use self::parent::Parent;
 pub(crate) use self::place::try_out;
 pub(crate) use self::regroup::{Card, Lobby, Regrouped, join};
@@ -46,6 +48,7 @@ use self::message::{Failure, MAX_HOST, tidy};
 use self::place::Place;
 use self::roster::name_ranks;
 use super::acceptor::{Acceptor, Limits, Place as Guest, widen};
+use super::control::Job;
 use super::fault::Fault;
 use super::handshake::{Caller, Credentials, Purpose};
 use super::stream::Stream;
@@ -76,6 +79,8 @@ pub(crate) struct Meeting {
     pub(crate) control: Vec<Option<Arc<Stream>>>,
     /// By rank: the address at which that rank reaches this one.
     pub(crate) own_ips: Vec<IpAddr>,
+    /// What this group shares with those that it was made of.
+    pub(crate) job: Arc<Job>,
 }
 
 /// One rank's data connections, and who takes those of others. Dropping it ends both, in bounded time.
@@ -166,7 +171,7 @@ fn meet_nobody(config: &TcpConfig, members: Members) -> Result<Meeting> {
     let peers = vec![PeerInfo { host, pid, address: SocketAddr::new(address, 0), site, door: 0 }];
     let switchboard = Arc::new(Switchboard::new(plan.setup(plan.credentials(), peers))?);
     let lines = Lines { switchboard, session: random_nonce()?, acceptor: None };
-    Ok(Meeting { lines, control: vec![None], own_ips: vec![address] })
+    Ok(Meeting { lines, control: vec![None], own_ips: vec![address], job: Arc::default() })
 }
 
 /// What a rank tells of itself.
@@ -331,11 +336,15 @@ impl Plan<'_> {
 
     /// The meeting failed, for a reason that is neither this rank's nor another's alone.
     fn failed(&self, detail: impl Into<String>) -> Error {
+        self.failed_after(self.started.elapsed(), detail)
+    }
+
+    fn failed_after(&self, waited: Duration, detail: impl Into<String>) -> Error {
         Error::Rendezvous {
             rank: self.number(self.config.rank),
             world_size: self.config.world_size,
             address: self.place.to_string(),
-            waited: self.started.elapsed(),
+            waited,
             detail: detail.into(),
         }
     }
@@ -348,7 +357,11 @@ impl Plan<'_> {
     fn failed_elsewhere(&self, failure: Failure) -> Error {
         match failure.died {
             Some((rank, host)) => Error::PeerDied { rank, host, operation: self.operation() },
-            None => self.failed(failure.detail),
+            // This rank may have come late, long after the others began to wait.
+            None => {
+                let waited = self.started.elapsed().max(Duration::from_millis(failure.waited_ms));
+                self.failed_after(waited, failure.detail)
+            }
         }
     }
 }

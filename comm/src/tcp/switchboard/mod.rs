@@ -223,12 +223,12 @@ impl Switchboard {
         result
     }
 
-    /// From now on no connection is made; tells every peer that there is one to that this rank leaves. Only where no
-    /// operation was cut off: then a peer would take it for data.
-    pub(crate) fn leave(&self) {
+    /// From now on no connection is made; tells every peer that there is one to that this rank leaves, in these words. Only
+    /// where no operation was cut off: then a peer would take it for data.
+    pub(crate) fn leave(&self, words: Words) {
         let mut state = self.state();
-        state.close(Some(FAREWELL));
-        state.streams().for_each(|stream| stream.say(&FAREWELL));
+        state.close(Some(words));
+        state.streams().for_each(|stream| stream.say(&words));
         drop(state);
         self.changed.notify_all();
     }

@@ -248,7 +248,8 @@ fn a_rank_that_cannot_be_reached_is_an_error_on_all() {
 #[test]
 fn a_rank_that_gives_up_is_named_on_all() {
     let until = Instant::now() + LONG;
-    let given_up = || ToLeader::Failed(Failure { detail: "it has no more memory".into(), died: None });
+    let given_up =
+        || ToLeader::Failed(Failure { detail: "it has no more memory".into(), died: None, waited_ms: 0 });
     let told = "rank 1 (host elsewhere) gave up: it has no more memory";
     for world_size in [4, 3] {
         let (listener, port) = point();
