@@ -2,8 +2,8 @@
 # Two hosts: network namespaces with names of their own, two ranks in each, and a link between them that is sound, cut, or slow
 # and lossy. Needs root, iproute2, a C compiler and a built program: scripts/hosts.sh [PROGRAM]
 #
-# CUTS=all goes through all seven ways to cut two hosts from each other in an elastic job (about four minutes), CUTS="reset ..."
-# through some of them; unless it is set, through two. Those of a firewall need iptables, and are left out where it is missing.
+# CUTS=all goes through all seven ways to cut two hosts from each other in an elastic job (about seven minutes), CUTS="drop ..."
+# through some of them; unless it is set, through one. Those of a firewall need iptables, and are left out where it is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -105,7 +105,7 @@ sed -n 's/.*"loss":\([0-9.e-]*\)}.*/\1/p' elastic.jsonl | awk -v before="$before
     END { for (at in late) mean += late[at] / 60; exit !(mean < early) }' || fail "the loss has not fallen"
 
 # ---- two halves of an elastic job that cannot reach each other: one goes on, and never both ----
-read -r -a cuts <<< "${CUTS:-reset unreachable}"
+read -r -a cuts <<< "${CUTS:-reset}"
 [ "${cuts[*]}" != all ] || cuts=(drop port reset admin host unreachable prohibit)
 
 # Cuts the hosts from each other in this way, on both sides: cut HOW.
@@ -114,6 +114,13 @@ cut() {
     for netns in "$a" "$b"; do
         [ "$netns" = "$a" ] && other=10.77.0.2 || other=10.77.0.1
         local input=(ip netns exec "$netns" iptables -A INPUT -s "$other")
+        # What the other side's firewall answers comes through: both sides see that they are refused.
+        case $1 in
+            port | reset | admin | host)
+                "${input[@]}" -p icmp -j ACCEPT
+                "${input[@]}" -p tcp --tcp-flags RST RST -j ACCEPT
+                ;;
+        esac
         case $1 in
             drop) "${input[@]}" -j DROP ;;
             port) "${input[@]}" -j REJECT --reject-with icmp-port-unreachable ;;
@@ -135,13 +142,13 @@ mend() {
         esac
     done
 }
-wait_for_steps() {
-    local from=$1 name=$2 _
+cut_steps() { cat cut_metrics 2> /dev/null | grep -c '"step"' || true; }
+wait_for_cut_steps() {
     for _ in $(seq 1200); do
-        [ "$( [ -e "$name" ] && grep -c '"step"' "$name" || echo 0)" -gt "$from" ] && return
+        [ "$(cut_steps)" -le "$1" ] || return 0
         sleep 0.05
     done
-    fail "the ranks do not train: $(cat cut.* 2>/dev/null)"
+    fail "the ranks do not train: $(cat cut.*)"
 }
 # Ranks, each started by itself, so many of them on host A: those of the side GOES (a or b) go on: apart HOW ON_A GOES.
 apart() {
@@ -156,7 +163,7 @@ apart() {
         ranks+=($!)
     done
     children+=("${ranks[@]}")
-    wait_for_steps 60 cut_metrics
+    wait_for_cut_steps 60
     cut "$how"
     for rank in 0 1 2 3; do
         [ "$rank" -lt "$on_a" ] && side=a || side=b
@@ -165,32 +172,33 @@ apart() {
         if grep "go on at epoch" "cut.$rank"; then fail "$how: there are two groups: $(cat cut.*)"; fi
     done
     # Those of the other side train on, and the cut does not matter to them any more.
-    wait_for_steps "$(grep -c '"step"' cut_metrics)" cut_metrics
+    wait_for_cut_steps "$(cut_steps)"
     grep -q "go on at epoch" cut.* || fail "$how: nobody says that the others go on: $(cat cut.*)"
     for rank in 0 1 2 3; do
         [ "$rank" -lt "$on_a" ] && side=a || side=b
         [ "$side" = "$goes" ] || continue
         kill -0 "${ranks[rank]}" || fail "$how: rank $rank does not go on: $(cat cut.*)"
         kill -9 "${ranks[rank]}"
-        wait "${ranks[rank]}" || true
+        wait "${ranks[rank]}" 2> /dev/null || true
     done
     mend "$how"
 }
 # Two ranks on each host, and a launcher, which vouches for the ranks of its own host and of no other: launched_apart HOW.
 launched_apart() {
     local launch=("$program" launch --elastic 1:4 --nnodes 2 --nproc-per-node 2 --master-addr 10.77.0.1 --master-port 29503)
-    local train=(--timeout 4 -- "$program" ddp-transformer --samples 40 --lr 0.001 --epochs 1000000 --metrics cut_metrics)
+    local train=(--timeout 60 -- "$program" ddp-transformer --samples 40 --lr 0.001 --epochs 1000000 --timeout 4
+        --metrics cut_metrics)
     rm -f cut.* cut_metrics
     on "$a" host-a "${launch[@]}" --node-rank 0 "${train[@]}" > /dev/null 2> cut.a &
     local first=$!
     on "$b" host-b "${launch[@]}" --node-rank 1 "${train[@]}" > /dev/null 2> cut.b &
     local second=$!
     children+=("$first" "$second")
-    wait_for_steps 60 cut_metrics
+    wait_for_cut_steps 60
     cut "$1"
     if wait "$second"; then fail "$1: host-b is cut off and has ended well: $(cat cut.b)"; fi
     if grep "go on at epoch" cut.b; then fail "$1: there are two groups: $(cat cut.a cut.b)"; fi
-    wait_for_steps "$(grep -c '"step"' cut_metrics)" cut_metrics
+    wait_for_cut_steps "$(cut_steps)"
     grep -q "2 ranks of 4 go on at epoch" cut.a || fail "$1: host-a does not go on: $(cat cut.a)"
     kill -TERM "$first"
     wait "$first" || true

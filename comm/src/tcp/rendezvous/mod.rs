@@ -204,7 +204,6 @@ struct Plan<'a> {
     credentials: Credentials,
     members: Members,
     parent: Option<Parent>,
-    /// The port of this rank's door, where the group may change.
     door: u16,
     /// Called on a member before the leader hears that it is ready, and on the leader before anyone hears that all are.
     agreed: Option<&'a dyn Fn()>,
