@@ -1,6 +1,6 @@
 //! Very many strangers of every kind, while ranks meet and while they work: the job goes on as if there were none.
 //!
-//! `STRANGERS=10000 cargo test --workspace --test faults crowd -- --nocapture` has as many as that, and tells the figures.
+//! `STRANGERS=6000 cargo test --workspace --test faults crowd -- --nocapture` has as many as that, and tells the figures.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
