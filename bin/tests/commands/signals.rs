@@ -1,12 +1,12 @@
 //! Signals to a command that has no ranks yet, or none at all.
 
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::common::{girandole, is_ignored, text};
+use crate::common::{clean, girandole, is_ignored, text};
 
 /// Nothing that is waited for takes this long, not even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -40,6 +40,40 @@ fn while_one_process_trains_alone() {
         std::thread::spawn(move || lines.for_each(drop));
         end(child, signal, name);
     }
+}
+
+#[test]
+fn on_a_terminal_no_bar_is_left() {
+    if is_ignored(2) {
+        return eprintln!("SIGINT is ignored here: nothing to test");
+    }
+    // `script` (util-linux) gives it a terminal, and writes all that comes there to its own output.
+    let program = format!("exec {} ddp-linear --epochs 1000000", env!("CARGO_BIN_EXE_girandole"));
+    let mut script = Command::new("script");
+    clean(&mut script).args(["-qec", &program, "/dev/null"]).env("SHELL", "/bin/sh").env("TERM", "xterm");
+    let mut script = script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut shown = Vec::new();
+    let mut stdout = script.stdout.take().unwrap();
+    let mut read = |all: bool| {
+        let mut chunk = [0; 4096];
+        while all || !String::from_utf8_lossy(&shown).contains(" %  step ") {
+            let count = stdout.read(&mut chunk).unwrap();
+            if count == 0 {
+                break;
+            }
+            shown.extend_from_slice(&chunk[..count]);
+        }
+    };
+    read(false);
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", script.id())).unwrap();
+    let child = Pid::from_raw(children.trim().parse().unwrap()).unwrap();
+    kill_process(child, Signal::INT).unwrap();
+    read(true);
+    assert_eq!(script.wait().unwrap().code(), Some(130));
+    let shown = String::from_utf8_lossy(&shown);
+    // The bar is wiped off its line, and nothing else stands there.
+    let (_, last) = shown.rsplit_once("\u{1b}[2K").unwrap();
+    assert_eq!(last.trim_end(), "error: stopped by SIGINT", "{last:?}");
 }
 
 #[test]

@@ -8,6 +8,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::common::{Folder, text};
 use crate::nodes::{LIMIT, Nodes, last_line};
 
+/// Seconds. The launchers have to come together in this time, too, on a busy machine.
+const TIMEOUT: &str = "5";
+
 /// A script that waits for a file.
 fn gate(folder: &Folder, name: &str) -> String {
     format!("until [ -e {}/{name} ]; do sleep 0.05; done", folder.argument(""))
@@ -44,7 +47,7 @@ fn end_without(nodes: Nodes, stopped: usize) -> [Output; 2] {
 fn the_other_names_it_after_the_time_out() {
     for stopped in [0, 1] {
         let folder = Folder::new();
-        let nodes = Nodes::start(&["--timeout", "2"], &["sh", "-c", &gate(&folder, "open")]);
+        let nodes = Nodes::start(&["--timeout", TIMEOUT], &["sh", "-c", &gate(&folder, "open")]);
         nodes.ranks();
         send(&nodes, stopped, Signal::STOP);
         open(&folder, "open");
@@ -67,7 +70,7 @@ fn the_other_names_it_after_the_time_out() {
 fn after_a_failure_too() {
     let folder = Folder::new();
     let script = format!("[ $RANK = 0 ] || exec sleep 1000; {}; exit 7", gate(&folder, "open"));
-    let nodes = Nodes::start(&["--timeout", "2", "--max-restarts", "3"], &["sh", "-c", &script]);
+    let nodes = Nodes::start(&["--timeout", TIMEOUT, "--max-restarts", "3"], &["sh", "-c", &script]);
     nodes.ranks();
     send(&nodes, 1, Signal::STOP);
     open(&folder, "open");
@@ -78,14 +81,14 @@ fn after_a_failure_too() {
 #[test]
 fn one_that_goes_on_in_time_is_waited_for() {
     let folder = Folder::new();
-    let nodes = Nodes::start(&["--timeout", "2"], &["sh", "-c", &gate(&folder, "$GROUP_RANK")]);
+    let nodes = Nodes::start(&["--timeout", TIMEOUT], &["sh", "-c", &gate(&folder, "$GROUP_RANK")]);
     nodes.ranks();
     send(&nodes, 1, Signal::STOP);
     open(&folder, "0");
     std::thread::sleep(Duration::from_millis(300));
     send(&nodes, 1, Signal::CONT);
     // Its ranks take longer than the time-out, when those of the other one are done.
-    std::thread::sleep(Duration::from_secs(3));
+    std::thread::sleep(Duration::from_secs(7));
     open(&folder, "1");
     for output in nodes.end() {
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
