@@ -52,7 +52,7 @@ fn a_bar_on_a_terminal() {
 fn the_bar_of_a_narrow_terminal_does_not_wrap() {
     let folder = Folder::new();
     let command =
-        format!("sh -c 'stty cols 40; exec \"$PROGRAM\" ddp-linear --world-size 1 {LONG} >\"$OUT\"'");
+        format!("sh -c 'stty rows 24 cols 40; exec \"$PROGRAM\" ddp-linear --world-size 1 {LONG} >\"$OUT\"'");
     let Some(seen) = on_terminal(&command, &folder) else { return };
     let drawn: Vec<&str> =
         seen.split(['\r', '\n', '\u{1b}']).filter(|part| part.contains(" of 60000")).collect();
