@@ -12,12 +12,14 @@ pub(crate) fn chromium() -> Option<PathBuf> {
         .find(|program| program.is_file())
 }
 
-/// How many parts of a page are cut off, or have to be scrolled across, in a window so many pixels wide.
-pub(crate) fn cut(browser: &Path, html: &str, folder: &Path, width: usize) -> usize {
-    let count = "<script>document.title = [...document.querySelectorAll('html, .plot, .scroll, svg')].filter(part => part.scrollWidth > \
-                 part.clientWidth || part.getBoundingClientRect().right > innerWidth).length</script></body>";
+/// How many of some parts of a page, which a selector names, are cut off or have to be scrolled in a window so many pixels wide.
+pub(crate) fn cut(browser: &Path, html: &str, parts: &str, folder: &Path, width: usize) -> usize {
+    let count = format!(
+        "<script>document.title = [...document.querySelectorAll('{parts}')].filter(part => part.scrollWidth > \
+         part.clientWidth || part.getBoundingClientRect().right > innerWidth).length</script></body>"
+    );
     let page = folder.join("measured.html");
-    std::fs::write(&page, html.replace("</body>", count)).unwrap();
+    std::fs::write(&page, html.replace("</body>", &count)).unwrap();
     let profile = tempfile::tempdir().unwrap();
     let output = Command::new(browser)
         .args([
