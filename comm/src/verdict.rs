@@ -33,6 +33,9 @@ pub(crate) struct Activity {
     /// Its calls in other groups of the job.
     #[serde(default)]
     pub(crate) elsewhere: Vec<Elsewhere>,
+    /// Why a group of the job has failed for it: then it does nothing more.
+    #[serde(default)]
+    pub(crate) failed: Option<Cause>,
 }
 
 /// A call that a rank is in, in another group than the one that asks.

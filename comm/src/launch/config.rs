@@ -73,7 +73,7 @@ pub struct SpawnConfig {
     /// Gets the notes of the ranks. Default: `None`, and the ranks send none.
     pub notes: Option<Arc<dyn Notes>>,
     /// How long the other ranks may take to end by themselves once one has failed, or once a signal was passed on to
-    /// them. Default: 1 s, so that everything is over within 2 s.
+    /// them. Default: 3 s, longer than they take to find out whom they miss where that one stands still.
     pub grace: Duration,
 }
 
@@ -98,7 +98,7 @@ impl Default for SpawnConfig {
             port_kind: MasterPort::default(),
             sweep: false,
             notes: None,
-            grace: Duration::from_secs(1),
+            grace: Duration::from_secs(3),
         }
     }
 }

@@ -193,6 +193,9 @@ fn who_is_at_the_end_of_a_chain_over_groups_is_to_blame() {
         panic!("another one")
     };
     assert!(detail.contains("outside of any operation"), "{detail}");
+    // One that has found it out already is about to end.
+    let blames = Status::Active(Activity { failed: Some(silent.clone()), ..Activity::default() });
+    assert_eq!(ask(&[1], false, &[waiting_for(&[1]), blames, Status::Left]), Some(silent.clone()));
     // All wait for each other, or are at work: nobody is known to be at fault.
     assert_eq!(ask(&[1], false, &chain(&elsewhere(&[1]))), None);
     assert_eq!(ask(&[1], false, &chain(&elsewhere(&[]))), None);

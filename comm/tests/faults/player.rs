@@ -54,7 +54,14 @@ impl Player {
                 self.group = self.comm.as_ref().unwrap().new_group(ranks)?;
                 self.groups.extend(self.group.clone());
             }
-            Action::Meet(ranks) => drop(self.comm.as_ref().unwrap().subgroup(ranks)?),
+            Action::Meet(ranks) => {
+                if let Err(error) = self.comm.as_ref().unwrap().subgroup(ranks) {
+                    // The group of all ranks has not failed: what it would call there is no concern of the others.
+                    let code = verdict(&Err(error.clone()), &mut || Err(error.clone()));
+                    self.close();
+                    exit(code);
+                }
+            }
             Action::Within(ranks) => {
                 let found = self.groups.iter().find(|group| group.world_ranks() == ranks);
                 self.group = Some(found.unwrap().clone());

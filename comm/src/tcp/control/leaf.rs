@@ -22,14 +22,7 @@ pub(super) fn serve(bureau: &Bureau, ear: &UnixStream, center: Option<Wire>) {
         if let Some(closing) = bureau.closing() {
             break closing;
         }
-        let mut polled = vec![PollFd::from_borrowed_fd(ear.as_fd(), PollFlags::IN)];
-        polled.extend(
-            center.as_ref().map(|wire| PollFd::from_borrowed_fd(wire.stream().as_fd(), wire.events())),
-        );
-        let timeout = bureau
-            .speaks_at()
-            .map(|at| timespec(at.saturating_duration_since(Instant::now()) + Duration::from_millis(1)));
-        if poll(&mut polled, timeout.as_ref()).is_err() {
+        if !sleep(bureau, ear, center.as_ref()) {
             continue;
         }
         bureau.speak();
@@ -80,6 +73,16 @@ pub(super) fn serve(bureau: &Bureau, ear: &UnixStream, center: Option<Wire>) {
         let (progress, because) = (bureau.progress(), bureau.failure_elsewhere());
         wire.write(&Message::Goodbye { progress, because });
     }
+}
+
+/// Sleeps until there may be something to do; false where it was disturbed.
+fn sleep(bureau: &Bureau, ear: &UnixStream, center: Option<&Wire>) -> bool {
+    let mut polled = vec![PollFd::from_borrowed_fd(ear.as_fd(), PollFlags::IN)];
+    polled.extend(center.map(|wire| PollFd::from_borrowed_fd(wire.stream().as_fd(), wire.events())));
+    let timeout = bureau
+        .speaks_at()
+        .map(|at| timespec(at.saturating_duration_since(Instant::now()) + Duration::from_millis(1)));
+    poll(&mut polled, timeout.as_ref()).is_ok()
 }
 
 /// Rank 0, once it has left.

@@ -80,9 +80,11 @@ fn connect_all(plan: &Plan<'_>, members: &mut Members, table: Table) -> Result<(
         let ready =
             wait_any(&fds, plan.deadline).map_err(|reason| Error::system("waiting for the ranks", reason))?;
         if !ready.contains(&true) {
-            let late =
-                members.iter().zip(&connected).filter(|(_, done)| !**done).map(|((rank, ..), _)| *rank);
-            let late = plan.name(&late.collect::<Vec<_>>());
+            let late: Vec<usize> =
+                (1..).zip(&connected).filter(|(_, done)| !**done).map(|(rank, _)| rank).collect();
+            // Who is after one that is late waits for it.
+            let first = late.iter().copied().filter(|rank| !late.contains(&(rank - 1)));
+            let late = plan.name(&first.collect::<Vec<_>>());
             return Err(
                 plan.failed(format!("all ranks are here, but {late} could not connect to the rank before"))
             );

@@ -21,6 +21,7 @@ impl Bureau {
             waits: meeting.waits.iter().filter_map(|number| self.members.rank_of(*number)).collect(),
         };
         activity.elsewhere.extend(self.job.meetings().into_iter().map(own));
+        activity.failed = self.failure_elsewhere();
         activity
     }
 
