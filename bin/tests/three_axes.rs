@@ -21,8 +21,8 @@ const LENGTH: usize = 6;
 /// Rows of a micro-batch.
 const ROWS: usize = 2;
 const MICRO_BATCHES: usize = 4;
-/// Below the norm of most steps' gradients.
-const MAX_NORM: f64 = 0.5;
+/// Below the norms of all steps' gradients.
+const MAX_NORM: f64 = 0.2;
 
 /// With a vocabulary that the ranks divide, or not.
 fn sizes(vocab_size: usize) -> LanguageModelConfig {

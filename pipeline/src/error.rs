@@ -109,8 +109,8 @@ pub enum Error {
         /// What it fails with.
         reason: String,
     },
-    /// The ranks of [`crate::PipelineConfig::tensor_parallel`] have parts of some variables and the whole of others, and nobody has said
-    /// which.
+    /// The ranks of [`crate::PipelineConfig::tensor_parallel`] have parts of some variables and the whole of others, and nobody
+    /// has said which.
     #[error(
         "{what} needs to know of which variables the tensor-parallel ranks have parts: call \
          `pipeline.set_divided(|name| shards.is_divided(name))` once, after the pipeline is made"

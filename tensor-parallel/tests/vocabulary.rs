@@ -123,6 +123,9 @@ fn shares_differ_by_one_token_at_most_and_are_as_before_where_ranks_divide() {
     }
 }
 
+/// Values of a rank, and what its optimizer remembers.
+type Kept = (Vec<Part>, Vec<Part>);
+
 fn open(folder: &Path) -> Checkpoints {
     Checkpoints::open(CheckpointConfig { dir: folder.into(), ..CheckpointConfig::default() }).unwrap()
 }
@@ -161,8 +164,8 @@ fn files_are_those_of_one_process_and_checkpoints_go_to_any_layout() {
         for (name, tensor) in &dense {
             assert_eq!((file[name].dims(), bits(&file[name])), (tensor.dims(), bits(tensor)), "{name}");
         }
-        let parts = |ranks: &[(Vec<Part>, Vec<Part>)]| {
-            let of = |which: fn(&(Vec<Part>, Vec<Part>)) -> &Vec<Part>| {
+        let parts = |ranks: &[Kept]| {
+            let of = |which: fn(&Kept) -> &Vec<Part>| {
                 whole(&ranks.iter().map(|rank| which(rank).clone()).collect::<Vec<_>>())
             };
             [of(|rank| &rank.0), of(|rank| &rank.1)]

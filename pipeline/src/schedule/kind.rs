@@ -76,8 +76,8 @@ impl ScheduleKind {
         }
     }
 
-    /// The bubble that the literature gives ([`Plan::bubble`](crate::Plan::bubble)): how long a rank is idle between its first action and its last, if actions of each
-    /// stage take so long and messages no time. None where it gives none: see each schedule's file for what it asks of the
+    /// The bubble that the literature gives ([`Plan::bubble`](crate::Plan::bubble)): how long a rank is idle between its first
+    /// action and its last, if actions of each stage take so long and messages no time. None where it gives none: see each schedule's file for what it asks of the
     /// number of micro-batches.
     ///
     /// ```

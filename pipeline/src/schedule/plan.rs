@@ -78,14 +78,14 @@ impl Plan {
         self.ranks.iter().map(span).fold(0.0, f64::max)
     }
 
-    /// How long the rank that takes longest is idle in its [`span`](Self::span). This is what the literature calls the bubble: it leaves
-    /// out that ranks begin and end at different times, as the next step may begin on one while others still end this one.
+    /// How long the rank that takes longest is idle in its [`span`](Self::span). This is what the literature calls the bubble:
+    /// it leaves out that ranks begin and end at different times, as the next step may begin on one while others still end this one.
     pub fn bubble(&self) -> f64 {
         self.span() - self.busy().into_iter().fold(0.0, f64::max)
     }
 
-    /// The part of all ranks' time that is idle, from 0 to 1, from the first action of any rank to the last of any: of the places of a
-    /// grid those with a dot.
+    /// The part of all ranks' time that is idle, from 0 to 1, from the first action of any rank to the last of any: of the
+    /// places of a grid those with a dot.
     ///
     /// ```
     /// use pipeline::{Durations, Schedule, ScheduleKind};

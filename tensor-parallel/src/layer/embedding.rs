@@ -7,8 +7,8 @@ use crate::averaging::Weight;
 use crate::builder::Division;
 use crate::{Context, Result, ShardBuilder, op};
 
-/// `nn.Embedding` of which each rank has the vectors of some tokens. Where the ranks do not divide the vocabulary, the first ones have
-/// one token more: there is no padding in weights, gradients, files or checkpoints.
+/// `nn.Embedding` of which each rank has the vectors of some tokens. Where the ranks do not divide the vocabulary, the first
+/// ones have one token more: there is no padding in weights, gradients, files or checkpoints.
 ///
 /// # Shapes
 /// Tokens (batch, length), whole numbers and the same on every rank, to (batch, length, features), with sequence parallelism

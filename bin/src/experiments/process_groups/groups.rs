@@ -5,7 +5,6 @@ use std::sync::Arc;
 use candle_core::{Device, Tensor};
 use comm::{Communicator, ReduceOp};
 
-use crate::console::note;
 use crate::error::Result;
 
 use super::stage::{Stage, numbers, word};
@@ -15,12 +14,6 @@ pub(super) fn show(stage: &Stage<'_>) -> Result<()> {
     // All but the last; the document's example is 0, 1, 2 of 4.
     let some: Vec<usize> = (0..world_size.max(2) - 1).collect();
     let reversed: Vec<usize> = (0..world_size).rev().collect();
-    if world_size > 1 && stage.comm.rank() == 0 {
-        note(format_args!(
-            "a group has the order of the list that it is made of; torch.distributed.new_group sorts the list first, so that \
-             new_group({reversed:?}) gives each rank the number there that it has in the world"
-        ));
-    }
     let custom = new_group(stage, &some)?;
     let other = new_group(stage, &reversed)?;
 
