@@ -42,11 +42,13 @@ mod mistakes;
 mod mpi;
 #[cfg(feature = "nccl")]
 mod nccl;
+mod norm;
 mod objects;
 mod operation;
 mod overlap;
 mod patience;
 mod plan;
+mod replicas;
 mod runner;
 pub mod schedule;
 mod scheduler;
@@ -65,7 +67,7 @@ mod variables;
 mod verdict;
 mod work;
 
-pub use agree::all_agree;
+pub use agree::{all_agree, first_of};
 pub use communicator::Communicator;
 #[cfg(feature = "cuda")]
 pub use cuda_library::CudaLibrary;
@@ -76,8 +78,10 @@ pub use mesh::Mesh;
 pub use mpi::Mpi;
 #[cfg(feature = "nccl")]
 pub use nccl::Nccl;
+pub use norm::global_norm;
 pub use objects::{all_gather_object, broadcast_object, gather_object};
 pub use operation::{Message, Operation, ReduceOp};
+pub use replicas::{ParameterDifference, parameter_difference};
 pub use scheduler::Place;
 pub use stats::Stats;
 pub use tcp::{Elastic, InitMethod, Secret, Tcp, TcpConfig, Tls, Transport};

@@ -10,6 +10,7 @@ use comm::{Communicator, Mesh, Stats};
 
 use crate::agreement;
 use crate::builder::{Built, Model, Plan, UnitBuilder};
+use crate::clip::Norm;
 use crate::core::Core;
 use crate::groups::Groups;
 use crate::storage::is_trainable;
@@ -27,6 +28,7 @@ use crate::{Error, FsdpConfig, Memory, MixedPrecision, Result, lock};
 pub struct Fsdp<M> {
     model: M,
     core: Arc<Core>,
+    pub(crate) norm: Norm,
 }
 
 impl<M> Fsdp<M> {
@@ -92,7 +94,7 @@ impl<M> Fsdp<M> {
         let core = Arc::new(Core::new(groups, config.clone(), parts));
         // A new link, so it is not set yet.
         let _ = plan.link.set(Arc::downgrade(&core));
-        Ok(Self { model, core })
+        Ok(Self { model, core, norm: Norm::default() })
     }
 
     /// The model, before a forward pass: units that are still gathered are released, since an optimizer may have changed

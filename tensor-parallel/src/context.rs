@@ -1,5 +1,6 @@
 //! What a layer knows of the ranks.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
@@ -35,17 +36,34 @@ impl TensorParallelConfig {
     }
 }
 
+thread_local! {
+    /// Whether this thread is in a [`crate::TensorParallel::backward`].
+    static IN_BACKWARD: Cell<bool> = const { Cell::new(false) };
+}
+
 /// The tensor-parallel group as layers see it.
 #[derive(Debug, Clone)]
 pub struct Context {
     comm: Arc<dyn Communicator>,
     sequence_parallel: bool,
     random: RandomStreams,
+    /// Whether a backward that is candle's alone leaves gradients that the ranks have not put together.
+    needs_own_backward: bool,
 }
 
 impl Context {
     pub(crate) fn new(comm: Arc<dyn Communicator>, sequence_parallel: bool, random: RandomStreams) -> Self {
-        Self { comm, sequence_parallel, random }
+        Self { comm, sequence_parallel, random, needs_own_backward: false }
+    }
+
+    /// The same for layers whose gradients are put together by [`crate::TensorParallel::backward`] alone.
+    pub(crate) fn with_own_backward(self) -> Self {
+        Self { needs_own_backward: true, ..self }
+    }
+
+    /// Refuses a backward that is not the model's own, where that is needed.
+    pub(crate) fn check_backward(&self) -> Result<()> {
+        if self.needs_own_backward && !IN_BACKWARD.get() { Err(Error::OutsideBackward) } else { Ok(()) }
     }
 
     /// The group that layers are divided over.
@@ -115,6 +133,19 @@ impl Context {
         }
         Ok(dim)
     }
+}
+
+/// Runs what goes backward for a [`crate::TensorParallel`].
+pub(crate) fn own_backward<T>(backward: impl FnOnce() -> T) -> T {
+    /// Puts back what was there before, also after a panic.
+    struct Before(bool);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            IN_BACKWARD.set(self.0);
+        }
+    }
+    let _before = Before(IN_BACKWARD.replace(true));
+    backward()
 }
 
 /// Activations are (.., length, features).

@@ -42,6 +42,8 @@ pub struct Shards {
     asked: Asked,
     /// Of which each rank has a part of the gradient only.
     summed: Arc<Mutex<BTreeSet<String>>>,
+    /// Of which each rank has a part.
+    divided: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Shards {
@@ -64,7 +66,7 @@ impl Shards {
         let Some(source) = source else {
             return Err(crate::Error::invalid("the weights", "none", "this is a mistake in tensor-parallel"));
         };
-        Ok(Self { source, asked: Asked::default(), summed: Arc::default() })
+        Ok(Self { source, asked: Asked::default(), summed: Arc::default(), divided: Arc::default() })
     }
 
     /// A builder that puts this rank's part of each variable into `map`. Weights that are drawn are drawn whole, in the order in
@@ -84,6 +86,12 @@ impl Shards {
     /// What layers know of the ranks.
     pub fn context(&self) -> &Context {
         self.source.context()
+    }
+
+    /// Whether each rank has a part of its own of the variable of this name, and not the whole of it, for what counts or compares
+    /// each parameter once: `Pipeline::set_divided`. Known once the variable has been asked for.
+    pub fn is_divided(&self, name: &str) -> bool {
+        lock(&self.divided).contains(name)
     }
 
     /// Completes the gradients of these variables: with sequence parallelism those of norms and biases, of which each rank has
@@ -133,6 +141,9 @@ impl SimpleBackend for Backend {
         }
         if summed {
             lock(&self.shards.summed).insert(name.to_string());
+        }
+        if split != Split::Whole {
+            lock(&self.shards.divided).insert(name.to_string());
         }
         Ok(tensor)
     }

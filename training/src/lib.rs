@@ -7,7 +7,7 @@
 //! - [`Dropout`] takes its masks from a seed, so that ranks differ and runs repeat.
 //! - [`Sgd`], with momentum, and [`Adam`] (AdamW as well) are [`candle_nn::Optimizer`]s whose state can be saved:
 //!   [`OptimizerState`].
-//! - [`clip_grad_norm`] bounds gradients.
+//! - [`clip_grad_norm`] bounds gradients of a model that every rank has whole.
 //! - [`defer_weights`] runs backward without the gradients of weights, and those later.
 //! - [`activation_bytes`] tells what a graph holds for backward.
 //! - [`tensor_header`] looks at a safetensors file before anything computes with what it says.
@@ -34,7 +34,7 @@ pub use adam::{Adam, AdamConfig};
 #[cfg(any(test, fuzzing))]
 pub use checkpoint::fuzz_manifest;
 pub use checkpoint::{Checkpoint, CheckpointConfig, Checkpoints, Contents, Draft, FileHash};
-pub use clip::{clip_grad_norm, grad_norm, scale_grads};
+pub use clip::{clip_by_norm, clip_grad_norm, first_not_finite, grad_norm, scale_grads};
 pub use defer::{DeferredGrads, defer, defer_weights};
 pub use dropout::Dropout;
 pub use error::{Error, Fallback, Result};

@@ -18,7 +18,7 @@ use crate::parameter::{Kinds, Parameter};
 use crate::plan::{self, Item, Plan};
 use crate::search::Search;
 use crate::weights::Weights;
-use crate::{DdpConfig, Error, Result, check, lock};
+use crate::{DdpConfig, Error, Result, lock};
 
 use flight::Flight;
 
@@ -110,7 +110,12 @@ impl Reducer {
     pub(crate) fn check_parameters(&self, parameters: &[Parameter]) -> Result<()> {
         let _turn = lock(&self.turn);
         self.check()?;
-        check::check(&*self.comm, parameters)
+        let tensors: Vec<_> =
+            parameters.iter().map(|parameter| (parameter.name(), parameter.var().as_tensor())).collect();
+        match comm::parameter_difference(&*self.comm, &tensors)? {
+            Some(difference) => Err(Box::new(difference).into()),
+            None => Ok(()),
+        }
     }
 
     /// The first cause, where an earlier call failed.

@@ -35,6 +35,7 @@ pub(crate) fn column(
     let (context, dims, needs_input) = (context.clone(), input.dims().to_vec(), x.track_op());
     let variables: Vec<Weight> = [weight].into_iter().chain(bias).cloned().collect();
     let backward = move |gradient: &Tensor| {
+        context.check_backward()?;
         let gradient = rows(gradient)?;
         let of_input = match needs_input {
             true => {

@@ -88,9 +88,10 @@ fn fused<T: FloatDType>(logits: &Tensor, targets: &Tensor, context: &Context) ->
     let losses = sums.iter().zip(of_targets).map(|(sum, target)| sum.to_f64().ln() - target.to_f64());
     let loss = T::from_f64(losses.sum::<f64>() / rows as f64);
     let (sums, dims) = (sums.to_vec(), logits.dims().to_vec());
-    let device = logits.device().clone();
+    let (device, context) = (logits.device().clone(), context.clone());
     let output = Tensor::from_vec(vec![loss], (), &device)?;
     Ok(autograd::custom("vocab_parallel_cross_entropy", &[logits], output, move |gradient| {
+        context.check_backward()?;
         let share = gradient.to_dtype(DType::F64)?.to_scalar::<f64>()? / rows as f64;
         let mut of_logits = exponentials.clone();
         for (index, target) in targets.iter().enumerate() {

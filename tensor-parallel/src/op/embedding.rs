@@ -29,6 +29,7 @@ pub(crate) fn embedding(tokens: &Tensor, weight: &Weight, context: &Context) -> 
     };
     let (context, of) = (context.clone(), weight.clone());
     Ok(autograd::custom("vocab_parallel_embedding", &[weight.node()], output, move |gradient| {
+        context.check_backward()?;
         let gradient = match context.sequence_parallel() {
             true => {
                 let dim = sequence_dim(gradient.dims())?;

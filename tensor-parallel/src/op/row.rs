@@ -30,6 +30,7 @@ pub(crate) fn row(x: &Tensor, weight: &Weight, bias: Option<&Tensor>, context: &
     let variables: Vec<Weight> =
         [weight.clone()].into_iter().chain(bias.map(|bias| Weight::new(bias.clone(), None))).collect();
     let backward = move |gradient: &Tensor| {
+        context.check_backward()?;
         let own = rows(gradient)?;
         let all = match context.sequence_parallel() {
             true => {
