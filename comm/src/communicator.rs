@@ -49,6 +49,9 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// A group of `ranks` of this one, in which `ranks[r]` is rank r; none on ranks that are not among them. Every rank of
     /// this group must call it, with the same list.
     ///
+    /// The order of the list is that of the group: in `new_group(&[2, 0])` rank 2 is rank 0. `torch.distributed.new_group` sorts
+    /// its list first, so that rank 0 is rank 0 there: give a sorted list where ranks are to be those of a PyTorch program.
+    ///
     /// Groups are independent of each other: their operations run at the same time, and closing one, by dropping it,
     /// leaves the others. Over NCCL they share a GPU, where the order of what they do at the same time may matter: see `Nccl`.
     ///
