@@ -6,6 +6,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, autograd};
 
+use crate::split::share;
 use crate::{Error, RandomStreams, Result};
 
 /// How a model is divided, and its random numbers.
@@ -121,6 +122,21 @@ impl Context {
             return Ok(x.clone());
         }
         Ok(autograd::gather_from_group(x, sequence_dim(x.dims())?, &self.comm)?)
+    }
+
+    /// The parts that all ranks have of the last dimension, which is `total` long in all: each its [`share`].
+    pub(crate) fn gather_shares(&self, x: &Tensor, total: usize) -> Result<Tensor> {
+        let (ranks, dim) = (self.ranks(), x.rank().saturating_sub(1));
+        if total.is_multiple_of(ranks) {
+            return Ok(autograd::gather_from_group(x, dim, &self.comm)?);
+        }
+        // Parts of one length travel.
+        let widest = share(total, 0, ranks).len();
+        let padded = x.pad_with_zeros(dim, 0, widest - x.dim(dim)?)?;
+        let all = autograd::gather_from_group(&padded, dim, &self.comm)?;
+        let part = |rank: usize| all.narrow(dim, rank * widest, share(total, rank, ranks).len());
+        let parts = (0..ranks).map(part).collect::<candle_core::Result<Vec<_>>>()?;
+        Ok(Tensor::cat(&parts, dim)?)
     }
 
     /// The dimension of the sequence, if the ranks divide it.

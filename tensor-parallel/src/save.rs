@@ -85,11 +85,13 @@ fn stream(comm: &dyn Communicator, parameter: &Parameter, writer: &mut Option<Wr
         }
         return Ok(());
     }
-    let runs = parameter.split().runs(parameter.dims(), comm.rank(), comm.world_size());
+    let (split, dims, ranks) = (parameter.split(), parameter.dims(), comm.world_size());
+    let runs = split.runs(dims, comm.rank(), ranks);
     let own = own.contiguous()?.reshape((runs.count, runs.len))?;
-    if runs.len >= PIECE {
+    let lens: Vec<usize> = (0..ranks).map(|rank| split.runs(dims, rank, ranks).len).collect();
+    if lens.iter().any(|len| *len >= PIECE || *len != lens[0]) {
         for run in 0..runs.count {
-            long_run(comm, &own.get(run)?, writer)?;
+            long_run(comm, &own.get(run)?, &lens, writer)?;
         }
         return Ok(());
     }
@@ -101,20 +103,25 @@ fn stream(comm: &dyn Communicator, parameter: &Parameter, writer: &mut Option<Wr
     Ok(())
 }
 
-/// One run of each rank, one rank after the other.
-fn long_run(comm: &dyn Communicator, own: &Tensor, writer: &mut Option<Writer>) -> Result<()> {
-    let len = own.elem_count();
-    for rank in 0..comm.world_size() {
+/// One run of each rank, of these lengths, one rank after the other.
+fn long_run(
+    comm: &dyn Communicator,
+    own: &Tensor,
+    lens: &[usize],
+    writer: &mut Option<Writer>,
+) -> Result<()> {
+    for (rank, &len) in lens.iter().enumerate() {
         for start in (0..len).step_by(PIECE) {
-            let piece = own.narrow(0, start, PIECE.min(len - start))?.force_contiguous()?;
+            let count = PIECE.min(len - start);
+            let piece = || own.narrow(0, start, count)?.force_contiguous();
             match writer {
-                Some(writer) if rank == 0 => writer.write(&piece.data()),
+                Some(writer) if rank == 0 => writer.write(&piece()?.data()),
                 Some(writer) => {
-                    let theirs = piece.zeros_like()?;
+                    let theirs = Tensor::zeros(count, own.dtype(), own.device())?;
                     comm.run(Operation::Recv { tensor: theirs.clone(), from: rank })?;
                     writer.write(&theirs.data());
                 }
-                None if rank == comm.rank() => comm.run(Operation::Send { tensor: piece, to: 0 })?,
+                None if rank == comm.rank() => comm.run(Operation::Send { tensor: piece()?, to: 0 })?,
                 None => {}
             }
         }

@@ -131,18 +131,18 @@ struct Backend {
 
 impl SimpleBackend for Backend {
     fn get(&self, shape: Shape, name: &str, init: Init, _: DType, _: &Device) -> candle_core::Result<Tensor> {
-        let (split, summed) = lock(&self.shards.asked).take().unwrap_or((Split::Whole, false));
+        let division = lock(&self.shards.asked).take().unwrap_or(Split::Whole.into());
         if let Some(known) = lock(self.map.data()).get(name) {
             return Ok(known.as_tensor().clone());
         }
-        let (tensor, _) = self.shards.source.parameter(shape, name, init, split, summed)?;
+        let (tensor, _) = self.shards.source.parameter(shape, name, init, division)?;
         if let Some(parameter) = self.shards.source.take_last() {
             lock(self.map.data()).insert(name.to_string(), parameter.var().clone());
         }
-        if summed {
+        if division.summed {
             lock(&self.shards.summed).insert(name.to_string());
         }
-        if split != Split::Whole {
+        if division.split != Split::Whole {
             lock(&self.shards.divided).insert(name.to_string());
         }
         Ok(tensor)

@@ -48,9 +48,9 @@ fn sizes_that_the_ranks_do_not_divide() {
             "d_model: got 18; give a multiple of the 4 heads",
         ),
         (
-            LanguageModelConfig { vocab_size: 25, ..sizes() },
-            2,
-            "the rows of embedding.weight: 25 cannot be divided",
+            LanguageModelConfig { vocab_size: 3, ..sizes() },
+            4,
+            "the rows of embedding.weight: got 3; give one at least for each of the 4 tensor-parallel ranks",
         ),
         (
             LanguageModelConfig { d_ff: 42, ..sizes() },
@@ -101,16 +101,16 @@ fn ranks_that_build_different_models() {
 fn a_rank_that_cannot_build_its_part() {
     let found = messages(3, |mesh, rank| {
         let sizes = LanguageModelConfig {
-            vocab_size: if rank == 2 { 25 } else { 24 },
             num_heads: 3,
             d_model: 12,
-            d_ff: 36,
+            d_ff: if rank == 2 { 37 } else { 36 },
             ..sizes()
         };
         build(&mesh, &sizes, 1).map(drop)
     });
-    assert!(found[2].starts_with("the rows of embedding.weight: 25"), "{found:?}");
-    let others = "rank 2 could not build its part of the model: the rows of embedding.weight: 25";
+    assert!(found[2].starts_with("the rows of layers.0.feed_forward.fc1.weight: 37"), "{found:?}");
+    let others =
+        "rank 2 could not build its part of the model: the rows of layers.0.feed_forward.fc1.weight: 37";
     assert!(found[..2].iter().all(|message| message.starts_with(others)), "{found:?}");
 }
 

@@ -5,6 +5,7 @@ use comm::{Operation, ReduceOp, autograd};
 
 use crate::averaging::Weight;
 use crate::context::sequence_dim;
+use crate::split::share;
 use crate::{Context, Error, Result};
 
 use super::rows;
@@ -12,10 +13,14 @@ use super::rows;
 /// The rows of the whole table that `tokens` name: those that this rank has not are zeros until all are summed.
 ///
 /// With sequence parallelism each rank gets its part of the sequence.
-pub(crate) fn embedding(tokens: &Tensor, weight: &Weight, context: &Context) -> Result<Tensor> {
+pub(crate) fn embedding(
+    tokens: &Tensor,
+    (weight, vocabulary): (&Weight, usize),
+    context: &Context,
+) -> Result<Tensor> {
     let table = weight.value();
     let (own, features) = table.dims2()?;
-    let (places, mask) = find(tokens, own, &table, context)?;
+    let (places, mask) = find(tokens, vocabulary, &table, context)?;
     let mut dims = tokens.dims().to_vec();
     dims.push(features);
     let partial = table.index_select(&places, 0)?.broadcast_mul(&mask)?.reshape(dims)?;
@@ -44,9 +49,8 @@ pub(crate) fn embedding(tokens: &Tensor, weight: &Weight, context: &Context) -> 
 }
 
 /// Where each token's row lies in this rank's part, and 1 if it does, or 0.
-fn find(tokens: &Tensor, own: usize, weight: &Tensor, context: &Context) -> Result<(Tensor, Tensor)> {
-    let vocabulary = own * context.ranks();
-    let first = context.rank() * own;
+fn find(tokens: &Tensor, vocabulary: usize, weight: &Tensor, context: &Context) -> Result<(Tensor, Tensor)> {
+    let own = share(vocabulary, context.rank(), context.ranks());
     let all = tokens.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
     let mut places = Vec::with_capacity(all.len());
     let mut mask = Vec::with_capacity(all.len());
@@ -55,7 +59,7 @@ fn find(tokens: &Tensor, own: usize, weight: &Tensor, context: &Context) -> Resu
             let help = format!("the vocabulary has the tokens 0 to {}", vocabulary.saturating_sub(1));
             return Err(Error::invalid("tokens", format!("{token} at place {place}"), help));
         };
-        let here = token.checked_sub(first).filter(|place| *place < own);
+        let here = own.contains(&token).then(|| token - own.start);
         places.push(here.unwrap_or(0) as u32);
         mask.push(if here.is_some() { 1f32 } else { 0.0 });
     }

@@ -18,8 +18,9 @@ use super::super::needed;
 #[command(after_help = "\
 Trains a language model to predict the next token, with Adam. Attention heads, feed-forward
 layers, embedding and logits are divided over --tp ranks; --dp of such groups have batches of
-their own. In the end it says, measured, what each rank held and sent, and what it would have with
-a copy of the whole model on each.
+their own. Where --tp does not divide --vocab-size, the first ranks have one token more. In the end
+it says, measured, what each rank held and sent, and what it would have with a copy of the whole
+model on each.
 
 --data FILE holds the tensor tokens, i64 of shape (rows, length); --init and --save hold PyTorch's
 state_dict of the whole model: embedding.weight, position.weight, layers.0.norm1.weight,
@@ -106,7 +107,11 @@ impl TensorParallelTransformerOptions {
             return refuse("--num-layers", self.num_layers, help);
         }
         MeshOptions::divides("--num-heads", num_heads, tp)?;
-        MeshOptions::divides("--vocab-size", self.vocab_size, tp)?;
+        if self.vocab_size < tp {
+            let help =
+                format!("it is divided over {tp} tensor-parallel ranks (--tp): give each one at least");
+            return refuse("--vocab-size", self.vocab_size, help);
+        }
         MeshOptions::divides("--d-ff", self.d_ff.unwrap_or(d_model.saturating_mul(4)), tp)?;
         if self.common.data.is_some() {
             return Ok(());
