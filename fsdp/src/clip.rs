@@ -37,7 +37,9 @@ impl<M> Fsdp<M> {
     /// # use candle_core::Tensor;
     /// let norms = Local::run_shared(4, |comm| {
     ///     let mesh = Mesh::new(comm, &[("pp", 2), ("shard", 2), ("replicate", 1)])?;
-    ///     # let vb = VarBuilder::from_tensors([("weight".to_string(), Tensor::ones((1, 2), DType::F32, &Device::Cpu)?)].into(), DType::F32, &Device::Cpu);
+    ///     # let ones = Tensor::ones((1, 2), DType::F32, &Device::Cpu)?;
+    ///     # let tensors = [("weight".to_string(), ones)];
+    ///     # let vb = VarBuilder::from_tensors(tensors.into(), DType::F32, &Device::Cpu);
     ///     let mut fsdp = Fsdp::hybrid(&mesh, ("shard", "replicate"), vb, &FsdpConfig::default(), |units| {
     ///         units.unit(|vb| linear_no_bias(2, 1, vb))
     ///     })?;

@@ -178,6 +178,9 @@ pub enum Error {
         /// A rank to compare it with.
         rank: usize,
     },
+    /// Copies of a shard have other values. Every rank gets this same error, and may go on.
+    #[error(transparent)]
+    ParametersDiffer(#[from] Box<comm::ParameterDifference>),
     /// An optimizer remembers something of no unit, which would be given to the wrong ranks when it is loaded.
     #[error(
         "what the optimizer remembers as `{key}` is of no unit, so that no rank could find its part again: make it from \

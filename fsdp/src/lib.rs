@@ -58,7 +58,9 @@
 //! - [`MixedPrecision`]: units compute, and gradients are averaged, in f16 or bf16, while shards stay f32;
 //!   [`LossScaler`] keeps small gradients of f16 from vanishing.
 //! - A batch does not fit into memory: [`Fsdp::backward_no_sync`] for all micro-batches but the last.
-//! - Gradients are to be clipped by their global norm: [`Fsdp::clip_grad_norm`].
+//! - Gradients are to be clipped by their global norm: [`Fsdp::clip_grad_norm`]; where the model is one part of a larger one, by that
+//!   one's: [`Fsdp::set_norm_over`].
+//! - Are copies of the shards still equal? [`Fsdp::check_parameters`] says which is not, where, and on which rank.
 //! - What does it hold? [`Fsdp::memory`] and [`Fsdp::activation_bytes`].
 //! - A run is to go on later: [`Fsdp::save_checkpoint`] and [`Fsdp::load_checkpoint`], at any other number of ranks, too;
 //!   [`full_tensors`] reads such a checkpoint without ranks.
@@ -92,6 +94,7 @@ mod hook;
 mod layout;
 mod memory;
 mod model;
+mod replicas;
 mod scaler;
 mod state;
 mod storage;
