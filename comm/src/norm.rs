@@ -30,8 +30,8 @@ pub fn global_norm<'a>(groups: impl IntoIterator<Item = &'a dyn Communicator>, o
         let all = Tensor::zeros(group.world_size(), DType::F64, &Device::Cpu)?;
         let input = Tensor::new(&[norm], &Device::Cpu)?;
         group.run(Operation::AllGather { output: all.clone(), input, counts: None })?;
-        // Added here, in the order of the ranks: the order in which an all-reduce adds depends on the hosts that a group's ranks are on,
-        // which differ from one group along an axis to the next.
+        // Added here, in the order of the ranks: the order in which an all-reduce adds depends on the hosts that a group's
+        // ranks are on, which differ from one group along an axis to the next.
         norm = all.to_vec1::<f64>()?.iter().map(|norm| norm * norm).sum::<f64>().sqrt();
     }
     Ok(norm)
