@@ -7,3 +7,4 @@ mod huge;
 mod kept;
 #[cfg(target_os = "linux")]
 mod paths;
+mod workers;
