@@ -1,6 +1,7 @@
 //! The options that every experiment takes.
 
 mod elastic;
+mod loader;
 mod transport;
 
 use std::path::{Path, PathBuf};
@@ -14,9 +15,11 @@ use training::FileHash;
 
 use crate::devices;
 use crate::error::Error;
-use crate::trainer::CheckpointOptions;
+use crate::trainer::{CheckpointOptions, NO_INIT};
 
 pub use elastic::ElasticOptions;
+pub use loader::LoaderOptions;
+pub(crate) use loader::workers;
 pub use transport::TransportOption;
 
 /// How ranks talk.
@@ -208,18 +211,19 @@ impl CommonOptions {
         self.ranks.device(self.device)
     }
 
-    /// What a run has to have in common with the one that it goes on from, as [`RunIdentity`] takes it. The data are told by
-    /// what is in the file, wherever it is; it is read for that where `checkpoints` are kept.
+    /// What a run has to have in common with the one that it goes on from, as [`RunIdentity`] takes it. Data and initial weights are
+    /// told by what is in the file, wherever it is; it is read for that where `checkpoints` are kept.
     ///
     /// [`RunIdentity`]: crate::trainer::RunIdentity
-    pub fn settings(&self, checkpoints: Option<&CheckpointOptions>) -> [(&'static str, String); 2] {
+    pub fn settings(&self, checkpoints: Option<&CheckpointOptions>) -> [(&'static str, String); 3] {
         let is_kept = checkpoints.is_some_and(CheckpointOptions::keeps);
-        let data = match &self.data {
-            None => "random data".into(),
+        let file = |path: &Option<PathBuf>, none: &str| match path {
+            None => none.into(),
             Some(path) if is_kept => contents_of("a file", [path]),
             Some(_) => "a file".into(),
         };
-        [("--seed", self.seed.to_string()), ("--data", data)]
+        let (data, init) = (file(&self.data, "random data"), file(&self.init, NO_INIT));
+        [("--seed", self.seed.to_string()), ("--data", data), ("--init", init)]
     }
 }
 

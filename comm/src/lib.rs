@@ -65,6 +65,7 @@ mod tensors;
 mod topology;
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 mod traffic;
+mod upload;
 mod variables;
 mod verdict;
 mod work;
@@ -89,4 +90,5 @@ pub use stats::Stats;
 pub use tcp::{Elastic, InitMethod, Secret, Tcp, TcpConfig, Tls, Transport};
 pub use tensors::broadcast_tensors;
 pub use topology::Topology;
+pub use upload::upload_pinned;
 pub use work::Work;

@@ -9,7 +9,7 @@
 //!   [`OptimizerState`].
 //! - [`clip_grad_norm`] bounds gradients of a model that every rank has whole.
 //! - [`defer_weights`] runs backward without the gradients of weights, and those later.
-//! - [`activation_bytes`] tells what a graph holds for backward.
+//! - [`activation_bytes`] tells what a graph holds for backward, with what operations keep to themselves ([`Kept`]).
 //! - [`tensor_header`] looks at a safetensors file before anything computes with what it says; [`open_input`] opens regular files
 //!   only, and [`AtomicFile`] leaves an older file as it was until the new one is whole.
 //! - [`Checkpoints`] keeps model, optimizer and sampler on disk, whole whenever the machine stops.
@@ -26,6 +26,7 @@ mod file;
 mod fuzz;
 mod graph;
 mod init;
+mod kept;
 mod op;
 mod sgd;
 mod state;
@@ -47,6 +48,7 @@ pub use file::{
 pub use fuzz::fuzz_tensor_header;
 pub use graph::activation_bytes;
 pub use init::TorchInit;
+pub use kept::Kept;
 pub use op::{
     LayerNorm, Linear, Visible, attention, conv2d, cross_entropy, gelu, layer_norm, linear, log_softmax,
     max_pool2d, softmax,

@@ -25,7 +25,8 @@ use crate::held::{Held, bytes, gradient_bytes};
 use crate::run_log::RunLog;
 
 pub use elastic::ElasticRanks;
-pub use keeper::{Keeper, RunIdentity};
+pub(crate) use keeper::NO_INIT;
+pub use keeper::{Keeper, RunEnd, RunIdentity};
 pub(crate) use newcomer::join_again;
 pub use observer::{Epoch, Observer, Step};
 pub use options::CheckpointOptions;

@@ -122,6 +122,35 @@ fn the_folder_of_checkpoints_is_none_itself() {
 }
 
 #[test]
+fn a_checkpoint_that_is_further_or_began_otherwise_is_refused() {
+    for (at, (command, _, length)) in TRAINED.into_iter().enumerate() {
+        let folder = Folder::new();
+        let [dir, weights] = ["c", "w"].map(|name| folder.argument(name));
+        succeed(girandole().args(run(at, &dir, "2")).args(["--save", &weights]));
+        let refused = |long: &str, more: &[&str]| {
+            let (line, code) = refuse_with(girandole().args(run(at, &dir, long)), more);
+            assert_eq!(code, 2, "{command}: {line}");
+            line
+        };
+        let before = std::fs::read(&weights).unwrap();
+        let line = refused("1", &["--resume", "--save", &weights]);
+        assert!(
+            line.starts_with(&format!("error: {length}: got 1; the checkpoint in {dir} is at ")),
+            "{line}"
+        );
+        assert!(line.contains(if length == "--steps" {
+            "step 2 already"
+        } else {
+            "epoch 2, batch 0 (step "
+        }));
+        assert!(std::fs::read(&weights).unwrap() == before);
+        let line = refused("3", &["--resume", "--init", &weights]);
+        assert!(line.starts_with("error: --init: got a file with SHA-256 "), "{line}");
+        assert!(line.contains("began with random weights"), "{line}");
+    }
+}
+
+#[test]
 fn a_launched_job_with_damaged_losses_is_not_tried_again() {
     for at in 0..TRAINED.len() {
         for damage in [

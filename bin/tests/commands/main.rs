@@ -16,3 +16,4 @@ mod signals;
 #[cfg(target_os = "linux")]
 mod stopped;
 mod words;
+mod workers;

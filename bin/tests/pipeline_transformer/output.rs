@@ -17,6 +17,18 @@ fn the_document_and_nothing_else_is_on_standard_output() {
     assert!(losses[5].starts_with("Epoch 1, Batch 2, Loss: "), "{}", losses[5]);
     let err = text(&output.stderr);
     assert!(err.starts_with("note: as document 003 does") && err.lines().count() == 1, "{err}");
+    // With a size that is not the document's, the tree is that of the model.
+    assert_eq!(lines[1], "  (embedding): Embedding(100, 12)");
+    let printed = text(&PIPELINE.succeed(&["--epochs", "1"]).stdout);
+    assert_eq!(printed.lines().nth(1), Some("  (embedding): Embedding(1000, 32)"));
+    let printed = text(&PIPELINE.succeed(&["--epochs", "1", "--num-layers", "3"]).stdout);
+    assert_eq!(printed.lines().nth(4), Some("    (0-2): 3 x TransformerBlock("));
+}
+
+#[test]
+fn help_says_when_schedules_give_the_same_losses() {
+    let help = text(&PIPELINE.succeed(&["--help"]).stdout);
+    assert!(help.contains("With --dropout 0 every schedule gives the losses of\none process"), "{help}");
 }
 
 #[test]

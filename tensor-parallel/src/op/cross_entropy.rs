@@ -3,9 +3,11 @@
 use std::ops::Range;
 
 use candle_core::{DType, FloatDType, Tensor};
-use comm::{Operation, ReduceOp, autograd};
+use comm::{Operation, ReduceOp};
 
 use crate::{Context, Error, Result};
+
+use super::kept;
 
 /// The mean over all rows of `ln(sum(exp(row))) - row[target]`, where each rank has its part of every row. No rank ever holds
 /// a whole row: what goes between ranks are three numbers of each.
@@ -116,7 +118,8 @@ fn fused<T: FloatDType>(logits: &Tensor, targets: &Tensor, context: &Context) ->
     let (sums, dims) = (sums.to_vec(), logits.dims().to_vec());
     let (device, context) = (logits.device().clone(), context.clone());
     let output = Tensor::from_vec(vec![loss], (), &device)?;
-    Ok(autograd::custom("vocab_parallel_cross_entropy", &[logits], output, move |gradient| {
+    let bytes = size_of_val(&exponentials[..]) + size_of_val(&sums[..]) + size_of_val(&targets[..]);
+    kept(bytes, "vocab_parallel_cross_entropy", &[logits], output, move |gradient| {
         context.check_backward()?;
         let share = gradient.to_dtype(DType::F64)?.to_scalar::<f64>()? / rows as f64;
         let mut of_logits = exponentials.clone();
@@ -129,7 +132,7 @@ fn fused<T: FloatDType>(logits: &Tensor, targets: &Tensor, context: &Context) ->
             }
         }
         Ok(vec![Some(Tensor::from_vec(of_logits, &dims[..], &device)?)])
-    })?)
+    })
 }
 
 /// The numbers of all ranks, combined.

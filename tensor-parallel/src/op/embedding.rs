@@ -8,7 +8,7 @@ use crate::context::sequence_dim;
 use crate::split::share;
 use crate::{Context, Error, Result};
 
-use super::rows;
+use super::{bytes_of, kept, rows};
 
 /// The rows of the whole table that `tokens` name: those that this rank has not are zeros until all are summed.
 ///
@@ -33,7 +33,8 @@ pub(crate) fn embedding(
         }
     };
     let (context, of) = (context.clone(), weight.clone());
-    Ok(autograd::custom("vocab_parallel_embedding", &[weight.node()], output, move |gradient| {
+    let bytes = bytes_of(&places) + bytes_of(&mask);
+    kept(bytes, "vocab_parallel_embedding", &[weight.node()], output, move |gradient| {
         context.check_backward()?;
         let gradient = match context.sequence_parallel() {
             true => {
@@ -45,7 +46,7 @@ pub(crate) fn embedding(
         let gradient = rows(&gradient)?.broadcast_mul(&mask)?;
         let zeros = Tensor::zeros((own, features), gradient.dtype(), gradient.device())?;
         Ok(vec![Some(of.gradient(zeros.index_add(&places, &gradient, 0)?)?)])
-    })?)
+    })
 }
 
 /// Where each token's row lies in this rank's part, and 1 if it does, or 0.

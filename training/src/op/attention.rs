@@ -7,7 +7,7 @@ use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Tensor, bail};
 
 use super::real::{Real, max, sum, sum_pairs};
 use super::{dense, softmax, with_numbers, working_dtype};
-use crate::{Error, Result};
+use crate::{Error, Kept, Result};
 
 const NAME: &str = "attention";
 
@@ -73,8 +73,12 @@ pub fn attention(
     let (q_wide, k, v) = (q_wide?, k?, v?);
     let mixed = if q.device().is_cpu() {
         let tracked = q_wide.track_op() || k.track_op() || v.track_op();
-        let saved = tracked.then(Mutex::default);
-        q_wide.apply_op3(&k, &v, Attention { num_heads, visible, saved })?
+        let (saved, kept) = (tracked.then(Mutex::default), Kept::default());
+        let mixed = q_wide.apply_op3(&k, &v, Attention { num_heads, visible, saved, kept: kept.clone() })?;
+        let (batch, len, _) = q.dims3()?;
+        let weights = if tracked { batch * num_heads * len * len } else { 0 };
+        kept.by(&mixed, weights * dtype.size_in_bytes());
+        mixed
     } else {
         composed(&q_wide, &k, &v, num_heads, visible)?
     };
@@ -134,6 +138,8 @@ struct Attention {
     visible: Visible,
     /// What each position takes of each, head by head, where backward will ask for it.
     saved: Option<Mutex<Option<CpuStorage>>>,
+    #[expect(dead_code, reason = "it is there as long as this is")]
+    kept: Kept,
 }
 
 /// Where things lie in a dense tensor.

@@ -19,6 +19,10 @@ const TRAIN: [&str; 5] =
 const TEST: &str = "test_batch.bin";
 /// The folder in the archive.
 const FOLDER: &str = "cifar-10-batches-bin";
+/// The folder of the version for Python, which torchvision unpacks: its files are pickles, which run code when they are read.
+const PICKLES: &str = "cifar-10-batches-py";
+/// A file of that.
+const PICKLED: &str = "data_batch_1";
 
 /// The training set and the test set of a folder, or of the archive's folder in it.
 pub(super) fn read(dir: &Path) -> Result<(Pictures, Pictures), FileError> {
@@ -54,6 +58,16 @@ fn locate(dir: &Path) -> Result<PathBuf, FileError> {
         return Ok(dir);
     }
     let missing = missing.join(", ");
+    if dir.join(PICKLED).exists() || dir.join(PICKLES).is_dir() {
+        let here = if dir.join(PICKLED).exists() { "it is" } else { "it has" };
+        return Err(FileError::read(
+            &dir,
+            format!(
+                "{here} {PICKLES}, the version of CIFAR-10 for Python that torchvision unpacks, whose pickles are not read; \
+                 unpack cifar-10-binary.tar.gz, the binary version, there"
+            ),
+        ));
+    }
     Err(FileError::read(
         &dir,
         format!("it lacks {missing}; unpack cifar-10-binary.tar.gz, the binary version of CIFAR-10, there"),
@@ -124,6 +138,21 @@ mod tests {
         assert!(line.starts_with("cannot read ") && line.contains("No such file"), "{line}");
         let line = read(&folder.path().join(TRAIN[0])).unwrap_err().to_string();
         assert!(line.contains("no folder"), "{line}");
+    }
+
+    #[test]
+    fn the_version_for_python_is_known_by_its_name() {
+        let outer = tempfile::tempdir().unwrap();
+        let inner = outer.path().join(PICKLES);
+        fs::create_dir(&inner).unwrap();
+        let line = refused(&outer);
+        assert!(line.contains("it has cifar-10-batches-py, the version of CIFAR-10 for Python"), "{line}");
+        fs::write(inner.join(PICKLED), "").unwrap();
+        let line = read(&inner).unwrap_err().to_string();
+        assert!(
+            line.contains("it is cifar-10-batches-py") && line.contains("cifar-10-binary.tar.gz"),
+            "{line}"
+        );
     }
 
     #[test]

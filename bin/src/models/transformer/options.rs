@@ -1,6 +1,7 @@
 //! The options of commands that train a [`Transformer`](super::Transformer) on rows of equal tokens.
 
 use clap::Args;
+use training::Visible;
 
 use super::TransformerConfig;
 use crate::error::{Error, Result};
@@ -54,7 +55,29 @@ pub struct TransformerOptions {
     pub max_len: usize,
 }
 
+/// The model that the documents train: the options' defaults.
+const TRAINED: TransformerConfig = TransformerConfig {
+    vocab_size: 100,
+    d_model: 12,
+    num_heads: 4,
+    d_ff: 24,
+    num_layers: 2,
+    max_len: 100,
+    dropout: 0.1,
+    visible: Visible::All,
+};
+/// The model that they print.
+const PRINTED: TransformerConfig =
+    TransformerConfig { vocab_size: 1000, d_model: 32, num_heads: 8, d_ff: 64, max_len: 5000, ..TRAINED };
+
 impl TransformerOptions {
+    /// The model whose tree is printed: the documents print another one than they train, and so does a run with their sizes; a run
+    /// with sizes of its own prints what it trains.
+    pub fn printed(&self) -> TransformerConfig {
+        let trained = self.config();
+        if trained == TRAINED { PRINTED } else { trained }
+    }
+
     /// The model; each token sees all.
     pub fn config(&self) -> TransformerConfig {
         let &Self { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, .. } = self;
