@@ -57,7 +57,7 @@ impl<M> Fsdp<M> {
 
     /// The first unit with a gradient that holds a NaN or an infinity on any rank: the same on each.
     fn first_not_finite(&self, grads: &GradStore) -> Result<String> {
-        let (vars, units) = (self.vars(), &self.core().units);
+        let vars = self.vars();
         let odd = |var| grad_norm(grads, std::slice::from_ref(var)).map_or(true, |norm| !norm.is_finite());
         // Where this rank has none, another one has.
         let own = vars.iter().position(odd).unwrap_or(vars.len());
@@ -65,7 +65,8 @@ impl<M> Fsdp<M> {
         if let Some(comm) = &self.core().groups.shard {
             comm.run(Operation::AllReduce { tensor: first.clone(), op: ReduceOp::Min })?;
         }
-        let unit = usize::try_from(first.to_vec1::<i64>()?[0]).ok().and_then(|place| units.get(place));
+        let first = usize::try_from(first.to_vec1::<i64>()?[0]).ok();
+        let unit = first.and_then(|place| self.core().unit_of(place));
         // None where only the sum of all squares is too large.
         Ok(unit.map_or("all units together".into(), |unit| format!("unit {}", unit.name)))
     }
