@@ -160,7 +160,7 @@ mod tests {
                 }
             }
             prop_assert!(seen.into_iter().all(|seen| seen));
-            for param in 0..lens.len() {
+            for (param, &len) in lens.iter().enumerate() {
                 let (part, slot) = layout.find(param).expect("it has a place");
                 let mut kept = vec![];
                 for rank in 0..ranks {
@@ -168,7 +168,7 @@ mod tests {
                     prop_assert!(start + part.kept_len(slot, rank) <= part.piece);
                     kept.extend(own);
                 }
-                prop_assert_eq!(kept, (0..lens[param]).collect::<Vec<_>>());
+                prop_assert_eq!(kept, (0..len).collect::<Vec<_>>());
             }
             let elements: usize = lens.iter().sum();
             prop_assert!(layout.padded_len() < elements + ranks * layout.parts.len());
