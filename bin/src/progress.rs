@@ -16,7 +16,7 @@ const QUIET: Duration = Duration::from_millis(300);
 /// Between two looks of the bar.
 const PERIOD: Duration = Duration::from_millis(100);
 /// The longest and the shortest bar, in columns.
-const BAR: (usize, usize) = (30, 4);
+const BAR_WIDTHS: (usize, usize) = (30, 4);
 /// A rank's note that its run is over.
 const END: &str = "end";
 
@@ -145,8 +145,8 @@ fn line(columns: usize, (done, total): (u64, u64), left: &str) -> String {
     // Some terminals go on to the next line once the last column is written.
     let room = columns.saturating_sub(1);
     let text = texts.into_iter().find(|text| text.len() <= room).unwrap_or_default();
-    let bar = room.saturating_sub(text.len() + 1).min(BAR.0);
-    if bar < BAR.1 {
+    let bar = room.saturating_sub(text.len() + 1).min(BAR_WIDTHS.0);
+    if bar < BAR_WIDTHS.1 {
         return text;
     }
     let full = part(bar as u64) as usize;

@@ -30,6 +30,17 @@ pub enum Error {
         /// The parameter.
         parameter: String,
     },
+    /// A gradient came after its bucket had been averaged, which only the first backward can make good.
+    #[error(
+        "parameter {parameter} got one more gradient in this backward than in any before, after the others had been averaged: it is \
+         used in something that backward computes again; let the first backward of all use it as often as any, or let all \
+         parameters be in one bucket, which is averaged after backward, by a `DdpConfig::bucket_bytes` and \
+         `DdpConfig::first_bucket_bytes` of `usize::MAX`"
+    )]
+    LateGradient {
+        /// The parameter.
+        parameter: String,
+    },
     /// A parameter of a dtype that cannot be averaged.
     #[error(
         "parameter {parameter} is of dtype {dtype:?}; gradients of f64, f32, f16 and bf16 can be averaged"

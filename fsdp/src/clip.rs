@@ -1,14 +1,12 @@
 //! Clipping by the norm of all shards' gradients together.
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use candle_core::DType;
+use candle_core::Var;
 use candle_core::backprop::GradStore;
 use comm::{Communicator, first_of, global_norm};
 use training::{clip_by_norm, first_not_finite, grad_norm};
 
-use crate::builder::Built;
 use crate::{Error, Fsdp, Result};
 
 /// What is counted in the norm of all gradients beside this model's, and what is not.
@@ -16,8 +14,8 @@ use crate::{Error, Fsdp, Result};
 pub(crate) struct Norm {
     /// Of ranks that have other parts of a larger model.
     others: Vec<Arc<dyn Communicator>>,
-    /// By unit, the elements of this rank's shard that are counted; empty where all of them are.
-    counted: Vec<Vec<Range<usize>>>,
+    /// This rank's shards that are counted; none where all of them are.
+    counted: Option<Vec<Var>>,
 }
 
 impl<M> Fsdp<M> {
@@ -52,9 +50,8 @@ impl<M> Fsdp<M> {
     /// # Ok::<(), fsdp::Error>(())
     /// ```
     pub fn set_norm_over(&mut self, others: Vec<Arc<dyn Communicator>>, counts: impl Fn(&str) -> bool) {
-        let rank = self.core().groups.shard_rank();
-        let counted = |unit: &Built| unit.counted(rank, &counts);
-        let counted: Vec<_> = self.core().units.iter().map(counted).collect();
+        let counted = self.core().params().filter(|param| counts(&param.name));
+        let counted = Some(counted.map(|param| param.shard.clone()).collect());
         self.norm = Norm { others, counted };
     }
 
@@ -67,9 +64,9 @@ impl<M> Fsdp<M> {
     /// candle's; failures of communication.
     pub fn grad_norm(&self, grads: &GradStore) -> Result<f64> {
         self.core().check()?;
-        let own = match self.norm.counted.is_empty() {
-            true => grad_norm(grads, &self.vars())?,
-            false => self.counted_norm(grads)?,
+        let own = match &self.norm.counted {
+            None => grad_norm(grads, &self.vars())?,
+            Some(counted) => grad_norm(grads, counted)?,
         };
         Ok(global_norm(self.parts(), own)?)
     }
@@ -101,42 +98,11 @@ impl<M> Fsdp<M> {
         self.core().groups.shard.iter().chain(&self.norm.others).map(|group| &**group)
     }
 
-    /// The norm of what is counted of this rank's gradients.
-    fn counted_norm(&self, grads: &GradStore) -> Result<f64> {
-        let mut squares = 0.0;
-        for (unit, ranges) in self.core().units.iter().zip(&self.norm.counted) {
-            let Some(grad) = grads.get(&unit.shard) else { continue };
-            for range in ranges {
-                let piece = grad.narrow(0, range.start, range.len())?.to_dtype(DType::F64)?;
-                squares += piece.sqr()?.sum_all()?.to_scalar::<f64>()?;
-            }
-        }
-        Ok(squares.sqrt())
-    }
-
     /// A unit with a gradient that holds a NaN or an infinity on some rank: the same on each.
     fn first_not_finite(&self, grads: &GradStore) -> Result<String> {
-        let units = &self.core().units;
-        let own = first_not_finite(grads, &self.vars())?.map(|place| format!("unit {}", units[place].name));
+        let unit = |place| self.core().unit_of(place).map(|unit| format!("unit {}", unit.name));
+        let own = first_not_finite(grads, &self.vars())?.and_then(unit);
         // None where only the sum of all squares is too large.
         Ok(first_of(self.parts(), own)?.map_or("all units together".into(), |(_, unit)| unit))
-    }
-}
-
-impl Built {
-    /// The elements of a rank's shard that are of these parameters; without padding.
-    fn counted(&self, rank: usize, counts: impl Fn(&str) -> bool) -> Vec<Range<usize>> {
-        let mut ranges = Vec::new();
-        for part in &self.layout.parts {
-            let kept = part.range(rank);
-            for slot in part.slots.iter().filter(|slot| counts(&self.params[slot.param].name)) {
-                let start = slot.start.max(kept.start);
-                let end = (slot.start + slot.len).min(kept.end);
-                if start < end {
-                    ranges.push(part.offset + start - kept.start..part.offset + end - kept.start);
-                }
-            }
-        }
-        ranges
     }
 }

@@ -10,16 +10,16 @@ impl<M> Fsdp<M> {
     /// place: now and then in a long training, or while looking for a mistake.
     ///
     /// # Cost
-    /// One pass over the shards, and all-gathers of a few bytes. Only where they differ: 8 bytes for each unit, then a broadcast of
+    /// One pass over the shards, and all-gathers of a few bytes. Only where they differ: 8 bytes for each parameter, then a broadcast of
     /// one shard.
     ///
     /// # Errors
-    /// [`Error::ParametersDiffer`](crate::Error::ParametersDiffer), the same on every rank, names the first unit whose shard
+    /// [`Error::ParametersDiffer`](crate::Error::ParametersDiffer), the same on every rank, names the first parameter whose shard
     /// differs, the ranks, the element of the shard and both values. Training can go on after it. Failures of communication.
     pub fn check_parameters(&self) -> Result<()> {
         let core = self.core();
         let found = core.exclusively(|| {
-            let shards = core.units.iter().map(|unit| (&*unit.name, unit.shard.as_tensor()));
+            let shards = core.params().map(|param| (&*param.name, param.shard.as_tensor()));
             let own = match &core.groups.replicate {
                 Some(copies) => parameter_difference(&**copies, &shards.collect::<Vec<_>>())?,
                 None => None,

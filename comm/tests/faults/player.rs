@@ -50,22 +50,7 @@ impl Player {
                 std::thread::spawn(move || works.into_iter().try_for_each(Work::wait).unwrap());
             }
             Action::WaitAll => return self.works.drain(..).try_for_each(Work::wait),
-            Action::Group(ranks) => {
-                self.group = self.comm.as_ref().unwrap().new_group(ranks)?;
-                self.groups.extend(self.group.clone());
-            }
-            Action::Meet(ranks) => {
-                if let Err(error) = self.comm.as_ref().unwrap().subgroup(ranks) {
-                    // The group of all ranks has not failed: what it would call there is no concern of the others.
-                    let code = verdict(&Err(error.clone()), &mut || Err(error.clone()));
-                    self.close();
-                    exit(code);
-                }
-            }
-            Action::Within(ranks) => {
-                let found = self.groups.iter().find(|group| group.world_ranks() == ranks);
-                self.group = Some(found.unwrap().clone());
-            }
+            Action::Group(_) | Action::Meet(_) | Action::Within(_) => return self.choose(action),
             Action::Around(words) => {
                 println!("@ready");
                 loop {
@@ -105,6 +90,30 @@ impl Player {
                 setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
             }
             Action::Cycles(_) => panic!("cycles must be alone"),
+        }
+        Ok(())
+    }
+
+    /// Makes a group of some ranks, or takes one that was made.
+    fn choose(&mut self, action: &Action) -> Result<()> {
+        match action {
+            Action::Group(ranks) => {
+                self.group = self.comm.as_ref().unwrap().new_group(ranks)?;
+                self.groups.extend(self.group.clone());
+            }
+            Action::Meet(ranks) => {
+                if let Err(error) = self.comm.as_ref().unwrap().subgroup(ranks) {
+                    // The group of all ranks has not failed: what it would call there is no concern of the others.
+                    let code = verdict(&Err(error.clone()), &mut || Err(error.clone()));
+                    self.close();
+                    exit(code);
+                }
+            }
+            Action::Within(ranks) => {
+                let found = self.groups.iter().find(|group| group.world_ranks() == ranks);
+                self.group = Some(found.unwrap().clone());
+            }
+            _ => {}
         }
         Ok(())
     }
