@@ -75,7 +75,8 @@ fn what_ranks_would_refuse_is_told_before_any_training() {
     // Addresses that this machine does not have: 192.0.2.0/24 is for documentation.
     let mut command = LINEAR.command();
     let (line, code) = refuse_with(command.env("GIRANDOLE_BIND", "192.0.2.1"), &[]);
-    assert!(line.contains("cannot listen on 192.0.2.1:0") && code == 1, "{line}");
+    let refused = "bind (GIRANDOLE_BIND): got 192.0.2.1; this host has no such address";
+    assert!(line.contains(refused) && code == 2, "{line}");
     let (line, code) = refuse_with(&mut LINEAR.command(), &["--init-method", "tcp://192.0.2.1:444"]);
     assert!(
         line.contains("the meeting point must be an address of the host of rank 0") && code == 1,

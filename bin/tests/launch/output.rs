@@ -46,7 +46,8 @@ fn what_is_said_after_an_unfinished_line_is_a_line() {
     let output = shell(2, script).output().unwrap();
     assert_eq!(text(&output.stdout), "begun");
     let remarks = text(&output.stderr);
-    assert!(remarks.starts_with("half\nerror: rank 1 (pid "), "{remarks}");
+    let expected = "half\nrank 1's last lines on stderr:\n    half\nerror: rank 1 (pid ";
+    assert!(remarks.starts_with(expected), "{remarks}");
 }
 
 #[test]

@@ -78,7 +78,7 @@ fn what_does_not_go_on() {
     }
     let line = MLP.refuse(&[&SMALL_MLP[..], &["--checkpoint-dir", &dir, "--resume"]].concat());
     assert!(
-        line.contains("its checkpoints are of tensor-parallel-transformer, this is tensor-parallel-mlp"),
+        line.contains("of the command tensor-parallel-transformer, and this is tensor-parallel-mlp"),
         "{line}"
     );
     // A damaged part is named.

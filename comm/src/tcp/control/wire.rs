@@ -192,9 +192,9 @@ mod tests {
                 writer.write(&message(written));
                 written += 1;
             }
-            // This one waits, and is shorter than what has been begun.
-            writer.write(&Message::Probe { inquiry: 7 });
             assert!(writer.events().contains(PollFlags::OUT));
+            // This one comes after what has been begun, and is shorter.
+            writer.write(&Message::Probe { inquiry: 7 });
             let mut heard = Vec::new();
             while heard.len() <= written {
                 let (messages, outcome) = reader.read();
