@@ -41,7 +41,10 @@ fn a_copy_that_differs_is_named_on_every_rank() {
             None => assert_eq!(copies, 1, "nobody else has it"),
             Some(line) => {
                 let odd = format!("rank {} has", shards * copies - 1);
-                assert!(line.starts_with("parameter l1.weight is not the same") && line.contains(&odd), "{line}");
+                assert!(
+                    line.starts_with("parameter l1.weight is not the same") && line.contains(&odd),
+                    "{line}"
+                );
             }
         }
     }

@@ -14,6 +14,10 @@ use crate::{Error, Result, Table};
 const LEN: usize = 2048;
 /// How long to wait until the world knows who was the first to fail.
 const NEWS: Duration = Duration::from_millis(600);
+/// How long to wait until a neighbour tells why a rank beyond it left.
+const BEYOND: Duration = Duration::from_secs(2);
+
+const PAUSE: Duration = Duration::from_millis(2);
 
 /// A group of two with each neighbour, with each rank that has variables tied to some here, and with each that has copies of the same
 /// stages, in which nobody says anything until something has failed. Of two: what is said in one ends with it, whoever else leaves.
@@ -77,24 +81,53 @@ impl News {
     /// A rank that left did so for a reason that it, or the world, knows.
     pub(crate) fn cause(&self, error: comm::Error) -> Error {
         let comm::Error::PeerLeft { rank: left, operation, .. } = &error else { return error.into() };
-        match self.neighbours.get(left).map(|pair| ask(&**pair)) {
-            Some(Ok(Cause::Died { rank, host })) => {
-                return comm::Error::PeerDied { rank, host, operation: operation.clone() }.into();
-            }
-            Some(Ok(Cause::Failed { rank, reason })) => return Error::PeerFailed { rank, reason },
-            Some(Err(Error::Comm(died @ comm::Error::PeerDied { .. }))) => return died.into(),
-            _ => {}
+        let told = match self.neighbours.get(left) {
+            Some(pair) => ask(&**pair).ok().and_then(|question| heard(question, operation)),
+            None => self.listen(operation),
+        };
+        if let Some(cause) = told {
+            return cause;
         }
         let began = Instant::now();
         while began.elapsed() < NEWS {
-            // It sends nothing, but fails with the first cause where there is one.
-            if let Err(first) = self.world.run(Operation::Batch { messages: Vec::new() }) {
+            if let Err(first) = self.first_cause() {
                 return first.into();
             }
-            std::thread::sleep(Duration::from_millis(2));
+            std::thread::sleep(PAUSE);
         }
         error.into()
     }
+
+    /// What a neighbour tells of a rank beyond it.
+    fn listen(&self, operation: &str) -> Option<Error> {
+        let mut questions: Vec<Question> =
+            self.neighbours.values().filter_map(|pair| ask(&**pair).ok()).collect();
+        let began = Instant::now();
+        while !questions.is_empty() && began.elapsed() < BEYOND {
+            let (done, open) = questions.into_iter().partition(|question| question.work.is_done());
+            questions = open;
+            let done: Vec<Question> = done;
+            if let Some(cause) = done.into_iter().find_map(|question| heard(question, operation)) {
+                return Some(cause);
+            }
+            if let Err(died @ comm::Error::PeerDied { .. }) = self.first_cause() {
+                return Some(died.into());
+            }
+            std::thread::sleep(PAUSE);
+        }
+        None
+    }
+
+    /// Sends nothing, but fails with the world's first cause where there is one.
+    fn first_cause(&self) -> comm::Result<()> {
+        self.world.run(Operation::Batch { messages: Vec::new() })
+    }
+}
+
+/// A neighbour may tell why it left.
+struct Question {
+    text: Tensor,
+    work: Work,
 }
 
 /// Makes a group of each of these pairs in which this rank is; they come in order.
@@ -112,14 +145,28 @@ fn meet(
     Ok(())
 }
 
+fn ask(pair: &dyn Communicator) -> Result<Question> {
+    let during = Error::during("news of another rank");
+    let text = Tensor::zeros(LEN, DType::U8, &Device::Cpu).map_err(during)?;
+    let work = pair.recv(&text, 1 - pair.rank())?;
+    Ok(Question { text, work })
+}
+
 /// Waits until a rank that left has told why, or has closed this group, too.
-fn ask(pair: &dyn Communicator) -> Result<Cause> {
-    let during = || Error::during("news of another rank");
-    let text = Tensor::zeros(LEN, DType::U8, &Device::Cpu).map_err(during())?;
-    pair.run(Operation::Recv { tensor: text.clone(), from: 1 - pair.rank() })?;
-    let bytes = text.to_vec1::<u8>().map_err(during())?;
+fn heard(Question { text, work }: Question, operation: &str) -> Option<Error> {
+    match work.wait() {
+        Ok(()) => {}
+        Err(died @ comm::Error::PeerDied { .. }) => return Some(died.into()),
+        Err(_) => return None,
+    }
+    let bytes = text.to_vec1::<u8>().ok()?;
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(LEN);
-    serde_json::from_slice(&bytes[..end]).map_err(candle_core::Error::wrap).map_err(during())
+    Some(match serde_json::from_slice(&bytes[..end]).ok()? {
+        Cause::Died { rank, host } => {
+            comm::Error::PeerDied { rank, host, operation: operation.to_string() }.into()
+        }
+        Cause::Failed { rank, reason } => Error::PeerFailed { rank, reason },
+    })
 }
 
 /// As JSON, with zeros after it. A reason that is too long is cut.
