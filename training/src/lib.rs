@@ -44,8 +44,8 @@ pub use fuzz::fuzz_tensor_header;
 pub use graph::activation_bytes;
 pub use init::TorchInit;
 pub use op::{
-    LayerNorm, Linear, Visible, attention, conv2d, cross_entropy, gelu, layer_norm, linear, log_softmax,
-    max_pool2d, softmax,
+    AttentionMask, LayerNorm, Linear, attention, conv2d, cross_entropy, gelu, layer_norm, linear,
+    log_softmax, max_pool2d, softmax,
 };
 pub use sgd::{Sgd, SgdConfig};
 pub use state::{OptimizerState, named_vars};

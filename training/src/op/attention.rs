@@ -13,23 +13,23 @@ const NAME: &str = "attention";
 
 /// Which positions a position looks at.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum Visible {
+pub enum AttentionMask {
     /// All.
     #[default]
-    All,
+    Full,
     /// Itself and those before it: what a model that predicts the next token must keep to.
-    Past,
+    Causal,
     /// Those after it. The last one, which has none, looks at all alike, and nothing is learnt of its scores.
-    Future,
+    AntiCausal,
 }
 
-impl Visible {
+impl AttentionMask {
     /// The positions that position `at` of `len` looks at.
     fn range(self, at: usize, len: usize) -> Range<usize> {
         match self {
-            Self::All => 0..len,
-            Self::Past => 0..at + 1,
-            Self::Future => at + 1..len,
+            Self::Full => 0..len,
+            Self::Causal => 0..at + 1,
+            Self::AntiCausal => at + 1..len,
         }
     }
 }
@@ -52,10 +52,10 @@ impl Visible {
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use training::{Visible, attention};
+/// use training::{AttentionMask, attention};
 ///
 /// let x = Tensor::new(&[[[1f32, 0.], [0., 1.]]], &Device::Cpu)?; // a batch of one, two positions, two heads
-/// let y = attention(&x, &x, &x, 2, Visible::Past)?;
+/// let y = attention(&x, &x, &x, 2, AttentionMask::Causal)?;
 /// assert_eq!(y.to_vec3::<f32>()?[0][0], [1.0, 0.0]); // the first position sees itself alone
 /// # Ok::<(), candle_core::Error>(())
 /// ```
@@ -64,7 +64,7 @@ pub fn attention(
     k: &Tensor,
     v: &Tensor,
     num_heads: usize,
-    visible: Visible,
+    visible: AttentionMask,
 ) -> candle_core::Result<Tensor> {
     check(q, [("k", k), ("v", v)], num_heads)?;
     let dtype = working_dtype(NAME, q.dtype())?;
@@ -112,7 +112,7 @@ fn composed(
     k: &Tensor,
     v: &Tensor,
     num_heads: usize,
-    visible: Visible,
+    visible: AttentionMask,
 ) -> candle_core::Result<Tensor> {
     let (batch, len, width) = q.dims3()?;
     let dims = width / num_heads;
@@ -131,7 +131,7 @@ fn composed(
 
 struct Attention {
     num_heads: usize,
-    visible: Visible,
+    visible: AttentionMask,
     /// What each position takes of each, head by head, where backward will ask for it.
     saved: Option<Mutex<Option<CpuStorage>>>,
 }
@@ -321,9 +321,12 @@ mod tests {
     /// What other devices compute is the same, gradients included.
     #[test]
     fn composed_equals_fused() -> candle_core::Result<()> {
-        for (visible, num_heads, width) in
-            [(Visible::All, 1, 3), (Visible::Past, 3, 12), (Visible::Future, 2, 80), (Visible::Future, 4, 4)]
-        {
+        for (visible, num_heads, width) in [
+            (AttentionMask::Full, 1, 3),
+            (AttentionMask::Causal, 3, 12),
+            (AttentionMask::AntiCausal, 2, 80),
+            (AttentionMask::AntiCausal, 4, 4),
+        ] {
             let random = || Var::from_tensor(&Tensor::randn(0f64, 2., (2, 7, width), &Device::Cpu)?);
             let (q, k, v, outer) = (random()?, random()?, random()?, random()?);
             let both =
@@ -340,7 +343,7 @@ mod tests {
         let zeros = |dims: &[usize]| Tensor::zeros(dims, DType::F32, &Device::Cpu).unwrap();
         let x = zeros(&[1, 2, 6]);
         let line = |result: candle_core::Result<Tensor>| result.unwrap_err().to_string();
-        let of = |q: &Tensor, k: &Tensor, heads| line(attention(q, k, q, heads, Visible::All));
+        let of = |q: &Tensor, k: &Tensor, heads| line(attention(q, k, q, heads, AttentionMask::Full));
         assert_eq!(of(&x, &x, 4), "attention: q must be of shape [1, 2, 8], got [1, 2, 6]");
         assert_eq!(of(&x, &zeros(&[1, 3, 6]), 2), "attention: k must be of shape [1, 2, 6], got [1, 3, 6]");
         assert!(of(&x, &x, 0).contains("q must be of shape"));
@@ -348,7 +351,8 @@ mod tests {
         let none = zeros(&[1, 2, 0]);
         assert_eq!(of(&none, &none, 3), "attention: q must be of shape [1, 2, 3], got [1, 2, 0]");
         assert!(
-            attention(&zeros(&[0, 2, 6]), &zeros(&[0, 2, 6]), &zeros(&[0, 2, 6]), 2, Visible::Past).is_ok()
+            attention(&zeros(&[0, 2, 6]), &zeros(&[0, 2, 6]), &zeros(&[0, 2, 6]), 2, AttentionMask::Causal)
+                .is_ok()
         );
     }
 }

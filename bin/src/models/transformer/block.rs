@@ -3,7 +3,7 @@
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{ModuleT, VarBuilder};
 use sampler::SharedGenerator;
-use training::{Dropout, LayerNorm, Linear, Visible, attention, layer_norm, linear};
+use training::{AttentionMask, Dropout, LayerNorm, Linear, attention, layer_norm, linear};
 
 use super::TransformerConfig;
 
@@ -59,7 +59,7 @@ struct SelfAttention {
     v_linear: Linear,
     out_linear: Linear,
     num_heads: usize,
-    visible: Visible,
+    visible: AttentionMask,
 }
 
 impl SelfAttention {
