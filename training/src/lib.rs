@@ -12,7 +12,7 @@
 //! - [`activation_bytes`] tells what a graph holds for backward.
 //! - [`tensor_header`] looks at a safetensors file before anything computes with what it says.
 //! - [`Checkpoints`] keeps model, optimizer and sampler on disk, whole whenever the machine stops.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod adam;
 mod checkpoint;
@@ -26,6 +26,7 @@ mod fuzz;
 mod graph;
 mod init;
 mod op;
+mod product;
 mod sgd;
 mod state;
 mod vectors;
@@ -44,8 +45,8 @@ pub use fuzz::fuzz_tensor_header;
 pub use graph::activation_bytes;
 pub use init::TorchInit;
 pub use op::{
-    AttentionMask, LayerNorm, Linear, attention, conv2d, cross_entropy, gelu, layer_norm, linear,
-    log_softmax, max_pool2d, softmax,
+    AttentionConfig, AttentionMask, LayerNorm, Linear, attention, attention_with_key_mask, conv2d,
+    cross_entropy, gelu, layer_norm, linear, log_softmax, max_pool2d, softmax,
 };
 pub use sgd::{Sgd, SgdConfig};
 pub use state::{OptimizerState, named_vars};

@@ -1,7 +1,7 @@
 //! Attention whose heads are divided over the ranks.
 
 use candle_core::Tensor;
-use training::{AttentionMask, attention};
+use training::{AttentionConfig, AttentionMask, attention};
 
 use crate::{ColumnConfig, ColumnParallelLinear, Error, Result, RowConfig, RowParallelLinear, ShardBuilder};
 
@@ -63,7 +63,8 @@ impl ParallelSelfAttention {
         let qkv = self.qkv.forward(x)?;
         let width = qkv.dim(2)? / 3;
         let part = |place: usize| qkv.narrow(2, place * width, width);
-        let mixed = attention(&part(0)?, &part(1)?, &part(2)?, self.own_heads, self.visible)?;
+        let config = AttentionConfig::new(self.own_heads, self.visible);
+        let mixed = attention(&part(0)?, &part(1)?, &part(2)?, &config)?;
         self.out.forward(&mixed)
     }
 }
