@@ -72,6 +72,7 @@ for backend in tcp nccl; do
     compare $backend ddp-transformer --epochs 2 --dropout 0
     compare $backend ddp-mlp --epochs 2
     compare $backend cifar10 --epochs 1 --samples 40 --test-samples 8
+    compare $backend cifar10 --epochs 1 --samples 40 --test-samples 8 --num-workers 2 --pin-memory
     compare $backend fsdp-mlp --steps 3 --hidden 64 --param-dtype f32
     compare $backend tensor-parallel-mlp --epochs 1 --hidden-size 64 --samples 16
     compare $backend tensor-parallel-transformer --epochs 1 --samples 16 --vocab-size 32 --d-model 16 --num-heads 2 --length 9

@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # Two hosts: network namespaces with names of their own, two ranks in each, and a link between them that is sound, cut, or slow
 # and lossy. Needs root, iproute2, a C compiler and a built program: scripts/hosts.sh [PROGRAM]
+#
+# CUTS=all goes through all seven ways to cut two hosts from each other in an elastic job (about seven minutes), CUTS="drop ..."
+# through some of them; unless it is set, through one. Those of a firewall need iptables, and are left out where it is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -100,6 +103,117 @@ grep -q "2 ranks of [34] go on at epoch" elastic.a || fail "the ranks do not say
 sed -n 's/.*"loss":\([0-9.e-]*\)}.*/\1/p' elastic.jsonl | awk -v before="$before" '
     NR <= before { early += $1 / before } { late[NR % 60] = $1 }
     END { for (at in late) mean += late[at] / 60; exit !(mean < early) }' || fail "the loss has not fallen"
+
+# ---- two halves of an elastic job that cannot reach each other: one goes on, and never both ----
+read -r -a cuts <<< "${CUTS:-reset}"
+[ "${cuts[*]}" != all ] || cuts=(drop port reset admin host unreachable prohibit)
+
+# Cuts the hosts from each other in this way, on both sides: cut HOW.
+cut() {
+    local netns other
+    for netns in "$a" "$b"; do
+        [ "$netns" = "$a" ] && other=10.77.0.2 || other=10.77.0.1
+        local input=(ip netns exec "$netns" iptables -A INPUT -s "$other")
+        # What the other side's firewall answers comes through: both sides see that they are refused.
+        case $1 in
+            port | reset | admin | host)
+                "${input[@]}" -p icmp -j ACCEPT
+                "${input[@]}" -p tcp --tcp-flags RST RST -j ACCEPT
+                ;;
+        esac
+        case $1 in
+            drop) "${input[@]}" -j DROP ;;
+            port) "${input[@]}" -j REJECT --reject-with icmp-port-unreachable ;;
+            reset) "${input[@]}" -p tcp -j REJECT --reject-with tcp-reset ;;
+            admin) "${input[@]}" -j REJECT --reject-with icmp-admin-prohibited ;;
+            host) "${input[@]}" -j REJECT --reject-with icmp-host-unreachable ;;
+            unreachable | prohibit) ip -n "$netns" route add "$1" "$other/32" ;;
+            *) fail "CUTS: got $1; give some of drop, port, reset, admin, host, unreachable and prohibit, or all" ;;
+        esac
+    done
+}
+mend() {
+    local netns other
+    for netns in "$a" "$b"; do
+        [ "$netns" = "$a" ] && other=10.77.0.2 || other=10.77.0.1
+        case $1 in
+            unreachable | prohibit) ip -n "$netns" route delete "$1" "$other/32" ;;
+            *) ip netns exec "$netns" iptables -F INPUT ;;
+        esac
+    done
+}
+cut_steps() { cat cut_metrics 2> /dev/null | grep -c '"step"' || true; }
+wait_for_cut_steps() {
+    for _ in $(seq 1200); do
+        [ "$(cut_steps)" -le "$1" ] || return 0
+        sleep 0.05
+    done
+    fail "the ranks do not train: $(cat cut.*)"
+}
+# Ranks, each started by itself, so many of them on host A: those of the side GOES (a or b) go on: apart HOW ON_A GOES.
+apart() {
+    local how=$1 on_a=$2 goes=$3 netns host bind rank side
+    ranks=()
+    rm -f cut.* cut_metrics
+    for rank in 0 1 2 3; do
+        [ "$rank" -lt "$on_a" ] && netns=$a host=host-a bind=10.77.0.1 || { netns=$b host=host-b bind=10.77.0.2; }
+        RANK=$rank WORLD_SIZE=4 MASTER_ADDR=10.77.0.1 MASTER_PORT=29502 GIRANDOLE_BIND=$bind on "$netns" "$host" \
+            "$program" ddp-transformer --elastic 1:4 --samples 40 --lr 0.001 --epochs 1000000 --timeout 4 \
+            --metrics cut_metrics > /dev/null 2> "cut.$rank" &
+        ranks+=($!)
+    done
+    children+=("${ranks[@]}")
+    wait_for_cut_steps 60
+    cut "$how"
+    for rank in 0 1 2 3; do
+        [ "$rank" -lt "$on_a" ] && side=a || side=b
+        [ "$side" != "$goes" ] || continue
+        if wait "${ranks[rank]}"; then fail "$how: rank $rank is cut off and has ended well: $(cat cut.*)"; fi
+        if grep "go on at epoch" "cut.$rank"; then fail "$how: there are two groups: $(cat cut.*)"; fi
+    done
+    # Those of the other side train on, and the cut does not matter to them any more.
+    wait_for_cut_steps "$(cut_steps)"
+    grep -q "go on at epoch" cut.* || fail "$how: nobody says that the others go on: $(cat cut.*)"
+    for rank in 0 1 2 3; do
+        [ "$rank" -lt "$on_a" ] && side=a || side=b
+        [ "$side" = "$goes" ] || continue
+        kill -0 "${ranks[rank]}" || fail "$how: rank $rank does not go on: $(cat cut.*)"
+        kill -9 "${ranks[rank]}"
+        wait "${ranks[rank]}" 2> /dev/null || true
+    done
+    mend "$how"
+}
+# Two ranks on each host, and a launcher, which vouches for the ranks of its own host and of no other: launched_apart HOW.
+launched_apart() {
+    local launch=("$program" launch --elastic 1:4 --nnodes 2 --nproc-per-node 2 --master-addr 10.77.0.1 --master-port 29503)
+    local train=(--timeout 60 -- "$program" ddp-transformer --samples 40 --lr 0.001 --epochs 1000000 --timeout 4
+        --metrics cut_metrics)
+    rm -f cut.* cut_metrics
+    on "$a" host-a "${launch[@]}" --node-rank 0 "${train[@]}" > /dev/null 2> cut.a &
+    local first=$!
+    on "$b" host-b "${launch[@]}" --node-rank 1 "${train[@]}" > /dev/null 2> cut.b &
+    local second=$!
+    children+=("$first" "$second")
+    wait_for_cut_steps 60
+    cut "$1"
+    if wait "$second"; then fail "$1: host-b is cut off and has ended well: $(cat cut.b)"; fi
+    if grep "go on at epoch" cut.b; then fail "$1: there are two groups: $(cat cut.a cut.b)"; fi
+    wait_for_cut_steps "$(cut_steps)"
+    grep -q "2 ranks of 4 go on at epoch" cut.a || fail "$1: host-a does not go on: $(cat cut.a)"
+    kill -TERM "$first"
+    wait "$first" || true
+    mend "$1"
+}
+for how in "${cuts[@]}"; do
+    case $how in
+        unreachable | prohibit) ;;
+        *) command -v iptables > /dev/null || { echo "-- a firewall between halves ($how): left out, there is no iptables"; continue; } ;;
+    esac
+    echo "-- two halves of an elastic job are cut from each other: $how"
+    apart "$how" 2 a
+    apart "$how" 1 b
+    launched_apart "$how"
+done
 
 # ---- each byte goes over the link as often as it must ----
 echo "-- bytes between hosts"

@@ -99,7 +99,7 @@ same mpirun
 # ---- the job file that users copy ----
 job="$OLDPWD/deploy/slurm/ddp-transformer.sbatch"
 GIRANDOLE=$program step sbatch -W -o batch.out "$job" --epochs 3
-grep -v -e '^note: ' -e '^ WARN' batch.out > batch
+grep -v -e '^note: ' -e '^warning: ' batch.out > batch
 same batch
 [ -z "$(ls -A | grep girandole-secret || true)" ] || fail "the job's secret is left"
 ls checkpoints-*/latest > /dev/null

@@ -103,6 +103,10 @@ fn looked_at(page: &Path) {
     let colours = [[0x1D, 0x63, 0xD8], [0xC4, 0x5A, 0x0A], [0x1A, 0x7F, 0x4B], [0x80, 0x3F, 0xC4]];
     let found = browser::dots(&picture, colours);
     assert!(found.into_iter().all(|dots| dots > 200), "{found:?}");
+    for width in [500, 1200] {
+        let cut = browser::cut(&browser, &html, "html, .plot, svg", page.parent().unwrap(), width);
+        assert_eq!(cut, 0, "{width} pixels");
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 use comm::launch::worker_guard;
 
 use crate::comm_bench::{self, CommBenchOptions};
@@ -19,6 +19,7 @@ use crate::experiments::pipeline_transformer::PipelineTransformerOptions;
 use crate::experiments::process_groups::{self, ProcessGroupsOptions};
 use crate::experiments::sampler::SamplerOptions;
 use crate::experiments::tensor_parallel::{self, TensorParallelMlpOptions, TensorParallelTransformerOptions};
+use crate::interrupt;
 use crate::launch::{self, LaunchOptions};
 use crate::plan::{self, PlanOptions};
 
@@ -86,9 +87,29 @@ impl Command {
     }
 }
 
+/// The command line as it was typed: with underscores in options' names, too, as PyTorch's programs have them.
+fn parse() -> Cli {
+    let alias = |option: Arg| match option.get_long().map(|long| long.replace('-', "_")) {
+        Some(name) if Some(&*name) != option.get_long() => {
+            let is_known = option.get_all_aliases().is_some_and(|known| known.contains(&&*name));
+            // A few names, once in a process.
+            if is_known { option } else { option.alias(&*name.leak()) }
+        }
+        _ => option,
+    };
+    let commands = Cli::command().mut_subcommands(|command| command.mut_args(alias));
+    Cli::from_arg_matches(&commands.get_matches()).unwrap_or_else(|error| error.exit())
+}
+
+/// What comes before anything else in every process.
+fn begin() -> Result<()> {
+    worker_guard()?;
+    interrupt::tell()
+}
+
 /// Runs the program: parses, runs the command, and says in one line what went wrong.
 pub fn main() -> ExitCode {
-    let result = worker_guard().map_err(Into::into).and_then(|()| Cli::parse().command.run());
+    let result = begin().and_then(|()| parse().command.run());
     let Err(error) = result else { return ExitCode::SUCCESS };
     if let Some(message) = error.message() {
         // Where nobody reads it, the exit code has to do.

@@ -4,13 +4,14 @@ use std::io::ErrorKind;
 
 use comm::launch::{EXIT_PEER_FAILED, ExitKind, WorkerFailure};
 use signal_hook::consts::SIGPIPE;
-use signal_hook::low_level::signal_name;
 use training::Fallback;
 
 use crate::file_error::FileError;
 use crate::report::ReportError;
 use crate::trace::TraceError;
 
+/// Lines of a rank's standard error that are repeated; they have been forwarded before.
+const LINES_SHOWN: usize = 5;
 /// Between a rank and what it has to say.
 const SAYS: &str = ": error: ";
 
@@ -168,11 +169,9 @@ impl Error {
             | Error::SameFile { .. }
             | Error::Unavailable { .. }
             | Error::Checkpoint { .. }
-            | Error::Damaged { .. }
-            | Error::Comm(comm::Error::InvalidArgument { .. }) => 2,
+            | Error::Damaged { .. } => 2,
             _ if self.is_damage() => 2,
             Error::Output(error) if error.kind() == ErrorKind::BrokenPipe => 128 + SIGPIPE as u8,
-            Error::Comm(comm::Error::Interrupted { signal }) => (128 + signal).clamp(1, 255) as u8,
             Error::Launched(failure) => match failure.status {
                 // To an outer launcher this one's job has failed, whoever of its ranks did.
                 ExitKind::Code(EXIT_PEER_FAILED) => 1,
@@ -180,7 +179,7 @@ impl Error {
                 ExitKind::Signal(signal) => (128 + signal).clamp(1, 255) as u8,
             },
             Error::TooFewRanks { .. } => EXIT_PEER_FAILED as u8,
-            Error::Comm(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
+            Error::Comm(error) => error.exit_code(),
             Error::Pipeline(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::Ddp(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::Fsdp(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
@@ -219,6 +218,16 @@ impl Error {
         }
     }
 
+    /// Nobody reads this process's own output any more.
+    fn is_unread_output(&self) -> bool {
+        match self {
+            Error::InRank { source, .. } => source.is_unread_output(),
+            Error::Output(error) => error.kind() == ErrorKind::BrokenPipe,
+            Error::Comm(error) => error.is_unread_output(),
+            _ => false,
+        }
+    }
+
     fn is_meeting_failure(&self) -> bool {
         matches!(self, Error::Comm(comm::Error::Rendezvous { .. } | comm::Error::Refused { .. }))
     }
@@ -227,40 +236,44 @@ impl Error {
     /// the output has read enough.
     pub fn message(&self) -> Option<String> {
         match self {
-            _ if self.exit_code() == 128 + SIGPIPE as u8 => None,
+            _ if self.is_unread_output() => None,
             // These name the rank themselves.
             Error::InRank { source, .. } if source.is_meeting_failure() => source.message(),
             Error::InRank { .. } => Some(self.to_string()),
-            Error::Comm(comm::Error::Interrupted { signal }) => {
-                let name = signal_name(*signal).map_or_else(|| format!("signal {signal}"), str::to_string);
-                Some(format!("error: stopped by {name}; all ranks have ended"))
-            }
-            Error::Comm(comm::Error::Worker(failure)) | Error::Launched(failure) => {
-                Some(format!("error: {}", told(failure)))
-            }
+            Error::Comm(comm::Error::Worker(failure)) | Error::Launched(failure) => Some(told(failure)),
             _ => Some(format!("error: {self}")),
         }
     }
 }
 
-/// The first cause. A rank's own last words go into the line; they are not printed a third time below it.
+/// The first cause: in the last line, below what else is told of it. A rank's own last words go into that line; they are not
+/// printed a third time.
 fn told(failure: &WorkerFailure) -> String {
-    let WorkerFailure { rank, status, ref stderr_tail, .. } = *failure;
+    let WorkerFailure { rank, status, ref stderr_tail, ref log, .. } = *failure;
     let prefix = format!("rank {rank}{SAYS}");
     let said =
         |line: &'_ String| line.strip_prefix(&prefix).or(line.strip_prefix("error: ")).map(str::to_string);
-    let words = stderr_tail.last().and_then(said);
-    let Some(words) = words.filter(|_| matches!(status, ExitKind::Code(_))) else {
-        return failure.to_string();
-    };
-    // Where that rank blames another one, the other one is the cause.
-    let own = WorkerFailure { stderr_tail: Vec::new(), ..failure.clone() }.to_string();
-    let (own, others) = own.split_once('\n').unwrap_or((&own, ""));
-    let rest = if others.is_empty() { String::new() } else { format!("\n{others}") };
-    match status == ExitKind::Code(EXIT_PEER_FAILED) {
-        true => format!("{words} (so says rank {rank}){rest}"),
-        false => format!("{own}: {words}{rest}"),
+    let words = stderr_tail.last().and_then(said).filter(|_| matches!(status, ExitKind::Code(_)));
+    let (headline, others) = (failure.headline(), failure.others());
+    let mut lines: Vec<String> = Vec::new();
+    if words.is_none() && !stderr_tail.is_empty() {
+        lines.push(format!("rank {rank}'s last lines on stderr:"));
+        let shown = &stderr_tail[stderr_tail.len().saturating_sub(LINES_SHOWN)..];
+        lines.extend(shown.iter().map(|line| format!("    {line}")));
     }
+    lines.extend(log.as_ref().map(|log| format!("all that rank {rank} wrote on stderr: {}", log.display())));
+    let missing = format!("rank {rank}: the group of ");
+    let aside = others.as_ref().map(|others| format!(" ({others})")).unwrap_or_default();
+    lines.push(match words {
+        // Where that rank blames another one, or misses others at the meeting, these are the cause.
+        Some(words) if status == ExitKind::Code(EXIT_PEER_FAILED) || words.starts_with(&missing) => {
+            let others = others.map(|others| format!("; {others}")).unwrap_or_default();
+            format!("error: {words} (so says rank {rank}{others})")
+        }
+        Some(words) => format!("error: {headline}{aside}: {words}"),
+        None => format!("error: {headline}{aside}"),
+    });
+    lines.join("\n")
 }
 
 impl From<comm::Error> for Error {
@@ -313,20 +326,27 @@ mod tests {
 
     #[test]
     fn the_first_cause_is_told_once() {
-        let others = "\n  2 other ranks failed after it";
+        let others = "2 other ranks failed after it";
         let tail = ["a warning", "rank 1: error: cannot read x: it is gone"];
         assert_eq!(
             failure(ExitKind::Code(1), &tail),
-            format!("error: rank 1 (pid 7) exited with code 1: cannot read x: it is gone{others}")
+            format!("error: rank 1 (pid 7) exited with code 1 ({others}): cannot read x: it is gone")
         );
         assert_eq!(
             failure(ExitKind::Code(EXIT_PEER_FAILED), &["rank 1: error: rank 2 (host a) died"]),
-            format!("error: rank 2 (host a) died (so says rank 1){others}")
+            format!("error: rank 2 (host a) died (so says rank 1; {others})")
+        );
+        let missing = "rank 1: the group of 2 did not meet at a:1 within 3.0 s: rank 0 was not found there";
+        assert_eq!(
+            failure(ExitKind::Code(1), &[&format!("error: {missing}")]),
+            format!("error: {missing} (so says rank 1; {others})")
         );
         let panicked = failure(ExitKind::Code(101), &["thread 'main' panicked", "index out of bounds"]);
-        assert!(panicked.contains("code 101\n  its last lines on stderr:\n    thread"), "{panicked}");
+        let lines = "rank 1's last lines on stderr:\n    thread 'main' panicked\n    index out of bounds";
+        let cause = format!("error: rank 1 (pid 7) exited with code 101 ({others})");
+        assert_eq!(panicked, format!("{lines}\n{cause}"));
         let killed = failure(ExitKind::Signal(9), &[]);
-        assert_eq!(killed, format!("error: rank 1 (pid 7) was killed by signal SIGKILL{others}"));
+        assert_eq!(killed, format!("error: rank 1 (pid 7) was killed by signal SIGKILL ({others})"));
     }
 
     #[test]

@@ -140,7 +140,11 @@ pub fn run<E: Experiment>(experiment: &E) -> Result<()> {
             let alone = here.alone(setup, world_size, metrics.as_mut())?;
             // The ranks go on in the same file.
             metrics.as_mut().map_or(Ok(()), MetricsWriter::flush)?;
-            finish(experiment, alone, start::spawn(E::NAME, world_size, elastic.job())?)
+            finish(experiment, alone, start::spawn(E::NAME, world_size, elastic.job())?)?;
+            if let Some(metrics) = metrics {
+                metrics.finish();
+            }
+            Ok(())
         }
         Start::Rank { config, spawned: true } => {
             let in_rank = |source| Error::in_rank(config.rank, source);
@@ -220,6 +224,9 @@ fn launched<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<(
         Ok(())
     })?;
     rank.write_trace(recorder, common.trace.as_deref())?;
+    if let Some(metrics) = rank.metrics.take() {
+        metrics.finish();
+    }
     match alone.or_else(|| rank.is_first().then(|| experiment.stand_in()).flatten()) {
         Some(alone) => finish(experiment, alone, rank.outcome(trained)),
         None => Ok(()),

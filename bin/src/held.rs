@@ -15,7 +15,7 @@ pub struct Held {
     pub gradients: u64,
     /// What the optimizer remembers.
     pub optimizer: u64,
-    /// What operations give to each other and keep for backward; not what they keep to themselves.
+    /// What forward keeps for backward: what operations give to each other, and what they keep to themselves.
     pub activations: u64,
     /// What is sent in a step, on the average.
     pub sent: f64,

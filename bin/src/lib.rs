@@ -15,6 +15,7 @@ pub mod experiments;
 pub mod file_error;
 pub mod forecast;
 pub mod held;
+mod interrupt;
 pub mod launch;
 pub mod metrics;
 pub mod models;

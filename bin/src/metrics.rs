@@ -1,7 +1,9 @@
 //! `--metrics FILE.jsonl`: one JSON object a line for each step, and one for the whole run.
 
+mod earlier;
+
 use std::fs::File;
-use std::io::{Seek, SeekFrom, Write};
+use std::io::{ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -9,6 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::file_error::FileError;
 use crate::held::Held;
+
+use earlier::Earlier;
 
 /// The last line of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -63,7 +67,10 @@ const SOON: Duration = Duration::from_millis(250);
 ///
 /// Lines are gathered for a quarter of a second or 4 KiB (a step costs far less than a microsecond), and are written
 /// whole: whatever ends the process, the file ends with a line. The rest reaches it with [`MetricsWriter::summary`], or
-/// where the writer is dropped.
+/// where the writer is dropped. A line that a full disk cuts off is taken out again.
+///
+/// A run writes to the file itself, where its lines can be followed as they come and stay if it is killed. What an earlier run
+/// had there is kept until [`MetricsWriter::finish`]: see [`MetricsWriter::create`].
 ///
 /// ```
 /// use girandole::metrics::{MetricsWriter, Summary};
@@ -83,21 +90,34 @@ pub struct MetricsWriter {
     file: File,
     lines: Vec<u8>,
     written: Instant,
+    earlier: Option<Earlier>,
 }
 
 impl MetricsWriter {
     /// Creates the file, or empties it. Called before any work is done, so that a wrong path costs nothing.
     ///
+    /// Lines of an earlier run are kept. If this writer is dropped without [`finish`](Self::finish), because the run has failed,
+    /// they are put back where it has written none, and into `NAME.earlier` otherwise. So a full disk destroys nothing.
+    ///
     /// # Errors
-    /// [`FileError::Write`] with the path and the system's reason.
+    /// [`FileError::Write`] with the path and the system's reason; the file is then as it was.
     pub fn create(path: &Path) -> Result<Self, FileError> {
-        let file = File::create(path).map_err(|error| FileError::write(path, error))?;
-        Ok(Self::new(path, file))
+        let refuse = |error| FileError::write(path, error);
+        let earlier = Earlier::keep(path).map_err(refuse)?;
+        let file = File::create(path).map_err(refuse)?;
+        Ok(Self::new(path, file, earlier))
     }
 
-    fn new(path: &Path, file: File) -> Self {
+    fn new(path: &Path, file: File, earlier: Option<Earlier>) -> Self {
         let lines = Vec::with_capacity(2 * ENOUGH);
-        Self { path: path.to_path_buf(), file, lines, written: Instant::now() }
+        Self { path: path.to_path_buf(), file, lines, written: Instant::now(), earlier }
+    }
+
+    /// The run has ended well: nobody needs the lines of an earlier one any more.
+    pub fn finish(mut self) {
+        if let Some(earlier) = self.earlier.take() {
+            earlier.forget();
+        }
     }
 
     /// Goes on in a file that another process has begun.
@@ -107,7 +127,7 @@ impl MetricsWriter {
     pub fn append(path: &Path) -> Result<Self, FileError> {
         let file = File::options().append(true).create(true).open(path);
         let file = file.map_err(|error| FileError::write(path, error))?;
-        Ok(Self::new(path, file))
+        Ok(Self::new(path, file, None))
     }
 
     /// Writes what is buffered.
@@ -116,10 +136,33 @@ impl MetricsWriter {
     /// [`FileError::Write`], for instance where the disk is full.
     pub fn flush(&mut self) -> Result<(), FileError> {
         self.written = Instant::now();
-        let result = self.file.write_all(&self.lines);
+        let result = self.write_lines();
         // Also where it failed: what may have been written in part is not written again.
         self.lines.clear();
         result.map_err(|error| FileError::write(&self.path, error))
+    }
+
+    fn write_lines(&mut self) -> std::io::Result<()> {
+        let mut done = 0;
+        while done < self.lines.len() {
+            let error = match self.file.write(&self.lines[done..]) {
+                Ok(0) => ErrorKind::WriteZero.into(),
+                Ok(count) => {
+                    done += count;
+                    continue;
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => error,
+            };
+            // The file ends with a whole line.
+            let whole = self.lines[..done].iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1);
+            let found = self.file.metadata()?;
+            if found.is_file() {
+                self.file.set_len(found.len().saturating_sub((done - whole) as u64))?;
+            }
+            return Err(error);
+        }
+        Ok(())
     }
 
     /// One step; `run` says which run of the experiment it is of, where it has several.
@@ -290,6 +333,43 @@ mod tests {
         metrics.cut(None, 0, 0).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
         MetricsWriter::append(Path::new("/dev/null")).unwrap().cut(None, 0, 0).unwrap();
+    }
+
+    #[test]
+    fn lines_of_an_earlier_run_stay_until_this_one_has_ended_well() {
+        let names = |folder: &Path| {
+            let mut names: Vec<_> = std::fs::read_dir(folder)
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .collect();
+            names.sort();
+            names
+        };
+        for (steps, finishes) in [(0, false), (1, false), (0, true), (1, true)] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("m.jsonl");
+            std::fs::write(&path, "earlier\n").unwrap();
+            let mut metrics = MetricsWriter::create(&path).unwrap();
+            assert_eq!(std::fs::read(&path).unwrap(), b"", "whoever follows the file sees that a run begins");
+            (0..steps).for_each(|step| metrics.step(None, 0, step, 1.0).unwrap());
+            if finishes {
+                metrics.finish();
+            } else {
+                drop(metrics);
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            match (steps, finishes) {
+                (0, false) => assert_eq!(text, "earlier\n"),
+                (_, false) => {
+                    let earlier = std::fs::read_to_string(folder.path().join("m.jsonl.earlier")).unwrap();
+                    assert_eq!((earlier.as_str(), text.lines().count()), ("earlier\n", steps));
+                    assert_eq!(names(folder.path()), ["m.jsonl", "m.jsonl.earlier"]);
+                    continue;
+                }
+                (_, true) => assert_eq!(text.lines().count(), steps),
+            }
+            assert_eq!(names(folder.path()), ["m.jsonl"]);
+        }
     }
 
     #[test]

@@ -1,21 +1,25 @@
 //! The options that every experiment takes.
 
 mod elastic;
+mod loader;
 mod transport;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use candle_core::Device;
+use clap::builder::{EnumValueParser, PossibleValue, TypedValueParser};
 use clap::{Args, ValueEnum};
 use comm::InitMethod;
 use training::FileHash;
 
 use crate::devices;
 use crate::error::Error;
-use crate::trainer::CheckpointOptions;
+use crate::trainer::{CheckpointOptions, NO_INIT};
 
 pub use elastic::ElasticOptions;
+pub use loader::LoaderOptions;
+pub(crate) use loader::workers;
 pub use transport::TransportOption;
 
 /// How ranks talk.
@@ -49,7 +53,7 @@ pub struct RankOptions {
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Ranks")]
     pub world_size: Option<usize>,
     /// How ranks talk
-    #[arg(long, value_enum, default_value = "auto", help_heading = "Ranks")]
+    #[arg(long, value_parser = BackendParser, default_value = "auto", help_heading = "Ranks")]
     pub backend: Backend,
     /// What carries data between ranks of one host.
     #[command(flatten)]
@@ -60,6 +64,31 @@ pub struct RankOptions {
     /// How long the ranks wait for each other [default: 300]
     #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true, help_heading = "Ranks")]
     pub timeout: Option<Duration>,
+}
+
+/// Reads a [`Backend`], and knows what PyTorch's are called here.
+#[derive(Debug, Clone)]
+struct BackendParser;
+
+impl TypedValueParser for BackendParser {
+    type Value = Backend;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        option: Option<&clap::Arg>,
+        value: &std::ffi::OsStr,
+    ) -> Result<Backend, clap::Error> {
+        if value.eq_ignore_ascii_case("gloo") {
+            let refuse = |_: &str| Err::<Backend, _>("Gloo is PyTorch's back end for the CPU: use tcp");
+            return refuse.parse_ref(command, option, value);
+        }
+        EnumValueParser::new().parse_ref(command, option, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(Backend::value_variants().iter().filter_map(ValueEnum::to_possible_value)))
+    }
 }
 
 impl RankOptions {
@@ -182,18 +211,19 @@ impl CommonOptions {
         self.ranks.device(self.device)
     }
 
-    /// What a run has to have in common with the one that it goes on from, as [`RunIdentity`] takes it. The data are told by
-    /// what is in the file, wherever it is; it is read for that where `checkpoints` are kept.
+    /// What a run has to have in common with the one that it goes on from, as [`RunIdentity`] takes it. Data and initial weights are
+    /// told by what is in the file, wherever it is; it is read for that where `checkpoints` are kept.
     ///
     /// [`RunIdentity`]: crate::trainer::RunIdentity
-    pub fn settings(&self, checkpoints: Option<&CheckpointOptions>) -> [(&'static str, String); 2] {
+    pub fn settings(&self, checkpoints: Option<&CheckpointOptions>) -> [(&'static str, String); 3] {
         let is_kept = checkpoints.is_some_and(CheckpointOptions::keeps);
-        let data = match &self.data {
-            None => "random data".into(),
+        let file = |path: &Option<PathBuf>, none: &str| match path {
+            None => none.into(),
             Some(path) if is_kept => contents_of("a file", [path]),
             Some(_) => "a file".into(),
         };
-        [("--seed", self.seed.to_string()), ("--data", data)]
+        let (data, init) = (file(&self.data, "random data"), file(&self.init, NO_INIT));
+        [("--seed", self.seed.to_string()), ("--data", data), ("--init", init)]
     }
 }
 

@@ -1,7 +1,6 @@
 //! Files to be written: whether they can be is found out before any work is done.
 
-use std::fs::{self, File};
-use std::io::ErrorKind;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
@@ -56,27 +55,25 @@ impl CommonOptions {
     }
 }
 
-/// Whether a file can be written where it is. One that exists is not changed, and one that does not is not made: several
-/// ranks look at the same time.
+/// Whether [`write()`] can write a file. One that exists is not changed, and one that does not is not made: several ranks look at
+/// the same time.
 ///
 /// # Errors
 /// Why it cannot be written.
 pub fn check_in_place(path: &Path) -> std::result::Result<(), FileError> {
-    let refuse = |error| FileError::write(path, error);
     match fs::metadata(path) {
         // A device or a pipe: opening it may have an effect of its own.
         Ok(found) if !found.is_file() && !found.is_dir() => Ok(()),
-        Ok(_) => File::options().append(true).open(path).map(drop).map_err(refuse),
-        // A link to a file that is still to come.
-        Err(_) if fs::symlink_metadata(path).is_ok() => Ok(()),
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            if path.file_name().is_none() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
-                return Err(FileError::write(path, "the path names no file"));
-            }
-            check_folder(weights::folder(path)).map_err(refuse)
-        }
-        Err(error) => Err(refuse(error)),
+        _ => weights::check_writable(path),
     }
+}
+
+/// Writes a file whole, or leaves an older one as it was; a device or pipe gets the bytes as they are.
+///
+/// # Errors
+/// Why it cannot be written.
+pub fn write(path: &Path, bytes: impl AsRef<[u8]>) -> std::result::Result<(), FileError> {
+    training::write_output(path, bytes.as_ref()).map_err(|error| FileError::write(path, error))
 }
 
 /// Whether files can be made in a folder, by one without a name: no other process sees it, and nothing stays behind.

@@ -8,13 +8,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use comm::launch::{Notes, send_note, wants_notes};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use console::Term;
+use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 /// Nothing is shown of a run that is over before this: a flash would tell nobody anything.
 const QUIET: Duration = Duration::from_millis(300);
 /// Between two looks of the bar.
 const PERIOD: Duration = Duration::from_millis(100);
-const TEMPLATE: &str = "{bar:30} {percent:>3} %  step {pos} of {len}, {eta} left";
+/// The longest and the shortest bar, in columns.
+const BAR_WIDTHS: (usize, usize) = (30, 4);
 /// A rank's note that its run is over.
 const END: &str = "end";
 
@@ -69,7 +71,12 @@ impl Progress {
         match &mut self.shown {
             Shown::Nowhere => {}
             Shown::Here(bar) => {
-                bar.get_or_insert_with(|| new_bar(self.total as u64)).set_position(self.steps as u64);
+                let begin = || {
+                    let bar = new_bar(self.total as u64);
+                    *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
+                    bar
+                };
+                bar.get_or_insert_with(begin).set_position(self.steps as u64);
             }
             Shown::ByLauncher(told) => {
                 *told = true;
@@ -87,10 +94,25 @@ impl Progress {
     }
 }
 
+/// The bar of this process, as long as there is one.
+static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+/// Does something that prints, with this process's bar out of its way.
+pub(crate) fn aside<T>(print: impl FnOnce() -> T) -> T {
+    let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    match bar {
+        Some(bar) => bar.suspend(print),
+        None => print(),
+    }
+}
+
 impl Drop for Progress {
     fn drop(&mut self) {
         match &self.shown {
-            Shown::Here(Some(bar)) => bar.finish_and_clear(),
+            Shown::Here(Some(bar)) => {
+                *BAR.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                bar.finish_and_clear();
+            }
             Shown::ByLauncher(true) => send_note(END),
             _ => {}
         }
@@ -100,7 +122,62 @@ impl Drop for Progress {
 fn new_bar(total: u64) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
     // The template is known to be good; a bar of another style would do as well.
-    ProgressStyle::with_template(TEMPLATE).map_or(bar.clone(), |style| bar.with_style(style))
+    let Ok(style) = ProgressStyle::with_template("{line}") else { return bar };
+    bar.with_style(style.with_key("line", |state: &ProgressState, to: &mut dyn std::fmt::Write| {
+        // Looked at each time: somebody may change the size of the terminal.
+        let (_, columns) = Term::stderr().size();
+        let left = HumanDuration(state.eta());
+        let line = line(usize::from(columns), (state.pos(), state.len().unwrap_or(0)), &format!("{left:#}"));
+        // It is written to memory.
+        let _ = to.write_str(&line);
+    }))
+}
+
+/// What is shown on a terminal of so many columns; never more, for a line that wraps could not be taken away again.
+fn line(columns: usize, (done, total): (u64, u64), left: &str) -> String {
+    let part = |whole: u64| whole * done.min(total) / total.max(1);
+    let percent = format!("{:>3} %", part(100));
+    let texts = [
+        format!("{percent}  step {done} of {total}, {left} left"),
+        format!("{percent}  step {done} of {total}"),
+        percent,
+    ];
+    // Some terminals go on to the next line once the last column is written.
+    let room = columns.saturating_sub(1);
+    let text = texts.into_iter().find(|text| text.len() <= room).unwrap_or_default();
+    let bar = room.saturating_sub(text.len() + 1).min(BAR_WIDTHS.0);
+    if bar < BAR_WIDTHS.1 {
+        return text;
+    }
+    let full = part(bar as u64) as usize;
+    format!("{}{} {text}", "█".repeat(full), "░".repeat(bar - full))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_fits_every_terminal() {
+        for (columns, expected) in [
+            (200, "███████████████░░░░░░░░░░░░░░░  50 %  step 15000 of 30000, 12s left"),
+            (54, "████████░░░░░░░░  50 %  step 15000 of 30000, 12s left"),
+            (40, " 50 %  step 15000 of 30000, 12s left"),
+            (36, "████░░░░  50 %  step 15000 of 30000"),
+            (30, " 50 %  step 15000 of 30000"),
+            (20, "██████░░░░░░░  50 %"),
+            (6, " 50 %"),
+            (5, ""),
+            (0, ""),
+        ] {
+            let line = line(columns, (15_000, 30_000), "12s");
+            assert_eq!(line, expected);
+            assert!(line.is_empty() || line.chars().count() < columns, "{columns}");
+        }
+        for (at, expected) in [((0, 0), "░░░░   0 %"), ((7, 5), "████ 100 %")] {
+            assert_eq!(line(11, at, "0s"), expected);
+        }
+    }
 }
 
 /// The bar that a launcher draws of what its ranks tell.

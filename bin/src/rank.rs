@@ -12,15 +12,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::console::note;
 use crate::error::{Error, Result};
-use crate::file_error::FileError;
 use crate::held::Held;
 use crate::metrics::{MetricsWriter, Summary};
 use crate::options::Backend;
+use crate::outputs;
 use crate::report::{RankTimes, peak_rss_bytes};
 use crate::start::host_name;
 use crate::trace::{self, TraceRecorder};
-use crate::trainer::ElasticRanks;
+use crate::trainer::{ElasticRanks, join_again};
 use crate::{backends, devices};
+
+/// Longer than anybody waits.
+const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// What each rank tells of itself.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -124,6 +127,8 @@ impl Measured {
 /// How far a rank has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Stage {
+    /// It has come when the others were at work, and has not got their state yet.
+    New,
     /// It has met the others.
     Joined,
     /// The first rank has done what it does alone.
@@ -145,6 +150,8 @@ pub struct Rank {
     summaries: Vec<RankSummary>,
     /// It came when the others were at work.
     pub(crate) newcomer: bool,
+    /// Where others may come later: how long to wait for one.
+    pub(crate) newcomers_within: Option<Duration>,
     pub(crate) stage: Stage,
 }
 
@@ -154,27 +161,42 @@ impl Rank {
     /// # Errors
     /// Those of [`comm::Tcp::connect`], or of the back end that was asked for.
     pub fn join(backend: Backend, device: &Device, config: &TcpConfig) -> Result<Self> {
+        let newcomer = config.elastic.as_ref().is_some_and(|elastic| elastic.newcomer);
+        let may_come = config.elastic.as_ref().is_some_and(|elastic| elastic.file.is_some());
         Ok(Self {
             comm: backends::connect(backend, device, config)?,
             metrics: None,
             held: None,
             device: devices::name(device),
             summaries: Vec::new(),
-            newcomer: config.elastic.as_ref().is_some_and(|elastic| elastic.newcomer),
-            stage: Stage::Joined,
+            newcomer,
+            newcomers_within: may_come.then_some(config.timeout.min(LONGEST_WAIT)),
+            stage: if newcomer { Stage::New } else { Stage::Joined },
         })
     }
 
     #[cfg(test)]
     pub(crate) fn over(comm: Arc<dyn Communicator>) -> Self {
         let device = devices::name(&Device::Cpu);
-        let (newcomer, stage) = (false, Stage::Joined);
-        Self { comm, metrics: None, held: None, device, summaries: Vec::new(), newcomer, stage }
+        let (newcomer, newcomers_within, stage) = (false, None, Stage::Joined);
+        Self {
+            comm,
+            metrics: None,
+            held: None,
+            device,
+            summaries: Vec::new(),
+            newcomer,
+            newcomers_within,
+            stage,
+        }
     }
 
     /// After the loss of a rank before the first step: the others, if they are enough, are one group again and begin anew. Any
     /// other error is the end.
     pub(crate) fn begin_anew(&mut self, elastic: Option<ElasticRanks>, mut error: Error) -> Result<()> {
+        if self.stage == Stage::New {
+            return join_again(self, elastic, error);
+        }
         loop {
             if matches!(error, Error::BeginAnew) {
                 // The others are not as far, and know that from the same group.
@@ -320,7 +342,7 @@ impl Rank {
         let (Some(recorder), Some(path)) = (recorder, path) else { return Ok(()) };
         let own = recorder.finish(self.comm.rank(), &host_name());
         let Some(traces) = gather_object(&*self.comm, &own, 0)? else { return Ok(()) };
-        Ok(std::fs::write(path, trace::merge(&traces)?).map_err(|error| FileError::write(path, error))?)
+        Ok(outputs::write(path, trace::merge(&traces)?)?)
     }
 
     pub(crate) fn outcome<T>(self, trained: T) -> Outcome<T> {

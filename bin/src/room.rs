@@ -65,6 +65,21 @@ pub(crate) fn too_large(count: f64, what: &str, (bytes, ranks): (f64, usize)) ->
     total_memory_bytes().and_then(|there_is| too_large_for(there_is, (count, what), (bytes, ranks)))
 }
 
+/// The option to blame for the size of a model: the one that makes it smallest if it is 1, with what it is. `count` tells what a
+/// model of such sizes has.
+pub(crate) fn largest<const N: usize>(
+    options: [(&'static str, usize); N],
+    count: impl Fn([f64; N]) -> f64,
+) -> (&'static str, usize) {
+    let without = |at: usize| {
+        let mut sizes = options.map(|(_, size)| size as f64);
+        sizes[at] = 1.0;
+        count(sizes)
+    };
+    let at = (0..N).min_by(|&a, &b| without(a).total_cmp(&without(b)));
+    at.map_or(("the sizes", 0), |at| options[at])
+}
+
 /// The same on a machine of so many bytes.
 fn too_large_for(there_is: u64, (count, what): (f64, &str), (bytes, ranks): (f64, usize)) -> Option<String> {
     let (needed, there_is) = lacking(there_is, bytes * ranks as f64)?;
@@ -100,6 +115,13 @@ mod tests {
         assert!(line.contains("1.0e12 parameters, 2794 GiB, and this machine has 1 GiB"), "{line}");
         let huge = too_large_for(1 << 30, (f64::MAX, "parameters"), (f64::INFINITY, 4096)).unwrap();
         assert!(huge.len() < 250, "{huge}");
+    }
+
+    #[test]
+    fn the_size_to_blame_is_the_one_that_makes_it_large() {
+        let count = |[rows, width]: [f64; 2]| rows * width + 12.0 * width * width;
+        assert_eq!(largest([("rows", 1 << 40), ("width", 12)], count), ("rows", 1 << 40));
+        assert_eq!(largest([("rows", 100), ("width", 1 << 20)], count), ("width", 1 << 20));
     }
 
     #[test]

@@ -3,7 +3,6 @@
 //! Files are read whole, never mapped, so that a file that changes meanwhile cannot do harm.
 
 use std::collections::HashMap;
-use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
@@ -12,7 +11,7 @@ use candle_core::safetensors::{BufferedSafetensors, Load};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
 use safetensors::tensor::TensorView;
-use tempfile::NamedTempFile;
+use training::AtomicFile;
 
 use crate::file_error::{FileError, first_line};
 
@@ -36,10 +35,11 @@ impl TensorFile {
     /// # Errors
     /// Where it cannot be read, is no safetensors file, or has been cut short.
     pub fn open(path: &Path) -> Result<Self> {
-        let bytes = fs::read(path).map_err(|error| FileError::read(path, error))?;
         let refuse = |reason| FileError::NotSafetensors { path: path.to_path_buf(), reason };
-        training::tensor_header(&mut &bytes[..], bytes.len() as u64)
-            .map_err(|error| refuse(first_line(error)))?;
+        let bytes = training::read_tensor_file(path).map_err(|error| match error.kind() {
+            ErrorKind::InvalidData => refuse(first_line(error)),
+            _ => FileError::read(path, error),
+        })?;
         let tensors = BufferedSafetensors::new(bytes).map_err(|error| refuse(first_line(error)))?;
         Ok(Self { path: path.to_path_buf(), tensors })
     }
@@ -147,30 +147,19 @@ pub fn load_weights(path: &Path, vars: &VarMap) -> Result<()> {
 
 /// Writes all variables to a safetensors file under their names, which are PyTorch's where the model's are.
 ///
-/// The file appears whole or not at all: it is written beside its place, brought to disk, and renamed.
+/// The file appears whole or not at all: see [`AtomicFile`].
 ///
 /// # Errors
 /// [`FileError::Write`] with the path and the reason; an older file is then as it was.
 pub fn save_weights(path: &Path, vars: &VarMap) -> Result<()> {
-    let target = target(path)?;
     let mut tensors = HashMap::new();
     for (name, var) in vars.data().lock().unwrap_or_else(PoisonError::into_inner).iter() {
-        // To the host here, where a failure is an error; safetensors would panic.
-        let tensor = var.as_detached_tensor().to_device(&Device::Cpu);
-        tensors.insert(name.clone(), tensor.map_err(|error| FileError::tensor(path, name, error))?);
+        tensors.insert(name.clone(), var.as_detached_tensor());
     }
-    let draft = Draft::create(path, &target)?;
     let written = || -> std::io::Result<()> {
-        let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-        safetensors::serialize_to_file(&tensors, Some(metadata), draft.file.path())
-            .map_err(std::io::Error::other)?;
-        // Not the file that was opened first, in whose place this one is.
-        let file = File::open(draft.file.path())?;
-        fs::set_permissions(draft.file.path(), draft.permissions)?;
-        file.sync_all()?;
-        draft.file.persist(&target)?;
-        // The folder too, or the new name may be lost when the machine stops. Not every system lets a folder be opened.
-        File::open(folder(&target)).map_or(Ok(()), |folder| folder.sync_all())
+        let mut file = AtomicFile::create(path)?;
+        training::write_tensors(&mut file, &tensors, Some("pt"))?;
+        file.commit()
     };
     written().map_err(|error| FileError::write(path, error))
 }
@@ -180,57 +169,7 @@ pub fn save_weights(path: &Path, vars: &VarMap) -> Result<()> {
 /// # Errors
 /// [`FileError::Write`] with the path and the reason.
 pub fn check_writable(path: &Path) -> Result<()> {
-    Draft::create(path, &target(path)?).map(drop)
-}
-
-/// A file beside the one to be written, removed when dropped (unless it has been renamed). Its name is drawn at random:
-/// ranks on several hosts, with the same process number perhaps, look at one folder at the same time.
-struct Draft {
-    file: NamedTempFile,
-    /// Those of the file that is replaced, or else of any new file.
-    permissions: Permissions,
-}
-
-impl Draft {
-    fn create(path: &Path, target: &Path) -> Result<Self> {
-        let refuse = |error: std::io::Error| FileError::write(path, error);
-        let Some(name) = target.file_name() else {
-            return Err(FileError::write(path, "the path names no file"));
-        };
-        let old = match OpenOptions::new().write(true).open(target) {
-            Ok(old) => Some(old.metadata().map_err(refuse)?.permissions()),
-            Err(error) if error.kind() == ErrorKind::NotFound => None,
-            Err(error) => return Err(refuse(error)),
-        };
-        let folder = folder(target);
-        fs::metadata(folder).map_err(refuse)?;
-        let prefix = format!(".{}.", name.to_string_lossy());
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(&prefix).suffix(".tmp");
-        #[cfg(unix)]
-        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-        let file = builder.tempfile_in(folder).map_err(refuse)?;
-        let permissions = old.map_or_else(|| file.as_file().metadata().map(|fresh| fresh.permissions()), Ok);
-        Ok(Self { file, permissions: permissions.map_err(refuse)? })
-    }
-}
-
-/// The file that will be replaced: where `path` is a link, what it points to.
-fn target(path: &Path) -> Result<PathBuf> {
-    match fs::metadata(path) {
-        // A rename would put a file in the place of a device or pipe.
-        Ok(found) if !found.is_file() => Err(FileError::write(path, "it is not a regular file")),
-        Ok(_) => path.canonicalize().map_err(|error| FileError::write(path, error)),
-        Err(_) => Ok(path.to_path_buf()),
-    }
-}
-
-/// The folder of a file.
-pub(crate) fn folder(target: &Path) -> &Path {
-    match target.parent() {
-        Some(folder) if folder != Path::new("") => folder,
-        _ => Path::new("."),
-    }
+    AtomicFile::check(path).map_err(|error| FileError::write(path, error))
 }
 
 /// `F32 [10, 20]`, with `*` for any size.

@@ -4,15 +4,16 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use candle_core::{DType, Device, Tensor};
-use candle_nn::{ModuleT, VarBuilder, VarMap};
+use candle_core::{DType, Device, Module, Tensor};
+use candle_nn::{ModuleT, VarBuilder, VarMap, linear, loss};
 use comm::{Local, Mesh};
+use girandole::models::mlp::{FEATURES, Mlp};
 use girandole::models::transformer::{Transformer, TransformerConfig};
-use girandole::plan::model::{Model, TransformerSizes};
+use girandole::plan::model::{MlpLoss, Model, TransformerSizes};
 use girandole::plan::strategy::{Setting, Strategy};
 use sampler::{Generator, SharedGenerator};
 use tensor_parallel::{LanguageModel, LanguageModelConfig, TensorParallel, TensorParallelConfig, Weights};
-use training::cross_entropy;
+use training::{AttentionMask, activation_bytes, cross_entropy};
 
 /// The system's allocator, with a count of what is in use.
 struct Counting;
@@ -37,80 +38,90 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Bytes that are in use because of what this gives.
-fn kept<T>(forward: impl Fn() -> T) -> f64 {
+/// Bytes that are in use because of a loss, and those that its graph tells of.
+fn kept(forward: impl Fn() -> Tensor) -> [f64; 2] {
     // What is made once and stays is made here.
     drop(forward());
     let before = USED.load(Ordering::Relaxed);
-    let result = forward();
+    let loss = forward();
     let after = USED.load(Ordering::Relaxed);
-    drop(result);
-    (after - before) as f64
+    [(after - before) as f64, activation_bytes(&loss, []) as f64]
 }
 
-fn planned(model: &Model, batch_size: usize) -> f64 {
+/// What is kept is what is planned: to the byte as the graph tells it, and but for the graph's own nodes as the allocator does.
+fn check(model: &Model, batch_size: usize, [allocated, told]: [f64; 2]) {
     let setting = Setting { ranks: 1, batch_size, micro_batches: 1, element: 4, gathered: 4, optimizer: 0 };
     let alone = Strategy::Tensor { tp: 1, sequence_parallel: false };
-    alone.estimate(model, &setting).memory.activations
+    let planned = alone.estimate(model, &setting).memory.activations;
+    let what = format!("{}, {batch_size} samples: {planned} planned, {allocated} allocated", model.name);
+    assert_eq!(planned, told, "{what}");
+    assert!(planned <= allocated && allocated <= 1.06 * planned, "{what}");
 }
 
 /// One test, as the count is of the whole process.
 #[test]
 fn forward_keeps_what_is_planned() {
-    for (batch, length, d_model, num_heads, d_ff, vocab_size) in
-        [(8, 64, 32, 8, 64, 96), (4, 24, 128, 2, 512, 1000), (16, 40, 16, 4, 48, 300)]
-    {
-        let shape = |is_modern| TransformerSizes {
-            vocab_size: vocab_size as u64,
-            d_model: d_model as u64,
-            num_heads: num_heads as u64,
-            d_ff: d_ff as u64,
-            num_layers: 3,
-            max_len: length as u64,
-            length: length as u64,
-            is_modern,
-        };
-        let tokens = Tensor::zeros((batch, length), DType::U32, &Device::Cpu).unwrap();
-        let check = |what: &str, found: f64, is_modern: bool| {
-            let planned = planned(&Model::transformer(what, &shape(is_modern)), batch);
-            assert!(
-                (planned - found).abs() <= 0.1 * found,
-                "{what}, {batch} rows: {planned} planned, {found} found"
-            );
-        };
-
-        let config = TransformerConfig {
-            vocab_size,
-            d_model,
-            num_heads,
-            d_ff,
-            num_layers: 3,
-            max_len: length,
-            dropout: 0.0,
-            ..TransformerConfig::default()
-        };
-        let builder = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-        let random = SharedGenerator::from(Generator::new(1));
-        let model = Transformer::new(builder, &config, &random).unwrap();
-        let loss = || cross_entropy(&model.forward_t(&tokens, true).unwrap(), &tokens, None).unwrap();
-        check("the document's transformer", kept(loss), false);
-
-        let config = LanguageModelConfig {
-            vocab_size,
-            d_model,
-            num_heads,
-            d_ff,
-            num_layers: 3,
-            max_len: length,
-            ..LanguageModelConfig::default()
-        };
-        let found = Local::run_shared(1, |comm| {
-            let mesh = Mesh::new(comm, &[("tp", 1)])?;
-            let model = |builder| LanguageModel::new(builder, &config);
-            let parallel =
-                TensorParallel::new(&mesh, &TensorParallelConfig::default(), &Weights::seed(1), model)?;
-            Ok(kept(|| parallel.model().loss(&tokens, &tokens).unwrap()))
-        });
-        check("the language model", found.unwrap()[0], true);
+    for sizes in [(8, 64, 32, 8, 64, 96), (4, 24, 128, 2, 512, 1000), (16, 40, 16, 4, 48, 300)] {
+        for dropout in [0.0, 0.1] {
+            transformers(sizes, dropout);
+        }
     }
+    layers();
+}
+
+fn transformers(
+    (batch, length, d_model, num_heads, d_ff, vocab_size): (usize, usize, usize, usize, usize, usize),
+    dropout: f64,
+) {
+    let [d, heads, ff, vocabulary, len] =
+        [d_model, num_heads, d_ff, vocab_size, length].map(|size| size as u64);
+    let shape = |is_modern| TransformerSizes {
+        vocab_size: vocabulary,
+        d_model: d,
+        num_heads: heads,
+        d_ff: ff,
+        num_layers: 3,
+        max_len: len,
+        length: len,
+        is_modern,
+        has_dropout: dropout > 0.0,
+    };
+    let tokens = Tensor::zeros((batch, length), DType::U32, &Device::Cpu).unwrap();
+
+    let (num_layers, max_len) = (3, length);
+    let visible = AttentionMask::Full;
+    let config =
+        TransformerConfig { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, visible };
+    let map = VarMap::new();
+    let builder = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);
+    let random = SharedGenerator::from(Generator::new(1));
+    let model = Transformer::new(builder, &config, &random).unwrap();
+    let loss = || cross_entropy(&model.forward_t(&tokens, true).unwrap(), &tokens, None).unwrap();
+    check(&Model::transformer("the document's transformer", &shape(false)), batch, kept(loss));
+
+    let config =
+        LanguageModelConfig { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, visible };
+    let found = Local::run_shared(1, |comm| {
+        let mesh = Mesh::new(comm, &[("tp", 1)])?;
+        let model = |builder| LanguageModel::new(builder, &config);
+        let parallel =
+            TensorParallel::new(&mesh, &TensorParallelConfig::default(), &Weights::seed(1), model)?;
+        Ok(kept(|| parallel.model().loss(&tokens, &tokens).unwrap()))
+    });
+    check(&Model::transformer("the language model", &shape(true)), batch, found.unwrap()[0]);
+}
+
+/// The models of `ddp-trainer` and `ddp-mlp`.
+fn layers() {
+    let (map, batch) = (VarMap::new(), 4096);
+    let builder = || VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);
+    let zeros = |width: usize| Tensor::zeros((batch, width), DType::F32, &Device::Cpu).unwrap();
+    let (x, y) = (zeros(20), zeros(1));
+    let layer = linear(20, 1, builder()).unwrap();
+    let model = Model::mlp("ddp-trainer", &[20, 1], false, MlpLoss::Squares).with_separate_biases();
+    check(&model, batch, kept(|| loss::mse(&layer.forward(&x).unwrap(), &y).unwrap()));
+    let (x, y) = (zeros(FEATURES), Tensor::zeros(batch, DType::U32, &Device::Cpu).unwrap());
+    let mlp = Mlp::new(builder()).unwrap();
+    let model = Model::mlp("ddp-mlp", &[10, 20, 2], true, MlpLoss::Classes);
+    check(&model, batch, kept(|| cross_entropy(&mlp.forward(&x).unwrap(), &y, None).unwrap()));
 }

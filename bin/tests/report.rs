@@ -8,7 +8,7 @@ mod common;
 
 use std::path::Path;
 
-use browser::{chromium, dots, picture};
+use browser::{chromium, cut, dots, picture};
 use common::{Folder, Girandole};
 
 use girandole::report::{RankTimes, Report, RunSeries, Speedup, now_rfc3339};
@@ -72,6 +72,19 @@ fn a_browser_shows_the_plots() {
         let name = if dark { "dark.png" } else { "light.png" };
         let full = picture(&browser, &html, &folder.join(name), dark);
         assert!(full > bare + 20_000, "the picture with plots has {full} bytes, without them {bare}");
+    }
+}
+
+#[test]
+fn nothing_is_cut_off_on_a_narrow_page() {
+    let Some(browser) = chromium() else {
+        eprintln!("no Chromium here: the report was not looked at");
+        return;
+    };
+    let (folder, html) = (Folder::new(), report().render().unwrap());
+    for width in [500, 650, 800, 1200] {
+        let cut = cut(&browser, &html, "html, .plot, .scroll, svg", &folder.path(""), width);
+        assert_eq!(cut, 0, "{width} pixels");
     }
 }
 

@@ -33,6 +33,17 @@ fn everything_printed_is_what_pytorchs_samplers_give() {
 }
 
 #[test]
+fn workers_change_nothing() {
+    let options = ["--samples", "1003", "--keep-last"];
+    let with = |workers: &str| succeed(&[&options[..], &["--num-workers", workers]].concat());
+    let alone = with("0");
+    for workers in ["1", "2", "7"] {
+        assert_eq!(with(workers), alone, "{workers}");
+    }
+    assert_eq!(succeed(&options), alone);
+}
+
+#[test]
 fn what_overlaps_is_found() {
     let epochs = |tail: &str| {
         let options = ["--samples", "10", "--epochs", "2", "--batch-size", "1", "--tail", tail];

@@ -14,17 +14,20 @@ use tensor_parallel::{
     TensorParallel, TensorParallelConfig, TransformerLayerConfig, VocabParallelEmbedding, Weights, norm,
     vocab_parallel_cross_entropy,
 };
-use training::{Sgd, SgdConfig};
+use training::{Sgd, SgdConfig, clip_grad_norm};
 
 const STEPS: usize = 4;
 const LENGTH: usize = 6;
 /// Rows of a micro-batch.
 const ROWS: usize = 2;
 const MICRO_BATCHES: usize = 4;
+/// Below the norms of all steps' gradients.
+const MAX_NORM: f64 = 0.2;
 
-fn sizes() -> LanguageModelConfig {
+/// With a vocabulary that the ranks divide, or not.
+fn sizes(vocab_size: usize) -> LanguageModelConfig {
     LanguageModelConfig {
-        vocab_size: 12,
+        vocab_size,
         d_model: 8,
         num_heads: 4,
         num_layers: 3,
@@ -43,26 +46,28 @@ fn sgd(vars: Vec<(String, Var)>) -> Sgd {
 }
 
 /// The tokens of a step, and those after them.
-fn batch(step: usize, rows: usize) -> Result<(Tensor, Tensor)> {
+fn batch(step: usize, rows: usize, vocab_size: usize) -> Result<(Tensor, Tensor)> {
     let mut generator = Generator::new(100 + step as u64);
-    let tokens = generator.randint(rows * (LENGTH + 1), 0, 12).unwrap();
+    let tokens = generator.randint(rows * (LENGTH + 1), 0, vocab_size as i64).unwrap();
     let tokens = Tensor::from_vec(tokens, (rows, LENGTH + 1), &Device::Cpu)?.to_dtype(DType::U32)?;
     Ok((tokens.narrow(1, 0, LENGTH)?.contiguous()?, tokens.narrow(1, 1, LENGTH)?.contiguous()?))
 }
 
-/// One process on whole batches: its losses; its weights are in the file.
-fn alone(copies: usize, path: &Path) -> Vec<f64> {
+/// One process on whole batches: its losses, and norms of gradients; its weights are in the file.
+fn alone(vocab_size: usize, copies: usize, path: &Path) -> Vec<(f64, f64)> {
     let losses = Local::run_shared(1, |comm| {
         let mesh = Mesh::new(comm, &[("tp", 1)])?;
-        let model = |builder| LanguageModel::new(builder, &sizes());
+        let model = |builder| LanguageModel::new(builder, &sizes(vocab_size));
         let parallel = TensorParallel::new(&mesh, &config(false), &Weights::seed(3), model)?;
         let mut sgd = sgd(parallel.named_vars());
         let mut losses = Vec::new();
         for step in 0..STEPS {
-            let (tokens, next) = batch(step, ROWS * MICRO_BATCHES * copies)?;
+            let (tokens, next) = batch(step, ROWS * MICRO_BATCHES * copies, vocab_size)?;
             let loss = parallel.model().loss(&tokens, &next)?;
-            sgd.step(&parallel.backward(&loss)?)?;
-            losses.push(loss.to_scalar::<f64>()?);
+            let mut grads = loss.backward()?;
+            let norm = clip_grad_norm(&mut grads, &parallel.vars(), MAX_NORM).unwrap();
+            sgd.step(&grads)?;
+            losses.push((loss.to_scalar::<f64>()?, norm));
         }
         parallel.save(path)?;
         Ok(losses)
@@ -71,10 +76,10 @@ fn alone(copies: usize, path: &Path) -> Vec<f64> {
 }
 
 /// The parts of those weights that a rank of a group of `tp` has, by name.
-fn parts(path: &Path, tp: usize) -> Vec<Vec<(String, Vec<f64>)>> {
+fn parts(vocab_size: usize, path: &Path, tp: usize) -> Vec<Vec<(String, Vec<f64>)>> {
     let parts = Local::run_shared(tp, |comm| {
         let mesh = Mesh::new(comm, &[("tp", tp)])?;
-        let model = |builder| LanguageModel::new(builder, &sizes());
+        let model = |builder| LanguageModel::new(builder, &sizes(vocab_size));
         let parallel = TensorParallel::new(&mesh, &config(false), &Weights::File(path.into()), model)?;
         Ok(values(&parallel.named_vars()))
     });
@@ -89,8 +94,7 @@ fn values(vars: &[(String, Var)]) -> Vec<(String, Vec<f64>)> {
 }
 
 /// The same model as modules.
-fn modules(shards: &Shards) -> Modules {
-    let sizes = sizes();
+fn modules(shards: &Shards, sizes: LanguageModelConfig) -> Modules {
     let LanguageModelConfig { vocab_size, d_model, num_heads, num_layers, max_len, visible, dropout, .. } =
         sizes;
     let layer = TransformerLayerConfig { d_model, num_heads, d_ff: 4 * d_model, visible, dropout };
@@ -111,7 +115,7 @@ fn modules(shards: &Shards) -> Modules {
         })
     });
     list.module("norm", move |vb| Ok(norm(d_model, &third.of(vb))?)).module("head", move |vb| {
-        let head = ColumnConfig { bias: false, ..ColumnConfig::default() };
+        let head = ColumnConfig { bias: false, uneven: true, ..ColumnConfig::default() };
         Ok(ColumnParallelLinear::new(d_model, vocab_size, &head, &fourth.of(vb))?)
     })
 }
@@ -122,9 +126,11 @@ struct Learnt {
     place: usize,
     weights: Vec<(String, Vec<f64>)>,
     losses: Vec<f32>,
+    norms: Vec<f64>,
 }
 
 fn on_mesh(
+    vocab_size: usize,
     axes: [(&str, usize); 3],
     schedule: ScheduleKind,
     split: &Split,
@@ -150,21 +156,61 @@ fn on_mesh(
         let builder = |map: &VarMap| shards.var_builder(map);
         let example = Tensor::zeros((ROWS, LENGTH), DType::U32, &Device::Cpu)?;
         let stages = mesh.axis("pp")?.clone();
-        let mut pipeline = Pipeline::new(stages, &modules(&shards), &builder, &example, loss, &config)?;
+        let mut pipeline =
+            Pipeline::new(stages, &modules(&shards, sizes(vocab_size)), &builder, &example, loss, &config)?;
+        pipeline.set_divided(|name| shards.is_divided(name));
         let mut sgd = sgd(pipeline.named_vars());
-        let mut losses = Vec::new();
+        let (mut losses, mut norms) = (Vec::new(), Vec::new());
         for step in 0..STEPS {
             let rows = ROWS * MICRO_BATCHES;
-            let (tokens, next) = batch(step, rows * count)?;
+            let (tokens, next) = batch(step, rows * count, vocab_size)?;
             let own = |all: &Tensor| all.narrow(0, copy * rows, rows);
             let mut step = pipeline.step(Some(&own(&tokens)?), Some(&own(&next)?))?;
             shards.sum_gradients(&pipeline.named_vars(), &mut step.grads)?;
+            norms.push(pipeline.clip_grad_norm(&mut step.grads, MAX_NORM)?);
             sgd.step(&step.grads)?;
             losses.extend(step.loss);
         }
-        Ok(Learnt { copy, place, weights: values(&pipeline.named_vars()), losses })
+        pipeline.check_parameters()?;
+        Ok(Learnt { copy, place, weights: values(&pipeline.named_vars()), losses, norms })
     });
     learnt.unwrap()
+}
+
+/// Of variables that every rank has whole, each would count.
+#[test]
+fn what_is_divided_must_be_said_before_anything_is_clipped() {
+    let lines = Local::run_shared(2, |comm| {
+        let mesh = Mesh::new(comm, &[("pp", 1), ("tp", 2)])?;
+        let shards = Shards::new(&mesh, &config(false), &Weights::seed(3))?;
+        let tensor_parallel = Some(mesh.axis("tp")?.clone());
+        let config = PipelineConfig { tensor_parallel, ..PipelineConfig::default() };
+        let context = shards.context().clone();
+        let loss =
+            move |logits: &Tensor, next: &Tensor| Ok(vocab_parallel_cross_entropy(logits, next, &context)?);
+        let builder = |map: &VarMap| shards.var_builder(map);
+        let example = Tensor::zeros((ROWS, LENGTH), DType::U32, &Device::Cpu)?;
+        let (stages, modules) = (mesh.axis("pp")?.clone(), modules(&shards, sizes(12)));
+        let mut pipeline = Pipeline::new(stages, &modules, &builder, &example, loss, &config)?;
+        let (tokens, next) = batch(0, ROWS, 12)?;
+        let mut grads = pipeline.step(Some(&tokens), Some(&next))?.grads;
+        let refused = [
+            pipeline.clip_grad_norm(&mut grads, 1.0).map(drop).unwrap_err().to_string(),
+            pipeline.check_parameters().unwrap_err().to_string(),
+        ];
+        pipeline.set_divided(|name| shards.is_divided(name));
+        pipeline.clip_grad_norm(&mut grads, 1.0)?;
+        // What a rank's own norm does to the parameters that all have is found.
+        let mut sgd = sgd(pipeline.named_vars());
+        clip_grad_norm(&mut grads, &pipeline.vars(), 0.01).unwrap();
+        sgd.step(&grads)?;
+        let differ = pipeline.check_parameters().unwrap_err().to_string();
+        assert!(differ.contains("is not the same on every rank"), "{differ}");
+        Ok(refused)
+    });
+    for line in lines.unwrap().into_iter().flatten() {
+        assert!(line.contains("call `pipeline.set_divided(|name| shards.is_divided(name))`"), "{line}");
+    }
 }
 
 #[test]
@@ -172,20 +218,21 @@ fn stages_copies_and_divided_layers_learn_what_one_process_learns() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("weights.safetensors");
     let by_time = Split::Balanced(Cost::ForwardTime);
-    for (pp, dp, tp, schedule, split, sequence_parallel) in [
-        (2, 1, 2, ScheduleKind::OneFOneB, Split::default(), false),
-        (2, 2, 2, ScheduleKind::GPipe, Split::at(["layers.1"]), true),
-        (3, 1, 2, ScheduleKind::ZbH1, by_time.clone(), true),
-        (2, 2, 2, ScheduleKind::ZbV, by_time, false),
-        (2, 1, 4, ScheduleKind::Interleaved, Split::default(), false),
+    for (vocab_size, pp, dp, tp, schedule, split, sequence_parallel) in [
+        (12, 2, 1, 2, ScheduleKind::OneFOneB, Split::default(), false),
+        (13, 2, 2, 2, ScheduleKind::GPipe, Split::at(["layers.1"]), true),
+        (12, 3, 1, 2, ScheduleKind::ZbH1, by_time.clone(), true),
+        (12, 2, 2, 2, ScheduleKind::ZbV, by_time, false),
+        (14, 2, 1, 4, ScheduleKind::Interleaved, Split::default(), false),
     ] {
         let what = format!(
             "{pp} stages, {dp} copies, {tp} parts, {schedule}, sequence parallel: {sequence_parallel}"
         );
         // f64 all the way, so that only the order of sums differs.
-        let expected_losses = alone(dp, &path);
-        let expected = parts(&path, tp);
-        let learnt = on_mesh([("pp", pp), ("dp", dp), ("tp", tp)], schedule, &split, sequence_parallel);
+        let expected_losses = alone(vocab_size, dp, &path);
+        let expected = parts(vocab_size, &path, tp);
+        let learnt =
+            on_mesh(vocab_size, [("pp", pp), ("dp", dp), ("tp", tp)], schedule, &split, sequence_parallel);
         for copy in 0..dp {
             for (place, expected) in expected.iter().enumerate() {
                 let own = || learnt.iter().filter(|rank| (rank.copy, rank.place) == (copy, place));
@@ -199,7 +246,15 @@ fn stages_copies_and_divided_layers_learn_what_one_process_learns() {
                 }
             }
         }
-        for (step, expected) in expected_losses.iter().enumerate() {
+        assert!(
+            expected_losses.iter().all(|(_, norm)| *norm > MAX_NORM),
+            "nothing is clipped: {expected_losses:?}"
+        );
+        for (step, (expected, norm)) in expected_losses.iter().enumerate() {
+            for rank in &learnt {
+                assert_eq!(rank.norms, learnt[0].norms, "to the bit: {what}");
+                assert!((rank.norms[step] - norm).abs() < 1e-10, "{what}: {} for {norm}", rank.norms[step]);
+            }
             let own: Vec<f32> = learnt.iter().filter_map(|rank| rank.losses.get(step).copied()).collect();
             assert_eq!(own.len(), dp * tp, "{what}");
             let mean = own.iter().sum::<f32>() / own.len() as f32;

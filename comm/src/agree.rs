@@ -2,7 +2,10 @@
 
 use std::fmt::Display;
 
-use crate::{Communicator, Error, all_gather_object};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::{Communicator, Error, Result, all_gather_object};
 
 /// This rank's `own` where it is `Ok` on every rank. Otherwise an error on every rank: its own, or what `peer_failed` makes of
 /// the first rank that failed, by its number in the whole job, and of what that rank says. To be called on every rank, so that
@@ -32,29 +35,46 @@ use crate::{Communicator, Error, all_gather_object};
 /// ```
 pub fn all_agree<'a, T, E: Display + From<Error>>(
     groups: impl IntoIterator<Item = &'a dyn Communicator>,
-    own: Result<T, E>,
+    own: std::result::Result<T, E>,
     peer_failed: impl FnOnce(usize, String) -> E,
-) -> Result<T, E> {
-    let mut reason = own.as_ref().err().map(E::to_string);
-    // With its number.
-    let mut first: Option<(usize, String)> = None;
-    let mut known = Ok(());
-    for group in groups {
-        let told = reason.take().map(|reason| (group.world_ranks()[group.rank()], reason)).or(first.take());
-        match all_gather_object(group, &told) {
-            Ok(all) => first = all.into_iter().flatten().min(),
-            Err(error) => {
-                known = Err(error);
-                break;
-            }
-        }
-    }
+) -> std::result::Result<T, E> {
+    let first = first_of(groups, own.as_ref().err().map(E::to_string));
     let own = own?;
-    known?;
-    match first {
+    match first? {
         Some((rank, reason)) => Err(peer_failed(rank, reason)),
         None => Ok(own),
     }
+}
+
+/// What the first of the ranks that have something has, and that rank's number in the whole job: the same on every rank, and none
+/// where no rank has anything. To be called on every rank of the groups, which are as in [`all_agree`].
+///
+/// # Cost
+/// Two all-gathers for each group, of a few bytes where no rank has anything.
+///
+/// # Errors
+/// Failures of communication; a value that JSON cannot hold.
+///
+/// ```
+/// use comm::{Communicator, Local, first_of};
+///
+/// let found = Local::run(3, |comm| {
+///     let own = (comm.rank() > 0).then(|| format!("a NaN in weight {}", comm.rank()));
+///     first_of([comm as &dyn Communicator], own)
+/// })?;
+/// assert_eq!(found, vec![Some((1, "a NaN in weight 1".to_string())); 3]);
+/// # Ok::<(), comm::Error>(())
+/// ```
+pub fn first_of<'a, T: Serialize + DeserializeOwned>(
+    groups: impl IntoIterator<Item = &'a dyn Communicator>,
+    mut own: Option<T>,
+) -> Result<Option<(usize, T)>> {
+    let mut first = None;
+    for group in groups {
+        let told = own.take().map(|own| (group.world_ranks()[group.rank()], own)).or(first.take());
+        first = all_gather_object(group, &told)?.into_iter().flatten().min_by_key(|(rank, _)| *rank);
+    }
+    Ok(first)
 }
 
 #[cfg(test)]
@@ -62,7 +82,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-    use crate::{Local, Mesh, Result};
+    use crate::{Local, Mesh};
 
     fn agree<'a>(
         groups: impl IntoIterator<Item = &'a dyn Communicator>,

@@ -49,6 +49,9 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// A group of `ranks` of this one, in which `ranks[r]` is rank r; none on ranks that are not among them. Every rank of
     /// this group must call it, with the same list.
     ///
+    /// The order of the list is that of the group: in `new_group(&[2, 0])` rank 2 is rank 0. `torch.distributed.new_group` sorts
+    /// its list first, so that rank 0 is rank 0 there: give a sorted list where ranks are to be those of a PyTorch program.
+    ///
     /// Groups are independent of each other: their operations run at the same time, and closing one, by dropping it,
     /// leaves the others. Over NCCL they share a GPU, where the order of what they do at the same time may matter: see `Nccl`.
     ///
@@ -157,6 +160,25 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
         let _ = world_size;
         Err(group::fixed("grow", self.backend()))
     }
+
+    /// Ends what is under way and what is queued, at once: whoever waits for a [`Work`] gets [`crate::Error::Aborted`], and so
+    /// does every later call. The other ranks hear that this one has left the group. May be called on any thread, also while
+    /// another one waits.
+    ///
+    /// Dropping a communicator without it lets what is queued be done, as long as the other ranks do their part; an operation in
+    /// which nothing comes from them for 3 s (or the time-out, if that is shorter) is aborted then, with all behind it.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use comm::{Communicator, Error, Local, LocalConfig};
+    ///
+    /// let ranks = Local::group(2, &LocalConfig::default())?;
+    /// let work = ranks[0].recv(&Tensor::zeros(3, DType::F32, &Device::Cpu)?, 1)?;
+    /// ranks[0].abort();
+    /// assert!(matches!(work.wait(), Err(Error::Aborted { .. })));
+    /// # Ok::<(), Error>(())
+    /// ```
+    fn abort(&self) {}
 
     /// Puts an operation into the queue and returns at once.
     ///

@@ -6,12 +6,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use crate::ending::Ending;
 use crate::runner::Run;
 use crate::staging::Before;
 use crate::supervisor::Supervisor;
-use crate::{Error, Operation, Result, Stats, Work};
+use crate::{Error, Operation, Result, Stats, Work, blame};
 
-/// Runs what is submitted. Dropping it finishes what is queued, which is bounded by the group's time-out.
+/// Runs what is submitted. Dropping it finishes what is queued, as far as the other ranks do their part; the rest is aborted.
 pub(crate) struct Engine {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -36,6 +37,7 @@ struct Shared {
     /// The runner's, as they were after the last operation.
     stats: Mutex<Stats>,
     supervisor: Arc<dyn Supervisor>,
+    ending: Arc<Ending>,
     failed: Mutex<Option<Error>>,
 }
 
@@ -66,6 +68,7 @@ impl Engine {
             settled: Condvar::new(),
             submitted: Condvar::new(),
             stats: Mutex::new(runner.stats()),
+            ending: runner.ending(),
             runner: Mutex::new(runner),
             supervisor,
             failed: Mutex::default(),
@@ -92,6 +95,13 @@ impl Engine {
     /// Runs an operation after those queued, on this thread where no other is at it.
     pub(crate) fn run(&self, operation: Operation) -> Result<()> {
         self.enqueue(operation)?.wait()
+    }
+
+    /// Ends what is under way and what is queued with an error; nothing can be run any more.
+    pub(crate) fn abort(&self) {
+        let aborted = Error::Aborted { operation: "the group".into() };
+        lock(&self.shared.failed).get_or_insert(aborted);
+        self.shared.ending.abort();
     }
 
     /// Finishes what is queued; true where the group has not failed.
@@ -126,6 +136,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
+        self.shared.ending.close();
         lock(&self.shared.queue).closing = true;
         self.shared.submitted.notify_all();
         if let Some(thread) = lock(&self.thread).take() {
@@ -223,7 +234,17 @@ impl Shared {
         });
         // Some ranks may have done their part: the group is of no use any more, whatever the reason. Another thread may
         // have found it failed already; then that is what all are told.
-        result.map_err(|error| lock(&self.failed).get_or_insert(error).clone())
+        result.map_err(|error| match (self.fail(error.clone()), error) {
+            (Error::Aborted { .. }, error @ Error::Aborted { .. }) => error,
+            (first, _) => first,
+        })
+    }
+
+    /// The group has failed. Gives what all are told: the first cause.
+    fn fail(&self, error: Error) -> Error {
+        let first = lock(&self.failed).get_or_insert(error).clone();
+        blame::remember(&first);
+        first
     }
 
     /// What an operation has ended with for which the group had failed.
@@ -236,8 +257,7 @@ impl Shared {
         self.check_known()?;
         let Some(cause) = self.supervisor.failure() else { return Ok(()) };
         let call = lock(&self.runner).describe(operation);
-        let error = self.supervisor.error(&cause, call);
-        Err(lock(&self.failed).get_or_insert(error).clone())
+        Err(self.fail(self.supervisor.error(&cause, call)))
     }
 }
 

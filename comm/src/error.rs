@@ -1,7 +1,13 @@
 //! The crate's one error type.
 
+mod candle;
+
 use std::sync::Arc;
 use std::time::Duration;
+
+use signal_hook::consts::SIGPIPE;
+
+pub use candle::{carried, carry};
 
 /// What can go wrong between ranks. The transport's failures name ranks by their number in the whole job, also where a call
 /// in a group of some of them failed; the caller's mistakes name them by their number in the group (a value that JSON cannot
@@ -145,6 +151,14 @@ pub enum Error {
         /// What is known of the rank: it does not answer at all, or what it does instead.
         detail: String,
     },
+    /// This rank's communicator has ended before the operation was done.
+    #[error(
+        "{operation} was aborted: this rank called `abort`, or dropped its communicator while nothing came from the others"
+    )]
+    Aborted {
+        /// The call; after it, the group.
+        operation: String,
+    },
     /// A rank that is there cannot be connected to.
     #[error(
         "rank {rank} (host {host}) cannot be reached from rank {by} for {operation}: {detail}; every rank must be able to \
@@ -257,6 +271,17 @@ pub enum Error {
     /// A node's launcher ended without a word, or its machine did.
     #[error("{0} is gone: its launcher was killed, or cannot be reached any more; all ranks here have ended")]
     NodeGone(crate::launch::NodeName),
+    /// A node's launcher is not heard of any more, while the others wait for it.
+    #[error(
+        "{node} does not answer: nothing was heard of its launcher for {:.1} s, so that it stands still, or cannot be reached; \
+         all ranks here have ended; a longer time-out can be set (--timeout, SpawnConfig::join_timeout)", silence.as_secs_f64()
+    )]
+    NodeSilent {
+        /// The node.
+        node: crate::launch::NodeName,
+        /// For how long.
+        silence: Duration,
+    },
     /// A node's launcher ended the job.
     #[error("{node} ended the job: {reason}")]
     NodeStopped {
@@ -269,7 +294,7 @@ pub enum Error {
     #[error(transparent)]
     Worker(#[from] Box<crate::launch::WorkerFailure>),
     /// The launcher was asked to stop by a signal, and has ended its workers.
-    #[error("stopped by signal {signal}")]
+    #[error("stopped by {}; all ranks have ended", crate::launch::signal_name(*signal))]
     Interrupted {
         /// The signal's number.
         signal: i32,
@@ -316,6 +341,28 @@ impl Error {
         )
     }
 
+    /// What a program exits with that ends for this reason: 2 for an argument that cannot be used,
+    /// [`EXIT_PEER_FAILED`](crate::launch::EXIT_PEER_FAILED) where another rank is at fault, 128 and the signal's number where a
+    /// signal ended it, else 1.
+    ///
+    /// ```
+    /// assert_eq!(comm::Error::Interrupted { signal: 2 }.exit_code(), 130);
+    /// ```
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Error::InvalidArgument { .. } => 2,
+            Error::Interrupted { signal } => (128 + signal).clamp(1, 255) as u8,
+            error if error.is_peer_failure() => crate::launch::EXIT_PEER_FAILED as u8,
+            _ => 1,
+        }
+    }
+
+    /// True where the job was ended because nobody reads the standard output of this process any more: then nobody wants to be
+    /// told of it either.
+    pub fn is_unread_output(&self) -> bool {
+        matches!(self, Error::Interrupted { signal: SIGPIPE })
+    }
+
     pub(crate) fn system(what: impl Into<String>, reason: impl std::fmt::Display) -> Self {
         Error::System { what: what.into(), reason: reason.to_string() }
     }
@@ -326,64 +373,5 @@ impl Error {
         help: impl Into<String>,
     ) -> Self {
         Error::InvalidArgument { what: what.into(), got: got.to_string(), help: help.into() }
-    }
-}
-
-impl From<Error> for candle_core::Error {
-    fn from(error: Error) -> Self {
-        carry(error)
-    }
-}
-
-impl From<candle_core::Error> for Error {
-    fn from(source: candle_core::Error) -> Self {
-        match carried::<Error>(&source) {
-            Some(error) => error.clone(),
-            None => Error::Tensor { operation: "tensor operation".into(), source: Arc::new(source) },
-        }
-    }
-}
-
-/// An error on its way through candle, whose functions return candle's only. [`carried`] finds it on the other side.
-///
-/// ```
-/// let error = comm::Error::PeerLeft { rank: 1, host: "a".into(), operation: "barrier #1".into() };
-/// let through = comm::carry(error).context("in the model");
-/// assert!(matches!(comm::carried(&through), Some(comm::Error::PeerLeft { rank: 1, .. })));
-/// ```
-pub fn carry<E: std::error::Error + Send + Sync + 'static>(error: E) -> candle_core::Error {
-    // As an I/O error candle keeps it as it is.
-    candle_core::Error::Io(std::io::Error::other(error))
-}
-
-/// The error of this type that was given to [`carry`], whatever candle has put around it, an operation of this crate included.
-pub fn carried<E: std::error::Error + Send + Sync + 'static>(error: &candle_core::Error) -> Option<&E> {
-    match error {
-        candle_core::Error::Io(error) => {
-            let error = error.get_ref()?;
-            let within = || match error.downcast_ref()? {
-                Error::Tensor { source, .. } => carried(source),
-                _ => None,
-            };
-            error.downcast_ref().or_else(within)
-        }
-        candle_core::Error::Context { inner, .. }
-        | candle_core::Error::WithPath { inner, .. }
-        | candle_core::Error::WithBacktrace { inner, .. } => carried(inner),
-        _ => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn our_errors_survive_candle() {
-        let ours = Error::PeerLeft { rank: 1, host: "a".into(), operation: "barrier #1".into() };
-        let message = ours.to_string();
-        let through = candle_core::Error::from(ours).context("in the model").bt();
-        assert!(through.to_string().contains(&message));
-        assert!(matches!(Error::from(through), Error::PeerLeft { rank: 1, .. }));
     }
 }

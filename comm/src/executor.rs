@@ -14,6 +14,7 @@ use std::time::Duration;
 use candle_core::DType;
 
 use crate::element::divide_bytes;
+use crate::ending::Ending;
 use crate::fingerprint::{self, Fingerprint};
 use crate::last_words::LastWords;
 use crate::links::{Closed, Links, Wait};
@@ -46,6 +47,7 @@ pub(crate) struct Executor<L> {
     scratch: Vec<Vec<u64>>,
     waits: Vec<Wait>,
     pump: Option<Pump>,
+    patience: Patience,
     /// Payload so far.
     pub(crate) bytes_sent: u64,
     pub(crate) bytes_received: u64,
@@ -94,7 +96,25 @@ impl<L: Links> Executor<L> {
         let call = Call { fingerprint, op, dtype, world_size, peers: Vec::new() };
         let (sends, receives, scratch, waits) = Default::default();
         let (pump, bytes_sent, bytes_received) = (None, 0, 0);
-        Self { links, supervisor, call, sends, receives, scratch, waits, pump, bytes_sent, bytes_received }
+        let patience = Patience::new(Arc::default());
+        Self {
+            links,
+            supervisor,
+            call,
+            sends,
+            receives,
+            scratch,
+            waits,
+            pump,
+            patience,
+            bytes_sent,
+            bytes_received,
+        }
+    }
+
+    /// Tells it that the communicator ends.
+    pub(crate) fn ending(&self) -> &Arc<Ending> {
+        self.patience.ending()
     }
 
     /// Has `pump` called whenever this rank waits.
@@ -103,12 +123,21 @@ impl<L: Links> Executor<L> {
     }
 
     /// Lets some time pass, until one of the streams of `waits` can go on.
-    fn wait(&mut self, patience: &mut Patience) -> Result<()> {
+    fn wait(&mut self) -> Result<()> {
         let longest = self.pump.as_ref().map_or(Duration::MAX, |pump| {
             pump();
             PUMPED
         });
-        patience.wait(&mut self.links, &self.waits, longest, &*self.supervisor, &self.call.fingerprint)
+        let (waits, moved) = ((&self.waits[..], longest), self.bytes_sent + self.bytes_received);
+        self.patience.wait(&mut self.links, waits, moved, &*self.supervisor, &self.call.fingerprint)
+    }
+
+    /// Lets no time pass: looks whether it is still worth waiting for `peer`.
+    fn consider(&mut self, peer: usize) -> Result<()> {
+        let moved = self.bytes_sent + self.bytes_received;
+        let considered =
+            self.patience.consider(&self.links, peer, moved, &*self.supervisor, &self.call.fingerprint);
+        considered.map(drop)
     }
 
     /// Does this rank's part of a call on `memory`.
@@ -142,6 +171,7 @@ impl<L: Links> Executor<L> {
     /// Sets up the announcements of a call: in both directions between any two ranks that exchange anything, so that a
     /// mismatch shows on both.
     fn greet(&mut self, task: &Task<'_>, schedule: &Schedule) {
+        self.patience.begin(self.links.spins());
         self.call.fingerprint = task.fingerprint;
         (self.call.op, self.call.dtype) = (task.op, task.dtype);
         self.call.peers.clear();
@@ -194,7 +224,7 @@ impl<L: Links> Executor<L> {
 
     /// Moves bytes until all sends and receives of the step are done.
     fn transfer(&mut self, memory: &mut Memory<'_>) -> Result<()> {
-        let mut patience = Patience::new(self.links.spins());
+        self.patience.reset();
         loop {
             self.waits.clear();
             let moved = self.send_some(memory)? | self.receive_some(memory)?;
@@ -202,9 +232,9 @@ impl<L: Links> Executor<L> {
                 return Ok(());
             }
             if moved {
-                patience.reset();
+                self.patience.reset();
             } else {
-                self.wait(&mut patience)?;
+                self.wait()?;
             }
         }
     }
@@ -349,3 +379,6 @@ impl<L: Links> Executor<L> {
         crate::patience::blame(&*self.supervisor, question, &self.call.fingerprint)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -44,7 +44,7 @@ pub(crate) fn of_color<C: Communicator + ?Sized>(
     Ok(color.map(|_| members))
 }
 
-fn all_gather<C: Communicator + ?Sized>(comm: &C, own: &[i64]) -> Result<Vec<Vec<i64>>> {
+pub(crate) fn all_gather<C: Communicator + ?Sized>(comm: &C, own: &[i64]) -> Result<Vec<Vec<i64>>> {
     let output = Tensor::zeros((comm.world_size(), own.len()), DType::I64, &Device::Cpu)?;
     let input = Tensor::new(own, &Device::Cpu)?;
     comm.run(Operation::AllGather { output: output.clone(), input, counts: None })?;

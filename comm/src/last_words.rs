@@ -1,12 +1,15 @@
 //! What a rank says in place of an announcement when nothing will come after it.
 
 use crate::fingerprint::LEN;
-use crate::verdict::Cause;
+use crate::verdict::{Cause, NO_ANSWER};
 
 /// This rank closes its group.
 pub(crate) const FAREWELL: [u8; LEN] = *b"GRF1: this rank leaves the group";
-/// The group has failed for this rank; a byte for the cause and four for the culprit follow.
+/// The group has failed for this rank; a byte for the cause and four for the culprit follow. Where that byte is a capital
+/// letter, another group of the job has, and the culprit has its number in the job.
 const BLAME: [u8; LEN - 5] = *b"GRF1: the group fails: rank";
+/// What is left of a time-out's detail where it does not fit in.
+const IN_VAIN: &str = "others waited for it until their time was over";
 
 /// What was said.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,8 +35,16 @@ impl LastWords {
             _ if bytes[..BLAME.len()] != BLAME => None,
             b'd' => Some(Self::Blame(Cause::Died { rank })),
             b'l' => Some(Self::Blame(Cause::Left { rank })),
+            b'D' => Some(Self::blame_in_job(Cause::Died { rank })),
+            b'L' => Some(Self::blame_in_job(Cause::Left { rank })),
+            b'S' => Some(Self::blame_in_job(Cause::Stalled { rank, detail: NO_ANSWER.into() })),
+            b'W' => Some(Self::blame_in_job(Cause::Stalled { rank, detail: IN_VAIN.into() })),
             _ => None,
         }
+    }
+
+    fn blame_in_job(cause: Cause) -> Self {
+        Self::Blame(Cause::InJob { cause: Box::new(cause), host: String::new() })
     }
 }
 
@@ -42,6 +53,13 @@ pub(crate) fn blame(cause: &Cause) -> Option<[u8; LEN]> {
     let (kind, rank) = match cause {
         Cause::Died { rank } => (b'd', *rank),
         Cause::Left { rank } => (b'l', *rank),
+        Cause::InJob { cause, .. } => match &**cause {
+            Cause::Died { rank } => (b'D', *rank),
+            Cause::Left { rank } => (b'L', *rank),
+            Cause::Stalled { rank, detail } if detail == NO_ANSWER => (b'S', *rank),
+            Cause::Stalled { rank, .. } => (b'W', *rank),
+            _ => return None,
+        },
         _ => return None,
     };
     let mut bytes = [0; LEN];
@@ -62,6 +80,13 @@ mod tests {
             let words = blame(&cause).unwrap();
             assert_eq!(LastWords::decode(&words), Some(LastWords::Blame(cause)));
             assert_eq!(Fingerprint::decode(&words), None);
+        }
+        let stalled = |detail: &str| Cause::Stalled { rank: 7, detail: detail.into() };
+        for cause in [Cause::Died { rank: 3 }, Cause::Left { rank: 5 }, stalled(NO_ANSWER), stalled(IN_VAIN)]
+        {
+            let said = LastWords::blame_in_job(cause);
+            let LastWords::Blame(cause) = &said else { panic!("{said:?}") };
+            assert_eq!(LastWords::decode(&blame(cause).unwrap()), Some(said));
         }
         assert_eq!(LastWords::decode(&FAREWELL), Some(LastWords::Farewell));
         assert_eq!(Fingerprint::decode(&FAREWELL), None);

@@ -18,11 +18,13 @@
 mod agree;
 pub mod algorithm;
 pub mod autograd;
+mod blame;
 mod carrier;
 mod communicator;
 #[cfg(feature = "cuda")]
 mod cuda_library;
 mod element;
+mod ending;
 mod engine;
 mod error;
 mod executor;
@@ -42,11 +44,13 @@ mod mistakes;
 mod mpi;
 #[cfg(feature = "nccl")]
 mod nccl;
+mod norm;
 mod objects;
 mod operation;
 mod overlap;
 mod patience;
 mod plan;
+mod replicas;
 mod runner;
 pub mod schedule;
 mod scheduler;
@@ -61,11 +65,12 @@ mod tensors;
 mod topology;
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 mod traffic;
+mod upload;
 mod variables;
 mod verdict;
 mod work;
 
-pub use agree::all_agree;
+pub use agree::{all_agree, first_of};
 pub use communicator::Communicator;
 #[cfg(feature = "cuda")]
 pub use cuda_library::CudaLibrary;
@@ -76,11 +81,14 @@ pub use mesh::Mesh;
 pub use mpi::Mpi;
 #[cfg(feature = "nccl")]
 pub use nccl::Nccl;
+pub use norm::global_norm;
 pub use objects::{all_gather_object, broadcast_object, gather_object};
 pub use operation::{Message, Operation, ReduceOp};
+pub use replicas::{ParameterDifference, parameter_difference};
 pub use scheduler::Place;
 pub use stats::Stats;
 pub use tcp::{Elastic, InitMethod, Secret, Tcp, TcpConfig, Tls, Transport};
 pub use tensors::broadcast_tensors;
 pub use topology::Topology;
+pub use upload::upload_pinned;
 pub use work::Work;

@@ -32,6 +32,11 @@ impl Members {
         self.world_ranks.get(rank).copied().unwrap_or(rank)
     }
 
+    /// The place in this group of a rank that has this number in the whole job.
+    pub(crate) fn rank_of(&self, number: usize) -> Option<usize> {
+        self.world_ranks.iter().position(|world_rank| *world_rank == number)
+    }
+
     /// What follows the name of a call: nothing where the group is the whole job.
     pub(crate) fn place(&self) -> String {
         if self.is_world {

@@ -8,6 +8,7 @@ use std::time::Instant;
 use candle_core::Tensor;
 
 use crate::carrier::Carrier;
+use crate::ending::Ending;
 use crate::executor::{Executor, Parcel, Task};
 use crate::fingerprint::{self, Fingerprint, Kind, digest};
 use crate::links::Links;
@@ -16,7 +17,7 @@ use crate::memory::Memory;
 use crate::plan::{Plan, Planner};
 use crate::staging::Before;
 use crate::supervisor::Supervisor;
-use crate::{Message, Operation, Result, Stats, Topology};
+use crate::{Error, Message, Operation, Result, Stats, Topology};
 
 /// Runs operations one after the other, on whatever thread calls it.
 pub(crate) trait Run: Send {
@@ -24,6 +25,8 @@ pub(crate) trait Run: Send {
     /// The operation as errors name it, were it the next one to run.
     fn describe(&self, operation: &Operation) -> String;
     fn stats(&self) -> Stats;
+    /// What tells the operation under way that its communicator ends.
+    fn ending(&self) -> Arc<Ending>;
 }
 
 pub(crate) struct Runner<L> {
@@ -193,7 +196,10 @@ impl<L: Links> Run for Runner<L> {
         let _entered = span.enter();
         let began = Instant::now();
         let result = self.execute(operation, before);
-        self.supervisor.end();
+        // What it has aborted, this rank has not taken part in.
+        if !matches!(result, Err(Error::Aborted { .. })) {
+            self.supervisor.end();
+        }
         self.stats.busy_ns += began.elapsed().as_nanos() as u64;
         self.stats.operations += u64::from(result.is_ok());
         result
@@ -220,5 +226,9 @@ impl<L: Links> Run for Runner<L> {
             bytes_received: self.executor.bytes_received,
             ..self.stats
         }
+    }
+
+    fn ending(&self) -> Arc<Ending> {
+        self.executor.ending().clone()
     }
 }

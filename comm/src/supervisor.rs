@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::Error;
 use crate::fingerprint::Fingerprint;
+use crate::links::Wait;
 use crate::members::Members;
 use crate::verdict::{Cause, Question};
 
@@ -12,6 +13,9 @@ use crate::verdict::{Cause, Question};
 pub(crate) trait Supervisor: Send + Sync + Debug {
     /// This rank enters a call.
     fn begin(&self, call: Fingerprint);
+
+    /// The call has waited for a moment, for these.
+    fn wait_for(&self, waits: &[Wait]);
 
     /// The call ended, well or not.
     fn end(&self);
@@ -35,10 +39,10 @@ pub(crate) trait Supervisor: Send + Sync + Debug {
     /// The host name of a rank.
     fn host(&self, rank: usize) -> String;
 
-    /// The longest that a call may go on without a byte.
+    /// The longest that a call may go on, as [`crate::patience`] counts.
     fn timeout(&self) -> Duration;
 
-    /// After this long without a byte a warning names the rank that is waited for.
+    /// After this long, counted in the same way, a warning names the rank that is waited for.
     fn slow_warning(&self) -> Duration;
 
     /// The error of a call that was interrupted by `cause`.

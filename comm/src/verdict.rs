@@ -1,17 +1,21 @@
 //! Who is to blame: from what all ranks say they are doing, the one cause that all of them will report.
 
+mod cause;
+mod chain;
+
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
 use crate::fingerprint::Fingerprint;
 use crate::last_words::LastWords;
-use crate::members::Members;
+
+pub(crate) use cause::Cause;
 
 /// Calls that a rank remembers, to compare with those of ranks that lag behind or run ahead.
 const REMEMBERED: usize = 8;
+/// Ranks that are told of those that a call waits for.
+const MOST_WAITS: usize = 64;
 
 /// What a time-out says of a rank that was asked in vain.
 pub(crate) const NO_ANSWER: &str = "its process does not answer (stopped, or its host is gone)";
@@ -23,10 +27,29 @@ pub(crate) struct Activity {
     calls: Vec<Fingerprint>,
     /// Whether the newest call is still going on.
     pub(crate) busy: bool,
+    /// The ranks that it waits for in that call, once it has waited for a moment.
+    #[serde(default)]
+    waits: Vec<usize>,
+    /// Its calls in other groups of the job.
+    #[serde(default)]
+    pub(crate) elsewhere: Vec<Elsewhere>,
+    /// Why a group of the job has failed for it: then it does nothing more.
+    #[serde(default)]
+    pub(crate) failed: Option<Cause>,
+}
+
+/// A call that a rank is in, in another group than the one that asks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Elsewhere {
+    /// The call, and the group.
+    pub(crate) call: String,
+    /// The ranks that it waits for, by their rank in the group that asks.
+    pub(crate) waits: Vec<usize>,
 }
 
 impl Activity {
     pub(crate) fn begin(&mut self, call: Fingerprint) {
+        self.waits.clear();
         // Of messages, however many, only the newest is of use: they must not take the place of collectives.
         self.calls.pop_if(|call| call.is_message());
         if self.calls.len() == REMEMBERED {
@@ -38,6 +61,23 @@ impl Activity {
 
     pub(crate) fn end(&mut self) {
         self.busy = false;
+        self.waits.clear();
+    }
+
+    /// The call goes on when these ranks have done something.
+    pub(crate) fn wait_for(&mut self, peers: &mut dyn Iterator<Item = usize>) {
+        self.waits.clear();
+        self.waits.extend(peers.take(MOST_WAITS));
+    }
+
+    /// The ranks that it waits for, in whatever group.
+    pub(crate) fn waits(&self) -> impl Iterator<Item = usize> {
+        self.waits.iter().chain(self.elsewhere.iter().flat_map(|call| &call.waits)).copied()
+    }
+
+    /// It is in no call of any group.
+    fn is_outside(&self) -> bool {
+        !self.busy && self.elsewhere.is_empty()
     }
 
     pub(crate) fn current(&self) -> Option<&Fingerprint> {
@@ -54,10 +94,11 @@ impl Activity {
     }
 
     fn describe(&self) -> String {
-        match (self.current(), self.calls.last()) {
-            (Some(call), _) => format!("it is still in {call}"),
-            (None, Some(call)) => format!("it is outside of any operation, {call} was its last"),
-            (None, None) => "it has not called any operation yet".into(),
+        match (self.current(), self.elsewhere.first(), self.calls.last()) {
+            (Some(call), ..) => format!("it is still in {call}"),
+            (None, Some(Elsewhere { call, .. }), _) => format!("it is still in {call}"),
+            (None, None, Some(call)) => format!("it is outside of any operation, {call} was its last"),
+            (None, None, None) => "it has not called any operation yet".into(),
         }
     }
 }
@@ -102,6 +143,11 @@ pub(crate) enum Question {
     Suspect { peer: usize },
     /// The library that moves the data has failed on this very rank; what it says.
     Failed { rank: usize, detail: String },
+    /// A call in another group of the job waits for these ranks, or the first of them is `lost` there: who is to blame? This
+    /// group goes on.
+    Elsewhere { peers: Vec<usize>, lost: bool },
+    /// The group of all ranks has found why nothing comes from `peer`.
+    Known { peer: usize, cause: Cause },
 }
 
 impl Question {
@@ -115,7 +161,7 @@ impl Question {
 
     /// False where the answer is only for the rank that asks.
     pub(crate) fn is_fatal(&self) -> bool {
-        !matches!(self, Question::Suspect { .. })
+        !matches!(self, Question::Suspect { .. } | Question::Elsewhere { .. })
     }
 
     /// The rank that the question is about.
@@ -127,82 +173,9 @@ impl Question {
             | Question::Stuck { peer, .. }
             | Question::Unreached { peer, .. }
             | Question::Failed { rank: peer, .. }
+            | Question::Known { peer, .. }
             | Question::Suspect { peer } => *peer,
-        }
-    }
-}
-
-/// What went wrong, in the words of ranks; the same on every rank.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Cause {
-    Died {
-        rank: usize,
-    },
-    Left {
-        rank: usize,
-    },
-    Stalled {
-        rank: usize,
-        detail: String,
-    },
-    Mismatch {
-        odd_rank: usize,
-        odd: Fingerprint,
-        rank: usize,
-        call: Fingerprint,
-    },
-    Protocol {
-        rank: usize,
-        detail: String,
-    },
-    Unreachable {
-        rank: usize,
-        by: usize,
-        detail: String,
-    },
-    /// The library that moves the data has failed.
-    Failed {
-        rank: usize,
-        detail: String,
-    },
-    /// All ranks are in one call, and the library that moves its data does not end it.
-    Hung,
-}
-
-impl Cause {
-    /// The error of the rank `own` that was in `operation`. Its ranks are those of the whole job.
-    pub(crate) fn to_error(
-        &self,
-        own: usize,
-        operation: String,
-        timeout: Duration,
-        members: &Members,
-        host: impl Fn(usize) -> String,
-    ) -> Error {
-        let world = |rank| members.world_rank(rank);
-        match self.clone() {
-            Cause::Died { rank } => Error::PeerDied { rank: world(rank), host: host(rank), operation },
-            Cause::Left { rank } => Error::PeerLeft { rank: world(rank), host: host(rank), operation },
-            Cause::Stalled { rank, detail } => {
-                Error::Timeout { rank: world(rank), host: host(rank), operation, waited: timeout, detail }
-            }
-            Cause::Mismatch { odd_rank, odd, rank, call } => Error::Mismatch {
-                odd_rank: world(odd_rank),
-                odd_call: odd.to_string(),
-                rank: world(rank),
-                call: call.to_string() + &members.place(),
-            },
-            Cause::Protocol { rank, detail } => {
-                Error::Protocol { rank: world(rank), host: host(rank), operation, detail }
-            }
-            Cause::Unreachable { rank, by, detail } => {
-                Error::Unreachable { rank: world(rank), host: host(rank), operation, by: world(by), detail }
-            }
-            Cause::Failed { rank, detail } => {
-                let (host, here) = (host(rank), rank == own);
-                Error::Library { rank: world(rank), host, operation, detail, here }
-            }
-            Cause::Hung => Error::system(operation, hung_text(timeout)),
+            Question::Elsewhere { peers, .. } => peers.first().copied().unwrap_or(usize::MAX),
         }
     }
 }
@@ -214,7 +187,7 @@ pub(crate) fn judge(asker: usize, question: &Question, statuses: &[Status]) -> O
         return Some(Cause::Died { rank });
     }
     match question {
-        Question::Lost { because: Some(cause), .. } => Some(cause.clone()),
+        Question::Lost { because: Some(cause), .. } | Question::Known { cause, .. } => Some(cause.clone()),
         Question::Lost { peer, left, .. } => Some(match statuses.get(*peer) {
             Some(Status::Left) => Cause::Left { rank: *peer },
             _ if *left => Cause::Left { rank: *peer },
@@ -224,6 +197,11 @@ pub(crate) fn judge(asker: usize, question: &Question, statuses: &[Status]) -> O
             Some(Cause::Protocol { rank: *peer, detail: "it sent bytes that announce no call".into() })
         }
         Question::Suspect { peer } => Some(laggard(asker, *peer, statuses)),
+        Question::Elsewhere { peers, lost: false } => chain::end(asker, peers, statuses),
+        Question::Elsewhere { peers, lost: true } => {
+            let left = peers.first().filter(|peer| statuses.get(**peer) == Some(&Status::Left));
+            left.map(|peer| Cause::Left { rank: *peer })
+        }
         Question::Failed { rank, detail } => Some(Cause::Failed { rank: *rank, detail: detail.clone() }),
         Question::Unreached { peer, detail } => Some(unreached(asker, *peer, detail, statuses)),
         Question::Mismatch { peer, mine, theirs } => Some(mismatch(asker, mine, *peer, theirs, statuses)),
@@ -245,14 +223,6 @@ fn is_hung(statuses: &[Status]) -> bool {
     let current = |status: &Status| status.activity().and_then(Activity::current).copied();
     let first = statuses.first().and_then(current).filter(|call| call.is_carried() && !call.is_message());
     first.is_some() && statuses.iter().all(|status| current(status) == first)
-}
-
-fn hung_text(timeout: Duration) -> String {
-    let seconds = timeout.as_secs_f64();
-    format!(
-        "all ranks are in it, and the library that moves its data did not end it within {seconds:.1} s: a device, or a \
-         connection between devices, is stuck, or the time-out is too short (--timeout, TcpConfig::timeout)"
-    )
 }
 
 /// A rank that another one cannot connect to: it has closed its group, or does not answer, or something is in between.
@@ -332,10 +302,14 @@ pub(crate) fn may_change(cause: &Cause, statuses: &[Status]) -> bool {
     absent > 0 && votes(call, statuses) <= votes(odd, statuses) + absent
 }
 
-/// The rank that the others wait for: one that does not answer, else one that is furthest behind.
+/// The rank that the others wait for: one that does not answer, else the one at the end of the chain of those that wait
+/// for each other, else one that is furthest behind.
 fn laggard(asker: usize, peer: usize, statuses: &[Status]) -> Cause {
     if let Some(rank) = statuses.iter().position(|status| *status == Status::Silent) {
         return Cause::Stalled { rank, detail: NO_ANSWER.into() };
+    }
+    if let Some(cause) = chain::end(asker, &waits_of(asker, peer, statuses), statuses) {
+        return cause;
     }
     let in_collective = |rank: usize| match &statuses[rank] {
         Status::Active(activity) => activity.current().is_none_or(|call| !call.is_message()),
@@ -357,6 +331,12 @@ fn laggard(asker: usize, peer: usize, statuses: &[Status]) -> Cause {
         _ => "it gave no sign of what it does".into(),
     };
     Cause::Stalled { rank, detail }
+}
+
+/// The ranks that `asker` waits for, which asks because of `peer`.
+fn waits_of(asker: usize, peer: usize, statuses: &[Status]) -> Vec<usize> {
+    let known = statuses.get(asker).and_then(Status::activity).map(|activity| activity.waits.clone());
+    known.filter(|waits| waits.contains(&peer)).unwrap_or_else(|| vec![peer])
 }
 
 #[cfg(test)]

@@ -27,6 +27,8 @@ mod worker;
 
 #[path = "faults/apart.rs"]
 mod apart;
+#[path = "faults/chains.rs"]
+mod chains;
 #[path = "faults/closing.rs"]
 mod closing;
 #[path = "faults/crowd.rs"]

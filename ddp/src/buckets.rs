@@ -28,6 +28,11 @@ impl Gradient {
             device: tensor.device().clone(),
         }
     }
+
+    /// A flat gradient of nothing.
+    pub(crate) fn zeros(&self) -> Result<Tensor> {
+        Tensor::zeros(self.shape.elem_count(), self.dtype, &self.device)
+    }
 }
 
 /// The buckets of one plan. A bucket's flat tensor holds its gradients one after the other and then, for each, a 1 if
@@ -40,9 +45,14 @@ pub(crate) struct Buckets {
     used: Vec<bool>,
     /// By bucket: parameters that this pass still waits for.
     missing: Vec<usize>,
-    /// By parameter, in this pass: its gradient has come, or will not.
-    settled: Vec<bool>,
-    /// The parameters whose gradients have come in this pass.
+    /// By parameter: how often its gradient may come in a pass. More than once where backward computes something again that uses
+    /// it, and it has other uses.
+    times: Vec<usize>,
+    /// By parameter, in this pass: how often it is still to come.
+    awaited: Vec<usize>,
+    /// By parameter, in this pass: how often it has come.
+    come: Vec<usize>,
+    /// The parameters whose gradients have come in this pass, in the order in which they first did.
     pub(crate) arrived: Vec<usize>,
 }
 
@@ -54,18 +64,39 @@ impl Buckets {
             flats: vec![None; buckets],
             used: vec![false; parameters],
             missing: vec![0; buckets],
-            settled: vec![false; parameters],
+            times: vec![1; parameters],
+            awaited: vec![0; parameters],
+            come: vec![0; parameters],
             arrived: Vec::with_capacity(parameters),
         }
+    }
+
+    /// The same gradients in other buckets, between passes.
+    pub(crate) fn replanned(&self, plan: Plan) -> Self {
+        Self { times: self.times.clone(), ..Self::new(plan) }
     }
 
     /// Expects every gradient once more.
     pub(crate) fn begin_pass(&mut self) {
         self.arrived.clear();
-        self.settled.fill(false);
+        self.come.fill(0);
+        self.awaited.clone_from(&self.times);
         for (missing, bucket) in self.missing.iter_mut().zip(&self.plan.buckets) {
             *missing = bucket.items.len();
         }
+    }
+
+    /// Notes that a gradient has come.
+    pub(crate) fn arrive(&mut self, index: usize) {
+        if self.come[index] == 0 {
+            self.arrived.push(index);
+        }
+        self.come[index] += 1;
+        self.times[index] = self.times[index].max(self.come[index]);
+        if self.awaited[index] == 1 {
+            self.settle(index);
+        }
+        self.awaited[index] = self.awaited[index].saturating_sub(1);
     }
 
     /// Puts a gradient times `scale` into its place, or adds it to what was accumulated there; without a scale it does not
@@ -77,28 +108,34 @@ impl Buckets {
         grad: &Tensor,
         scale: Option<f64>,
     ) -> Result<()> {
-        self.arrived.push(index);
-        self.settle(index);
         let Some(scale) = scale else { return Ok(()) };
         let place = self.plan.places[index];
         let elements = grad.elem_count();
         let flat = self.flat(gradients, place.bucket)?;
         if elements > 0 {
             let grad = scaled(&grad.detach().contiguous()?.reshape(elements)?, scale)?;
-            if self.used[index] {
-                let sum = (flat.narrow(0, place.offset, elements)? + grad)?;
-                flat.slice_set(&sum, 0, place.offset)?;
-            } else {
-                flat.slice_set(&grad, 0, place.offset)?;
+            match self.used[index] {
+                true => self.add(index, &grad)?,
+                false => flat.slice_set(&grad, 0, place.offset)?,
             }
         }
         self.used[index] = true;
         Ok(())
     }
 
+    /// Adds a flat gradient to what lies in its place.
+    pub(crate) fn add(&mut self, index: usize, grad: &Tensor) -> Result<()> {
+        let place = self.plan.places[index];
+        let Some(flat) = self.flats[place.bucket].as_ref().filter(|_| grad.elem_count() > 0) else {
+            return Ok(());
+        };
+        let sum = (flat.narrow(0, place.offset, grad.elem_count())? + grad)?;
+        flat.slice_set(&sum, 0, place.offset)
+    }
+
     /// Nothing more is to come for this parameter in this pass.
     pub(crate) fn settle(&mut self, index: usize) {
-        if !std::mem::replace(&mut self.settled[index], true) {
+        if std::mem::take(&mut self.awaited[index]) > 0 {
             self.missing[self.plan.places[index].bucket] -= 1;
         }
     }
@@ -176,6 +213,6 @@ impl Buckets {
     }
 }
 
-fn scaled(tensor: &Tensor, factor: f64) -> Result<Tensor> {
+pub(crate) fn scaled(tensor: &Tensor, factor: f64) -> Result<Tensor> {
     if factor == 1.0 { Ok(tensor.clone()) } else { tensor.affine(factor, 0.0) }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::DType;
+use comm::ParameterDifference;
 
 /// What can go wrong in data-parallel training. Errors are `Clone`: a [`crate::Ddp`] that failed answers every later
 /// call with the first cause.
@@ -26,6 +27,17 @@ pub enum Error {
          gradient cannot be averaged: compute with `Parameter::tensor` of `Ddp::parameters`"
     )]
     DirectUse {
+        /// The parameter.
+        parameter: String,
+    },
+    /// A gradient came after its bucket had been averaged, which only the first backward can make good.
+    #[error(
+        "parameter {parameter} got one more gradient in this backward than in any before, after the others had been averaged: it is \
+         used in something that backward computes again; let the first backward of all use it as often as any, or let all \
+         parameters be in one bucket, which is averaged after backward, by a `DdpConfig::bucket_bytes` and \
+         `DdpConfig::first_bucket_bytes` of `usize::MAX`"
+    )]
+    LateGradient {
         /// The parameter.
         parameter: String,
     },
@@ -103,6 +115,9 @@ pub enum Error {
         /// Candle's error.
         source: Arc<candle_core::Error>,
     },
+    /// A piece of training failed: clipping.
+    #[error(transparent)]
+    Training(Arc<training::Error>),
     /// A panic ended an earlier backward half-way.
     #[error(
         "an earlier backward of this Ddp panicked, and the ranks are no longer in step: end this process"
@@ -112,35 +127,6 @@ pub enum Error {
     /// Communication failed.
     #[error(transparent)]
     Comm(#[from] comm::Error),
-}
-
-/// The first parameter that is not the same on every rank. Ranks have the numbers that they have in the whole job.
-#[derive(Debug, Clone, thiserror::Error)]
-#[error(
-    "parameter {parameter} is not the same on every rank: at {index:?} rank {odd_rank} has {odd}, and rank {rank} has \
-     {expected} ({differing} of {elements} elements differ); other values than rank {rank}: ranks {odd_ranks:?}; parameters \
-     stay equal where every rank gives its optimizer what `backward` or `join` returns, and changes them in no other way"
-)]
-#[non_exhaustive]
-pub struct ParameterDifference {
-    /// The parameter; those before it, in order of construction, are equal.
-    pub parameter: String,
-    /// A rank that differs from most.
-    pub odd_rank: usize,
-    /// What it has.
-    pub odd: String,
-    /// A rank to compare it with.
-    pub rank: usize,
-    /// What that rank has.
-    pub expected: String,
-    /// The first element in which these two differ, by dim.
-    pub index: Vec<usize>,
-    /// In how many elements they differ.
-    pub differing: usize,
-    /// The parameter's elements.
-    pub elements: usize,
-    /// All ranks that differ from `rank` in this parameter.
-    pub odd_ranks: Vec<usize>,
 }
 
 /// `Result` with this crate's [`Error`].
@@ -179,6 +165,12 @@ impl From<Error> for candle_core::Error {
 impl From<candle_core::Error> for Error {
     fn from(source: candle_core::Error) -> Self {
         Error::during("tensor operation")(source)
+    }
+}
+
+impl From<training::Error> for Error {
+    fn from(error: training::Error) -> Self {
+        Error::Training(Arc::new(error))
     }
 }
 

@@ -42,7 +42,7 @@
 //! - Ranks have unequally many batches: one that has no more calls [`Ddp::join`], until all are through.
 //! - A batch does not fit into memory: [`Ddp::backward_no_sync`] or [`Ddp::backward_weighted_no_sync`] for all micro-batches
 //!   but the last. They communicate nothing.
-//! - Gradients are to be clipped by their global norm: `training::clip_grad_norm` on what backward returns. It is the same
+//! - Gradients are to be clipped by their global norm: [`Ddp::clip_grad_norm`] on what backward returns. It is the same
 //!   on every rank, so that no rank need ask another.
 //! - The network is slow: [`CommHook`] halves the bytes, or sends factors of low rank ([`PowerSgdConfig`]), or is one's own.
 //! - The model has running statistics: they are rank 0's on all ranks after each step ([`DdpConfig::broadcast_buffers`]).
@@ -70,11 +70,11 @@
 //!             ddp.backward_weighted_no_sync(&loss(x)?, x.dim(0)? as f64)?;
 //!         }
 //!         let mut grads = ddp.backward_weighted(&loss(last)?, last.dim(0)? as f64)?;
-//!         training::clip_grad_norm(&mut grads, &ddp.vars(), 1.0)?;
+//!         ddp.clip_grad_norm(&mut grads, 1.0)?;
 //!         optimizer.step(&grads)?;
 //!     }
 //!     while let Some(mut grads) = ddp.join()? {
-//!         training::clip_grad_norm(&mut grads, &ddp.vars(), 1.0)?;
+//!         ddp.clip_grad_norm(&mut grads, 1.0)?;
 //!         optimizer.step(&grads)?;
 //!     }
 //!     ddp.check_parameters()?;
@@ -109,7 +109,7 @@
 mod agreement;
 mod buckets;
 mod builder;
-mod check;
+mod clip;
 mod comm_hook;
 mod config;
 mod error;
@@ -125,9 +125,10 @@ mod weights;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+pub use comm::ParameterDifference;
 pub use comm_hook::{BucketHook, CommHook, GradBucket, GradSlot, PowerSgdConfig, Reduction};
 pub use config::DdpConfig;
-pub use error::{Error, ParameterDifference, Result};
+pub use error::{Error, Result};
 pub use model::Ddp;
 pub use parameter::Parameter;
 

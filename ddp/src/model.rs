@@ -180,11 +180,12 @@ impl<M> Ddp<M> {
     ///
     /// # Cost
     /// One all-reduce for each bucket ([`DdpConfig::bucket_bytes`]), one element for each parameter more than the
-    /// gradients have; the first call also broadcasts 8 bytes for each parameter if there are several buckets.
+    /// gradients have; the first call also gathers 8 bytes of each rank and broadcasts 8 bytes for each parameter if there are
+    /// several buckets.
     ///
     /// # Errors
-    /// What candle's backward fails with; [`Error::DirectUse`]; failures of communication. After any of them the `Ddp`
-    /// is of no use any more.
+    /// What candle's backward fails with; [`Error::DirectUse`]; [`Error::LateGradient`]; failures of communication. After any
+    /// of them the `Ddp` is of no use any more.
     ///
     /// # Source
     /// Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 3.2.

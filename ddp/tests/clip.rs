@@ -25,14 +25,13 @@ fn distributed(world_size: usize, hook: &CommHook) -> Vec<(Vec<f64>, Vec<Vec<f64
         let config =
             DdpConfig { hook: hook.clone(), bucket_bytes: 300, first_bucket_bytes: 0, ..Default::default() };
         let ddp = Mlp::ddp(comm, DType::F64, &config)?;
-        let vars = ddp.vars();
-        let mut optimizer = SGD::new(vars.clone(), 0.5)?;
+        let mut optimizer = SGD::new(ddp.vars(), 0.5)?;
         let (mut norms, mut after) = (vec![], vec![]);
         for step in 0..STEPS {
             let [x, y] = batch(step, rank);
             let loss = loss::mse(&ddp.forward(&x)?, &y)?;
             let mut grads = ddp.backward_weighted(&loss, x.dim(0)? as f64)?;
-            norms.push(clip_grad_norm(&mut grads, &vars, MAX_NORM).expect("finite"));
+            norms.push(ddp.clip_grad_norm(&mut grads, MAX_NORM)?);
             optimizer.step(&grads)?;
             after.push(parameters_of(&ddp));
         }

@@ -1,6 +1,7 @@
 //! What a model is built with: units, and in each a `VarBuilder` that keeps this rank's pieces of what is asked for.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Device, Result, Shape, Tensor, Var};
@@ -9,7 +10,7 @@ use candle_nn::{Init, VarBuilder};
 
 use crate::agreement::Digest;
 use crate::hook::{Link, Place, parameter};
-use crate::layout::{Layout, piece};
+use crate::layout::{Layout, Part, piece};
 use crate::storage::{is_supported, is_trainable};
 use crate::unit::Unit;
 use crate::values::{cut, digest};
@@ -50,7 +51,8 @@ pub(crate) struct Built {
     pub(crate) name: String,
     pub(crate) params: Vec<Param>,
     pub(crate) layout: Layout,
-    pub(crate) shard: Var,
+    /// Which of its shards is this rank's.
+    rank: usize,
     /// What it computes in.
     pub(crate) dtype: DType,
     pub(crate) keep: bool,
@@ -58,11 +60,62 @@ pub(crate) struct Built {
     pub(crate) digest: Digest,
 }
 
-/// A parameter: what the model computes with, released unless its unit runs.
+/// A parameter.
 #[derive(Debug, Clone)]
 pub(crate) struct Param {
     pub(crate) name: String,
+    /// What the model computes with, released unless its unit runs.
     pub(crate) tensor: Tensor,
+    /// What this rank keeps of it, flat and padded.
+    pub(crate) shard: Var,
+}
+
+impl Built {
+    pub(crate) fn device(&self) -> &Device {
+        self.params[0].shard.device()
+    }
+
+    /// Of its shards.
+    pub(crate) fn shard_dtype(&self) -> DType {
+        self.params[0].shard.dtype()
+    }
+
+    pub(crate) fn shard_bytes(&self) -> usize {
+        let elements: usize = self.params.iter().map(|param| param.shard.elem_count()).sum();
+        elements * self.shard_dtype().size_in_bytes()
+    }
+
+    /// This rank's piece of a part, padded.
+    pub(crate) fn piece(&self, part: &Part) -> Result<Tensor> {
+        let mut pieces = Vec::with_capacity(part.slots.len());
+        for slot in &part.slots {
+            let (shard, len) = (&self.params[slot.param].shard, part.kept_len(slot, self.rank));
+            if len > 0 {
+                pieces.push(shard.as_detached_tensor().narrow(0, 0, len)?);
+            }
+        }
+        match &pieces[..] {
+            [] => Tensor::zeros(0, self.shard_dtype(), self.device()),
+            [one] => Ok(one.clone()),
+            several => Tensor::cat(several, 0),
+        }
+    }
+
+    /// What lies of a parameter in a tensor made of this rank's pieces: as long as the parameter's variable.
+    pub(crate) fn of_param(&self, pieces: &Tensor, param: usize) -> Result<Tensor> {
+        match self.layout.find(param) {
+            Some((part, slot)) if part.kept_len(slot, self.rank) > 0 => {
+                let (_, start) = part.kept(slot, self.rank);
+                pieces.narrow(0, part.offset + start, part.kept_len(slot, self.rank))
+            }
+            _ => self.params[param].shard.as_tensor().zeros_like(),
+        }
+    }
+
+    /// The elements of a parameter that this rank keeps.
+    pub(crate) fn kept(&self, param: usize) -> Range<usize> {
+        self.layout.find(param).map_or(0..0, |(part, slot)| part.kept(slot, self.rank).0)
+    }
 }
 
 impl<'a> UnitBuilder<'a> {
@@ -152,7 +205,8 @@ impl Drop for Building<'_> {
 /// What a unit has asked for while it is built.
 #[derive(Debug, Default)]
 struct Asked {
-    params: Vec<Param>,
+    /// Names, and what the model computes with.
+    params: Vec<(String, Tensor)>,
     /// This rank's piece of a large parameter, all of a small one.
     values: Vec<Tensor>,
     names: HashMap<String, usize>,
@@ -162,46 +216,41 @@ struct Asked {
 
 impl Asked {
     fn known(&self, name: &str) -> Option<Tensor> {
-        self.names.get(name).map(|&param| self.params[param].tensor.clone())
+        self.names.get(name).map(|&param| self.params[param].1.clone())
     }
 
     fn finish(
-        mut self,
+        self,
         plan: &Plan,
         unit: &str,
         (dtype, computed): (DType, DType),
         config: &UnitConfig,
     ) -> Result<Built> {
-        let lens: Vec<usize> = self.params.iter().map(|param| param.tensor.elem_count()).collect();
+        let lens: Vec<usize> = self.params.iter().map(|(_, tensor)| tensor.elem_count()).collect();
         if lens.iter().sum::<usize>() == 0 {
             return Err(Error::EmptyUnit { unit: unit.into() }.into());
         }
         let layout = Layout::new(&lens, plan.config.pack_elements, plan.shards);
-        let device = plan.anchor.device();
-        let shard = Var::zeros(layout.shard_len, dtype, device)?;
-        for part in &layout.parts {
-            let own = part.range(plan.shard_rank);
-            for slot in &part.slots {
-                // Freed as soon as it lies in its place.
-                let nothing = Tensor::zeros(0, dtype, &Device::Cpu)?;
-                let value = std::mem::replace(&mut self.values[slot.param], nothing);
-                if !part.is_packed {
-                    shard.slice_set(&value, 0, part.offset)?;
-                    continue;
-                }
-                let (start, end) = (own.start.max(slot.start), own.end.min(slot.start + slot.len));
-                if start < end {
-                    let value = value.narrow(0, start - slot.start, end - start)?;
-                    shard.slice_set(&value, 0, part.offset + start - own.start)?;
-                }
+        let rank = plan.shard_rank;
+        let mut params = Vec::with_capacity(lens.len());
+        // A value is freed as soon as it lies in its variable.
+        for (param, ((name, tensor), value)) in self.params.into_iter().zip(self.values).enumerate() {
+            let Some((part, slot)) = layout.find(param) else { continue };
+            let shard = Var::zeros(part.variable_len(slot, rank), dtype, plan.anchor.device())?;
+            let (kept, _) = part.kept(slot, rank);
+            // Of a large one, there is no more than what is kept.
+            let first = if part.is_packed { kept.start } else { 0 };
+            if !kept.is_empty() {
+                shard.slice_set(&value.narrow(0, first, kept.len())?, 0, 0)?;
             }
+            params.push(Param { name, tensor, shard });
         }
         let kept = plan.config.strategy != Strategy::FullShard;
         Ok(Built {
             name: unit.into(),
-            params: self.params,
+            params,
             layout,
-            shard,
+            rank,
             dtype: computed,
             keep: config.keep_after_forward.unwrap_or(kept),
             digest: self.digest.unwrap_or(Digest::new()),
@@ -290,7 +339,7 @@ impl<'a> Sharding<'a> {
             }
         };
         asked.values.push(cut(&flat, range)?);
-        asked.params.push(Param { name: name.into(), tensor: tensor.clone() });
+        asked.params.push((name.into(), tensor.clone()));
         asked.names.insert(name.into(), param);
         Ok(tensor)
     }
@@ -300,7 +349,9 @@ impl<'a> Sharding<'a> {
         if let Some((_, known)) = model.buffers.iter().find(|(known, _)| known == name) {
             return Ok(known.as_tensor().clone());
         }
-        let var = Var::from_tensor(&read()?)?;
+        let value = read()?;
+        let dtype = self.plan.config.buffer_dtype.filter(|_| is_trainable(value.dtype()));
+        let var = Var::from_tensor(&value.to_dtype(dtype.unwrap_or(value.dtype()))?)?;
         model.buffers.push((name.into(), var.clone()));
         Ok(var.as_tensor().clone())
     }

@@ -38,10 +38,12 @@ pub struct FsdpConfig {
     /// A parameter of fewer elements travels together with the other small ones of its unit, which costs a copy; larger ones
     /// travel where they lie. Default: 16384.
     pub pack_elements: usize,
-    /// Last parts of the names that are state and not parameters: every rank has them whole, in the dtype of the
-    /// `VarBuilder`, and they have no gradient. Checkpoints and whole files keep rank 0's. Default: `running_mean` and
+    /// Last parts of the names that are state and not parameters: every rank has them whole, and they have no gradient. Checkpoints and whole files keep rank 0's. Default: `running_mean` and
     /// `running_var`, as `candle_nn::BatchNorm` calls them.
     pub buffers: Vec<String>,
+    /// What buffers of floats are kept in; a layer may want them in what it computes in. Files may have them in any other.
+    /// Default: none, the dtype of the `VarBuilder`.
+    pub buffer_dtype: Option<DType>,
 }
 
 impl Default for FsdpConfig {
@@ -51,6 +53,7 @@ impl Default for FsdpConfig {
             mixed_precision: MixedPrecision::default(),
             pack_elements: 16 * 1024,
             buffers: vec!["running_mean".into(), "running_var".into()],
+            buffer_dtype: None,
         }
     }
 }

@@ -77,7 +77,7 @@ pub enum Error {
         /// The unit's dtype.
         expected: DType,
     },
-    /// A dtype of [`crate::MixedPrecision`] that cannot be computed with.
+    /// A dtype of [`crate::MixedPrecision`] or [`crate::FsdpConfig`] that cannot be computed with.
     #[error("{field} is {dtype:?}; give f64, f32, f16 or bf16")]
     InvalidDtype {
         /// The field.
@@ -155,7 +155,7 @@ pub enum Error {
     /// The ranks built different models, drew different values, or were configured differently. Every rank gets this same error.
     #[error(
         "the ranks do not train the same model: rank {odd_rank} has {odd}, and rank {rank} has {expected}; build the same model \
-         from the same values with the same FsdpConfig on every rank"
+         from the same values with the same FsdpConfig on every rank{}", help_with_values(.odd)
     )]
     ModelMismatch {
         /// A rank that differs from most.
@@ -178,9 +178,12 @@ pub enum Error {
         /// A rank to compare it with.
         rank: usize,
     },
-    /// An optimizer remembers something of no unit, which would be given to the wrong ranks when it is loaded.
+    /// Copies of a shard have other values. Every rank gets this same error, and may go on.
+    #[error(transparent)]
+    ParametersDiffer(#[from] Box<comm::ParameterDifference>),
+    /// An optimizer remembers something of no parameter, which would be given to the wrong ranks when it is loaded.
     #[error(
-        "what the optimizer remembers as `{key}` is of no unit, so that no rank could find its part again: make it from \
+        "what the optimizer remembers as `{key}` is of no parameter, so that no rank could find its part again: make it from \
          `Fsdp::named_vars`, as in `Adam::named(fsdp.named_vars(), config)`"
     )]
     StrayState {
@@ -294,6 +297,17 @@ impl From<Error> for comm::Error {
             Error::Comm(error) => error,
             other => candle_core::Error::from(other).into(),
         }
+    }
+}
+
+/// What to do where ranks begin with different values.
+fn help_with_values(odd: &str) -> &'static str {
+    match odd.contains("with values of hash") {
+        true => {
+            ": the builder of a `VarMap` draws other values on every rank, `training::TorchInit::tensor_builder` with the same seed \
+             the same ones"
+        }
+        false => "",
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, Var, bail};
 
-use crate::core::Core;
+use crate::core::{Core, Run};
 use crate::storage;
 
 /// Leads to what comes into being after the model. It keeps nothing alive: a loss may outlive its [`crate::Fsdp`].
@@ -62,8 +62,8 @@ impl CustomOp1 for Hook {
     }
 }
 
-/// Marks a unit's output: backward gathers the unit when it comes there.
-pub(crate) fn boundary(output: &Tensor, unit: usize, link: Link) -> Result<Tensor> {
+/// Marks an output of a unit's run: backward gathers the unit when it comes there.
+pub(crate) fn boundary(output: &Tensor, run: Arc<Run>, link: Link) -> Result<Tensor> {
     // No gradient comes through integers.
     if !storage::is_supported(output.device()) || !storage::is_trainable(output.dtype()) {
         return Ok(output.clone());
@@ -73,12 +73,12 @@ pub(crate) fn boundary(output: &Tensor, unit: usize, link: Link) -> Result<Tenso
         // Into memory of its own, which begins with it.
         output = output.affine(1.0, 0.0)?;
     }
-    output.apply_op1(Boundary { unit, link })
+    output.apply_op1(Boundary { run, link })
 }
 
 /// Forward: a copy. Backward: the same gradient.
 struct Boundary {
-    unit: usize,
+    run: Arc<Run>,
     link: Link,
 }
 
@@ -98,9 +98,9 @@ impl CustomOp1 for Boundary {
         Ok((storage.try_clone(layout)?, layout.shape().clone()))
     }
 
-    fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+    fn bwd(&self, _: &Tensor, output: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
         if let Some(core) = self.link.get().and_then(Weak::upgrade) {
-            core.enter_backward(self.unit)?;
+            core.enter_backward(&self.run, output)?;
         }
         Ok(Some(grad.clone()))
     }

@@ -2,7 +2,8 @@
 //!
 //! Pure arithmetic, the same on every rank. The flat buffer is cut into *parts*: each large parameter is one, and all small
 //! ones together are one more. Every part is padded to a multiple of the number of ranks, so that each rank keeps as much of
-//! it as any other; a rank's shard is its piece of every part, one after the other.
+//! it as any other; a rank's shard is its piece of every part, one after the other. What lies of one parameter in it is a
+//! variable of its own.
 
 use std::ops::Range;
 
@@ -72,6 +73,12 @@ impl Layout {
     pub(crate) fn padded_len(&self) -> usize {
         self.shard_len * self.ranks
     }
+
+    /// Where a parameter lies; none for a number that no parameter has.
+    pub(crate) fn find(&self, param: usize) -> Option<(&Part, &Slot)> {
+        let slots = self.parts.iter().flat_map(|part| part.slots.iter().map(move |slot| (part, slot)));
+        slots.into_iter().find(|(_, slot)| slot.param == param)
+    }
 }
 
 impl Part {
@@ -79,6 +86,27 @@ impl Part {
     pub(crate) fn range(&self, rank: usize) -> Range<usize> {
         let start = (rank * self.piece).min(self.len);
         start..(start + self.piece).min(self.len)
+    }
+
+    /// Which elements of a parameter a rank keeps, and where in its piece of this part they begin.
+    pub(crate) fn kept(&self, slot: &Slot, rank: usize) -> (Range<usize>, usize) {
+        let own = self.range(rank);
+        let (start, end) = (own.start.max(slot.start), own.end.min(slot.start + slot.len));
+        let range = if start < end { start - slot.start..end - slot.start } else { 0..0 };
+        (range, start.min(own.end) - own.start)
+    }
+
+    /// Elements of a parameter in a rank's piece: those that it keeps, and after the last parameter the padding.
+    pub(crate) fn kept_len(&self, slot: &Slot, rank: usize) -> usize {
+        let is_last = self.slots.last().is_some_and(|last| last.param == slot.param);
+        let padding = if is_last { self.piece - self.range(rank).len() } else { 0 };
+        self.kept(slot, rank).0.len() + padding
+    }
+
+    /// Elements of a rank's variable of a parameter: at least one, so that every rank has a variable of every parameter and no device
+    /// is asked for a tensor without elements.
+    pub(crate) fn variable_len(&self, slot: &Slot, rank: usize) -> usize {
+        self.kept_len(slot, rank).max(1)
     }
 
     /// How many each rank keeps; none where all keep as many.
@@ -132,6 +160,16 @@ mod tests {
                 }
             }
             prop_assert!(seen.into_iter().all(|seen| seen));
+            for (param, &len) in lens.iter().enumerate() {
+                let (part, slot) = layout.find(param).expect("it has a place");
+                let mut kept = vec![];
+                for rank in 0..ranks {
+                    let (own, start) = part.kept(slot, rank);
+                    prop_assert!(start + part.kept_len(slot, rank) <= part.piece);
+                    kept.extend(own);
+                }
+                prop_assert_eq!(kept, (0..len).collect::<Vec<_>>());
+            }
             let elements: usize = lens.iter().sum();
             prop_assert!(layout.padded_len() < elements + ranks * layout.parts.len());
         }

@@ -57,8 +57,12 @@
 //!   [`Fsdp::hybrid`] shards within one axis of a mesh and has copies along another.
 //! - [`MixedPrecision`]: units compute, and gradients are averaged, in f16 or bf16, while shards stay f32;
 //!   [`LossScaler`] keeps small gradients of f16 from vanishing.
-//! - A batch does not fit into memory: [`Fsdp::backward_no_sync`] for all micro-batches but the last.
-//! - Gradients are to be clipped by their global norm: [`Fsdp::clip_grad_norm`].
+//! - A batch does not fit into memory: [`Fsdp::backward_no_sync`] for all micro-batches but the last; or operations that compute units
+//!   again in backward ([`Unit::run`]).
+//! - Some weights are frozen: use them detached. A parameter that no rank has used has no gradient, and does not change.
+//! - Gradients are to be clipped by their global norm: [`Fsdp::clip_grad_norm`]; where the model is one part of a larger one, by that
+//!   one's: [`Fsdp::set_norm_over`].
+//! - Are copies of the shards still equal? [`Fsdp::check_parameters`] says which is not, where, and on which rank.
 //! - What does it hold? [`Fsdp::memory`] and [`Fsdp::activation_bytes`].
 //! - A run is to go on later: [`Fsdp::save_checkpoint`] and [`Fsdp::load_checkpoint`], at any other number of ranks, too;
 //!   [`full_tensors`] reads such a checkpoint without ranks.
@@ -67,12 +71,13 @@
 //!
 //! # How it works
 //!
-//! Each unit's parameters are one flat buffer, of which every rank keeps a part, the *shard*: one variable for each unit,
-//! which any `candle_nn::Optimizer` steps on. What the model computes with are tensors without elements, which get them by
-//! an all-gather before their unit runs, and lose them after it. While a unit runs, the next one is gathered. Each unit's
+//! Each unit's parameters are one flat buffer, of which every rank keeps a part, the *shard*: for each parameter a variable of what
+//! lies of it there, which any `candle_nn::Optimizer` steps on. What the model computes with are tensors without elements, which get
+//! them by an all-gather before their unit runs, and lose them after it. While a unit runs, the next one is gathered. Each unit's
 //! output goes through an operation that is the identity; when backward comes to it, the unit is gathered again. The
 //! parameters' tensors hang on a variable of one element, so that backward comes to them, too: when all gradients of a unit
-//! are there, its parameters are released, and a reduce-scatter gives every rank its part of the mean.
+//! are there, a reduce-scatter gives every rank its part of the mean. Backward is past a unit when it has gone through all that was
+//! computed while the unit ran: then the parameters are released, also those that were used detached.
 //!
 //! A parameter that somebody keeps and uses outside its unit's run is an error: its storage is exchanged for one of a dtype
 //! that candle computes nothing with.
@@ -92,6 +97,7 @@ mod hook;
 mod layout;
 mod memory;
 mod model;
+mod replicas;
 mod scaler;
 mod state;
 mod storage;

@@ -10,10 +10,11 @@ use comm::{Communicator, Mesh, Stats};
 
 use crate::agreement;
 use crate::builder::{Built, Model, Plan, UnitBuilder};
+use crate::clip::Norm;
 use crate::core::Core;
 use crate::groups::Groups;
 use crate::storage::is_trainable;
-use crate::{Error, FsdpConfig, Memory, MixedPrecision, Result, lock};
+use crate::{Error, FsdpConfig, Memory, Result, lock};
 
 /// A model of which every rank keeps a part, and which is whole nowhere.
 ///
@@ -27,6 +28,7 @@ use crate::{Error, FsdpConfig, Memory, MixedPrecision, Result, lock};
 pub struct Fsdp<M> {
     model: M,
     core: Arc<Core>,
+    pub(crate) norm: Norm,
 }
 
 impl<M> Fsdp<M> {
@@ -76,7 +78,7 @@ impl<M> Fsdp<M> {
         config: &FsdpConfig,
         build: impl FnOnce(UnitBuilder<'a>) -> candle_core::Result<M>,
     ) -> Result<Self> {
-        check_dtypes(&config.mixed_precision)?;
+        check_dtypes(config)?;
         let plan = Arc::new(Plan {
             config: config.clone(),
             shards: groups.shards(),
@@ -92,7 +94,7 @@ impl<M> Fsdp<M> {
         let core = Arc::new(Core::new(groups, config.clone(), parts));
         // A new link, so it is not set yet.
         let _ = plan.link.set(Arc::downgrade(&core));
-        Ok(Self { model, core })
+        Ok(Self { model, core, norm: Norm::default() })
     }
 
     /// The model, before a forward pass: units that are still gathered are released, since an optimizer may have changed
@@ -105,14 +107,15 @@ impl<M> Fsdp<M> {
         Ok(&self.model)
     }
 
-    /// This rank's shards, for an optimizer: one flat variable for each unit, in order of construction.
+    /// This rank's shards, for an optimizer: for each parameter, in order of construction, a flat variable of the elements that this
+    /// rank keeps. It may have some more, which are padding and stay zero: every rank has a variable of every parameter.
     pub fn vars(&self) -> Vec<Var> {
-        self.core.units.iter().map(|unit| unit.shard.clone()).collect()
+        self.core.params().map(|param| param.shard.clone()).collect()
     }
 
-    /// The same with the units' names, for an optimizer whose state is saved.
+    /// The same with the parameters' names, for an optimizer whose state is saved, or one of some of the parameters.
     pub fn named_vars(&self) -> Vec<(String, Var)> {
-        self.core.units.iter().map(|unit| (unit.name.clone(), unit.shard.clone())).collect()
+        self.core.params().map(|param| (param.name.clone(), param.shard.clone())).collect()
     }
 
     /// Variables that are state and not parameters ([`FsdpConfig::buffers`]), by name. They are this rank's own.
@@ -123,12 +126,12 @@ impl<M> Fsdp<M> {
     /// Backward from `loss`, on every rank; the result holds, by the variables of [`Fsdp::vars`], this rank's part of the mean
     /// over ranks of the gradients, those of [`Fsdp::backward_no_sync`] since the last call added.
     ///
-    /// A parameter that the loss does not depend on counts as zero. A unit that no rank used has no gradient, and optimizers
-    /// leave it alone; every rank must use the same units.
+    /// A parameter that no rank's loss depends on has no gradient on any rank, and optimizers leave it alone; where some ranks'
+    /// losses do, it counts as zero on the others. Every rank must use the same units.
     ///
     /// # Cost
     /// For each unit an all-gather of its parameters, under way while the unit after it is computed, and a reduce-scatter of
-    /// its gradients, under way while the unit before it is. Then 8 bytes of each rank.
+    /// its gradients, under way while the unit before it is. Then 8 bytes of each rank, and a bit for each parameter.
     ///
     /// # Errors
     /// What candle's backward fails with; [`Error::OrderMismatch`]; failures of communication. After any of them the `Fsdp` is
@@ -147,7 +150,8 @@ impl<M> Fsdp<M> {
     /// must not change before that call.
     ///
     /// # Cost
-    /// Gradients are not communicated, and whole until then: as much memory as the parameters take. Parameters are gathered,
+    /// Gradients are not communicated, and whole until then, in f32 (f64 where that is computed in): as much memory as the
+    /// parameters take. Parameters are gathered,
     /// unless they are kept ([`crate::Strategy::ShardGradOp`], [`crate::UnitConfig`]): these stay until the next
     /// [`Fsdp::backward`].
     ///
@@ -210,11 +214,13 @@ impl<M> fmt::Debug for Fsdp<M> {
     }
 }
 
-fn check_dtypes(mixed: &MixedPrecision) -> Result<()> {
+fn check_dtypes(config: &FsdpConfig) -> Result<()> {
+    let mixed = &config.mixed_precision;
     let fields = [
         ("param_dtype", mixed.param_dtype),
         ("reduce_dtype", mixed.reduce_dtype),
         ("output_dtype", mixed.output_dtype),
+        ("buffer_dtype", config.buffer_dtype),
     ];
     for (field, dtype) in fields {
         if let Some(dtype) = dtype.filter(|&dtype| !is_trainable(dtype)) {
@@ -226,10 +232,13 @@ fn check_dtypes(mixed: &MixedPrecision) -> Result<()> {
 
 /// What must be equal on all ranks, one line for each thing.
 fn describe(model: &Model, config: &FsdpConfig) -> Vec<String> {
-    let FsdpConfig { strategy, mixed_precision, pack_elements, .. } = config;
-    let mut lines = vec![format!("{strategy:?}, {mixed_precision:?}, small: below {pack_elements} elements")];
-    for Built { name, params, shard, keep, digest, .. } in &model.units {
-        lines.push(format!("unit {name} of {:?}, kept after forward: {keep}", shard.dtype()));
+    let FsdpConfig { strategy, mixed_precision, pack_elements, buffer_dtype, .. } = config;
+    let mut lines = vec![format!(
+        "{strategy:?}, {mixed_precision:?}, buffers in {buffer_dtype:?}, small: below {pack_elements} elements"
+    )];
+    for unit in &model.units {
+        let Built { name, params, keep, digest, .. } = unit;
+        lines.push(format!("unit {name} of {:?}, kept after forward: {keep}", unit.shard_dtype()));
         for param in params {
             lines.push(format!("parameter {} {:?}", param.name, param.tensor.dims()));
         }

@@ -7,7 +7,7 @@ use candle_core::{DType, Result, Tensor};
 use candle_nn::{Module, ModuleT};
 
 use crate::Error;
-use crate::core::Core;
+use crate::core::{Core, Run};
 use crate::hook::{Link, boundary};
 
 /// A layer or a group of layers, of whose parameters each rank keeps a part. They are gathered when it runs.
@@ -67,7 +67,11 @@ impl<M> Unit<M> {
 
     /// Gathers the parameters, runs `body`, and releases them. To be called in the same order on every rank. What `body`
     /// gives must be all that a loss is computed from: backward gathers the parameters again when it comes to one of these
-    /// tensors.
+    /// tensors. Backward needs the parameters until it is past all that `body` has computed from what gradients flow through,
+    /// detached ones, too.
+    ///
+    /// It may also run while backward does, by an operation that computes a part of the model again in place of keeping what
+    /// it had computed. The parameters then stay until the graph that this makes is dropped.
     ///
     /// # Cost
     /// An all-gather of the unit's parameters, under way since the unit before it began, and a copy of what `body` gives.
@@ -95,11 +99,13 @@ impl<M> Unit<M> {
         let Some(core) = self.link.get().and_then(Weak::upgrade) else {
             return Err(Error::NotReady { unit: self.name.clone() }.into());
         };
-        core.enter_forward(self.index)?;
-        let running = Running { core: &core, unit: self.index };
+        let run = core.enter_forward(self.index)?;
+        let running = Running { core: &core, run: &run };
         let outputs = tracing::info_span!("unit", name = self.name).in_scope(|| body(&self.module));
         drop(running);
-        outputs?.map(|output| boundary(&output, self.index, Arc::clone(&self.link)))
+        let outputs = outputs?;
+        run.end()?;
+        outputs.map(|output| boundary(&output, Arc::clone(&run), Arc::clone(&self.link)))
     }
 
     /// An input in the dtype that the unit computes in.
@@ -111,12 +117,12 @@ impl<M> Unit<M> {
 /// Releases the parameters again, however the run ends.
 struct Running<'a> {
     core: &'a Core,
-    unit: usize,
+    run: &'a Run,
 }
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        self.core.leave_forward(self.unit);
+        self.core.leave_forward(self.run);
     }
 }
 

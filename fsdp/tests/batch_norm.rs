@@ -9,7 +9,7 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{BatchNorm, Linear, ModuleT, VarBuilder, VarMap, batch_norm, linear};
 use common::{Comm, numbers, on_all_ranks, values};
-use fsdp::{Fsdp, FsdpConfig, Result, Unit, full_tensors};
+use fsdp::{Fsdp, FsdpConfig, MixedPrecision, Result, Unit, full_tensors};
 use training::{Checkpoint, CheckpointConfig, Checkpoints};
 
 const NAMES: [&str; 6] =
@@ -27,6 +27,10 @@ impl ModuleT for Net {
 }
 
 fn net(comm: Comm) -> Result<Fsdp<Net>> {
+    net_with(comm, &FsdpConfig::default())
+}
+
+fn net_with(comm: Comm, config: &FsdpConfig) -> Result<Fsdp<Net>> {
     let start = HashMap::from(
         [("fc.weight", vec![4, 3]), ("fc.bias", vec![4]), ("norm.weight", vec![4]), ("norm.bias", vec![4])]
             .map(|(name, dims)| (name.to_string(), values(name.len() as u64, &dims, DType::F64))),
@@ -36,7 +40,7 @@ fn net(comm: Comm) -> Result<Fsdp<Net>> {
             .map(|name| (name.to_string(), Tensor::ones(4, DType::F64, &Device::Cpu).expect("on the CPU"))),
     );
     let vb = VarBuilder::from_tensors(start.collect(), DType::F64, &Device::Cpu);
-    Fsdp::new(comm, vb, &FsdpConfig::default(), |units| {
+    Fsdp::new(comm, vb, config, |units| {
         Ok(Net {
             fc: units.pp("fc").unit(|vb| linear(3, 4, vb))?,
             norm: units.pp("norm").unit(|vb| batch_norm(4, 1e-5, vb))?,
@@ -49,6 +53,43 @@ fn used(comm: Comm) -> Result<Fsdp<Net>> {
     let (rank, net) = (comm.rank() as u64, net(comm)?);
     net.forward_t(&values(rank + 1, &[5, 3], DType::F64), true)?;
     Ok(net)
+}
+
+#[test]
+fn buffers_have_a_dtype_of_their_own_and_files_may_have_another() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("w.safetensors");
+    let kept = on_all_ranks(2, |comm| {
+        let net = used(comm)?;
+        net.save_full(&path)?;
+        net.save_checkpoint(&checkpoints(folder.path()), None, &Checkpoint::default())?;
+        Ok(statistics(&net))
+    });
+    let contents = checkpoints(folder.path()).latest().expect("whole").expect("there");
+    for dtype in [DType::F16, DType::BF16] {
+        for whole in [false, true] {
+            let read = on_all_ranks(2, |comm| {
+                // The layer computes statistics in f32, and the builder is of f64.
+                let mixed_precision =
+                    MixedPrecision { param_dtype: Some(dtype), ..MixedPrecision::default() };
+                let config = FsdpConfig { mixed_precision, ..FsdpConfig::default() };
+                let x = values(1, &[5, 3], DType::F64);
+                assert!(net_with(comm.clone(), &config)?.forward_t(&x, true).is_err());
+                let config = FsdpConfig { buffer_dtype: Some(DType::F32), ..config };
+                let net = net_with(comm, &config)?;
+                net.forward_t(&x, true)?;
+                match whole {
+                    true => net.load_full(&path)?,
+                    false => drop(net.load_checkpoint(&contents, None)?),
+                }
+                assert!(net.buffers().iter().all(|(_, var)| var.dtype() == DType::F32));
+                Ok(statistics(&net))
+            });
+            for read in read {
+                common::assert_close(&read, &kept[0], 1e-6);
+            }
+        }
+    }
 }
 
 fn statistics(net: &Fsdp<Net>) -> Vec<f64> {

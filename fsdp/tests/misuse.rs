@@ -121,6 +121,22 @@ fn ranks_with_different_models_or_values_are_told_which() {
 }
 
 #[test]
+fn values_that_each_rank_has_drawn_for_itself_are_told_what_to_draw_them_with() {
+    let lines = on_all_ranks(2, |comm| {
+        let build = |units: UnitBuilder<'static>| units.unit(|vb| linear(3, 2, vb));
+        let vars = Fsdp::new(comm.clone(), vb(), &FsdpConfig::default(), build);
+        let generator = sampler::SharedGenerator::from(sampler::Generator::new(42));
+        let drawn = training::TorchInit::tensor_builder(&generator, DType::F32, &Device::Cpu);
+        Fsdp::new(comm, drawn, &FsdpConfig::default(), build)?;
+        Ok(vars.map(drop).expect_err("they differ").to_string())
+    });
+    for line in lines {
+        assert!(line.contains("unit the model with values of hash") && line.contains("a `VarMap`"), "{line}");
+        assert!(line.contains("`training::TorchInit::tensor_builder` with the same seed"), "{line}");
+    }
+}
+
+#[test]
 fn backward_on_the_loss_itself_says_what_to_call() {
     let lines = on_all_ranks(2, |comm| {
         let fsdp = Mlp::fsdp(comm, 1, DType::F32, &FsdpConfig::default())?;
@@ -165,12 +181,12 @@ fn a_gradient_that_is_not_finite_is_named_by_all() {
     let lines = on_all_ranks(3, |comm| {
         let fsdp = Mlp::fsdp(comm.clone(), 1, DType::F32, &FsdpConfig::default())?;
         let mut grads = fsdp.backward(&fsdp.forward(&values(1, &[2, 5], DType::F32))?.sum_all()?)?;
-        let (name, var) = fsdp.named_vars().remove(2);
+        let (name, var) = fsdp.named_vars().remove(6);
         if comm.rank() == 1 {
             let nan = (grads.get(&var).expect("a gradient") * f64::NAN)?;
             grads.insert(&var, nan);
         }
-        assert_eq!(name, "l3");
+        assert_eq!(name, "l3.weight");
         Ok(fsdp.clip_grad_norm(&mut grads, 1.0).expect_err("not finite").to_string())
     });
     assert!(lines.iter().all(|line| *line == lines[0]), "{lines:?}");

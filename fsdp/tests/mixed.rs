@@ -126,6 +126,60 @@ fn equal_to_one_process_with_the_same_casts() {
 }
 
 #[test]
+fn many_backwards_are_summed_in_f32_and_rounded_once() {
+    const BACKWARDS: usize = 256;
+    for (param, reduce) in [
+        (DType::BF16, None),
+        (DType::F16, None),
+        (DType::BF16, Some(DType::F32)),
+        (DType::F32, Some(DType::BF16)),
+        (DType::F32, Some(DType::F16)),
+        (DType::F64, Some(DType::BF16)),
+    ] {
+        // Each is a number of every dtype here but the sums are not; the first is large beside the others.
+        let slope = |rank: usize, backward: usize| match backward {
+            0 => 1.0,
+            _ => (1 + (rank + backward) % 3) as f64 / 1024.0,
+        };
+        let ends = on_all_ranks(2, |comm| {
+            let rank = comm.rank();
+            let vb = VarBuilder::from_tensors(
+                [("w".into(), values(1, &[6], DType::F64))].into(),
+                DType::F64,
+                &Device::Cpu,
+            );
+            let mixed_precision = MixedPrecision {
+                param_dtype: Some(param),
+                reduce_dtype: reduce,
+                ..MixedPrecision::default()
+            };
+            let config = FsdpConfig { mixed_precision, ..FsdpConfig::default() };
+            let fsdp = Fsdp::new(comm, vb, &config, |units| units.unit(|vb| vb.get(6, "w")))?;
+            let loss = |backward: usize| fsdp.model()?.run(|w| (w * slope(rank, backward))?.sum_all());
+            for backward in 1..BACKWARDS {
+                fsdp.backward_no_sync(&loss(backward - 1)?)?;
+            }
+            let grads = fsdp.backward(&loss(BACKWARDS - 1)?)?;
+            let live = fsdp.memory().gradients.live;
+            Ok((numbers([grads.get(&fsdp.vars()[0]).expect("a gradient")]), live))
+        });
+        let reduce = reduce.unwrap_or(param);
+        let round = |sum: f64, dtype: DType| {
+            let rounded =
+                Tensor::new(sum, &Device::Cpu).and_then(|sum| sum.to_dtype(dtype)?.to_dtype(DType::F64));
+            rounded.and_then(|rounded| rounded.to_scalar::<f64>()).expect("on the CPU")
+        };
+        let sums =
+            [0, 1].map(|rank| round((0..BACKWARDS).map(|backward| slope(rank, backward)).sum(), reduce));
+        let expected = round((sums[0] + sums[1]) / 2.0, reduce);
+        for (got, live) in ends {
+            assert_eq!(got, [expected; 3], "{param:?}, {reduce:?}");
+            assert_eq!(live, 3 * size_of::<f64>(), "the gradient that was given out");
+        }
+    }
+}
+
+#[test]
 fn a_step_that_one_rank_cannot_take_is_skipped_by_all() {
     let ends = on_all_ranks(3, |comm| {
         let rank = comm.rank();

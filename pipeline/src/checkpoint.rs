@@ -237,7 +237,7 @@ fn commit(
 }
 
 impl Error {
-    fn training(error: training::Error) -> Self {
+    pub(crate) fn training(error: training::Error) -> Self {
         Self::Training(Arc::new(error))
     }
 }

@@ -35,7 +35,8 @@ pub struct PipelineConfig {
     /// Gradients are averaged together until they are so large, in bytes. Default: 1 MiB.
     pub bucket_bytes: usize,
     /// The ranks that divide this rank's layers among them: they choose the same cuts. What the layers say to each other is their
-    /// own business. Default: none.
+    /// own business; of which variables each has a part, [`Pipeline::set_divided`](crate::Pipeline::set_divided) is told.
+    /// Default: none.
     pub tensor_parallel: Option<Arc<dyn Communicator>>,
     /// Pairs of variables that are one parameter, in whatever stages: they start with the values of the first, and their gradients
     /// are added. Those that several pairs connect are one parameter, too, with the values of the one that is named first.

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use comm::ParameterDifference;
+
 /// What can go wrong in a pipeline. Errors are `Clone`: a [`crate::Pipeline`] that failed answers every later call with the
 /// first cause.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -107,6 +109,32 @@ pub enum Error {
         /// What it fails with.
         reason: String,
     },
+    /// The ranks of [`crate::PipelineConfig::tensor_parallel`] have parts of some variables and the whole of others, and nobody
+    /// has said which.
+    #[error(
+        "{what} needs to know of which variables the tensor-parallel ranks have parts: call \
+         `pipeline.set_divided(|name| shards.is_divided(name))` once, after the pipeline is made"
+    )]
+    DividedUnknown {
+        /// What was to be done.
+        what: &'static str,
+    },
+    /// A gradient holds a NaN or an infinity. Every rank gets this same error.
+    #[error(
+        "the gradient of {parameter} on rank {rank} is not finite, all gradients together have a norm of {norm}; none was \
+         changed: skip the step, or look for the cause"
+    )]
+    NotFinite {
+        /// The first variable of which it does.
+        parameter: String,
+        /// The first rank that has such a gradient, by its number in the whole job.
+        rank: usize,
+        /// The norm of all gradients together.
+        norm: f64,
+    },
+    /// A variable has other values on some of the ranks that have it. Every rank gets this same error, and may go on.
+    #[error(transparent)]
+    ParametersDiffer(#[from] Box<ParameterDifference>),
     /// A checkpoint that is whole, but of something else.
     #[error("the checkpoint {} does not fit: {problem}", folder.display())]
     Checkpoint {

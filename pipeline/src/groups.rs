@@ -20,7 +20,7 @@ impl Groups {
         Self { pp, tp: config.tensor_parallel.clone(), dp: config.data_parallel.clone() }
     }
 
-    fn all(&self) -> impl Iterator<Item = &dyn Communicator> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &dyn Communicator> {
         [&self.tp, &self.dp].into_iter().flatten().chain([&self.pp]).map(Arc::as_ref)
     }
 

@@ -22,6 +22,7 @@
 mod agreement;
 mod average;
 mod checkpoint;
+mod clip;
 mod config;
 mod copies;
 mod error;

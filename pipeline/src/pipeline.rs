@@ -1,11 +1,12 @@
 //! A model in stages, at work.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::thread::Builder;
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Tensor, Var};
+use candle_core::{DType, Tensor, TensorId, Var};
 use candle_nn::{VarBuilder, VarMap};
 use comm::{Communicator, Stats};
 
@@ -64,6 +65,8 @@ pub struct Pipeline {
     last_places: Vec<usize>,
     bucket_bytes: usize,
     rows: usize,
+    /// Of which the tensor-parallel ranks have parts, once that was said.
+    divided: Option<HashSet<TensorId>>,
     failed: Option<Error>,
 }
 
@@ -107,7 +110,8 @@ impl Pipeline {
     ///     let mut optimizer = Sgd::new(pipeline.vars(), SgdConfig { learning_rate: 0.1, ..SgdConfig::default() })?;
     ///     let mut losses = Vec::new();
     ///     for _ in 0..20 {
-    ///         let step = pipeline.step(Some(&x), Some(&y))?;
+    ///         let mut step = pipeline.step(Some(&x), Some(&y))?;
+    ///         pipeline.clip_grad_norm(&mut step.grads, 10.0)?; // by the norm over all stages
     ///         optimizer.step(&step.grads)?;
     ///         losses.extend(step.loss);
     ///     }
@@ -179,6 +183,7 @@ impl Pipeline {
             last_places,
             bucket_bytes: config.bucket_bytes,
             rows: example.dims().first().copied().unwrap_or(1),
+            divided: None,
             failed: None,
             schedule,
         })
@@ -285,6 +290,22 @@ impl Pipeline {
     /// The schedule.
     pub fn schedule(&self) -> &Schedule {
         &self.schedule
+    }
+
+    /// Says of which variables the ranks of [`PipelineConfig::tensor_parallel`] have parts of their own, by name; of all others each
+    /// has the whole, and the same. [`clip_grad_norm`](Self::clip_grad_norm) and [`check_parameters`](Self::check_parameters) need to
+    /// know where there are several such ranks.
+    pub fn set_divided(&mut self, is_divided: impl Fn(&str) -> bool) {
+        let divided = self.named_vars().into_iter().filter(|(name, _)| is_divided(name));
+        self.divided = Some(divided.map(|(_, var)| var.id()).collect());
+    }
+
+    pub(crate) fn divided(&self) -> Option<&HashSet<TensorId>> {
+        self.divided.as_ref()
+    }
+
+    pub(crate) fn ties(&self) -> &[Tie] {
+        &self.ties
     }
 
     pub(crate) fn failed(&self) -> Option<&Error> {

@@ -100,6 +100,17 @@ impl Tie {
         Ok(Self { vars, group })
     }
 
+    /// The variables that are counted elsewhere: of a set, the first one counts.
+    pub(crate) fn repeated(&self) -> &[Var] {
+        let is_first = self.group.as_ref().is_none_or(|group| group.rank() == 0);
+        &self.vars[usize::from(is_first).min(self.vars.len())..]
+    }
+
+    /// Those that are here, and the ranks that have the others.
+    pub(crate) fn parts(&self) -> (&[Var], Option<&dyn Communicator>) {
+        (&self.vars, self.group.as_deref())
+    }
+
     /// The sum of what is here; none where nothing is.
     fn sum(&self, gradients: &Gradients) -> candle_core::Result<Option<Tensor>> {
         let mut own = self.vars.iter().filter_map(|var| gradients.of(var));

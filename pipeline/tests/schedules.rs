@@ -122,6 +122,32 @@ fn schedules_without_measure_are_refused_before_they_take_memory() {
     }
 }
 
+/// The bubble that is printed is the part of the grid's places that are empty.
+#[test]
+fn the_bubble_is_what_the_grid_shows() {
+    for kind in ScheduleKind::ALL {
+        for ranks in 1..=5 {
+            for micro_batches in [1, 2, 3, 4, 5, 8, 11, 16] {
+                let free = matches!(kind, ScheduleKind::Interleaved | ScheduleKind::LoopedBfs);
+                for stages in if free { vec![1, 2, 3] } else { vec![kind.stages_per_rank()] } {
+                    let schedule = Schedule::of(kind, ranks, stages, micro_batches).unwrap();
+                    let shown = schedule.to_string();
+                    let lines = shown.lines().filter(|line| line.starts_with("rank "));
+                    let places: Vec<&str> = lines.flat_map(|line| line.split_whitespace().skip(2)).collect();
+                    let empty = places.iter().filter(|place| **place == ".").count();
+                    let expected = empty as f64 / places.len() as f64;
+                    let what = format!("{kind}, {ranks} x {stages}, {micro_batches}\n{shown}");
+                    let got = schedule.plan(&Durations::default()).bubble_fraction();
+                    assert!((got - expected).abs() < 1e-12, "{got}, {empty} of {}: {what}", places.len());
+                    assert!(shown.contains(&format!("\nbubble: {:.1} % of", 100.0 * expected)), "{what}");
+                    // All places are in the grid: three for each micro-batch in each stage.
+                    assert_eq!(places.len() - empty, 3 * ranks * stages * micro_batches, "{what}");
+                }
+            }
+        }
+    }
+}
+
 /// Less bubble with each of them, where nothing but the schedule differs.
 #[test]
 fn each_schedule_is_better_than_the_one_before() {
@@ -158,7 +184,7 @@ bubble: 25.0 % of the time; activations alive, by rank: 2 1
 time   0    1    2    3    4    5    6    7    8    9    10   11   12   13   14   15   16   17   18
 rank 0 F0.0 F0.1 F0.2 F3.0 I3.0 W3.0 F3.1 I3.1 W3.1 I0.0 W0.0 F3.2 I3.2 W3.2 I0.1 W0.1 I0.2 W0.2 .
 rank 1 .    F1.0 F2.0 F1.1 F2.1 I2.0 W2.0 F1.2 I1.0 W1.0 F2.2 I2.1 W2.1 I1.1 I2.2 I1.2 W1.1 W2.2 W1.2
-bubble: 0.0 % of the time; activations alive, by rank: 4 4
+bubble: 5.3 % of the time; activations alive, by rank: 4 4
 ";
     assert_eq!(grid(ScheduleKind::ZbV, 2), expected);
 }

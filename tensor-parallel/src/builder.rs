@@ -119,8 +119,29 @@ enum Source {
     Elsewhere(VarBuilder<'static>, Asked),
 }
 
-/// How the variable that is asked for next is divided, and whether its gradient is to be summed.
-pub(crate) type Asked = Arc<Mutex<Option<(Split, bool)>>>;
+/// How the variable that is asked for next is divided.
+pub(crate) type Asked = Arc<Mutex<Option<Division>>>;
+
+/// How a parameter is divided, and what becomes of its gradient.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Division {
+    pub(crate) split: Split,
+    /// Whether its gradient is to be summed over the ranks.
+    pub(crate) summed: bool,
+    /// Whether the ranks need not divide its rows.
+    pub(crate) uneven: bool,
+}
+
+impl From<Split> for Division {
+    fn from(split: Split) -> Self {
+        Self { split, summed: false, uneven: false }
+    }
+}
+
+impl Division {
+    /// By the tokens of a vocabulary.
+    pub(crate) const VOCABULARY: Self = Self { split: Split::ROWS, summed: false, uneven: true };
+}
 
 struct Inner {
     source: Mutex<Source>,
@@ -199,7 +220,7 @@ impl ShardBuilder {
     /// # Errors
     /// A shape that the ranks do not divide; a file that lacks it, or has it in another shape or dtype.
     pub fn get(&self, dims: impl Into<Shape>, name: &str, init: Init, split: Split) -> Result<Tensor> {
-        Ok(self.parameter(dims.into(), name, init, split, false)?.0)
+        Ok(self.parameter(dims.into(), name, init, split.into())?.0)
     }
 
     /// The same for a layer that computes the weight's gradient itself.
@@ -208,9 +229,9 @@ impl ShardBuilder {
         dims: impl Into<Shape>,
         name: &str,
         init: Init,
-        split: Split,
+        division: impl Into<Division>,
     ) -> Result<Weight> {
-        let (value, index) = self.parameter(dims.into(), name, init, split, false)?;
+        let (value, index) = self.parameter(dims.into(), name, init, division.into())?;
         let (Some(averaging), Some(index)) = (&self.inner.averaging, index) else {
             return Ok(Weight::new(value, None));
         };
@@ -230,7 +251,8 @@ impl ShardBuilder {
     /// As [`get`](Self::get).
     pub fn get_between(&self, dims: impl Into<Shape>, name: &str, init: Init) -> Result<Tensor> {
         let summed = self.inner.context.sequence_parallel() && self.inner.context.ranks() > 1;
-        Ok(self.parameter(dims.into(), name, init, Split::Whole, summed)?.0)
+        let division = Division { summed, ..Split::Whole.into() };
+        Ok(self.parameter(dims.into(), name, init, division)?.0)
     }
 
     /// A weight, and its place among the parameters unless something else has it.
@@ -239,9 +261,9 @@ impl ShardBuilder {
         shape: Shape,
         name: &str,
         init: Init,
-        split: Split,
-        summed: bool,
+        division: Division,
     ) -> Result<(Tensor, Option<usize>)> {
+        let Division { split, summed, uneven } = division;
         let (name, dims) = (format!("{}{name}", self.prefix), shape.dims().to_vec());
         let mut parameters = lock(&self.inner.parameters);
         if let Some(index) = parameters.iter().position(|known| known.name == name) {
@@ -254,7 +276,10 @@ impl ShardBuilder {
             return Err(Error::invalid(&format!("parameter {name}"), got, help));
         }
         let (rank, ranks) = (self.inner.context.rank(), self.inner.context.ranks());
-        let shard_dims = split.shard_dims(&name, &dims, ranks)?;
+        let shard_dims = match uneven {
+            true => split.uneven_dims(&name, &dims, (rank, ranks))?,
+            false => split.shard_dims(&name, &dims, ranks)?,
+        };
         let runs = split.runs(&dims, rank, ranks);
         let tensor = match &mut *lock(&self.inner.source) {
             Source::Random { builder, scratch } => {
@@ -273,7 +298,7 @@ impl ShardBuilder {
                 return Ok((tensor, Some(parameters.len() - 1)));
             }
             Source::Elsewhere(builder, asked) => {
-                *lock(asked) = Some((split, summed));
+                *lock(asked) = Some(division);
                 let found = builder.get_with_hints(shape, &name, init);
                 lock(asked).take();
                 let found = found?;

@@ -238,8 +238,9 @@ impl Saved {
         Err(misfit(folder, format!("it is of another model: it has {saved}, the model has {own}")))
     }
 
+    /// The shape of what the first file has of a parameter.
     fn shard_dims(&self, parameter: &Parameter) -> Result<Vec<usize>> {
-        parameter.split().shard_dims(parameter.name(), parameter.dims(), self.files.len())
+        parameter.split().uneven_dims(parameter.name(), parameter.dims(), (0, self.files.len()))
     }
 
     /// This rank's part of a tensor that is divided as `parameter` is.

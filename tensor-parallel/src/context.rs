@@ -1,10 +1,12 @@
 //! What a layer knows of the ranks.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, autograd};
 
+use crate::split::share;
 use crate::{Error, RandomStreams, Result};
 
 /// How a model is divided, and its random numbers.
@@ -35,17 +37,34 @@ impl TensorParallelConfig {
     }
 }
 
+thread_local! {
+    /// Whether this thread is in a [`crate::TensorParallel::backward`].
+    static IN_BACKWARD: Cell<bool> = const { Cell::new(false) };
+}
+
 /// The tensor-parallel group as layers see it.
 #[derive(Debug, Clone)]
 pub struct Context {
     comm: Arc<dyn Communicator>,
     sequence_parallel: bool,
     random: RandomStreams,
+    /// Whether a backward that is candle's alone leaves gradients that the ranks have not put together.
+    needs_own_backward: bool,
 }
 
 impl Context {
     pub(crate) fn new(comm: Arc<dyn Communicator>, sequence_parallel: bool, random: RandomStreams) -> Self {
-        Self { comm, sequence_parallel, random }
+        Self { comm, sequence_parallel, random, needs_own_backward: false }
+    }
+
+    /// The same for layers whose gradients are put together by [`crate::TensorParallel::backward`] alone.
+    pub(crate) fn with_own_backward(self) -> Self {
+        Self { needs_own_backward: true, ..self }
+    }
+
+    /// Refuses a backward that is not the model's own, where that is needed.
+    pub(crate) fn check_backward(&self) -> Result<()> {
+        if self.needs_own_backward && !IN_BACKWARD.get() { Err(Error::OutsideBackward) } else { Ok(()) }
     }
 
     /// The group that layers are divided over.
@@ -105,6 +124,21 @@ impl Context {
         Ok(autograd::gather_from_group(x, sequence_dim(x.dims())?, &self.comm)?)
     }
 
+    /// The parts that all ranks have of the last dimension, which is `total` long in all: each its [`share`].
+    pub(crate) fn gather_shares(&self, x: &Tensor, total: usize) -> Result<Tensor> {
+        let (ranks, dim) = (self.ranks(), x.rank().saturating_sub(1));
+        if total.is_multiple_of(ranks) {
+            return Ok(autograd::gather_from_group(x, dim, &self.comm)?);
+        }
+        // Parts of one length travel.
+        let widest = share(total, 0, ranks).len();
+        let padded = x.pad_with_zeros(dim, 0, widest - x.dim(dim)?)?;
+        let all = autograd::gather_from_group(&padded, dim, &self.comm)?;
+        let part = |rank: usize| all.narrow(dim, rank * widest, share(total, rank, ranks).len());
+        let parts = (0..ranks).map(part).collect::<candle_core::Result<Vec<_>>>()?;
+        Ok(Tensor::cat(&parts, dim)?)
+    }
+
     /// The dimension of the sequence, if the ranks divide it.
     pub(crate) fn check_sequence(&self, dims: &[usize]) -> Result<usize> {
         let dim = sequence_dim(dims)?;
@@ -115,6 +149,19 @@ impl Context {
         }
         Ok(dim)
     }
+}
+
+/// Runs what goes backward for a [`crate::TensorParallel`].
+pub(crate) fn own_backward<T>(backward: impl FnOnce() -> T) -> T {
+    /// Puts back what was there before, also after a panic.
+    struct Before(bool);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            IN_BACKWARD.set(self.0);
+        }
+    }
+    let _before = Before(IN_BACKWARD.replace(true));
+    backward()
 }
 
 /// Activations are (.., length, features).

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use comm::ParameterDifference;
+
 /// What can go wrong in tensor parallelism.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -56,6 +58,31 @@ pub enum Error {
         /// What that one has at the same place.
         expected: String,
     },
+
+    /// Backward was called on the loss itself.
+    #[error(
+        "backward came to layers of a TensorParallel outside of TensorParallel::backward, and the ranks' gradients would not be put \
+         together: call `parallel.backward(&loss)` in place of `loss.backward()`, and `optimizer.step(&grads)` in place of \
+         `optimizer.backward_step(&loss)`"
+    )]
+    OutsideBackward,
+    /// A gradient holds a NaN or an infinity. Every rank gets this same error.
+    #[error(
+        "the gradient of parameter {parameter} on rank {rank} is not finite, all gradients together have a norm of {norm}; none was \
+         changed: skip the step, or look for the cause"
+    )]
+    NotFinite {
+        /// The first parameter of which it does, in order of construction.
+        parameter: String,
+        /// The first rank that has such a gradient, by its number in the whole job.
+        rank: usize,
+        /// The norm of all gradients together.
+        norm: f64,
+    },
+    /// A parameter has other values on some of the ranks that have it, or the same part of it. Every rank gets this same error, and
+    /// may go on.
+    #[error(transparent)]
+    ParametersDiffer(#[from] Box<ParameterDifference>),
 
     // ---- files ----
     /// A file that cannot be read or written.

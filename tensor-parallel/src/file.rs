@@ -32,7 +32,7 @@ impl ShardedFile {
             }
             _ => reading(path, error),
         };
-        let mut file = File::open(path).map_err(refuse)?;
+        let mut file = training::open_input(path).map_err(refuse)?;
         let bytes = file.metadata().map_err(refuse)?.len();
         let header = training::tensor_header(&mut file, bytes).map_err(refuse)?;
         let TensorHeader { metadata, data, .. } = header;

@@ -2,7 +2,6 @@
 
 use candle_core::{Module, Tensor};
 use candle_nn::{Init, ModuleT};
-use comm::autograd;
 use training::{AttentionMask, Dropout, LayerNorm};
 
 use crate::layer::dropout_between;
@@ -14,7 +13,8 @@ use crate::{
 /// The sizes of a [`LanguageModel`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct LanguageModelConfig {
-    /// Tokens that there are; the ranks divide them. Default 50,304.
+    /// Tokens that there are, of which each rank has a part; where the ranks do not divide them, the first ranks have one more.
+    /// Default 50,304.
     pub vocab_size: usize,
     /// Features of a token. Default 768.
     pub d_model: usize,
@@ -67,6 +67,7 @@ pub struct LanguageModel {
     layers: Vec<ParallelTransformerLayer>,
     norm: LayerNorm,
     head: ColumnParallelLinear,
+    vocab_size: usize,
     context: Context,
 }
 
@@ -85,17 +86,17 @@ impl LanguageModel {
             .map(|place| ParallelTransformerLayer::new(&layer, &builder.pp("layers").pp(place)))
             .collect::<Result<_>>()?;
         let norm = norm(d_model, &builder.pp("norm"))?;
-        let head = ColumnConfig { bias: false, ..ColumnConfig::default() };
+        let head = ColumnConfig { bias: false, uneven: true, ..ColumnConfig::default() };
         let head = ColumnParallelLinear::new(d_model, vocab_size, &head, &builder.pp("head"))?;
         let context = builder.context().clone();
         let dropout = dropout_between(dropout, &context)?;
-        Ok(Self { embedding, position, dropout, layers, norm, head, context })
+        Ok(Self { embedding, position, dropout, layers, norm, head, vocab_size, context })
     }
 
     /// This rank's part of the logits.
     ///
     /// # Shapes
-    /// Tokens (batch, length) to (batch, length, vocab_size / ranks).
+    /// Tokens (batch, length) to (batch, length, this rank's part of vocab_size).
     ///
     /// # Errors
     /// A token that there is not; rows that are too long, or with sequence parallelism of a length that the ranks do not
@@ -117,7 +118,7 @@ impl LanguageModel {
     /// # Errors
     /// As [`forward_t`](Self::forward_t).
     pub fn logits(&self, tokens: &Tensor) -> Result<Tensor> {
-        Ok(autograd::gather_from_group(&self.forward_t(tokens, false)?, 2, self.context.comm())?)
+        self.context.gather_shares(&self.forward_t(tokens, false)?, self.vocab_size)
     }
 
     /// The mean cross-entropy of each token's prediction of the one in `next`, in training.

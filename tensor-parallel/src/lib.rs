@@ -18,6 +18,7 @@ mod agreement;
 mod averaging;
 mod builder;
 mod checkpoint;
+mod clip;
 mod context;
 mod error;
 mod file;

@@ -8,6 +8,7 @@ use candle_core::{Tensor, Var};
 use comm::{Communicator, Mesh, Operation, ReduceOp, Stats};
 
 use crate::averaging::Averaging;
+use crate::context::own_backward;
 use crate::{
     Context, Parameter, RandomStreams, Result, ShardBuilder, TensorParallelConfig, Weights, agreement,
 };
@@ -36,7 +37,9 @@ use crate::{
 ///     let tokens = Tensor::zeros((3, 6), DType::U32, &Device::Cpu)?;
 ///     for _ in 0..20 {
 ///         let loss = parallel.model().loss(&tokens, &tokens)?;
-///         optimizer.step(&parallel.backward(&loss)?)?;
+///         let mut grads = parallel.backward(&loss)?;
+///         parallel.clip_grad_norm(&mut grads, 1.0)?; // by the norm over all ranks
+///         optimizer.step(&grads)?;
 ///     }
 ///     Ok(parallel.model().loss(&tokens, &tokens)?.to_scalar::<f32>()?)
 /// })?;
@@ -76,8 +79,12 @@ impl<M> TensorParallel<M> {
         let place = tp.rank();
         let dp_rank = dp.as_ref().map_or(0, |dp| dp.rank());
         let random = RandomStreams::new(config.seed, dp_rank, place);
-        let context = Context::new(tp, config.sequence_parallel, random);
         let dp = dp.filter(|dp| dp.world_size() > 1);
+        let sums = config.sequence_parallel && tp.world_size() > 1;
+        let mut context = Context::new(tp, config.sequence_parallel, random);
+        if sums || dp.is_some() {
+            context = context.with_own_backward();
+        }
         let averaging = dp.as_ref().map(|dp| Arc::new(Averaging::new(dp.clone())));
         let builder = ShardBuilder::new(weights, config, context.clone(), averaging.clone());
         let built = builder.and_then(|builder| {
@@ -126,6 +133,9 @@ impl<M> TensorParallel<M> {
     /// Backward from `loss`, which every rank of the tensor-parallel group has computed alike: the gradient of this rank's part
     /// of each parameter, the mean over the data-parallel ranks.
     ///
+    /// `loss.backward()` gives this rank's own gradients only: with sequence parallelism or data parallelism over several ranks the
+    /// layers refuse it ([`Error::OutsideBackward`](crate::Error::OutsideBackward)).
+    ///
     /// Where there are several of these, the divided layers' gradients go out as soon as there is a megabyte of them, while backward
     /// computes those of earlier layers; the rest follows in one.
     ///
@@ -148,7 +158,7 @@ impl<M> TensorParallel<M> {
 
     /// The gradients of this copy of the model.
     fn own_gradients(&self, loss: &Tensor) -> Result<GradStore> {
-        let mut gradients = tracing::info_span!("backward").in_scope(|| loss.backward())?;
+        let mut gradients = own_backward(|| tracing::info_span!("backward").in_scope(|| loss.backward()))?;
         let mut tensors = Vec::new();
         for parameter in self.parameters.iter().filter(|parameter| parameter.is_summed()) {
             let Some(gradient) = gradients.get(parameter.var()) else { continue };

@@ -1,14 +1,13 @@
 //! Writing the model of all ranks into one file, piece by piece.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
 use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use candle_core::Tensor;
 use comm::{Communicator, Operation, broadcast_object};
 use safetensors::View;
-use safetensors::tensor::{Metadata, TensorInfo};
+use training::{AtomicFile, tensor_file_begin};
 
 use crate::{Error, Parameter, Result, Split, TensorParallel};
 
@@ -54,13 +53,9 @@ impl<M> TensorParallel<M> {
     pub fn save_shard(&self, path: &Path) -> Result<()> {
         let tensors: HashMap<&str, Tensor> =
             self.parameters().iter().map(|p| (p.name(), p.var().as_detached_tensor())).collect();
-        let draft = draft(path);
-        let written = training::save_tensors(&draft, &tensors)
-            .and_then(|()| File::open(&draft)?.sync_all())
-            .and_then(|()| fs::rename(&draft, path));
-        written.map_err(|reason| {
-            let _ = fs::remove_file(&draft);
-            Error::File { action: "write", path: path.to_path_buf(), reason: reason.to_string() }
+        training::save_tensors(path, &tensors).map_err(|reason| {
+            let reason = reason.to_string();
+            Error::File { action: "write", path: path.to_path_buf(), reason }
         })
     }
 
@@ -85,11 +80,13 @@ fn stream(comm: &dyn Communicator, parameter: &Parameter, writer: &mut Option<Wr
         }
         return Ok(());
     }
-    let runs = parameter.split().runs(parameter.dims(), comm.rank(), comm.world_size());
+    let (split, dims, ranks) = (parameter.split(), parameter.dims(), comm.world_size());
+    let runs = split.runs(dims, comm.rank(), ranks);
     let own = own.contiguous()?.reshape((runs.count, runs.len))?;
-    if runs.len >= PIECE {
+    let lens: Vec<usize> = (0..ranks).map(|rank| split.runs(dims, rank, ranks).len).collect();
+    if lens.iter().any(|len| *len >= PIECE || *len != lens[0]) {
         for run in 0..runs.count {
-            long_run(comm, &own.get(run)?, writer)?;
+            long_run(comm, &own.get(run)?, &lens, writer)?;
         }
         return Ok(());
     }
@@ -101,20 +98,25 @@ fn stream(comm: &dyn Communicator, parameter: &Parameter, writer: &mut Option<Wr
     Ok(())
 }
 
-/// One run of each rank, one rank after the other.
-fn long_run(comm: &dyn Communicator, own: &Tensor, writer: &mut Option<Writer>) -> Result<()> {
-    let len = own.elem_count();
-    for rank in 0..comm.world_size() {
+/// One run of each rank, of these lengths, one rank after the other.
+fn long_run(
+    comm: &dyn Communicator,
+    own: &Tensor,
+    lens: &[usize],
+    writer: &mut Option<Writer>,
+) -> Result<()> {
+    for (rank, &len) in lens.iter().enumerate() {
         for start in (0..len).step_by(PIECE) {
-            let piece = own.narrow(0, start, PIECE.min(len - start))?.force_contiguous()?;
+            let count = PIECE.min(len - start);
+            let piece = || own.narrow(0, start, count)?.force_contiguous();
             match writer {
-                Some(writer) if rank == 0 => writer.write(&piece.data()),
+                Some(writer) if rank == 0 => writer.write(&piece()?.data()),
                 Some(writer) => {
-                    let theirs = piece.zeros_like()?;
+                    let theirs = Tensor::zeros(count, own.dtype(), own.device())?;
                     comm.run(Operation::Recv { tensor: theirs.clone(), from: rank })?;
                     writer.write(&theirs.data());
                 }
-                None if rank == comm.rank() => comm.run(Operation::Send { tensor: piece, to: 0 })?,
+                None if rank == comm.rank() => comm.run(Operation::Send { tensor: piece()?, to: 0 })?,
                 None => {}
             }
         }
@@ -140,21 +142,21 @@ fn short_runs(comm: &dyn Communicator, own: &Tensor, writer: &mut Option<Writer>
 
 /// The file, until something goes wrong with it: then what did, while the other ranks still send.
 struct Writer {
-    path: PathBuf,
-    draft: PathBuf,
-    file: std::io::Result<BufWriter<File>>,
+    file: std::io::Result<BufWriter<AtomicFile>>,
 }
 
 impl Writer {
     fn begin(path: &Path, parameters: &[Parameter]) -> Self {
-        let draft = draft(path);
-        let file = header(parameters).and_then(|header| {
-            let mut file = BufWriter::new(File::create(&draft)?);
-            file.write_all(&(header.len() as u64).to_le_bytes())?;
-            file.write_all(&header)?;
+        let tensor = |parameter: &Parameter| {
+            let dtype = parameter.var().dtype().into();
+            (parameter.name().to_string(), dtype, parameter.dims().to_vec())
+        };
+        let file = tensor_file_begin(parameters.iter().map(tensor), Some("pt")).and_then(|begin| {
+            let mut file = BufWriter::new(AtomicFile::create(path)?);
+            file.write_all(&begin)?;
             Ok(file)
         });
-        Self { path: path.to_path_buf(), draft, file }
+        Self { file }
     }
 
     fn write(&mut self, bytes: &[u8]) {
@@ -167,37 +169,7 @@ impl Writer {
 
     /// What went wrong.
     fn finish(self) -> Option<String> {
-        let Self { path, draft, file } = self;
-        let done = file.and_then(|file| {
-            file.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()?;
-            fs::rename(&draft, &path)
-        });
-        let error = done.err()?;
-        let _ = fs::remove_file(&draft);
-        Some(error.to_string())
+        let file = self.file.and_then(|file| file.into_inner().map_err(std::io::IntoInnerError::into_error));
+        file.and_then(AtomicFile::commit).err().map(|error| error.to_string())
     }
-}
-
-fn header(parameters: &[Parameter]) -> std::io::Result<Vec<u8>> {
-    let mut end = 0;
-    let info = |parameter: &Parameter| {
-        let (shape, dtype) = (parameter.dims().to_vec(), parameter.var().dtype());
-        let start = end;
-        end += shape.iter().product::<usize>() * dtype.size_in_bytes();
-        let info = TensorInfo { dtype: dtype.into(), shape, data_offsets: (start, end) };
-        (parameter.name().to_string(), info)
-    };
-    let tensors = parameters.iter().map(info).collect();
-    let format = HashMap::from([("format".to_string(), "pt".to_string())]);
-    let metadata = Metadata::new(Some(format), tensors).map_err(std::io::Error::other)?;
-    let mut header = serde_json::to_vec(&metadata)?;
-    // The format has the numbers begin at a multiple of 8.
-    header.resize(header.len().next_multiple_of(8), b' ');
-    Ok(header)
-}
-
-/// Beside the file, which takes its place once it is whole.
-fn draft(path: &Path) -> PathBuf {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    path.with_file_name(format!(".{name}.{}.tmp", std::process::id()))
 }

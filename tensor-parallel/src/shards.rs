@@ -42,6 +42,8 @@ pub struct Shards {
     asked: Asked,
     /// Of which each rank has a part of the gradient only.
     summed: Arc<Mutex<BTreeSet<String>>>,
+    /// Of which each rank has a part.
+    divided: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Shards {
@@ -64,7 +66,7 @@ impl Shards {
         let Some(source) = source else {
             return Err(crate::Error::invalid("the weights", "none", "this is a mistake in tensor-parallel"));
         };
-        Ok(Self { source, asked: Asked::default(), summed: Arc::default() })
+        Ok(Self { source, asked: Asked::default(), summed: Arc::default(), divided: Arc::default() })
     }
 
     /// A builder that puts this rank's part of each variable into `map`. Weights that are drawn are drawn whole, in the order in
@@ -84,6 +86,12 @@ impl Shards {
     /// What layers know of the ranks.
     pub fn context(&self) -> &Context {
         self.source.context()
+    }
+
+    /// Whether each rank has a part of its own of the variable of this name, and not the whole of it, for what counts or compares
+    /// each parameter once: `Pipeline::set_divided`. Known once the variable has been asked for.
+    pub fn is_divided(&self, name: &str) -> bool {
+        lock(&self.divided).contains(name)
     }
 
     /// Completes the gradients of these variables: with sequence parallelism those of norms and biases, of which each rank has
@@ -123,16 +131,19 @@ struct Backend {
 
 impl SimpleBackend for Backend {
     fn get(&self, shape: Shape, name: &str, init: Init, _: DType, _: &Device) -> candle_core::Result<Tensor> {
-        let (split, summed) = lock(&self.shards.asked).take().unwrap_or((Split::Whole, false));
+        let division = lock(&self.shards.asked).take().unwrap_or(Split::Whole.into());
         if let Some(known) = lock(self.map.data()).get(name) {
             return Ok(known.as_tensor().clone());
         }
-        let (tensor, _) = self.shards.source.parameter(shape, name, init, split, summed)?;
+        let (tensor, _) = self.shards.source.parameter(shape, name, init, division)?;
         if let Some(parameter) = self.shards.source.take_last() {
             lock(self.map.data()).insert(name.to_string(), parameter.var().clone());
         }
-        if summed {
+        if division.summed {
             lock(&self.shards.summed).insert(name.to_string());
+        }
+        if division.split != Split::Whole {
+            lock(&self.shards.divided).insert(name.to_string());
         }
         Ok(tensor)
     }

@@ -1,6 +1,16 @@
 //! Which part of a weight is whose: index arithmetic alone.
 
+use std::ops::Range;
+
 use crate::{Error, Result};
+
+/// Which of `len` things in a row are a rank's. Where the ranks do not divide them, the first ranks have one more: as if they were
+/// padded to a multiple of the ranks, but that the padding is nowhere.
+pub(crate) fn share(len: usize, rank: usize, ranks: usize) -> Range<usize> {
+    let (each, more) = (len / ranks.max(1), len % ranks.max(1));
+    let start = rank * each + rank.min(more);
+    start..start + each + usize::from(rank < more)
+}
 
 /// How a weight is divided among the ranks of a tensor-parallel group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -8,7 +18,8 @@ pub enum Split {
     /// Every rank has all of it.
     Whole,
     /// By its rows, the first dimension. They are so many equal groups, one below the other, and each rank has its part of
-    /// each: the rows of queries, keys and values in one weight are 3 groups. Usually there is 1.
+    /// each: the rows of queries, keys and values in one weight are 3 groups. Usually there is 1. Where the ranks do not divide the
+    /// tokens of a vocabulary, the first ranks have one row more than the others.
     Rows {
         /// Groups of rows.
         groups: usize,
@@ -84,11 +95,37 @@ impl Split {
         }
     }
 
-    /// Where the shard of `rank` lies; the dimensions must be divisible.
+    /// The shape of a rank's shard of rows that the ranks need not divide.
+    ///
+    /// # Errors
+    /// Fewer rows than ranks.
+    pub(crate) fn uneven_dims(
+        self,
+        name: &str,
+        dims: &[usize],
+        (rank, ranks): (usize, usize),
+    ) -> Result<Vec<usize>> {
+        let (Split::Rows { groups: 0 | 1 }, Some(&rows)) = (self, dims.first()) else {
+            return self.shard_dims(name, dims, ranks);
+        };
+        if rows < ranks {
+            let help = format!("give one at least for each of the {ranks} tensor-parallel ranks");
+            return Err(Error::invalid(&format!("the rows of {name}"), rows, help));
+        }
+        let mut shard = dims.to_vec();
+        shard[0] = share(rows, rank, ranks).len();
+        Ok(shard)
+    }
+
+    /// Where the shard of `rank` lies. Columns, and rows of several groups, must be divisible.
     pub(crate) fn runs(self, dims: &[usize], rank: usize, ranks: usize) -> Runs {
         let all: usize = dims.iter().product();
         let count = match self {
             Split::Whole => return Runs { start: 0, len: all, stride: all, count: 1 },
+            Split::Rows { groups: 0 | 1 } => {
+                let (width, own) = (dims[1..].iter().product::<usize>(), share(dims[0], rank, ranks));
+                return Runs { start: own.start * width, len: own.len() * width, stride: all, count: 1 };
+            }
             Split::Rows { groups } => groups.max(1),
             Split::Columns => dims[0],
         };
@@ -109,6 +146,26 @@ mod tests {
     }
 
     proptest! {
+        /// Rows that the ranks do not divide: one after the other, and as many as the shape says, which differ by one at most.
+        #[test]
+        fn uneven_shards_are_a_partition(ranks in 1..6usize, more in 0..20usize, width in 1..4usize) {
+            let dims = [ranks + more, width];
+            let all: Vec<usize> = (0..dims[0] * width).collect();
+            let (mut seen, mut rows) = (vec![], vec![]);
+            for rank in 0..ranks {
+                let shard = Split::ROWS.runs(&dims, rank, ranks).take(&all);
+                let shape = Split::ROWS.uneven_dims("w", &dims, (rank, ranks)).unwrap();
+                prop_assert_eq!(shard.len(), shape.iter().product::<usize>());
+                if dims[0].is_multiple_of(ranks) {
+                    prop_assert_eq!(&shape, &Split::ROWS.shard_dims("w", &dims, ranks).unwrap());
+                }
+                rows.push(shape[0]);
+                seen.extend(shard);
+            }
+            prop_assert_eq!(seen, all);
+            prop_assert!(rows.is_sorted_by(|a, b| a >= b) && rows[0] - rows[ranks - 1] <= 1);
+        }
+
         /// Every element is in exactly one shard, and a shard has as many as its shape says.
         #[test]
         fn shards_are_a_partition(split in split(), ranks in 1..5usize, a in 1..4usize, b in 1..4usize) {

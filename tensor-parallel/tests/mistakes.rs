@@ -4,11 +4,14 @@
 mod common;
 
 use candle_core::{DType, Device, Tensor};
+use candle_nn::{Optimizer, SGD};
 use comm::{Local, LocalConfig, Mesh};
 use common::sizes;
 use std::sync::Arc;
 use tensor_parallel::{
-    LanguageModel, LanguageModelConfig, Result, ShardBuilder, TensorParallel, TensorParallelConfig, Weights,
+    ColumnConfig, ColumnParallelLinear, LanguageModel, LanguageModelConfig, Result, RowConfig,
+    RowParallelLinear, ShardBuilder, TensorParallel, TensorParallelConfig, VocabParallelEmbedding, Weights,
+    vocab_parallel_cross_entropy,
 };
 
 /// The messages of all ranks; each must fail.
@@ -45,9 +48,9 @@ fn sizes_that_the_ranks_do_not_divide() {
             "d_model: got 18; give a multiple of the 4 heads",
         ),
         (
-            LanguageModelConfig { vocab_size: 25, ..sizes() },
-            2,
-            "the rows of embedding.weight: 25 cannot be divided",
+            LanguageModelConfig { vocab_size: 3, ..sizes() },
+            4,
+            "the rows of embedding.weight: got 3; give one at least for each of the 4 tensor-parallel ranks",
         ),
         (
             LanguageModelConfig { d_ff: 42, ..sizes() },
@@ -98,16 +101,16 @@ fn ranks_that_build_different_models() {
 fn a_rank_that_cannot_build_its_part() {
     let found = messages(3, |mesh, rank| {
         let sizes = LanguageModelConfig {
-            vocab_size: if rank == 2 { 25 } else { 24 },
             num_heads: 3,
             d_model: 12,
-            d_ff: 36,
+            d_ff: if rank == 2 { 37 } else { 36 },
             ..sizes()
         };
         build(&mesh, &sizes, 1).map(drop)
     });
-    assert!(found[2].starts_with("the rows of embedding.weight: 25"), "{found:?}");
-    let others = "rank 2 could not build its part of the model: the rows of embedding.weight: 25";
+    assert!(found[2].starts_with("the rows of layers.0.feed_forward.fc1.weight: 37"), "{found:?}");
+    let others =
+        "rank 2 could not build its part of the model: the rows of layers.0.feed_forward.fc1.weight: 37";
     assert!(found[..2].iter().all(|message| message.starts_with(others)), "{found:?}");
 }
 
@@ -138,6 +141,70 @@ fn tokens_and_targets_that_there_are_not() {
     });
     let part = "with sequence parallelism, the length of a sequence: 5 cannot be divided into 2";
     assert!(found.iter().all(|message| message.starts_with(part)), "{found:?}");
+}
+
+/// In place of the model's own backward, candle's: where ranks would have to put gradients together, and where not.
+#[test]
+fn backward_on_the_loss_itself_says_what_to_call() {
+    for (dp, tp, sequence_parallel, is_refused) in [
+        (2, 1, false, true),
+        (2, 2, false, true),
+        (2, 2, true, true),
+        (1, 2, true, true),
+        (1, 2, false, false),
+        (1, 1, true, false),
+    ] {
+        let found = common::on_mesh(dp, tp, |mesh| {
+            let config = TensorParallelConfig { sequence_parallel, ..TensorParallelConfig::default() };
+            let model = |builder: ShardBuilder| LanguageModel::new(builder, &sizes());
+            let parallel = TensorParallel::new(mesh, &config, &Weights::seed(1), model)?;
+            let (tokens, next) = common::batch(&sizes(), 0, mesh.axis("dp")?.rank());
+            let loss = parallel.model().loss(&tokens, &next)?;
+            let line = |error: candle_core::Error| tensor_parallel::Error::from(error).to_string();
+            let before = common::values(&parallel);
+            let mut sgd = SGD::new(parallel.vars(), 0.1)?;
+            let refused = [loss.backward().map(drop).map_err(line), sgd.backward_step(&loss).map_err(line)];
+            if is_refused {
+                for ((name, before, _), (_, after, _)) in before.iter().zip(common::values(&parallel)) {
+                    assert_eq!(common::bits(before), common::bits(&after), "{name}");
+                }
+            }
+            // The right one goes on, also of the same loss.
+            parallel.backward(&loss)?;
+            Ok(refused)
+        });
+        for line in found.into_iter().flatten() {
+            match line {
+                Ok(()) => assert!(!is_refused),
+                Err(line) => {
+                    assert!(is_refused && line.contains("call `parallel.backward(&loss)`"), "{line}")
+                }
+            }
+        }
+    }
+}
+
+/// A layer that sums on its way back, without what computes the loss.
+#[test]
+fn every_layer_refuses_a_backward_that_is_not_the_models() {
+    let refused = |layer: &(dyn Fn(&ShardBuilder, &Tensor) -> Result<Tensor> + Sync)| {
+        let lines = common::on_mesh(2, 2, |mesh| {
+            let config = TensorParallelConfig::default();
+            let x = Tensor::ones((1, 4), DType::F32, &Device::Cpu)?;
+            let output = |builder: ShardBuilder| layer(&builder, &x);
+            let parallel = TensorParallel::new(mesh, &config, &Weights::seed(1), output)?;
+            Ok(parallel.model().sum_all()?.backward().map(drop).unwrap_err().to_string())
+        });
+        assert!(lines.iter().all(|line| line.contains("outside of TensorParallel::backward")), "{lines:?}");
+    };
+    refused(&|builder, x| ColumnParallelLinear::new(4, 6, &ColumnConfig::default(), builder)?.forward(x));
+    let whole = RowConfig { input_is_divided: false, ..RowConfig::default() };
+    refused(&|builder, x| RowParallelLinear::new(4, 6, &whole, builder)?.forward(x));
+    refused(&|builder, x| VocabParallelEmbedding::new(6, 4, builder)?.forward(&x.to_dtype(DType::U32)?));
+    refused(&|builder, x| {
+        let logits = candle_core::Var::from_tensor(x)?;
+        vocab_parallel_cross_entropy(&logits, &Tensor::zeros(1, DType::U32, &Device::Cpu)?, builder.context())
+    });
 }
 
 #[test]

@@ -10,8 +10,8 @@ use crate::{Error, Result};
 
 /// The 2-norm of the gradients of all these parameters together; those without a gradient count nothing.
 ///
-/// Squares are summed in f64, parameter after parameter. Where parameters are sharded over ranks, sum the squares of the
-/// ranks' norms; with the root as `norm`, clip by [`scale_grads`] with `max_norm / (norm + 1e-6)` where that is below 1.
+/// Squares are summed in f64, parameter after parameter. Where ranks have parts of a model, this is the norm of this rank's part;
+/// `comm::global_norm` makes that of the whole of it, and [`clip_by_norm`] clips by that.
 ///
 /// # Cost
 /// One pass over the gradients.
@@ -58,6 +58,14 @@ pub fn scale_grads(grads: &mut GradStore, vars: &[Var], factor: f64) -> Result<(
 /// As PyTorch's `clip_grad_norm_` with `error_if_nonfinite=True`: all are multiplied with `max_norm / (norm + 1e-6)`
 /// where that is below 1.
 ///
+/// # Where it may not be used
+/// This is the norm of what this process has. Where ranks have different parts of a model (shards, parts of layers, stages), each
+/// would clip by another norm, without an error: the result would not be one process's, and what several ranks have, such as the
+/// norms between divided layers, would drift apart. There the model's own method of this name is to be called, which takes the norm
+/// over all ranks and counts each parameter once: `Fsdp::clip_grad_norm`, `TensorParallel::clip_grad_norm`,
+/// `Pipeline::clip_grad_norm`. Where every rank has the whole model and the same gradients (`Ddp`), this is as good as
+/// `Ddp::clip_grad_norm`.
+///
 /// # Cost
 /// One pass over the gradients, and another one where they are clipped.
 ///
@@ -75,26 +83,65 @@ pub fn scale_grads(grads: &mut GradStore, vars: &[Var], factor: f64) -> Result<(
 /// # Ok::<(), training::Error>(())
 /// ```
 pub fn clip_grad_norm(grads: &mut GradStore, vars: &[Var], max_norm: f64) -> Result<f64> {
+    check_max_norm(max_norm)?;
+    let norm = grad_norm(grads, vars)?;
+    if let (false, Some(index)) = (norm.is_finite(), first_not_finite(grads, vars)?) {
+        let norm = grad_norm(grads, &vars[index..=index])?;
+        return Err(Error::NotFinite { index, norm });
+    }
+    clip_by_norm(grads, vars, norm, max_norm)?;
+    Ok(norm)
+}
+
+/// Scales the gradients of these parameters by what [`clip_grad_norm`] scales them where all gradients together have this norm:
+/// those of other ranks with them.
+///
+/// # Cost
+/// One pass over the gradients where they are clipped.
+///
+/// # Errors
+/// [`Error::NormNotFinite`]; [`Error::InvalidConfig`] for a `max_norm` that is negative or NaN. Nothing is changed then.
+///
+/// ```
+/// use candle_core::{Device, Var};
+///
+/// let weight = Var::new(&[3f64], &Device::Cpu)?;
+/// let mut grads = (weight.as_tensor().sqr()?.sum_all()? * 0.5)?.backward()?;
+/// // Another rank has the gradient 4.
+/// training::clip_by_norm(&mut grads, &[weight.clone()], 5.0, 1.0)?;
+/// assert!((training::grad_norm(&grads, &[weight])? - 0.6).abs() < 1e-6);
+/// # Ok::<(), training::Error>(())
+/// ```
+pub fn clip_by_norm(grads: &mut GradStore, vars: &[Var], norm: f64, max_norm: f64) -> Result<()> {
     // What PyTorch adds, so that gradients of zero can be divided by.
     const TINY: f64 = 1e-6;
+    check_max_norm(max_norm)?;
+    if !norm.is_finite() {
+        return Err(Error::NormNotFinite { norm });
+    }
+    let factor = max_norm / (norm + TINY);
+    if factor < 1.0 { scale_grads(grads, vars, factor) } else { Ok(()) }
+}
+
+/// The place of the first of these parameters whose gradient holds a NaN or an infinity.
+///
+/// # Errors
+/// candle's.
+pub fn first_not_finite(grads: &GradStore, vars: &[Var]) -> Result<Option<usize>> {
+    for (index, var) in vars.iter().enumerate() {
+        if !grad_norm(grads, std::slice::from_ref(var))?.is_finite() {
+            return Ok(Some(index));
+        }
+    }
+    Ok(None)
+}
+
+fn check_max_norm(max_norm: f64) -> Result<()> {
     if max_norm.is_nan() || max_norm < 0.0 {
         let help = "it must be a number, 0 or more";
         return Err(Error::InvalidConfig { of: "clip_grad_norm", field: "max_norm", got: max_norm, help });
     }
-    let norm = grad_norm(grads, vars)?;
-    if !norm.is_finite() {
-        for (index, var) in vars.iter().enumerate() {
-            let norm = grads.get(var).map(squares).transpose()?.unwrap_or(0.0).sqrt();
-            if !norm.is_finite() {
-                return Err(Error::NotFinite { index, norm });
-            }
-        }
-    }
-    let factor = max_norm / (norm + TINY);
-    if factor < 1.0 {
-        scale_grads(grads, vars, factor)?;
-    }
-    Ok(norm)
+    Ok(())
 }
 
 /// The sum of squares, in f64.

@@ -152,6 +152,14 @@ pub enum Error {
         /// The norm of its gradient.
         norm: f64,
     },
+    /// The norm of all gradients together is a NaN or an infinity.
+    #[error(
+        "all gradients together have a norm of {norm}; no gradient was changed: skip the step, or look for the cause"
+    )]
+    NormNotFinite {
+        /// Their norm.
+        norm: f64,
+    },
     /// A variable of this name exists, but is of another shape or dtype than the model asks for.
     #[error(
         "variable `{name}` exists as {got_dtype:?} of shape {got:?}, the model asks for {dtype:?} of shape {expected:?}"

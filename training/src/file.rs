@@ -1,26 +1,30 @@
 //! Tensors in a file.
 
+mod input;
+mod output;
+
 use std::collections::HashMap;
-use std::fmt::Display;
-use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, BufWriter, ErrorKind, Read, Seek, Write};
 use std::path::Path;
 
 use candle_core::{Device, Tensor};
-use safetensors::tensor::Metadata;
+use safetensors::tensor::{Dtype, Metadata, TensorInfo, View};
 
 use crate::{Error, Result};
+
+pub use input::{open_input, read_input};
+pub(crate) use output::parent;
+pub use output::{AtomicFile, write_output};
 
 /// The longest header that is read; safetensors itself allows no longer one.
 const LONGEST_HEADER: u64 = 100_000_000;
 /// Bytes before the header, which say how long it is.
 const PREFIX: u64 = 8;
 
-/// Writes tensors to a safetensors file, in the place of an older one, with the rights of any new file. It may not have reached
-/// the disk yet.
+/// Writes tensors to a safetensors file, which takes its place once it is whole: see [`AtomicFile`].
 ///
 /// # Errors
-/// Those of the system, such as a full disk.
+/// Those of the system, such as a full disk; an older file is then as it was.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -33,14 +37,77 @@ const PREFIX: u64 = 8;
 /// # assert!(path.is_file());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn save_tensors<K: AsRef<str> + Ord + Display>(
-    path: &Path,
+pub fn save_tensors<K: AsRef<str>>(path: &Path, tensors: &HashMap<K, Tensor>) -> io::Result<()> {
+    let mut file = AtomicFile::create(path)?;
+    write_tensors(&mut file, tensors, None)?;
+    file.commit()
+}
+
+/// Writes a safetensors file, the bytes that the crate `safetensors` gives. `format` is what other programs are told of the
+/// tensors: `pt` for PyTorch's.
+///
+/// # Errors
+/// Those of writing; a tensor that cannot be brought to the host.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use std::collections::HashMap;
+///
+/// let tensors = HashMap::from([("w", Tensor::ones(3, DType::F32, &Device::Cpu)?)]);
+/// let mut bytes = Vec::new();
+/// training::write_tensors(&mut bytes, &tensors, Some("pt"))?;
+/// let info = HashMap::from([("format".to_string(), "pt".to_string())]);
+/// assert_eq!(bytes, safetensors::serialize(&tensors, Some(info))?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn write_tensors<K: AsRef<str>>(
+    to: &mut impl Write,
     tensors: &HashMap<K, Tensor>,
+    format: Option<&str>,
 ) -> io::Result<()> {
-    // What safetensors puts there could be read by its owner alone.
-    let permissions = File::create(path)?.metadata()?.permissions();
-    candle_core::safetensors::save(tensors, path).map_err(io::Error::other)?;
-    fs::set_permissions(path, permissions)
+    let mut all: Vec<(&str, Dtype, &Tensor)> =
+        tensors.iter().map(|(name, tensor)| (name.as_ref(), tensor.dtype().into(), tensor)).collect();
+    // Wide ones first, so that all are aligned.
+    all.sort_by(|(a, a_dtype, _), (b, b_dtype, _)| b_dtype.cmp(a_dtype).then(a.cmp(b)));
+    let infos = all.iter().map(|(name, dtype, tensor)| (name.to_string(), *dtype, tensor.dims().to_vec()));
+    let mut to = BufWriter::with_capacity(1 << 18, to);
+    to.write_all(&tensor_file_begin(infos, format)?)?;
+    for (_, _, tensor) in all {
+        // To the host here, where a failure is an error; safetensors would panic.
+        let tensor = tensor.to_device(&Device::Cpu).map_err(io::Error::other)?;
+        to.write_all(&View::data(&tensor))?;
+    }
+    to.flush()
+}
+
+/// What a safetensors file begins with: a header of tensors, whose elements follow in this order. `format` is what other
+/// programs are told of the tensors: `pt` for PyTorch's.
+///
+/// # Errors
+/// [`ErrorKind::Other`]: more elements than can be counted.
+///
+/// ```
+/// let begin = training::tensor_file_begin([("w".to_string(), safetensors::Dtype::U8, vec![2])], None)?;
+/// let file = [&begin[..], b"ab"].concat();
+/// assert_eq!(training::tensor_header(&mut &file[..], file.len() as u64)?.data, begin.len() as u64);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn tensor_file_begin(
+    tensors: impl IntoIterator<Item = (String, Dtype, Vec<usize>)>,
+    format: Option<&str>,
+) -> io::Result<Vec<u8>> {
+    let mut end = 0;
+    let info = |(name, dtype, shape): (String, Dtype, Vec<usize>)| {
+        let begin = end;
+        end += shape.iter().product::<usize>() * dtype.bitsize() / 8;
+        (name, TensorInfo { dtype, shape, data_offsets: (begin, end) })
+    };
+    let infos = tensors.into_iter().map(info).collect();
+    let format = format.map(|format| HashMap::from([("format".to_string(), format.to_string())]));
+    let mut header = serde_json::to_vec(&Metadata::new(format, infos).map_err(io::Error::other)?)?;
+    // Elements begin at a multiple of 8.
+    header.resize(header.len().next_multiple_of(8), b' ');
+    Ok([&(header.len() as u64).to_le_bytes()[..], &header].concat())
 }
 
 /// Reads a safetensors file whole.
@@ -60,9 +127,23 @@ pub fn save_tensors<K: AsRef<str> + Ord + Display>(
 /// ```
 pub fn load_tensors(path: &Path, device: &Device) -> Result<HashMap<String, Tensor>> {
     let refuse = |source| Error::Io { action: "read", path: path.to_path_buf(), source };
-    let bytes = fs::read(path).map_err(refuse)?;
-    tensor_header(&mut &bytes[..], bytes.len() as u64).map_err(refuse)?;
-    Ok(candle_core::safetensors::load_buffer(&bytes, device)?)
+    Ok(candle_core::safetensors::load_buffer(&read_tensor_file(path).map_err(refuse)?, device)?)
+}
+
+/// The bytes of a safetensors file. Its header is read first, so that of a file of another kind no more is read than that.
+///
+/// # Errors
+/// Those of [`open_input`] and [`tensor_header`].
+pub fn read_tensor_file(path: &Path) -> io::Result<Vec<u8>> {
+    let mut file = open_input(path)?;
+    let len = file.metadata()?.len();
+    tensor_header(&mut file, len)?;
+    file.rewind()?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    // It may have been changed meanwhile.
+    tensor_header(&mut &bytes[..], bytes.len() as u64)?;
+    Ok(bytes)
 }
 
 /// What the header of a safetensors file says.

@@ -4,8 +4,11 @@ use std::collections::HashMap;
 
 use candle_core::{CpuStorage, Storage, Tensor};
 
+use crate::kept::kept_by;
+
 /// Bytes that the graph of a loss, or of whatever backward begins at, holds for backward: each storage once, without variables, and
-/// without `parameters`, the copies of them that a model computes with. What operations keep to themselves is not seen.
+/// without `parameters`, the copies of them that a model computes with; and what operations keep to themselves, as far as they tell
+/// of it ([`Kept`](crate::Kept)), which all of these crates do.
 ///
 /// # Cost
 /// One walk over the graph.
@@ -18,16 +21,25 @@ use candle_core::{CpuStorage, Storage, Tensor};
 /// let squares = x.sqr()?;
 /// // Three squares, of which a view is no second copy, and their sum.
 /// assert_eq!(activation_bytes(&squares.reshape((3, 1))?.sum_all()?, []), 4 * (3 + 1));
+/// // Nor is one of a variable.
+/// assert_eq!(activation_bytes(&x.narrow(0, 0, 2)?.sum_all()?, []), 4);
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub fn activation_bytes<'a>(loss: &Tensor, parameters: impl IntoIterator<Item = &'a Tensor>) -> usize {
     // A storage stays where it is as long as a tensor has it.
     let place = |tensor: &Tensor| std::ptr::from_ref(&*tensor.storage_and_layout().0).addr();
+    let nodes = loss.sorted_nodes();
+    let (variables, nodes): (Vec<&Tensor>, Vec<&Tensor>) =
+        nodes.into_iter().partition(|node| node.is_variable());
     let mut seen: HashMap<usize, usize> = parameters.into_iter().map(|tensor| (place(tensor), 0)).collect();
-    for node in loss.sorted_nodes().into_iter().filter(|node| !node.is_variable()) {
+    // A view of a variable is no second copy either.
+    seen.extend(variables.into_iter().map(|variable| (place(variable), 0)));
+    let mut inside = 0;
+    for node in nodes {
+        inside += kept_by(node);
         seen.entry(place(node)).or_insert_with(|| storage_bytes(node));
     }
-    seen.into_values().sum()
+    inside + seen.into_values().sum::<usize>()
 }
 
 /// All of what a tensor may be a view of.

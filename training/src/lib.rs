@@ -7,10 +7,11 @@
 //! - [`Dropout`] takes its masks from a seed, so that ranks differ and runs repeat.
 //! - [`Sgd`], with momentum, and [`Adam`] (AdamW as well) are [`candle_nn::Optimizer`]s whose state can be saved:
 //!   [`OptimizerState`].
-//! - [`clip_grad_norm`] bounds gradients.
+//! - [`clip_grad_norm`] bounds gradients of a model that every rank has whole.
 //! - [`defer_weights`] runs backward without the gradients of weights, and those later.
-//! - [`activation_bytes`] tells what a graph holds for backward.
-//! - [`tensor_header`] looks at a safetensors file before anything computes with what it says.
+//! - [`activation_bytes`] tells what a graph holds for backward, with what operations keep to themselves ([`Kept`]).
+//! - [`tensor_header`] looks at a safetensors file before anything computes with what it says; [`open_input`] opens regular files
+//!   only, and [`AtomicFile`] leaves an older file as it was until the new one is whole.
 //! - [`Checkpoints`] keeps model, optimizer and sampler on disk, whole whenever the machine stops.
 #![deny(unsafe_code)]
 
@@ -25,6 +26,7 @@ mod file;
 mod fuzz;
 mod graph;
 mod init;
+mod kept;
 mod op;
 mod product;
 mod sgd;
@@ -35,15 +37,19 @@ pub use adam::{Adam, AdamConfig};
 #[cfg(any(test, fuzzing))]
 pub use checkpoint::fuzz_manifest;
 pub use checkpoint::{Checkpoint, CheckpointConfig, Checkpoints, Contents, Draft, FileHash};
-pub use clip::{clip_grad_norm, grad_norm, scale_grads};
+pub use clip::{clip_by_norm, clip_grad_norm, first_not_finite, grad_norm, scale_grads};
 pub use defer::{DeferredGrads, defer, defer_weights};
 pub use dropout::Dropout;
 pub use error::{Error, Fallback, Result};
-pub use file::{TensorHeader, load_tensors, save_tensors, tensor_header};
+pub use file::{
+    AtomicFile, TensorHeader, load_tensors, open_input, read_input, read_tensor_file, save_tensors,
+    tensor_file_begin, tensor_header, write_output, write_tensors,
+};
 #[cfg(any(test, fuzzing))]
 pub use fuzz::fuzz_tensor_header;
 pub use graph::activation_bytes;
 pub use init::TorchInit;
+pub use kept::Kept;
 pub use op::{
     AttentionConfig, AttentionMask, LayerNorm, Linear, attention, attention_with_key_mask, conv2d,
     cross_entropy, gelu, layer_norm, linear, log_softmax, max_pool2d, softmax,

@@ -9,8 +9,6 @@ pub use measure::{Row, measure};
 pub use operation::Measured;
 pub use options::CommBenchOptions;
 
-use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use candle_core::Device;
@@ -20,7 +18,7 @@ use crate::backends;
 use crate::console::{note, say};
 use crate::error::{Error, Result};
 use crate::file_error::FileError;
-use crate::outputs::check_in_place;
+use crate::outputs::{self, check_in_place};
 use crate::start::{self, Start};
 use crate::trace;
 
@@ -74,7 +72,7 @@ fn rank(options: &CommBenchOptions, config: &TcpConfig, spawned: bool) -> Result
         return Ok(());
     }
     if let Some(path) = &options.json {
-        write(path, &rows).map_err(|error| FileError::write(path, error))?;
+        write(path, &rows)?;
     }
     if spawned { start::hand_over(&()) } else { Ok(()) }
 }
@@ -108,11 +106,11 @@ fn time(seconds: f64) -> String {
     }
 }
 
-fn write(path: &Path, rows: &[Row]) -> std::io::Result<()> {
-    let mut file = BufWriter::new(File::create(path)?);
+fn write(path: &Path, rows: &[Row]) -> Result<()> {
+    let mut lines = Vec::new();
     for row in rows {
-        serde_json::to_writer(&mut file, row)?;
-        file.write_all(b"\n")?;
+        serde_json::to_writer(&mut lines, row).map_err(|error| FileError::write(path, error))?;
+        lines.push(b'\n');
     }
-    file.flush()
+    Ok(outputs::write(path, lines)?)
 }

@@ -5,9 +5,11 @@ mod nproc;
 mod options;
 mod pet;
 mod program;
+mod strange;
 mod tee;
 
 use std::ffi::OsString;
+use std::io::IsTerminal;
 
 use comm::Secret;
 use comm::launch::{LogConfig, MasterPort, SpawnConfig};
@@ -44,11 +46,25 @@ pub fn run(options: &LaunchOptions) -> Result<()> {
             logs.dir.display()
         ));
     }
-    spawn_with_bar(config).map(drop).map_err(named)
+    let ended = spawn_with_bar(config).map(drop).map_err(named);
+    if is_input_left() {
+        note(format_args!(
+            "the standard input of launch is not passed on to the ranks, and nobody has read it"
+        ));
+    }
+    ended
+}
+
+/// True where somebody has written to this process's standard input, or it is a file. What is typed into a terminal is left to
+/// whoever reads that next.
+fn is_input_left() -> bool {
+    let input = std::io::stdin();
+    !input.is_terminal() && rustix::io::ioctl_fionread(&input).is_ok_and(|bytes| bytes > 0)
 }
 
 fn config(options: &LaunchOptions, pet: &Pet) -> Result<SpawnConfig> {
     let (name, args) = options.command.split_first().ok_or_else(|| no_program("nothing"))?;
+    strange::check(name)?;
     let program = Program::find(name)?;
     let local_world_size = options.nproc_per_node(pet)?.count()?;
     let (nodes, node_rank) = options.nodes(pet)?;
@@ -81,7 +97,7 @@ fn config(options: &LaunchOptions, pet: &Pet) -> Result<SpawnConfig> {
         args: Some(args.to_vec()),
         env: environment(options, local_world_size),
         master_addr: options.master_addr(pet, nodes)?.unwrap_or(defaults.master_addr),
-        master_port: options.master_port(pet, nodes)?.unwrap_or(default_port),
+        master_port: options.master_port(pet)?.unwrap_or(default_port),
         sweep: true,
         ..SpawnConfig::default()
     })

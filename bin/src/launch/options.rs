@@ -37,13 +37,15 @@ With --max-restarts all ranks start again after a failure. This program's comman
 in --checkpoint-dir; other programs find TORCHELASTIC_RESTART_COUNT in their environment.
 
 On several machines it is started on each, with the same options but for --node-rank; the launchers meet at --master-addr \
-and act as one. Off loopback they need a secret, the same on each: 64 hexadecimal digits in GIRANDOLE_SECRET, or in a file of \
+and act as one. One that stands still is named after 30 s; once the ranks have ended elsewhere the job ends after --timeout. Off loopback they need a secret, the same on each: 64 hexadecimal digits in GIRANDOLE_SECRET, or in a file of \
 mode 0600 that GIRANDOLE_SECRET_FILE names.
 
 A rank finds in its environment what torchrun tells it: RANK, LOCAL_RANK, NODE_RANK, GROUP_RANK, ROLE_RANK, WORLD_SIZE, \
 LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and TORCHELASTIC_*; OMP_NUM_THREADS=1 where it is not set and there are several \
-ranks; PYTHONUNBUFFERED=1 where it is not set; and the job's secret. The commands of this program join as that rank. Options \
-that are not given are taken from PET_NNODES, PET_NODE_RANK and so on, as torchrun does and Kubeflow sets them.
+ranks; PYTHONUNBUFFERED=1 where it is not set; and the job's secret. Its standard input is empty: that of launch is not passed on. \
+The commands of this program join as that rank. Options \
+that are not given are taken from PET_NNODES, PET_NODE_RANK and so on, as torchrun does and Kubeflow sets them (PET_MASTER_ADDR \
+with several machines only).
 
   girandole launch --nproc-per-node 2 -- girandole ddp-linear
   girandole launch --nproc-per-node 4 --max-restarts 3 -- python train.py --epochs 3
@@ -95,7 +97,8 @@ pub struct LaunchOptions {
         allow_negative_numbers = true
     )]
     pub(super) tee: Option<Tee>,
-    /// How long the launchers of several nodes wait for each other [default: 300]
+    /// How long the launchers of several nodes wait for each other: for all to come, and in the end for one that is silent
+    /// [default: 300]
     #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
     pub(super) timeout: Option<Duration>,
     #[command(flatten)]
@@ -166,14 +169,11 @@ impl LaunchOptions {
         }
     }
 
-    pub(super) fn master_port(&self, pet: &Pet, nodes: usize) -> Result<Option<u16>> {
+    pub(super) fn master_port(&self, pet: &Pet) -> Result<Option<u16>> {
         let port = |text: &str| {
             text.parse().ok().filter(|&port: &u16| port > 0).ok_or("give 1 to 65535".to_string())
         };
-        match self.master_port {
-            None if nodes > 1 => pet.parse_with("PET_MASTER_PORT", port),
-            given => Ok(given),
-        }
+        self.master_port.map_or_else(|| pet.parse_with("PET_MASTER_PORT", port), |given| Ok(Some(given)))
     }
 }
 

@@ -6,10 +6,12 @@ use serde::Serialize;
 
 use crate::error::Result;
 use crate::file_error::FileError;
+use crate::outputs;
 
+use super::options::Optimizer;
 use super::recommended;
 use super::step::Planned;
-use super::strategy::Memory;
+use super::strategy::{Lack, LeftOut, Memory, Strategy};
 use super::table::Shown;
 
 /// All that is planned for, and what comes of it.
@@ -35,7 +37,10 @@ struct Plan<'a> {
     flops: f64,
     /// Bytes a second of the optimizer; none where it takes no time.
     memory_bandwidth: Option<f64>,
+    /// What the optimizer is, by what it remembers.
+    optimizer: Optimizer,
     strategies: Vec<Row>,
+    left_out: Vec<LeftOut>,
     recommended: Option<String>,
 }
 
@@ -43,6 +48,8 @@ struct Plan<'a> {
 struct Row {
     strategy: String,
     fits: bool,
+    /// What is missing where it does not fit.
+    lacks: Option<Lack>,
     #[serde(flatten)]
     memory: Memory,
     sent: f64,
@@ -52,15 +59,19 @@ struct Row {
 
 /// Writes the file.
 pub(super) fn write(path: &Path, shown: &Shown<'_>, all: &[Planned]) -> Result<()> {
-    let &Shown { model, setting, hardware, memory, .. } = shown;
+    let &Shown { model, setting, optimizer, hardware, memory, .. } = shown;
     let name = |planned: &Planned| planned.estimate.strategy.name(setting.ranks);
-    let row = |planned: &Planned| Row {
-        strategy: name(planned),
-        fits: planned.estimate.memory.total() <= memory,
-        memory: planned.estimate.memory,
-        sent: planned.estimate.sent,
-        seconds: planned.seconds,
-        waiting: planned.waiting,
+    let row = |planned: &Planned| {
+        let lacks = planned.estimate.lack(setting, memory);
+        Row {
+            strategy: name(planned),
+            fits: lacks.is_none(),
+            lacks,
+            memory: planned.estimate.memory,
+            sent: planned.estimate.sent,
+            seconds: planned.seconds,
+            waiting: planned.waiting,
+        }
     };
     let network = &hardware.network;
     let plan = Plan {
@@ -76,9 +87,11 @@ pub(super) fn write(path: &Path, shown: &Shown<'_>, all: &[Planned]) -> Result<(
         node_latency: network.between.latency,
         flops: hardware.flops,
         memory_bandwidth: Some(hardware.memory_bandwidth).filter(|rate| rate.is_finite()),
+        optimizer,
         strategies: all.iter().map(row).collect(),
-        recommended: recommended(all, memory).map(name),
+        left_out: Strategy::left_out(model, setting),
+        recommended: recommended(all, setting, memory).map(name),
     };
     let text = serde_json::to_string_pretty(&plan).map_err(|error| FileError::write(path, error))?;
-    Ok(std::fs::write(path, text + "\n").map_err(|error| FileError::write(path, error))?)
+    Ok(outputs::write(path, text + "\n")?)
 }

@@ -49,12 +49,13 @@ pub fn run(options: &PlanOptions) -> Result<()> {
         micro_batches: options.micro_batches,
         element: options.element_bytes as u64,
         gathered: options.gathered_bytes.unwrap_or(options.element_bytes) as u64,
-        optimizer: options.optimizer.numbers(),
+        optimizer: options.optimizer().numbers(),
     };
     let memory =
         options.memory.unwrap_or_else(|| total_memory_bytes().unwrap_or(0) as f64 / options.ranks as f64);
     let all = planned(&model, &setting, &hardware)?;
-    let shown = table::Shown { model: &model, setting: &setting, hardware: &hardware, memory, measured };
+    let (optimizer, hardware) = (options.optimizer(), &hardware);
+    let shown = table::Shown { model: &model, setting: &setting, optimizer, hardware, memory, measured };
     if let Some(path) = &options.json {
         json::write(path, &shown, &all)?;
     }
@@ -93,9 +94,10 @@ fn hardware(options: &PlanOptions) -> Result<(Hardware, bool)> {
     Ok((Hardware { network, flops, memory_bandwidth }, measured))
 }
 
-/// The quickest that fits into so many bytes; of those that are about as quick the simplest.
-pub fn recommended(all: &[Planned], memory: f64) -> Option<&Planned> {
-    let fits = || all.iter().filter(|planned| planned.estimate.memory.total() <= memory);
+/// The quickest of those that lack neither samples nor, with so many bytes for a rank, memory; of those that are about as quick the
+/// simplest.
+pub fn recommended<'a>(all: &'a [Planned], setting: &Setting, memory: f64) -> Option<&'a Planned> {
+    let fits = || all.iter().filter(|planned| planned.estimate.lack(setting, memory).is_none());
     let quickest = fits().map(|planned| planned.seconds).min_by(f64::total_cmp)?;
     fits().find(|planned| planned.seconds <= quickest * 1.02)
 }

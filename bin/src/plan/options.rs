@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::forecast::Network;
-use crate::options::count;
+use crate::options::{count, probability};
 
 use super::extent::Extent;
 use super::model::{MlpLoss, Model, TransformerSizes};
@@ -32,7 +33,8 @@ pub enum ModelName {
 }
 
 /// An optimizer, by what it remembers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Optimizer {
     /// Nothing
     Sgd,
@@ -48,6 +50,15 @@ impl Optimizer {
             Self::Sgd => 0,
             Self::Momentum => 1,
             Self::Adam => 2,
+        }
+    }
+
+    /// As people write it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Sgd => "SGD",
+            Self::Momentum => "SGD with momentum",
+            Self::Adam => "Adam",
         }
     }
 }
@@ -85,10 +96,14 @@ is measured here, between two processes.
 2 ranks, and has 2 copies of that. A pipeline is cut into stages of about as many parameters, and
 all micro-batches go forward before the first one goes back.
 
---json FILE gets one object: model, ranks, memory, bandwidth and so on; strategies, a list with the
-bytes of each kind (activations are all, inside is what operations keep to themselves), sent and
-seconds; recommended, the name of one, or null. What a run has measured of the same is in the
-last line of its --metrics.
+Each copy of the model takes samples of its own, so that a step needs as many at least. Ways that
+there are not, because sizes of the model cannot be divided by so many ranks, are listed below the
+table.
+
+--json FILE gets one object: model, ranks, memory, bandwidth and so on; strategies, a list with
+whether each fits, what it lacks where it does not (samples or memory), the bytes of each kind, sent
+and seconds; left_out, those that there are not, with the reason; recommended, the name of one, or
+null. What a run has measured of the same bytes is in the last line of its --metrics.
 
 The sizes are those of a command's model, or what the options say. Time is that of matrix products
 at --flops, of the optimizer at --memory-bandwidth, and of communication, message by message as the
@@ -137,9 +152,10 @@ pub struct PlanOptions {
     /// Parts of a batch that go through a pipeline one after the other
     #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
     pub(crate) micro_batches: usize,
-    /// What the optimizer remembers
-    #[arg(long, value_enum, default_value = "adam")]
-    pub(crate) optimizer: Optimizer,
+    /// What the optimizer remembers [default: as the command's; adam for fsdp-mlp, tensor-parallel-mlp and
+    /// tensor-parallel-transformer, else sgd]
+    #[arg(long, value_enum)]
+    pub(crate) optimizer: Option<Optimizer>,
     /// Bytes of a number: 4 for f32, 2 for f16 and bf16, 8 for f64
     #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
     pub(crate) element_bytes: usize,
@@ -173,6 +189,9 @@ pub struct PlanOptions {
     /// Tokens in a row, one of which is only to be predicted
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     pub(crate) length: Option<usize>,
+    /// Probability with which dropout zeroes a number; with any but 0 its results are kept [default: as the command's]
+    #[arg(long, value_name = "P", value_parser = probability, allow_negative_numbers = true, help_heading = "Model")]
+    pub(crate) dropout: Option<f64>,
 }
 
 /// Larger sizes have no meaning. Products of several may yet be more than can be counted: see [`Extent`].
@@ -206,6 +225,10 @@ impl PlanOptions {
         {
             return refuse(option, value, format!("{name} is made of linear layers: give --sizes"));
         }
+        if let Some(dropout) = self.dropout {
+            let help = format!("{name} is made of linear layers and has none: leave it out");
+            return Err(Error::Option { option: "--dropout", got: dropout.to_string(), help });
+        }
         let given: Vec<u64> = self.sizes.iter().map(|size| *size as u64).collect();
         if let [only] = given[..] {
             return refuse("--sizes", only as usize, "a layer has two: give 2 or more".into());
@@ -214,7 +237,11 @@ impl PlanOptions {
         let sizes = if given.is_empty() { mlp } else { &given };
         let widest = sizes.iter().copied().max().unwrap_or(1);
         Extent::of_layers(sizes).check("--sizes", widest as usize, self.batch_size)?;
-        Ok(Model::mlp(&name, sizes, has_function, loss))
+        let model = Model::mlp(&name, sizes, has_function, loss);
+        Ok(match self.model {
+            ModelName::DdpLinear | ModelName::DdpTrainer => model.with_separate_biases(),
+            _ => model,
+        })
     }
 
     fn transformer(&self, name: &str, defaults: [usize; 7], is_modern: bool) -> Result<Model> {
@@ -248,10 +275,32 @@ impl PlanOptions {
         let [vocab_size, d_model, num_heads, d_ff, num_layers, max_len, length] =
             sizes.map(|size| size as u64);
         let length = length - 1;
-        let sizes =
-            TransformerSizes { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, length, is_modern };
+        let has_dropout = self.dropout.map_or(!is_modern, |dropout| dropout > 0.0);
+        let sizes = TransformerSizes {
+            vocab_size,
+            d_model,
+            num_heads,
+            d_ff,
+            num_layers,
+            max_len,
+            length,
+            is_modern,
+            has_dropout,
+        };
         Extent::of_transformer(&sizes).check("--d-model", d_model as usize, self.batch_size)?;
         Ok(Model::transformer(name, &sizes))
+    }
+
+    /// What is given, or what the command has.
+    pub(super) fn optimizer(&self) -> Optimizer {
+        self.optimizer.unwrap_or(match self.model {
+            ModelName::FsdpMlp | ModelName::TensorParallelMlp | ModelName::TensorParallelTransformer => {
+                Optimizer::Adam
+            }
+            ModelName::DdpLinear | ModelName::DdpTrainer | ModelName::DdpMlp | ModelName::DdpTransformer => {
+                Optimizer::Sgd
+            }
+        })
     }
 
     fn transformer_options(&self) -> [(&'static str, Option<usize>); 7] {

@@ -59,13 +59,9 @@ fn layout(strategy: Strategy, setting: &Setting) -> Layout {
         }
         Strategy::Pipeline => {
             let schedule = ScheduleKind::GPipe;
-            Layout { schedule, ..Layout::pipeline(ranks, 1, 1, micro_batches(setting)) }
+            Layout { schedule, ..Layout::pipeline(ranks, 1, 1, setting.parts()) }
         }
     }
-}
-
-fn micro_batches(setting: &Setting) -> usize {
-    setting.micro_batches.clamp(1, setting.batch_size.max(1))
 }
 
 /// What a rank computes in a micro-batch.
@@ -73,7 +69,7 @@ fn work(strategy: Strategy, model: &Model, setting: &Setting, hardware: &Hardwar
     let samples = match strategy {
         Strategy::Data | Strategy::ShardedData(_) => share(setting.batch_size, setting.ranks),
         Strategy::Tensor { tp, .. } => share(setting.batch_size, setting.ranks / tp),
-        Strategy::Pipeline => share(setting.batch_size, micro_batches(setting)),
+        Strategy::Pipeline => share(setting.batch_size, setting.parts()),
     };
     let bytes = (samples * setting.element) as usize;
     let one = |unit: &Unit| layer(unit, bytes, samples as f64 / hardware.flops);

@@ -4,18 +4,23 @@ use crate::error::Result;
 use crate::forecast::Link;
 
 use super::model::Model;
+use super::options::Optimizer;
 use super::recommended;
 use super::step::{Hardware, Planned, planned};
-use super::strategy::{Estimate, Setting, Strategy};
+use super::strategy::{Estimate, Lack, LeftOut, Setting, Strategy};
 use super::units::{show_bytes, show_flops, show_time};
 
 /// Ranks beyond which no number that would do is looked for.
 const MOST_RANKS: usize = 4096;
 
+/// Names that are listed before the others are counted.
+const MOST_NAMES: usize = 6;
+
 /// What is planned for.
 pub(super) struct Shown<'a> {
     pub(super) model: &'a Model,
     pub(super) setting: &'a Setting,
+    pub(super) optimizer: Optimizer,
     pub(super) hardware: &'a Hardware,
     pub(super) memory: f64,
     pub(super) measured: bool,
@@ -39,12 +44,13 @@ impl Shown<'_> {
         let rows = all.iter().map(|planned| self.cells(planned));
         lines.extend(aligned(std::iter::once(names.map(String::from)).chain(rows).collect()));
         lines.push(String::new());
+        lines.extend(self.missing(all));
         lines.push(self.recommendation(all)?);
         Ok(lines)
     }
 
     fn heading(&self) -> Vec<String> {
-        let Self { model, setting, hardware, memory, measured } = self;
+        let Self { model, setting, optimizer: own, hardware, memory, measured } = self;
         let Setting { ranks, batch_size, element, .. } = setting;
         let optimizer = match hardware.memory_bandwidth {
             rate if rate.is_finite() => format!(", {}/s of memory", show_bytes(rate)),
@@ -54,10 +60,11 @@ impl Shown<'_> {
             if *measured { "measured here between 2 processes, where not given" } else { "as given" };
         vec![
             format!(
-                "{}: {} parameters of {element} bytes; {batch_size} {} a step",
+                "{}: {} parameters of {element} bytes; {batch_size} {} a step; {}",
                 model.name,
                 model.parameters(),
-                model.sample
+                model.sample,
+                own.name()
             ),
             format!("{ranks} {}, {} each", if *ranks == 1 { "rank" } else { "ranks" }, show_bytes(*memory)),
             format!("{}, {}{optimizer} ({source})", self.network(), show_flops(hardware.flops)),
@@ -82,7 +89,31 @@ impl Shown<'_> {
     }
 
     fn fits(&self, estimate: &Estimate) -> bool {
-        estimate.memory.total() <= self.memory
+        estimate.lack(self.setting, self.memory).is_none()
+    }
+
+    /// Which ways have too few samples, and which there are not at all.
+    fn missing(&self, all: &[Planned]) -> Vec<String> {
+        let &Self { model, setting, memory, .. } = self;
+        let lacks = |planned: &&Planned| planned.estimate.lack(setting, memory) == Some(Lack::Samples);
+        let few: Vec<String> = all.iter().filter(lacks).map(|planned| self.name(planned)).collect();
+        let mut lines = Vec::new();
+        if !few.is_empty() {
+            let samples = setting.batch_size;
+            lines.push(format!(
+                "too few samples: {}: more copies of the model than the {samples} of a step (--batch-size)",
+                listed(&few)
+            ));
+        }
+        let line = |LeftOut { strategies, reason }: LeftOut| {
+            format!("not possible: {}: {reason}", listed(&strategies))
+        };
+        lines.extend(Strategy::left_out(model, setting).into_iter().map(line));
+        lines
+    }
+
+    fn name(&self, planned: &Planned) -> String {
+        planned.estimate.strategy.name(self.setting.ranks)
     }
 
     fn cells(&self, planned: &Planned) -> [String; 10] {
@@ -103,8 +134,8 @@ impl Shown<'_> {
 
     /// Which to take, and why.
     fn recommendation(&self, all: &[Planned]) -> Result<String> {
-        let name = |planned: &Planned| planned.estimate.strategy.name(self.setting.ranks);
-        let Some(best) = recommended(all, self.memory) else { return self.nothing_fits(all) };
+        let name = |planned: &Planned| self.name(planned);
+        let Some(best) = recommended(all, self.setting, self.memory) else { return self.nothing_fits(all) };
         let others = || all.iter().filter(|other| other.estimate.strategy != best.estimate.strategy);
         let fitting = others().filter(|other| self.fits(&other.estimate));
         let mut reasons = Vec::new();
@@ -118,20 +149,36 @@ impl Shown<'_> {
             reasons.push("nothing else fits".to_string());
         }
         let mut quicker = others().filter(|other| other.seconds < best.seconds);
-        if let Some(other) = quicker.find(|other| !self.fits(&other.estimate)) {
-            let (needed, held) = (show_bytes(other.estimate.memory.total()), show_bytes(self.memory));
-            reasons.push(format!("{} would be quicker, but needs {needed} of {held}", name(other)));
+        let lack = |other: &Planned| other.estimate.lack(self.setting, self.memory);
+        if let Some((other, lack)) = quicker.find_map(|other| Some((other, lack(other)?))) {
+            let needs = match lack {
+                Lack::Samples => {
+                    format!("{} samples a step", other.estimate.strategy.copies(self.setting.ranks))
+                }
+                Lack::Memory => {
+                    format!("{} of {}", show_bytes(other.estimate.memory.total()), show_bytes(self.memory))
+                }
+            };
+            reasons.push(format!("{} would be quicker, but needs {needs}", name(other)));
         }
         Ok(format!("recommended: {}: {}", name(best), reasons.join("; ")))
     }
 
     fn nothing_fits(&self, all: &[Planned]) -> Result<String> {
-        let estimates = all.iter().map(|planned| &planned.estimate);
+        let lack = |estimate: &Estimate, setting: &Setting| estimate.lack(setting, self.memory);
+        let enough = |estimate: &&Estimate| lack(estimate, self.setting) != Some(Lack::Samples);
+        let estimates = all.iter().map(|planned| &planned.estimate).filter(enough);
         let least = estimates.min_by(|a, b| a.memory.total().total_cmp(&b.memory.total()));
-        let Some(least) = least else { return Ok("recommended: nothing".into()) };
+        let Some(least) = least else {
+            let copies = all.iter().map(|planned| planned.estimate.strategy.copies(self.setting.ranks)).min();
+            return Ok(format!(
+                "recommended: nothing, for nothing fits: give {} samples a step (--batch-size) or fewer ranks",
+                copies.unwrap_or(1)
+            ));
+        };
         let fits = |setting: &Setting| {
             let mut all = Strategy::all(self.model, setting).into_iter();
-            all.any(|strategy| self.fits(&strategy.estimate(self.model, setting)))
+            all.any(|strategy| lack(&strategy.estimate(self.model, setting), setting).is_none())
         };
         let more = std::iter::successors(Some(self.setting.ranks * 2), |ranks| Some(ranks * 2))
             .take_while(|ranks| *ranks <= MOST_RANKS)
@@ -140,8 +187,8 @@ impl Shown<'_> {
         let advice = match more {
             Some(setting) => {
                 let all = planned(self.model, &setting, self.hardware)?;
-                let best =
-                    recommended(&all, self.memory).map(|best| best.estimate.strategy.name(setting.ranks));
+                let best = recommended(&all, &setting, self.memory)
+                    .map(|best| best.estimate.strategy.name(setting.ranks));
                 let (name, ranks) = (best.unwrap_or_default(), setting.ranks);
                 format!("on {ranks} ranks {name} would fit (--ranks {ranks})")
             }
@@ -155,6 +202,13 @@ impl Shown<'_> {
             show_bytes(self.memory)
         ))
     }
+}
+
+/// Names in a row, the last of many only counted.
+fn listed(names: &[String]) -> String {
+    let (named, others) = names.split_at(names.len().min(MOST_NAMES));
+    let more = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
+    format!("{}{more}", named.join(" | "))
 }
 
 fn aligned(rows: Vec<[String; 10]>) -> Vec<String> {

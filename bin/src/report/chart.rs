@@ -51,6 +51,23 @@ pub(super) struct Layout<'a> {
     pub(super) x_grid: bool,
 }
 
+/// Pixels of the page in breadth, for a plot that takes all of it.
+const BROAD: u32 = 920;
+/// The size of such a plot on a narrow page, on which a broad one could not be read.
+const NARROW: (u32, u32) = (450, 300);
+
+/// A plot of so many pixels in height as broad as the page, and the same for a narrow page: the page shows one of them.
+pub(super) fn draw_broad<'a>(
+    title: &str,
+    height: u32,
+    layout: impl Fn((u32, u32)) -> Layout<'a>,
+    paint: impl Fn(&mut Frame<'_, '_>) -> Drawn,
+) -> Result<String, ReportError> {
+    let one = |size| draw(title, layout(size), &paint);
+    let (broad, narrow) = (one((BROAD, height))?, one(NARROW)?);
+    Ok(format!("<div class=\"broad\">{broad}</div><div class=\"narrow\">{narrow}</div>"))
+}
+
 /// The SVG of a plot: frame, ticks, names, and what `paint` puts in.
 pub(super) fn draw(
     title: &str,

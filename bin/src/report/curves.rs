@@ -5,7 +5,7 @@ use plotters::prelude::Color;
 use plotters::series::LineSeries;
 
 use super::axis::Axis;
-use super::chart::{COLOURS, Chart, Drawn, Frame, Layout, colour, draw, px};
+use super::chart::{COLOURS, Chart, Drawn, Frame, Layout, colour, draw_broad, px};
 use super::number::significant;
 use super::thin::{Bin, thin};
 use super::{ReportError, RunSeries};
@@ -57,15 +57,15 @@ pub(super) fn losses(runs: &[RunSeries]) -> Result<Option<Chart>, ReportError> {
     let high = bins().map(|bin| bin.high).fold(f64::NEG_INFINITY, f64::max);
     let begin = curves.iter().map(|curve| curve.ends().0).fold(f64::INFINITY, f64::min);
     let end = curves.iter().map(|curve| curve.ends().1).fold(0., f64::max);
-    let layout = Layout {
-        size: (920, 360),
+    let layout = |size| Layout {
+        size,
         x: Axis::linear(begin, end),
         y: if low > 0. { Axis::log(low / 1.08, high * 1.08) } else { padded(low, high) },
         x_name: if by_epoch { "epoch" } else { "step" },
         y_name: if low > 0. { "loss (log scale)" } else { "loss" },
         x_grid: true,
     };
-    let svg = draw(TITLE, layout, |frame| paint(frame, &curves))?;
+    let svg = draw_broad(TITLE, 360, layout, |frame| paint(frame, &curves))?;
     let legend =
         curves.iter().enumerate().map(|(number, curve)| (number % COLOURS.len(), curve.run.name.clone()));
     Ok(Some(Chart {

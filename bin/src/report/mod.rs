@@ -24,6 +24,7 @@ pub use timeline::Timeline;
 use serde::{Deserialize, Serialize};
 
 use crate::file_error::FileError;
+use crate::outputs;
 
 /// What a report shows. A part without data is left out of it.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -156,7 +157,6 @@ impl Report {
     /// # Errors
     /// [`FileError::Write`] with the path and the reason.
     pub fn write(&self, path: &Path) -> Result<(), ReportError> {
-        let html = self.render()?;
-        std::fs::write(path, html).map_err(|error| FileError::write(path, error).into())
+        Ok(outputs::write(path, self.render()?)?)
     }
 }

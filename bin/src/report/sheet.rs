@@ -13,7 +13,7 @@ pub use stacks::Stacks;
 use super::ReportError;
 use super::chart::Chart;
 use super::page::{Colour, colours};
-use crate::file_error::FileError;
+use crate::outputs;
 
 /// A page, one section below the other.
 ///
@@ -93,10 +93,9 @@ impl Sheet {
     /// Writes the page to a file.
     ///
     /// # Errors
-    /// [`FileError::Write`] with the path and the reason.
+    /// [`FileError::Write`](crate::file_error::FileError::Write) with the path and the reason.
     pub fn write(&self, path: &Path) -> Result<(), ReportError> {
-        let html = self.render()?;
-        std::fs::write(path, html).map_err(|error| FileError::write(path, error).into())
+        Ok(outputs::write(path, self.render()?)?)
     }
 }
 

@@ -10,9 +10,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
+use tracing::{Event, Level, Subscriber};
 use tracing_chrome::{ChromeLayerBuilder, FlushGuard, TraceStyle};
 use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::prelude::*;
+use tracing_subscriber::registry::LookupSpan;
 
 pub use merge::merge;
 
@@ -53,8 +57,7 @@ pub fn install(record: bool) -> Result<Option<TraceRecorder>, TraceError> {
     let warnings = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(false)
-        .with_target(false)
-        .without_time()
+        .event_format(Line)
         .with_filter(LevelFilter::WARN);
     let subscriber = tracing_subscriber::registry().with(warnings);
     if !record {
@@ -72,6 +75,27 @@ pub fn install(record: bool) -> Result<Option<TraceRecorder>, TraceError> {
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
     subscriber.with(layer).try_init().map_err(|_| TraceError::AlreadyInstalled)?;
     Ok(Some(TraceRecorder { bytes, guard, started_unix_us }))
+}
+
+/// An event as any other line of this program: `warning: ...` or `error: ...`.
+struct Line;
+
+impl<S, N> FormatEvent<S, N> for Line
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> std::fmt::Result {
+        let begin = if *event.metadata().level() == Level::ERROR { "error: " } else { "warning: " };
+        writer.write_str(begin)?;
+        context.format_fields(writer.by_ref(), event)?;
+        writer.write_char('\n')
+    }
 }
 
 /// Records the spans of this process, each thread on a track of its own. Made by [`install`].

@@ -56,7 +56,7 @@ pub(super) fn note(checkpoints: &Checkpoints, dir: &Path, asked: &Path) -> Resul
 
 fn read(dir: &Path) -> Result<Option<Note>> {
     let path = dir.join(NOTE);
-    match std::fs::read(&path) {
+    match training::read_input(&path) {
         // What is no note was not written by this job.
         Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),

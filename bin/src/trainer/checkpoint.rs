@@ -24,7 +24,7 @@ const LOSSES: &str = "losses";
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Extra {
     pub(super) run: RunIdentity,
-    batch: usize,
+    pub(super) batch: usize,
     observer: Value,
     log: LogState,
 }

@@ -1,7 +1,7 @@
 //! A run that goes on when ranks are lost, and takes in new ones.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
 use candle_nn::{Optimizer, VarMap};
@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::rank::{Rank, Stage, Stopwatch};
 use crate::run_log::RunLog;
 
+use super::newcomer::ahead;
 use super::{Keeper, Observer, Position, RunConfig, RunIdentity, Step, Trainer, saying, share};
 
 /// How many ranks a run may have: it begins with the most, goes on as long as there are `min`, and lets new ones in up to
@@ -25,6 +26,9 @@ pub struct ElasticRanks {
     /// The most.
     pub max: usize,
 }
+
+/// How often a group that is too small looks whether a newcomer has come.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// Where newcomers are seen, between two steps.
 pub(super) struct Door {
@@ -100,11 +104,12 @@ where
             };
             let comm = rank.comm.shrink()?;
             let left = comm.world_size();
-            if left < min {
+            if left < min && rank.newcomers_within.is_none() {
                 return Err(Error::TooFewRanks { left, min, lost });
             }
             let before = std::mem::replace(&mut rank.comm, comm);
-            error = match self.go_on(&*before, rank, run) {
+            let gone_on = self.go_on(&*before, rank, run).and_then(|()| self.fill_up(rank, run, min, &lost));
+            error = match gone_on {
                 Ok(()) => {
                     if rank.is_first() {
                         let Position { epoch, batch, step } = self.position();
@@ -146,6 +151,31 @@ where
         }
     }
 
+    /// Where too few are left, waits for newcomers that are on their way, and lets them in.
+    fn fill_up(
+        &mut self,
+        rank: &mut Rank,
+        run: &mut Run<'_, '_>,
+        min: usize,
+        lost: &comm::Error,
+    ) -> Result<()> {
+        let Some(patience) = rank.newcomers_within else { return Ok(()) };
+        while rank.comm.world_size() < min {
+            let (comm, until) = (rank.comm.clone(), Instant::now() + patience);
+            rank.first_alone(patience, || {
+                while comm.waiting() == 0 && Instant::now() < until {
+                    std::thread::sleep(LOOK);
+                }
+                Ok(())
+            })?;
+            if !self.somebody_waits()? {
+                return Err(Error::TooFewRanks { left: rank.comm.world_size(), min, lost: lost.clone() });
+            }
+            self.let_in(rank, run)?;
+        }
+        Ok(())
+    }
+
     /// Lets those in who wait.
     fn let_in(&mut self, rank: &mut Rank, run: &mut Run<'_, '_>) -> Result<()> {
         let max = run.config.elastic.map_or(0, |elastic| elastic.max);
@@ -164,15 +194,18 @@ where
         run.watch.regroup(comm);
         self.watch_door(rank, run.config.elastic);
         let is_new = |number: &&usize| !before.world_ranks().contains(number);
-        let new: Vec<usize> = comm.world_ranks().iter().filter(is_new).copied().collect();
+        let mut new: Vec<usize> = comm.world_ranks().iter().filter(is_new).copied().collect();
         // Those who come late have no state yet. They are let in between two steps, when all others have the same.
         if new.is_empty() {
             let stages: Vec<Stage> = all_gather_object(&**comm, &rank.stage)?;
-            if stages.iter().any(|stage| *stage < Stage::AtWork) {
+            if stages.iter().any(|stage| Stage::New < *stage && *stage < Stage::AtWork) {
                 // Without these no step can have been taken.
                 return Err(Error::BeginAnew);
             }
             self.catch_up(&**comm, run)?;
+            // Some came late, and a rank was lost before they had it.
+            let of_new = comm.world_ranks().iter().zip(stages).filter(|(_, stage)| *stage == Stage::New);
+            new = of_new.map(|(number, _)| *number).collect();
         }
         let state = self.sampler_state(self.taken);
         let (num_replicas, rank_of) = (comm.world_size(), comm.rank());
@@ -211,12 +244,8 @@ where
 
     /// Some may have taken a step that others have not: these get it from the first of those.
     fn catch_up(&mut self, comm: &dyn Communicator, run: &mut Run<'_, '_>) -> Result<()> {
-        let steps: Vec<usize> = all_gather_object(comm, &self.position().step)?;
-        let most = steps.iter().copied().max().unwrap_or_default();
-        let ahead = steps.iter().position(|step| *step == most).unwrap_or_default();
-        if steps.iter().all(|step| *step == most) {
-            return Ok(());
-        }
+        let steps: Vec<Option<usize>> = all_gather_object(comm, &Some(self.position().step))?;
+        let Some(ahead) = ahead(&steps) else { return Ok(()) };
         let own = match comm.rank() == ahead {
             true => Some(self.snapshot(
                 (run.vars, &run.config.run),
@@ -227,7 +256,7 @@ where
             false => None,
         };
         let shared = share::share(comm, own, ahead)?;
-        match shared.filter(|_| steps[comm.rank()] < most) {
+        match shared.filter(|_| steps[comm.rank()] < steps[ahead]) {
             Some(checkpoint) => {
                 // This rank was in that step, and knows its loss; only the others' part of it did not come.
                 if let Some((_, loss)) = self.latest.clone().filter(|(at, _)| *at == self.at) {

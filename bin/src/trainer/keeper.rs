@@ -6,6 +6,8 @@ use candle_nn::VarMap;
 use serde::{Deserialize, Serialize};
 use training::Checkpoints;
 
+use super::Position;
+
 /// What determines the numbers of a run: it goes on only from a checkpoint of the same.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunIdentity {
@@ -15,7 +17,36 @@ pub struct RunIdentity {
     pub world_size: usize,
     /// Options, as they are typed, with their values: seed, learning rate, sizes. Not the epochs: a run may be made longer.
     pub settings: BTreeMap<String, String>,
+    /// Where it ends: a checkpoint that is further is refused. Not part of what a checkpoint keeps. Default: none.
+    #[serde(skip)]
+    pub end: Option<RunEnd>,
 }
+
+/// Where a run ends, by the option that says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RunEnd {
+    /// After so many epochs: `--epochs`.
+    Epochs(usize),
+    /// After so many steps: `--steps`.
+    Steps(usize),
+}
+
+impl RunEnd {
+    /// The option and its value, where a run that stands there is beyond its end.
+    pub(super) fn passed(self, at: Position) -> Option<(&'static str, usize)> {
+        match self {
+            Self::Epochs(epochs) => ((at.epoch, at.batch) > (epochs, 0)).then_some(("--epochs", epochs)),
+            Self::Steps(steps) => (at.step > steps).then_some(("--steps", steps)),
+        }
+    }
+}
+
+/// The option whose file a run that goes on does not read.
+pub(super) const INIT: &str = "--init";
+/// Its value where no file is given.
+pub(crate) const NO_INIT: &str = "random weights";
+/// The value of an option that a checkpoint, or a run, knows nothing of.
+const UNKNOWN: &str = "nothing";
 
 impl RunIdentity {
     /// An identity of these options and values.
@@ -25,24 +56,36 @@ impl RunIdentity {
         settings: impl IntoIterator<Item = (&'a str, String)>,
     ) -> Self {
         let settings = settings.into_iter().map(|(option, value)| (option.to_string(), value)).collect();
-        Self { command: command.into(), world_size, settings }
+        Self { command: command.into(), world_size, settings, end: None }
+    }
+
+    /// The same for a run that ends there.
+    pub fn ending(self, end: RunEnd) -> Self {
+        Self { end: Some(end), ..self }
     }
 
     /// The first option in which `self`, this run, differs from the one that was saved: its name, its value, the saved one.
     pub(super) fn difference<'a>(&'a self, saved: &'a Self) -> Option<(&'a str, &'a str, &'a str)> {
         let value = |settings: &'a BTreeMap<String, String>, option: &str| {
-            settings.get(option).map_or("nothing", String::as_str)
+            settings.get(option).map_or(UNKNOWN, String::as_str)
         };
         let options = self.settings.keys().chain(saved.settings.keys());
         let mut pairs = options
             .map(|option| (option.as_str(), value(&self.settings, option), value(&saved.settings, option)));
-        pairs.find(|(_, own, saved)| own != saved && !is_less_known(own, saved))
+        pairs.find(|(option, own, saved)| {
+            own != saved && !is_less_known(own, saved) && !(*option == INIT && is_unsaid(own, saved))
+        })
     }
 }
 
 /// Whether the saved value says of data no more than that there were some, as checkpoints did at first.
 fn is_less_known(own: &str, saved: &str) -> bool {
     ["a file", "a folder"].contains(&saved) && own.starts_with(saved)
+}
+
+/// Whether `--init` is not given, as it need not be again, or the checkpoint is of before it was noted.
+fn is_unsaid(own: &str, saved: &str) -> bool {
+    own == NO_INIT || saved == UNKNOWN
 }
 
 /// Writes a trainer's checkpoints. See [`Trainer::keep_checkpoints`](super::Trainer::keep_checkpoints).
@@ -101,5 +144,33 @@ mod tests {
         assert!(first.difference(&second).is_some() && first.difference(&random).is_some());
         assert_eq!(first.difference(&old), None);
         assert!(random.difference(&old).is_some() && old.difference(&random).is_some());
+    }
+
+    #[test]
+    fn initial_weights_that_are_given_again_are_the_same() {
+        let [none, first, second] = [NO_INIT, "a file with SHA-256 12", "a file with SHA-256 13"]
+            .map(|init| RunIdentity::new("x", 2, [(INIT, init.to_string())]));
+        let before = RunIdentity::new("x", 2, []);
+        for (own, saved) in
+            [(&none, &first), (&first, &first), (&none, &none), (&first, &before), (&none, &before)]
+        {
+            assert_eq!(own.difference(saved), None);
+        }
+        assert!(first.difference(&second).is_some() && first.difference(&none).is_some());
+    }
+
+    #[test]
+    fn what_is_beyond_the_end_is_told() {
+        let at = |epoch, batch, step| Position { epoch, batch, step };
+        for (end, at, passed) in [
+            (RunEnd::Epochs(2), at(2, 0, 10), None),
+            (RunEnd::Epochs(2), at(1, 4, 9), None),
+            (RunEnd::Epochs(2), at(2, 1, 11), Some(("--epochs", 2))),
+            (RunEnd::Epochs(2), at(3, 0, 15), Some(("--epochs", 2))),
+            (RunEnd::Steps(7), at(0, 0, 7), None),
+            (RunEnd::Steps(7), at(0, 0, 8), Some(("--steps", 7))),
+        ] {
+            assert_eq!(end.passed(at), passed);
+        }
     }
 }

@@ -4,6 +4,7 @@ mod asked;
 mod checkpoint;
 mod elastic;
 mod keeper;
+mod newcomer;
 mod observer;
 mod options;
 pub(crate) mod parts;
@@ -24,13 +25,15 @@ use crate::held::{Held, bytes, gradient_bytes};
 use crate::run_log::RunLog;
 
 pub use elastic::ElasticRanks;
-pub use keeper::{Keeper, RunIdentity};
+pub(crate) use keeper::NO_INIT;
+pub use keeper::{Keeper, RunEnd, RunIdentity};
+pub(crate) use newcomer::join_again;
 pub use observer::{Epoch, Observer, Step};
 pub use options::CheckpointOptions;
 pub(crate) use options::{keeps_losses, offer};
 pub use random::StepRandom;
 pub use run::RunConfig;
-pub(crate) use run::{agree, find};
+pub(crate) use run::{agree, agree_on_command, find};
 
 /// Batches of a rank's part of a data set.
 pub type Loader<D, B> = DataLoader<D, B, DistributedSampler>;

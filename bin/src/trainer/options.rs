@@ -122,7 +122,9 @@ impl CheckpointOptions {
         if asked::is_behind(&checkpoints, self.dir(), asked)? {
             return latest(&checkpoints).map_err(offer);
         }
-        let found = one(&checkpoints, &self.folder(asked)).map_err(offer)?;
+        let folder = self.folder(asked);
+        refuse_parent(asked, &folder)?;
+        let found = one(&checkpoints, &folder).map_err(offer)?;
         asked::note(&checkpoints, self.dir(), asked)?;
         Ok(Some(found))
     }
@@ -144,6 +146,14 @@ impl CheckpointOptions {
         }
     }
 
+    /// The option that names what is gone on from, and its value.
+    pub(super) fn source(&self) -> (&'static str, &Path) {
+        match self.resume.as_deref().filter(|resume| *resume != Path::new(LATEST)) {
+            Some(resume) => ("--resume", resume),
+            None => ("--checkpoint-dir", self.dir()),
+        }
+    }
+
     /// A checkpoint by its path, or by its name in the folder.
     fn folder(&self, asked: &Path) -> PathBuf {
         let (here, there) = (asked.to_path_buf(), self.dir().join(asked));
@@ -153,6 +163,20 @@ impl CheckpointOptions {
     pub(crate) fn dir(&self) -> &Path {
         self.checkpoint_dir.as_deref().unwrap_or(Path::new("."))
     }
+}
+
+/// Refuses a folder that holds checkpoints where one of them is meant.
+fn refuse_parent(asked: &Path, folder: &Path) -> Result<()> {
+    if !folder.is_dir() {
+        return Ok(());
+    }
+    let config = CheckpointConfig { dir: folder.to_path_buf(), ..CheckpointConfig::default() };
+    let Some(newest) = Checkpoints::open(config)?.list()?.pop() else { return Ok(()) };
+    let help = format!(
+        "it holds checkpoints and is none itself: give one of them, such as {}; --resume alone takes the latest in --checkpoint-dir",
+        newest.display()
+    );
+    Err(Error::Option { option: "--resume", got: asked.display().to_string(), help })
 }
 
 /// Says how the checkpoint before a damaged one is taken.

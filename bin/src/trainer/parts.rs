@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::rank::Rank;
 use crate::run_log::{LogState, RunLog};
 
-use super::{CheckpointOptions, RunIdentity, agree, offer};
+use super::{CheckpointOptions, Position, RunIdentity, agree, agree_on_command, offer};
 
 const LOG: &str = "log";
 const LOSSES: &str = "losses";
@@ -42,9 +42,12 @@ impl<T: DeserializeOwned> Kept<T> {
 pub(crate) fn find(options: &CheckpointOptions, run: &RunIdentity) -> Result<Option<Contents>> {
     let found = options.choose(Checkpoints::latest, |checkpoints, folder| checkpoints.contents(folder))?;
     if let Some(contents) = &found {
+        agree_on_command(run, &contents.extra, options)?;
         let none = || misfit("its parts are not those of several ranks".into());
         let kept: Kept<Value> = Kept::of(contents.extra.get("extra").ok_or_else(none)?)?;
-        agree(run, &kept.run, options)?;
+        let batch = kept.own.get("batch").and_then(Value::as_u64).unwrap_or_default() as usize;
+        let at = Position { epoch: contents.epoch as usize, batch, step: contents.step as usize };
+        agree(run, (&kept.run, at), options)?;
     }
     Ok(found)
 }

@@ -3,6 +3,7 @@
 use candle_core::{Device, Tensor};
 use candle_nn::{Optimizer, VarMap};
 use sampler::Dataset;
+use serde_json::Value;
 use training::{Checkpoint, OptimizerState};
 
 use crate::console::note;
@@ -14,6 +15,7 @@ use crate::run_log::{LogConfig, RunLog};
 
 use super::checkpoint::Extra;
 use super::elastic::Run;
+use super::keeper::INIT;
 use super::{
     CheckpointOptions, ElasticRanks, Keeper, Observer, Position, RunIdentity, Trainer, keeps_losses, share,
 };
@@ -169,22 +171,53 @@ pub(crate) fn find(options: &CheckpointOptions, run: &RunIdentity) -> Result<Opt
         |checkpoints, folder| checkpoints.load(folder, &Device::Cpu),
     )?;
     if let Some(checkpoint) = &found {
-        agree(run, &Extra::of(checkpoint)?.run, options)?;
+        agree_on_command(run, &checkpoint.extra, options)?;
+        let extra = Extra::of(checkpoint)?;
+        let at =
+            Position { epoch: checkpoint.epoch as usize, batch: extra.batch, step: checkpoint.step as usize };
+        agree(run, (&extra.run, at), options)?;
     }
     Ok(found)
 }
 
-/// Refuses a checkpoint of another run.
-pub(crate) fn agree(own: &RunIdentity, saved: &RunIdentity, options: &CheckpointOptions) -> Result<()> {
+/// Refuses a checkpoint of another of this program's commands, whatever else that keeps.
+pub(crate) fn agree_on_command(own: &RunIdentity, extra: &Value, options: &CheckpointOptions) -> Result<()> {
+    // Where each rank writes a part, what the run keeps is below what the parts are.
+    let command = ["/run/command", "/extra/run/command"].iter().find_map(|at| extra.pointer(at)?.as_str());
+    let Some(command) = command.filter(|command| *command != own.command) else { return Ok(()) };
+    let (option, got) = options.source();
+    let help = format!("that is of the command {command}, and this is {}", own.command);
+    Err(Error::Contradiction { option: option.into(), got: got.display().to_string(), help })
+}
+
+/// Refuses a checkpoint of another run, and one that is further than this run is to go.
+pub(crate) fn agree(
+    own: &RunIdentity,
+    (saved, at): (&RunIdentity, Position),
+    options: &CheckpointOptions,
+) -> Result<()> {
     let dir = options.dir().display();
-    if own.command != saved.command {
-        return Err(Error::Contradiction {
-            option: "--checkpoint-dir".into(),
-            got: dir.to_string(),
-            help: format!("its checkpoints are of {}, this is {}", saved.command, own.command),
-        });
+    if let Some((option, got, then)) = own.difference(saved) {
+        let help = match option {
+            INIT => format!(
+                "the run in {dir} began with {then}, and goes on with the weights of its checkpoint; leave it out, or give \
+                 another --checkpoint-dir"
+            ),
+            _ => {
+                format!("the run in {dir} began with {then}; give that to go on, or another --checkpoint-dir")
+            }
+        };
+        return Err(Error::Contradiction { option: option.into(), got: got.into(), help });
     }
-    let Some((option, got, then)) = own.difference(saved) else { return Ok(()) };
-    let help = format!("the run in {dir} began with {then}; give that to go on, or another --checkpoint-dir");
-    Err(Error::Contradiction { option: option.into(), got: got.into(), help })
+    let Some((option, end)) = own.end.and_then(|end| end.passed(at)) else { return Ok(()) };
+    let Position { epoch, batch, step } = at;
+    let place = match option {
+        "--steps" => format!("step {step}"),
+        _ => format!("epoch {epoch}, batch {batch} (step {step})"),
+    };
+    let help = format!(
+        "the checkpoint in {dir} is at {place} already; give more, --resume=CHECKPOINT with an earlier one, or another \
+         --checkpoint-dir"
+    );
+    Err(Error::Contradiction { option: option.into(), got: end.to_string(), help })
 }

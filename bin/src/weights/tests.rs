@@ -1,5 +1,7 @@
 //! Saving and loading, and each way in which a file does not fit.
 
+use std::fs::{self, File, Permissions};
+
 use candle_core::Var;
 
 use super::*;

@@ -54,6 +54,13 @@ fn folders_without_the_pictures() {
     assert!(line.contains("it lacks data_batch_4.bin; unpack cifar-10-binary.tar.gz"), "{line}");
     let line = CIFAR10.refuse(&["--data-dir", &folder.argument("cifar/test_batch.bin")]);
     assert!(line.contains("it is no folder"), "{line}");
+    // What torchvision unpacks.
+    std::fs::create_dir(folder.path("cifar-10-batches-py")).unwrap();
+    let line = CIFAR10.refuse(&["--data-dir", &folder.argument("")]);
+    assert!(line.contains("it has cifar-10-batches-py, the version of CIFAR-10 for Python"), "{line}");
+    std::fs::write(folder.path("cifar-10-batches-py/data_batch_1"), "").unwrap();
+    let line = CIFAR10.refuse(&["--data-dir", &folder.argument("cifar-10-batches-py")]);
+    assert!(line.contains("it is cifar-10-batches-py, "), "{line}");
 }
 
 #[test]

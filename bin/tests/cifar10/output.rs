@@ -28,6 +28,10 @@ fn stdout_has_what_the_document_prints_and_stderr_the_remarks() {
     let remarks = text(&output.stderr);
     assert_eq!(remarks.lines().count(), 2, "{remarks}");
     assert!(remarks.starts_with("note: no --data-dir with CIFAR-10: "), "{remarks}");
+    assert!(
+        remarks.contains("the sum of the batches' means, never divided by how many there are"),
+        "{remarks}"
+    );
 }
 
 #[test]

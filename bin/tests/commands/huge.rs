@@ -101,7 +101,19 @@ fn sizes_that_are_too_large_together_are_refused_in_one_line() {
         ),
         (&["pipeline-transformer", "--world-size", LARGEST, "--show-schedule"], "give 1 to 4096 ranks"),
         (&["ddp-transformer", "--max-len", LARGEST], "--max-len: got 18446744073709551615; with the other"),
+        (
+            &["ddp-transformer", "--vocab-size", "99999999999"],
+            "--vocab-size: got 99999999999; with the other",
+        ),
+        (&["ddp-transformer", "--d-model", "999999996"], "--d-model: got 999999996; with the other"),
+        (&["ddp-transformer", "--d-ff", "999999999999"], "--d-ff: got 999999999999; with the other"),
         (&["fsdp-mlp", "--hidden", "100000000"], "--hidden: got 100000000; with the other sizes"),
+        (&["fsdp-mlp", "--features", "9999999999"], "--features: got 9999999999; with the other sizes"),
+        (&["tensor-parallel-transformer", "--max-len", "99999999999"], "--max-len: got 99999999999; with"),
+        (
+            &["tensor-parallel-transformer", "--vocab-size", "9999999998"],
+            "--vocab-size: got 9999999998; with",
+        ),
         (&["tensor-parallel-transformer", "--num-layers", "100000000"], "--num-layers: got 100000000; with"),
         (&["tensor-parallel-mlp", "--hidden-size", "1000000"], "--hidden-size: got 1000000; with"),
         (

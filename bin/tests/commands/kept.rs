@@ -1,10 +1,14 @@
 //! Checkpoints that are damaged, and the time of runs that go on.
 
 use std::path::Path;
+#[cfg(unix)]
+use std::process::Command;
 
 use serde_json::Value;
 
 use crate::common::{Folder, girandole, metrics, refuse_with, succeed, text};
+#[cfg(unix)]
+use crate::inputs::within_minutes;
 
 /// Every command that keeps checkpoints, with the option that says how long it trains.
 const TRAINED: [(&str, &[&str], &str); 8] = [
@@ -41,6 +45,108 @@ fn a_damaged_file_is_named_before_any_rank_is_started() {
             assert!(line.starts_with(&begin) && line.ends_with(&end) && code == 2, "{code}: {line}");
             std::fs::write(&file, whole).unwrap();
         }
+    }
+}
+
+/// What the error calls it, and how it is made.
+#[cfg(unix)]
+type Replace = (&'static str, fn(&Path));
+
+/// What is there is no file, or leads nowhere: no better the next time.
+#[cfg(unix)]
+#[test]
+fn what_is_in_the_place_of_a_file_is_named_before_any_rank_is_started() {
+    use std::os::unix::fs::symlink;
+
+    let replace: [Replace; 4] = [
+        ("it is a folder", |path| std::fs::create_dir(path).unwrap()),
+        ("it is a pipe", |path| assert!(Command::new("mkfifo").arg(path).status().unwrap().success())),
+        ("it is a device", |path| symlink("/dev/zero", path).unwrap()),
+        ("it is a link that leads back to itself", |path| symlink(path, path).unwrap()),
+    ];
+    for at in [0, 4, 5, 7] {
+        let folder = Folder::new();
+        let dir = folder.argument("c");
+        succeed(girandole().args(run(at, &dir, "2")));
+        let mut all = files(&Path::new(&dir).join("checkpoint-00000002"));
+        all.push(folder.path("c/latest"));
+        for file in all {
+            for (problem, replace) in replace {
+                let aside = folder.path("aside");
+                std::fs::rename(&file, &aside).unwrap();
+                replace(&file);
+                let (line, code) = refuse_with(within_minutes().args(run(at, &dir, "3")), &["--resume"]);
+                let begin = format!("error: `{}` cannot be trusted: {problem}", file.display());
+                // Without the file that names the latest one, that one is whole.
+                let whole =
+                    if file.ends_with("latest") { "checkpoint-00000002" } else { "checkpoint-00000001" };
+                let end = format!("--resume={dir}/{whole} goes on from it\n");
+                assert!(line.starts_with(&begin) && line.ends_with(&end) && code == 2, "{code}: {line}");
+                // A folder is not renamed over; of the others there is nothing to remove first.
+                let _ = std::fs::remove_dir(&file);
+                std::fs::rename(&aside, &file).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_of_another_command_is_refused_with_both_names() {
+    for (at, other) in [(0, 1), (0, 4), (4, 0), (4, 5), (5, 6), (7, 2), (1, 7)] {
+        let folder = Folder::new();
+        let dir = folder.argument("c");
+        succeed(girandole().args(run(at, &dir, "1")));
+        let (line, code) = refuse_with(girandole().args(run(other, &dir, "2")), &["--resume"]);
+        let [was, is] = [at, other].map(|at| TRAINED[at].0);
+        let help = format!("that is of the command {was}, and this is {is}\n");
+        assert_eq!((line, code), (format!("error: --checkpoint-dir: got {dir}; {help}"), 2));
+        let (one, new) = (format!("{dir}/checkpoint-00000001"), folder.argument("new"));
+        let (line, code) = refuse_with(girandole().args(run(other, &new, "2")), &["--resume", &one]);
+        assert_eq!((line, code), (format!("error: --resume: got {one}; {help}"), 2));
+    }
+}
+
+#[test]
+fn the_folder_of_checkpoints_is_none_itself() {
+    for at in [0, 4] {
+        let folder = Folder::new();
+        let (dir, new) = (folder.argument("c"), folder.argument("new"));
+        succeed(girandole().args(run(at, &dir, "2")));
+        for into in [&dir, &new] {
+            let (line, code) = refuse_with(girandole().args(run(at, into, "3")), &["--resume", &dir]);
+            let help = "it holds checkpoints and is none itself: give one of them, such as";
+            let expected = format!("error: --resume: got {dir}; {help} {dir}/checkpoint-00000002; ");
+            assert!(line.starts_with(&expected) && code == 2, "{code}: {line}");
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_that_is_further_or_began_otherwise_is_refused() {
+    for (at, (command, _, length)) in TRAINED.into_iter().enumerate() {
+        let folder = Folder::new();
+        let [dir, weights] = ["c", "w"].map(|name| folder.argument(name));
+        succeed(girandole().args(run(at, &dir, "2")).args(["--save", &weights]));
+        let refused = |long: &str, more: &[&str]| {
+            let (line, code) = refuse_with(girandole().args(run(at, &dir, long)), more);
+            assert_eq!(code, 2, "{command}: {line}");
+            line
+        };
+        let before = std::fs::read(&weights).unwrap();
+        let line = refused("1", &["--resume", "--save", &weights]);
+        assert!(
+            line.starts_with(&format!("error: {length}: got 1; the checkpoint in {dir} is at ")),
+            "{line}"
+        );
+        assert!(line.contains(if length == "--steps" {
+            "step 2 already"
+        } else {
+            "epoch 2, batch 0 (step "
+        }));
+        assert!(std::fs::read(&weights).unwrap() == before);
+        let line = refused("3", &["--resume", "--init", &weights]);
+        assert!(line.starts_with("error: --init: got a file with SHA-256 "), "{line}");
+        assert!(line.contains("began with random weights"), "{line}");
     }
 }
 

@@ -3,7 +3,17 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[cfg(unix)]
+mod full_disk;
 mod huge;
+#[cfg(unix)]
+mod inputs;
 mod kept;
 #[cfg(target_os = "linux")]
 mod paths;
+#[cfg(target_os = "linux")]
+mod signals;
+#[cfg(target_os = "linux")]
+mod stopped;
+mod words;
+mod workers;

@@ -12,6 +12,34 @@ pub(crate) fn chromium() -> Option<PathBuf> {
         .find(|program| program.is_file())
 }
 
+/// How many of some parts of a page, which a selector names, are cut off or have to be scrolled in a window so many pixels wide.
+pub(crate) fn cut(browser: &Path, html: &str, parts: &str, folder: &Path, width: usize) -> usize {
+    let count = format!(
+        "<script>document.title = [...document.querySelectorAll('{parts}')].filter(part => part.scrollWidth > \
+         part.clientWidth || part.getBoundingClientRect().right > innerWidth).length</script></body>"
+    );
+    let page = folder.join("measured.html");
+    std::fs::write(&page, html.replace("</body>", &count)).unwrap();
+    let profile = tempfile::tempdir().unwrap();
+    let output = Command::new(browser)
+        .args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--no-first-run",
+            "--hide-scrollbars",
+            "--dump-dom",
+        ])
+        .arg(format!("--window-size={width},1500"))
+        .arg(format!("--user-data-dir={}", profile.path().display()))
+        .arg(format!("file://{}", page.display()))
+        .output()
+        .unwrap();
+    let shown = String::from_utf8(output.stdout).unwrap();
+    let title = shown.split_once("<title>").and_then(|(_, rest)| rest.split_once("</title>")).unwrap();
+    title.0.parse().unwrap()
+}
+
 /// Takes a picture of a page; gives its size in bytes.
 pub(crate) fn picture(browser: &Path, html: &str, file: &Path, dark: bool) -> u64 {
     let page = file.with_extension("html");

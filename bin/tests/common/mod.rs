@@ -3,6 +3,8 @@
 
 mod command;
 #[cfg(target_os = "linux")]
+mod culprit;
+#[cfg(target_os = "linux")]
 mod session;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,6 +16,8 @@ pub(crate) use command::{
     Folder, Girandole, clean, girandole, is_ignored, losses, losses_of, metrics, refuse_with, sorted,
     succeed, text, without_times,
 };
+#[cfg(target_os = "linux")]
+pub(crate) use culprit::all_name_the_culprit;
 #[cfg(target_os = "linux")]
 pub(crate) use session::{Session, kill_and_resume};
 

@@ -41,6 +41,18 @@ impl Session {
         }
     }
 
+    /// Waits until something is so of its ranks; false where the command has ended before.
+    pub(crate) fn until_ranks(&mut self, what: &str, done: impl Fn(&[Pid]) -> bool) -> bool {
+        let began = Instant::now();
+        while self.child.try_wait().unwrap().is_none() {
+            if done(&self.ranks()) {
+                return true;
+            }
+            assert!(began.elapsed() < LIMIT, "{what}: not yet");
+        }
+        false
+    }
+
     /// Kills one of its processes, 0 being the launcher, and waits until all are gone.
     pub(crate) fn kill(mut self, which: usize) {
         let ranks = self.ranks();
@@ -48,6 +60,19 @@ impl Session {
         all.extend(&ranks);
         // It may have just ended by itself.
         let _ = kill_process(all[which % all.len()], Signal::KILL);
+        self.child.wait().unwrap();
+        let began = Instant::now();
+        while ranks.iter().any(|rank| runs(*rank)) {
+            assert!(began.elapsed() < LIMIT, "{ranks:?} still run");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Sends the launcher a signal, and waits until all are gone.
+    pub(crate) fn stop(mut self, signal: Signal) {
+        let ranks = self.ranks();
+        // It may have just ended by itself.
+        let _ = kill_process(Pid::from_child(&self.child), signal);
         self.child.wait().unwrap();
         let began = Instant::now();
         while ranks.iter().any(|rank| runs(*rank)) {

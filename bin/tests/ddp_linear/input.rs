@@ -51,7 +51,7 @@ fn what_this_build_does_not_have() {
         assert!(line.starts_with(&format!("error: {option} {value} is not available: ")), "{line}");
     }
     assert!(LINEAR.refuse(&["--device", "abacus"]).contains("[possible values: auto, cpu, cuda]"));
-    assert!(LINEAR.refuse(&["--backend", "gloo"]).contains("[possible values: auto, tcp, nccl, mpi]"));
+    assert!(LINEAR.refuse(&["--backend", "ucc"]).contains("[possible values: auto, tcp, nccl, mpi]"));
 }
 
 #[test]

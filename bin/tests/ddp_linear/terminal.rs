@@ -49,6 +49,22 @@ fn a_bar_on_a_terminal() {
 }
 
 #[test]
+fn the_bar_of_a_narrow_terminal_does_not_wrap() {
+    let folder = Folder::new();
+    let command =
+        format!("sh -c 'stty rows 24 cols 40; exec \"$PROGRAM\" ddp-linear --world-size 1 {LONG} >\"$OUT\"'");
+    let Some(seen) = on_terminal(&command, &folder) else { return };
+    let drawn: Vec<&str> =
+        seen.split(['\r', '\n', '\u{1b}']).filter(|part| part.contains(" of 60000")).collect();
+    assert!(!drawn.is_empty(), "{seen}");
+    for part in drawn {
+        // What is left of the order before it is not shown; the rest of the line is blank.
+        let shown = part.strip_prefix("[2K").unwrap_or(part).trim_end();
+        assert!(shown.chars().count() < 40, "{shown}");
+    }
+}
+
+#[test]
 fn ranks_have_a_bar_too_and_it_keeps_out_of_their_lines() {
     let folder = Folder::new();
     for command in ["\"$PROGRAM\"", "\"$PROGRAM\" launch --nproc-per-node 2 -- girandole"] {

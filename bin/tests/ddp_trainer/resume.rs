@@ -83,6 +83,62 @@ fn a_run_that_is_over_can_be_made_longer() {
 }
 
 #[test]
+fn a_run_that_is_further_than_it_is_to_go_is_refused() {
+    let folder = Folder::new();
+    let (dir, arguments) = keeping(&folder);
+    let save = folder.argument("w");
+    run(&arguments, &[]);
+    let epochs = |epochs: &str, more: &[&str]| -> Vec<String> {
+        let words = arguments.iter().map(|word| if word == "3" { epochs.to_string() } else { word.clone() });
+        words.chain(more.iter().map(|word| word.to_string())).collect()
+    };
+    let line = refuse(&epochs("2", &["--resume", "--save", &save]), &[]);
+    let expected =
+        format!("error: --epochs: got 2; the checkpoint in {dir} is at epoch 3, batch 0 (step 15) already; ");
+    assert!(line.starts_with(&expected), "{line}");
+    assert!(!std::path::Path::new(&save).exists());
+    // One in the middle of the epoch after the last.
+    let earlier = format!("--resume={dir}/checkpoint-00000003");
+    let line = refuse(&epochs("2", &[&earlier]), &[]);
+    assert!(line.contains("is at epoch 2, batch 2 (step 12) already; "), "{line}");
+    // Where there is nothing left to do, the model is saved.
+    let remarks = run(&epochs("3", &["--resume", "--save", &save]), &[]);
+    assert!(remarks.contains("at epoch 3, batch 0 (step 15)"), "{remarks}");
+    assert!(std::path::Path::new(&save).exists());
+}
+
+#[test]
+fn other_initial_weights_than_those_of_the_run_are_refused() {
+    let folder = Folder::new();
+    let [first, second, save] = ["first", "second", "save"].map(|name| folder.argument(name));
+    for (seed, path) in [("1", &first), ("2", &second)] {
+        TRAINER.succeed(&["--epochs", "1", "--seed", seed, "--save", path]);
+    }
+    let (dir, arguments) = keeping(&folder);
+    run(&arguments, &[]);
+    let longer: Vec<String> =
+        arguments.iter().map(|word| if word == "3" { "4".into() } else { word.clone() }).collect();
+    let line = refuse(&longer, &["--resume", "--init", &first]);
+    assert!(line.starts_with("error: --init: got a file with SHA-256 "), "{line}");
+    let expected = format!(
+        "; the run in {dir} began with random weights, and goes on with the weights of its checkpoint; leave it out"
+    );
+    assert!(line.contains(&expected), "{line}");
+    // A run with initial weights goes on with the same, or without a word of them.
+    let other = folder.argument("other");
+    let began: Vec<String> =
+        arguments.iter().map(|word| if *word == dir { other.clone() } else { word.clone() }).collect();
+    run(&began, &["--init", &first]);
+    let line = refuse(&began, &["--resume", "--init", &second]);
+    assert!(line.contains(" began with a file with SHA-256 "), "{line}");
+    let remarks = run(&began, &["--resume", "--init", &first, "--save", &save]);
+    assert!(remarks.contains("going on from"), "{remarks}");
+    let weights = std::fs::read(&save).unwrap();
+    run(&began, &["--resume", "--save", &save]);
+    assert!(std::fs::read(&save).unwrap() == weights);
+}
+
+#[test]
 fn without_a_checkpoint_it_starts_from_the_beginning_and_says_so() {
     let folder = Folder::new();
     let (dir, arguments) = keeping(&folder);

@@ -34,6 +34,22 @@ fn stdout_has_what_the_document_prints_and_nothing_else() {
 }
 
 #[test]
+fn a_model_of_other_sizes_is_printed_as_it_is() {
+    let tree = |arguments: &[&str]| {
+        let printed = text(&TRANSFORMER.succeed(&[&["--epochs", "1"], arguments].concat()).stdout);
+        printed.split_once("tensor(").unwrap().0.to_string()
+    };
+    let document = tree(&[]);
+    assert_eq!(tree(&["--samples", "8", "--length", "5", "--mask", "causal", "--num-layers", "2"]), document);
+    let printed = tree(&["--num-layers", "12", "--dropout", "0.25"]);
+    let expected = document.replace("(0-1): 2 x", "(0-11): 12 x").replace("p=0.1", "p=0.25");
+    let sizes = [("1000", "100"), ("64", "24"), ("32", "12")];
+    let expected = sizes.iter().fold(expected, |tree, (printed, trained)| tree.replace(printed, trained));
+    assert_eq!(printed, expected);
+    assert!(tree(&["--num-layers", "1", "--dropout", "1"]).contains("\n    (0): TransformerBlock("));
+}
+
+#[test]
 fn the_sound_way_is_not_remarked_upon() {
     let output = TRANSFORMER.succeed(&["--epochs", "1", "--mask", "causal", "--reshuffle"]);
     assert_eq!(text(&output.stderr), "");

@@ -6,11 +6,14 @@
 mod common;
 mod elastic;
 mod endings;
+mod logs;
 mod nodes;
+mod output;
 mod own;
 mod ranks;
 mod restarts;
 mod resume;
 mod shell;
+mod stopped;
 mod strangers;
 mod torchrun;

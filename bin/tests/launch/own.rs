@@ -61,10 +61,9 @@ fn a_wrong_option_of_a_rank_is_told_with_its_code() {
     let remarks = text(&output.stderr);
     assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(2), ""));
     assert!(
-        remarks.lines().any(|line| line.ends_with(
-            "exited with code 2: --world-size: got 3; the environment says \
-        WORLD_SIZE=2; leave the option out"
-        )),
+        remarks.lines().last().is_some_and(|line| line.contains(" exited with code 2")
+            && line
+                .ends_with(": --world-size: got 3; the environment says WORLD_SIZE=2; leave the option out")),
         "{remarks}"
     );
 }

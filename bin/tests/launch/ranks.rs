@@ -93,6 +93,9 @@ fn a_free_port_or_the_one_that_is_asked_for() {
         "echo $MASTER_ADDR $MASTER_PORT",
     ];
     assert_eq!(text(&succeed(girandole().args(ask)).stdout), format!("localhost {free}\n"));
+    let mut told = girandole();
+    told.env("PET_MASTER_PORT", &free).args(["launch", "sh", "-c", "echo $MASTER_PORT"]);
+    assert_eq!(text(&succeed(&mut told).stdout), format!("{free}\n"));
 }
 
 /// An error before anything was started: its one line, and the exit code.
@@ -115,6 +118,11 @@ fn what_cannot_be_started_is_one_line() {
     for (arguments, part) in [
         (&["no-such-program"][..], "PROGRAM: got no-such-program; no such program"),
         (&["./no/such/program"], "PROGRAM: got ./no/such/program; no such program"),
+        (
+            &["--nproc-per-node", "2", "--rdzv-endpoint=x", "--", "true"],
+            "error: launch: got --rdzv-endpoint=x; there is no such option; the launchers meet at --master-addr HOST",
+        ),
+        (&["--nproc-per-nod", "2", "true"], "error: launch: got --nproc-per-nod; there is no such option"),
         (&[plain], "it cannot be run: Permission denied"),
         (&["/"], "it cannot be run: Permission denied"),
         (&["--nproc-per-node", "0", "true"], "'--nproc-per-node <N|gpu|cpu|auto>'"),
@@ -153,16 +161,50 @@ fn no_gpu_is_told() {
 }
 
 #[test]
+fn a_rank_whose_pipe_broke_is_told_as_long_as_somebody_reads() {
+    for (end, said) in
+        [("exit 141", "exited with code 141\n"), ("kill -PIPE $$", "was killed by signal SIGPIPE\n")]
+    {
+        let output =
+            shell(2, &format!("[ $RANK = 0 ] && exec sleep 1000; echo why >&2; {end}")).output().unwrap();
+        let remarks = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(141), "{remarks}");
+        assert!(remarks.contains("error: rank 1 (pid ") && remarks.contains(said), "{remarks}");
+    }
+}
+
+#[test]
+fn a_foreign_address_to_listen_on_is_told_with_its_variable() {
+    let mut launched = girandole();
+    launched.args(["launch", "--nproc-per-node", "2", "girandole", "ddp-linear"]);
+    let mut bare = girandole();
+    bare.arg("ddp-linear");
+    for command in [&mut launched, &mut bare] {
+        let output = command.env("GIRANDOLE_BIND", "192.0.2.1").output().unwrap();
+        let remarks = text(&output.stderr);
+        let part = "bind (GIRANDOLE_BIND): got 192.0.2.1; this host has no such address";
+        assert!(remarks.lines().last().unwrap().contains(part), "{remarks}");
+        assert_eq!(output.status.code(), Some(2), "{remarks}");
+    }
+}
+
+#[test]
 fn the_exit_code_is_that_of_the_rank_that_failed_first() {
     for (script, code, said) in [
-        ("[ $RANK = 0 ] && exec sleep 1000; echo why >&2; exit 3", 3, "exited with code 3\n"),
-        ("[ $RANK = 0 ] && exec sleep 1000; echo why >&2; exit 75", 1, "exited with code 75\n"),
-        ("[ $RANK = 0 ] && exec sleep 1000; echo why >&2; kill -9 $$", 137, "was killed by signal SIGKILL\n"),
+        ("[ $RANK = 0 ] && exec sleep 1000; echo why >&2; exit 3", 3, " exited with code 3\n"),
+        ("[ $RANK = 0 ] && exec sleep 1000; echo why >&2; exit 75", 1, " exited with code 75\n"),
+        (
+            "[ $RANK = 0 ] && exec sleep 1000; echo why >&2; kill -9 $$",
+            137,
+            " was killed by signal SIGKILL\n",
+        ),
     ] {
         let output = shell(2, script).output().unwrap();
         let remarks = text(&output.stderr);
         let (before, last) = remarks.split_once("error: rank 1 (pid ").unwrap();
-        assert_eq!((output.status.code(), before), (Some(code), "why\n"), "{remarks}");
-        assert!(last.contains(said) && last.ends_with("on stderr:\n    why\n"), "{remarks}");
+        let repeated = "why\nrank 1's last lines on stderr:\n    why\n";
+        assert_eq!((output.status.code(), before), (Some(code), repeated), "{remarks}");
+        // The cause comes last.
+        assert_eq!(last.trim_start_matches(char::is_numeric), format!("){said}"), "{remarks}");
     }
 }

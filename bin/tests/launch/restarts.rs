@@ -45,7 +45,10 @@ fn all_ranks_start_again_as_often_as_they_may() {
     let remarks = text(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{remarks}");
     let [again, end] = remarks.lines().collect::<Vec<_>>()[..] else { panic!("{remarks}") };
-    assert!(again.contains("rank 1 (pid ") && again.ends_with("start again (restart 1 of 1)"), "{remarks}");
+    assert!(
+        again.starts_with("warning: rank 1 (pid ") && again.ends_with("start again (restart 1 of 1)"),
+        "{remarks}"
+    );
     assert!(end.starts_with("error: rank 1 (pid ") && end.ends_with("exited with code 3"), "{remarks}");
 }
 
@@ -173,9 +176,13 @@ fn what_ranks_print_is_kept_by_attempt_and_rank() {
         remarks.starts_with(&format!("note: what the ranks print goes to files in {dir}; ")),
         "{remarks}"
     );
-    let last: Vec<&str> = remarks.lines().rev().take(2).collect();
-    let log = last[0].strip_prefix("  all of them: ").unwrap();
-    assert_eq!((last[1], std::fs::read_to_string(log).unwrap().as_str()), ("    err 1", "err 1\n"));
+    let last: Vec<&str> = remarks.lines().rev().take(3).collect();
+    assert!(
+        last[0].starts_with("error: rank 1 (pid ") && last[0].ends_with(" exited with code 3"),
+        "{remarks}"
+    );
+    let log = last[1].strip_prefix("all that rank 1 wrote on stderr: ").unwrap();
+    assert_eq!((last[2], std::fs::read_to_string(log).unwrap().as_str()), ("    err 1", "err 1\n"));
     let attempts = Path::new(log).ancestors().nth(3).unwrap();
     for (file, content) in [("attempt_0/0/stdout.log", "out 0\n"), ("attempt_1/1/stderr.log", "err 1\n")] {
         assert_eq!(std::fs::read_to_string(attempts.join(file)).unwrap(), content, "{file}");

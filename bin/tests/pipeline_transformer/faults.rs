@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::PIPELINE;
-use crate::common::Folder;
+use crate::common::{Folder, all_name_the_culprit};
 
 /// All other ranks know it within so long (it takes milliseconds).
 const SOON: Duration = Duration::from_secs(1);
@@ -93,4 +93,20 @@ fn a_stage_that_is_killed_is_named_by_all_others() {
     } // One of them may have met with a moment in which the machine did something else.
     times.sort();
     assert!(times[times.len() / 2] < SOON, "it took {times:?}");
+}
+
+/// It waits for its neighbours, and they for theirs: each in a group of two.
+#[test]
+fn a_stage_that_is_killed_or_stopped_is_named_by_all_others() {
+    for (seed, schedule) in [(1, "gpipe"), (2, "1f1b"), (3, "zb-v")] {
+        let arguments = ["--num-layers", "6", "--micro-batches", "4", "--schedule", schedule];
+        all_name_the_culprit(&PIPELINE, &arguments, seed, 2);
+    }
+}
+
+/// With two copies of each stage.
+#[test]
+fn a_copy_of_a_stage_that_is_killed_or_stopped_is_named_by_all_others() {
+    let arguments = ["--num-layers", "4", "--micro-batches", "2", "--dp", "2", "--samples", "16"];
+    all_name_the_culprit(&PIPELINE, &arguments, 4, 4);
 }

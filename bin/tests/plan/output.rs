@@ -14,16 +14,17 @@ fn plan(arguments: &[&str]) -> String {
 
 /// Whether each strategy fits.
 fn fits(printed: &str) -> Vec<(String, bool)> {
-    let lines = printed.lines().skip_while(|line| !line.starts_with("strategy")).skip(1);
+    let mut lines = printed.lines().skip_while(|line| !line.starts_with("strategy"));
+    let place = lines.next().unwrap().find("fits").unwrap();
     let lines = lines.take_while(|line| !line.is_empty());
-    lines.map(|line| (line[..20].trim().to_string(), line[20..23] == *"yes")).collect()
+    lines.map(|line| (line[..place].trim().to_string(), line[place..].starts_with("yes"))).collect()
 }
 
 #[test]
 fn every_strategy_has_a_line() {
     let printed = plan(&["--ranks", "4", "--memory", "1GB"]);
     assert!(printed.starts_with(
-        "tensor-parallel-transformer: 470528 parameters of 4 bytes; 16 rows of 32 tokens a step\n"
+        "tensor-parallel-transformer: 470528 parameters of 4 bytes; 16 rows of 32 tokens a step; Adam\n"
     ));
     assert!(printed.contains(
         "\n4 ranks, 1.00 GB each\n10.0 GB/s, 10.0 us a step of communication, 1.00 TFLOP/s (as given)\n"
@@ -95,6 +96,82 @@ fn a_model_that_is_too_large_for_copies_is_divided() {
 }
 
 #[test]
+fn copies_without_a_sample_do_not_fit() {
+    let printed = plan(&["--ranks", "64", "--batch-size", "16", "--memory", "1GB"]);
+    for (name, fits) in fits(&printed) {
+        let copies = match name.split_once(" dp ").map(|(_, dp)| dp.parse::<usize>().unwrap()) {
+            _ if name.starts_with("dp") || name.starts_with("fsdp") => 64,
+            Some(dp) => dp,
+            None => 1,
+        };
+        assert_eq!(fits, copies <= 16, "{name}: {printed}");
+    }
+    let lines: Vec<&str> = printed.lines().collect();
+    let few = lines.iter().find(|line| line.starts_with("too few samples: ")).unwrap();
+    assert!(few.starts_with("too few samples: dp 64 | fsdp 64 | fsdp 64 grad-op | "), "{few}");
+    assert!(few.ends_with(" more: more copies of the model than the 16 of a step (--batch-size)"), "{few}");
+    assert!(lines.last().unwrap().starts_with("recommended: tp "), "{printed}");
+    // Nothing would do.
+    let printed = plan(&["ddp-trainer", "--ranks", "4096", "--batch-size", "16", "--memory", "1GB"]);
+    let last =
+        "recommended: nothing, for nothing fits: give 4096 samples a step (--batch-size) or fewer ranks";
+    assert_eq!(printed.lines().last(), Some(last));
+    assert!(fits(&printed).iter().all(|(_, fits)| !fits));
+}
+
+#[test]
+fn what_is_not_possible_is_told_with_the_reason() {
+    let lines = |arguments: &[&str]| -> Vec<String> {
+        let printed = plan(&[arguments, &["--memory", "1GB"]].concat());
+        printed.lines().filter(|line| line.starts_with("not possible")).map(String::from).collect()
+    };
+    assert!(lines(&["--ranks", "4"]).is_empty());
+    // The first ranks have one token more.
+    assert!(lines(&["--ranks", "4", "--vocab-size", "101"]).is_empty());
+    assert_eq!(
+        lines(&["--ranks", "4", "--vocab-size", "3"]),
+        ["not possible: tp 4: the vocabulary, 3, is less than one token for each"]
+    );
+    assert_eq!(
+        lines(&["--ranks", "4", "--d-ff", "101"]),
+        [
+            "not possible: tp 2, dp 2 | tp 4: the width of the feed-forward layers, 101, cannot be divided by so many"
+        ]
+    );
+    assert_eq!(
+        lines(&["--ranks", "4", "--length", "31"]),
+        ["not possible: tp 4 sequence: the tokens of a row, 30, cannot be divided by so many"]
+    );
+    assert_eq!(
+        lines(&["ddp-mlp", "--ranks", "8"]),
+        [
+            "not possible: tp 8: the hidden size, 20, cannot be divided by so many",
+            "not possible: pipeline 8: the model is one part, which cannot be cut"
+        ]
+    );
+}
+
+#[test]
+fn the_optimizer_is_the_commands() {
+    for (model, optimizer) in [
+        ("ddp-linear", "SGD"),
+        ("ddp-trainer", "SGD"),
+        ("ddp-mlp", "SGD"),
+        ("ddp-transformer", "SGD"),
+        ("fsdp-mlp", "Adam"),
+        ("tensor-parallel-mlp", "Adam"),
+        ("tensor-parallel-transformer", "Adam"),
+    ] {
+        let first = |more: &[&str]| {
+            let printed = plan(&[&[model, "--memory", "1GB"], more].concat());
+            printed.lines().next().unwrap().rsplit_once("; ").unwrap().1.to_string()
+        };
+        assert_eq!(first(&[]), optimizer, "{model}");
+        assert_eq!(first(&["--optimizer", "momentum"]), "SGD with momentum", "{model}");
+    }
+}
+
+#[test]
 fn what_is_not_given_is_measured() {
     let output = PLAN.succeed(&["tensor-parallel-mlp", "--ranks", "2", "--latency", "1us"]);
     let printed = text(&output.stdout);
@@ -124,6 +201,11 @@ fn what_makes_no_sense_is_refused() {
             &["ddp-mlp", "--num-heads", "2"],
             "--num-heads: got 2; ddp-mlp is made of linear layers: give --sizes",
         ),
+        (
+            &["ddp-mlp", "--dropout", "0.1"],
+            "--dropout: got 0.1; ddp-mlp is made of linear layers and has none",
+        ),
+        (&["--dropout", "2"], "give a number from 0 to 1"),
         (&["ddp-mlp", "--sizes", "4"], "--sizes: got 4; a layer has two: give 2 or more"),
         (&["no-such-model"], "possible values: ddp-linear"),
     ] {

@@ -46,6 +46,23 @@ fn two_ranks_print_what_they_always_print() {
 }
 
 #[test]
+fn the_order_of_a_groups_ranks_is_told() {
+    let output = succeed(girandole().arg("process-groups"));
+    let err = text(&output.stderr);
+    let notes: Vec<&str> = err.lines().filter(|line| line.starts_with("note: ")).collect();
+    assert!(
+        notes.len() == 1 && notes[0].contains("torch.distributed.new_group sorts the list first"),
+        "{err}"
+    );
+    let help = text(&succeed(girandole().args(["process-groups", "--help"])).stdout);
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        help.contains("in new_group([1, 0]) rank 1 has get_rank 0. PyTorch sorts the list first"),
+        "{help}"
+    );
+}
+
+#[test]
 fn each_number_of_ranks_computes_what_the_formula_says() {
     for ranks in [1, 3, 5, 8] {
         let printed = bare(&["--world-size", &ranks.to_string()]);

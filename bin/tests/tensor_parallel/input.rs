@@ -65,7 +65,7 @@ fn sizes_that_do_not_go_together() {
             &["--num-heads", "4", "--tp", "8"],
             "--num-heads: got 4; it is divided over 8 tensor-parallel ranks (--tp)",
         ),
-        (&["--vocab-size", "255"], "--vocab-size: got 255; it is divided over 2 tensor-parallel ranks"),
+        (&["--vocab-size", "1"], "--vocab-size: got 1; it is divided over 2 tensor-parallel ranks"),
         (&["--d-ff", "9"], "--d-ff: got 9; it is divided over 2"),
         (&["--length", "1"], "--length: got 1; the next token is predicted from those before it"),
         (&["--length", "66"], "--length: got 66; the model takes rows of up to 65 tokens with --max-len 64"),

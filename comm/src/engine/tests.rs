@@ -18,6 +18,7 @@ struct Gate {
     begun: Sender<()>,
     go: Receiver<()>,
     operations: u64,
+    ending: Arc<Ending>,
 }
 
 impl Run for Gate {
@@ -36,6 +37,10 @@ impl Run for Gate {
     fn stats(&self) -> Stats {
         Stats { operations: self.operations, ..Stats::default() }
     }
+
+    fn ending(&self) -> Arc<Ending> {
+        self.ending.clone()
+    }
 }
 
 /// There is one rank, so nobody is to blame.
@@ -44,6 +49,8 @@ struct Alone(Members);
 
 impl Supervisor for Alone {
     fn begin(&self, _: Fingerprint) {}
+
+    fn wait_for(&self, _: &[crate::links::Wait]) {}
 
     fn end(&self) {}
 
@@ -79,7 +86,7 @@ impl Supervisor for Alone {
 /// An engine, what tells of each operation that it has begun, and what lets it end.
 fn gated() -> (Engine, Receiver<()>, Sender<()>) {
     let ((begin, begun), (go, gone)) = (channel(), channel());
-    let gate = Gate { begun: begin, go: gone, operations: 0 };
+    let gate = Gate { begun: begin, go: gone, operations: 0, ending: Arc::default() };
     (Engine::new(0, 1, Box::new(gate), Arc::new(Alone(Members::world(1)))), begun, go)
 }
 

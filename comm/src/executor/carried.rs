@@ -4,21 +4,22 @@ use crate::Result;
 use crate::carrier::{Carrier, Nap};
 use crate::links::Links;
 use crate::memory::Memory;
-use crate::patience::{Patience, blame_library};
+use crate::patience::blame_library;
 
 use super::{Executor, Parcel};
 
 impl<L: Links> Executor<L> {
     /// Waits until what the carrier has begun is done, while the links tell whether the others are still there.
     pub(crate) fn attend(&mut self, carrier: &mut dyn Carrier, rank: usize) -> Result<()> {
-        let (mut patience, mut nap) = (Patience::new(0), Nap::default());
-        let supervisor = self.supervisor.clone();
-        let failed = |error| blame_library(&*supervisor, rank, error, &self.call.fingerprint);
+        self.patience.reset();
+        let mut nap = Nap::default();
+        let (supervisor, fingerprint) = (self.supervisor.clone(), self.call.fingerprint);
+        let failed = |error| blame_library(&*supervisor, rank, error, &fingerprint);
         while !carrier.poll().map_err(failed)? {
-            if let Some(peer) = self.call.peers.first()
+            if let Some(peer) = self.call.peers.first().map(|peer| peer.rank)
                 && nap.is_long()
             {
-                patience.consider(&self.links, peer.rank, &*self.supervisor, &self.call.fingerprint)?;
+                self.consider(peer)?;
             }
             nap.take();
         }
@@ -36,7 +37,8 @@ impl<L: Links> Executor<L> {
         let (fingerprint, mut peer, mut memory) = (first.fingerprint, first.peer, Memory::default());
         let mut lanes = self.lanes(parcels, fingerprint);
         self.open()?;
-        let (mut patience, mut nap) = (Patience::new(0), Nap::default());
+        self.patience.reset();
+        let mut nap = Nap::default();
         let mut outcome = Ok(false);
         loop {
             let began = self.begin_next(&mut lanes);
@@ -54,14 +56,15 @@ impl<L: Links> Executor<L> {
             self.waits.clear();
             let moved = self.send_some(&memory)? | self.receive_some(&mut memory)?;
             if moved || began {
-                (patience, nap) = (Patience::new(0), Nap::default());
+                self.patience.reset();
+                nap = Nap::default();
                 continue;
             }
             if let Some(wait) = self.waits.iter().find(|wait| wait.read).or(self.waits.first()) {
                 peer = wait.peer;
             }
             if nap.is_long() {
-                patience.consider(&self.links, peer, &*self.supervisor, &self.call.fingerprint)?;
+                self.consider(peer)?;
             }
             nap.take();
         }

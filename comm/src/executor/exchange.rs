@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use crate::fingerprint::{self, Fingerprint};
 use crate::links::Links;
 use crate::memory::Memory;
-use crate::patience::Patience;
 use crate::schedule::Combine;
 use crate::{ReduceOp, Result};
 
@@ -43,7 +42,7 @@ impl<L: Links> Executor<L> {
         let Some(first) = parcels.first().map(|parcel| parcel.fingerprint) else { return Ok(()) };
         let mut lanes = self.lanes(parcels, first);
         self.open()?;
-        let mut patience = Patience::new(self.links.spins());
+        self.patience.reset();
         loop {
             let began = self.begin_next(&mut lanes);
             if lanes.is_empty() {
@@ -52,15 +51,16 @@ impl<L: Links> Executor<L> {
             self.waits.clear();
             let moved = self.send_some(memory)? | self.receive_some(memory)?;
             if moved || began || self.waits.is_empty() {
-                patience.reset();
+                self.patience.reset();
             } else {
-                self.wait(&mut patience)?;
+                self.wait()?;
             }
         }
     }
 
     /// Sets up the messages, by peer and direction.
     pub(super) fn lanes(&mut self, parcels: Vec<Parcel>, first: Fingerprint) -> Vec<Lane> {
+        self.patience.begin(self.links.spins());
         self.sends.clear();
         self.receives.clear();
         self.call.peers.clear();

@@ -1,7 +1,7 @@
 //! Before anything else in a call: there must be streams to the peers that it needs.
 
 use crate::links::{Links, Unopened, Wait};
-use crate::patience::{Patience, blame};
+use crate::patience::blame;
 use crate::verdict::Question;
 use crate::{Error, Result};
 
@@ -11,7 +11,7 @@ impl<L: Links> Executor<L> {
     /// Waits until there is a stream to each peer of the call, as patiently as for any byte.
     pub(super) fn open(&mut self) -> Result<()> {
         // Where all are there, which is all but the first time, nothing else is done.
-        let mut patience = Patience::new(0);
+        self.patience.reset_to_sleep();
         loop {
             self.waits.clear();
             for index in 0..self.call.peers.len() {
@@ -25,7 +25,7 @@ impl<L: Links> Executor<L> {
             if self.waits.is_empty() {
                 return Ok(());
             }
-            self.wait(&mut patience)?;
+            self.wait()?;
         }
     }
 

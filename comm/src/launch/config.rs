@@ -41,9 +41,10 @@ pub struct SpawnConfig {
     /// Which connections between the launchers of several nodes are encrypted. What the ranks do is up to them. Default:
     /// [`Tls::Off`].
     pub tls: Tls,
-    /// How long the launchers of several nodes wait for each other. Default: 300 s.
+    /// How long the launchers of several nodes wait for each other: until all are there, and later for one that is not heard of,
+    /// once the ranks here have ended. Default: 300 s; at least 1 s is waited for a launcher that has been there.
     pub join_timeout: Duration,
-    /// How often all ranks are started again after one of them has failed. On several nodes the first one's counts.
+    /// How often all ranks are started again after one of them has failed. The same on all nodes.
     /// Default: 0.
     pub max_restarts: usize,
     /// Lets the ranks go on when some of them fail; the same minimum on all nodes. Default: `None`, the first failure ends all.
@@ -72,7 +73,7 @@ pub struct SpawnConfig {
     /// Gets the notes of the ranks. Default: `None`, and the ranks send none.
     pub notes: Option<Arc<dyn Notes>>,
     /// How long the other ranks may take to end by themselves once one has failed, or once a signal was passed on to
-    /// them. Default: 1 s, so that everything is over within 2 s.
+    /// them. Default: 3 s, longer than they take to find out whom they miss where that one stands still.
     pub grace: Duration,
 }
 
@@ -97,7 +98,7 @@ impl Default for SpawnConfig {
             port_kind: MasterPort::default(),
             sweep: false,
             notes: None,
-            grace: Duration::from_secs(1),
+            grace: Duration::from_secs(3),
         }
     }
 }
@@ -108,7 +109,7 @@ impl SpawnConfig {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: a world size of 0, or more ranks and replacements than this process may have pipes and logs;
-    /// nodes that do not fit; a folder for logs that cannot be made.
+    /// nodes that do not fit; a folder for logs that cannot be made; a rank that would start ranks of what it is itself.
     ///
     /// ```
     /// use comm::launch::SpawnConfig;
@@ -119,6 +120,7 @@ impl SpawnConfig {
         if self.world_size == 0 {
             return Err(Error::invalid("world_size", 0, "at least 1 rank is needed"));
         }
+        self.check_nesting()?;
         self.check_nodes()?;
         self.elastic.as_ref().map_or(Ok(()), |elastic| elastic.check(self))?;
         self.logs.as_ref().map_or(Ok(()), LogConfig::check)?;
@@ -148,6 +150,11 @@ impl SpawnConfig {
             return Err(Error::invalid("elastic.replace", spares, help));
         }
         Ok(())
+    }
+
+    /// The arguments of the program that each rank runs.
+    pub(super) fn arguments(&self) -> Vec<OsString> {
+        self.args.clone().unwrap_or_else(|| std::env::args_os().skip(1).collect())
     }
 
     /// Ranks that may be started in place of lost ones.

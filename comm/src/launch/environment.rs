@@ -1,5 +1,8 @@
 //! What a rank is told through its environment.
 
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::thread::available_parallelism;
@@ -9,7 +12,7 @@ use std::net::IpAddr;
 use super::nodes::Round;
 use super::notes;
 use super::{Layout, SpawnConfig};
-use crate::{Error, Result, Secret};
+use crate::{Error, InitMethod, Result, Secret, TcpConfig, Tls};
 
 /// The launcher's process id. Its presence makes a process a worker.
 pub(super) const SPAWNER_PID: &str = "GIRANDOLE_SPAWNER_PID";
@@ -22,6 +25,9 @@ const SECRET_FILE: &str = "GIRANDOLE_SECRET_FILE";
 const JOB_ID: &str = "GIRANDOLE_JOB_ID";
 /// Names what one launcher has started in one round.
 pub(super) const SPAWN_ID: &str = "GIRANDOLE_SPAWN_ID";
+/// What the launchers above a rank have started, see `nested.rs`.
+pub(super) const COMMANDS: &str = "GIRANDOLE_COMMANDS";
+const TLS: &str = "GIRANDOLE_TLS";
 const BIND: &str = "GIRANDOLE_BIND";
 /// Says that the group of the others is to be joined.
 pub(super) const NEWCOMER: &str = "GIRANDOLE_NEWCOMER";
@@ -29,6 +35,18 @@ const ELASTIC: &str = "GIRANDOLE_ELASTIC";
 /// The fewest ranks that go on.
 pub(super) const ELASTIC_MIN: &str = "GIRANDOLE_ELASTIC_MIN";
 const ELASTIC_FILE: &str = "GIRANDOLE_ELASTIC_FILE";
+const ELASTIC_ENDED: &str = "GIRANDOLE_ELASTIC_ENDED";
+/// What an outer launcher may have set for its own ranks.
+const OUTER: [&str; 8] = [
+    LISTENER,
+    SECRET_FILE,
+    "TORCHELASTIC_ERROR_FILE",
+    NEWCOMER,
+    ELASTIC,
+    ELASTIC_MIN,
+    ELASTIC_FILE,
+    ELASTIC_ENDED,
+];
 /// How often the ranks were started before, in `torchrun`'s word.
 pub(super) const RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
 const THREADS: &str = "RAYON_NUM_THREADS";
@@ -44,11 +62,14 @@ pub(super) struct Job {
     /// Where this node's ranks listen, where others must reach them.
     bind: Option<String>,
     spawner: String,
+    commands: String,
     notes: bool,
     /// The fewest ranks of the group, which may change.
     elastic_min: Option<usize>,
     /// Where ranks that come later find it.
     group_file: Option<PathBuf>,
+    /// Where this launcher tells which ranks' processes have ended, where the others go on.
+    ended: Option<PathBuf>,
     /// Threads for each rank, where nobody has set them.
     threads: Option<String>,
 }
@@ -75,11 +96,27 @@ impl Job {
             spawn_id: random_hex::<16>()?,
             bind: address.filter(|_| !config.sets(BIND)).map(|address| address.to_string()),
             spawner: std::process::id().to_string(),
+            commands: config.commands(),
             notes: config.notes.is_some(),
             elastic_min: config.elastic.as_ref().map(|elastic| elastic.min),
             group_file: None,
+            ended: None,
             threads,
         })
+    }
+
+    /// What has ended is told in this file.
+    pub(super) fn vouched_in(self, file: PathBuf) -> Self {
+        Self { ended: Some(file), ..self }
+    }
+
+    /// Tells the ranks of this node that the process of this rank of the job has ended. A launcher has seen it.
+    pub(super) fn vouch_for_end(&self, rank: usize) {
+        let Some(file) = &self.ended else { return };
+        let file = OpenOptions::new().create(true).append(true).mode(0o600).open(file);
+        if let Err(reason) = file.and_then(|mut file| file.write_all(format!("{rank}\n").as_bytes())) {
+            tracing::warn!("the other ranks cannot be told that rank {rank} has ended: {reason}");
+        }
     }
 
     /// Newcomers find the group through this file.
@@ -101,12 +138,30 @@ impl Job {
         self.layout.global_rank(self.node_rank, local_rank)
     }
 
+    /// What a rank of this job makes of what it is told, as far as it takes to meet the others.
+    pub(super) fn config_of(&self, config: &SpawnConfig, rank: usize) -> Result<TcpConfig> {
+        let given = config.env.iter().rev().find(|(name, _)| name == TLS).map(|(_, value)| value.clone());
+        let tls = given.or_else(|| std::env::var_os(TLS)).filter(|tls| !tls.is_empty());
+        Ok(TcpConfig {
+            rank,
+            world_size: self.layout.world_size(),
+            init_method: InitMethod::Tcp { host: self.host.clone(), port: self.round.port },
+            secret: Some(Secret::from_hex(&self.secret)?),
+            tls: tls.map_or(Ok(Tls::Off), |tls| tls.to_string_lossy().parse())?,
+            job_id: self.job_id(),
+            ..TcpConfig::default()
+        })
+    }
+
+    /// A rank of an earlier round would be told from these.
+    fn job_id(&self) -> String {
+        format!("{}-{}", self.round.run_id, self.round.restart)
+    }
+
     /// Writes the environment of one rank of this node.
     pub(super) fn tell(&self, local_rank: usize, command: &mut Command) {
         // A launcher may itself run under another one, whose word must not reach these ranks.
-        let outer =
-            [LISTENER, SECRET_FILE, "TORCHELASTIC_ERROR_FILE", NEWCOMER, ELASTIC, ELASTIC_MIN, ELASTIC_FILE];
-        for name in outer {
+        for name in OUTER {
             command.env_remove(name);
         }
         if let Some(min) = self.elastic_min {
@@ -115,15 +170,18 @@ impl Job {
         if let Some(file) = &self.group_file {
             command.env(ELASTIC_FILE, file);
         }
+        if let Some(file) = &self.ended {
+            command.env(ELASTIC_ENDED, file);
+        }
         command.envs(self.place(local_rank)).envs(self.elastic());
         command
             .env("MASTER_ADDR", &self.host)
             .env(MASTER_PORT, self.round.port.to_string())
             .env(SECRET, &self.secret)
-            // A rank of an earlier round would be told from these.
-            .env(JOB_ID, format!("{}-{}", self.round.run_id, self.round.restart))
+            .env(JOB_ID, self.job_id())
             .env(SPAWN_ID, &self.spawn_id)
             .env(SPAWNER_PID, &self.spawner)
+            .env(COMMANDS, &self.commands)
             .env(notes::WANTED, if self.notes { "1" } else { "0" });
         if let Some(threads) = &self.threads {
             command.env(THREADS, threads);

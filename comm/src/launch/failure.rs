@@ -53,6 +53,11 @@ impl fmt::Display for ExitKind {
     }
 }
 
+/// `SIGINT`, or `signal 99` where it has no name.
+pub(crate) fn signal_name(number: i32) -> String {
+    signal_hook::low_level::signal_name(number).map_or_else(|| format!("signal {number}"), str::to_string)
+}
+
 /// A rank whose process failed, the first one of its job that did so by its own fault.
 ///
 /// ```
@@ -122,6 +127,15 @@ impl WorkerFailure {
             None => format!("rank {rank} (pid {pid}) {status}"),
         }
     }
+
+    /// How many other ranks failed too, where there are any.
+    pub fn others(&self) -> Option<String> {
+        match self.also_failed {
+            0 => None,
+            1 => Some("1 other rank failed after it".into()),
+            others => Some(format!("{others} other ranks failed after it")),
+        }
+    }
 }
 
 impl fmt::Display for WorkerFailure {
@@ -137,11 +151,7 @@ impl fmt::Display for WorkerFailure {
         if let Some(log) = &self.log {
             write!(f, "\n  all of them: {}", log.display())?;
         }
-        match self.also_failed {
-            0 => Ok(()),
-            1 => write!(f, "\n  1 other rank failed after it"),
-            others => write!(f, "\n  {others} other ranks failed after it"),
-        }
+        self.others().map_or(Ok(()), |others| write!(f, "\n  {others}"))
     }
 }
 

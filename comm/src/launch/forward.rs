@@ -35,6 +35,8 @@ const LEFT: usize = 1 << 20;
 pub(super) struct Captured {
     pub(super) results: Vec<Option<String>>,
     pub(super) tails: Vec<VecDeque<String>>,
+    /// Why a log does not have all that a rank has printed.
+    pub(super) lost_log: Option<Error>,
 }
 
 /// Two threads: one for the standard outputs, one for the standard errors, so that neither waits for the other. Ends
@@ -80,7 +82,8 @@ impl Output {
     ) -> io::Result<Self> {
         let (finish, finish_writer) = pipe()?;
         let (abandon, abandon_writer) = pipe()?;
-        let (out, err) = Sink::standard(&abandon)?;
+        // What this program says itself begins on a line of its own; the output of others is passed on as it is.
+        let (out, err) = Sink::standard(&abandon, config.program.is_none())?;
         let log_path = |source: &Source| source.log.as_ref().map(|log| log.path().to_path_buf());
         let logs = sources[1].1.iter().map(log_path).collect();
         let mut output =
@@ -89,7 +92,8 @@ impl Output {
             let shown = config.logs.as_ref().is_none_or(|logs| logs.shows(stream));
             let forwarder = Forwarder {
                 sources,
-                sink: Some(sink).filter(|_| shown),
+                sink: Some(sink),
+                shown,
                 finish: finish.try_clone()?,
                 abandon: abandon.try_clone()?,
                 events: events.clone(),
@@ -123,6 +127,7 @@ impl Output {
             let part = thread.join().unwrap_or_default();
             all.results.extend(part.results);
             all.tails.extend(part.tails);
+            all.lost_log = all.lost_log.or(part.lost_log);
         }
         all
     }
@@ -160,6 +165,8 @@ struct Forwarder {
     sources: Vec<Source>,
     /// `None` once writing has failed: what comes is read all the same, so that no rank blocks.
     sink: Option<Sink>,
+    /// Whether that shows what logs have.
+    shown: bool,
     finish: PipeReader,
     abandon: PipeReader,
     events: Sender<Event>,
@@ -241,6 +248,8 @@ impl Forwarder {
         source.open = false;
         let Source { id, rank, lines, log, .. } = source;
         lines.finish(|item| self.take(*id, *rank, log.as_mut(), item));
+        let lost = log.as_mut().and_then(LogFile::lost);
+        self.captured.lost_log = self.captured.lost_log.take().or(lost);
         self.put(|sink| sink.finish(source.id));
     }
 
@@ -264,10 +273,10 @@ impl Forwarder {
                 if let Some(tail) = self.captured.tails.get_mut(rank) {
                     keep(tail, text);
                 }
-                if let Some(log) = log {
-                    log.write(text);
+                let is_kept = log.is_some_and(|log| log.write(text));
+                if self.shown || !is_kept {
+                    self.put(|sink| sink.write(id, text));
                 }
-                self.put(|sink| sink.write(id, text));
             }
         }
     }

@@ -8,8 +8,10 @@ pub(super) const NOTE_PREFIX: &str = "\u{1}girandole-note:";
 pub(super) const MET_PREFIX: &str = "\u{1}girandole-met:";
 /// Longest report, in bytes.
 pub(super) const MAX_RESULT: usize = 64 << 20;
-/// A line longer than this many bytes is passed on in pieces.
-const MAX_LINE: usize = 1 << 20;
+/// A line longer than this many bytes is passed on in pieces, between which other ranks' lines may stand.
+const MAX_LINE: usize = 64 << 20;
+/// Room for a line that is kept for the next one.
+const KEPT: usize = 1 << 20;
 
 /// What comes out of a [`LineBuffer`].
 #[derive(Debug, PartialEq, Eq)]
@@ -46,7 +48,7 @@ impl LineBuffer {
                 self.end_of_line(&mut each);
             } else if self.line.len() > self.limit() {
                 each(Item::Text(&self.line));
-                self.line.clear();
+                self.clear();
             }
         }
     }
@@ -73,9 +75,14 @@ impl LineBuffer {
             }
             None => {
                 each(Item::Text(&self.line));
-                self.line.clear();
+                self.clear();
             }
         }
+    }
+
+    fn clear(&mut self) {
+        self.line.clear();
+        self.line.shrink_to(KEPT);
     }
 
     /// Where a message to the launcher begins, and with which prefix.

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use super::SpawnConfig;
 use crate::{Error, Result};
 
-/// Where what the ranks print is kept, and what of it is shown as well.
+/// Where what the ranks print is kept, and what of it is shown as well. Where a file cannot be written any more, as on a full disk,
+/// the ranks go on, what would have gone there is shown, and [`spawn`](super::spawn) returns the reason in the end.
 ///
 /// A rank's files are `DIR/RUN/attempt_N/RANK/stdout.log` and `stderr.log`, N counting restarts, and RUN the first eight
 /// characters of `TORCHELASTIC_RUN_ID`: no run overwrites another's.
@@ -63,7 +64,7 @@ impl LogConfig {
         });
         let file = fs::create_dir_all(&folder).and_then(|()| File::create(&path));
         let file = file.map_err(|reason| Self::unusable(&path, &reason))?;
-        Ok(LogFile { path, file: Some(file) })
+        Ok(LogFile { path, file: Some(file), lost: None })
     }
 }
 
@@ -73,6 +74,8 @@ pub(super) struct LogFile {
     path: PathBuf,
     /// None once it could not be written.
     file: Option<File>,
+    /// Why it could not, until somebody asks.
+    lost: Option<Error>,
 }
 
 impl LogFile {
@@ -80,11 +83,24 @@ impl LogFile {
         &self.path
     }
 
-    pub(super) fn write(&mut self, text: &[u8]) {
-        let Some(Err(reason)) = self.file.as_mut().map(|file| file.write_all(text)) else { return };
+    /// False where it cannot be written, so that the text has to go elsewhere.
+    pub(super) fn write(&mut self, text: &[u8]) -> bool {
+        let Some(file) = &mut self.file else { return false };
+        let Err(reason) = file.write_all(text) else { return true };
         // The work is worth more than its log.
         self.file = None;
-        tracing::warn!("{}: it cannot be written any more: {reason}", self.path.display());
+        let path = self.path.display();
+        tracing::warn!(
+            "{path}: it cannot be written any more: {reason}; what comes after is shown in its place"
+        );
+        let what = format!("{path} does not have all that a rank has printed");
+        self.lost = Some(Error::system(what, format!("{reason}; the rest was shown")));
+        false
+    }
+
+    /// Why not all of it could be written.
+    pub(super) fn lost(&mut self) -> Option<Error> {
+        self.lost.take()
     }
 }
 
@@ -110,10 +126,23 @@ mod tests {
         let logs = LogConfig { dir: folder.path().join("a/b"), ..LogConfig::default() };
         logs.check().unwrap();
         let mut file = logs.open("0123456789abcdef", 2, 7, Stream::Err).unwrap();
-        file.write(b"one\n");
-        file.write(b"two\n");
+        assert!(file.write(b"one\n") && file.write(b"two\n"));
         let path = folder.path().join("a/b/01234567/attempt_2/7/stderr.log");
         assert_eq!(fs::read_to_string(path).unwrap(), "one\ntwo\n");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_cannot_be_written_is_told_once() {
+        let file = File::options().write(true).open("/dev/full").unwrap();
+        let mut file = LogFile { path: "a/stdout.log".into(), file: Some(file), lost: None };
+        assert!(!file.write(b"one\n") && !file.write(b"two\n"));
+        let lost = file.lost().unwrap().to_string();
+        assert!(
+            lost.starts_with("a/stdout.log does not have all that a rank has printed: No space left"),
+            "{lost}"
+        );
+        assert!(file.lost().is_none());
     }
 
     #[test]

@@ -1,39 +1,47 @@
 //! Starting ranks as processes of this machine, and looking after them.
 //!
-//! [`spawn`] starts `world_size` copies of a program, gives each its rank through the environment, forwards their
-//! output line by line, and returns once all have ended. When one fails the others are ended too, and the error
-//! names the first cause. A program that is started this way calls [`worker_guard`] first thing in `main`, so that
-//! no rank outlives its launcher, however that one ends.
+//! [`run`] is all that most programs need: started by hand it makes ranks of the program, and in a rank, whoever has started
+//! that, it trains.
 //!
 //! ```no_run
-//! use comm::launch::{self, SpawnConfig};
+//! use std::process::ExitCode;
 //!
-//! fn main() -> comm::Result<()> {
-//!     launch::worker_guard()?;
-//!     if launch::is_worker() {
-//!         // ... join the group, train ...
-//!         return launch::report_result("{\"loss\":0.5}");
-//!     }
-//!     let results = launch::spawn(&SpawnConfig { world_size: 4, ..SpawnConfig::default() })?;
-//!     assert_eq!(results[0].as_deref(), Some("{\"loss\":0.5}"));
+//! use comm::launch::{self, RankContext};
+//!
+//! fn train(rank: RankContext) -> comm::Result<()> {
+//!     let comm = rank.connect()?;
+//!     // ...
+//! #   drop(comm);
 //!     Ok(())
 //! }
+//!
+//! fn main() -> ExitCode {
+//!     launch::run(4, train)
+//! }
 //! ```
+//!
+//! Below it, [`spawn`] starts `world_size` copies of any program, gives each its rank through the environment, forwards their
+//! output line by line, and returns what they report once all have ended. When one fails the others are ended too, and the
+//! error names the first cause. A program that is started this way calls [`worker_guard`] first thing in `main`, as [`run`]
+//! does, so that no rank outlives its launcher, however that one ends.
 
 mod config;
 mod elastic;
 mod environment;
 mod failure;
 mod forward;
+mod herald;
 mod itself;
 mod layout;
 mod lines;
 mod listener;
 mod logs;
 mod master;
+mod nested;
 mod nodes;
 mod notes;
 mod rounds;
+mod run;
 mod signals;
 mod sink;
 mod start;
@@ -47,6 +55,7 @@ use std::sync::mpsc;
 
 pub use config::SpawnConfig;
 pub use elastic::{ElasticJob, elastic_min};
+pub(crate) use failure::signal_name;
 pub use failure::{ExitKind, NodeName, WorkerFailure};
 pub use layout::Layout;
 pub(crate) use listener::inherited_listener;
@@ -55,6 +64,8 @@ pub use master::MasterPort;
 #[cfg(any(test, fuzzing))]
 pub use nodes::fuzz_council;
 pub use notes::{Notes, send_note, wants_notes};
+pub use run::{RankContext, run};
+pub use signals::on_signal;
 pub(crate) use worker::tell_met;
 pub use worker::{is_worker, report_result, restarts, worker_guard};
 
@@ -88,13 +99,16 @@ pub const EXIT_PEER_FAILED: i32 = 75;
 ///   [`grace`](SpawnConfig::grace) to end by themselves and were then ended.
 /// - [`Error::Nodes`](crate::Error::Nodes), [`Error::NodeRefused`](crate::Error::NodeRefused): the launchers of several nodes
 ///   did not find each other. [`Error::NodeGone`](crate::Error::NodeGone): one of them was killed, or its machine is gone.
+///   [`Error::NodeSilent`](crate::Error::NodeSilent): one of them stands still, and the others have waited for it.
 ///   [`Error::NodeStopped`](crate::Error::NodeStopped): one of them ended the job for another reason.
 /// - [`Error::Interrupted`](crate::Error::Interrupted): one of the signals above arrived, or (as SIGPIPE) nobody reads
 ///   this process's standard output any more. The ranks were ended.
 /// - [`Error::InvalidArgument`](crate::Error::InvalidArgument): a world size of 0, more ranks than this process may have
-///   pipes, a program that cannot be run, a meeting point that is not this machine's.
+///   pipes, a program that cannot be run, a meeting point that is not this machine's; a call in a rank, of the rank's own program
+///   (`program` of `None`) or of the command that it is a rank of, as its ranks would make the same call.
 /// - [`Error::Listen`](crate::Error::Listen): the port to meet at is taken.
-/// - [`Error::System`](crate::Error::System): the system has no room for that many processes, or refuses something else.
+/// - [`Error::System`](crate::Error::System): the system has no room for that many processes, or refuses something else;
+///   all ranks have ended well, but a log does not have all that they have printed.
 ///
 /// In every case no process that it started is left, unless the system cannot end it (a process that hangs inside
 /// the kernel).
@@ -113,5 +127,13 @@ pub fn spawn(config: &SpawnConfig) -> Result<Vec<Option<String>>> {
     let nodes = nodes::Nodes::join(config, &sender)?;
     // Before the first rank, so that a signal that comes while they are started reaches them too.
     let _signals = signals::SignalRelay::start(&sender)?;
-    rounds::Rounds { config, nodes, inbox: rounds::Inbox::new(events), events: sender, signal: None }.run()
+    rounds::Rounds {
+        config,
+        nodes,
+        inbox: rounds::Inbox::new(events),
+        events: sender,
+        signal: None,
+        lost_log: None,
+    }
+    .run()
 }

@@ -2,12 +2,11 @@
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender};
-use std::time::Instant;
-
-use signal_hook::low_level::signal_name;
+use std::time::{Duration, Instant};
 
 use super::elastic::JobFolder;
 use super::environment::Job;
+use super::failure::signal_name;
 use super::forward::Output;
 use super::master::Master;
 use super::nodes::{self, Ending, Nodes, Order, Round, Verdict, Word};
@@ -51,8 +50,8 @@ impl Inbox {
         self.kept.push_back(event);
     }
 
-    fn kept_or_next(&mut self) -> Option<Event> {
-        self.kept.pop_front().or_else(|| self.next(None))
+    fn kept_or_next(&mut self, deadline: Option<Instant>) -> Option<Event> {
+        self.kept.pop_front().or_else(|| self.next(deadline))
     }
 }
 
@@ -64,6 +63,8 @@ pub(super) struct Rounds<'a> {
     pub(super) events: Sender<Event>,
     /// The signal that came while there were no ranks here.
     pub(super) signal: Option<i32>,
+    /// Why a log of this or an earlier round does not have all that a rank has printed.
+    pub(super) lost_log: Option<Error>,
 }
 
 impl Rounds<'_> {
@@ -75,22 +76,29 @@ impl Rounds<'_> {
             let port = master.as_ref().map_or(0, |master| master.port);
             let local_world_size = self.config.local_world_size();
             let elastic = self.config.elastic.as_ref().map(|elastic| elastic.min);
-            self.nodes.tell(Word::Ready { host: nodes::host(), local_world_size, port, elastic });
+            let max_restarts = self.config.max_restarts;
+            self.nodes.tell(Word::Ready {
+                host: nodes::host(),
+                local_world_size,
+                port,
+                elastic,
+                max_restarts,
+            });
             let round = match self.order()? {
                 Order::Start(round) => round,
                 Order::Over(verdict) => return self.conclude(verdict, Ok(Vec::new())),
-                Order::Stop | Order::GoOn(_) | Order::Again { .. } => continue,
+                Order::Stop | Order::GoOn(_) | Order::HasEnded(_) | Order::Again { .. } => continue,
             };
-            let Finished { result, failed_at } = self
-                .round(&round, master)
-                .unwrap_or_else(|error| Finished { result: Err(error), failed_at: None });
+            let Finished { result, failed_at, lost_log } =
+                self.round(&round, master).unwrap_or_else(Finished::of);
+            self.lost_log = self.lost_log.take().or(lost_log);
             self.nodes.tell(Word::Ended(self.ending(&result, failed_at)));
             match self.order()? {
                 Order::Over(verdict) => return self.conclude(verdict, result),
                 Order::Again { reason, restart, of } => {
                     tracing::warn!("{reason}; all ranks start again (restart {restart} of {of})");
                 }
-                Order::Start(_) | Order::Stop | Order::GoOn(_) => {}
+                Order::Start(_) | Order::Stop | Order::GoOn(_) | Order::HasEnded(_) => {}
             }
         }
     }
@@ -103,11 +111,13 @@ impl Rounds<'_> {
     fn round(&mut self, round: &Round, master: Option<Master>) -> Result<Finished> {
         let config = self.config;
         let job = Job::new(config, round, self.nodes.address)?;
-        let grows = config.elastic.as_ref().is_some_and(|elastic| elastic.replace > 0);
-        let folder = grows.then(JobFolder::new).transpose()?;
-        let job = match &folder {
-            Some(folder) => job.found_in(folder.file("group")),
-            None => job,
+        let folder = config.elastic.is_some().then(JobFolder::new).transpose()?;
+        let job = match (&folder, &config.elastic) {
+            (Some(folder), Some(elastic)) => {
+                let job = job.vouched_in(folder.file("ended"));
+                if elastic.replace > 0 { job.found_in(folder.file("group")) } else { job }
+            }
+            _ => job,
         };
         // Dropped last: what it ends has lost its rank by then.
         let _warden = config.sweep.then(|| Warden::start(job.spawn_id())).transpose()?;
@@ -132,11 +142,14 @@ impl Rounds<'_> {
         }
     }
 
-    /// The council's next order but [`Order::Stop`], while there are no ranks here.
+    /// The council's next order that is not for ranks, of which there are none here.
     fn order(&mut self) -> Result<Order> {
+        let period = self.nodes.period();
+        let next_look = || period.map(|period| Instant::now() + period);
+        let (mut look, mut waited) = (next_look(), Duration::ZERO);
         loop {
-            match self.inbox.kept_or_next() {
-                Some(Event::Order(Order::Stop)) => {}
+            match self.inbox.kept_or_next(look) {
+                Some(Event::Order(Order::Stop | Order::HasEnded(_))) => {}
                 Some(Event::Order(Order::GoOn(what))) => tracing::warn!("{what}"),
                 Some(Event::Order(order)) => return Ok(order),
                 // The second one: at once.
@@ -148,16 +161,24 @@ impl Rounds<'_> {
                     self.nodes.tell(Word::Ended(Ending::Stopped(by_signal(signal))));
                 }
                 Some(_) => {}
-                None => return Err(Error::system("the launcher", "its threads have ended")),
+                None => {
+                    let ended = || Error::system("the launcher", "its threads have ended");
+                    waited += period.ok_or_else(ended)?;
+                    self.nodes.give_up_the_silent(waited);
+                    look = next_look();
+                }
             }
         }
     }
 
     fn conclude(&self, verdict: Verdict, result: Result<Reports>) -> Result<Reports> {
         match verdict {
-            Verdict::Done => result,
+            Verdict::Done => self.lost_log.clone().map_or(result, Err),
             Verdict::Failed(failure) => Err(Box::new(failure).into()),
             Verdict::Gone(node) => Err(Error::NodeGone(node)),
+            Verdict::Silent { node, ms } => {
+                Err(Error::NodeSilent { node, silence: Duration::from_millis(ms) })
+            }
             Verdict::Stopped { node, reason } => match (node.node == self.config.node_rank, self.signal) {
                 (true, Some(signal)) => Err(Error::Interrupted { signal }),
                 (true, None) if result.is_err() => result,
@@ -168,6 +189,5 @@ impl Rounds<'_> {
 }
 
 fn by_signal(signal: i32) -> String {
-    signal_name(signal)
-        .map_or_else(|| format!("stopped by signal {signal}"), |name| format!("stopped by {name}"))
+    format!("stopped by {}", signal_name(signal))
 }

@@ -21,13 +21,16 @@ pub(super) struct Sink {
     /// Largest write that is tried at once, in bytes.
     piece: usize,
     unfinished: UnfinishedLine,
+    /// A last line without newline gets one.
+    ends_last_line: bool,
     /// Hangs up when nothing is to be written any more.
     abandon: PipeReader,
 }
 
 impl Sink {
-    /// Sinks for this process's standard output and standard error.
-    pub(super) fn standard(abandon: &PipeReader) -> io::Result<(Sink, Sink)> {
+    /// Sinks for this process's standard output and standard error. The last line of the error is always ended, since this
+    /// process may say something after it; that of the output where `ends_output` is true, or where both are one file.
+    pub(super) fn standard(abandon: &PipeReader, ends_output: bool) -> io::Result<(Sink, Sink)> {
         // What the program itself has printed comes first.
         io::stdout().flush()?;
         let mut out = Sink::new(io::stdout().as_fd(), abandon)?;
@@ -36,6 +39,8 @@ impl Sink {
         let (a, b) = (fstat(&out.file)?, fstat(&err.file)?);
         if (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino) {
             out.unfinished = Arc::clone(&err.unfinished);
+        } else {
+            out.ends_last_line = ends_output;
         }
         Ok((out, err))
     }
@@ -44,7 +49,8 @@ impl Sink {
         let file = File::from(file.try_clone_to_owned()?);
         let never_blocks = FileType::from_raw_mode(fstat(&file)?.st_mode) == FileType::RegularFile;
         let piece = if never_blocks { usize::MAX } else { PIECE };
-        Ok(Self { file, piece, unfinished: UnfinishedLine::default(), abandon: abandon.try_clone()? })
+        let (unfinished, abandon) = (UnfinishedLine::default(), abandon.try_clone()?);
+        Ok(Self { file, piece, unfinished, ends_last_line: true, abandon })
     }
 
     /// Writes a piece of text that came from the pipe `source`. A line that another pipe has begun is ended first.
@@ -58,11 +64,11 @@ impl Sink {
         self.write_all(text)
     }
 
-    /// Ends the line that this pipe has begun, if it has.
+    /// Nothing more comes from this pipe: ends the line that it has begun, if it has and lines are ended here.
     pub(super) fn finish(&mut self, source: usize) -> io::Result<()> {
         let unfinished = Arc::clone(&self.unfinished);
         let mut unfinished = unfinished.lock().unwrap_or_else(PoisonError::into_inner);
-        if *unfinished == Some(source) {
+        if *unfinished == Some(source) && self.ends_last_line {
             *unfinished = None;
             self.write_all(b"\n")?;
         }

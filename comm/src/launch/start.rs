@@ -86,6 +86,12 @@ impl Workers {
         self.those_that_run().filter(|worker| !worker.is_apart()).count()
     }
 
+    /// How many are on their way to the others, to take the place of lost ones.
+    pub(super) fn on_their_way(&self) -> usize {
+        let comes = |worker: &&Worker| worker.is_newcomer && !worker.has_met && !worker.left_behind;
+        self.those_that_run().filter(comes).count()
+    }
+
     /// This rank of this node has met others, without these ranks of the job.
     pub(super) fn have_met(&mut self, local_rank: usize, without: &[usize]) {
         if let Some(worker) = self.list.get_mut(local_rank) {
@@ -228,8 +234,7 @@ fn command(config: &SpawnConfig, job: &Job, local_rank: usize) -> Result<Command
         Some(program) => Command::new(program),
         None => itself::command().map_err(|e| Error::system("cannot find this program's file", e))?,
     };
-    let args = config.args.clone().unwrap_or_else(|| std::env::args_os().skip(1).collect());
-    command.args(&args).envs(config.env.iter().map(|(name, value)| (name, value)));
+    command.args(config.arguments()).envs(config.env.iter().map(|(name, value)| (name, value)));
     job.tell(local_rank, &mut command);
     Ok(command)
 }

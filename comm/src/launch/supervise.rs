@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use signal_hook::consts::SIGPIPE;
 
-use super::SpawnConfig;
 use super::environment::Job;
-use super::failure::{Ended, WorkerFailure, first_cause};
+use super::failure::{Ended, ExitKind, WorkerFailure, first_cause};
 use super::forward::{Captured, Output};
+use super::herald::Herald;
 use super::nodes::{Nodes, Order, Word};
 use super::rounds::Inbox;
 use super::start::{Worker, Workers};
+use super::{EXIT_PEER_FAILED, MasterPort, SpawnConfig};
 use crate::{Error, Result};
 
 /// Between SIGTERM and SIGKILL.
@@ -44,6 +45,15 @@ pub(super) struct Finished {
     pub(super) result: Result<Vec<Option<String>>>,
     /// When the rank failed that is the first cause.
     pub(super) failed_at: Option<Instant>,
+    /// What the ranks have printed could not be kept.
+    pub(super) lost_log: Option<Error>,
+}
+
+impl Finished {
+    /// What could not be begun.
+    pub(super) fn of(error: Error) -> Self {
+        Self { result: Err(error), failed_at: None, lost_log: None }
+    }
 }
 
 /// How far things have gone; each stage but the first has a deadline.
@@ -76,6 +86,8 @@ pub(super) struct Supervisor<'a> {
     met: bool,
     /// Without these the others go on.
     lost: Vec<Ended>,
+    /// Tells those that have not met yet of the first failure.
+    herald: Option<Herald>,
     drained: usize,
     /// The signal that stopped the job.
     signal: Option<i32>,
@@ -105,6 +117,7 @@ impl<'a> Supervisor<'a> {
             ended: Vec::new(),
             met: false,
             lost: Vec::new(),
+            herald: None,
             drained: 0,
             signal: None,
             output_error: None,
@@ -113,9 +126,16 @@ impl<'a> Supervisor<'a> {
     }
 
     pub(super) fn run(mut self) -> Finished {
-        let captured = self.watch();
-        let failed_at = first_cause(&self.ended, self.signal).map(|(cause, _)| cause.at);
-        Finished { result: captured.and_then(|captured| self.outcome(captured)), failed_at }
+        let mut captured = self.watch();
+        let lost_log = captured.as_mut().ok().and_then(|captured| captured.lost_log.take());
+        let failed_at = first_cause(&self.ended, self.stopped_by()).map(|(cause, _)| cause.at);
+        Finished { result: captured.and_then(|captured| self.outcome(captured)), failed_at, lost_log }
+    }
+
+    /// The signal that stopped the job, where it was not a rank. That nobody reads what it prints is SIGPIPE.
+    fn stopped_by(&self) -> Option<i32> {
+        let is_unread = |error: &&io::Error| error.kind() == ErrorKind::BrokenPipe;
+        self.signal.or(self.output_error.as_ref().filter(is_unread).map(|_| SIGPIPE))
     }
 
     fn watch(&mut self) -> Result<Captured> {
@@ -126,6 +146,8 @@ impl<'a> Supervisor<'a> {
             }
         }
         self.workers.are_all();
+        // Its port may be needed again.
+        self.herald = None;
         self.drain()
     }
 
@@ -134,8 +156,12 @@ impl<'a> Supervisor<'a> {
             Event::Exited(rank) => return self.exited(rank),
             Event::Met { local_rank, without } => {
                 self.workers.have_met(local_rank, &without);
-                if !std::mem::replace(&mut self.met, true) || !without.is_empty() {
+                let is_first = !std::mem::replace(&mut self.met, true);
+                if is_first || !without.is_empty() {
                     self.nodes.tell(Word::Met { without });
+                }
+                if is_first {
+                    self.go_on_without_the_first();
                 }
                 self.look_who_is_left();
             }
@@ -152,8 +178,10 @@ impl<'a> Supervisor<'a> {
 
     /// Ranks of other nodes have failed, or their launcher is gone.
     fn ordered(&mut self, order: Order) {
-        if let Order::GoOn(what) = &order {
-            return tracing::warn!("{what}");
+        match &order {
+            Order::GoOn(what) => return tracing::warn!("{what}"),
+            Order::HasEnded(rank) => return self.job.vouch_for_end(*rank),
+            _ => {}
         }
         if self.is_at_work() {
             self.blame_the_lost();
@@ -170,6 +198,9 @@ impl<'a> Supervisor<'a> {
         let status = worker.reap().map_err(|e| Error::system(format!("cannot wait for rank {rank}"), e))?;
         tracing::debug!(rank, pid, %status, "ended");
         let end = Ended { rank, status, told: worker.told, at: Instant::now() };
+        if self.config.elastic.is_some() {
+            self.nodes.tell(Word::HasEnded(rank));
+        }
         if self.goes_on_without(end, local_rank, pid) {
             self.look_who_is_left();
             return Ok(());
@@ -178,13 +209,28 @@ impl<'a> Supervisor<'a> {
             self.blame_the_lost();
         }
         self.ended.push(end);
+        self.herald.iter().for_each(|herald| herald.note_end(rank));
         if status.success() {
             self.look_who_is_left();
         } else if self.stage == Stage::Running {
             self.enter(Stage::Grace, self.grace);
-            self.nodes.tell(Word::Failing);
+            if self.config.nodes > 1 {
+                self.nodes.tell(Word::Failing);
+            }
+            self.announce(end);
         }
         Ok(())
+    }
+
+    /// Ranks that are about to meet would wait for one that has ended. Who blames another one has met it, or has told so. Other
+    /// programs than ours may have something else to listen to at that port.
+    fn announce(&mut self, end: Ended) {
+        let is_own = end.status != ExitKind::Code(EXIT_PEER_FAILED);
+        if !is_own || self.config.port_kind != MasterPort::Inherited {
+            return;
+        }
+        let herald = Herald::start(self.config, self.job, end.rank, self.grace);
+        self.herald = herald.inspect_err(|error| tracing::debug!("{error}")).ok();
     }
 
     /// In an elastic job, ranks that are apart from those that have done it need not be waited for.
@@ -214,6 +260,30 @@ impl<'a> Supervisor<'a> {
         self.ended.extend(self.lost.iter().copied().filter(recent));
     }
 
+    /// The ranks have met, as one of them tells after others have failed. They have met with those: without them there would have
+    /// been no group. On several nodes all were told already that the job ends.
+    fn go_on_without_the_first(&mut self) {
+        if self.stage != Stage::Grace || self.config.nodes > 1 {
+            return;
+        }
+        (self.stage, self.deadline) = (Stage::Running, None);
+        let (failed, well) =
+            std::mem::take(&mut self.ended).into_iter().partition(|end| !end.status.success());
+        self.ended = well;
+        let failed: Vec<Ended> = failed;
+        for end in failed {
+            let found = self.workers.list.iter().position(|worker| worker.rank == end.rank);
+            let local_rank = found.unwrap_or_default();
+            let pid = self.workers.list[local_rank].pid;
+            if !self.goes_on_without(end, local_rank, pid) {
+                self.ended.push(end);
+            }
+        }
+        if self.ended.iter().any(|end| !end.status.success()) {
+            self.enter(Stage::Grace, self.grace);
+        }
+    }
+
     /// Whether the others go on where this one has failed; another one may take its place.
     fn goes_on_without(&mut self, end: Ended, local_rank: usize, pid: u32) -> bool {
         let Some(elastic) = &self.config.elastic else { return false };
@@ -233,7 +303,8 @@ impl<'a> Supervisor<'a> {
         }
         let done = self.ended_well();
         let left = self.workers.at_work() + done;
-        if left < elastic.min {
+        // Newcomers count as soon as they are started; without the others there is nothing that they could join.
+        if left == 0 || left + self.workers.on_their_way() < elastic.min {
             return false;
         }
         self.lost.push(end);
@@ -322,7 +393,7 @@ impl<'a> Supervisor<'a> {
                 _ => {}
             }
         }
-        if let Some((cause, also_failed)) = first_cause(&self.ended, self.signal) {
+        if let Some((cause, also_failed)) = first_cause(&self.ended, self.stopped_by()) {
             let Captured { mut tails, .. } = captured;
             let Ended { rank, status, .. } = cause;
             let found = self.workers.list.iter().position(|worker| worker.rank == rank);
@@ -333,13 +404,10 @@ impl<'a> Supervisor<'a> {
             let failure = WorkerFailure { rank, pid, status, stderr_tail, also_failed, node: None, log };
             return Err(Box::new(failure).into());
         }
-        if let Some(signal) = self.signal {
+        if let Some(signal) = self.stopped_by() {
             return Err(Error::Interrupted { signal });
         }
         match self.output_error {
-            Some(error) if error.kind() == ErrorKind::BrokenPipe => {
-                Err(Error::Interrupted { signal: SIGPIPE })
-            }
             Some(error) => Err(Error::system("cannot write the workers' output", error)),
             None => Ok(captured.results),
         }

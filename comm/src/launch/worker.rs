@@ -11,7 +11,8 @@ use super::lines::{MAX_RESULT, MET_PREFIX, RESULT_PREFIX};
 use super::warden;
 use crate::{Error, Result};
 
-/// True where [`spawn`](super::spawn) started this process.
+/// True where [`spawn`](super::spawn) started this process. False in a rank of `torchrun` or of a scheduler: a program that is to
+/// know of these calls [`run`](super::run), or asks [`Place::from_env`](crate::Place::from_env).
 ///
 /// ```
 /// assert!(!comm::launch::is_worker());

@@ -42,9 +42,9 @@ pub struct Local {
 /// How a group of threads waits.
 #[derive(Debug, Clone)]
 pub struct LocalConfig {
-    /// The longest an operation may go on without progress. Default: 300 s.
+    /// How long each operation may take, as in [`TcpConfig::timeout`](crate::TcpConfig::timeout). Default: 300 s.
     pub timeout: Duration,
-    /// After this long without progress a warning names the rank that is waited for. Default: 30 s.
+    /// How long to wait before a warning says for whom. Default: 30 s.
     pub slow_warning: Duration,
 }
 
@@ -172,6 +172,11 @@ impl Communicator for Local {
 
     fn shrink(&self) -> Result<Arc<dyn Communicator>> {
         Ok(Arc::new(self.come_together()?))
+    }
+
+    fn abort(&self) {
+        self.engine.iter().for_each(Engine::abort);
+        self.shared.leave(self.rank, false);
     }
 
     fn submit(&self, operation: Operation) -> Result<Work> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::engine::lock;
 use crate::fingerprint::Fingerprint;
-use crate::links::Closed;
+use crate::links::{Closed, Wait};
 use crate::members::Members;
 use crate::supervisor::Supervisor;
 use crate::verdict::{Activity, Cause, Question, Status, judge};
@@ -211,6 +211,10 @@ impl Member {
 impl Supervisor for Member {
     fn begin(&self, call: Fingerprint) {
         self.activity(|activity| activity.begin(call));
+    }
+
+    fn wait_for(&self, waits: &[Wait]) {
+        self.activity(|activity| activity.wait_for(&mut waits.iter().map(|wait| wait.peer)));
     }
 
     fn end(&self) {

@@ -132,6 +132,10 @@ impl Communicator for Mpi {
         Ok(Arc::new(self.join_group(ranks)?))
     }
 
+    fn abort(&self) {
+        self.tcp.abort();
+    }
+
     fn submit(&self, operation: Operation) -> Result<Work> {
         self.tcp.submit(operation)
     }

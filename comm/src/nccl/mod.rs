@@ -193,6 +193,10 @@ impl Communicator for Nccl {
         Ok(Arc::new(Self::join(config, meeting, members, &self.device)?))
     }
 
+    fn abort(&self) {
+        self.tcp.abort();
+    }
+
     fn submit(&self, operation: Operation) -> Result<Work> {
         self.tcp.submit(operation)
     }

@@ -15,7 +15,7 @@ use std::ffi::OsString;
 
 #[cfg(any(test, fuzzing))]
 pub use fuzz::fuzz_environment;
-pub(crate) use route::{address_towards, seen_by_others};
+pub(crate) use route::{address_towards, addresses, seen_by_others};
 
 use crate::tcp::{is_host, parse_port};
 use crate::variables::Variables;

@@ -1,10 +1,29 @@
 //! Which of its addresses a host is reached at.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 /// How long to wait before a name is asked for again.
 const PAUSE: Duration = Duration::from_millis(200);
+/// How long a name may take in any case: one that this host knows itself takes no longer.
+const LEAST: Duration = Duration::from_millis(500);
+
+/// The addresses of a host. The system cannot be told how long to ask for a name: past the deadline the thread that asks is
+/// left behind, and ends by itself.
+pub(crate) fn addresses(host: &str, port: u16, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(ip, port)]);
+    }
+    let (name, (sender, found)) = (host.to_owned(), channel());
+    let ask = move || {
+        let _ = sender.send((name.as_str(), port).to_socket_addrs().map(Vec::from_iter));
+    };
+    std::thread::Builder::new().name("girandole-name".into()).spawn(ask)?;
+    let left = deadline.saturating_duration_since(Instant::now()).max(LEAST);
+    found.recv_timeout(left).unwrap_or_else(|_| Err(io::Error::other("no name server answers")))
+}
 
 /// The address with which this host goes to another one, its own name included: others that know that one reach this host
 /// there, on `several` hosts. A name may not be known yet, as those of pods that are just started: it is asked for until the
@@ -16,7 +35,7 @@ pub(crate) fn address_towards(
     deadline: Instant,
 ) -> Result<IpAddr, String> {
     loop {
-        let reason = match (host, port).to_socket_addrs().map(Vec::from_iter) {
+        let reason = match addresses(host, port, deadline) {
             Ok(found) if !found.is_empty() => {
                 let found = if several { seen_by_others(host, found)? } else { found };
                 return own_address(found[0]).map_err(|reason| format!("there is no way to it ({reason})"));
@@ -46,7 +65,7 @@ pub(crate) fn seen_by_others(host: &str, found: Vec<SocketAddr>) -> Result<Vec<S
     }
 }
 
-fn own_address(towards: SocketAddr) -> std::io::Result<IpAddr> {
+fn own_address(towards: SocketAddr) -> io::Result<IpAddr> {
     let any: IpAddr = if towards.is_ipv4() { [0, 0, 0, 0].into() } else { [0; 16].into() };
     let socket = UdpSocket::bind((any, 0))?;
     // Nothing is sent: the system only looks up the way.

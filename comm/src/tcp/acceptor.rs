@@ -1,10 +1,10 @@
-//! Takes connections while ranks meet, and later those for data, and keeps strangers from doing harm: each gets a thread of
-//! its own for a short time, there are few at once, and none outlives the meeting or the group.
+//! Takes connections while ranks meet, and later those for data, and keeps strangers from doing harm. One that says nothing
+//! costs a file descriptor; one that speaks gets a thread of its own until it has proved that it belongs to the job. There are
+//! few of both, and none outlives the meeting or the group. Who has proved it is no stranger any more, and counts no longer.
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::{Shutdown, TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle, Scope};
@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::fault::{Fault, Try};
+use super::links::timespec;
 use super::wire::Wire;
 use crate::engine::lock;
 use crate::{Error, Result};
@@ -28,15 +29,24 @@ const COMPLAIN_EVERY: Duration = Duration::from_secs(60);
 pub(crate) struct Limits {
     /// How long one may take to prove that it belongs to the job.
     pub(crate) handshake: Duration,
-    /// How many may try at once. One more is sent away, and comes again if it is a rank.
+    /// How many may be silent at once, and how many may be at their proof. One more is sent away, and comes again if it is a
+    /// rank.
     pub(crate) at_once: usize,
-    /// From when on one that still tries has to make room for one more: a rank is done sooner, those who stay are strangers.
+    /// From when on one that is silent has to make room for one more: a rank speaks as soon as it is connected.
+    pub(crate) silence: Duration,
+    /// From when on one that is at its proof has to make room for one more. A rank needs two or three times as long as
+    /// a message takes to the other side and back.
     pub(crate) patience: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { handshake: Duration::from_secs(5), at_once: 64, patience: Duration::from_millis(250) }
+        Self {
+            handshake: Duration::from_secs(5),
+            at_once: 64,
+            silence: Duration::from_millis(250),
+            patience: Duration::from_secs(1),
+        }
     }
 }
 
@@ -91,36 +101,52 @@ struct Serve {
     guests: Mutex<Guests>,
 }
 
-/// Connections that have not proved yet that they belong to the job, the oldest first.
+/// One that has connected, and since when.
+struct Newcomer {
+    wire: Wire,
+    from: SocketAddr,
+    since: Instant,
+}
+
+/// Connections that have spoken and not proved yet that they belong to the job, the oldest first.
 #[derive(Debug, Default)]
 struct Guests {
-    waiting: VecDeque<Guest>,
+    proving: VecDeque<Guest>,
+    /// Those that were sent away and whose threads have not ended yet.
+    leaving: usize,
     next: u64,
 }
 
 impl Guests {
-    /// Lets one in, unless there are too many and none of them has outstayed its welcome.
-    fn enter(&mut self, stream: TcpStream, limits: Limits) -> Option<u64> {
-        if self.waiting.len() >= limits.at_once {
-            let oldest = self.waiting.front().filter(|oldest| oldest.since.elapsed() >= limits.patience)?;
+    /// Lets one in, unless there are too many and none of them has had its time.
+    fn enter(&mut self, wire: Wire, limits: Limits) -> Option<u64> {
+        if self.proving.len() >= limits.at_once {
+            let oldest = self.proving.front().filter(|oldest| oldest.since.elapsed() >= limits.patience)?;
+            if self.leaving >= limits.at_once {
+                return None;
+            }
             // Its thread sees the end of the stream.
-            let _ = oldest.stream.shutdown(Shutdown::Both);
-            self.waiting.pop_front();
+            oldest.wire.cut();
+            self.proving.pop_front();
+            self.leaving += 1;
         }
         self.next += 1;
-        self.waiting.push_back(Guest { number: self.next, stream, since: Instant::now() });
+        self.proving.push_back(Guest { number: self.next, wire, since: Instant::now() });
         Some(self.next)
     }
 
     fn leave(&mut self, number: u64) {
-        self.waiting.retain(|guest| guest.number != number);
+        match self.proving.iter().position(|guest| guest.number == number) {
+            Some(index) => drop(self.proving.remove(index)),
+            None => self.leaving = self.leaving.saturating_sub(1),
+        }
     }
 }
 
 #[derive(Debug)]
 struct Guest {
     number: u64,
-    stream: TcpStream,
+    wire: Wire,
     since: Instant,
 }
 
@@ -135,26 +161,28 @@ impl Drop for Place<'_> {
 
 impl Serve {
     fn run(&self) {
-        let mut complained: Option<Instant> = None;
+        let (mut silent, mut complained) = (VecDeque::new(), None::<Instant>);
         thread::scope(|scope| {
-            while self.wait() {
-                match self.listener.accept() {
-                    Ok((stream, from)) => {
-                        let Ok(handle) = stream.try_clone() else { continue };
-                        let Some(number) = lock(&self.guests).enter(handle, self.limits) else {
-                            tracing::debug!(%from, "too many connections at once: one was closed");
-                            continue;
-                        };
-                        let place = Place(&self.guests, number);
+            while let Some((spoken, comes)) = self.wait(&mut silent) {
+                spoken.into_iter().for_each(|newcomer| self.let_in(scope, newcomer));
+                match comes.then(|| self.listener.accept()) {
+                    None => {}
+                    Some(Ok((stream, from))) => {
                         let Ok(wire) = Wire::new(stream, Some(self.stopped.clone())) else { continue };
-                        self.greet_in_thread(scope, wire, place, from);
+                        let newcomer = Newcomer { wire, from, since: Instant::now() };
+                        match newcomer.wire.has_news() {
+                            true => self.let_in(scope, newcomer),
+                            false => self.let_wait(&mut silent, newcomer),
+                        }
                     }
-                    Err(error) if is_momentary(&error) => {}
-                    Err(error) => {
+                    Some(Err(error)) if is_momentary(&error) => {}
+                    Some(Err(error)) => {
                         if complained.is_none_or(|at| at.elapsed() >= COMPLAIN_EVERY) {
                             tracing::warn!("cannot accept connections for the moment: {error}");
                             complained = Some(Instant::now());
                         }
+                        // What they hold may be what is missing.
+                        silent.clear();
                         let _ = poll(&mut [PollFd::new(&self.stopped, PollFlags::IN)], Some(&PAUSE));
                     }
                 }
@@ -162,25 +190,58 @@ impl Serve {
         });
     }
 
-    /// False when there is nothing more to do.
-    fn wait(&self) -> bool {
-        let (listener, stopped) = (self.listener.as_fd(), self.stopped.as_fd());
-        let mut fds = [PollFd::new(&listener, PollFlags::IN), PollFd::new(&stopped, PollFlags::IN)];
-        match poll(&mut fds, None) {
-            Ok(_) => fds[1].revents().is_empty(),
-            Err(error) => error == rustix::io::Errno::INTR,
+    /// Those that were silent and have spoken, or left, and whether there is one to accept. None when there is nothing more to
+    /// do.
+    fn wait(&self, silent: &mut VecDeque<Newcomer>) -> Option<(Vec<Newcomer>, bool)> {
+        let left = silent.front().map(|oldest| self.limits.handshake.saturating_sub(oldest.since.elapsed()));
+        let mut fds =
+            vec![PollFd::new(&self.listener, PollFlags::IN), PollFd::new(&self.stopped, PollFlags::IN)];
+        fds.extend(silent.iter().map(|newcomer| PollFd::from_borrowed_fd(newcomer.wire.fd(), PollFlags::IN)));
+        match poll(&mut fds, left.map(timespec).as_ref()) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => return Some((Vec::new(), false)),
+            Err(_) => return None,
         }
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        if ready[1] {
+            return None;
+        }
+        let mut spoken = Vec::new();
+        for (newcomer, ready) in std::mem::take(silent).into_iter().zip(&ready[2..]) {
+            if *ready {
+                spoken.push(newcomer);
+            } else if newcomer.since.elapsed() < self.limits.handshake {
+                silent.push_back(newcomer);
+            }
+        }
+        Some((spoken, ready[0]))
     }
 
-    fn greet_in_thread<'scope>(
-        &'scope self,
-        scope: &'scope Scope<'scope, '_>,
-        wire: Wire,
-        place: Place<'scope>,
-        from: std::net::SocketAddr,
-    ) {
+    /// One that has said nothing yet.
+    fn let_wait(&self, silent: &mut VecDeque<Newcomer>, newcomer: Newcomer) {
+        if silent.len() >= self.limits.at_once {
+            if silent.front().is_some_and(|oldest| oldest.since.elapsed() < self.limits.silence) {
+                tracing::debug!(from = %newcomer.from, "too many connections at once: one was closed");
+                return;
+            }
+            silent.pop_front();
+        }
+        silent.push_back(newcomer);
+    }
+
+    /// One that has spoken, or left again.
+    fn let_in<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, newcomer: Newcomer) {
+        let Newcomer { wire, from, since } = newcomer;
+        if !wire.is_open() {
+            return;
+        }
+        let Some(number) = lock(&self.guests).enter(wire.again(), self.limits) else {
+            tracing::debug!(%from, "too many connections at once: one was closed");
+            return;
+        };
+        let place = Place(&self.guests, number);
         let work = move || {
-            if let Err(fault) = (self.greet)(wire, Instant::now() + self.limits.handshake, place) {
+            if let Err(fault) = (self.greet)(wire, since + self.limits.handshake, place) {
                 tracing::debug!(%from, reason = %fault, "a connection was turned away");
             }
         };
@@ -197,106 +258,4 @@ fn is_momentary(error: &io::Error) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::io::Read;
-    use std::net::TcpStream;
-    use std::sync::mpsc;
-
-    const HOUR: Duration = Duration::from_secs(3600);
-
-    fn listener() -> (TcpListener, std::net::SocketAddr) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        (listener, address)
-    }
-
-    #[test]
-    fn the_silent_are_sent_away_when_it_stops() {
-        let (listener, address) = listener();
-        let limits = Limits { handshake: HOUR, at_once: 8, patience: HOUR };
-        let (here, came) = mpsc::channel();
-        let greet = move |mut wire: Wire, deadline, _place: Place<'_>| {
-            here.send(()).unwrap();
-            wire.read::<1>(deadline).map(drop)
-        };
-        let acceptor = Acceptor::start(listener, limits, Arc::new(greet)).unwrap();
-        let mut silent = TcpStream::connect(address).unwrap();
-        came.recv().unwrap();
-        drop(acceptor);
-        assert_eq!(silent.read(&mut [0]).unwrap(), 0);
-        assert!(TcpStream::connect(address).is_err(), "the listener is closed");
-    }
-
-    #[test]
-    fn one_too_many_takes_the_place_of_the_oldest() {
-        let (listener, address) = listener();
-        let limits = Limits { handshake: HOUR, at_once: 2, patience: Duration::ZERO };
-        let (here, came) = mpsc::channel();
-        let greet = move |mut wire: Wire, deadline, _place: Place<'_>| {
-            let [name] = wire.read::<1>(deadline)?;
-            here.send(name).unwrap();
-            wire.read::<1>(deadline).map(drop)
-        };
-        let _acceptor = Acceptor::start(listener, limits, Arc::new(greet)).unwrap();
-        let connect = |name: u8| {
-            let mut stream = TcpStream::connect(address).unwrap();
-            std::io::Write::write_all(&mut stream, &[name]).unwrap();
-            assert_eq!(came.recv().unwrap(), name);
-            stream
-        };
-        let (mut first, mut second, mut third) = (connect(1), connect(2), connect(3));
-        assert_eq!(first.read(&mut [0]).unwrap(), 0, "the first was sent away");
-        let _fourth = connect(4);
-        assert_eq!(second.read(&mut [0]).unwrap(), 0, "then the second");
-        third.set_nonblocking(true).unwrap();
-        assert_eq!(
-            third.read(&mut [0]).unwrap_err().kind(),
-            io::ErrorKind::WouldBlock,
-            "the third is still there"
-        );
-    }
-
-    #[test]
-    fn one_too_many_is_sent_away_while_all_are_new() {
-        let (listener, address) = listener();
-        let limits = Limits { handshake: HOUR, at_once: 1, patience: HOUR };
-        let (here, came) = mpsc::channel();
-        let greet = move |mut wire: Wire, deadline, _place: Place<'_>| {
-            here.send(()).unwrap();
-            wire.read::<1>(deadline).map(drop)
-        };
-        let _acceptor = Acceptor::start(listener, limits, Arc::new(greet)).unwrap();
-        let first = TcpStream::connect(address).unwrap();
-        came.recv().unwrap();
-        assert_eq!(TcpStream::connect(address).unwrap().read(&mut [0]).unwrap(), 0);
-        drop(first);
-        // Its place becomes free some time after it is gone.
-        while came.try_recv().is_err() {
-            let mut again = TcpStream::connect(address).unwrap();
-            again.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-            let _ = again.read(&mut [0]);
-        }
-    }
-
-    #[test]
-    fn who_drips_is_cut_off_at_the_deadline() {
-        let (listener, address) = listener();
-        let limits = Limits { handshake: Duration::from_millis(100), at_once: 2, patience: HOUR };
-        let (end, ended) = mpsc::channel();
-        let greet = move |mut wire: Wire, deadline, _place: Place<'_>| {
-            let fault = wire.read::<1000>(deadline).map(drop);
-            end.send(format!("{fault:?}")).unwrap();
-            fault
-        };
-        let _acceptor = Acceptor::start(listener, limits, Arc::new(greet)).unwrap();
-        let mut dripping = TcpStream::connect(address).unwrap();
-        let outcome = loop {
-            let _ = std::io::Write::write(&mut dripping, &[7]);
-            if let Ok(outcome) = ended.recv_timeout(Duration::from_millis(5)) {
-                break outcome;
-            }
-        };
-        assert_eq!(outcome, "Err(TimedOut)");
-    }
-}
+mod tests;

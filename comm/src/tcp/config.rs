@@ -39,9 +39,16 @@ pub struct TcpConfig {
     /// The address on which this rank listens for the others. Default 127.0.0.1, which only ranks of the same host can
     /// reach. With ranks on several hosts: this host's address in the network that connects them.
     pub bind: IpAddr,
-    /// How long meeting, and later each operation, may take. Default 300 s; more than a year counts as a year.
+    /// How long meeting, and later each operation, may take as a whole, waiting for other ranks included. Default 300 s; more
+    /// than a year counts as a year.
+    ///
+    /// An operation that moves much data may take longer, as long as it is moving: time in which a rank sends and receives at
+    /// least 1 MiB a second does not count, and below that each MiB counts as one second less. So a slow network ends no
+    /// operation that goes on at a steady pace, and a rank that sends a byte now and then holds the others for no longer
+    /// than one that sends nothing. What NCCL and MPI move is not seen until it has come: there the time-out is
+    /// that of the whole operation, whatever it moves.
     pub timeout: Duration,
-    /// How long to wait before a warning says for whom. Default 30 s.
+    /// How long to wait before a warning says for whom, counted as the time-out is. Default 30 s.
     pub slow_warning: Duration,
     /// What the ranks prove to each other. Without one (the default) every user of this host may join, and addresses
     /// other than loopback are refused.
@@ -81,7 +88,8 @@ impl TcpConfig {
     /// store), unless `GIRANDOLE_INIT_METHOD` names another place than `env://`; and, each only where it is set, `GIRANDOLE_SECRET` (64 hexadecimal digits) or
     /// `GIRANDOLE_SECRET_FILE`, `GIRANDOLE_JOB_ID`, `GIRANDOLE_BIND` (an IP address), `GIRANDOLE_TIMEOUT` (seconds),
     /// `GIRANDOLE_TRANSPORT` (`auto`, `tcp` or `shm`; see [`Transport`]), `GIRANDOLE_TLS` (`off`, `hosts` or `all`; see [`Tls`]);
-    /// `GIRANDOLE_ELASTIC` (1: the group may change), `GIRANDOLE_ELASTIC_FILE` and `GIRANDOLE_NEWCOMER` (1; see [`Elastic`]).
+    /// `GIRANDOLE_ELASTIC` (1: the group may change), `GIRANDOLE_ELASTIC_FILE`, `GIRANDOLE_ELASTIC_ENDED` and `GIRANDOLE_NEWCOMER` (1; see
+    /// [`Elastic`]).
     ///
     /// Where `RANK` and `WORLD_SIZE` are not set, rank and world size are those that Slurm, Open MPI, MPICH or Kubeflow tell (see
     /// [`Place::from_env`](crate::Place::from_env)); so is the meeting place, if `MASTER_ADDR` or `MASTER_PORT` is not set. A
@@ -242,7 +250,8 @@ fn elastic(env: &Variables<'_>) -> Result<Option<Elastic>> {
     };
     let (wanted, newcomer) = (is_on("GIRANDOLE_ELASTIC")?, is_on("GIRANDOLE_NEWCOMER")?);
     let file = env.text("GIRANDOLE_ELASTIC_FILE")?.map(std::path::PathBuf::from);
-    Ok((wanted || newcomer || file.is_some()).then_some(Elastic { file, newcomer }))
+    let ended = env.text("GIRANDOLE_ELASTIC_ENDED")?.map(std::path::PathBuf::from);
+    Ok((wanted || newcomer || file.is_some()).then_some(Elastic { file, ended, newcomer }))
 }
 
 const RANK: &str = "the rank";

@@ -1,5 +1,6 @@
 //! Groups that change while they run: smaller when ranks are lost, larger when new ones come.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -7,9 +8,9 @@ use crate::launch;
 use crate::members::Members;
 use crate::supervisor::Supervisor;
 use crate::verdict::Cause;
-use crate::{Communicator, Error, Result, all_gather_object, broadcast_object};
+use crate::{Communicator, Error, Result};
 
-use super::rendezvous::{Lobby, Regrouped, join, meet, random_nonce};
+use super::rendezvous::{Card, Lobby, Meeting, Options, PeerInfo, Regrouped, join, meet_with};
 use super::{Tcp, TcpConfig};
 
 /// How a group may change while it runs: [`TcpConfig::elastic`].
@@ -21,6 +22,9 @@ pub struct Elastic {
     /// A file that the first rank writes, and whoever takes its place: where ranks that come later find the group. It belongs
     /// to its owner alone. Default: `None`, and nobody comes later.
     pub file: Option<PathBuf>,
+    /// A file in which a launcher notes the numbers of ranks whose processes it has seen end, one on each line: whatever cannot
+    /// be reached otherwise counts as alive when the ranks that are left decide whether they are enough. Default: `None`.
+    pub ended: Option<PathBuf>,
     /// This process comes later: it waits until the group that the file names lets it in ([`Communicator::grow`]).
     /// [`TcpConfig::rank`] is then the number by which it is told from all others, one that no rank of the job has had, and
     /// [`TcpConfig::world_size`] is of no account. Default: false.
@@ -35,14 +39,31 @@ pub(super) fn connect(config: &TcpConfig, elastic: &Elastic) -> Result<Tcp> {
         launch::tell_met(&[]);
         return Ok(group);
     }
-    let mut group = Tcp::join(config, meet(config)?, Members::world(config.world_size), None)?;
-    let nonce = broadcast_object(&group, &random_nonce()?, 0)?;
-    let lobby = Lobby::open(config, elastic, config.rank, nonce)?;
-    let people = all_gather_object(&group, &lobby.card())?;
-    lobby.settle(0, &people)?;
+    config.validate()?;
+    let (listener, door) = Lobby::listen(config)?;
+    let meeting = meet_with(config, Options { door, ..Options::default() })?;
+    // From here on nothing is needed of the others: whoever is lost now, is one that the others go on without.
+    let lobby = Lobby::open(listener, config, elastic, config.rank, meeting.lines.session)?;
+    lobby.settle_first(&people(&lobby, &meeting)?)?;
+    let mut group = Tcp::join(config, meeting, Members::world(config.world_size), None)?;
     group.lobby = Some(lobby);
     launch::tell_met(&[]);
     Ok(group)
+}
+
+/// All ranks, and where their doors are.
+fn people(lobby: &Lobby, meeting: &Meeting) -> Result<Vec<Card>> {
+    let own = lobby.card();
+    let card = |(number, peer): (usize, &PeerInfo)| match peer.door {
+        _ if number == own.number => Ok(own.clone()),
+        0 => {
+            let help = "whether the group may change is the same for all ranks: set it alike on every rank";
+            let got = format!("nothing on rank {number} (host {})", peer.host);
+            Err(Error::invalid("TcpConfig::elastic (GIRANDOLE_ELASTIC)", got, help))
+        }
+        port => Ok(Card { number, door: SocketAddr::new(peer.address.ip(), port) }),
+    };
+    meeting.lines.switchboard.peers().iter().enumerate().map(card).collect()
 }
 
 fn of_regrouped(lobby: Arc<Lobby>, regrouped: Regrouped) -> Result<Tcp> {
@@ -69,7 +90,7 @@ impl Tcp {
             Some(
                 Cause::Stalled { rank, .. } | Cause::Protocol { rank, .. } | Cause::Unreachable { rank, .. },
             ) => Some(self.members.world_rank(rank)),
-            Some(Cause::Died { .. } | Cause::Left { .. }) | None => None,
+            Some(Cause::Died { .. } | Cause::Left { .. } | Cause::InJob { .. }) | None => None,
         };
         let own = self.members.world_rank(self.rank);
         if blamed == Some(own) {
@@ -85,5 +106,47 @@ impl Tcp {
     /// Processes that wait to be let in.
     pub(super) fn waiting_ranks(&self) -> usize {
         self.lobby.as_ref().map_or(0, |lobby| lobby.waiting())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::spawn;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::Operation;
+
+    #[test]
+    fn one_that_dies_right_after_the_meeting_is_lost_like_any_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let init_method: crate::InitMethod =
+            format!("file://{}", folder.path().join("meeting").display()).parse().unwrap();
+        let config = move |rank| TcpConfig {
+            rank,
+            world_size: 3,
+            init_method: init_method.clone(),
+            timeout: Duration::from_secs(60),
+            elastic: Some(Elastic::default()),
+            ..TcpConfig::default()
+        };
+        let others = [0, 1].map(|rank| {
+            let config = config(rank);
+            spawn(move || {
+                let group = Tcp::connect(&config)?;
+                let error = group.run(Operation::Barrier).unwrap_err();
+                assert!(error.is_loss(), "{error}");
+                let group = group.shrink()?;
+                group.run(Operation::Barrier)?;
+                Ok::<_, Error>(group.world_ranks().to_vec())
+            })
+        });
+        // What it does before it has told anybody that they have met.
+        let (listener, door) = Lobby::listen(&config(2)).unwrap();
+        drop(meet_with(&config(2), Options { door, ..Options::default() }).unwrap());
+        drop(listener);
+        for other in others {
+            assert_eq!(other.join().unwrap().unwrap(), [0, 1]);
+        }
     }
 }

@@ -26,7 +26,7 @@ pub(crate) enum Fault {
     Version(u16),
     /// The other side does not hold the job's secret.
     BadProof,
-    /// The other side closed the connection when it had seen this side's proof.
+    /// The other side has seen this side's proof, and says that it proves nothing to it.
     ProofRefused,
     /// The other side encrypts this connection (`theirs`) and this one does not, or the other way round.
     Encryption { theirs: bool },

@@ -48,8 +48,15 @@ impl Tcp {
         let parent = Parent { supervisor: self.bureau.clone(), ended: self.lines.switchboard.ended() };
         let options =
             Options { listener, members: Some(members.clone()), parent: Some(parent), ..Options::default() };
-        let meeting = meet_with(&config, options)?;
-        Ok((config, meeting, members))
+        let operation = "rendezvous".to_string() + &members.place();
+        let own = self.members.world_rank(self.rank);
+        let others: Vec<usize> = members.world_ranks().iter().copied().filter(|rank| *rank != own).collect();
+        let job = self.bureau.job().clone();
+        let waits = job.meet(operation.clone(), others.clone());
+        let met = meet_with(&config, options);
+        let met = met.map_err(|error| self.bureau.explain(error, operation, &others));
+        drop(waits);
+        Ok((config, Meeting { job, ..met? }, members))
     }
 
     /// The first member opens a meeting point.

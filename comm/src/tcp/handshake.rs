@@ -8,6 +8,9 @@
 //! server -> client   answer:  status, rank, world size, proof over all of the above and the answer
 //! ```
 //!
+//! In the place of an answer, a claim that proves nothing gets bytes that say so: a connection that merely ends is one to be
+//! made again.
+//!
 //! Each proof is HMAC-SHA256 under the secret, with a label of its own for each direction, so that none can be sent back
 //! to whom it came from, and over nonces of both sides, so that none can be used twice.
 
@@ -24,7 +27,7 @@ use crate::{Error, Result};
 
 const MAGIC: [u8; 8] = *b"girandle";
 /// Goes up with every change of what ranks send to each other.
-pub(crate) const VERSION: u16 = 2;
+pub(crate) const VERSION: u16 = 3;
 /// In the place of the version: the server takes encrypted connections from there only.
 const ENCRYPTED: u16 = u16::MAX;
 
@@ -32,6 +35,8 @@ pub(crate) type Opening = [u8; 42];
 pub(crate) type Claim = [u8; 41];
 pub(crate) type Answer = [u8; 41];
 const PROOF: usize = 32;
+/// In the place of an answer: the claim does not prove anything.
+const NO_PROOF: Answer = [0xff; 41];
 
 /// What both sides must share: the secret, the job, and which meeting of that job it is.
 #[derive(Clone)]
@@ -193,6 +198,9 @@ pub(crate) struct Claimed<'a> {
 
 impl Claimed<'_> {
     pub(crate) fn check(&self, answer: &Answer) -> Try<Verdict> {
+        if *answer == NO_PROOF {
+            return Err(Fault::ProofRefused);
+        }
         let (said, proof) = answer.split_at(answer.len() - PROOF);
         let expected = self.credentials.server_proof(&self.client, &self.server, &self.claim, said);
         expected.verify_slice(proof).map_err(|_| Fault::BadProof)?;
@@ -231,6 +239,11 @@ impl<'a> Server<'a> {
         let mut message = opening()?;
         message[8..10].copy_from_slice(&ENCRYPTED.to_le_bytes());
         Ok(message)
+    }
+
+    /// What to send to a client that does not hold the job's secret, so that it can tell its user.
+    pub(crate) fn no_proof() -> Answer {
+        NO_PROOF
     }
 
     pub(crate) fn opening(&self) -> &Opening {

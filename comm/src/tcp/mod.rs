@@ -30,7 +30,7 @@ pub use transport::Transport;
 pub(crate) use fault::{Fault, Try};
 pub(crate) use init_method::{is_host, parse_port};
 pub(crate) use links::{TcpLinks, timespec};
-pub(crate) use rendezvous::{Lines, Lobby, Meeting, PeerInfo, meet};
+pub(crate) use rendezvous::{Announcement, Lines, Lobby, Meeting, PeerInfo, meet};
 #[cfg(feature = "mpi")]
 pub(crate) use rendezvous::{Options, meet_with};
 pub(crate) use stream::Stream;
@@ -41,13 +41,14 @@ pub(crate) use wire::Wire;
 pub(crate) use wire::parse;
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Shutdown};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use crate::carrier::Carrier;
 use crate::engine::{Engine, lock};
+use crate::last_words::FAREWELL;
 use crate::members::Members;
 use crate::runner::{Run, Runner};
 use crate::shm;
@@ -119,7 +120,7 @@ impl Tcp {
         members: Members,
         carrier: Option<Box<dyn Carrier>>,
     ) -> Result<Self> {
-        let Meeting { lines, control, own_ips } = meeting;
+        let Meeting { lines, control, own_ips, job } = meeting;
         let &TcpConfig { rank, world_size, .. } = config;
         let (switchboard, peers) = (&lines.switchboard, lines.switchboard.peers());
         let own = &peers[rank];
@@ -131,8 +132,9 @@ impl Tcp {
         // The same on all ranks.
         let topology =
             Topology::grouped(world_size, |one, other| peers[one].site.is_near(&peers[other].site));
-        let (bureau, ear) = Bureau::new(config, members.clone(), switchboard.clone())?;
+        let (bureau, ear) = Bureau::new(config, members.clone(), switchboard.clone(), job.clone())?;
         let bureau = Arc::new(bureau);
+        job.add(&bureau);
         let thread = if world_size > 1 { Some(control::serve(bureau.clone(), ear, control)?) } else { None };
         let sockets = TcpLinks::new(switchboard.clone(), if crowded { 1 } else { SPINS });
         let runner: Box<dyn Run> = match switchboard.host().filter(|_| !shared_memory_ranks.is_empty()) {
@@ -224,6 +226,16 @@ impl Communicator for Tcp {
 
     fn waiting(&self) -> usize {
         self.waiting_ranks()
+    }
+
+    fn abort(&self) {
+        self.engine.iter().for_each(Engine::abort);
+        self.bureau.close(true);
+        if let Some(thread) = lock(&self.control).take() {
+            // The others know that this rank leaves when their connections to it end.
+            let _ = thread.join();
+        }
+        self.lines.switchboard.cut(Shutdown::Both, Some(FAREWELL));
     }
 
     fn submit(&self, operation: Operation) -> Result<Work> {

@@ -128,9 +128,8 @@ impl Wire {
         let client = Client::new(credentials, caller)?;
         self.write(client.opening(), deadline)?;
         let (claim, claimed) = client.claim(self.read(deadline)?)?;
-        let refused = |fault| if matches!(fault, Fault::Closed) { Fault::ProofRefused } else { fault };
-        self.write(&claim, deadline).map_err(refused)?;
-        claimed.check(&self.read(deadline).map_err(refused)?)
+        self.write(&claim, deadline)?;
+        claimed.check(&self.read(deadline)?)
     }
 
     /// The listening side of [`Wire::connect`], up to the answer.
@@ -148,7 +147,11 @@ impl Wire {
             other => other?,
         };
         self.write(server.opening(), deadline)?;
-        server.check(self.read(deadline)?)
+        let admission = server.check(self.read(deadline)?);
+        if matches!(admission, Err(Fault::BadProof)) {
+            self.write(&Server::no_proof(), deadline)?;
+        }
+        admission
     }
 
     /// The listening side encrypts what begins with a client's hello, and refuses what should.

@@ -1,8 +1,11 @@
 //! What ranks say they are doing, and who is to blame.
 
+use std::time::Duration;
+
 use super::*;
 use crate::ReduceOp;
 use crate::fingerprint::Kind;
+use crate::members::Members;
 use candle_core::DType;
 
 fn call(sequence: u64, elements: usize) -> Fingerprint {
@@ -159,4 +162,71 @@ fn a_time_out_names_who_is_silent_or_behind() {
     assert!(detail.contains("still in all_reduce #4"), "{detail}");
     // All in the same call: only the silent stream is known.
     assert_eq!(stalled(&[waiting.clone(), waiting.clone(), waiting.clone(), waiting]).0, 3);
+}
+
+/// In a call, and waiting for these.
+fn waiting_for(peers: &[usize]) -> Status {
+    let mut activity = Activity::default();
+    activity.begin(call(5, 1));
+    activity.wait_for(&mut peers.iter().copied());
+    Status::Active(activity)
+}
+
+/// In a call of another group, and waiting there for these.
+fn elsewhere(peers: &[usize]) -> Status {
+    let call = Elsewhere { call: "barrier #1 in the group [1, 2]".into(), waits: peers.to_vec() };
+    Status::Active(Activity { elsewhere: vec![call], ..Activity::default() })
+}
+
+#[test]
+fn who_is_at_the_end_of_a_chain_over_groups_is_to_blame() {
+    let ask = |peers: &[usize], lost, statuses: &[Status]| {
+        judge(0, &Question::Elsewhere { peers: peers.to_vec(), lost }, statuses)
+    };
+    let outside = after(call(1, 1));
+    let chain = |last: &Status| [waiting_for(&[1]), elsewhere(&[2]), elsewhere(&[0, 3]), last.clone()];
+    let silent = Cause::Stalled { rank: 3, detail: NO_ANSWER.into() };
+    assert_eq!(ask(&[1], false, &chain(&Status::Silent)), Some(silent.clone()));
+    assert_eq!(ask(&[1], false, &chain(&Status::Left)), Some(Cause::Left { rank: 3 }));
+    assert_eq!(ask(&[1], false, &chain(&Status::Died)), Some(Cause::Died { rank: 3 }));
+    let Some(Cause::Stalled { rank: 3, detail }) = ask(&[1], false, &chain(&outside)) else {
+        panic!("another one")
+    };
+    assert!(detail.contains("outside of any operation"), "{detail}");
+    // One that has found it out already is about to end.
+    let blames = Status::Active(Activity { failed: Some(silent.clone()), ..Activity::default() });
+    assert_eq!(ask(&[1], false, &[waiting_for(&[1]), blames, Status::Left]), Some(silent.clone()));
+    // All wait for each other, or are at work: nobody is known to be at fault.
+    assert_eq!(ask(&[1], false, &chain(&elsewhere(&[1]))), None);
+    assert_eq!(ask(&[1], false, &chain(&elsewhere(&[]))), None);
+    assert_eq!(ask(&[9], false, &chain(&Status::Silent)), None);
+    // One that is silent comes before one that may be late for good reason, and nobody waits for one outside of the chain.
+    let two = [waiting_for(&[1, 2]), outside.clone(), elsewhere(&[3]), Status::Silent];
+    assert_eq!(ask(&[1, 2], false, &two), Some(silent));
+    let apart = [waiting_for(&[1]), outside.clone(), Status::Silent];
+    assert!(matches!(ask(&[1], false, &apart), Some(Cause::Stalled { rank: 1, .. })));
+    // Of one that has left a group, it counts only whether it has left this one, too.
+    assert_eq!(ask(&[1], true, &[outside.clone(), outside.clone()]), None);
+    assert_eq!(ask(&[1], true, &[outside, Status::Left]), Some(Cause::Left { rank: 1 }));
+}
+
+/// Within one group, too: the first of two that wait is not to blame.
+#[test]
+fn a_time_out_follows_the_chain() {
+    let question = Question::Stuck { peer: 1, last: true, apart: false };
+    let statuses = [waiting_for(&[1]), waiting_for(&[2]), after(call(5, 1)), waiting_for(&[2])];
+    assert!(matches!(judge(0, &question, &statuses), Some(Cause::Stalled { rank: 2, .. })));
+}
+
+#[test]
+fn a_cause_of_another_group_has_the_jobs_numbers() {
+    let cause = Cause::Unreachable { rank: 0, by: 1, detail: "refused".into() };
+    let told = cause.renumbered(|rank| [4, 2].get(rank).copied()).unwrap();
+    assert_eq!(told, Cause::Unreachable { rank: 4, by: 2, detail: "refused".into() });
+    assert_eq!(told.renumbered(|number| [4, 3].iter().position(|other| *other == number)), None);
+    assert_eq!(Cause::Hung.renumbered(Some), None);
+    let (members, host) = (Members::some([4, 2]), "b".into());
+    let in_job = Cause::InJob { cause: Box::new(Cause::Died { rank: 0 }), host };
+    let error = in_job.to_error(0, "barrier #3".into(), Duration::ZERO, &members, |_| "a".into());
+    assert_eq!(error.to_string(), "rank 0 (host b) died during barrier #3");
 }

@@ -6,20 +6,51 @@ use rustix::process::Signal;
 
 use crate::group::{Group, Setup, in_parallel};
 
-/// What can never be done ends at the time-out, and the drop with it.
+const NEVER_DONE: [&str; 4] =
+    ["recv f32 10 1", "barrier", "all_reduce f32 3000000 sum", "send f32 3000000 1"];
+
+/// What nobody does anything for is aborted, and those who wait for it are told; that is not waited for until the time-out.
 #[test]
 fn a_drop_with_an_operation_that_cannot_end() {
-    let calls = ["recv f32 10 1", "barrier", "all_reduce f32 3000000 sum", "send f32 3000000 1"];
-    in_parallel(calls.len(), &calls, |call| {
-        let queued = format!("barrier; submit {call}; submit barrier; close");
-        let setup = Setup { timeout: Duration::from_secs(2), ..Setup::default() };
-        let mut group = Group::start(&[queued.as_str(), "barrier; ready; await"], &setup);
-        group.ready([1]);
+    in_parallel(NEVER_DONE.len(), &NEVER_DONE, |call| {
+        let queued = format!("barrier; submit {call}; submit barrier; ready; close; wait_all");
+        let mut group = Group::start(&[queued.as_str(), "barrier; ready; await"], &Setup::default());
+        group.ready([0, 1]);
         let ending = group.finish(0);
-        ending.assert_done();
-        assert!(ending.closed.unwrap() >= Duration::from_millis(1500), "{ending:#?}");
+        ending.assert_aborted();
+        assert!(ending.closed.unwrap() >= Duration::from_millis(1500), "it had some time: {ending:#?}");
+        assert!(ending.stderr.contains("is aborted, because its communicator was dropped"), "{ending:#?}");
         group.tell(1);
         group.finish(1).assert_done();
+    });
+}
+
+/// Whoever waits is told at once, and the others that this rank has left.
+#[test]
+fn an_abort_ends_everything() {
+    let cases: Vec<(usize, usize)> = (0..4).flat_map(|call| [(call, 0), (call, 2)]).collect();
+    in_parallel(4, &cases, |(call, aborts)| {
+        // What it has begun, and what the others call then.
+        let (begun, then) = match call {
+            0 => ("recv f32 10 1".to_string(), "barrier".to_string()),
+            // It may have done its part of the first one for some.
+            1 => ("barrier".into(), "barrier; barrier".into()),
+            2 => ("all_reduce f32 3000000 sum".into(), "all_reduce f32 3000000 sum".into()),
+            _ => ("send f32 3000000 1".into(), format!("recv f32 3000000 {aborts}")),
+        };
+        let begun = format!("barrier; submit {begun}; submit barrier; ready; await; abort; wait_all");
+        let then = format!("barrier; ready; await; {then}");
+        let script = |rank| if rank == *aborts { begun.as_str() } else { then.as_str() };
+        let scripts: Vec<&str> = (0..3).map(script).collect();
+        let mut group = Group::start(&scripts, &Setup::default());
+        group.ready(0..3);
+        group.tell(*aborts);
+        group.finish(*aborts).assert_aborted();
+        let others: Vec<usize> = (0..3).filter(|rank| rank != aborts).collect();
+        group.tell_all(others.iter().copied());
+        for rank in others {
+            group.finish(rank).assert_failed("PeerLeft", *aborts);
+        }
     });
 }
 

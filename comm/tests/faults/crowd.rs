@@ -1,6 +1,6 @@
 //! Very many strangers of every kind, while ranks meet and while they work: the job goes on as if there were none.
 //!
-//! `STRANGERS=10000 cargo test --workspace --test faults crowd -- --nocapture` has as many as that, and tells the figures.
+//! `STRANGERS=6000 cargo test --workspace --test faults crowd -- --nocapture` has as many as that, and tells the figures.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -16,9 +16,9 @@ use crate::group::{Group, Setup};
 use crate::strangers::{ports, waiting};
 
 /// What a rank may need beside what it needs when nobody comes.
-const MEMORY_KIB: u64 = 50 * 1024;
+const MEMORY_KIB: u64 = 10 * 1024;
 /// Connections that one attacker holds at a time.
-const HELD: usize = 80;
+const HELD: usize = 500;
 const OPENING: &[u8] = b"girandle\x02\0................................";
 
 fn strangers() -> usize {

@@ -77,6 +77,18 @@ impl Ending {
         &failure.text
     }
 
+    /// It has aborted its group, and so has every call ended.
+    pub(crate) fn assert_aborted(&self) {
+        let failure = self.failure.as_ref().unwrap_or_else(|| panic!("{self:#?}"));
+        assert_eq!(
+            (failure.kind.as_str(), failure.culprit, self.code),
+            ("Aborted", None, Some(1)),
+            "{self:#?}"
+        );
+        assert!(!self.stderr.contains("panicked"), "{self:#?}");
+        self.assert_closed(Duration::from_secs(5));
+    }
+
     /// As [`Ending::assert_failed`]; the message names the rank, its host and the operation.
     pub(crate) fn assert_blames(&self, kind: &str, culprit: usize, operation: &str) {
         let text = self.assert_failed(kind, culprit);

@@ -20,12 +20,14 @@ pub(crate) struct Player {
     comm: Option<Tcp>,
     /// Where the calls go, if not to all ranks.
     group: Option<Arc<dyn Communicator>>,
+    /// All that it is in, in the order in which they were made.
+    groups: Vec<Arc<dyn Communicator>>,
     works: Vec<Work>,
 }
 
 impl Player {
     pub(crate) fn new(comm: Tcp) -> Self {
-        Self { comm: Some(comm), group: None, works: Vec::new() }
+        Self { comm: Some(comm), group: None, groups: Vec::new(), works: Vec::new() }
     }
 
     pub(crate) fn play(mut self, actions: &[Action]) -> i32 {
@@ -48,7 +50,16 @@ impl Player {
                 std::thread::spawn(move || works.into_iter().try_for_each(Work::wait).unwrap());
             }
             Action::WaitAll => return self.works.drain(..).try_for_each(Work::wait),
-            Action::Group(ranks) => self.group = self.comm.as_ref().unwrap().new_group(ranks)?,
+            Action::Group(_) | Action::Meet(_) | Action::Within(_) => return self.choose(action),
+            Action::Around(words) => {
+                println!("@ready");
+                loop {
+                    for group in self.groups.clone() {
+                        self.group = Some(group);
+                        self.call(words)?;
+                    }
+                }
+            }
             Action::Repeat(words) => return self.forever(&mut || words.clone()),
             Action::Random(seed) => {
                 let (mut dice, world_size) = (Dice(*seed), self.current().world_size());
@@ -64,6 +75,7 @@ impl Player {
             Action::Await => drop(stdin().read_line(&mut String::new()).unwrap()),
             Action::Sleep(milliseconds) => std::thread::sleep(Duration::from_millis(*milliseconds)),
             Action::Close => self.close(),
+            Action::Abort => self.current().abort(),
             Action::Panic => panic!("as the script says"),
             Action::Exit(code) => exit(*code),
             Action::Die(rank) if *rank == self.comm.as_ref().unwrap().rank() => {
@@ -78,6 +90,30 @@ impl Player {
                 setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
             }
             Action::Cycles(_) => panic!("cycles must be alone"),
+        }
+        Ok(())
+    }
+
+    /// Makes a group of some ranks, or takes one that was made.
+    fn choose(&mut self, action: &Action) -> Result<()> {
+        match action {
+            Action::Group(ranks) => {
+                self.group = self.comm.as_ref().unwrap().new_group(ranks)?;
+                self.groups.extend(self.group.clone());
+            }
+            Action::Meet(ranks) => {
+                if let Err(error) = self.comm.as_ref().unwrap().subgroup(ranks) {
+                    // The group of all ranks has not failed: what it would call there is no concern of the others.
+                    let code = verdict(&Err(error.clone()), &mut || Err(error.clone()));
+                    self.close();
+                    exit(code);
+                }
+            }
+            Action::Within(ranks) => {
+                let found = self.groups.iter().find(|group| group.world_ranks() == ranks);
+                self.group = Some(found.unwrap().clone());
+            }
+            _ => {}
         }
         Ok(())
     }
@@ -129,7 +165,8 @@ impl Player {
         let outcomes: Vec<Result<()>> = self.works.drain(..).map(Work::wait).collect();
         let words: Vec<String> = "all_reduce f32 10 sum".split(' ').map(String::from).collect();
         let all_reduce = || self.operations(&words).remove(0);
-        let comm = self.current();
+        let Some(comm) = &self.comm else { return outcomes.into_iter().collect() };
+        let comm: &dyn Communicator = self.group.as_deref().unwrap_or(comm);
         let outcomes = outcomes.into_iter().chain([
             comm.run(Operation::Barrier),
             comm.submit(all_reduce()).and_then(Work::wait),
@@ -148,6 +185,7 @@ impl Player {
         if let Some(comm) = self.comm.take() {
             let began = Instant::now();
             drop(self.group.take());
+            self.groups.clear();
             drop(comm);
             println!("@closed {}", began.elapsed().as_millis());
             println!("@threads {}", threads_left());

@@ -34,8 +34,16 @@ pub(crate) enum Action {
     Await,
     /// `sleep MILLISECONDS`
     Sleep(u64),
+    /// `within RANK ...`: from now on all goes to the group of these ranks, which was made before.
+    Within(Vec<usize>),
+    /// `meet RANK ...`: makes a group of these ranks, which others need not know of.
+    Meet(Vec<usize>),
+    /// `around CALL`: ready, then the call in one group after the other, for ever.
+    Around(Vec<String>),
     /// `close`: drops the group.
     Close,
+    /// `abort`: the group.
+    Abort,
     /// `panic`
     Panic,
     /// `exit CODE`: at once, without dropping the group.
@@ -64,11 +72,15 @@ fn parse_action(text: &str) -> Action {
         "some" => Action::Some(rest[0].parse().unwrap(), rest[1].parse().unwrap()),
         "polite" => Action::Polite(rest[0].parse().unwrap()),
         "group" => Action::Group(rest.iter().map(|rank| rank.parse().unwrap()).collect()),
+        "within" => Action::Within(rest.iter().map(|rank| rank.parse().unwrap()).collect()),
+        "meet" => Action::Meet(rest.iter().map(|rank| rank.parse().unwrap()).collect()),
+        "around" => Action::Around(rest.to_vec()),
         "pid" => Action::Pid,
         "ready" => Action::Ready,
         "await" => Action::Await,
         "sleep" => Action::Sleep(rest[0].parse().unwrap()),
         "close" => Action::Close,
+        "abort" => Action::Abort,
         "panic" => Action::Panic,
         "exit" => Action::Exit(rest[0].parse().unwrap()),
         "die" => Action::Die(rest[0].parse().unwrap()),

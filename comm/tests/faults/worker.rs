@@ -80,6 +80,7 @@ pub(crate) fn verdict(outcome: &Result<()>, later: &mut dyn FnMut() -> Result<()
         Error::Protocol { rank, .. } => ("Protocol", Some(*rank)),
         Error::Rendezvous { .. } => ("Rendezvous", None),
         Error::Refused { .. } => ("Refused", None),
+        Error::Aborted { .. } => ("Aborted", None),
         _ => ("other", None),
     };
     let text = error.to_string();

@@ -95,6 +95,43 @@ pub(crate) fn replaced(rank: usize, is_replaced: bool) {
     report_result(&format!("one of {size}")).unwrap();
 }
 
+/// Rank 1 fails, and only then the first one tells the launcher that they had met.
+pub(crate) fn met_late(rank: usize) {
+    see_the_end_of_rank_1(rank);
+    if rank == 1 {
+        exit(3);
+    }
+    std::thread::sleep(A_WHILE);
+    println!("\u{1}girandole-met:");
+    std::thread::sleep(A_WHILE);
+    report_result("worked on").unwrap();
+}
+
+/// At least two of three ranks, and as many that may be started later.
+pub(crate) fn filled_up_config(plain: SpawnConfig) -> SpawnConfig {
+    let mut config = with_more(2, plain);
+    config.elastic.as_mut().unwrap().min = 2;
+    config
+}
+
+/// All ranks but the first wait to be killed. That lets in two newcomers at once.
+pub(crate) fn filled_up(rank: usize) {
+    let group = Tcp::connect(&TcpConfig::from_env().unwrap()).unwrap();
+    if rank > 2 {
+        return report_result(&format!("one of {}", group.world_size())).unwrap();
+    }
+    ready(rank);
+    if rank > 0 {
+        forever();
+    }
+    let began = Instant::now();
+    while group.waiting() < 2 {
+        assert!(began.elapsed() < LIMIT, "nobody comes");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    report_result(&format!("one of {}", group.grow(3).unwrap().world_size())).unwrap();
+}
+
 /// Ranks of this role lose the file of their program, and then one of them.
 fn without_its_file(role: &str) -> Finished {
     let job = Job::start_copy(role, 2);
@@ -128,6 +165,24 @@ fn a_rank_that_could_be_started_after_another_could_not_is_known_by_its_place() 
     kill_process(ranks[2], Signal::KILL).unwrap();
     let finished = job.finish();
     let outcome = r#"[Some("one of 2"), None, None, Some("one of 2"), None]"#;
+    assert_eq!(finished.outcome(), outcome, "{}", finished.stderr);
+}
+
+#[test]
+fn a_rank_that_fails_before_the_launcher_hears_that_they_have_met_is_lost_as_any_other() {
+    let finished = Job::start("met late", 2).finish();
+    assert_eq!(finished.outcome(), r#"[Some("worked on"), None]"#, "{}", finished.stderr);
+}
+
+#[test]
+fn newcomers_on_their_way_count_among_those_that_are_left() {
+    let mut job = Job::start("filled up", 3);
+    let ranks = job.ready(3);
+    kill_process(ranks[2], Signal::KILL).unwrap();
+    job.wait_until_it_says("rank 3 takes its place");
+    kill_process(ranks[1], Signal::KILL).unwrap();
+    let finished = job.finish();
+    let outcome = r#"[Some("one of 3"), None, None, Some("one of 3"), Some("one of 3")]"#;
     assert_eq!(finished.outcome(), outcome, "{}", finished.stderr);
 }
 

@@ -6,6 +6,11 @@ use rustix::process::{Signal, kill_process};
 
 use crate::job::{Job, is_ignored};
 
+fn stopped_by(signal: Signal) -> String {
+    let name = signal_hook::low_level::signal_name(signal.as_raw()).unwrap();
+    format!("stopped by {name}; all ranks have ended")
+}
+
 #[test]
 fn signals_are_passed_on() {
     for signal in [Signal::INT, Signal::TERM].into_iter().filter(|&signal| !is_ignored(signal)) {
@@ -13,7 +18,7 @@ fn signals_are_passed_on() {
         job.ready(2);
         job.signal(signal);
         let finished = job.finish();
-        assert_eq!(finished.outcome(), format!("stopped by signal {}", signal.as_raw()));
+        assert_eq!(finished.outcome(), stopped_by(signal));
         let got = format!("got {}", signal.as_raw());
         assert_eq!(
             finished.stdout.iter().filter(|line| line.ends_with(&got)).count(),
@@ -30,7 +35,7 @@ fn ranks_without_a_handler_end_by_the_signal() {
         let job = Job::start("wait", 2);
         job.ready(2);
         job.signal(signal);
-        assert_eq!(job.finish().outcome(), format!("stopped by signal {}", signal.as_raw()));
+        assert_eq!(job.finish().outcome(), stopped_by(signal));
     }
 }
 
@@ -39,7 +44,7 @@ fn ranks_that_ignore_a_signal_are_killed() {
     let job = Job::start("hurry", 2);
     job.ready(2);
     job.signal(Signal::TERM);
-    assert_eq!(job.finish().outcome(), "stopped by signal 15");
+    assert_eq!(job.finish().outcome(), stopped_by(Signal::TERM));
 }
 
 #[test]
@@ -47,7 +52,7 @@ fn a_reader_that_stands_still_does_not_hold_up_the_end() {
     let job = Job::start_unread("talk", 2);
     job.wait_until_full();
     job.signal(Signal::TERM);
-    assert_eq!(job.finish().outcome(), "stopped by signal 15");
+    assert_eq!(job.finish().outcome(), stopped_by(Signal::TERM));
 }
 
 #[test]

@@ -54,6 +54,11 @@ fn launch(role: &str, ranks: usize) {
             shell(&format!("{}; exit $?", words.join(" ")))
         }
         "at work" | "left behind" | "talkative" | "all but one fail" => elastic::config(plain),
+        "met late" => SpawnConfig { grace: Duration::from_secs(60), ..elastic::config(plain) },
+        "filled up" => {
+            tracing::subscriber::set_global_default(Warnings).unwrap();
+            elastic::filled_up_config(plain)
+        }
         "fail before the newcomer is in" | "replaced" => elastic::with_more(1, plain),
         "not replaced" | "replaced by the second" => {
             // The test waits for one of them.
@@ -172,6 +177,8 @@ fn play(role: &str, rank: usize) {
         "peers" => peers(rank, EXIT_PEER_FAILED),
         "careless peers" => peers(rank, 101),
         "only peers" => only_peers(rank),
+        "met late" => elastic::met_late(rank),
+        "filled up" => elastic::filled_up(rank),
         "at work" => elastic::at_work(rank),
         "left behind" => elastic::left_behind(rank, 1),
         "talkative" => elastic::left_behind(rank, 100),

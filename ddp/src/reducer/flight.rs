@@ -84,7 +84,7 @@ impl Reducer {
         }
         self.land(flights)?;
         buffers.map_or(Ok(()), Work::wait)?;
-        Ok(())
+        self.average_late()
     }
 
     fn send_buffers(&self, state: &mut State) -> Result<Option<Work>> {

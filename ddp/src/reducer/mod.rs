@@ -1,6 +1,7 @@
 //! One backward pass: hooks bring gradients, full buckets go out, averages come back.
 
 mod flight;
+mod late;
 mod rebuild;
 
 use std::cell::Cell;
@@ -18,7 +19,7 @@ use crate::parameter::{Kinds, Parameter};
 use crate::plan::{self, Item, Plan};
 use crate::search::Search;
 use crate::weights::Weights;
-use crate::{DdpConfig, Error, Result, check, lock};
+use crate::{DdpConfig, Error, Result, lock};
 
 use flight::Flight;
 
@@ -59,6 +60,10 @@ struct State {
     bucket_bytes: usize,
     /// The pass before had parameters without gradient: see which they are before the next, since they hold up a bucket.
     look_ahead: bool,
+    /// By parameter, in the first pass: what came after its bucket had gone.
+    late: Vec<Option<Tensor>>,
+    /// The parameters whose gradients came in the pass before.
+    came_before: Vec<usize>,
     failed: Option<Error>,
 }
 
@@ -84,6 +89,8 @@ impl Reducer {
             search: None,
             bucket_bytes: config.bucket_bytes,
             look_ahead: false,
+            late: vec![None; items.len()],
+            came_before: Vec::new(),
             failed: None,
         };
         let hook = config.hook.start(comm.world_size());
@@ -110,7 +117,12 @@ impl Reducer {
     pub(crate) fn check_parameters(&self, parameters: &[Parameter]) -> Result<()> {
         let _turn = lock(&self.turn);
         self.check()?;
-        check::check(&*self.comm, parameters)
+        let tensors: Vec<_> =
+            parameters.iter().map(|parameter| (parameter.name(), parameter.var().as_tensor())).collect();
+        match comm::parameter_difference(&*self.comm, &tensors)? {
+            Some(difference) => Err(Box::new(difference).into()),
+            None => Ok(()),
+        }
     }
 
     /// The first cause, where an earlier call failed.
@@ -158,6 +170,10 @@ impl Reducer {
             Some(reducer) if reducer != self.address() => Ok(()),
             Some(_) => {
                 let state = &mut *lock(&self.state);
+                state.buckets.arrive(index);
+                if state.buckets.plan.places[index].bucket < state.next {
+                    return self.receive_late(state, index, grad);
+                }
                 let put = state.buckets.put(&self.gradients, index, grad, state.scale);
                 put.map_err(Error::during("gathering gradients"))?;
                 self.launch_complete(state)
@@ -215,17 +231,19 @@ impl Reducer {
             return Ok(());
         }
         let nodes: HashSet<_> = loss.sorted_nodes().iter().map(|node| node.id()).collect();
-        for (index, gradient) in self.gradients.iter().enumerate() {
-            if !nodes.contains(&gradient.hooked) {
-                state.buckets.settle(index);
-            }
+        let unseen = |index: &usize| !nodes.contains(&self.gradients[*index].hooked);
+        // What backward computes again is not in the graph. Where one of those that came before is not there, others may come, too.
+        if state.came_before.iter().any(unseen) {
+            return Ok(());
         }
+        (0..self.gradients.len()).filter(unseen).for_each(|index| state.buckets.settle(index));
         self.launch_complete(&mut state)
     }
 
     fn give_out(&self, grads: &mut GradStore) -> Result<()> {
         let mut state = lock(&self.state);
         state.look_ahead = state.buckets.arrived.len() < self.gradients.len();
+        state.came_before = state.buckets.arrived.clone();
         let averaged = self.comm.world_size() > 1;
         let factor = state.weights.factor()?;
         state.weights.clear();

@@ -6,7 +6,6 @@ use candle_core::{Device, Tensor};
 use comm::Operation;
 
 use super::{Reducer, State};
-use crate::buckets::Buckets;
 use crate::plan::{self, Plan};
 use crate::search::Search;
 use crate::{Result, lock};
@@ -26,11 +25,11 @@ impl Reducer {
         if is_next && search.is_over() {
             let (bytes, plan) = search.choose(&*self.comm)?;
             state.bucket_bytes = bytes;
-            state.buckets = Buckets::new(plan);
+            state.buckets = state.buckets.replanned(plan);
             return Ok(());
         }
         if is_next {
-            state.buckets = Buckets::new(search.plan());
+            state.buckets = state.buckets.replanned(search.plan());
         }
         state.search = Some(search);
         Ok(())
@@ -55,7 +54,7 @@ impl Reducer {
             Some(search) => search.plan(),
             None => Plan::new(&self.items, &order, first_bytes, bytes),
         };
-        state.buckets = Buckets::new(plan);
+        state.buckets = state.buckets.replanned(plan);
         Ok(())
     }
 }

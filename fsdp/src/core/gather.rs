@@ -22,7 +22,7 @@ impl Core {
         let mut coming = Vec::with_capacity(built.layout.parts.len());
         for part in &built.layout.parts {
             let before = state.pool.bytes();
-            let (count, device) = (part.piece * built.layout.ranks, built.shard.device());
+            let (count, device) = (part.piece * built.layout.ranks, built.device());
             let buffer = state.pool.take(built.dtype, count, device)?;
             self.grown(before, state.pool.bytes());
             coming.push(self.begin_part(built, part, buffer)?);
@@ -35,8 +35,7 @@ impl Core {
         if part.piece == 0 {
             return Ok((buffer, None));
         }
-        let own =
-            built.shard.as_detached_tensor().narrow(0, part.offset, part.piece)?.to_dtype(built.dtype)?;
+        let own = built.piece(part)?.to_dtype(built.dtype)?;
         let work = match &self.groups.shard {
             Some(comm) => {
                 let (output, input) = (buffer.clone(), own);

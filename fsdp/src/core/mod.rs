@@ -1,29 +1,36 @@
 //! What happens while a model runs: parameters come and go, gradients become shards.
 
 mod gather;
+mod graph;
 mod reduce;
 
 use std::cell::Cell;
-use std::collections::{HashSet, VecDeque};
-use std::sync::Mutex;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
 
 use candle_core::backprop::GradStore;
-use candle_core::{Tensor, Var};
+use candle_core::{DType, Device, Tensor, Var};
 use comm::Work;
 
 use crate::agreement::{self, Digest};
-use crate::builder::{Built, Model};
+use crate::builder::{Built, Model, Param};
 use crate::groups::Groups;
 use crate::memory::{Memory, Meter};
 use crate::storage::Pool;
 use crate::{Error, FsdpConfig, Result, lock};
 
+use graph::{Graph, Runs};
 use reduce::Flight;
+
+pub(crate) use graph::Run;
 
 thread_local! {
     /// The address of the core whose backward this thread is in.
     static PASS: Cell<Option<usize>> = const { Cell::new(None) };
 }
+
+/// Of a word that ranks exchange.
+const BITS: usize = 64;
 
 /// One sharded model on this rank.
 pub(crate) struct Core {
@@ -45,8 +52,11 @@ struct State {
     order: Vec<usize>,
     /// Those that ran in this one.
     ran: Vec<usize>,
-    /// Those that this backward will come to, in the order of their forward runs.
-    ahead: Vec<usize>,
+    runs: Runs,
+    /// What this backward goes through.
+    graph: Graph,
+    /// By parameter, over all units: any rank has a gradient of it, in this backward or accumulated before.
+    present: Vec<bool>,
     /// Units of which the averages are under way.
     flights: VecDeque<Flight>,
     /// This backward averages.
@@ -64,12 +74,14 @@ struct State {
 #[derive(Default)]
 struct UnitState {
     held: Held,
-    /// By parameter, this backward's gradients.
+    /// By parameter, the sum of the gradients that came in this backward, and in those before that did not communicate.
     grads: Vec<Option<Tensor>>,
-    /// By parameter, the sums of backwards that did not communicate.
-    sums: Vec<Option<Tensor>>,
-    /// Gradients that are still to come.
-    awaited: usize,
+    /// By parameter: the graph of the loss has it, and its gradient is still to come.
+    awaited: Vec<bool>,
+    /// Where all parameters are in the graph, nothing more is to come after the last gradient.
+    all_in_graph: bool,
+    /// This backward has gathered it and not yet let go of it.
+    in_use: bool,
     /// Its bytes of copies of small parameters.
     copied: usize,
 }
@@ -95,7 +107,9 @@ impl Core {
             units: units.iter().map(UnitState::of).collect(),
             order: (0..units.len()).collect(),
             ran: Vec::new(),
-            ahead: Vec::new(),
+            runs: Runs::default(),
+            graph: Graph::default(),
+            present: vec![false; units.iter().map(|unit| unit.params.len()).sum()],
             flights: VecDeque::new(),
             synchronise: false,
             accumulating: false,
@@ -113,6 +127,20 @@ impl Core {
         Memory { parameters: self.parameters.bytes(), gradients: self.gradients.bytes() }
     }
 
+    /// Of all units, in order of construction.
+    pub(crate) fn params(&self) -> impl Iterator<Item = &Param> {
+        self.units.iter().flat_map(|unit| &unit.params)
+    }
+
+    /// The unit of a parameter, by the parameter's place among all.
+    pub(crate) fn unit_of(&self, mut place: usize) -> Option<&Built> {
+        self.units.iter().find(|unit| {
+            let is_here = place < unit.params.len();
+            place = place.saturating_sub(unit.params.len());
+            is_here
+        })
+    }
+
     /// The first cause, where an earlier call failed.
     pub(crate) fn check(&self) -> Result<()> {
         lock(&self.state).check()
@@ -120,6 +148,10 @@ impl Core {
 
     /// A forward pass begins: shards may have changed.
     pub(crate) fn begin_forward(&self) -> Result<()> {
+        if self.is_in_backward() {
+            // Something is computed again, with shards that have not changed.
+            return self.check();
+        }
         let _turn = lock(&self.turn);
         let state = &mut *lock(&self.state);
         state.check()?;
@@ -156,7 +188,7 @@ impl Core {
     }
 
     fn pass(&self, loss: &Tensor, synchronise: bool) -> Result<GradStore> {
-        self.expect(loss, synchronise)?;
+        self.expect(loss, synchronise);
         let backward = tracing::info_span!("backward").in_scope(|| loss.backward());
         let mut grads = backward.map_err(Error::during("backward"))?;
         let state = &mut *lock(&self.state);
@@ -171,83 +203,141 @@ impl Core {
         if synchronise {
             self.compare(state)?;
         }
-        for (unit, shard) in shards {
-            grads.insert(&self.units[unit].shard, shard);
+        for (unit, pieces) in shards {
+            for (param, Param { shard, .. }) in self.units[unit].params.iter().enumerate() {
+                if state.present[self.number(unit, param)] {
+                    grads.insert(shard, self.units[unit].of_param(&pieces, param)?);
+                }
+            }
         }
         Ok(grads)
     }
 
+    /// A parameter's place among all.
+    fn number(&self, unit: usize, param: usize) -> usize {
+        self.units[..unit].iter().map(|unit| unit.params.len()).sum::<usize>() + param
+    }
+
     /// Looks which gradients `loss` will give.
-    fn expect(&self, loss: &Tensor, synchronise: bool) -> Result<()> {
-        let nodes: HashSet<_> = loss.sorted_nodes().iter().map(|node| node.id()).collect();
+    fn expect(&self, loss: &Tensor, synchronise: bool) {
         let state = &mut *lock(&self.state);
         self.gradients.sub(std::mem::take(&mut state.given_out));
         state.synchronise = synchronise;
+        state.present.fill(false);
+        let params = self.units.iter().map(|unit| unit.params.iter().map(|param| &param.tensor));
+        state.graph = Graph::new(loss, params, &state.runs);
         for (unit, built) in state.units.iter_mut().zip(&self.units) {
-            let expected = built.params.iter().filter(|param| nodes.contains(&param.tensor.id()));
-            unit.awaited = expected.count();
-            unit.grads.fill(None);
+            unit.awaited = built.params.iter().map(|param| state.graph.contains(&param.tensor)).collect();
+            unit.all_in_graph = !unit.awaited.contains(&false);
+            unit.in_use = false;
         }
-        let State { ran, ahead, units, .. } = state;
-        ahead.clear();
-        ahead.extend(ran.iter().copied().filter(|&unit| units[unit].awaited > 0));
+    }
+
+    /// Backward has come to an output of a unit's run.
+    pub(crate) fn enter_backward(&self, run: &Run, output: &Tensor) -> Result<()> {
+        if PASS.get().is_none() {
+            return Err(Error::OutsideBackward { unit: self.units[run.unit].name.clone() });
+        }
+        let state = &mut *lock(&self.state);
+        if !self.is_in_backward() {
+            // Another model's loss goes through this model.
+            return self.gather(state, run.unit);
+        }
+        state.graph.come_to(output);
+        self.let_go(state)?;
+        self.gather(state, run.unit)?;
+        state.units[run.unit].in_use = true;
+        let next = if run.in_backward { None } else { state.graph.after(run) };
+        next.map_or(Ok(()), |next| self.begin_gather(state, next))
+    }
+
+    /// Releases the units that this backward is past, and averages their gradients.
+    fn let_go(&self, state: &mut State) -> Result<()> {
+        for unit in 0..self.units.len() {
+            let is_needed = || state.graph.needs(unit) || state.runs.is_recomputed(unit);
+            if !state.units[unit].in_use || is_needed() {
+                continue;
+            }
+            state.units[unit].in_use = false;
+            if state.synchronise || !self.units[unit].keep {
+                self.release(state, unit)?;
+            }
+            self.reduce(state, unit)?;
+        }
         Ok(())
     }
 
-    /// Backward has come to a unit's output.
-    pub(crate) fn enter_backward(&self, unit: usize) -> Result<()> {
-        if PASS.get().is_none() {
-            return Err(Error::OutsideBackward { unit: self.units[unit].name.clone() });
-        }
-        let state = &mut *lock(&self.state);
-        self.gather(state, unit)?;
-        let place = state.ahead.iter().rposition(|&other| other == unit).unwrap_or(0);
-        let before = state.ahead[..place].iter().rev().copied().find(|&other| other != unit);
-        before.map_or(Ok(()), |before| self.begin_gather(state, before))
+    /// True on the thread that runs this model's backward.
+    fn is_in_backward(&self) -> bool {
+        PASS.get() == Some(self.address())
     }
 
     /// A unit is about to run.
-    pub(crate) fn enter_forward(&self, unit: usize) -> Result<()> {
+    pub(crate) fn enter_forward(&self, unit: usize) -> Result<Arc<Run>> {
         let state = &mut *lock(&self.state);
         state.check()?;
+        let gathered = match self.is_in_backward() {
+            true => self.gather_again(state, unit),
+            false => self.gather_in_turn(state, unit),
+        };
+        gathered.map_err(|error| state.fail(error))?;
+        Ok(state.runs.begin(unit, self.is_in_backward())?)
+    }
+
+    /// For something that backward computes again: it keeps the unit.
+    fn gather_again(&self, state: &mut State, unit: usize) -> Result<()> {
+        self.let_go(state)?;
+        self.gather(state, unit)?;
+        state.units[unit].in_use = true;
+        Ok(())
+    }
+
+    /// And begins to gather the unit that ran next in the pass before.
+    fn gather_in_turn(&self, state: &mut State, unit: usize) -> Result<()> {
         let place = state.ran.len();
         state.ran.push(unit);
         let next = state.order.get(place + 1).copied().filter(|_| state.order.get(place) == Some(&unit));
-        let gathered = self.gather(state, unit).and_then(|()| match next {
-            Some(next) => self.begin_gather(state, next),
-            None => Ok(()),
-        });
-        gathered.map_err(|error| state.fail(error))
+        self.gather(state, unit)?;
+        next.map_or(Ok(()), |next| self.begin_gather(state, next))
     }
 
     /// A unit has run.
-    pub(crate) fn leave_forward(&self, unit: usize) {
-        if self.units[unit].keep {
+    pub(crate) fn leave_forward(&self, run: &Run) {
+        if self.units[run.unit].keep || run.in_backward {
             return;
         }
         let state = &mut *lock(&self.state);
-        if let Err(error) = self.release(state, unit) {
+        if let Err(error) = self.release(state, run.unit) {
             state.fail(error);
         }
     }
 
-    /// All ranks must have communicated for the same units in the same order: two of equal size could have been mixed up.
+    /// All ranks must have communicated for the same units in the same order: two of equal size could have been mixed up. Along with
+    /// that they say which parameters they have a gradient of: so that all give one out, or none.
     fn compare(&self, state: &mut State) -> Result<()> {
         let history = std::mem::replace(&mut state.history, Digest::new());
         let world = &*self.groups.world;
         if world.world_size() == 1 {
             return Ok(());
         }
-        let own = Tensor::new(&[history.0.cast_signed()], &candle_core::Device::Cpu)?;
-        let all = Tensor::zeros(world.world_size(), candle_core::DType::I64, &candle_core::Device::Cpu)?;
-        world.run(comm::Operation::AllGather { output: all.clone(), input: own, counts: None })?;
-        match agreement::odd_one(&all.to_vec1::<i64>()?) {
-            Some((rank, odd_rank)) => {
-                let number = |rank: usize| world.world_ranks()[rank];
-                Err(Error::OrderMismatch { odd_rank: number(odd_rank), rank: number(rank) })
-            }
-            None => Ok(()),
+        let present = state.present.chunks(BITS).map(|bits| {
+            bits.iter().rev().fold(0u64, |word, &present| (word << 1) | u64::from(present)).cast_signed()
+        });
+        let words: Vec<i64> = std::iter::once(history.0.cast_signed()).chain(present).collect();
+        let all = Tensor::zeros(world.world_size() * words.len(), DType::I64, &Device::Cpu)?;
+        let input = Tensor::new(&words[..], &Device::Cpu)?;
+        world.run(comm::Operation::AllGather { output: all.clone(), input, counts: None })?;
+        let all = all.to_vec1::<i64>()?;
+        let ranks = || all.chunks(words.len());
+        if let Some((rank, odd_rank)) = agreement::odd_one(&ranks().map(|words| words[0]).collect::<Vec<_>>())
+        {
+            let number = |rank: usize| world.world_ranks()[rank];
+            return Err(Error::OrderMismatch { odd_rank: number(odd_rank), rank: number(rank) });
         }
+        for (index, present) in state.present.iter_mut().enumerate() {
+            *present = ranks().any(|words| (words[1 + index / BITS] >> (index % BITS)) & 1 == 1);
+        }
+        Ok(())
     }
 
     fn address(&self) -> usize {
@@ -255,16 +345,9 @@ impl Core {
     }
 }
 
-impl Built {
-    fn shard_bytes(&self) -> usize {
-        self.shard.elem_count() * self.shard.dtype().size_in_bytes()
-    }
-}
-
 impl UnitState {
     fn of(unit: &Built) -> Self {
-        let none = vec![None; unit.params.len()];
-        Self { grads: none.clone(), sums: none, ..Self::default() }
+        Self { grads: vec![None; unit.params.len()], ..Self::default() }
     }
 }
 

@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 use comm::{Operation, ReduceOp, Work};
 
-use super::{Core, PASS, State, UnitState};
+use super::{Core, PASS, State};
 use crate::builder::Built;
 use crate::hook::Place;
 use crate::layout::Part;
@@ -32,29 +32,33 @@ impl Core {
             Some(core) if core != self.address() => return Ok(()),
             Some(_) => {}
         }
-        let grad = grad.to_dtype(self.reduce_dtype(built))?;
         let state = &mut *lock(&self.state);
-        self.gradients.add(bytes(&grad));
         let unit = &mut state.units[place.unit];
+        let sum_dtype = sum_dtype(built.dtype, self.reduce_dtype(built));
+        let before = unit.grads[place.param].take();
+        let grad = match &before {
+            Some(sum) => (sum.to_dtype(sum_dtype)? + grad.to_dtype(sum_dtype)?)?,
+            None if state.synchronise => grad.to_dtype(self.reduce_dtype(built))?,
+            None => grad.to_dtype(sum_dtype)?,
+        };
+        self.gradients.add(bytes(&grad));
+        self.gradients.sub(before.as_ref().map_or(0, bytes));
         unit.grads[place.param] = Some(grad);
-        unit.awaited = unit.awaited.saturating_sub(1);
-        if unit.awaited == 0 { self.complete(state, place.unit) } else { Ok(()) }
+        let was_awaited = std::mem::take(&mut unit.awaited[place.param]);
+        let is_last = was_awaited && unit.all_in_graph && !unit.awaited.contains(&true);
+        if is_last { self.reduce(state, place.unit) } else { Ok(()) }
     }
 
     fn reduce_dtype(&self, built: &Built) -> DType {
         self.config.mixed_precision.reduce_dtype.unwrap_or(built.dtype)
     }
 
-    /// All gradients of a unit have come.
-    fn complete(&self, state: &mut State, unit: usize) -> Result<()> {
-        if !state.synchronise {
-            if !self.units[unit].keep {
-                self.release(state, unit)?;
-            }
-            return self.sum_up(state, unit);
+    /// Begins to average the gradients of a unit, if it has some and this backward is to. More may come later in this backward, from
+    /// what is computed again: they are averaged by themselves, and added.
+    pub(super) fn reduce(&self, state: &mut State, unit: usize) -> Result<()> {
+        if !state.synchronise || state.units[unit].grads.iter().all(Option::is_none) {
+            return Ok(());
         }
-        self.release(state, unit)?;
-        self.sum_up(state, unit)?;
         let flight = self.launch(state, unit)?;
         // Two units' whole gradients at a time: that of this one, and that of the one which is computed next.
         self.land_all(state)?;
@@ -65,28 +69,12 @@ impl Core {
         Ok(())
     }
 
-    /// Adds this backward's gradients to those of backwards that did not communicate.
-    fn sum_up(&self, state: &mut State, unit: usize) -> Result<()> {
-        let unit = &mut state.units[unit];
-        for (sum, grad) in unit.sums.iter_mut().zip(&mut unit.grads) {
-            let Some(grad) = grad.take() else { continue };
-            *sum = Some(match sum.take() {
-                Some(sum) => {
-                    self.gradients.sub(bytes(&grad));
-                    (sum + grad)?
-                }
-                None => grad,
-            });
-        }
-        Ok(())
-    }
-
     /// Gradients of backwards that did not communicate will not be averaged.
     pub(super) fn forget_gradients(&self, state: &mut State) {
         state.accumulating = false;
         for unit in &mut state.units {
-            let all = unit.sums.iter_mut().chain(&mut unit.grads);
-            all.filter_map(Option::take).for_each(|gradient| self.gradients.sub(bytes(&gradient)));
+            let all = unit.grads.iter_mut().filter_map(Option::take);
+            all.for_each(|gradient| self.gradients.sub(bytes(&gradient)));
         }
     }
 
@@ -95,11 +83,14 @@ impl Core {
         let built = &self.units[unit];
         let span = tracing::info_span!("reduce", unit = built.name);
         let _entered = span.enter();
-        let grads = std::mem::replace(&mut state.units[unit].sums, vec![None; built.params.len()]);
+        let grads = std::mem::replace(&mut state.units[unit].grads, vec![None; built.params.len()]);
+        for (param, _) in grads.iter().enumerate().filter(|(_, grad)| grad.is_some()) {
+            state.present[self.number(unit, param)] = true;
+        }
         let total = grads.iter().flatten().map(bytes).sum();
-        let shard = Tensor::zeros(built.layout.shard_len, built.shard.dtype(), built.shard.device())?;
-        self.gradients.add(built.shard_bytes());
-        state.given_out += built.shard_bytes();
+        let shard = Tensor::zeros(built.layout.shard_len, built.shard_dtype(), built.device())?;
+        self.gradients.add(bytes(&shard));
+        state.given_out += bytes(&shard);
         let mut parts = Vec::with_capacity(built.layout.parts.len());
         for part in &built.layout.parts {
             let whole = flat(built, part, &grads, self.reduce_dtype(built))?;
@@ -153,18 +144,19 @@ impl Core {
 
     /// Averages what is left, and waits for all; the gradients of the shards.
     pub(super) fn finish(&self, state: &mut State) -> Result<Vec<(usize, Tensor)>> {
-        for unit in 0..self.units.len() {
-            let UnitState { grads, sums, .. } = &state.units[unit];
-            let waits = state.synchronise && sums.iter().any(Option::is_some);
-            if waits || grads.iter().any(Option::is_some) {
-                self.complete(state, unit)?;
-            }
-        }
+        (0..self.units.len()).try_for_each(|unit| self.reduce(state, unit))?;
         self.land_all(state)?;
-        let mut shards = Vec::with_capacity(state.flights.len());
-        for flight in state.flights.drain(..) {
-            flight.last.map_or(Ok(()), Work::wait)?;
-            shards.push((flight.unit, flight.shard));
+        let mut shards: Vec<(usize, Tensor)> = Vec::with_capacity(state.flights.len());
+        for Flight { unit, shard, last, .. } in state.flights.drain(..) {
+            last.map_or(Ok(()), Work::wait)?;
+            match shards.iter_mut().find(|(known, _)| *known == unit) {
+                Some((_, sum)) => {
+                    self.gradients.sub(bytes(&shard));
+                    state.given_out -= bytes(&shard);
+                    *sum = (&*sum + shard)?;
+                }
+                None => shards.push((unit, shard)),
+            }
         }
         Ok(shards)
     }
@@ -173,8 +165,8 @@ impl Core {
 /// A part's gradient as one tensor; zeros for parameters that got none.
 fn flat(built: &Built, part: &Part, grads: &[Option<Tensor>], dtype: DType) -> Result<Tensor> {
     let one = |param: usize| match &grads[param] {
-        Some(grad) => Ok(grad.contiguous()?.flatten_all()?),
-        None => storage::zero_tensor(dtype, built.params[param].tensor.elem_count(), built.shard.device()),
+        Some(grad) => Ok(grad.to_dtype(dtype)?.contiguous()?.flatten_all()?),
+        None => storage::zero_tensor(dtype, built.params[param].tensor.elem_count(), built.device()),
     };
     let all: Vec<Tensor> = part
         .slots
@@ -183,10 +175,16 @@ fn flat(built: &Built, part: &Part, grads: &[Option<Tensor>], dtype: DType) -> R
         .map(|slot| one(slot.param))
         .collect::<candle_core::Result<_>>()?;
     Ok(match &all[..] {
-        [] => storage::zero_tensor(dtype, 0, built.shard.device())?,
+        [] => storage::zero_tensor(dtype, 0, built.device())?,
         [one] => one.clone(),
         several => Tensor::cat(several, 0)?,
     })
+}
+
+/// What gradients of this dtype are added up in, before they are rounded to `reduced`: many small ones would vanish beside a sum of
+/// 16 bits.
+fn sum_dtype(computed: DType, reduced: DType) -> DType {
+    if [computed, reduced].contains(&DType::F64) { DType::F64 } else { DType::F32 }
 }
 
 fn bytes(tensor: &Tensor) -> usize {

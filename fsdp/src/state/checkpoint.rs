@@ -10,7 +10,7 @@ use training::{Checkpoint, Checkpoints, Contents, FileHash, OptimizerState};
 use super::saved::{
     Description, Extra, Kind, OPTIMIZER, Saved, UnitDescription, buffer_key, set_name, shard_key,
 };
-use crate::builder::Built;
+use crate::builder::Param;
 use crate::{Error, Fsdp, Result};
 
 impl<M> Fsdp<M> {
@@ -64,8 +64,8 @@ impl<M> Fsdp<M> {
         optimizer: Option<&dyn OptimizerState>,
     ) -> Result<(String, FileHash)> {
         let mut tensors: HashMap<String, Tensor> = HashMap::new();
-        for unit in &self.core().units {
-            tensors.insert(shard_key(&unit.name), unit.shard.as_detached_tensor());
+        for param in self.core().params() {
+            tensors.insert(shard_key(&param.name), param.shard.as_detached_tensor());
         }
         // The first rank's, who is one of those that write.
         if self.core().groups.shard_rank() == 0 {
@@ -74,10 +74,9 @@ impl<M> Fsdp<M> {
         }
         if let Some(optimizer) = optimizer {
             let state = optimizer.state()?;
-            let units: Vec<_> =
-                self.core().units.iter().map(|unit| (&*unit.name, unit.layout.shard_len)).collect();
-            let stray =
-                state.iter().find(|(name, value)| Kind::of(name, value.dims(), &units) == Kind::Stray);
+            let lens = self.core().params().map(|param| (&*param.name, param.shard.elem_count()));
+            let lens: Vec<_> = lens.collect();
+            let stray = state.iter().find(|(name, value)| Kind::of(name, value.dims(), &lens) == Kind::Stray);
             if let Some((key, _)) = stray {
                 return Err(Error::StrayState { key: key.clone() });
             }
@@ -99,6 +98,7 @@ impl<M> Fsdp<M> {
         let fsdp = Description {
             shards: core.groups.shards(),
             pack_elements: core.config.pack_elements,
+            by_parameter: true,
             units: core.units.iter().map(UnitDescription::of).collect(),
         };
         let extra = Extra { fsdp, extra: checkpoint.extra.clone() };
@@ -154,22 +154,25 @@ impl<M> Fsdp<M> {
     ) -> Result<()> {
         let core = self.core();
         let rank = core.groups.shard_rank();
-        let part = |saved: &mut Saved, key: &str, unit: usize, built: &Built| {
+        let places = core.units.iter().enumerate();
+        let places = places.flat_map(|(unit, built)| (0..built.params.len()).map(move |param| (unit, param)));
+        let places: Vec<_> = places.collect();
+        let part = |saved: &mut Saved, key: &str, (unit, param): (usize, usize)| {
             let dtype = saved.dtype(key);
-            saved.shard(key, unit, (&built.layout, rank), dtype)
+            saved.shard(key, (unit, param), (&core.units[unit].layout, rank), dtype)
         };
         if let Some(optimizer) = optimizer {
             let mut state = HashMap::new();
             for (key, kind) in saved.optimizer_keys() {
                 let value = match kind {
-                    Kind::Shard(unit) => part(saved, &key, unit, &core.units[unit])?,
+                    Kind::Shard(param) => part(saved, &key, places[param])?,
                     Kind::Number => saved.whole(&key)?,
                     Kind::Stray => {
                         let key = &key[OPTIMIZER.len()..];
                         return Err(Error::file(
                             folder,
                             format!(
-                                "what its optimizer remembers as `{key}` is of no unit, and whose part it is cannot be told: it \
+                                "what its optimizer remembers as `{key}` is of no parameter, and whose part it is cannot be told: it \
                                  was not made from `Fsdp::named_vars`; load the weights alone, without an optimizer"
                             ),
                         ));
@@ -179,13 +182,13 @@ impl<M> Fsdp<M> {
             }
             optimizer.load_state(&state)?;
         }
-        for (unit, built) in core.units.iter().enumerate() {
-            let value = part(saved, &shard_key(&built.name), unit, built)?.to_dtype(built.shard.dtype())?;
-            built.shard.set(&value.to_device(built.shard.device())?)?;
+        for (place, Param { name, shard, .. }) in places.iter().zip(core.params()) {
+            let value = part(saved, &shard_key(name), *place)?.to_dtype(shard.dtype())?;
+            shard.set(&value.to_device(shard.device())?)?;
         }
         for (name, var) in &core.buffers {
             if let Some(value) = saved.buffer(name)? {
-                var.set(&value.to_device(var.device())?)?;
+                var.set(&value.to_dtype(var.dtype())?.to_device(var.device())?)?;
             }
         }
         Ok(())
@@ -208,7 +211,7 @@ pub fn full_tensors(contents: &Contents) -> Result<Vec<(String, Tensor)>> {
     for (unit, described) in units.iter().enumerate() {
         for (param, (name, dims)) in described.parameters.iter().enumerate() {
             let len = dims.iter().product();
-            let values = saved.read(&shard_key(&described.name), unit, param, 0..len)?;
+            let values = saved.read(&shard_key(name), (unit, param), 0..len)?;
             all.push((name.clone(), values.reshape(dims.as_slice())?));
         }
     }

@@ -7,12 +7,18 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
-use safetensors::tensor::Metadata;
+use safetensors::tensor::{Metadata, TensorInfo};
 
+use crate::storage::is_trainable;
 use crate::{Error, Result};
 
 /// Name, dtype and shape of a tensor.
 pub(crate) type Described = (String, DType, Vec<usize>);
+
+/// True where a buffer can be read from what a file has.
+pub(super) fn fits(saved: DType, own: DType) -> bool {
+    saved == own || (is_trainable(saved) && is_trainable(own))
+}
 
 /// What PyTorch's batch norms count and only use where they have no momentum.
 fn is_count_of_batches(name: &str, dtype: Option<DType>, dims: &[usize]) -> bool {
@@ -37,7 +43,7 @@ impl TensorFile {
     pub fn open(path: &Path) -> Result<Self> {
         let refuse = |problem: String| Error::file(path, problem);
         let unread = |error: io::Error| refuse(format!("cannot be read: {error}"));
-        let mut file = File::open(path).map_err(unread)?;
+        let mut file = training::open_input(path).map_err(unread)?;
         let bytes = file.metadata().map_err(unread)?.len();
         let header = training::tensor_header(&mut file, bytes).map_err(|error| match error.kind() {
             ErrorKind::InvalidData => refuse(format!("it is no safetensors file: {error}")),
@@ -56,12 +62,16 @@ impl TensorFile {
         self.check_some(&wanted.into_iter().map(owned).collect::<Vec<_>>(), &[])
     }
 
-    /// The same where some may be missing.
+    /// The same where some may be missing, or of other floats.
     pub(crate) fn check_some(&self, wanted: &[Described], optional: &[Described]) -> Result<()> {
         let refuse = |problem: String| Err(Error::file(&self.path, problem));
         for (place, (name, dtype, dims)) in wanted.iter().chain(optional).enumerate() {
+            let has_dtype = |info: &TensorInfo| match DType::try_from(info.dtype) {
+                Ok(known) => known == *dtype || (place >= wanted.len() && fits(known, *dtype)),
+                Err(_) => false,
+            };
             match self.metadata.info(name) {
-                Some(info) if DType::try_from(info.dtype).ok() == Some(*dtype) && info.shape == *dims => {}
+                Some(info) if has_dtype(info) && info.shape == *dims => {}
                 Some(info) => {
                     let got = format!("{:?} {:?}", info.dtype, info.shape);
                     return refuse(format!("tensor `{name}` is {got}, expected {dtype:?} {dims:?}"));

@@ -6,11 +6,12 @@ use candle_core::DType;
 use comm::Communicator;
 
 use super::TensorFile;
+use crate::builder::Param;
 use crate::{Error, Fsdp, Result};
 
 impl<M> Fsdp<M> {
     /// Reads all parameters from a safetensors file with the model's names, PyTorch's where the model's are; of the buffers those
-    /// that it has. To be called on every rank; every rank must be able to read the file. Nothing is changed unless it fits. What
+    /// that it has, in whatever dtype of floats. To be called on every rank; every rank must be able to read the file. Nothing is changed unless it fits. What
     /// [`Fsdp::backward_no_sync`] has added up, of the parameters before, is dropped.
     ///
     /// # Cost
@@ -29,24 +30,17 @@ impl<M> Fsdp<M> {
     }
 
     fn read_shards(&self, mut file: TensorFile) -> Result<()> {
-        let rank = self.core().groups.shard_rank();
         for built in &self.core().units {
-            for part in &built.layout.parts {
-                let own = part.range(rank);
-                for slot in &part.slots {
-                    let (start, end) = (own.start.max(slot.start), own.end.min(slot.start + slot.len));
-                    if start < end {
-                        let name = &built.params[slot.param].name;
-                        let values = file.read(name, start - slot.start..end - slot.start)?;
-                        let values = values.to_device(built.shard.device())?;
-                        built.shard.slice_set(&values, 0, part.offset + start - own.start)?;
-                    }
+            for (param, Param { name, shard, .. }) in built.params.iter().enumerate() {
+                let kept = built.kept(param);
+                if !kept.is_empty() {
+                    shard.slice_set(&file.read(name, kept)?.to_device(shard.device())?, 0, 0)?;
                 }
             }
         }
         for (name, var) in self.buffers() {
             if file.has(name) {
-                var.set(&file.whole(name)?.to_device(var.device())?)?;
+                var.set(&file.whole(name)?.to_dtype(var.dtype())?.to_device(var.device())?)?;
             }
         }
         Ok(())
@@ -59,13 +53,8 @@ impl<M> Fsdp<M> {
 
     /// Names, dtypes of shards, and shapes, in order of construction.
     pub(crate) fn described(&self) -> Vec<(String, DType, Vec<usize>)> {
-        let of = |unit: &crate::builder::Built| {
-            let dtype = unit.shard.dtype();
-            let one =
-                |param: &crate::builder::Param| (param.name.clone(), dtype, param.tensor.dims().to_vec());
-            unit.params.iter().map(one).collect::<Vec<_>>()
-        };
-        self.core().units.iter().flat_map(of).collect()
+        let of = |param: &Param| (param.name.clone(), param.shard.dtype(), param.tensor.dims().to_vec());
+        self.core().units.iter().flat_map(|unit| unit.params.iter().map(of)).collect()
     }
 
     /// What this rank has, where none has failed; otherwise a failure on every rank.

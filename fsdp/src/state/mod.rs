@@ -16,7 +16,6 @@ pub use fuzz::fuzz_tensor_file;
 use candle_core::{Device, Tensor};
 use comm::Operation;
 
-use crate::layout::Part;
 use crate::storage::{piece, tensor};
 use crate::{Fsdp, Result};
 
@@ -53,8 +52,7 @@ impl<M> Fsdp<M> {
         let is_first = self.core().groups.world.rank() == 0;
         self.core().exclusively(|| {
             for part in &built.layout.parts {
-                let Some(whole) = self.whole(&built.shard.as_detached_tensor(), part)?.filter(|_| is_first)
-                else {
+                let Some(whole) = self.whole(built.piece(part)?)?.filter(|_| is_first) else {
                     continue;
                 };
                 let whole = whole.to_device(&Device::Cpu)?;
@@ -77,18 +75,18 @@ impl<M> Fsdp<M> {
         })
     }
 
-    /// A part of what is sharded as `shard` is, padding included; on the first rank that shares it.
-    fn whole(&self, shard: &Tensor, part: &Part) -> Result<Option<Tensor>> {
-        let own = shard.narrow(0, part.offset, part.piece)?;
+    /// A part of which this rank has a piece, padding included; on the first rank that shares it.
+    fn whole(&self, own: Tensor) -> Result<Option<Tensor>> {
+        let (len, dtype, device) = (own.elem_count(), own.dtype(), own.device().clone());
         let Some(comm) = &self.core().groups.shard else {
-            let whole = Tensor::zeros(part.piece, shard.dtype(), shard.device())?;
-            if part.piece > 0 {
+            let whole = Tensor::zeros(len, dtype, &device)?;
+            if len > 0 {
                 whole.slice_set(&own, 0, 0)?;
             }
             return Ok(Some(whole));
         };
         let output = match comm.rank() {
-            0 => Some(Tensor::zeros(part.piece * comm.world_size(), shard.dtype(), shard.device())?),
+            0 => Some(Tensor::zeros(len * comm.world_size(), dtype, &device)?),
             _ => None,
         };
         comm.run(Operation::Gather { output: output.clone(), input: own, root: 0, counts: None })?;

@@ -1,11 +1,11 @@
 //! Saving the whole model in one file, without ever having it whole in memory.
 
-use std::fs::{self, File};
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
-use safetensors::tensor::{Metadata, TensorInfo, View};
+use safetensors::tensor::View;
+use training::{AtomicFile, tensor_file_begin};
 
 use crate::{Error, Fsdp, Result};
 
@@ -14,7 +14,7 @@ impl<M> Fsdp<M> {
     /// are: it can be loaded at any number of ranks, and into a model that is not sharded. Rank 0 writes; to be called on every
     /// rank.
     ///
-    /// The file appears whole or not at all: it is written beside its place, brought to disk, and renamed.
+    /// The file appears whole or not at all: see [`AtomicFile`].
     ///
     /// # Memory
     /// On rank 0, one parameter at a time.
@@ -55,52 +55,29 @@ impl<M> Fsdp<M> {
     }
 }
 
-/// A file beside the one to be written, removed when dropped unless it has been renamed.
+/// The file that is being written.
 struct Draft {
     target: PathBuf,
-    path: PathBuf,
-    file: BufWriter<File>,
+    file: BufWriter<AtomicFile>,
     /// Where each tensor begins.
     places: Vec<u64>,
 }
 
 impl Draft {
     fn begin(target: &Path, tensors: &[(String, DType, Vec<usize>)]) -> Result<Self> {
-        let refuse =
-            |error: &dyn std::fmt::Display| Error::file(target, format!("cannot be written: {error}"));
-        let mut end = 0;
+        let infos = tensors.iter().map(|(name, dtype, dims)| (name.clone(), (*dtype).into(), dims.clone()));
+        let begun = tensor_file_begin(infos, Some("pt")).and_then(|begin| {
+            let mut file = BufWriter::with_capacity(1 << 18, AtomicFile::create(target)?);
+            file.write_all(&begin)?;
+            Ok((file, begin.len()))
+        });
+        let (file, mut end) = begun.map_err(|error| unwritten(target, &error))?;
         let mut places = Vec::with_capacity(tensors.len());
-        let mut infos = Vec::with_capacity(tensors.len());
-        for (name, dtype, dims) in tensors {
-            let begin = end;
+        for (_, dtype, dims) in tensors {
+            places.push(end as u64);
             end += dims.iter().product::<usize>() * dtype.size_in_bytes();
-            // As candle says it.
-            let dtype = Tensor::zeros(0, *dtype, &Device::Cpu)?;
-            let dtype = View::dtype(&dtype);
-            infos.push((name.clone(), TensorInfo { dtype, shape: dims.clone(), data_offsets: (begin, end) }));
-            places.push(begin as u64);
         }
-        let format = [("format".to_string(), "pt".to_string())].into();
-        let metadata = Metadata::new(Some(format), infos).map_err(|error| refuse(&error))?;
-        let mut header = serde_json::to_vec(&metadata).map_err(|error| refuse(&error))?;
-        // Elements begin at a multiple of 8.
-        header.resize(header.len().next_multiple_of(8), b' ');
-        let Some(name) = target.file_name() else { return Err(refuse(&"the path names no file")) };
-        let path = target.with_file_name(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
-        // What a killed process of the same number left.
-        let _ = fs::remove_file(&path);
-        let file =
-            BufWriter::with_capacity(1 << 18, File::create_new(&path).map_err(|error| refuse(&error))?);
-        let first = 8 + header.len() as u64;
-        let places = places.into_iter().map(|place| first + place).collect();
-        let mut draft = Self { target: target.to_path_buf(), path, file, places };
-        let head = (header.len() as u64).to_le_bytes();
-        draft
-            .file
-            .write_all(&head)
-            .and_then(|()| draft.file.write_all(&header))
-            .map_err(|error| refuse(&error))?;
-        Ok(draft)
+        Ok(Self { target: target.to_path_buf(), file, places })
     }
 
     fn write(&mut self, place: usize, tensor: &Tensor) -> Result<()> {
@@ -108,24 +85,15 @@ impl Draft {
         let tensor = tensor.contiguous()?;
         let place = SeekFrom::Start(self.places[place]);
         let written = self.file.seek(place).and_then(|_| self.file.write_all(&View::data(&tensor)));
-        written.map_err(|error| Error::file(&self.target, format!("cannot be written: {error}")))
+        written.map_err(|error| unwritten(&self.target, &error))
     }
 
-    fn finish(mut self) -> Result<()> {
-        let mut written = || -> std::io::Result<()> {
-            self.file.flush()?;
-            self.file.get_ref().sync_all()?;
-            fs::rename(&self.path, &self.target)?;
-            let folder = self.target.parent().filter(|folder| *folder != Path::new(""));
-            // The folder too, or the new name may be lost when the machine stops. Not every system lets a folder be opened.
-            File::open(folder.unwrap_or(Path::new("."))).map_or(Ok(()), |folder| folder.sync_all())
-        };
-        written().map_err(|error| Error::file(&self.target, format!("cannot be written: {error}")))
+    fn finish(self) -> Result<()> {
+        let file = self.file.into_inner().map_err(std::io::IntoInnerError::into_error);
+        file.and_then(AtomicFile::commit).map_err(|error| unwritten(&self.target, &error))
     }
 }
 
-impl Drop for Draft {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
-    }
+fn unwritten(target: &Path, error: &std::io::Error) -> Error {
+    Error::file(target, format!("cannot be written: {error}"))
 }

@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Tensor, Var};
 use serde::{Deserialize, Serialize};
 use training::Contents;
 
-use super::TensorFile;
+use super::{TensorFile, file};
 use crate::builder::Built;
 use crate::layout::Layout;
 use crate::{Error, Result};
@@ -17,6 +17,9 @@ pub(super) struct Description {
     /// Ranks that it is cut for.
     pub(super) shards: usize,
     pub(super) pack_elements: usize,
+    /// Each parameter is a tensor of its own, and so is what the optimizer remembers of it. It was one for a unit before.
+    #[serde(default)]
+    pub(super) by_parameter: bool,
     pub(super) units: Vec<UnitDescription>,
 }
 
@@ -52,9 +55,9 @@ fn elements(dims: &[usize]) -> Option<usize> {
     Some(if dims.contains(&0) { 0 } else { part })
 }
 
-/// The key of a unit's shard in a rank's file.
-pub(super) fn shard_key(unit: &str) -> String {
-    format!("shard.{unit}")
+/// The key of what a rank keeps of a parameter in its file.
+pub(super) fn shard_key(parameter: &str) -> String {
+    format!("shard.{parameter}")
 }
 
 /// The key of a buffer in the first rank's file.
@@ -75,7 +78,7 @@ pub(super) fn set_name(shard_rank: usize) -> String {
 /// What a tensor is that an optimizer remembers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Of this unit, and sharded as it is.
+    /// Of this parameter, and sharded as it is.
     Shard(usize),
     /// A single number, such as a count of steps, which every rank has.
     Number,
@@ -84,14 +87,14 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// By an optimizer's own key, with the units' names and lengths of shards.
-    pub(super) fn of(key: &str, dims: &[usize], units: &[(&str, usize)]) -> Self {
+    /// By an optimizer's own key, with the parameters' names and the lengths of what this rank keeps of them.
+    pub(super) fn of(key: &str, dims: &[usize], params: &[(&str, usize)]) -> Self {
         let is_field = |rest: &str| {
             rest.strip_prefix('.').is_some_and(|field| !field.is_empty() && !field.contains('.'))
         };
-        let unit = units.iter().position(|(name, _)| key.strip_prefix(name).is_some_and(is_field));
-        match unit.filter(|&unit| dims == [units[unit].1]) {
-            Some(unit) => Self::Shard(unit),
+        let param = params.iter().position(|(name, _)| key.strip_prefix(name).is_some_and(is_field));
+        match param.filter(|&param| dims == [params[param].1]) {
+            Some(param) => Self::Shard(param),
             None if dims.is_empty() => Self::Number,
             None => Self::Stray,
         }
@@ -112,7 +115,12 @@ impl Saved {
         let extra: Extra = serde_json::from_value(contents.extra.clone()).map_err(|_| {
             Error::file(&contents.folder, "it is no sharded checkpoint: its manifest describes no units")
         })?;
-        let Description { shards, pack_elements, ref units } = extra.fsdp;
+        let Description { shards, pack_elements, by_parameter, ref units } = extra.fsdp;
+        if !by_parameter {
+            let problem = "it was written by an earlier version, with the parameters of a unit as one: read it with that version, \
+                           and write its weights with `Fsdp::save_full`";
+            return Err(Error::file(&contents.folder, problem));
+        }
         let lens: Vec<_> = units.iter().map(UnitDescription::lens).collect();
         let all = lens.iter().flatten().try_fold(0usize, |sum, len| sum.checked_add((*len)?));
         // So that no sum of places overflows, whatever the padding.
@@ -166,7 +174,7 @@ impl Saved {
             let Some((_, own)) = buffers.iter().find(|(own, _)| *own == name) else {
                 return refuse(format!("it is of another model: it has a buffer {name}, this one has not"));
             };
-            if dtype != own.dtype() || dims != own.dims() {
+            if !file::fits(dtype, own.dtype()) || dims != own.dims() {
                 let (expected, expected_dims) = (own.dtype(), own.dims());
                 return refuse(format!(
                     "it is of another model: it has a buffer {name} {dtype:?} {dims:?}, this one {expected:?} {expected_dims:?}"
@@ -193,23 +201,17 @@ impl Saved {
     pub(super) fn read(
         &mut self,
         key: &str,
-        unit: usize,
-        param: usize,
+        (unit, param): (usize, usize),
         range: Range<usize>,
     ) -> Result<Tensor> {
-        let found = self.layouts[unit].parts.iter().find_map(|part| {
-            let slot = part.slots.iter().find(|slot| slot.param == param)?;
-            Some((part, slot.start))
-        });
-        let Some((part, first)) = found else { return Ok(Tensor::zeros(0, DType::F32, &Device::Cpu)?) };
-        let (from, to) = (first + range.start, first + range.end);
+        let found = self.layouts[unit].find(param);
+        let Some((part, slot)) = found else { return Ok(Tensor::zeros(0, DType::F32, &Device::Cpu)?) };
         let mut pieces = Vec::new();
         for (rank, file) in self.files.iter_mut().enumerate() {
-            let kept = part.range(rank);
-            let (start, end) = (kept.start.max(from), kept.end.min(to));
+            let (kept, _) = part.kept(slot, rank);
+            let (start, end) = (kept.start.max(range.start), kept.end.min(range.end));
             if start < end {
-                let place = part.offset + start - kept.start;
-                pieces.push(file.read(key, place..place + end - start)?);
+                pieces.push(file.read(key, start - kept.start..end - kept.start)?);
             }
         }
         match &pieces[..] {
@@ -219,24 +221,21 @@ impl Saved {
         }
     }
 
-    /// What of a unit's saved tensors of this key belongs to a rank with this layout, padded.
+    /// What of a parameter's saved tensors of this key belongs to a rank with this layout, padded.
     pub(super) fn shard(
         &mut self,
         key: &str,
-        unit: usize,
+        (unit, param): (usize, usize),
         (layout, rank): (&Layout, usize),
         dtype: DType,
     ) -> Result<Tensor> {
-        let shard = Tensor::zeros(layout.shard_len, dtype, &Device::Cpu)?;
-        for part in &layout.parts {
-            let own = part.range(rank);
-            for slot in &part.slots {
-                let (start, end) = (own.start.max(slot.start), own.end.min(slot.start + slot.len));
-                if start < end {
-                    let values = self.read(key, unit, slot.param, start - slot.start..end - slot.start)?;
-                    shard.slice_set(&values.to_dtype(dtype)?, 0, part.offset + start - own.start)?;
-                }
-            }
+        let Some((part, slot)) = layout.find(param) else {
+            return Ok(Tensor::zeros(0, dtype, &Device::Cpu)?);
+        };
+        let shard = Tensor::zeros(part.variable_len(slot, rank), dtype, &Device::Cpu)?;
+        let (kept, _) = part.kept(slot, rank);
+        if !kept.is_empty() {
+            shard.slice_set(&self.read(key, (unit, param), kept)?.to_dtype(dtype)?, 0, 0)?;
         }
         Ok(shard)
     }
@@ -244,10 +243,15 @@ impl Saved {
     /// What the optimizer remembers, by key.
     pub(super) fn optimizer_keys(&self) -> Vec<(String, Kind)> {
         let Some(file) = self.files.first() else { return Vec::new() };
-        let units = self.description.units.iter().zip(&self.layouts);
-        let units: Vec<_> = units.map(|(unit, layout)| (&*unit.name, layout.shard_len)).collect();
+        let mut params = Vec::new();
+        for (unit, layout) in self.description.units.iter().zip(&self.layouts) {
+            for (param, (name, _)) in unit.parameters.iter().enumerate() {
+                let len = layout.find(param).map_or(0, |(part, slot)| part.variable_len(slot, 0));
+                params.push((&**name, len));
+            }
+        }
         let kind = |key: String, dims: &[usize]| {
-            let kind = Kind::of(key.strip_prefix(OPTIMIZER)?, dims, &units);
+            let kind = Kind::of(key.strip_prefix(OPTIMIZER)?, dims, &params);
             Some((key, kind))
         };
         file.tensors().into_iter().filter_map(|(key, _, dims)| kind(key, &dims)).collect()

@@ -23,7 +23,7 @@ pub enum ScheduleKind {
     LoopedBfs,
     /// 1F1B with backward in two parts: a third of the bubble.
     ZbH1,
-    /// Two stages a rank and backward in two parts: no bubble.
+    /// Two stages a rank and backward in two parts: no rank is idle between its first action and its last.
     ZbV,
 }
 
@@ -76,8 +76,8 @@ impl ScheduleKind {
         }
     }
 
-    /// The bubble that the literature gives: how long a rank is idle between its first action and its last, if actions of each
-    /// stage take so long and messages no time. None where it gives none: see each schedule's file for what it asks of the
+    /// The bubble that the literature gives ([`Plan::bubble`](crate::Plan::bubble)): how long a rank is idle between its first
+    /// action and its last, if actions of each stage take so long and messages no time. None where it gives none: see each schedule's file for what it asks of the
     /// number of micro-batches.
     ///
     /// ```

@@ -69,7 +69,7 @@ impl Plan {
         self.ranks.iter().map(busy).collect()
     }
 
-    /// The longest that a rank takes from its first action to its last.
+    /// The longest that a rank takes from its own first action to its own last.
     pub fn span(&self) -> f64 {
         let span = |spans: &Vec<Span>| match (spans.first(), spans.last()) {
             (Some(first), Some(last)) => last.end - first.start,
@@ -78,15 +78,27 @@ impl Plan {
         self.ranks.iter().map(span).fold(0.0, f64::max)
     }
 
-    /// How long the rank that takes longest is idle meanwhile.
+    /// How long the rank that takes longest is idle in its [`span`](Self::span). This is what the literature calls the bubble:
+    /// it leaves out that ranks begin and end at different times, as the next step may begin on one while others still end this one.
     pub fn bubble(&self) -> f64 {
         self.span() - self.busy().into_iter().fold(0.0, f64::max)
     }
 
-    /// The bubble as part of that time, from 0 to 1.
+    /// The part of all ranks' time that is idle, from 0 to 1, from the first action of any rank to the last of any: of the
+    /// places of a grid those with a dot.
+    ///
+    /// ```
+    /// use pipeline::{Durations, Schedule, ScheduleKind};
+    ///
+    /// let plan = Schedule::of(ScheduleKind::ZbV, 2, 2, 4)?.plan(&Durations::default());
+    /// assert_eq!((plan.bubble(), plan.makespan(), plan.busy()), (0.0, 25.0, vec![24.0, 24.0]));
+    /// assert!((plan.bubble_fraction() - 1.0 / 25.0).abs() < 1e-12);
+    /// # Ok::<(), pipeline::Error>(())
+    /// ```
     pub fn bubble_fraction(&self) -> f64 {
-        let span = self.span();
-        if span > 0.0 { self.bubble() / span } else { 0.0 }
+        let first = self.ranks.iter().flatten().fold(f64::INFINITY, |first, span| span.start.min(first));
+        let all = (self.makespan() - first) * self.ranks.len() as f64;
+        if all > 0.0 { 1.0 - self.busy().iter().sum::<f64>() / all } else { 0.0 }
     }
 }
 

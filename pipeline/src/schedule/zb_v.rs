@@ -1,4 +1,4 @@
-//! ZB-V: two stages a rank, laid out as a V, and no bubble.
+//! ZB-V: two stages a rank, laid out as a V, and no rank idle between its first action and its last.
 
 use super::Action;
 

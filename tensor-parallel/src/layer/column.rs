@@ -2,9 +2,9 @@
 
 use candle_core::Tensor;
 use candle_nn::Init;
-use comm::autograd;
 
 use crate::averaging::Weight;
+use crate::builder::Division;
 use crate::{Context, Result, ShardBuilder, Split, op};
 
 /// How a [`ColumnParallelLinear`] is made.
@@ -17,11 +17,14 @@ pub struct ColumnConfig {
     pub gather_output: bool,
     /// Layers of equal size in one, of each of which a rank has its part: 3 for queries, keys and values. Default: 1.
     pub groups: usize,
+    /// Whether the ranks need not divide the outputs of one group: the first ranks then have one more than the others. For a language
+    /// model's head, as in [`VocabParallelEmbedding`](crate::VocabParallelEmbedding). Default: false.
+    pub uneven: bool,
 }
 
 impl Default for ColumnConfig {
     fn default() -> Self {
-        Self { bias: true, gather_output: false, groups: 1 }
+        Self { bias: true, gather_output: false, groups: 1, uneven: false }
     }
 }
 
@@ -45,6 +48,7 @@ pub struct ColumnParallelLinear {
     bias: Option<Weight>,
     gather_output: bool,
     groups: usize,
+    outputs: usize,
     context: Context,
 }
 
@@ -55,6 +59,7 @@ impl ColumnParallelLinear {
     /// Outputs that the ranks do not divide; those of the builder.
     pub fn new(inputs: usize, outputs: usize, config: &ColumnConfig, builder: &ShardBuilder) -> Result<Self> {
         let split = Split::Rows { groups: config.groups };
+        let split = Division { uneven: config.uneven, ..split.into() };
         let init = candle_nn::init::DEFAULT_KAIMING_NORMAL;
         let weight = builder.weight((outputs, inputs), "weight", init, split)?;
         let bound = 1.0 / (inputs as f64).sqrt();
@@ -62,7 +67,7 @@ impl ColumnParallelLinear {
         let bias = if config.bias { Some(builder.weight(outputs, "bias", init, split)?) } else { None };
         let (gather_output, groups, context) =
             (config.gather_output, config.groups.max(1), builder.context().clone());
-        Ok(Self { weight, bias, gather_output, groups, context })
+        Ok(Self { weight, bias, gather_output, groups, outputs, context })
     }
 
     /// Computes this rank's outputs.
@@ -75,7 +80,7 @@ impl ColumnParallelLinear {
             return Ok(y);
         }
         let dim = y.rank().saturating_sub(1);
-        let y = autograd::gather_from_group(&y, dim, self.context.comm())?;
+        let y = self.context.gather_shares(&y, self.outputs)?;
         let (ranks, groups) = (self.context.ranks(), self.groups);
         if ranks == 1 || groups == 1 {
             return Ok(y);

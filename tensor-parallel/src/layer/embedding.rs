@@ -4,9 +4,11 @@ use candle_core::Tensor;
 use candle_nn::Init;
 
 use crate::averaging::Weight;
-use crate::{Context, Result, ShardBuilder, Split, op};
+use crate::builder::Division;
+use crate::{Context, Result, ShardBuilder, op};
 
-/// `nn.Embedding` of which each rank has the vectors of some tokens.
+/// `nn.Embedding` of which each rank has the vectors of some tokens. Where the ranks do not divide the vocabulary, the first
+/// ones have one token more: there is no padding in weights, gradients, files or checkpoints.
 ///
 /// # Shapes
 /// Tokens (batch, length), whole numbers and the same on every rank, to (batch, length, features), with sequence parallelism
@@ -21,6 +23,7 @@ use crate::{Context, Result, ShardBuilder, Split, op};
 #[derive(Debug, Clone)]
 pub struct VocabParallelEmbedding {
     weight: Weight,
+    vocab_size: usize,
     context: Context,
 }
 
@@ -28,11 +31,11 @@ impl VocabParallelEmbedding {
     /// A table of the builder's `weight` (vocab_size, features).
     ///
     /// # Errors
-    /// A vocabulary that the ranks do not divide; those of the builder.
+    /// Fewer tokens than ranks; those of the builder.
     pub fn new(vocab_size: usize, features: usize, builder: &ShardBuilder) -> Result<Self> {
         let init = Init::Randn { mean: 0.0, stdev: 1.0 };
-        let weight = builder.weight((vocab_size, features), "weight", init, Split::ROWS)?;
-        Ok(Self { weight, context: builder.context().clone() })
+        let weight = builder.weight((vocab_size, features), "weight", init, Division::VOCABULARY)?;
+        Ok(Self { weight, vocab_size, context: builder.context().clone() })
     }
 
     /// The vectors of tokens.
@@ -40,6 +43,6 @@ impl VocabParallelEmbedding {
     /// # Errors
     /// A token that the vocabulary has not; those of communication.
     pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
-        op::embedding(tokens, &self.weight, &self.context)
+        op::embedding(tokens, (&self.weight, self.vocab_size), &self.context)
     }
 }

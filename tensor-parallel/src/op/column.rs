@@ -9,7 +9,7 @@ use crate::context::sequence_dim;
 use crate::{Context, Result};
 
 use super::reduce::Reduction;
-use super::{of_weights, rows, with_features};
+use super::{bytes_of, kept, of_weights, rows, with_features};
 
 /// `x w' + b` for this rank's rows of the weight. Backward, the sum over ranks of the input's gradient is under way while the
 /// weight's is computed.
@@ -27,6 +27,8 @@ pub(crate) fn column(
         false => x.detach(),
     };
     let (flat, matrix) = (rows(&input)?, weight.value());
+    // Another one than the input, which is the graph's.
+    let bytes = if context.sequence_parallel() || !x.is_contiguous() { bytes_of(&flat) } else { 0 };
     let output = match bias {
         Some(bias) => Linear::new(matrix.clone(), bias.value()).forward(&flat)?,
         None => flat.matmul(&matrix.t()?)?,
@@ -35,6 +37,7 @@ pub(crate) fn column(
     let (context, dims, needs_input) = (context.clone(), input.dims().to_vec(), x.track_op());
     let variables: Vec<Weight> = [weight].into_iter().chain(bias).cloned().collect();
     let backward = move |gradient: &Tensor| {
+        context.check_backward()?;
         let gradient = rows(gradient)?;
         let of_input = match needs_input {
             true => {
@@ -54,10 +57,10 @@ pub(crate) fn column(
         Ok((of_input, of_weights))
     };
     let inputs: Vec<&Tensor> = [x, weight.node()].into_iter().chain(bias.map(Weight::node)).collect();
-    Ok(autograd::custom("column_parallel_linear", &inputs, output, move |gradient| {
+    kept(bytes, "column_parallel_linear", &inputs, output, move |gradient| {
         let (of_input, of_weights) = backward(gradient).map_err(into_comm)?;
         Ok([of_input].into_iter().chain(of_weights).collect())
-    })?)
+    })
 }
 
 fn into_comm(error: crate::Error) -> comm::Error {

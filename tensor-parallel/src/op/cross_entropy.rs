@@ -3,19 +3,21 @@
 use std::ops::Range;
 
 use candle_core::{DType, FloatDType, Tensor};
-use comm::{Operation, ReduceOp, autograd};
+use comm::{Operation, ReduceOp};
 
 use crate::{Context, Error, Result};
+
+use super::kept;
 
 /// The mean over all rows of `ln(sum(exp(row))) - row[target]`, where each rank has its part of every row. No rank ever holds
 /// a whole row: what goes between ranks are three numbers of each.
 ///
 /// # Shapes
-/// Logits (.., classes / ranks) on each rank, the classes of rank 0 first; targets, whole numbers, the same without the last
-/// dimension and the same on every rank. The loss has no dimensions and is equal to the bit on every rank.
+/// Logits (.., this rank's classes) on each rank, the classes of rank 0 first, as many as it has; targets, whole numbers, the same
+/// without the last dimension and the same on every rank. The loss has no dimensions and is equal to the bit on every rank.
 ///
 /// # Cost
-/// Forward two all-reduces, of one and of two numbers for each row; backward none. A copy of the logits is kept for backward.
+/// Forward two all-reduces, of one and of two numbers for each row and of one for each rank; backward none. A copy of the logits is kept for backward.
 ///
 /// # Errors
 /// Shapes that do not fit, a target that is no class, no rows; those of communication.
@@ -34,10 +36,10 @@ pub fn vocab_parallel_cross_entropy(logits: &Tensor, targets: &Tensor, context: 
     Ok(loss.to_dtype(logits.dtype())?)
 }
 
-/// Each row's target, if it is one of this rank's classes.
-fn own_targets(logits: &Tensor, targets: &Tensor, context: &Context) -> Result<Vec<Option<usize>>> {
+/// Each row's target.
+fn numbers_of(logits: &Tensor, targets: &Tensor) -> Result<Vec<i64>> {
     let refuse = |got: String, help: String| Err(Error::invalid("targets", got, help));
-    let Some((&own, rows)) = logits.dims().split_last() else {
+    let Some((_, rows)) = logits.dims().split_last() else {
         return refuse("logits without dimensions".into(), "give (.., classes)".into());
     };
     if targets.dims() != rows {
@@ -46,28 +48,54 @@ fn own_targets(logits: &Tensor, targets: &Tensor, context: &Context) -> Result<V
     if targets.elem_count() == 0 {
         return refuse("no rows".into(), "a mean needs one at least".into());
     }
-    let (classes, first) = (own * context.ranks(), context.rank() * own);
-    let all = targets.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
-    let mut found = Vec::with_capacity(all.len());
-    for (row, target) in all.into_iter().enumerate() {
-        match usize::try_from(target) {
-            Ok(class) if class < classes => found.push(class.checked_sub(first).filter(|place| *place < own)),
-            _ => return refuse(format!("{target} in row {row}"), format!("there are {classes} classes")),
+    Ok(targets.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?)
+}
+
+/// Each row's target by its place among this rank's classes, if it is one of these; `all` is how many classes each rank has.
+fn own_targets(targets: Vec<i64>, all: &[usize], context: &Context) -> Result<Vec<Option<usize>>> {
+    let (classes, own) = (all.iter().sum::<usize>(), all[context.rank()]);
+    let first: usize = all[..context.rank()].iter().sum();
+    let place = |(row, target): (usize, i64)| match usize::try_from(target) {
+        Ok(class) if class < classes => Ok(class.checked_sub(first).filter(|place| *place < own)),
+        _ => {
+            let help = format!("there are {classes} classes");
+            Err(Error::invalid("targets", format!("{target} in row {row}"), help))
         }
+    };
+    targets.into_iter().enumerate().map(place).collect()
+}
+
+/// The largest number of each row, over all ranks; and how many classes each rank has, which goes with them.
+fn tops<T: FloatDType>(
+    mut largest: Vec<T>,
+    own: usize,
+    logits: &Tensor,
+    context: &Context,
+) -> Result<(Vec<T>, Vec<usize>)> {
+    /// Whole numbers up to this are numbers of f32.
+    const MOST: usize = 1 << 24;
+    if own > MOST {
+        let help = format!("divide them over more ranks, so that each has {MOST} at most");
+        return Err(Error::invalid("the classes of a rank", own, help));
     }
-    Ok(found)
+    let rows = largest.len();
+    largest.resize(rows + context.ranks(), T::zero());
+    largest[rows + context.rank()] = T::from_f64(own as f64);
+    let mut largest = reduced(largest, ReduceOp::Max, logits, context)?;
+    let classes = largest.split_off(rows).into_iter().map(|classes| classes.to_f64() as usize).collect();
+    Ok((largest, classes))
 }
 
 fn fused<T: FloatDType>(logits: &Tensor, targets: &Tensor, context: &Context) -> Result<Tensor> {
-    let targets = own_targets(logits, targets, context)?;
+    let targets = numbers_of(logits, targets)?;
     let (rows, own) = (targets.len(), logits.elem_count() / targets.len());
     let row = move |index: usize| -> Range<usize> { index * own..(index + 1) * own };
     let mut exponentials = logits.detach().flatten_all()?.to_vec1::<T>()?;
     let greater = |a: T, b: T| if b > a { b } else { a };
     let lowest = T::from_f64(f64::NEG_INFINITY);
-    let tops: Vec<T> =
-        (0..rows).map(|index| exponentials[row(index)].iter().copied().fold(lowest, greater)).collect();
-    let tops = reduced(tops, ReduceOp::Max, logits, context)?;
+    let largest = |index| exponentials[row(index)].iter().copied().fold(lowest, greater);
+    let (tops, classes) = tops((0..rows).map(largest).collect(), own, logits, context)?;
+    let targets = own_targets(targets, &classes, context)?;
     // Sums first, then what the targets have.
     let mut parts = vec![T::zero(); 2 * rows];
     for (index, target) in targets.iter().enumerate() {
@@ -88,9 +116,11 @@ fn fused<T: FloatDType>(logits: &Tensor, targets: &Tensor, context: &Context) ->
     let losses = sums.iter().zip(of_targets).map(|(sum, target)| sum.to_f64().ln() - target.to_f64());
     let loss = T::from_f64(losses.sum::<f64>() / rows as f64);
     let (sums, dims) = (sums.to_vec(), logits.dims().to_vec());
-    let device = logits.device().clone();
+    let (device, context) = (logits.device().clone(), context.clone());
     let output = Tensor::from_vec(vec![loss], (), &device)?;
-    Ok(autograd::custom("vocab_parallel_cross_entropy", &[logits], output, move |gradient| {
+    let bytes = size_of_val(&exponentials[..]) + size_of_val(&sums[..]) + size_of_val(&targets[..]);
+    kept(bytes, "vocab_parallel_cross_entropy", &[logits], output, move |gradient| {
+        context.check_backward()?;
         let share = gradient.to_dtype(DType::F64)?.to_scalar::<f64>()? / rows as f64;
         let mut of_logits = exponentials.clone();
         for (index, target) in targets.iter().enumerate() {
@@ -102,7 +132,7 @@ fn fused<T: FloatDType>(logits: &Tensor, targets: &Tensor, context: &Context) ->
             }
         }
         Ok(vec![Some(Tensor::from_vec(of_logits, &dims[..], &device)?)])
-    })?)
+    })
 }
 
 /// The numbers of all ranks, combined.

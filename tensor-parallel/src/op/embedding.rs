@@ -5,17 +5,22 @@ use comm::{Operation, ReduceOp, autograd};
 
 use crate::averaging::Weight;
 use crate::context::sequence_dim;
+use crate::split::share;
 use crate::{Context, Error, Result};
 
-use super::rows;
+use super::{bytes_of, kept, rows};
 
 /// The rows of the whole table that `tokens` name: those that this rank has not are zeros until all are summed.
 ///
 /// With sequence parallelism each rank gets its part of the sequence.
-pub(crate) fn embedding(tokens: &Tensor, weight: &Weight, context: &Context) -> Result<Tensor> {
+pub(crate) fn embedding(
+    tokens: &Tensor,
+    (weight, vocabulary): (&Weight, usize),
+    context: &Context,
+) -> Result<Tensor> {
     let table = weight.value();
     let (own, features) = table.dims2()?;
-    let (places, mask) = find(tokens, own, &table, context)?;
+    let (places, mask) = find(tokens, vocabulary, &table, context)?;
     let mut dims = tokens.dims().to_vec();
     dims.push(features);
     let partial = table.index_select(&places, 0)?.broadcast_mul(&mask)?.reshape(dims)?;
@@ -28,7 +33,9 @@ pub(crate) fn embedding(tokens: &Tensor, weight: &Weight, context: &Context) -> 
         }
     };
     let (context, of) = (context.clone(), weight.clone());
-    Ok(autograd::custom("vocab_parallel_embedding", &[weight.node()], output, move |gradient| {
+    let bytes = bytes_of(&places) + bytes_of(&mask);
+    kept(bytes, "vocab_parallel_embedding", &[weight.node()], output, move |gradient| {
+        context.check_backward()?;
         let gradient = match context.sequence_parallel() {
             true => {
                 let dim = sequence_dim(gradient.dims())?;
@@ -39,13 +46,12 @@ pub(crate) fn embedding(tokens: &Tensor, weight: &Weight, context: &Context) -> 
         let gradient = rows(&gradient)?.broadcast_mul(&mask)?;
         let zeros = Tensor::zeros((own, features), gradient.dtype(), gradient.device())?;
         Ok(vec![Some(of.gradient(zeros.index_add(&places, &gradient, 0)?)?)])
-    })?)
+    })
 }
 
 /// Where each token's row lies in this rank's part, and 1 if it does, or 0.
-fn find(tokens: &Tensor, own: usize, weight: &Tensor, context: &Context) -> Result<(Tensor, Tensor)> {
-    let vocabulary = own * context.ranks();
-    let first = context.rank() * own;
+fn find(tokens: &Tensor, vocabulary: usize, weight: &Tensor, context: &Context) -> Result<(Tensor, Tensor)> {
+    let own = share(vocabulary, context.rank(), context.ranks());
     let all = tokens.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
     let mut places = Vec::with_capacity(all.len());
     let mut mask = Vec::with_capacity(all.len());
@@ -54,7 +60,7 @@ fn find(tokens: &Tensor, own: usize, weight: &Tensor, context: &Context) -> Resu
             let help = format!("the vocabulary has the tokens 0 to {}", vocabulary.saturating_sub(1));
             return Err(Error::invalid("tokens", format!("{token} at place {place}"), help));
         };
-        let here = token.checked_sub(first).filter(|place| *place < own);
+        let here = own.contains(&token).then(|| token - own.start);
         places.push(here.unwrap_or(0) as u32);
         mask.push(if here.is_some() { 1f32 } else { 0.0 });
     }

@@ -7,6 +7,8 @@ mod reduce;
 mod row;
 
 use candle_core::{Result, Tensor};
+use comm::autograd;
+use training::Kept;
 
 use crate::averaging::Weight;
 
@@ -14,6 +16,28 @@ pub(crate) use column::column;
 pub use cross_entropy::vocab_parallel_cross_entropy;
 pub(crate) use embedding::embedding;
 pub(crate) use row::row;
+
+/// [`autograd::custom`] of an operation that keeps so many bytes for backward which no tensor of the graph has.
+fn kept(
+    bytes: usize,
+    name: &'static str,
+    inputs: &[&Tensor],
+    output: Tensor,
+    backward: impl Fn(&Tensor) -> comm::Result<Vec<Option<Tensor>>> + Send + Sync + 'static,
+) -> crate::Result<Tensor> {
+    let kept = Kept::default();
+    let held = kept.clone();
+    let output = autograd::custom(name, inputs, output, move |gradient| {
+        let _kept = &held;
+        backward(gradient)
+    })?;
+    kept.by(&output, bytes);
+    Ok(output)
+}
+
+fn bytes_of(tensor: &Tensor) -> usize {
+    tensor.elem_count() * tensor.dtype().size_in_bytes()
+}
 
 /// The rows of all dimensions but the last, outside of the graph.
 fn rows(x: &Tensor) -> Result<Tensor> {

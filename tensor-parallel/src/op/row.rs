@@ -7,7 +7,7 @@ use crate::averaging::Weight;
 use crate::context::sequence_dim;
 use crate::{Context, Result};
 
-use super::{of_weights, rows, with_features};
+use super::{bytes_of, kept, of_weights, rows, with_features};
 
 /// The sum over ranks of `x w'`, for this rank's inputs and columns of the weight, plus the bias, once.
 ///
@@ -26,10 +26,13 @@ pub(crate) fn row(x: &Tensor, weight: &Weight, bias: Option<&Tensor>, context: &
     if let Some(bias) = bias {
         output = output.broadcast_add(&bias.detach())?;
     }
+    // Another one than the input, which is the graph's.
+    let bytes = if x.is_contiguous() { 0 } else { bytes_of(&flat) };
     let (context, dims, needs_input) = (context.clone(), x.dims().to_vec(), x.track_op());
     let variables: Vec<Weight> =
         [weight.clone()].into_iter().chain(bias.map(|bias| Weight::new(bias.clone(), None))).collect();
     let backward = move |gradient: &Tensor| {
+        context.check_backward()?;
         let own = rows(gradient)?;
         let all = match context.sequence_parallel() {
             true => {
@@ -44,5 +47,5 @@ pub(crate) fn row(x: &Tensor, weight: &Weight, bias: Option<&Tensor>, context: &
         Result::Ok([of_input].into_iter().chain(of_weights).collect())
     };
     let inputs: Vec<&Tensor> = [x, weight.node()].into_iter().chain(bias).collect();
-    Ok(autograd::custom("row_parallel_linear", &inputs, output, move |gradient| Ok(backward(gradient)?))?)
+    kept(bytes, "row_parallel_linear", &inputs, output, move |gradient| Ok(backward(gradient)?))
 }

@@ -183,9 +183,11 @@ pub(crate) fn whole(ranks: &[Vec<Part>]) -> BTreeMap<String, Tensor> {
             }
             Split::Columns => Tensor::cat(&parts, 1).unwrap(),
             Split::Rows { groups } => {
-                let rows = first.dim(0).unwrap() / groups;
-                let group =
-                    |group: usize| parts.iter().map(move |part| part.narrow(0, group * rows, rows).unwrap());
+                // Ranks may have different numbers of rows of one group.
+                let rows = |part: &Tensor| part.dim(0).unwrap() / groups;
+                let group = |group: usize| {
+                    parts.iter().map(move |part| part.narrow(0, group * rows(part), rows(part)).unwrap())
+                };
                 Tensor::cat(&(0..groups).flat_map(group).collect::<Vec<_>>(), 0).unwrap()
             }
         };

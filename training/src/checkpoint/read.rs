@@ -9,7 +9,8 @@ use candle_core::{Device, Tensor};
 use super::manifest::{self, FileHash, Manifest};
 use super::write::{LATEST, tensors_file};
 use super::{Checkpoint, Contents, io, name, number, numbers};
-use crate::{Error, Result, tensor_header};
+use crate::file::parent;
+use crate::{Error, Result, read_input, tensor_header};
 
 /// The checkpoint that the file `latest` names, or else the newest.
 pub(super) fn latest(dir: &Path, device: &Device) -> Result<Option<Checkpoint>> {
@@ -39,8 +40,7 @@ pub(super) fn check_file(folder: &Path, name: &str, expected: &FileHash) -> Resu
             format!("it has {} bytes, {} were written", got.bytes, expected.bytes)
         }
         Ok(got) => format!("its SHA-256 is {}, {} was written", got.sha256, expected.sha256),
-        Err(error) if error.kind() == ErrorKind::NotFound => "it is missing".to_string(),
-        Err(error) => return Err(io("read", &file)(error)),
+        Err(error) => return Err(told(folder, Fault::reading(&file, error))),
     };
     Err(told(folder, Fault::Damaged { file, problem }))
 }
@@ -71,10 +71,10 @@ pub(super) fn mark(dir: &Path) -> Result<Option<String>> {
 /// What the file `latest` says, where there is one.
 fn pointer(dir: &Path) -> Result<Option<String>> {
     let path = dir.join(LATEST);
-    match std::fs::read(&path) {
+    match read_input(&path) {
         Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(io("read", &path)(error)),
+        Err(error) => Err(told(&path, Fault::reading(&path, error))),
     }
 }
 
@@ -88,7 +88,7 @@ pub(super) fn checkpoint(folder: &Path, expected: Option<&str>, device: &Device)
 fn told(folder: &Path, fault: Fault) -> Error {
     match fault {
         Fault::Damaged { file, problem } => {
-            let dir = folder.parent().unwrap_or(Path::new("."));
+            let dir = parent(folder);
             let before = folder.file_name().and_then(|name| number(name.to_str()?)).unwrap_or(u64::MAX);
             Error::DamagedCheckpoint { file, problem, good: newest_whole(dir, before).into() }
         }
@@ -99,6 +99,28 @@ fn told(folder: &Path, fault: Fault) -> Error {
 enum Fault {
     Damaged { file: PathBuf, problem: String },
     Other(Error),
+}
+
+impl Fault {
+    /// A file that cannot be read: damaged, where something else is in its place, or nothing.
+    fn reading(file: &Path, error: std::io::Error) -> Self {
+        let problem = match error.kind() {
+            ErrorKind::NotFound => "it is missing".to_string(),
+            ErrorKind::InvalidInput => error.to_string(),
+            ErrorKind::NotADirectory => "its folder is none".to_string(),
+            _ if is_loop(&error) => "it is a link that leads back to itself".to_string(),
+            _ => return Self::Other(io("read", file)(error)),
+        };
+        Self::Damaged { file: file.to_path_buf(), problem }
+    }
+}
+
+/// Whether links lead in a circle.
+fn is_loop(error: &std::io::Error) -> bool {
+    #[cfg(unix)]
+    return error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
+    #[cfg(not(unix))]
+    return false;
 }
 
 impl From<Error> for Fault {
@@ -141,12 +163,7 @@ fn manifest(folder: &Path, expected: Option<&str>) -> std::result::Result<Manife
 }
 
 fn bytes(file: &Path) -> std::result::Result<Vec<u8>, Fault> {
-    std::fs::read(file).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => {
-            Fault::Damaged { file: file.to_path_buf(), problem: "it is missing".to_string() }
-        }
-        _ => Fault::Other(io("read", file)(error)),
-    })
+    read_input(file).map_err(|error| Fault::reading(file, error))
 }
 
 fn check(bytes: &[u8], hash: &FileHash) -> std::result::Result<(), String> {

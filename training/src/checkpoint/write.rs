@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::manifest::{self, FileHash, Manifest, hex, is_name};
 use super::{Checkpoint, CheckpointConfig, Checkpoints, io, name, numbers};
-use crate::{Error, Result, save_tensors};
+use crate::{Error, Result, open_input, write_tensors};
 
 const UNFINISHED: &str = Checkpoints::UNFINISHED;
 pub(super) const LATEST: &str = "latest";
@@ -118,7 +118,10 @@ impl Writer<'_> {
     }
 
     fn tensors(&self, path: &Path, tensors: &HashMap<String, Tensor>) -> Result<FileHash> {
-        save_tensors(path, tensors).map_err(io("write", path))?;
+        // Nothing is there yet, and it does not count before the checkpoint does.
+        File::create(path)
+            .and_then(|mut file| write_tensors(&mut file, tensors, None))
+            .map_err(io("write", path))?;
         (self.watch)(Change::Wrote(path.to_path_buf()))?;
         self.sync(path)?;
         hash(path).map_err(io("read", path))
@@ -187,7 +190,7 @@ pub(super) fn tensors_file(name: &str) -> String {
 }
 
 pub(super) fn hash(path: &Path) -> std::io::Result<FileHash> {
-    let (mut file, mut hasher, mut bytes) = (File::open(path)?, Sha256::new(), 0);
+    let (mut file, mut hasher, mut bytes) = (open_input(path)?, Sha256::new(), 0);
     let mut block = vec![0; 1 << 18];
     loop {
         let count = file.read(&mut block)?;

@@ -7,7 +7,7 @@ use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, bail};
 use super::real::{Real, ln, max, sum};
 use super::{dense, width, with_numbers, working_dtype};
 use crate::vectors::vectorized;
-use crate::{Error, Result};
+use crate::{Error, Kept, Result};
 
 const NAME: &str = "cross_entropy";
 
@@ -48,8 +48,12 @@ pub fn cross_entropy(
     let targets = classes(logits, targets, ignore_index)?;
     let loss = if logits.device().is_cpu() {
         let wide = wide.contiguous()?;
-        let saved = wide.track_op().then(Mutex::default);
-        wide.apply_op1(CrossEntropy { targets, saved })?
+        let (saved, kept) = (wide.track_op().then(Mutex::default), Kept::default());
+        let numbers = saved.as_ref().map_or(0, |_| wide.elem_count() * wide.dtype().size_in_bytes());
+        let bytes = numbers + size_of_val(&targets[..]);
+        let loss = wide.apply_op1(CrossEntropy { targets, saved, kept: kept.clone() })?;
+        kept.by(&loss, bytes);
+        loss
     } else {
         composed(&wide, &targets)?
     };
@@ -94,6 +98,8 @@ struct CrossEntropy {
     targets: Targets,
     /// The gradient of the logits for a gradient of 1 of the loss, where one will be asked for.
     saved: Option<Mutex<Option<CpuStorage>>>,
+    #[expect(dead_code, reason = "it is there as long as this is")]
+    kept: Kept,
 }
 
 impl CrossEntropy {

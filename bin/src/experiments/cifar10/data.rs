@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use candle_core::{DType, Device};
-use sampler::{DataLoader, DataLoaderConfig, DistributedSampler};
+use sampler::DistributedSampler;
 
 use crate::error::Result;
 use crate::file_error::FileError;
 use crate::models::convnet::ConvNet;
+use crate::options::LoaderOptions;
 use crate::trainer::Loader;
 use crate::variables::Variables;
 use crate::weights::TensorFile;
@@ -66,11 +67,10 @@ fn tensors(file: &TensorFile, pictures: &str, labels: &str) -> Result<Pictures> 
 pub(super) fn loader(
     pictures: &Arc<Pictures>,
     sampler: DistributedSampler,
-    batch_size: usize,
-    device: &Device,
+    batches: (usize, &Device),
+    options: LoaderOptions,
 ) -> Result<Loader<Pictures, Batch>> {
-    let (all, device) = (pictures.clone(), device.clone());
-    let collate = move |indices: Vec<usize>| Ok(all.batch(indices.into_iter(), &device)?);
-    let config = DataLoaderConfig { batch_size, ..DataLoaderConfig::default() };
-    Ok(DataLoader::new(pictures.clone(), sampler, collate, config)?)
+    let all = pictures.clone();
+    let make = move |indices: Vec<usize>, device: &Device| all.batch(indices.into_iter(), device);
+    options.loader(pictures.clone(), sampler, batches, make)
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use font8x8::UnicodeFonts;
 
 use crate::file_error::FileError;
+use crate::outputs;
 
 use super::pictures::{Pictures, SIDE};
 
@@ -31,7 +32,7 @@ pub(super) fn write(path: &Path, pictures: &Pictures, predicted: &[&str]) -> Res
     encoder.set_color(png::ColorType::Rgb);
     let encoded = encoder.write_header().and_then(|mut writer| writer.write_image_data(&canvas.dots));
     encoded.map_err(|error| FileError::write(path, error))?;
-    std::fs::write(path, file).map_err(|error| FileError::write(path, error))
+    outputs::write(path, file)
 }
 
 /// The grid, its width and its height.

@@ -27,7 +27,9 @@ use crate::options::{CommonOptions, contents_of};
 use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
 use crate::report::{Report, RunSeries};
-use crate::trainer::{CheckpointOptions, RunConfig, RunIdentity, Trainer, TrainerConfig, named_parameters};
+use crate::trainer::{
+    CheckpointOptions, RunConfig, RunEnd, RunIdentity, Trainer, TrainerConfig, named_parameters,
+};
 use crate::validation::Validation;
 
 use pictures::Batch;
@@ -75,6 +77,7 @@ impl Experiment for Cifar10Options {
         let settings = settings.into_iter().chain(drawn);
         let common = self.common.settings(self.checkpoints());
         RunIdentity::new(Self::NAME, world_size, common.into_iter().chain(settings))
+            .ending(RunEnd::Epochs(self.epochs))
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
@@ -101,8 +104,8 @@ impl Experiment for Cifar10Options {
             ));
         }
         note(format_args!(
-            "document 004 gives a mean of means as the loss of several ranks, and one rank's accuracy as that of all; this \
-             run counts every test picture once"
+            "document 004 gives the sum of the batches' means, never divided by how many there are, as the loss of several \
+             ranks, and one rank's accuracy as that of all; this run counts every test picture once"
         ));
         Ok(())
     }
@@ -111,7 +114,7 @@ impl Experiment for Cifar10Options {
         let Setup { train, test, variables } = setup;
         let device = &variables.device;
         let sampler = rank.sampler(train.labels.len(), true)?;
-        let loader = data::loader(&train, sampler, self.batch_size, device)?;
+        let loader = data::loader(&train, sampler, (self.batch_size, device), self.loader)?;
         let ddp = Ddp::new(rank.comm.clone(), variables.builder(), &DdpConfig::default(), ConvNet::new)?;
         let config = SgdConfig { learning_rate: self.lr, momentum: self.momentum, ..SgdConfig::default() };
         let optimizer = Sgd::named(named_parameters(&ddp), config)?;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::error::Result;
-use crate::options::{CommonOptions, count, learning_rate};
+use crate::options::{CommonOptions, LoaderOptions, count, learning_rate};
 use crate::room;
 use crate::trainer::CheckpointOptions;
 
@@ -51,6 +51,9 @@ pub struct Cifar10Options {
         help_heading = "Files"
     )]
     pub(super) pictures: usize,
+    /// How batches are loaded.
+    #[command(flatten)]
+    pub(super) loader: LoaderOptions,
     /// Passes over the data
     #[arg(long, value_name = "N", default_value = "2", value_parser = count, allow_negative_numbers = true)]
     pub(super) epochs: usize,

@@ -19,6 +19,10 @@ const TRAIN: [&str; 5] =
 const TEST: &str = "test_batch.bin";
 /// The folder in the archive.
 const FOLDER: &str = "cifar-10-batches-bin";
+/// The folder of the version for Python, which torchvision unpacks: its files are pickles, which run code when they are read.
+const PICKLES: &str = "cifar-10-batches-py";
+/// A file of that.
+const PICKLED: &str = "data_batch_1";
 
 /// The training set and the test set of a folder, or of the archive's folder in it.
 pub(super) fn read(dir: &Path) -> Result<(Pictures, Pictures), FileError> {
@@ -40,7 +44,9 @@ pub(super) fn files(dir: &Path) -> Vec<PathBuf> {
 
 /// Where the files are; all of them are there.
 fn locate(dir: &Path) -> Result<PathBuf, FileError> {
-    let found = fs::metadata(dir).map_err(|error| FileError::read(dir, error))?;
+    let found = fs::metadata(dir).map_err(|error| {
+        FileError::read(dir, format!("{error}; without --data-dir, pictures are drawn in place of CIFAR-10"))
+    })?;
     if !found.is_dir() {
         return Err(FileError::read(dir, format!("it is no folder; give the one with {TEST}")));
     }
@@ -52,6 +58,16 @@ fn locate(dir: &Path) -> Result<PathBuf, FileError> {
         return Ok(dir);
     }
     let missing = missing.join(", ");
+    if dir.join(PICKLED).exists() || dir.join(PICKLES).is_dir() {
+        let here = if dir.join(PICKLED).exists() { "it is" } else { "it has" };
+        return Err(FileError::read(
+            &dir,
+            format!(
+                "{here} {PICKLES}, the version of CIFAR-10 for Python that torchvision unpacks, whose pickles are not read; \
+                 unpack cifar-10-binary.tar.gz, the binary version, there"
+            ),
+        ));
+    }
     Err(FileError::read(
         &dir,
         format!("it lacks {missing}; unpack cifar-10-binary.tar.gz, the binary version of CIFAR-10, there"),
@@ -59,7 +75,7 @@ fn locate(dir: &Path) -> Result<PathBuf, FileError> {
 }
 
 fn append(path: &Path, pictures: &mut Pictures) -> Result<(), FileError> {
-    let bytes = fs::read(path).map_err(|error| FileError::read(path, error))?;
+    let bytes = training::read_input(path).map_err(|error| FileError::read(path, error))?;
     if bytes.is_empty() || !bytes.len().is_multiple_of(RECORD) {
         let len = bytes.len();
         let reason = format!("{len} bytes are no whole number of records of {RECORD} bytes; get it again");
@@ -122,6 +138,21 @@ mod tests {
         assert!(line.starts_with("cannot read ") && line.contains("No such file"), "{line}");
         let line = read(&folder.path().join(TRAIN[0])).unwrap_err().to_string();
         assert!(line.contains("no folder"), "{line}");
+    }
+
+    #[test]
+    fn the_version_for_python_is_known_by_its_name() {
+        let outer = tempfile::tempdir().unwrap();
+        let inner = outer.path().join(PICKLES);
+        fs::create_dir(&inner).unwrap();
+        let line = refused(&outer);
+        assert!(line.contains("it has cifar-10-batches-py, the version of CIFAR-10 for Python"), "{line}");
+        fs::write(inner.join(PICKLED), "").unwrap();
+        let line = read(&inner).unwrap_err().to_string();
+        assert!(
+            line.contains("it is cifar-10-batches-py") && line.contains("cifar-10-binary.tar.gz"),
+            "{line}"
+        );
     }
 
     #[test]

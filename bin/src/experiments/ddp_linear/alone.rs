@@ -32,7 +32,7 @@ pub(super) fn run(
     say(format_args!("\n===== single-process training ====="))?;
     let model = SimpleModel::new(setup.builder())?;
     let sampler = RandomSampler::new(setup.len(), setup.generator.clone());
-    let mut loader = setup.loader(Box::new(sampler), options.batch_size)?;
+    let mut loader = setup.loader(Box::new(sampler), options.batch_size, options.loader)?;
     let mut optimizer =
         Sgd::new(setup.vars.all_vars(), SgdConfig { learning_rate: options.lr, ..SgdConfig::default() })?;
 

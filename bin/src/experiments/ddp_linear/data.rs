@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
-use sampler::{BoxError, DataLoader, DataLoaderConfig, Generator, Sampler, SharedGenerator};
+use sampler::{DataLoader, Generator, Sampler, SharedGenerator};
 use training::TorchInit;
 
 use crate::console::say;
 use crate::error::Result;
 use crate::file_error::FileError;
 use crate::models::linear::SimpleModel;
+use crate::options::LoaderOptions;
 use crate::python::Fixed;
 use crate::room::PLACE;
 use crate::weights::{TensorFile, load_weights};
@@ -66,15 +67,17 @@ impl Setup {
         self.samples.len()
     }
 
-    pub(super) fn loader(&self, sampler: Box<dyn Sampler>, batch_size: usize) -> Result<Loader> {
-        let device = self.device.clone();
-        let collate = move |samples: Vec<Sample>| -> std::result::Result<Batch, BoxError> {
+    pub(super) fn loader(
+        &self,
+        sampler: Box<dyn Sampler>,
+        batch_size: usize,
+        options: LoaderOptions,
+    ) -> Result<Loader> {
+        options.loader(self.samples.clone(), sampler, (batch_size, &self.device), |samples, device| {
             let shape = (samples.len(), 1);
             let (x, y): (Vec<f32>, Vec<f32>) = samples.into_iter().unzip();
-            Ok((Tensor::from_vec(x, shape, &device)?, Tensor::from_vec(y, shape, &device)?))
-        };
-        let config = DataLoaderConfig { batch_size, ..DataLoaderConfig::default() };
-        Ok(DataLoader::new(self.samples.clone(), sampler, collate, config)?)
+            Ok((Tensor::from_vec(x, shape, device)?, Tensor::from_vec(y, shape, device)?))
+        })
     }
 
     /// Prints the weight and the bias as they are now.

@@ -4,7 +4,7 @@ use clap::Args;
 
 use crate::error::{Error, Result};
 use crate::metrics::MetricsWriter;
-use crate::options::{CommonOptions, count, learning_rate};
+use crate::options::{CommonOptions, LoaderOptions, count, learning_rate};
 use crate::run_log::{LogConfig, RunLog};
 
 /// Options of `ddp-linear`.
@@ -22,6 +22,9 @@ the learning rate stays.")]
 pub struct DdpLinearOptions {
     #[command(flatten)]
     pub(crate) common: CommonOptions,
+    /// How batches are loaded.
+    #[command(flatten)]
+    pub(crate) loader: LoaderOptions,
     /// Passes over the data
     #[arg(long, value_name = "N", default_value = "10", value_parser = count, allow_negative_numbers = true)]
     pub(crate) epochs: usize,

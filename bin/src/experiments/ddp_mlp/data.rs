@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
-use sampler::{BoxError, DataLoader, DataLoaderConfig, Dataset, Generator};
+use sampler::{BoxError, Dataset, Generator};
 
 use crate::error::Result;
 use crate::file_error::FileError;
@@ -86,10 +86,8 @@ impl Sets {
             }
         };
         let sampler = rank.sampler(samples.len(), self.train.is_some())?;
-        let device = device.clone();
-        let collate = move |samples: Vec<Sample>| Ok(batch(&samples, &device)?);
-        let config = DataLoaderConfig { batch_size: options.batch_size, ..DataLoaderConfig::default() };
-        Ok(DataLoader::new(Arc::new(samples), sampler, collate, config)?)
+        let batches = (options.batch_size, device);
+        options.loader.loader(Arc::new(samples), sampler, batches, |samples, device| batch(&samples, device))
     }
 }
 

@@ -21,7 +21,7 @@ use crate::rank::{Outcome, Rank};
 use crate::report::{Report, RunSeries};
 use crate::room;
 use crate::trainer::{
-    CheckpointOptions, Epoch, Observer, RunConfig, RunIdentity, Step, Trainer, TrainerConfig,
+    CheckpointOptions, Epoch, Observer, RunConfig, RunEnd, RunIdentity, Step, Trainer, TrainerConfig,
     named_parameters,
 };
 use crate::validation::{Validation, ValidationConfig, validate};
@@ -73,6 +73,7 @@ impl Experiment for DdpMlpOptions {
         }
         let common = self.common.settings(self.checkpoints());
         RunIdentity::new(Self::NAME, world_size, common.into_iter().chain(settings))
+            .ending(RunEnd::Epochs(self.epochs))
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
@@ -97,8 +98,9 @@ impl Experiment for DdpMlpOptions {
 
     fn alone(&self, _: Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
         note(format_args!(
-            "document 004 does not sum right answers over ranks and takes the mean of means as loss; here every sample of \
-             the validation set counts once, whatever the number of ranks"
+            "document 004 does not sum right answers over ranks, and its validation loss is the sum of the batches' means, \
+             never divided by how many there are; here every sample of the validation set counts once, whatever the number of \
+             ranks"
         ));
         Ok(())
     }

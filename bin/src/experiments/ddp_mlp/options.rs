@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use crate::options::{CommonOptions, count, learning_rate};
+use crate::options::{CommonOptions, LoaderOptions, count, learning_rate};
 use crate::trainer::CheckpointOptions;
 
 /// Options of `ddp-mlp`.
@@ -22,6 +22,9 @@ pub struct DdpMlpOptions {
     pub(crate) common: CommonOptions,
     #[command(flatten)]
     pub(crate) checkpoints: CheckpointOptions,
+    /// How batches are loaded.
+    #[command(flatten)]
+    pub(crate) loader: LoaderOptions,
     /// Passes over the data
     #[arg(long, value_name = "N", default_value = "10", value_parser = count, allow_negative_numbers = true)]
     pub(crate) epochs: usize,

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
-use sampler::{BoxError, DataLoader, DataLoaderConfig, DistributedSampler, Generator, SamplerError};
+use sampler::{DistributedSampler, Generator, SamplerError};
 
 use crate::error::Result;
 use crate::file_error::FileError;
+use crate::options::LoaderOptions;
 use crate::trainer::Loader;
 use crate::weights::TensorFile;
 
@@ -48,16 +49,13 @@ pub(super) fn read(file: &TensorFile) -> Result<Vec<Sample>> {
 pub(super) fn loader(
     samples: Arc<Vec<Sample>>,
     sampler: DistributedSampler,
-    batch_size: usize,
-    device: &Device,
+    batches: (usize, &Device),
+    options: LoaderOptions,
 ) -> Result<Loader<Vec<Sample>, Batch>> {
-    let device = device.clone();
-    let collate = move |samples: Vec<Sample>| -> std::result::Result<Batch, BoxError> {
+    options.loader(samples, sampler, batches, |samples, device| {
         let len = samples.len();
         let (x, y): (Vec<[f32; FEATURES]>, Vec<f32>) = samples.into_iter().unzip();
-        let x = Tensor::from_vec(x.into_flattened(), (len, FEATURES), &device)?;
-        Ok((x, Tensor::from_vec(y, (len, 1), &device)?))
-    };
-    let config = DataLoaderConfig { batch_size, ..DataLoaderConfig::default() };
-    Ok(DataLoader::new(samples, sampler, collate, config)?)
+        let x = Tensor::from_vec(x.into_flattened(), (len, FEATURES), device)?;
+        Ok((x, Tensor::from_vec(y, (len, 1), device)?))
+    })
 }

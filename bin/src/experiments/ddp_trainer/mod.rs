@@ -21,7 +21,8 @@ use crate::rank::{Outcome, Rank};
 use crate::report::{Report, RunSeries};
 use crate::room::{self, PLACE};
 use crate::trainer::{
-    CheckpointOptions, Epoch, Observer, RunConfig, RunIdentity, Trainer, TrainerConfig, named_parameters,
+    CheckpointOptions, Epoch, Observer, RunConfig, RunEnd, RunIdentity, Trainer, TrainerConfig,
+    named_parameters,
 };
 use crate::variables::Variables;
 use crate::weights::TensorFile;
@@ -62,6 +63,7 @@ impl Experiment for DdpTrainerOptions {
         ];
         let common = self.common.settings(self.checkpoints());
         RunIdentity::new(Self::NAME, world_size, common.into_iter().chain(settings))
+            .ending(RunEnd::Epochs(self.epochs))
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
@@ -98,7 +100,7 @@ impl Experiment for DdpTrainerOptions {
     fn train(&self, setup: Setup, rank: &mut Rank) -> Result<RunSeries> {
         let Setup { samples, variables } = setup;
         let sampler = rank.sampler(samples.len(), true)?;
-        let loader = data::loader(samples, sampler, self.batch_size, &variables.device)?;
+        let loader = data::loader(samples, sampler, (self.batch_size, &variables.device), self.loader)?;
         let model = |builder| linear(FEATURES, 1, builder);
         let ddp = Ddp::new(rank.comm.clone(), variables.builder(), &DdpConfig::default(), model)?;
         let config = SgdConfig { learning_rate: self.lr, ..SgdConfig::default() };

@@ -3,21 +3,18 @@
 use std::sync::Arc;
 
 use candle_core::Device;
-use sampler::{BoxError, DataLoader, DataLoaderConfig, DistributedSampler};
+use sampler::DistributedSampler;
 
 use crate::error::Result;
+use crate::options::LoaderOptions;
 use crate::tokens::{self, Batch, Row};
 use crate::trainer::Loader;
 
 pub(super) fn loader(
     rows: Arc<Vec<Row>>,
     sampler: DistributedSampler,
-    batch_size: usize,
-    device: &Device,
+    batches: (usize, &Device),
+    options: LoaderOptions,
 ) -> Result<Loader<Vec<Row>, Batch>> {
-    let device = device.clone();
-    let collate =
-        move |rows: Vec<Row>| -> std::result::Result<Batch, BoxError> { Ok(tokens::batch(&rows, &device)?) };
-    let config = DataLoaderConfig { batch_size, ..DataLoaderConfig::default() };
-    Ok(DataLoader::new(rows, sampler, collate, config)?)
+    options.loader(rows, sampler, batches, |rows, device| tokens::batch(&rows, device))
 }

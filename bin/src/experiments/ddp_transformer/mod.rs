@@ -17,14 +17,14 @@ use crate::console::{note, say};
 use crate::error::Result;
 use crate::experiment::Experiment;
 use crate::metrics::MetricsWriter;
-use crate::models::transformer::{Transformer, TransformerConfig};
+use crate::models::transformer::Transformer;
 use crate::options::{CommonOptions, ElasticOptions};
 use crate::python::{Float, IntTensor};
 use crate::rank::{Outcome, Rank};
 use crate::report::{Report, RunSeries};
 use crate::tokens::{self, Batch, Row};
 use crate::trainer::{
-    CheckpointOptions, Observer, RunConfig, RunIdentity, Step, StepRandom, Trainer, TrainerConfig,
+    CheckpointOptions, Observer, RunConfig, RunEnd, RunIdentity, Step, StepRandom, Trainer, TrainerConfig,
     named_parameters,
 };
 use crate::variables::Variables;
@@ -67,6 +67,7 @@ impl Experiment for DdpTransformerOptions {
     fn identity(&self, world_size: usize) -> RunIdentity {
         let common = self.common.settings(self.checkpoints());
         RunIdentity::new(Self::NAME, world_size, common.into_iter().chain(self.settings()))
+            .ending(RunEnd::Epochs(self.epochs))
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
@@ -83,24 +84,14 @@ impl Experiment for DdpTransformerOptions {
 
     fn alone(&self, setup: Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
         self.remark();
-        // The model that the document prints is not the one that it trains.
-        let (vocab_size, d_model, num_heads, d_ff, num_layers) = (1000, 32, 8, 64, 2);
-        let printed = TransformerConfig {
-            vocab_size,
-            d_model,
-            num_heads,
-            d_ff,
-            num_layers,
-            ..TransformerConfig::default()
-        };
-        say(format_args!("{}", Transformer::tree(&printed)))?;
+        say(format_args!("{}", Transformer::tree(&self.sizes.printed())))?;
         setup.rows.iter().try_for_each(|row| say(format_args!("{}", IntTensor(row))))
     }
 
     fn train(&self, setup: Setup, rank: &mut Rank) -> Result<RunSeries> {
         let Setup { rows, variables, random } = setup;
-        let loader =
-            data::loader(rows.clone(), rank.sampler(rows.len(), true)?, self.batch_size, &variables.device)?;
+        let (sampler, batches) = (rank.sampler(rows.len(), true)?, (self.batch_size, &variables.device));
+        let loader = data::loader(rows, sampler, batches, self.loader)?;
         let config = DdpConfig { buffers: vec!["pe".into()], ..DdpConfig::default() };
         let model = |builder| Transformer::new(builder, &self.model(), &random);
         let ddp = Ddp::new(rank.comm.clone(), variables.builder(), &config, model)?;

@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use training::AttentionMask;
 
 use crate::models::transformer::{TransformerConfig, TransformerOptions};
-use crate::options::{CommonOptions, ElasticOptions, count, learning_rate};
+use crate::options::{CommonOptions, ElasticOptions, LoaderOptions, count, learning_rate};
 use crate::trainer::CheckpointOptions;
 
 /// Which tokens a token sees.
@@ -34,6 +34,9 @@ impl From<Mask> for AttentionMask {
 Trains a Transformer to predict the next token, on --world-size ranks with averaged gradients; rank
 0 prints its loss at every step. Each row of the data set is one token, repeated.
 
+The module tree that is printed first is that of the model, and the document's where all sizes are:
+the document prints a larger model than it trains.
+
 --data FILE holds the tensor tokens, i64 of shape (rows, length); --init and --save hold PyTorch's
 state_dict: embedding.weight, pos_encoding.pe, layers.0.attention.q_linear.weight and so on.")]
 pub struct DdpTransformerOptions {
@@ -43,6 +46,9 @@ pub struct DdpTransformerOptions {
     pub(crate) checkpoints: CheckpointOptions,
     #[command(flatten)]
     pub(crate) elastic: ElasticOptions,
+    /// How batches are loaded.
+    #[command(flatten)]
+    pub(crate) loader: LoaderOptions,
     /// Passes over the data
     #[arg(long, value_name = "N", default_value = "200", value_parser = count, allow_negative_numbers = true)]
     pub(crate) epochs: usize,

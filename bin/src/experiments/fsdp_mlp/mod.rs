@@ -28,7 +28,7 @@ use crate::rank::{Outcome, Rank};
 use crate::report::{Report, RunSeries, peak_rss_bytes};
 use crate::run_log::{LogConfig, RunLog};
 use crate::trainer::parts::{self, Keeping};
-use crate::trainer::{CheckpointOptions, RunIdentity, keeps_losses};
+use crate::trainer::{CheckpointOptions, RunEnd, RunIdentity, keeps_losses};
 use crate::weights::TensorFile;
 
 use data::{Batches, Samples};
@@ -84,6 +84,7 @@ impl Experiment for FsdpMlpOptions {
         ];
         let common = self.common.settings(self.checkpoints());
         RunIdentity::new(Self::NAME, world_size, common.into_iter().chain(settings))
+            .ending(RunEnd::Steps(self.steps))
     }
 
     fn check_checkpoint(&self, world_size: usize) -> Result<()> {

@@ -5,7 +5,7 @@ use clap::{Args, ValueEnum};
 use fsdp::{FsdpConfig, MixedPrecision, Strategy};
 
 use crate::error::{Error, Result};
-use crate::models::large::LargeConfig;
+use crate::models::large::{CLASSES, LargeConfig};
 use crate::options::{CommonOptions, count, learning_rate};
 use crate::room;
 use crate::trainer::CheckpointOptions;
@@ -52,6 +52,9 @@ Trains Linear(1024, 4096), Linear(4096, 4096), Linear(4096, 1024), Linear(1024, 
 runs. Each rank draws a random batch for each step; rank 0 prints its loss of every tenth step. In the end, what each rank held \
 at most.
 
+Whatever layers compute in, logits become f32 before the loss, as with output_dtype=torch.float32 of PyTorch's \
+MixedPrecisionPolicy; the document takes the loss of f16 logits in f16, which has 3 digits.
+
 --data FILE holds the tensors x, f32 of shape (samples, features), and y, i64 of shape (samples) with classes 0 to 9, to be \
 shared out over the ranks and shuffled. --init and --save hold layer1.weight (hidden, features), layer1.bias and so on to \
 layer4; each rank reads its part only, and no rank has the whole model.")]
@@ -94,6 +97,9 @@ pub struct FsdpMlpOptions {
     /// What gradients are averaged in [default: that of --param-dtype]
     #[arg(long, value_enum, help_heading = "Sharding")]
     pub(crate) reduce_dtype: Option<FloatKind>,
+    /// What buffers, state that is not trained, are kept in; this model has none
+    #[arg(long, value_enum, default_value = "f32", help_heading = "Sharding")]
+    pub(crate) buffer_dtype: FloatKind,
     /// Scale losses, at first by this factor (65536 is usual with f16), so that small gradients do not vanish: halved after a
     /// step in which a gradient of any rank was not finite, which all ranks skip; doubled after 2000 good ones
     #[arg(
@@ -130,6 +136,7 @@ impl FsdpMlpOptions {
                 // The loss of logits of 16 bits would have few digits.
                 output_dtype: Some(DType::F32),
             },
+            buffer_dtype: Some(self.buffer_dtype.dtype()),
             ..FsdpConfig::default()
         }
     }
@@ -159,13 +166,19 @@ impl FsdpMlpOptions {
                 format!("with --features {}, the model has more elements than can be counted", self.features);
             return refuse("--hidden", self.hidden.to_string(), help);
         }
-        let parameters: f64 =
-            self.model().layers().map(|(i, o)| (i as f64 + 1.0) * o as f64).into_iter().sum();
+        let count = |[features, hidden]: [f64; 2]| {
+            let layers =
+                [(features, hidden), (hidden, hidden), (hidden, features), (features, CLASSES as f64)];
+            layers.map(|(inputs, outputs)| (inputs + 1.0) * outputs).into_iter().sum::<f64>()
+        };
+        let sizes = [("--features", self.features), ("--hidden", self.hidden)];
+        let parameters = count(sizes.map(|(_, size)| size as f64));
         let CommonOptions { ranks, device, data, .. } = &self.common;
         let on_host = room::ranks_on_host(ranks, *device, world_size).unwrap_or(1);
         let needed = (room::with_adam(parameters, shards), on_host);
         if let Some(help) = room::too_large(parameters, "parameters", needed) {
-            return refuse("--hidden", self.hidden.to_string(), help);
+            let (option, got) = room::largest(sizes, count);
+            return refuse(option, got.to_string(), help);
         }
         if data.is_some() {
             return Ok(());

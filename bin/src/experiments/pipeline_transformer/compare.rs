@@ -132,10 +132,7 @@ fn one(
     let busy_s = ranks.iter().map(Sample::busy).collect();
     let (schedule, micro_batches) = (config.schedule, config.micro_batches);
     let plan = Schedule::of(schedule, comm.world_size(), config.stages_per_rank(), micro_batches)?;
-    let idle = |durations: &Durations| {
-        let plan = plan.plan(durations);
-        1.0 - plan.busy().iter().sum::<f64>() / (plan.makespan() * comm.world_size() as f64)
-    };
+    let idle = |durations: &Durations| plan.plan(durations).bubble_fraction();
     let pass = |index: usize| ranks.iter().map(|rank| rank.passes[index]).sum::<f64>();
     let measured = Durations {
         forward: pass(0),

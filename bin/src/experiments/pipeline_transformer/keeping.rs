@@ -11,9 +11,13 @@ use crate::run_log::RunLog;
 use crate::trainer::offer;
 use crate::trainer::parts::{Keeping, Kept};
 
-/// Nothing is kept beside tensors and what all runs keep.
+/// What a checkpoint keeps beside tensors and what all runs keep.
 #[derive(Debug, Serialize, Deserialize)]
-struct Own {}
+struct Own {
+    /// Of the epoch.
+    #[serde(default)]
+    batch: usize,
+}
 
 /// What is the same throughout a run.
 #[derive(Debug, Clone, Copy)]
@@ -55,7 +59,7 @@ pub(super) fn keep(
     let due = keeping.due(step, |every| is_last || (epoch_ended && every.is_none()))?;
     let Some(checkpoints) = due else { return Ok(()) };
     let _span = tracing::info_span!("checkpoint").entered();
-    let mut checkpoint = keeping.checkpoint(step, log, Own {})?;
+    let mut checkpoint = keeping.checkpoint(step, log, Own { batch: step % course.steps_per_epoch })?;
     checkpoint.epoch = (step / course.steps_per_epoch) as u64;
     // Rank 0 writes it, and another one has the log.
     checkpoint.extra = broadcast_object(&*rank.comm, &checkpoint.extra, course.reporter)?;

@@ -25,7 +25,7 @@ use crate::experiment::{self, Experiment};
 use crate::file_error::FileError;
 use crate::held::{Held, bytes, gradient_bytes};
 use crate::metrics::MetricsWriter;
-use crate::models::transformer::{Transformer, TransformerConfig};
+use crate::models::transformer::Transformer;
 use crate::options::CommonOptions;
 use crate::python::{Float, IntTensor};
 use crate::rank::{Outcome, Rank};
@@ -35,7 +35,7 @@ use crate::run_log::{LogConfig, RunLog};
 use crate::start::check_world_size;
 use crate::tokens::{self, Batch, Row};
 use crate::trainer::parts::{self, Keeping};
-use crate::trainer::{CheckpointOptions, RunIdentity, StepRandom, keeps_losses};
+use crate::trainer::{CheckpointOptions, RunEnd, RunIdentity, StepRandom, keeps_losses};
 use crate::variables::Variables;
 use crate::weights::save_weights;
 
@@ -89,6 +89,7 @@ impl Experiment for PipelineTransformerOptions {
     fn identity(&self, world_size: usize) -> RunIdentity {
         let common = self.common.settings(self.checkpoints());
         RunIdentity::new(Self::NAME, world_size, common.into_iter().chain(self.settings()))
+            .ending(RunEnd::Epochs(self.epochs))
     }
 
     fn check_checkpoint(&self, world_size: usize) -> Result<()> {
@@ -132,11 +133,7 @@ impl Experiment for PipelineTransformerOptions {
         note(format_args!(
             "as document 003 does, this run shows each token all others, so that the answer is in sight"
         ));
-        // The model that the document prints is not the one that it trains.
-        let (vocab_size, d_model, num_heads, d_ff, num_layers) = (1000, 32, 8, 64, 2);
-        let printed =
-            TransformerConfig { vocab_size, d_model, num_heads, d_ff, num_layers, ..Default::default() };
-        say(format_args!("{}", Transformer::tree(&printed)))?;
+        say(format_args!("{}", Transformer::tree(&self.sizes.printed())))?;
         setup.rows.iter().try_for_each(|row| say(format_args!("{}", IntTensor(row))))
     }
 

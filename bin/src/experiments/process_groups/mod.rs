@@ -12,7 +12,7 @@ pub use options::ProcessGroupsOptions;
 use comm::TcpConfig;
 
 use crate::backends;
-use crate::console::say;
+use crate::console::{note, say};
 use crate::error::{Error, Result};
 use crate::options::DeviceKind;
 use crate::start::{self, Start};
@@ -33,7 +33,15 @@ pub fn run(options: &ProcessGroupsOptions) -> Result<()> {
     options.layout()?;
     trace::install(false)?;
     match start {
-        Start::Launcher { world_size } => start::spawn::<()>(NAME, world_size, None),
+        Start::Launcher { world_size } => {
+            if world_size > 1 {
+                note(format_args!(
+                    "a group has the order of the list that it is made of; torch.distributed.new_group sorts the list first, so that \
+                     in new_group([1, 0]) rank 1 is rank 0 here and rank 1 there"
+                ));
+            }
+            start::spawn::<()>(NAME, world_size, None)
+        }
         Start::Rank { config, spawned } => {
             let in_rank = |source| Error::in_rank(config.rank, source);
             show(options, &config).map_err(in_rank)?;

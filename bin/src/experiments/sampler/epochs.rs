@@ -78,6 +78,7 @@ fn loader(options: &SamplerOptions, rank: usize) -> Result<Loader> {
     let config = DataLoaderConfig {
         batch_size: options.batch_size,
         drop_last: !options.keep_last,
+        num_workers: options.num_workers,
         ..DataLoaderConfig::default()
     };
     let sampler = options.sampler(options.samples, rank)?;

@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use sampler::{DistributedSampler, DistributedSamplerConfig};
 
 use crate::error::Result;
-use crate::options::{count, seed};
+use crate::options::{count, seed, workers};
 use crate::room::{self, PLACE};
 use crate::start::check_world_size;
 
@@ -48,6 +48,9 @@ pub struct SamplerOptions {
     /// Samples in a batch of each rank
     #[arg(long, value_name = "N", default_value = "32", value_parser = count, allow_negative_numbers = true)]
     pub(super) batch_size: usize,
+    /// Threads that load the batches of a rank ahead; they change nothing of what is printed
+    #[arg(long, value_name = "N", default_value = "2", value_parser = workers, allow_negative_numbers = true)]
+    pub(super) num_workers: usize,
     /// Deal the samples out in ascending order
     #[arg(long)]
     pub(super) no_shuffle: bool,

@@ -18,7 +18,7 @@ use crate::rank::{Outcome, Rank};
 use crate::report::Report;
 use crate::room;
 use crate::start::MOST_RANKS;
-use crate::trainer::{CheckpointOptions, RunIdentity, keeps_losses, parts};
+use crate::trainer::{CheckpointOptions, RunEnd, RunIdentity, keeps_losses, parts};
 use crate::weights::TensorFile;
 
 use super::mesh::MeshOptions;
@@ -105,6 +105,7 @@ impl Experiment for TensorParallelMlpOptions {
         let copies = self.mesh.sizes(world_size).map_or(world_size, |(dp, _)| dp);
         let common = self.common.settings(self.checkpoints());
         RunIdentity::new(Self::NAME, copies, common.into_iter().chain(settings))
+            .ending(RunEnd::Epochs(self.epochs))
     }
 
     fn check_checkpoint(&self, world_size: usize) -> Result<()> {

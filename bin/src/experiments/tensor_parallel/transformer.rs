@@ -19,7 +19,7 @@ use crate::options::CommonOptions;
 use crate::python::Float;
 use crate::rank::{Outcome, Rank};
 use crate::report::Report;
-use crate::trainer::{CheckpointOptions, RunIdentity, keeps_losses, parts};
+use crate::trainer::{CheckpointOptions, RunEnd, RunIdentity, keeps_losses, parts};
 
 use super::mesh::MeshOptions;
 use super::run::{self, RunConfig, Task, Trained};
@@ -79,6 +79,7 @@ impl Experiment for TensorParallelTransformerOptions {
         let copies = self.mesh.sizes(world_size).map_or(world_size, |(dp, _)| dp);
         let common = self.common.settings(self.checkpoints());
         RunIdentity::new(Self::NAME, copies, common.into_iter().chain(settings))
+            .ending(RunEnd::Epochs(self.epochs))
     }
 
     fn check_checkpoint(&self, world_size: usize) -> Result<()> {

@@ -1,6 +1,7 @@
 //! The options of commands that train a [`Transformer`](super::Transformer) on rows of equal tokens.
 
 use clap::Args;
+use training::AttentionMask;
 
 use super::TransformerConfig;
 use crate::error::{Error, Result};
@@ -54,7 +55,29 @@ pub struct TransformerOptions {
     pub max_len: usize,
 }
 
+/// The model that the documents train: the options' defaults.
+const TRAINED: TransformerConfig = TransformerConfig {
+    vocab_size: 100,
+    d_model: 12,
+    num_heads: 4,
+    d_ff: 24,
+    num_layers: 2,
+    max_len: 100,
+    dropout: 0.1,
+    visible: AttentionMask::Full,
+};
+/// The model that they print.
+const PRINTED: TransformerConfig =
+    TransformerConfig { vocab_size: 1000, d_model: 32, num_heads: 8, d_ff: 64, max_len: 5000, ..TRAINED };
+
 impl TransformerOptions {
+    /// The model whose tree is printed: the documents print another one than they train, and so does a run with their sizes; a run
+    /// with sizes of its own prints what it trains.
+    pub fn printed(&self) -> TransformerConfig {
+        let trained = self.config();
+        if trained == TRAINED { PRINTED } else { trained }
+    }
+
     /// The model; each token sees all.
     pub fn config(&self) -> TransformerConfig {
         let &Self { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, .. } = self;
@@ -109,18 +132,26 @@ impl TransformerOptions {
 
     /// What is wrong with the model on this machine: a size, and what it leads to.
     fn too_large(&self, (ranks, parts): (usize, usize)) -> Option<(&'static str, usize, String)> {
-        let [model, ff, words, blocks, positions] =
-            [self.d_model, self.d_ff, self.vocab_size, self.num_layers, self.max_len].map(|size| size as f64);
-        let block = 4.0 * model * (model + 1.0) + 4.0 * model + ff * (model + 1.0) + model * (ff + 1.0);
-        let parameters = words * model + blocks * block + words * (model + 1.0);
+        let sizes = [
+            ("--d-model", self.d_model),
+            ("--d-ff", self.d_ff),
+            ("--vocab-size", self.vocab_size),
+            ("--num-layers", self.num_layers),
+        ];
+        let count = |[model, ff, words, blocks]: [f64; 4]| {
+            let block = 4.0 * model * (model + 1.0) + 4.0 * model + ff * (model + 1.0) + model * (ff + 1.0);
+            words * model + blocks * block + words * (model + 1.0)
+        };
+        let parameters = count(sizes.map(|(_, size)| size as f64));
         // The table of positions is computed, and no parameter.
-        let table = positions * model;
+        let table = self.max_len as f64 * self.d_model as f64;
         let bytes = (4.0 * (parameters + table) / parts.max(1) as f64, ranks);
         if table > parameters {
             let help = room::too_large(table, "numbers of positions", bytes)?;
             return Some(("--max-len", self.max_len, help));
         }
-        room::too_large(parameters, "parameters", bytes).map(|help| ("--num-layers", self.num_layers, help))
+        let (option, got) = room::largest(sizes, count);
+        room::too_large(parameters, "parameters", bytes).map(|help| (option, got, help))
     }
 
     /// What a checkpoint must agree in.

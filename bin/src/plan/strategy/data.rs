@@ -16,8 +16,8 @@ pub(super) fn estimate(model: &Model, setting: &Setting) -> Estimate {
         copies: parameters,
         gradients: parameters,
         optimizer: parameters * setting.optimizer as f64,
-        activations: bytes_of(model.sum(Unit::kept), samples, element),
-        inside: bytes_of(model.sum(|unit| unit.kept_inside), samples, element),
+        activations: bytes_of(model.sum(Unit::kept), samples, element)
+            + model.kept_apart(samples, 1, element),
     };
     // With a number for each tensor, which says whether it was used.
     let averaged = (model.parameters() + model.sum(|unit| unit.tensors.len() as u64)) * element;

@@ -4,10 +4,13 @@ mod data;
 pub(super) mod pipeline;
 mod sharded;
 mod tensor;
+mod ways;
 
 use serde::Serialize;
 
 use super::model::Model;
+
+pub use ways::{Lack, LeftOut};
 
 /// A way to spread a model over ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +74,13 @@ pub struct Setting {
     pub optimizer: u64,
 }
 
+impl Setting {
+    /// Micro-batches of a pipeline that have a sample at least.
+    pub(super) fn parts(&self) -> usize {
+        self.micro_batches.clamp(1, self.batch_size.max(1))
+    }
+}
+
 /// Bytes on the rank that has the most, by kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Memory {
@@ -84,8 +94,6 @@ pub struct Memory {
     pub optimizer: f64,
     /// What forward keeps for backward.
     pub activations: f64,
-    /// Of that, what operations keep to themselves.
-    pub inside: f64,
 }
 
 impl Memory {
@@ -106,37 +114,17 @@ pub struct Estimate {
     pub sent: f64,
 }
 
-impl Strategy {
-    /// Those that so many ranks allow, the simplest first.
-    pub fn all(model: &Model, setting: &Setting) -> Vec<Self> {
-        let ranks = setting.ranks;
-        if ranks == 1 {
-            return vec![Self::Tensor { tp: 1, sequence_parallel: false }];
+impl Estimate {
+    /// What is missing for it, where a rank has so much memory.
+    pub fn lack(&self, setting: &Setting, memory: f64) -> Option<Lack> {
+        if self.strategy.copies(setting.ranks) > setting.batch_size {
+            return Some(Lack::Samples);
         }
-        let mut all =
-            vec![Self::Data, Self::ShardedData(Sharding::Full), Self::ShardedData(Sharding::GradOp)];
-        all.push(Self::ShardedData(Sharding::None));
-        let groups = (2..ranks).filter(|shards| ranks.is_multiple_of(*shards));
-        all.extend(groups.map(|shards| Self::ShardedData(Sharding::Hybrid { shards })));
-        for tp in (2..=ranks).filter(|tp| ranks.is_multiple_of(*tp)) {
-            if model.divisors.is_empty()
-                || !model.divisors.iter().all(|(_, size)| size.is_multiple_of(tp as u64))
-            {
-                continue;
-            }
-            all.push(Self::Tensor { tp, sequence_parallel: false });
-            let rows =
-                if model.length > 0 { model.length } else { (setting.batch_size / (ranks / tp)) as u64 };
-            if rows > 0 && rows.is_multiple_of(tp as u64) {
-                all.push(Self::Tensor { tp, sequence_parallel: true });
-            }
-        }
-        if model.units.len() >= ranks {
-            all.push(Self::Pipeline);
-        }
-        all
+        (self.memory.total() > memory).then_some(Lack::Memory)
     }
+}
 
+impl Strategy {
     /// Its name, on so many ranks.
     pub fn name(self, ranks: usize) -> String {
         match self {

@@ -8,21 +8,22 @@ use super::{Estimate, Memory, Setting, Strategy, bytes_of};
 
 pub(super) fn estimate(model: &Model, setting: &Setting) -> Estimate {
     let &Setting { ranks, batch_size, element, .. } = setting;
-    let stages: Vec<Stage> = stages(&model.units, ranks).into_iter().map(Stage::of).collect();
+    let stages: Vec<Stage> =
+        stages(&model.units, ranks).into_iter().map(|units| Stage::of(units, setting)).collect();
     let largest = |of: fn(&Stage) -> u64| stages.iter().map(of).max().unwrap_or(0);
     let rows = batch_size as u64;
     // Of each stage, what comes in from the one before it and what it computes of that.
     let came = |place: usize| place.checked_sub(1).map_or(0, |before| stages[before].output);
-    let kept = stages.iter().enumerate().map(|(place, stage)| (stage.kept + came(place), stage.inside));
-    let (kept, inside) = kept.max().unwrap_or_default();
+    let kept = |(place, stage): (usize, &Stage)| {
+        bytes_of(stage.kept + came(place), rows, element) + stage.kept_apart
+    };
     let parameters = (largest(|stage| stage.parameters) * element) as f64;
     let memory = Memory {
         weights: (largest(|stage| stage.parameters + stage.buffers) * element) as f64,
         copies: 0.0,
         gradients: parameters,
         optimizer: parameters * setting.optimizer as f64,
-        activations: bytes_of(kept, rows, element),
-        inside: bytes_of(inside, rows, element),
+        activations: stages.iter().enumerate().map(kept).fold(0.0, f64::max),
     };
     // What a stage sends on, and the gradient of what it was sent; the ends send one of them.
     let sends = |place: usize| came(place) + if place + 1 < ranks { stages[place].output } else { 0 };
@@ -34,19 +35,23 @@ pub(super) fn estimate(model: &Model, setting: &Setting) -> Estimate {
 struct Stage {
     parameters: u64,
     buffers: u64,
+    /// Of a sample.
     kept: u64,
-    inside: u64,
+    /// Bytes of all samples beside that.
+    kept_apart: f64,
     output: u64,
 }
 
 impl Stage {
-    fn of(units: &[Unit]) -> Self {
+    fn of(units: &[Unit], setting: &Setting) -> Self {
         let sum = |of: fn(&Unit) -> u64| units.iter().map(of).sum();
+        let (rows, parts) = (setting.batch_size as u64, setting.parts() as u64);
+        let apart = |unit: &Unit| unit.kept_apart(rows, parts, setting.element);
         Self {
             parameters: sum(Unit::parameters),
             buffers: sum(|unit| unit.buffers),
             kept: sum(Unit::kept),
-            inside: sum(|unit| unit.kept_inside),
+            kept_apart: units.iter().map(apart).sum(),
             output: units.last().map_or(0, |unit| unit.output),
         }
     }

@@ -19,7 +19,6 @@ pub(super) fn estimate(model: &Model, setting: &Setting, sharding: Sharding) -> 
         gradients: gradients(&parts, shards, setting),
         optimizer: own as f64 * setting.optimizer as f64,
         activations: activations(model, &parts, samples, setting),
-        inside: bytes_of(model.sum(|unit| unit.kept_inside), samples, element),
     };
     let sent = sent(&parts, shards, sharding, setting);
     Estimate { strategy: Strategy::ShardedData(sharding), memory, sent }
@@ -70,7 +69,8 @@ fn activations(model: &Model, parts: &[Part], samples: u64, setting: &Setting) -
         kept += model.sum(|unit| unit.linear);
         wide += model.units.last().map_or(0, |unit: &Unit| unit.output);
     }
-    bytes_of(kept, samples, setting.gathered) + bytes_of(wide, samples, setting.element)
+    let apart = model.kept_apart(samples, 1, setting.element);
+    bytes_of(kept, samples, setting.gathered) + bytes_of(wide, samples, setting.element) + apart
 }
 
 fn sent(parts: &[Part], shards: usize, sharding: Sharding, setting: &Setting) -> f64 {

@@ -66,7 +66,8 @@ fn assert_well_formed(html: &str) {
 fn a_full_report_has_every_part_and_no_link() {
     let html = full().render().unwrap();
     assert_well_formed(&html);
-    assert_eq!(html.matches("<svg").count(), 4);
+    assert_eq!(html.matches("class=\"plot\"").count(), 4);
+    assert_eq!(html.matches("<svg").count(), 5, "the curves of losses once more for a narrow page");
     for part in
         ["Loss", "loss (log scale)", "epoch", "Time per step by rank", "time per step (µs)", "communication"]
     {

@@ -3,7 +3,7 @@
 use super::super::ReportError;
 use super::super::axis::Axis;
 use super::super::bars::{Bar, clean, paint};
-use super::super::chart::{Chart, Layout, draw};
+use super::super::chart::{Chart, Layout, draw_broad};
 use super::super::number::significant;
 
 /// Bars beside each other, each made of parts on top of each other.
@@ -32,15 +32,15 @@ impl Stacks {
         if largest <= 0.0 {
             return Ok(None);
         }
-        let layout = Layout {
-            size: (920, 300),
+        let layout = |size| Layout {
+            size,
             x: Axis::names(self.bars.iter().map(|(name, _)| name.clone())),
             y: Axis::from_zero(largest),
             x_name: "",
             y_name: &self.y_name,
             x_grid: false,
         };
-        let svg = draw(&self.title, layout, |frame| paint(frame, &bars))?;
+        let svg = draw_broad(&self.title, 300, layout, |frame| paint(frame, &bars))?;
         let text = self
             .bars
             .iter()

@@ -23,7 +23,8 @@ fn every_figure_is_drawn_and_nothing_is_loaded() {
     let bars = vec![("1 rank".into(), vec![1., 2.]), ("2 ranks".into(), vec![1., f64::NAN])];
     figures.push(Figure::Stacks(Stacks { parts: vec!["x".into(), "y".into()], bars, ..Stacks::default() }));
     let html = sheet(figures).render().unwrap();
-    assert_eq!(html.matches("<svg").count(), 4);
+    assert_eq!(html.matches("class=\"plot\"").count(), 4);
+    assert_eq!(html.matches("<svg").count(), 5, "the broad one once more for a narrow page");
     assert!(html.contains("&#60;ddp&#62;") && html.contains("&#60;p&#62;") && html.contains("&#60;c&#62;"));
     let links = html.replace("xmlns=\"http://www.w3.org/2000/svg\"", "");
     for link in ["http", "href", "src=", "url(", "@import", "<script", "<link", "<ddp>"] {

@@ -40,6 +40,8 @@ pub(super) struct Council {
     local_world_sizes: Vec<Option<usize>>,
     /// The fewest ranks that go on, as each node was told.
     elastic: Vec<Option<usize>>,
+    /// How often the ranks may be started again, as each node was told.
+    max_restarts: Vec<usize>,
     losses: Losses,
     round: Round,
     failures: Vec<Failed>,
@@ -58,6 +60,7 @@ impl Council {
             names: hosts.into_iter().enumerate().map(name).collect(),
             local_world_sizes: vec![None; nodes],
             elastic: vec![None; nodes],
+            max_restarts: vec![0; nodes],
             losses: Losses::new(nodes),
             round,
             failures: Vec::new(),
@@ -72,10 +75,11 @@ impl Council {
             return Vec::new();
         }
         match word {
-            Word::Ready { host, local_world_size, port, elastic } => {
+            Word::Ready { host, local_world_size, port, elastic, max_restarts } => {
                 self.names[node].host = host;
                 self.local_world_sizes[node] = Some(local_world_size);
                 self.elastic[node] = elastic;
+                self.max_restarts[node] = max_restarts;
                 if node == 0 {
                     self.round.port = port;
                 }
@@ -85,10 +89,16 @@ impl Council {
                 self.losses.met(without);
                 Vec::new()
             }
+            Word::HasEnded(rank) => self.has_ended(node, rank),
             Word::Lost { failure, is_final } => self.lost(node, failure, is_final, now),
             Word::Failing => self.stop(),
             Word::Ended(ending) => self.ended(node, ending, now),
-            Word::Gone => self.gone(node),
+            Word::Gone => self.gone(node, "is gone".into(), Verdict::Gone),
+            Word::Silent { ms } => {
+                let what =
+                    format!("is given up: nothing was heard of its launcher for {:.1} s", ms as f64 / 1e3);
+                self.gone(node, what, |node| Verdict::Silent { node, ms })
+            }
         }
     }
 
@@ -114,8 +124,9 @@ impl Council {
         let least =
             |node: usize| self.elastic[node].map_or("nothing".into(), |min| format!("at least {min} ranks"));
         let differs = |node: &usize, tell: &dyn Fn(usize) -> String| tell(*node) != tell(0);
-        let told: [(&str, &dyn Fn(usize) -> String); 2] =
-            [("--nproc-per-node", &size), ("--elastic", &least)];
+        let restarts = |node: usize| self.max_restarts[node].to_string();
+        let told: [(&str, &dyn Fn(usize) -> String); 3] =
+            [("--nproc-per-node", &size), ("--elastic", &least), ("--max-restarts", &restarts)];
         told.into_iter().find_map(|(option, tell)| {
             let odd = (0..self.names.len()).find(|node| differs(node, tell))?;
             let (got, other, first) = (tell(odd), tell(0), &self.names[0]);
@@ -137,14 +148,30 @@ impl Council {
         self.stop()
     }
 
+    /// A launcher has seen a process end. Each speaks for its own ranks only: of a node that cannot be reached nobody knows.
+    fn has_ended(&self, node: usize, rank: usize) -> Orders {
+        let is_its_own = self.stages.len() == 1 || rank.checked_div(self.local_world_size()) == Some(node);
+        let running = self.those_at(|stage| *stage == Stage::Running).filter(|_| is_its_own);
+        running.map(|node| (node, Order::HasEnded(rank))).collect()
+    }
+
     /// A node's launcher is gone, and with it its ranks.
-    fn gone(&mut self, node: usize) -> Orders {
+    fn gone(&mut self, node: usize, how: String, verdict: impl Fn(NodeName) -> Verdict) -> Orders {
         let stage = std::mem::replace(&mut self.stages[node], Stage::Gone);
-        let what = format!("{} is gone", self.names[node]);
+        let what = format!("{} {how}", self.names[node]);
         self.go_on_without(node, &stage, what).unwrap_or_else(|| {
-            self.end.get_or_insert(Verdict::Gone(self.names[node].clone()));
+            self.end.get_or_insert(verdict(self.names[node].clone()));
             self.settle()
         })
+    }
+
+    /// Whether there is no connection to a node's launcher any more.
+    pub(super) fn is_gone(&self, node: usize) -> bool {
+        self.stages[node] == Stage::Gone
+    }
+
+    pub(super) fn name(&self, node: usize) -> &NodeName {
+        &self.names[node]
     }
 
     /// Orders where the others can go on without this node, which was at this stage.

@@ -18,6 +18,9 @@ pub(in crate::launch) enum Word {
         port: u16,
         /// The fewest ranks that go on where others are lost.
         elastic: Option<usize>,
+        /// How often the ranks may be started again.
+        #[serde(default)]
+        max_restarts: usize,
     },
     /// The ranks have met, as one of this node has told: from then on some may be lost.
     Met {
@@ -30,12 +33,16 @@ pub(in crate::launch) enum Word {
         /// As with [`Ending::Failed`].
         is_final: bool,
     },
+    /// The process of this rank of the job, which this node has started, has ended, well or not; where ranks may be lost.
+    HasEnded(usize),
     /// A rank has failed: what the others do is in vain.
     Failing,
     /// All ranks of this node have ended.
     Ended(Ending),
     /// The connection to that launcher is gone. No launcher says this of itself.
     Gone,
+    /// That launcher is given up: nothing was heard of it for so long. Nor does any say this.
+    Silent { ms: u64 },
 }
 
 /// How a round ended on one node.
@@ -61,6 +68,8 @@ pub(in crate::launch) enum Order {
     Stop,
     /// Ranks are lost, as this text tells, and the others go on.
     GoOn(String),
+    /// The process of this rank has ended: its launcher has seen it.
+    HasEnded(usize),
     /// All ranks are to be started again, for this reason.
     Again {
         reason: String,
@@ -93,4 +102,9 @@ pub(in crate::launch) enum Verdict {
         reason: String,
     },
     Gone(NodeName),
+    /// Nothing was heard of a node's launcher for so long.
+    Silent {
+        node: NodeName,
+        ms: u64,
+    },
 }

@@ -6,6 +6,7 @@
 mod council;
 #[cfg(any(test, fuzzing))]
 mod fuzz;
+mod line;
 mod link;
 mod losses;
 mod message;
@@ -24,7 +25,8 @@ use crate::tcp::{Stream, Wire, meet};
 use crate::{Error, InitMethod, Result, TcpConfig, Tls, Transport};
 
 use council::Council;
-use link::Chair;
+use line::Limit;
+use link::{Chair, Follower};
 
 #[cfg(any(test, fuzzing))]
 pub use fuzz::fuzz_council;
@@ -38,11 +40,15 @@ pub(super) struct Nodes {
     link: Link,
     /// Where the others reach this node's ranks; none where there is one node.
     pub(super) address: Option<IpAddr>,
+    /// How long the others may be silent.
+    limit: Limit,
+    /// Gives signs of life, where there are others.
+    signs: Option<Sender<()>>,
 }
 
 enum Link {
     First(Arc<Mutex<Chair>>),
-    Other(Mutex<Wire>),
+    Other(Arc<Mutex<Follower>>),
 }
 
 impl Nodes {
@@ -59,29 +65,50 @@ impl Nodes {
             restart: 0,
             max_restarts: config.max_restarts,
         };
+        let limit = Limit::new(config.join_timeout.min(LONGEST));
         if config.nodes == 1 {
             let council = Council::new(vec![host()], round);
-            return Ok(Self { link: Link::First(Chair::start(council, Vec::new(), events)?), address: None });
+            let link = Link::First(Chair::start(council, Vec::new(), events)?);
+            return Ok(Self { link, address: None, limit, signs: None });
         }
         let address = own_address(config)?;
         let wires = meet_others(config, address)?;
-        let link = match wires {
+        let (link, signs) = match wires {
             Wires::OfAll(wires) => {
                 let peer =
                     |wire: &Wire| wire.peer().map_or_else(|_| "?".into(), |peer| peer.ip().to_string());
                 let hosts = std::iter::once(host()).chain(wires.iter().map(peer)).collect();
-                Link::First(Chair::start(Council::new(hosts, round), wires, events)?)
+                let chair = Chair::start(Council::new(hosts, round), wires, events)?;
+                let signs = link::keep_up(&chair, limit)?;
+                (Link::First(chair), signs)
             }
-            Wires::ToFirst(wire) => Link::Other(Mutex::new(link::follow(wire, events)?)),
+            Wires::ToFirst(wire) => {
+                let follower = Follower::start(wire, events)?;
+                let signs = link::keep_up(&follower, limit)?;
+                (Link::Other(follower), signs)
+            }
         };
-        Ok(Self { link, address: Some(address) })
+        Ok(Self { link, address: Some(address), limit, signs: Some(signs) })
+    }
+
+    /// How often to look for launchers that are silent; never where there are no others.
+    pub(super) fn period(&self) -> Option<Duration> {
+        self.signs.as_ref().map(|_| self.limit.period())
+    }
+
+    /// Gives up launchers that have been silent for the time-out, in which this one has waited for them.
+    pub(super) fn give_up_the_silent(&self, waited: Duration) {
+        match &self.link {
+            Link::First(chair) => lock(chair).give_up(waited, self.limit),
+            Link::Other(follower) => lock(follower).give_up(waited, self.limit),
+        }
     }
 
     /// Tells the council.
     pub(super) fn tell(&self, word: Word) {
         match &self.link {
             Link::First(chair) => lock(chair).hear(0, word),
-            Link::Other(wire) => link::send(&mut lock(wire), &word),
+            Link::Other(follower) => link::send(&mut lock(follower).line.wire, &word),
         }
     }
 }
@@ -90,7 +117,7 @@ impl Drop for Nodes {
     fn drop(&mut self) {
         match &self.link {
             Link::First(chair) => lock(chair).close(),
-            Link::Other(wire) => lock(wire).hang_up(),
+            Link::Other(follower) => lock(follower).line.wire.hang_up(),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! What the control thread and the threads that run operations share.
 
+mod elsewhere;
+
 use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -9,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use crate::engine::lock;
 use crate::fingerprint::Fingerprint;
-use crate::last_words;
+use crate::last_words::{self, FAREWELL};
+use crate::links::Wait;
 use crate::members::Members;
 use crate::supervisor::Supervisor;
 use crate::tcp::switchboard::Switchboard;
@@ -17,12 +20,16 @@ use crate::tcp::{Fault, TcpConfig};
 use crate::verdict::{Activity, Cause, NO_ANSWER, Question, Status, judge};
 use crate::{Error, Result};
 
+use super::job::Job;
+
 /// How long rank 0 waits for what the ranks say of themselves.
 pub(super) const PROBE_PATIENCE: Duration = Duration::from_millis(400);
 /// How long a rank waits for rank 0's answer, which may have to wait for those of others.
 const ANSWER_PATIENCE: Duration = Duration::from_millis(900);
 /// The same where rank 0 is to blame if there is none.
 const LAST_PATIENCE: Duration = Duration::from_millis(1500);
+/// How long after a death a rank says so that is in no operation of the group.
+const SPEAKS: Duration = Duration::from_millis(500);
 /// How long rank 0 waits for itself: that its own thread is late says nothing of other ranks.
 const OWN_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -34,11 +41,14 @@ pub(in crate::tcp) struct Bureau {
     timeout: Duration,
     slow_warning: Duration,
     switchboard: Arc<Switchboard>,
+    job: Arc<Job>,
     activity: Mutex<Activity>,
     desk: Mutex<Desk>,
     /// Something on the desk has changed.
     changed: Condvar,
     failed: AtomicBool,
+    /// An operation knows of the failure.
+    is_known: AtomicBool,
     /// No rank 0 tells the others of the failure.
     alone: AtomicBool,
     /// A byte written here wakes the control thread.
@@ -48,7 +58,10 @@ pub(in crate::tcp) struct Bureau {
 #[derive(Debug, Default)]
 struct Desk {
     failure: Option<Cause>,
+    failed_at: Option<Instant>,
     questions: Vec<(u64, Question)>,
+    /// Questions that somebody waits for the answers of.
+    open: Vec<u64>,
     answers: Vec<(u64, Option<Cause>)>,
     next_id: u64,
     /// Since when a question has waited for rank 0, which has not said anything since.
@@ -68,6 +81,7 @@ impl Bureau {
         config: &TcpConfig,
         members: Members,
         switchboard: Arc<Switchboard>,
+        job: Arc<Job>,
     ) -> Result<(Self, UnixStream)> {
         let pair = UnixStream::pair().and_then(|(bell, ear)| {
             bell.set_nonblocking(true)?;
@@ -82,10 +96,12 @@ impl Bureau {
             timeout: config.bounded_timeout(),
             slow_warning: config.slow_warning,
             switchboard,
+            job,
             activity: Mutex::default(),
             desk: Mutex::default(),
             changed: Condvar::new(),
             failed: AtomicBool::new(false),
+            is_known: AtomicBool::new(false),
             alone: AtomicBool::new(false),
             bell,
         };
@@ -96,8 +112,18 @@ impl Bureau {
         self.rank
     }
 
-    pub(super) fn activity(&self) -> Activity {
-        lock(&self.activity).clone()
+    /// The groups that this one belongs to.
+    pub(in crate::tcp) fn job(&self) -> &Arc<Job> {
+        &self.job
+    }
+
+    /// The collectives that this rank has taken part in to their end, or to the group's.
+    pub(super) fn progress(&self) -> u64 {
+        let activity = lock(&self.activity);
+        match activity.current() {
+            Some(aborted) if !aborted.is_message() => aborted.sequence.saturating_sub(1),
+            _ => activity.progress(),
+        }
     }
 
     /// Asks the control thread to end, and to say goodbye before where that is true.
@@ -110,9 +136,11 @@ impl Bureau {
         self.ring();
     }
 
-    /// Tells the peers that this rank leaves, on the connections on which they would wait for it.
+    /// Tells the peers that this rank leaves, and why if it knows, on the connections on which they would wait for it.
     pub(in crate::tcp) fn say_farewell(&self) {
-        self.switchboard.leave();
+        let because =
+            self.job.failure().map(|cause| Cause::InJob { cause: Box::new(cause), host: String::new() });
+        self.switchboard.leave(because.as_ref().and_then(last_words::blame).unwrap_or(FAREWELL));
     }
 
     pub(super) fn closing(&self) -> Option<Closing> {
@@ -131,9 +159,9 @@ impl Bureau {
     pub(super) fn answer(&self, id: u64, cause: Option<Cause>) {
         let mut desk = lock(&self.desk);
         desk.silent_since = None;
-        // Operations run one at a time: nobody waits for what is older than the latest question.
-        desk.answers.retain(|(answered, _)| *answered > id);
-        desk.answers.push((id, cause));
+        if desk.open.contains(&id) {
+            desk.answers.push((id, cause));
+        }
         drop(desk);
         self.changed.notify_all();
     }
@@ -145,6 +173,29 @@ impl Bureau {
             self.switchboard.cut(Shutdown::Both, None);
         }
         failed
+    }
+
+    /// When to say that a rank has died, where no operation of this rank does: it may be ended before its next one.
+    pub(super) fn speaks_at(&self) -> Option<Instant> {
+        let is_open = self.failed.load(Ordering::Acquire) && !self.is_known.load(Ordering::Acquire);
+        let failed_at = is_open.then(|| lock(&self.desk).failed_at).flatten()?;
+        Some(failed_at + SPEAKS)
+    }
+
+    /// Says so where it is time to.
+    pub(super) fn speak(&self) {
+        if self.speaks_at().is_none_or(|at| Instant::now() < at) || self.is_known.swap(true, Ordering::AcqRel)
+        {
+            return;
+        }
+        let is_world = self.job.world().is_some_and(|world| std::ptr::eq(&*world, self));
+        if let (true, Some(Cause::Died { rank })) = (is_world, lock(&self.desk).failure.clone()) {
+            let [own, dead] = [self.rank, rank].map(|rank| self.members.world_rank(rank));
+            let host = Supervisor::host(self, rank);
+            tracing::warn!(
+                "rank {own} has called nothing since rank {dead} (host {host}) died: its next operation fails"
+            );
+        }
     }
 
     /// The same where rank 0 has left. The peers are told by [`Supervisor::hang_up`].
@@ -162,8 +213,9 @@ impl Bureau {
         if desk.failure.is_some() {
             return false;
         }
-        desk.failure = Some(cause);
+        (desk.failure, desk.failed_at) = (Some(cause.clone()), Some(Instant::now()));
         drop(desk);
+        self.note_in_job(&cause);
         self.failed.store(true, Ordering::Release);
         self.changed.notify_all();
         true
@@ -173,8 +225,8 @@ impl Bureau {
     fn without_an_answer(&self, question: Question) -> Option<Cause> {
         let silent = Cause::Stalled { rank: 0, detail: NO_ANSWER.into() };
         let cause = match question {
-            Question::Suspect { .. } => return Some(silent),
-            Question::Stuck { last: false, .. } => return None,
+            Question::Suspect { .. } | Question::Elsewhere { lost: false, .. } => return Some(silent),
+            Question::Stuck { last: false, .. } | Question::Elsewhere { .. } => return None,
             // A peer that is lost may be one that gave up waiting for rank 0.
             Question::Stuck { .. }
             | Question::Lost { left: false, because: None, .. }
@@ -182,6 +234,7 @@ impl Bureau {
             Question::Lost { .. }
             | Question::Mismatch { .. }
             | Question::Garbage { .. }
+            | Question::Known { .. }
             | Question::Failed { .. } => self.judge_alone(&question, Status::Silent).unwrap_or(silent),
         };
         self.fail(cause);
@@ -198,6 +251,49 @@ impl Bureau {
         judge(self.rank, question, &(0..self.switchboard.peers().len()).map(status).collect::<Vec<_>>())
     }
 
+    /// Asks this group alone.
+    fn ask_here(&self, question: Question) -> Option<Cause> {
+        let patience = match question {
+            _ if self.rank == 0 => OWN_PATIENCE,
+            Question::Suspect { .. } | Question::Stuck { last: false, .. } => ANSWER_PATIENCE,
+            _ => LAST_PATIENCE,
+        };
+        let mut desk = lock(&self.desk);
+        if desk.closing.is_some() {
+            // What this rank sees of its own end is nobody's fault.
+            return desk.failure.clone();
+        }
+        // Who has kept silent so far is not given the time again.
+        let deadline = *desk.silent_since.get_or_insert_with(Instant::now) + patience;
+        let id = desk.next_id;
+        desk.next_id += 1;
+        desk.open.push(id);
+        desk.questions.push((id, question.clone()));
+        drop(desk);
+        self.ring();
+        let mut desk = lock(&self.desk);
+        let known = loop {
+            if let Some(cause) = &desk.failure {
+                break Some(Some(cause.clone()));
+            }
+            if let Some(index) = desk.answers.iter().position(|(answered, _)| *answered == id) {
+                break Some(desk.answers.swap_remove(index).1);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || desk.closing.is_some() {
+                break None;
+            }
+            desk = self.changed.wait_timeout(desk, left).unwrap_or_else(PoisonError::into_inner).0;
+        };
+        desk.open.retain(|open| *open != id);
+        desk.answers.retain(|(answered, _)| *answered != id);
+        drop(desk);
+        if let Some(cause) = known {
+            return cause;
+        }
+        if self.rank == 0 || self.closing().is_some() { None } else { self.without_an_answer(question) }
+    }
+
     fn ring(&self) {
         // A full bell rings already.
         let _ = (&self.bell).write(&[0]);
@@ -209,44 +305,36 @@ impl Supervisor for Bureau {
         lock(&self.activity).begin(call);
     }
 
+    fn wait_for(&self, waits: &[Wait]) {
+        lock(&self.activity).wait_for(&mut waits.iter().map(|wait| wait.peer));
+    }
+
     fn end(&self) {
         lock(&self.activity).end();
     }
 
     fn failure(&self) -> Option<Cause> {
-        if self.failed.load(Ordering::Acquire) { lock(&self.desk).failure.clone() } else { None }
+        if !self.failed.load(Ordering::Acquire) {
+            return None;
+        }
+        self.is_known.store(true, Ordering::Release);
+        lock(&self.desk).failure.clone()
     }
 
     fn ask(&self, question: Question) -> Option<Cause> {
-        let patience = match question {
-            _ if self.rank == 0 => OWN_PATIENCE,
-            Question::Suspect { .. } | Question::Stuck { last: false, .. } => ANSWER_PATIENCE,
-            _ => LAST_PATIENCE,
+        let question = match question {
+            Question::Lost { peer, because: Some(cause), .. } => {
+                Question::Known { peer, cause: self.heard(cause) }
+            }
+            question => question,
         };
-        let mut desk = lock(&self.desk);
-        // Who has kept silent so far is not given the time again.
-        let deadline = *desk.silent_since.get_or_insert_with(Instant::now) + patience;
-        let id = desk.next_id;
-        desk.next_id += 1;
-        desk.questions.push((id, question.clone()));
-        drop(desk);
-        self.ring();
-        let mut desk = lock(&self.desk);
-        loop {
-            if let Some(cause) = &desk.failure {
-                return Some(cause.clone());
+        match self.ask_world(&question) {
+            Some(cause) if question.is_fatal() => {
+                self.ask_here(Question::Known { peer: question.peer(), cause })
             }
-            if let Some(index) = desk.answers.iter().position(|(answered, _)| *answered == id) {
-                return desk.answers.swap_remove(index).1;
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || desk.closing.is_some() {
-                break;
-            }
-            desk = self.changed.wait_timeout(desk, left).unwrap_or_else(PoisonError::into_inner).0;
+            Some(cause) => Some(cause),
+            None => self.ask_here(question),
         }
-        drop(desk);
-        if self.rank == 0 || self.closing().is_some() { None } else { self.without_an_answer(question) }
     }
 
     fn hang_up(&self, part: &mut dyn FnMut() -> Vec<usize>) {

@@ -35,6 +35,8 @@ pub(super) struct Center<'a> {
 struct Member {
     wire: Option<Wire>,
     left: bool,
+    /// Why it left, where another group of the job has failed.
+    because: Option<Cause>,
     /// Since when it owes an answer. Until then it is asked nothing more.
     asked: Option<Instant>,
 }
@@ -58,7 +60,8 @@ struct Round {
 
 impl<'a> Center<'a> {
     pub(super) fn new(bureau: &'a Bureau, ear: &'a UnixStream, wires: Vec<Option<Wire>>) -> Self {
-        let members = wires.into_iter().map(|wire| Member { wire, left: false, asked: None }).collect();
+        let member = |wire| Member { wire, left: false, because: None, asked: None };
+        let members = wires.into_iter().map(member).collect();
         let not_before = Instant::now();
         Self { bureau, ear, members, inquiries: Vec::new(), round: None, rounds: 0, not_before }
     }
@@ -70,6 +73,7 @@ impl<'a> Center<'a> {
                 break closing;
             }
             let ready = self.sleep();
+            self.bureau.speak();
             drain(self.ear);
             for (id, question) in self.bureau.take_questions() {
                 self.inquire(0, id, question);
@@ -80,7 +84,8 @@ impl<'a> Center<'a> {
             self.settle();
         };
         if closing.goodbye {
-            self.tell_all(&Message::Goodbye { progress: self.bureau.activity().progress() });
+            let (progress, because) = (self.bureau.progress(), self.bureau.failure_elsewhere());
+            self.tell_all(&Message::Goodbye { progress, because });
         }
     }
 
@@ -91,9 +96,10 @@ impl<'a> Center<'a> {
             wires.filter_map(|(rank, member)| Some((rank, member.wire.as_ref()?))).collect();
         let mut polled = vec![PollFd::from_borrowed_fd(self.ear.as_fd(), PollFlags::IN)];
         polled.extend(
-            live.iter().map(|(_, wire)| PollFd::from_borrowed_fd(wire.stream().as_fd(), PollFlags::IN)),
+            live.iter().map(|(_, wire)| PollFd::from_borrowed_fd(wire.stream().as_fd(), wire.events())),
         );
-        let timeout = self.next_deadline().map(|deadline| {
+        let deadline = self.next_deadline().into_iter().chain(self.bureau.speaks_at()).min();
+        let timeout = deadline.map(|deadline| {
             timespec(deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
         });
         if poll(&mut polled, timeout.as_ref()).is_err() {
@@ -134,8 +140,9 @@ impl<'a> Center<'a> {
                     self.inquire(rank, id, question)
                 }
                 Message::Doing { inquiry, activity } => self.hear(rank, inquiry, Status::Active(activity)),
-                Message::Goodbye { .. } => {
-                    self.members[rank].left = true;
+                Message::Goodbye { because, .. } => {
+                    let because = because.map(|cause| self.bureau.heard(cause));
+                    (self.members[rank].left, self.members[rank].because) = (true, because);
                     gone = true;
                 }
                 _ => gone = true,
@@ -213,6 +220,7 @@ impl<'a> Center<'a> {
                 self.inquiries.push(inquiry);
                 continue;
             }
+            let cause = cause.map(|cause| self.explain(cause));
             match cause {
                 Some(cause) if question.is_fatal() => self.declare(cause),
                 cause => self.answer(asker, id, cause),
@@ -227,6 +235,14 @@ impl<'a> Center<'a> {
             Some(status) => status.clone(),
             None if self.members[rank].wire.is_some() => Status::Silent,
             None => Status::Died,
+        }
+    }
+
+    /// Who has left for a cause of another group is not the cause.
+    fn explain(&self, cause: Cause) -> Cause {
+        match cause {
+            Cause::Left { rank } => self.members[rank].because.clone().unwrap_or(cause),
+            cause => cause,
         }
     }
 

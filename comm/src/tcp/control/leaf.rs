@@ -3,9 +3,11 @@
 use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
+use crate::tcp::links::timespec;
 use crate::verdict::{Cause, Question, Status};
 
 use super::bureau::Bureau;
@@ -15,19 +17,15 @@ use super::wire::{Message, Wire};
 pub(super) fn serve(bureau: &Bureau, ear: &UnixStream, center: Option<Wire>) {
     let mut center = center;
     let mut asked: Vec<(u64, Question)> = Vec::new();
-    // Collectives in which rank 0 has taken part, once it has left.
-    let mut done = 0;
+    let mut gone_center = Gone::default();
     let closing = loop {
         if let Some(closing) = bureau.closing() {
             break closing;
         }
-        let mut polled = vec![PollFd::from_borrowed_fd(ear.as_fd(), PollFlags::IN)];
-        polled.extend(
-            center.as_ref().map(|wire| PollFd::from_borrowed_fd(wire.stream().as_fd(), PollFlags::IN)),
-        );
-        if poll(&mut polled, None).is_err() {
+        if !sleep(bureau, ear, center.as_ref()) {
             continue;
         }
+        bureau.speak();
         drain(ear);
         for (id, question) in bureau.take_questions() {
             match &mut center {
@@ -35,7 +33,7 @@ pub(super) fn serve(bureau: &Bureau, ear: &UnixStream, center: Option<Wire>) {
                     wire.write(&Message::Ask { id, question: question.clone() });
                     asked.push((id, question));
                 }
-                None => decide_alone(bureau, done, id, &question),
+                None => decide_alone(bureau, &gone_center, id, &question),
             }
         }
         let Some(wire) = &mut center else { continue };
@@ -54,10 +52,13 @@ pub(super) fn serve(bureau: &Bureau, ear: &UnixStream, center: Option<Wire>) {
                     bureau.answer(id, cause);
                 }
                 Message::Verdict(cause) => drop(bureau.fail(cause)),
-                Message::Goodbye { progress } => {
-                    (center, done) = (None, progress);
-                    gone = false;
-                    asked.drain(..).for_each(|(id, question)| decide_alone(bureau, done, id, &question));
+                Message::Goodbye { progress, because } => {
+                    (center, gone) = (None, false);
+                    let because = because.map(|cause| bureau.heard(cause));
+                    gone_center = Gone { done: progress, because };
+                    asked
+                        .drain(..)
+                        .for_each(|(id, question)| decide_alone(bureau, &gone_center, id, &question));
                     break;
                 }
                 Message::Ask { .. } | Message::Doing { .. } => gone = true,
@@ -69,17 +70,50 @@ pub(super) fn serve(bureau: &Bureau, ear: &UnixStream, center: Option<Wire>) {
         }
     };
     if let Some(mut wire) = center.filter(|_| closing.goodbye) {
-        wire.write(&Message::Goodbye { progress: bureau.activity().progress() });
+        let (progress, because) = (bureau.progress(), bureau.failure_elsewhere());
+        wire.write(&Message::Goodbye { progress, because });
     }
 }
 
+/// Sleeps until there may be something to do; false where it was disturbed.
+fn sleep(bureau: &Bureau, ear: &UnixStream, center: Option<&Wire>) -> bool {
+    let mut polled = vec![PollFd::from_borrowed_fd(ear.as_fd(), PollFlags::IN)];
+    polled.extend(center.map(|wire| PollFd::from_borrowed_fd(wire.stream().as_fd(), wire.events())));
+    let timeout = bureau
+        .speaks_at()
+        .map(|at| timespec(at.saturating_duration_since(Instant::now()) + Duration::from_millis(1)));
+    poll(&mut polled, timeout.as_ref()).is_ok()
+}
+
+/// Rank 0, once it has left.
+#[derive(Default)]
+struct Gone {
+    /// Collectives in which it has taken part.
+    done: u64,
+    /// Why it left, where another group of the job has failed.
+    because: Option<Cause>,
+}
+
 /// Rank 0 has left, so there is nobody to ask: what this rank sees itself must do.
-fn decide_alone(bureau: &Bureau, done: u64, id: u64, question: &Question) {
+fn decide_alone(bureau: &Bureau, gone: &Gone, id: u64, question: &Question) {
     // In a collective that rank 0 has not been in, it is rank 0 that all others miss.
-    let missed = bureau.activity().current().is_some_and(|call| !call.is_message() && call.sequence > done);
-    let cause = match missed && question.is_fatal() {
+    let activity = bureau.activity();
+    let missed = activity.current().is_some_and(|call| !call.is_message() && call.sequence > gone.done);
+    let own = match missed && question.is_fatal() && !matches!(question, Question::Known { .. }) {
         true => Some(Cause::Left { rank: 0 }),
         false => bureau.judge_alone(question, Status::Left),
+    };
+    // Why rank 0 has left is why others are waited for in vain.
+    let waits = matches!(
+        question,
+        Question::Stuck { last: true, .. }
+            | Question::Elsewhere { lost: false, .. }
+            | Question::Suspect { .. }
+    );
+    let cause = match (&gone.because, own) {
+        (Some(because), _) if waits => Some(because.clone()),
+        (Some(because), Some(Cause::Left { rank: 0 })) => Some(because.clone()),
+        (_, own) => own,
     };
     match cause {
         Some(cause) if question.is_fatal() => bureau.fail_alone(cause),

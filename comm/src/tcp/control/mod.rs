@@ -5,15 +5,21 @@
 //!
 //! Every rank but 0 has one of them, rank 0 has P - 1. They are quiet until something happens; then P messages to and from
 //! rank 0 tell it what all are doing, however many ranks ask, and P more tell all what it has found.
+//!
+//! A rank may wait in a group of some of the ranks for one that waits in another group, and so on: only the group of all ranks
+//! sees the end of such a chain, so that it is asked first when a time-out is over. A group that is closed because another one
+//! has failed says so, and why: those who are left in it name that cause, not the rank that was before them in the chain.
 
 mod bureau;
 mod center;
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzz;
+mod job;
 mod leaf;
 mod wire;
 
 pub(super) use bureau::Bureau;
+pub(crate) use job::Job;
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;

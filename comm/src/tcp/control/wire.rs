@@ -18,6 +18,8 @@ const MAX_LINE: usize = 64 * 1024;
 const CHUNK: usize = 16 * 1024;
 /// How long a message may wait for room; rank 0 must not hang on a rank that is stopped.
 const WRITE_PATIENCE: Duration = Duration::from_millis(100);
+/// What may wait for room beside; a rank that reads nothing needs to hear no more.
+const MAX_WAITING: usize = MAX_LINE;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) enum Message {
@@ -31,14 +33,22 @@ pub(super) enum Message {
     Answer { id: u64, cause: Option<Cause> },
     /// From rank 0: the group has failed.
     Verdict(Cause),
-    /// The sender closes its group and needs nothing more; it has taken part in so many collectives.
-    Goodbye { progress: u64 },
+    /// The sender closes its group and needs nothing more; it has taken part in so many collectives. `because` where another
+    /// group of the job has failed.
+    Goodbye {
+        progress: u64,
+        #[serde(default)]
+        because: Option<Cause>,
+    },
 }
 
 /// One control connection.
 pub(super) struct Wire {
     stream: Arc<Stream>,
     inbox: Inbox,
+    /// The rest of messages for which there was no room: the first of them may have been sent in part, and nothing else may
+    /// come in between.
+    outbox: Vec<u8>,
 }
 
 /// The other side is gone, or does not keep to the protocol.
@@ -67,15 +77,21 @@ impl Inbox {
 
 impl Wire {
     pub(super) fn new(stream: Arc<Stream>) -> Self {
-        Self { stream, inbox: Inbox::default() }
+        Self { stream, inbox: Inbox::default(), outbox: Vec::new() }
     }
 
     pub(super) fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// Reads what has come, or a part of it.
+    /// What to wait for before the next [`Wire::read`].
+    pub(super) fn events(&self) -> PollFlags {
+        if self.outbox.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT }
+    }
+
+    /// Reads what has come, or a part of it, and sends what has waited for room.
     pub(super) fn read(&mut self) -> (Vec<Message>, Result<(), Ended>) {
+        self.flush(Duration::ZERO);
         let (mut chunk, mut messages, mut read) = ([0; CHUNK], Vec::new(), 0);
         let outcome = loop {
             match self.stream.recv(&mut chunk) {
@@ -96,23 +112,98 @@ impl Wire {
         (messages, outcome)
     }
 
-    /// Writes a message; where the other side takes nothing for a while, it is lost, and reading will show why.
+    /// Writes a message. Where the other side takes nothing for a while, the rest of it waits for the next call; where too much
+    /// waits already, the message is lost as a whole, and reading will show why.
     pub(super) fn write(&mut self, message: &Message) {
-        let Ok(mut line) = serde_json::to_vec(message) else { return };
-        line.push(b'\n');
-        let mut rest = &line[..];
-        while !rest.is_empty() {
-            match self.stream.send(rest, &[]) {
-                Ok(written) => rest = &rest[written..],
+        let Ok(line) = serde_json::to_vec(message) else { return };
+        if self.outbox.len() + line.len() < MAX_WAITING {
+            self.outbox.extend(line);
+            self.outbox.push(b'\n');
+        }
+        self.flush(WRITE_PATIENCE);
+    }
+
+    /// Sends what waits, as far as there is room, which may take so long to come.
+    fn flush(&mut self, patience: Duration) {
+        let mut sent = 0;
+        while sent < self.outbox.len() {
+            match self.stream.send(&self.outbox[sent..], &[]) {
+                Ok(written) => sent += written,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     let mut polled = [PollFd::from_borrowed_fd(self.stream.as_fd(), PollFlags::OUT)];
-                    if !matches!(poll(&mut polled, Some(&timespec(WRITE_PATIENCE))), Ok(ready) if ready > 0) {
-                        return;
+                    if !matches!(poll(&mut polled, Some(&timespec(patience))), Ok(ready) if ready > 0) {
+                        break;
                     }
                 }
-                Err(_) => return,
+                // The other side is gone.
+                Err(_) => sent = self.outbox.len(),
             }
+        }
+        self.outbox.drain(..sent);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::tcp::Secret;
+    use crate::tcp::tls::{Identity, Session};
+    use crate::verdict::Cause;
+
+    fn pair() -> [Arc<Stream>; 2] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let here = listener.accept().unwrap().0;
+        [here, there].map(|socket| {
+            socket.set_nonblocking(true).unwrap();
+            Arc::new(Stream::from(socket))
+        })
+    }
+
+    /// The same, encrypted.
+    fn encrypted() -> [Arc<Stream>; 2] {
+        let streams = pair();
+        let identity = Identity::new(&Secret::random().unwrap(), "job").unwrap();
+        let mut sessions = [identity.server().unwrap(), identity.client().unwrap()].map(Session::new);
+        let mut done = [false; 2];
+        while done != [true; 2] {
+            for ((stream, session), done) in streams.iter().zip(&mut sessions).zip(&mut done) {
+                *done = session.shake(stream.socket()).is_ok();
+            }
+        }
+        streams.iter().zip(sessions).for_each(|(stream, session)| stream.secure(session));
+        streams
+    }
+
+    /// Of what is written to a rank that does not read, it reads whole messages later, in order.
+    #[test]
+    fn a_message_is_never_cut_off() {
+        for streams in [pair(), encrypted()] {
+            let [mut writer, mut reader] = streams.map(Wire::new);
+            let message = |number: usize| {
+                let detail = "x".repeat(1 + number * 997 % 5000);
+                Message::Verdict(Cause::Stalled { rank: number, detail })
+            };
+            let mut written = 0;
+            while writer.outbox.is_empty() {
+                writer.write(&message(written));
+                written += 1;
+            }
+            // This one waits, and is shorter than what has been begun.
+            writer.write(&Message::Probe { inquiry: 7 });
+            assert!(writer.events().contains(PollFlags::OUT));
+            let mut heard = Vec::new();
+            while heard.len() <= written {
+                let (messages, outcome) = reader.read();
+                assert_eq!(outcome, Ok(()));
+                heard.extend(messages);
+                assert_eq!(writer.read(), (Vec::new(), Ok(())));
+            }
+            let expected = (0..written).map(message).chain([Message::Probe { inquiry: 7 }]);
+            assert!(heard.into_iter().eq(expected));
         }
     }
 }

@@ -24,7 +24,7 @@ pub(super) type Members = Vec<(usize, Wire, Entry)>;
 pub(super) fn lead(plan: &Plan<'_>, given: Option<TcpListener>) -> Result<Meeting> {
     let OpenPlace { listener, credentials, _file } = plan.open_place(given)?;
     let data = plan.listen_for_data()?;
-    let roster = Arc::new(Roster::new(plan.members.clone(), credentials.clone()));
+    let roster = Arc::new(Roster::new(plan.members.clone(), credentials.clone(), plan.deadline));
     let greet = Arc::clone(&roster);
     let control = Acceptor::start(
         listener,
@@ -53,11 +53,12 @@ pub(super) fn conclude(
 ) -> Result<Lines> {
     let session = random_nonce()?;
     let address = SocketAddr::new(plan.config.bind, port);
-    let own = Entry { address, host: plan.own.host.clone(), pid: plan.own.pid, site: plan.site() };
+    let (host, pid, site, door) = (plan.own.host.clone(), plan.own.pid, plan.site(), plan.door);
+    let own = Entry { address, host, pid, site, door };
     let ranks = std::iter::once(own).chain(members.iter().map(|(.., entry)| entry.clone())).collect();
     let table = Table { session, ranks };
     let peers = table.ranks.iter().map(Entry::info).collect();
-    let lines = plan.open_lines(listener, credentials.bound_to(&session), peers)?;
+    let lines = plan.open_lines(listener, (credentials, session), peers)?;
     connect_all(plan, members, table)?;
     Ok(lines)
 }
@@ -67,7 +68,7 @@ pub(super) fn into_meeting(plan: &Plan<'_>, lines: Lines, members: Members) -> M
     let mut control = vec![None];
     control.extend(members.into_iter().map(|(_, wire, _)| Some(wire.into_stream())));
     let own_ips = control.iter().map(|stream| plan.own_ip(stream.as_ref(), plan.config.bind)).collect();
-    Meeting { lines, control, own_ips }
+    Meeting { lines, control, own_ips, job: Arc::default() }
 }
 
 /// Gives everybody the table, and waits until everybody takes connections.
@@ -79,9 +80,11 @@ fn connect_all(plan: &Plan<'_>, members: &mut Members, table: Table) -> Result<(
         let ready =
             wait_any(&fds, plan.deadline).map_err(|reason| Error::system("waiting for the ranks", reason))?;
         if !ready.contains(&true) {
-            let late =
-                members.iter().zip(&connected).filter(|(_, done)| !**done).map(|((rank, ..), _)| *rank);
-            let late = plan.name(&late.collect::<Vec<_>>());
+            let late: Vec<usize> =
+                (1..).zip(&connected).filter(|(_, done)| !**done).map(|(rank, _)| rank).collect();
+            // Who is after one that is late waits for it.
+            let first = late.iter().copied().filter(|rank| !late.contains(&(rank - 1)));
+            let late = plan.name(&first.collect::<Vec<_>>());
             return Err(
                 plan.failed(format!("all ranks are here, but {late} could not connect to the rank before"))
             );
@@ -100,6 +103,7 @@ fn connect_all(plan: &Plan<'_>, members: &mut Members, table: Table) -> Result<(
             *connected = hear(plan, *rank, wire, entry)?;
         }
     }
+    plan.agree();
     tell_all(plan, members, &ToMember::Complete)
 }
 

@@ -2,6 +2,7 @@
 
 use std::io::ErrorKind;
 use std::net::TcpListener;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::message::{Entry, Failure, HELLO_LIMIT, Hello, LIMIT, Table, ToLeader, ToMember};
@@ -16,14 +17,16 @@ use crate::{Error, Result};
 const SETTLED: usize = 5;
 /// How long rank 0 may take to explain why another rank is not there any more.
 const EXPLANATION: Duration = Duration::from_millis(300);
+/// How long rank 0 may take to answer where it has closed a connection.
+const SECOND_TRY: Duration = Duration::from_secs(1);
 
 /// Goes to rank 0, and from there to all others.
 pub(super) fn join(plan: &Plan<'_>) -> Result<Meeting> {
-    let (wire, credentials) = find_leader(plan)?;
+    let (wire, mut credentials) = find_leader(plan)?;
     let mut leader = Leader { plan, wire };
     let listening = plan.listen_for_data();
     let hello = hello(plan, listening.as_ref().map_or(0, |(_, port)| *port));
-    leader.wire.send(&hello, plan.deadline).map_err(|fault| leader.lost(fault, ""))?;
+    leader.introduce(&hello, &mut credentials)?;
     let (listener, _) = listening.map_err(|error| leader.give_up(error))?;
     leader.conclude(listener, &credentials)
 }
@@ -40,6 +43,7 @@ pub(super) fn hello(plan: &Plan<'_>, port: u16) -> Hello {
         pid: plan.own.pid,
         site: plan.site(),
         patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
+        door: plan.door,
     }
 }
 
@@ -52,7 +56,7 @@ fn find_leader(plan: &Plan<'_>) -> Result<(Wire, Credentials)> {
         plan.config.slow_warning.clamp(Duration::from_millis(100), Duration::from_secs(1 << 25));
     let mut warn_at = plan.started + slow_warning;
     loop {
-        let fault = match try_leader(plan)? {
+        let fault = match try_leader(plan, plan.limits.handshake)? {
             Ok(found) => return Ok(found),
             Err(fault) => fault,
         };
@@ -81,8 +85,8 @@ fn find_leader(plan: &Plan<'_>) -> Result<(Wire, Credentials)> {
     }
 }
 
-/// One try at each address that rank 0 may have. The outer error is final.
-fn try_leader(plan: &Plan<'_>) -> Result<Try<(Wire, Credentials)>> {
+/// One try at each address that rank 0 may have, of so long at most. The outer error is final.
+fn try_leader(plan: &Plan<'_>, longest: Duration) -> Result<Try<(Wire, Credentials)>> {
     let (addresses, credentials) = match plan.find_place() {
         Ok(found) => found,
         Err(fault) => return Ok(Err(fault)),
@@ -90,7 +94,7 @@ fn try_leader(plan: &Plan<'_>) -> Result<Try<(Wire, Credentials)>> {
     let mut worst = Fault::Closed;
     for address in addresses {
         plan.check_secret(address.ip())?;
-        let until = plan.deadline.min(Instant::now() + plan.limits.handshake);
+        let until = plan.deadline.min(Instant::now() + longest);
         let connected = Wire::dial(address, plan.parent_ended(), until).and_then(|mut wire| {
             let verdict = wire.introduce(&credentials, plan.caller(Purpose::Control), until)?;
             Ok((wire, verdict))
@@ -132,20 +136,45 @@ pub(super) struct Leader<'a> {
 }
 
 impl Leader<'_> {
+    /// Says who this rank is, and waits for what rank 0 says to that. Where rank 0 closes the connection and is there, this
+    /// rank comes again; where it is not there, it has died.
+    fn introduce(&mut self, hello: &Hello, credentials: &mut Credentials) -> Result<()> {
+        let (plan, mut back_off) = (self.plan, BackOff::new());
+        loop {
+            match self.wire.send(hello, plan.deadline) {
+                Ok(()) => {
+                    let watched = plan.watch([self.wire.fd()].into_iter());
+                    let came = wait_any(&watched, plan.deadline).is_ok_and(|ready| ready[0]);
+                    if !came || self.wire.is_open() {
+                        return Ok(());
+                    }
+                }
+                Err(Fault::Closed) => {}
+                Err(fault) => return Err(self.lost(fault, "")),
+            }
+            let Ok(found) = try_leader(plan, SECOND_TRY.min(plan.limits.handshake))? else {
+                return Err(self.lost(Fault::Closed, ""));
+            };
+            (self.wire, *credentials) = found;
+            back_off.pause(plan.deadline);
+        }
+    }
+
     /// Waits until all others have said who they are, and connects.
     pub(super) fn conclude(mut self, listener: TcpListener, credentials: &Credentials) -> Result<Meeting> {
         let plan = self.plan;
         let table = self.hear_table()?;
         let peers = self.peers(&table)?;
         let own_ip = peers[plan.config.rank].address.ip();
-        let opened = plan.open_lines(listener, credentials.bound_to(&table.session), peers);
+        let opened = plan.open_lines(listener, (credentials, table.session), peers);
         let lines = opened.map_err(|error| self.give_up(error))?;
         self.reach(plan.config.rank - 1, &lines)?;
         self.wait_for_all()?;
 
         let mut control: Vec<_> = (0..plan.config.world_size).map(|_| None).collect();
         control[0] = Some(self.wire.into_stream());
-        Ok(Meeting { lines, control, own_ips: vec![own_ip; plan.config.world_size] })
+        let own_ips = vec![own_ip; plan.config.world_size];
+        Ok(Meeting { lines, control, own_ips, job: Arc::default() })
     }
 
     fn hear_table(&mut self) -> Result<Table> {
@@ -201,6 +230,7 @@ impl Leader<'_> {
 
     /// Tells rank 0 that this rank is connected, and waits until all are.
     fn wait_for_all(&mut self) -> Result<()> {
+        self.plan.agree();
         self.wire.send(&ToLeader::Connected, self.plan.deadline).map_err(|fault| self.lost(fault, ""))?;
         match self.hear(LIMIT, "other ranks could not connect to each other")? {
             ToMember::Complete => Ok(()),

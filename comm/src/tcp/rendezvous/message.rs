@@ -28,6 +28,9 @@ pub(super) struct Hello {
     pub(super) site: Site,
     /// How long it will wait for the others.
     pub(super) patience_ms: u64,
+    /// The port of its door, at its address, where the group may change; else 0.
+    #[serde(default)]
+    pub(super) door: u16,
 }
 
 /// What a rank tells rank 0 after that.
@@ -67,12 +70,15 @@ pub(super) struct Entry {
     pub(super) host: String,
     pub(super) pid: u32,
     pub(super) site: Site,
+    /// As in [`Hello`].
+    #[serde(default)]
+    pub(super) door: u16,
 }
 
 impl Entry {
     pub(super) fn info(&self) -> PeerInfo {
-        let Self { address, pid, ref site, .. } = *self;
-        PeerInfo { host: tidy(&self.host, MAX_HOST), pid, address, site: site.clone() }
+        let Self { address, pid, ref site, door, .. } = *self;
+        PeerInfo { host: tidy(&self.host, MAX_HOST), pid, address, site: site.clone(), door }
     }
 }
 
@@ -82,6 +88,9 @@ pub(super) struct Failure {
     pub(super) detail: String,
     /// The rank that died, by its number in the whole job, and its host, if that was it.
     pub(super) died: Option<(usize, String)>,
+    /// How long the one that gave up had waited by then, in milliseconds.
+    #[serde(default)]
+    pub(super) waited_ms: u64,
 }
 
 impl Failure {
@@ -91,7 +100,11 @@ impl Failure {
             Error::Rendezvous { detail, .. } => (tidy(detail, MAX_DETAIL), None),
             other => (tidy(&other.to_string(), MAX_DETAIL), None),
         };
-        Self { detail, died }
+        let waited_ms = match error {
+            Error::Rendezvous { waited, .. } => u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
+            _ => 0,
+        };
+        Self { detail, died, waited_ms }
     }
 
     /// As told by others: whose it is.
@@ -115,7 +128,8 @@ mod tests {
         let ip = Some("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap());
         let site = Site::longest();
         let (pid, patience_ms) = (u32::MAX, u64::MAX);
-        let hello = Hello { ip, port: u16::MAX, host: tidy(&host, MAX_HOST), pid, site, patience_ms };
+        let hello =
+            Hello { ip, port: u16::MAX, host: tidy(&host, MAX_HOST), pid, site, patience_ms, door: u16::MAX };
         assert!(serde_json::to_vec(&hello).unwrap().len() <= HELLO_LIMIT);
 
         let error = Error::system("\u{1}é\u{10ffff}".repeat(1000), host);

@@ -23,12 +23,14 @@ mod leader;
 mod meeting_file;
 mod member;
 mod message;
+mod obituary;
 mod parent;
 mod place;
 mod regroup;
 mod roster;
 mod store;
 
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -37,14 +39,16 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
+pub(crate) use self::obituary::Announcement;
 pub(crate) use self::parent::Parent;
 pub(crate) use self::place::try_out;
-pub(crate) use self::regroup::{Lobby, Regrouped, join};
+pub(crate) use self::regroup::{Card, Lobby, Regrouped, join};
 
 use self::message::{Failure, MAX_HOST, tidy};
 use self::place::Place;
 use self::roster::name_ranks;
 use super::acceptor::{Acceptor, Limits, Place as Guest, widen};
+use super::control::Job;
 use super::fault::Fault;
 use super::handshake::{Caller, Credentials, Purpose};
 use super::stream::Stream;
@@ -63,6 +67,8 @@ pub(crate) struct PeerInfo {
     /// Where it takes data connections.
     pub(crate) address: SocketAddr,
     pub(crate) site: Site,
+    /// The port of its door, where the group may change; else 0.
+    pub(crate) door: u16,
 }
 
 /// Ranks that have found each other.
@@ -73,12 +79,16 @@ pub(crate) struct Meeting {
     pub(crate) control: Vec<Option<Arc<Stream>>>,
     /// By rank: the address at which that rank reaches this one.
     pub(crate) own_ips: Vec<IpAddr>,
+    /// What this group shares with those that it was made of.
+    pub(crate) job: Arc<Job>,
 }
 
 /// One rank's data connections, and who takes those of others. Dropping it ends both, in bounded time.
 #[derive(Debug)]
 pub(crate) struct Lines {
     pub(crate) switchboard: Arc<Switchboard>,
+    /// What all ranks of the group have in common, and nobody else.
+    pub(crate) session: [u8; 32],
     /// None in a group of one.
     acceptor: Option<Acceptor>,
 }
@@ -105,6 +115,8 @@ pub(crate) struct Options {
     pub(crate) members: Option<Members>,
     /// The group that they are of: when it has failed, they do not meet.
     pub(crate) parent: Option<Parent>,
+    /// The port of this rank's door, where the group may change.
+    pub(crate) door: u16,
 }
 
 pub(crate) fn meet_with(config: &TcpConfig, options: Options) -> Result<Meeting> {
@@ -129,6 +141,8 @@ pub(crate) fn meet_with(config: &TcpConfig, options: Options) -> Result<Meeting>
         credentials: Credentials::of(config)?,
         members,
         parent: options.parent,
+        door: options.door,
+        agreed: None,
     };
     plan.check_secret(config.bind)?;
     match config.rank {
@@ -150,12 +164,14 @@ fn meet_nobody(config: &TcpConfig, members: Members) -> Result<Meeting> {
         credentials: Credentials::of(config)?,
         members,
         parent: None,
+        door: 0,
+        agreed: None,
     };
     let (host, pid, site) = (plan.own.host.clone(), plan.own.pid, plan.site());
-    let peers = vec![PeerInfo { host, pid, address: SocketAddr::new(address, 0), site }];
+    let peers = vec![PeerInfo { host, pid, address: SocketAddr::new(address, 0), site, door: 0 }];
     let switchboard = Arc::new(Switchboard::new(plan.setup(plan.credentials(), peers))?);
-    let lines = Lines { switchboard, acceptor: None };
-    Ok(Meeting { lines, control: vec![None], own_ips: vec![address] })
+    let lines = Lines { switchboard, session: random_nonce()?, acceptor: None };
+    Ok(Meeting { lines, control: vec![None], own_ips: vec![address], job: Arc::default() })
 }
 
 /// What a rank tells of itself.
@@ -188,9 +204,19 @@ struct Plan<'a> {
     credentials: Credentials,
     members: Members,
     parent: Option<Parent>,
+    door: u16,
+    /// Called on a member before the leader hears that it is ready, and on the leader before anyone hears that all are.
+    agreed: Option<&'a dyn Fn()>,
 }
 
 impl Plan<'_> {
+    /// From now on the others may have met.
+    fn agree(&self) {
+        if let Some(agreed) = self.agreed {
+            agreed();
+        }
+    }
+
     /// The number in the whole job of a rank of this group.
     fn number(&self, rank: usize) -> usize {
         self.members.world_rank(rank)
@@ -265,7 +291,7 @@ impl Plan<'_> {
     fn open_lines(
         &self,
         listener: TcpListener,
-        credentials: Credentials,
+        (credentials, session): (&Credentials, [u8; 32]),
         peers: Vec<PeerInfo>,
     ) -> Result<Lines> {
         let own = self.config.rank;
@@ -276,11 +302,12 @@ impl Plan<'_> {
                 }
             }
         }
+        let credentials = credentials.bound_to(&session);
         let switchboard = Arc::new(Switchboard::new(self.setup(credentials, peers))?);
         let answering = switchboard.clone();
         let greet = move |wire, until, place: Guest<'_>| answering.answer(wire, until, place);
         let acceptor = Acceptor::start(listener, self.limits, Arc::new(greet))?;
-        Ok(Lines { switchboard, acceptor: Some(acceptor) })
+        Ok(Lines { switchboard, session, acceptor: Some(acceptor) })
     }
 
     /// The address of this rank as seen by the one at the other end of a connection.
@@ -308,11 +335,15 @@ impl Plan<'_> {
 
     /// The meeting failed, for a reason that is neither this rank's nor another's alone.
     fn failed(&self, detail: impl Into<String>) -> Error {
+        self.failed_after(self.started.elapsed(), detail)
+    }
+
+    fn failed_after(&self, waited: Duration, detail: impl Into<String>) -> Error {
         Error::Rendezvous {
             rank: self.number(self.config.rank),
             world_size: self.config.world_size,
             address: self.place.to_string(),
-            waited: self.started.elapsed(),
+            waited,
             detail: detail.into(),
         }
     }
@@ -325,7 +356,11 @@ impl Plan<'_> {
     fn failed_elsewhere(&self, failure: Failure) -> Error {
         match failure.died {
             Some((rank, host)) => Error::PeerDied { rank, host, operation: self.operation() },
-            None => self.failed(failure.detail),
+            // This rank may have come late, long after the others began to wait.
+            None => {
+                let waited = self.started.elapsed().max(Duration::from_millis(failure.waited_ms));
+                self.failed_after(waited, failure.detail)
+            }
         }
     }
 }
@@ -348,13 +383,18 @@ fn no_memory(own: usize, rank: usize, host: &str, obstacle: Obstacle) -> Error {
 
 fn cannot_listen(address: SocketAddr, reason: std::io::Error) -> Error {
     match Fault::from(reason) {
+        Fault::Io(reason) if reason.kind() == ErrorKind::AddrNotAvailable => {
+            let help =
+                "this host has no such address; give one that it has in the network that connects the ranks";
+            Error::invalid("bind (GIRANDOLE_BIND)", address.ip(), help)
+        }
         // Another port would be of no help.
         fault if fault.is_exhausted() => Error::system(format!("listening on {address}"), fault),
         fault => Error::Listen { address: address.to_string(), reason: fault.to_string() },
     }
 }
 
-pub(crate) fn random_nonce() -> Result<[u8; 32]> {
+fn random_nonce() -> Result<[u8; 32]> {
     let mut nonce = [0; 32];
     getrandom::fill(&mut nonce).map_err(|reason| Error::system("random numbers for a nonce", reason))?;
     Ok(nonce)

@@ -2,14 +2,14 @@
 
 use std::fmt;
 use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::Instant;
 
 use super::meeting_file::{self, MeetingFile};
 use super::store::{Store, Word};
 use super::{Plan, cannot_listen, random_nonce};
-use crate::scheduler::seen_by_others;
+use crate::scheduler::{self, seen_by_others};
 use crate::tcp::config::{agent_store_from_env, master_from_env};
 use crate::tcp::fault::{Fault, Try};
 use crate::tcp::handshake::Credentials;
@@ -73,7 +73,7 @@ impl Plan<'_> {
         let credentials = self.credentials();
         match &self.place {
             Place::Address { host, port } => {
-                let addresses = own_addresses(host, *port)?;
+                let addresses = own_addresses(host, *port, self.deadline)?;
                 // A rank that others reach from elsewhere is to be found from there.
                 let addresses = match self.config.bind.to_canonical().is_loopback() {
                     true => addresses,
@@ -96,7 +96,8 @@ impl Plan<'_> {
                 self.open_told(|address, nonce| MeetingFile::write(path, address, nonce).map(Some))
             }
             Place::Store { host, port, key } => self.open_told(|address, nonce| {
-                let left = resolve(host, *port).map_err(Fault::Resolve).and_then(|addresses| {
+                let found = resolve(host, *port, self.deadline).map_err(Fault::Resolve);
+                let left = found.and_then(|addresses| {
                     Store::connect(&addresses, self.deadline)?.leave(key, &Word { address, nonce })
                 });
                 left.map(|()| None)
@@ -121,14 +122,16 @@ impl Plan<'_> {
     pub(super) fn find_place(&self) -> Try<(Vec<SocketAddr>, Credentials)> {
         let credentials = self.credentials();
         match &self.place {
-            Place::Address { host, port } => Ok((resolve(host, *port).map_err(Fault::Resolve)?, credentials)),
+            Place::Address { host, port } => {
+                Ok((resolve(host, *port, self.deadline).map_err(Fault::Resolve)?, credentials))
+            }
             Place::File(path) => {
                 let (address, nonce) =
                     meeting_file::read(path, self.config.secret.is_none()).map_err(Fault::File)?;
                 Ok((vec![address], credentials.bound_to(&nonce)))
             }
             Place::Store { host, port, key } => {
-                let addresses = resolve(host, *port).map_err(Fault::Resolve)?;
+                let addresses = resolve(host, *port, self.deadline).map_err(Fault::Resolve)?;
                 let until = self.deadline.min(Instant::now() + self.limits.handshake);
                 let word = Store::connect(&addresses, until)?.find(key)?;
                 let nothing = || Fault::File("rank 0 has not left word there yet".into());
@@ -145,7 +148,10 @@ pub(crate) fn try_out(config: &TcpConfig) -> Result<()> {
     TcpListener::bind(address).map_err(|reason| cannot_listen(address, reason))?;
     match &config.init_method {
         InitMethod::Env => Ok(()),
-        InitMethod::Tcp { host, port } => listen_on_first(&own_addresses(host, *port)?).map(drop),
+        InitMethod::Tcp { host, port } => {
+            let deadline = Instant::now() + config.bounded_timeout();
+            listen_on_first(&own_addresses(host, *port, deadline)?).map(drop)
+        }
         InitMethod::File(path) => {
             check_one_address(config)?;
             MeetingFile::write(path, address, random_nonce()?).map(drop)
@@ -165,15 +171,14 @@ fn check_one_address(config: &TcpConfig) -> Result<()> {
 }
 
 /// The addresses of this host's name.
-fn own_addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
-    resolve(host, port).map_err(|reason| {
+fn own_addresses(host: &str, port: u16, deadline: Instant) -> Result<Vec<SocketAddr>> {
+    resolve(host, port, deadline).map_err(|reason| {
         Error::invalid("the meeting point's host", host, format!("{reason}; give an address of this host"))
     })
 }
 
-fn resolve(host: &str, port: u16) -> std::result::Result<Vec<SocketAddr>, String> {
-    let found = (host, port).to_socket_addrs().map(Vec::from_iter);
-    match found {
+fn resolve(host: &str, port: u16, deadline: Instant) -> std::result::Result<Vec<SocketAddr>, String> {
+    match scheduler::addresses(host, port, deadline) {
         Ok(addresses) if !addresses.is_empty() => Ok(addresses),
         Ok(_) => Err(format!("the name {host} has no address")),
         Err(reason) => Err(format!("the name {host} has no address ({reason})")),

@@ -23,6 +23,8 @@ const MESSAGE: Duration = Duration::from_secs(1);
 pub(super) struct Roster {
     credentials: Credentials,
     members: Members,
+    /// When the meeting is over.
+    deadline: Instant,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -46,10 +48,10 @@ struct Seat {
 }
 
 impl Roster {
-    pub(super) fn new(members: Members, credentials: Credentials) -> Self {
+    pub(super) fn new(members: Members, credentials: Credentials, deadline: Instant) -> Self {
         let seats = members.world_ranks().iter().map(|_| None).collect();
         let state = Mutex::new(State { seats, strangers: 0, refused: None });
-        Self { credentials, members, state, changed: Condvar::new() }
+        Self { credentials, members, deadline, state, changed: Condvar::new() }
     }
 
     /// The number of ranks is at most 4096.
@@ -61,11 +63,14 @@ impl Roster {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a rank's control connection.
-    pub(super) fn greet(&self, mut wire: Wire, deadline: Instant, _place: Place<'_>) -> Try<()> {
-        let admission = wire.accept(&self.credentials, deadline).inspect_err(|fault| {
+    /// Takes a rank's control connection. Who has proved to be one is no stranger any more: it gives up its `place` among
+    /// them, and has the time that ranks have for each other.
+    pub(super) fn greet(&self, mut wire: Wire, until: Instant, place: Place<'_>) -> Try<()> {
+        let admission = wire.accept(&self.credentials, until).inspect_err(|fault| {
             self.state().strangers += usize::from(!matches!(fault, Fault::Stopped));
         })?;
+        drop(place);
+        let deadline = self.deadline;
         let Caller { rank, world_size, purpose } = admission.caller;
         let status = match () {
             () if world_size != self.world_size() => Status::OtherWorldSize,
@@ -202,8 +207,8 @@ impl State {
 
 /// What is known of a rank that comes from this address.
 pub(super) fn entry(hello: Hello, from: IpAddr) -> Entry {
-    let Hello { ip, port, host, pid, site, .. } = hello;
-    Entry { address: SocketAddr::new(ip.unwrap_or(from), port), host: tidy(&host, MAX_HOST), pid, site }
+    let Hello { ip, port, host, pid, site, door, .. } = hello;
+    Entry { address: SocketAddr::new(ip.unwrap_or(from), port), host: tidy(&host, MAX_HOST), pid, site, door }
 }
 
 /// What it means that a rank says something which should have nothing to say.

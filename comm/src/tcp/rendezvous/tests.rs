@@ -1,10 +1,12 @@
 //! Ranks as threads: those who meet, those who do not, and those who should not.
 
 mod corrupted;
+mod ended;
 mod exhausted;
 mod misfits;
 mod strangers;
 mod tls;
+mod turns;
 
 use std::fs;
 use std::io::{Read, Write};
@@ -60,7 +62,7 @@ fn meetings(ranks: Vec<thread::JoinHandle<Result<Meeting>>>) -> Vec<Meeting> {
 /// at once and from both sides.
 fn check(meetings: &[Meeting]) {
     let world_size = meetings.len();
-    for (own, Meeting { lines, control, own_ips }) in meetings.iter().enumerate() {
+    for (own, Meeting { lines, control, own_ips, .. }) in meetings.iter().enumerate() {
         let peers = lines.switchboard.peers();
         let me = Own::new(Transport::Tcp);
         assert!(peers.iter().all(|peer| peer.host == me.host && peer.pid == me.pid));

@@ -223,12 +223,12 @@ impl Switchboard {
         result
     }
 
-    /// From now on no connection is made; tells every peer that there is one to that this rank leaves. Only where no
-    /// operation was cut off: then a peer would take it for data.
-    pub(crate) fn leave(&self) {
+    /// From now on no connection is made; tells every peer that there is one to that this rank leaves, in these words. Only
+    /// where no operation was cut off: then a peer would take it for data.
+    pub(crate) fn leave(&self, words: Words) {
         let mut state = self.state();
-        state.close(Some(FAREWELL));
-        state.streams().for_each(|stream| stream.say(&FAREWELL));
+        state.close(Some(words));
+        state.streams().for_each(|stream| stream.say(&words));
         drop(state);
         self.changed.notify_all();
     }
@@ -299,7 +299,7 @@ impl Switchboard {
     ) -> Arc<Self> {
         let address = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
         let site = shm::Site::own(Err(shm::Obstacle::Unwanted));
-        let peer = PeerInfo { host: "here".into(), pid: 1, address, site };
+        let peer = PeerInfo { host: "here".into(), pid: 1, address, site, door: 0 };
         let (rank, world_size) = (own as u32, connections.len() as u32);
         let switchboard = Self::new(Setup {
             own: Caller { rank, world_size, purpose: super::handshake::Purpose::Data },

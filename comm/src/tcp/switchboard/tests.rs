@@ -29,7 +29,7 @@ fn credentials() -> Credentials {
 /// A rank of a group of two that listen there.
 fn switchboard(rank: usize, addresses: [SocketAddr; 2]) -> Arc<Switchboard> {
     let site = Site::own(Err(Obstacle::Unwanted));
-    let peer = |address| PeerInfo { host: "here".into(), pid: 1, address, site: site.clone() };
+    let peer = |address| PeerInfo { host: "here".into(), pid: 1, address, site: site.clone(), door: 0 };
     let setup = Setup {
         own: caller(rank),
         credentials: credentials(),
@@ -151,7 +151,7 @@ fn a_peer_that_says_nothing_holds_up_nobody_who_leaves() {
     assert!(matches!(waiting.fetch(1), Ok(None)));
     assert!(waiting.trouble(1).contains(&address.to_string()));
     let began = Instant::now();
-    waiting.leave();
+    waiting.leave(FAREWELL);
     waiting.end();
     assert!(matches!(waiting.fetch(1), Err(Unopened::Closed)));
     assert!(began.elapsed() < LONG / 2);
@@ -160,7 +160,7 @@ fn a_peer_that_says_nothing_holds_up_nobody_who_leaves() {
 #[test]
 fn a_group_that_fails_or_closes_ends_every_wait() {
     let cut = |switchboard: &Switchboard| switchboard.cut(Shutdown::Both, None);
-    for close in [cut, Switchboard::leave] {
+    for close in [cut, |switchboard: &Switchboard| switchboard.leave(FAREWELL)] {
         let ((_silent, address), (_, own)) = (listener(), listener());
         let waiting = switchboard(0, [own, address]);
         thread::scope(|scope| {
@@ -178,7 +178,7 @@ fn who_has_left_takes_nobody_in_and_says_so_where_it_might_be_counted_on() {
     let address = ranks[0].0.peers()[0].address;
     let until = Instant::now() + LONG;
     let (mut half, _) = Wire::connect(address, &credentials(), caller(1), until).unwrap();
-    ranks[0].0.leave();
+    ranks[0].0.leave(FAREWELL);
     half.write(&[1], until).unwrap();
     assert_eq!(half.read::<{ FAREWELL.len() }>(until).unwrap(), FAREWELL);
     let (_, verdict) = Wire::connect(address, &credentials(), caller(1), until).unwrap();

@@ -9,6 +9,7 @@ use rayon::prelude::*;
 use super::super::real::{Real, ln, max, sum, sum_pairs};
 use super::super::{dense, with_numbers};
 use super::{Call, NAME, Sizes};
+use crate::Kept;
 use crate::product::{Matrix, multiply};
 use crate::vectors::vectorized;
 
@@ -21,22 +22,26 @@ const SMALL: usize = 1 << 18;
 
 pub(super) struct Fused {
     call: Call,
+    /// Backward will follow.
+    tracked: bool,
     /// The logarithm of each query's sum of exponentials, head by head, for backward.
     log_sums: Mutex<Option<CpuStorage>>,
+    #[expect(dead_code, reason = "it is there as long as this is")]
+    kept: Kept,
 }
 
 /// Queries, keys and values; backward also the result and its gradient.
 type Inputs<'a, T, const N: usize> = [&'a [T]; N];
 
 impl Fused {
-    pub(super) fn new(call: Call) -> Self {
-        Self { call, log_sums: Mutex::default() }
+    pub(super) fn new(call: Call, tracked: bool, kept: Kept) -> Self {
+        Self { call, tracked, log_sums: Mutex::default(), kept }
     }
 
     fn mixed<T: Real>(&self, parts: [(&CpuStorage, &Layout); 3]) -> candle_core::Result<CpuStorage> {
         let [q, k, v] = parts.map(|(storage, layout)| dense::<T>(storage, layout));
         let (mixed, log_sums) = self.call.forward([q?, k?, v?])?;
-        let log_sums = Some(T::to_cpu_storage_owned(log_sums));
+        let log_sums = self.tracked.then(|| T::to_cpu_storage_owned(log_sums));
         *self.log_sums.lock().unwrap_or_else(PoisonError::into_inner) = log_sums;
         Ok(T::to_cpu_storage_owned(mixed))
     }

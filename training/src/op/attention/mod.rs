@@ -12,7 +12,7 @@ use self::composed::composed;
 use self::fused::Fused;
 use super::working_dtype;
 use crate::dropout::Mask;
-use crate::{Dropout, Error, Result};
+use crate::{Dropout, Error, Kept, Result};
 
 const NAME: &str = "attention";
 
@@ -146,10 +146,14 @@ fn run(
     let dtype = working_dtype(NAME, q.dtype())?;
     let wide = |tensor: &Tensor| tensor.to_dtype(dtype)?.contiguous();
     let (wide_q, k, v) = (wide(q)?, wide(k)?, wide(v)?);
-    let mixed = match q.device().is_cpu() {
-        true => wide_q.apply_op3(&k, &v, Fused::new(call))?,
-        false => composed(&wide_q, &k, &v, &call)?,
-    };
+    if !q.device().is_cpu() {
+        return composed(&wide_q, &k, &v, &call)?.to_dtype(q.dtype());
+    }
+    let tracked = wide_q.track_op() || k.track_op() || v.track_op();
+    let log_sums = if tracked { sizes.batch * sizes.heads * sizes.queries } else { 0 };
+    let kept = Kept::default();
+    let mixed = wide_q.apply_op3(&k, &v, Fused::new(call, tracked, kept.clone()))?;
+    kept.by(&mixed, log_sums * dtype.size_in_bytes());
     mixed.to_dtype(q.dtype())
 }
 

@@ -18,8 +18,9 @@ use super::super::needed;
 #[command(after_help = "\
 Trains a language model to predict the next token, with Adam. Attention heads, feed-forward
 layers, embedding and logits are divided over --tp ranks; --dp of such groups have batches of
-their own. In the end it says, measured, what each rank held and sent, and what it would have with
-a copy of the whole model on each.
+their own. Where --tp does not divide --vocab-size, the first ranks have one token more. In the end
+it says, measured, what each rank held and sent, and what it would have with a copy of the whole
+model on each.
 
 --data FILE holds the tensor tokens, i64 of shape (rows, length); --init and --save hold PyTorch's
 state_dict of the whole model: embedding.weight, position.weight, layers.0.norm1.weight,
@@ -81,16 +82,26 @@ impl TensorParallelTransformerOptions {
         LanguageModelConfig { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, visible }
     }
 
-    /// What is wrong with the model on this machine.
-    fn too_large(&self, sizes: (usize, usize)) -> Option<String> {
-        let ff = self.d_ff.map_or(4.0 * self.d_model as f64, |width| width as f64);
-        let [model, words, blocks, positions] =
-            [self.d_model, self.vocab_size, self.num_layers, self.max_len].map(|size| size as f64);
-        let block = 4.0 * model * model + 2.0 * model * ff + 9.0 * model + ff;
+    /// What is wrong with the model on this machine: a size, and what it leads to.
+    fn too_large(&self, ranks: (usize, usize)) -> Option<(&'static str, usize, String)> {
+        let sizes = [
+            ("--d-model", self.d_model),
+            ("--vocab-size", self.vocab_size),
+            ("--num-layers", self.num_layers),
+            ("--max-len", self.max_len),
+            ("--d-ff", self.d_ff.unwrap_or(0)),
+        ];
+        let count = |[model, words, blocks, positions, ff]: [f64; 5]| {
+            let ff = if self.d_ff.is_some() { ff } else { 4.0 * model };
+            let block = 4.0 * model * model + 2.0 * model * ff + 9.0 * model + ff;
+            (2.0 * words * model + blocks * block, positions * model)
+        };
         // Positions are on all ranks.
-        let (divided, whole) = (2.0 * words * model + blocks * block, positions * model);
+        let (divided, whole) = count(sizes.map(|(_, size)| size as f64));
         let bytes = |parts| room::with_adam(divided, parts) + room::with_adam(whole, 1);
-        room::too_large(divided + whole, "parameters", needed(&self.common, sizes, bytes))
+        let help = room::too_large(divided + whole, "parameters", needed(&self.common, ranks, bytes))?;
+        let (option, got) = room::largest(sizes, |sizes| count(sizes).0 + count(sizes).1);
+        Some((option, got, help))
     }
 
     /// Refuses sizes that do not go together, or that the ranks do not divide.
@@ -102,11 +113,15 @@ impl TensorParallelTransformerOptions {
             let help = format!("it is split over {num_heads} heads (--num-heads): give a multiple of that");
             return refuse("--d-model", d_model, help);
         }
-        if let Some(help) = self.too_large((world_size, tp)) {
-            return refuse("--num-layers", self.num_layers, help);
+        if let Some((option, got, help)) = self.too_large((world_size, tp)) {
+            return refuse(option, got, help);
         }
         MeshOptions::divides("--num-heads", num_heads, tp)?;
-        MeshOptions::divides("--vocab-size", self.vocab_size, tp)?;
+        if self.vocab_size < tp {
+            let help =
+                format!("it is divided over {tp} tensor-parallel ranks (--tp): give each one at least");
+            return refuse("--vocab-size", self.vocab_size, help);
+        }
         MeshOptions::divides("--d-ff", self.d_ff.unwrap_or(d_model.saturating_mul(4)), tp)?;
         if self.common.data.is_some() {
             return Ok(());

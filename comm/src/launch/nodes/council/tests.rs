@@ -12,7 +12,8 @@ fn ready(node: usize) -> Word {
 }
 
 fn ready_with(node: usize, elastic: Option<usize>) -> Word {
-    Word::Ready { host: format!("h{node}"), local_world_size: 2, port: 1000 + node as u16, elastic }
+    let (host, port) = (format!("h{node}"), 1000 + node as u16);
+    Word::Ready { host, local_world_size: 2, port, elastic, max_restarts: 0 }
 }
 
 fn failed(rank: usize, status: ExitKind, ago_ms: u64) -> Word {
@@ -27,6 +28,7 @@ fn told(orders: &Orders) -> Vec<String> {
         Order::Start(round) => format!("start {} at {}", round.restart, round.port),
         Order::Stop => "stop".into(),
         Order::GoOn(what) => what.clone(),
+        Order::HasEnded(rank) => format!("ended {rank}"),
         Order::Again { reason, restart, of } => format!("again {restart}/{of}: {reason}"),
         Order::Over(verdict) => format!("over: {verdict:?}"),
     };
@@ -117,7 +119,7 @@ fn other_numbers_of_ranks_are_refused_by_name() {
     let mut council = council(2, 0);
     let now = Instant::now();
     council.hear(0, ready(0), now);
-    let odd = Word::Ready { host: "b".into(), local_world_size: 3, port: 0, elastic: None };
+    let odd = Word::Ready { host: "b".into(), local_world_size: 3, port: 0, elastic: None, max_restarts: 0 };
     let orders = told(&council.hear(1, odd, now));
     let part = "--nproc-per-node: got 3, node 0 (host h0) has 2; give the same on every node";
     assert!(orders.len() == 2 && orders[0].contains(part) && orders[0].contains("node: 1"), "{orders:?}");
@@ -135,6 +137,34 @@ fn another_elastic_is_refused_by_name() {
         let orders = told(&council.hear(1, ready_with(1, second), now));
         assert!(orders.len() == 2 && orders[0].contains(part), "{orders:?}");
     }
+}
+
+#[test]
+fn another_number_of_restarts_is_refused_by_name() {
+    let mut council = council(2, 1);
+    let now = Instant::now();
+    council.hear(0, ready(0), now);
+    let odd = Word::Ready { host: "b".into(), local_world_size: 2, port: 0, elastic: None, max_restarts: 3 };
+    let orders = told(&council.hear(1, odd, now));
+    let part = "--max-restarts: got 3, node 0 (host h0) has 0; give the same on every node";
+    assert!(orders.len() == 2 && orders[0].contains(part) && orders[0].contains("node: 1"), "{orders:?}");
+}
+
+#[test]
+fn a_launcher_that_is_not_heard_of_ends_the_job_by_name() {
+    let mut council = council(3, 5);
+    let now = Instant::now();
+    start(&mut council);
+    council.hear(0, Word::Ended(Ending::Done), now);
+    council.hear(2, Word::Ended(Ending::Done), now);
+    let over = "over: Silent { node: NodeName { node: 1, host: \"h1\" }, ms: 5000 }";
+    let orders = council.hear(1, Word::Silent { ms: 5000 }, now);
+    assert_eq!(told(&orders), [format!("0 {over}"), format!("2 {over}")]);
+
+    let mut council = elastic(3, 0);
+    let go_on = "node 1 (host h1) is given up: nothing was heard of its launcher for 5.0 s; the others go on, 4 in all";
+    let orders = council.hear(1, Word::Silent { ms: 5000 }, now);
+    assert_eq!(told(&orders), [0, 2].map(|node| format!("{node} {go_on}")));
 }
 
 fn lost(rank: usize) -> Word {
@@ -321,7 +351,7 @@ proptest! {
                             runs[to] = false;
                             words.push_back((to, failed(to, ExitKind::Code(75), 0)));
                         }
-                        Order::Stop | Order::GoOn(_) => {}
+                        Order::Stop | Order::GoOn(_) | Order::HasEnded(_) => {}
                         Order::Again { .. } => words.push_back(ready(to)),
                         Order::Over(verdict) => ends[to].push(verdict),
                     }
@@ -356,4 +386,16 @@ proptest! {
         let stayed: Vec<_> = left.into_iter().filter(|node| !has_left(node)).collect();
         prop_assert!(stayed.iter().all(|&node| ends[node] == ends[stayed[0]]), "{ends:?}");
     }
+}
+
+#[test]
+fn a_launcher_vouches_for_the_end_of_its_own_ranks_only() {
+    let mut council = elastic(1, 0);
+    let now = Instant::now();
+    assert_eq!(told(&council.hear(1, Word::HasEnded(2), now)), ["0 ended 2", "1 ended 2", "2 ended 2"]);
+    assert!(council.hear(1, Word::HasEnded(0), now).is_empty());
+    assert!(council.hear(2, Word::HasEnded(6), now).is_empty());
+    // What has become of the ranks of a node that is gone is not known.
+    assert_eq!(council.hear(2, Word::Gone, now).len(), 2);
+    assert_eq!(told(&council.hear(0, Word::HasEnded(1), now)), ["0 ended 1", "1 ended 1"]);
 }

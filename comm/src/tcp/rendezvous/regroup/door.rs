@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::super::message::{Entry, Hello};
 use super::super::roster::entry;
 use super::super::{Own, check_secret};
+use super::history::History;
 use super::message::{Card, Come, Knock, LIMIT, Reply};
 use super::{Hall, State};
 use crate::Transport;
@@ -23,8 +24,8 @@ const ANSWER: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Visitor {
     pub(super) card: Card,
-    pub(super) generation: u64,
-    pub(super) people: Vec<Card>,
+    pub(super) history: History,
+    pub(super) promised: u64,
     pub(super) hello: Hello,
     /// The address from which it came.
     pub(super) from: IpAddr,
@@ -70,14 +71,15 @@ impl Hall {
                 wire.send(&reply, until)?;
                 wire.hang_up();
             }
-            Knock::Come(Come { generation, card, people, hello }) => {
+            Knock::Come(Come { card, history, promised, people, hello }) => {
                 wire.detach();
-                self.take_in(Visitor { card, generation, people, hello, from, wire });
+                self.take_in(Visitor { card, history, promised, hello, from, wire }, &people);
             }
             Knock::Join { card, hello } => {
                 let is_local = wire.is_local()?;
                 wire.detach();
-                let guest = Visitor { card, generation: 0, people: Vec::new(), hello, from, wire };
+                let (history, promised) = (History::default(), 0);
+                let guest = Visitor { card, history, promised, hello, from, wire };
                 self.let_wait(guest, is_local);
             }
         }
@@ -121,8 +123,8 @@ impl Hall {
             }
         }
         let is_elsewhere = |door: &SocketAddr| !door.ip().is_loopback() && door.ip() != self.door.ip();
-        let far = !is_local || state.people.values().any(is_elsewhere);
-        let unseen = state.people.iter().find(|(_, door)| !is_local && door.ip().is_loopback());
+        let far = !is_local || state.doors.values().any(is_elsewhere);
+        let unseen = state.doors.iter().find(|(_, door)| !is_local && door.ip().is_loopback());
         match unseen {
             _ if far && ip.is_loopback() => Some(format!(
                 "rank {number} (host {host}) listens on {ip}, where ranks of other hosts cannot reach it: set \
@@ -137,19 +139,19 @@ impl Hall {
         }
     }
 
-    /// Whether the newest group that this rank has been in has gone on without that one. None has, as long as this rank does not
-    /// know who is in the first one.
-    fn excludes(&self, number: usize, generation: u64) -> bool {
-        let state = self.state();
-        let knows = !state.people.is_empty();
-        knows && generation <= state.generation && !state.people.contains_key(&number)
+    /// Whether the newest group that this rank has been in has gone on without that one, which knows of none that is newer.
+    /// None has, as long as this rank does not know who is in the first one.
+    fn excludes(&self, number: usize, newest: u64) -> bool {
+        let State { history, .. } = &*self.state();
+        history.is_known() && newest <= history.met && !history.has_met_with(number)
     }
 
-    fn take_in(&self, guest: Visitor) {
-        if self.excludes(guest.card.number, guest.generation) {
+    fn take_in(&self, guest: Visitor, people: &[Card]) {
+        if self.excludes(guest.card.number, guest.history.newest) {
             return guest.send_away(&Reply::Excluded);
         }
         let mut state = self.state();
+        state.hear_of(people);
         if state.away {
             drop(state);
             return guest.send_away(&Reply::Elsewhere);

@@ -5,21 +5,14 @@ use std::time::Instant;
 
 use rustix::event::PollFlags;
 
-use super::super::Own;
 use super::super::member::{Leader, hello};
-use super::message::{Card, Come, Knock, LIMIT, Reply};
+use super::super::{Own, Plan};
+use super::message::{Come, Knock, LIMIT, Promise, Reply, Seat};
 use super::search::{Search, excluded, knock};
 use super::{Attempt, Hall, Miss, Regrouped};
 use crate::Error;
 use crate::tcp::fault::Fault;
 use crate::tcp::wire::{Wire, wait_any};
-
-/// A place in a new group.
-pub(super) struct Seat {
-    rank: usize,
-    generation: u64,
-    people: Vec<Card>,
-}
 
 impl Hall {
     /// Goes to a leader's door, and waits there.
@@ -34,12 +27,12 @@ impl Hall {
         let config = self.config_as(0, 1);
         let plan = self.plan(&config, &[self.card()], Own::new(config.transport), deadline);
         let (listener, port) = plan.listen_for_data()?;
-        let (generation, people) = {
+        let come = {
             let state = self.state();
-            let card = |(number, door): (&usize, &SocketAddr)| Card { number: *number, door: *door };
-            (state.generation, state.people.iter().map(card).collect())
+            let (history, promised) = (state.history.clone(), state.promised);
+            let people = state.people(&history, |number| number == self.own);
+            Knock::Come(Come { card: self.card(), history, promised, people, hello: hello(&plan, port) })
         };
-        let come = Knock::Come(Come { generation, card: self.card(), people, hello: hello(&plan, port) });
         let until = plan.deadline;
         let own = plan.own;
         let mut wire = knock(door, Some(leader), (&self.credentials, self.own as u32), &come, until)
@@ -81,9 +74,7 @@ impl Hall {
             pause = (pause * 2).min(self.silence());
         }
         match wire.receive(LIMIT, deadline.min(Instant::now() + self.silence())) {
-            Ok(Reply::Seat { rank, generation, people }) if rank > 0 && rank < people.len() => {
-                Ok(Some(Seat { rank, generation, people }))
-            }
+            Ok(Reply::Seat(seat)) if seat.rank > 0 && seat.rank < seat.people.len() => Ok(Some(seat)),
             Ok(Reply::Excluded) => Err(Miss::Final(excluded(self.own))),
             Ok(Reply::Refused(reason)) => {
                 let address = wire.peer().map_or_else(|_| leader.into(), |peer| peer.to_string());
@@ -97,19 +88,32 @@ impl Hall {
         }
     }
 
-    /// Meets the others.
+    /// Promises to take part, and meets the others.
     pub(super) fn take_seat(
         &self,
-        Seat { rank, generation, people }: Seat,
-        wire: Wire,
+        Seat { rank, history, people, others }: Seat,
+        mut wire: Wire,
         own: Own,
         listener: TcpListener,
         deadline: Instant,
     ) -> Attempt<Regrouped> {
+        let number = history.newest;
+        {
+            let mut state = self.state();
+            if number <= state.promised {
+                return Err(Miss::Again(format!("a group {number} is offered, which is over")));
+            }
+            state.promised = number;
+            state.hear_of(&others);
+            state.hear_of(&people);
+        }
         let config = self.config_as(rank, people.len());
-        let plan = self.plan(&config, &people, own, deadline);
+        let agree = || self.agree(history.clone());
+        let plan = Plan { agreed: Some(&agree), ..self.plan(&config, &people, own, deadline) };
+        wire.send(&Promise { number }, plan.deadline)
+            .map_err(|fault| Miss::Again(format!("the leader of a new group: {fault}")))?;
         let meeting = Leader { plan: &plan, wire }.conclude(listener, &self.credentials)?;
-        self.settle(generation, &people)?;
+        self.settle(history.clone().concluded(), &people)?;
         let numbers = people.iter().map(|card| card.number).collect();
         Ok(Regrouped { config, meeting, numbers })
     }

@@ -6,11 +6,11 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use super::super::leader::{Members, conclude, dismiss, into_meeting};
-use super::super::roster::{entry, name_ranks};
-use super::super::{Own, meet_nobody};
+use super::super::roster::{entry, name_ranks, protocol};
+use super::super::{Own, Plan, meet_nobody};
 use super::door::Visitor;
-use super::message::{Card, Reply};
-use super::quorum::may_go_on;
+use super::history::History;
+use super::message::{Card, LIMIT, Promise, Reply, Seat};
 use super::search::{Search, excluded};
 use super::{Attempt, Hall, Miss, Regrouped};
 use crate::Error;
@@ -23,24 +23,31 @@ const ROUND: Duration = Duration::from_millis(2);
 struct Crew {
     /// By their number in the job.
     guests: Vec<Visitor>,
-    generation: u64,
+    /// What all know who agree to the new group.
+    history: History,
 }
 
 impl Hall {
     /// Waits for those who are left, and meets with them.
     pub(super) fn lead(&self, search: &mut Search<'_>, room: usize) -> Attempt<Regrouped> {
         self.gather(search)?;
-        let Crew { guests, generation } = self.choose(search, room)?;
+        let Crew { guests, history } = self.choose(search, room)?;
         let (rank, world_size) = (0, guests.len() + 1);
         let config = self.config_as(rank, world_size);
         let people: Vec<Card> =
             std::iter::once(self.card()).chain(guests.iter().map(|guest| guest.card.clone())).collect();
+        let met = history.clone().concluded();
+        let decide = || self.agree(met.clone());
         let plan = self.plan(&config, &people, Own::new(config.transport), search.deadline);
+        let plan = Plan { agreed: Some(&decide), ..plan };
         let listener = plan.listen_for_data()?;
+        let is_member = |number| people.iter().any(|card| card.number == number);
+        let others = self.state().people(&history, is_member);
         let mut members: Members = Vec::new();
         let mut outcome = Ok(());
         for (rank, Visitor { hello, from, mut wire, .. }) in (1..).zip(guests) {
-            let seat = Reply::Seat { rank, generation, people: people.clone() };
+            let (history, people, others) = (history.clone(), people.clone(), others.clone());
+            let seat = Reply::Seat(Seat { rank, history, people, others });
             let host = hello.host.clone();
             match wire.send(&seat, plan.deadline) {
                 Ok(()) => {}
@@ -49,6 +56,7 @@ impl Hall {
             }
             members.push((rank, wire, entry(hello, from)));
         }
+        let outcome = outcome.and_then(|()| hear_promises(&plan, &mut members, history.newest));
         let met = match world_size {
             1 => outcome.and_then(|()| meet_nobody(&config, plan.members.clone())),
             _ => outcome
@@ -56,7 +64,7 @@ impl Hall {
                 .map(|lines| into_meeting(&plan, lines, std::mem::take(&mut members))),
         };
         let meeting = met.inspect_err(|error| dismiss(&plan, std::mem::take(&mut members), error))?;
-        self.settle(generation, &people)?;
+        self.settle(history.concluded(), &people)?;
         self.send_away_the_excluded();
         let numbers = people.iter().map(|card| card.number).collect();
         Ok(Regrouped { config, meeting, numbers })
@@ -65,13 +73,15 @@ impl Hall {
     /// Waits until all who may be left are here. Others may be on their way.
     fn gather(&self, search: &mut Search<'_>) -> Attempt<()> {
         loop {
-            let missing = self.missing(search);
-            let awaited: Vec<_> =
-                missing.iter().filter(|(number, _)| !search.is_given_up(*number)).map(|(n, _)| *n).collect();
-            if awaited.is_empty() && search.has_looked(&missing) || Instant::now() >= search.last_call {
+            search.ask_the_launcher();
+            let (missing, members) = self.missing();
+            let is_awaited =
+                |(number, _): &(usize, _)| members.contains(number) && !search.is_given_up(*number);
+            let is_over = !missing.iter().any(is_awaited) && search.has_looked(&missing);
+            if is_over || Instant::now() >= search.last_call {
                 return Ok(());
             }
-            search.look_for(&missing)?;
+            search.look_for(&missing, &members)?;
             let state = self.state();
             let here = state.guests.len();
             let came = |state: &mut super::State| state.guests.len() == here;
@@ -79,21 +89,22 @@ impl Hall {
         }
     }
 
-    /// Members of the newest group that have not come, and are not gone as far as is known.
-    fn missing(&self, search: &Search<'_>) -> Vec<(usize, SocketAddr)> {
+    /// Those that are of account, have not come, and are not known to have ended; and the members of the newest group.
+    fn missing(&self) -> (Vec<(usize, SocketAddr)>, BTreeSet<usize>) {
         let mut state = self.state();
         state.guests.retain(|guest| guest.wire.is_open());
-        let (_, people) = state.newest();
+        let history = state.newest();
         let here: BTreeSet<usize> = state.guests.iter().map(|guest| guest.card.number).collect();
-        let missing = |number: &usize| *number != self.own && !here.contains(number);
-        people.into_iter().filter(|(number, _)| missing(number) && !search.gone.contains(number)).collect()
+        let is_here = |number| number == self.own || here.contains(&number);
+        let people = state.people(&history, |number| is_here(number) || history.ended().contains(&number));
+        (people.into_iter().map(|card| (card.number, card.door)).collect(), history.members())
     }
 
     /// Who takes part, if they may go on without the others.
     fn choose(&self, search: &Search<'_>, room: usize) -> Attempt<Crew> {
         let mut state = self.state();
-        let (generation, people) = state.newest();
-        let before: BTreeSet<usize> = people.into_keys().collect();
+        let history = state.newest();
+        let before = history.members();
         if !before.contains(&self.own) {
             return Err(Miss::Final(excluded(self.own)));
         }
@@ -108,13 +119,8 @@ impl Hall {
             .map(|guest| guest.card.number)
             .chain([self.own])
             .collect();
-        if !may_go_on(&before, &here, &search.gone) {
-            let missing =
-                before.iter().filter(|number| !here.contains(number) && !search.gone.contains(number));
-            let missing = name_ranks(&missing.copied().collect::<Vec<_>>());
-            let detail = format!(
-                "{missing} may still be there and did not come, and those who did are not enough to go on without"
-            );
+        if !history.may_go_on(&here) {
+            let detail = why_not(&history, &here);
             return match Instant::now() >= search.deadline {
                 true => Err(Miss::Final(Error::Regroup {
                     rank: self.own,
@@ -140,12 +146,16 @@ impl Hall {
             }
         }
         guests.sort_by_key(|guest| guest.card.number);
-        Ok(Crew { guests, generation: generation + 1 })
+        let promised = guests.iter().map(|guest| guest.promised).fold(state.promised, u64::max);
+        let number = promised.max(history.newest) + 1;
+        state.promised = number;
+        let members = guests.iter().map(|guest| guest.card.number).chain([self.own]).collect();
+        Ok(Crew { guests, history: history.with(number, members) })
     }
 
     fn send_away_the_excluded(&self) {
         let mut state = self.state();
-        let known = state.people.keys().copied().collect::<BTreeSet<usize>>();
+        let known = state.history.members();
         let (stay, go) = std::mem::take(&mut state.guests)
             .into_iter()
             .partition(|guest| known.contains(&guest.card.number));
@@ -153,5 +163,29 @@ impl Hall {
         drop(state);
         let go: Vec<Visitor> = go;
         go.into_iter().for_each(|guest| guest.send_away(&Reply::Excluded));
+    }
+}
+
+/// Waits until all have promised to take part: nobody agrees to the group before that.
+fn hear_promises(plan: &Plan<'_>, members: &mut Members, number: u64) -> crate::Result<()> {
+    members.iter_mut().try_for_each(|(rank, wire, entry)| match wire.receive(LIMIT, plan.deadline) {
+        Ok(Promise { number: promised }) if promised == number => Ok(()),
+        Ok(Promise { .. }) => Err(protocol(plan, *rank, entry, "a promise for another group")),
+        Err(Fault::Closed) => Err(plan.died(*rank, entry.host.as_str())),
+        Err(fault) => Err(plan.failed(format!("rank {}: {fault}", plan.number(*rank)))),
+    })
+}
+
+/// Why those who are here may not go on.
+fn why_not(history: &History, here: &BTreeSet<usize>) -> String {
+    let missing = history.all().into_iter().filter(|n| !here.contains(n) && !history.ended().contains(n));
+    match missing.collect::<Vec<_>>().as_slice() {
+        [] => "the ranks that were there before newcomers came have ended, and have left others behind that may still be \
+               there"
+            .into(),
+        missing => format!(
+            "{} may still be there and did not come, and those who did are not enough to go on without",
+            name_ranks(missing)
+        ),
     }
 }

@@ -7,26 +7,39 @@
 //! ```text
 //! rank r                                lowest rank that is left
 //!   handshake (door)                ->
-//!   Come: its generation, Hello     ->  waits until all are here, or known to be gone
-//!                                   <-  Seat: new rank and size, generation, doors | Elsewhere | Excluded
-//!   ... and from here on as at the first meeting, over the same connection
+//!   Come: what it knows, Hello      ->  waits until all are here, or known to have ended
+//!                                   <-  Seat: new rank, number of the group, doors | Elsewhere | Excluded
+//!   Promise: nothing older any more ->  waits until all have promised
+//!   ... and from here on as at the first meeting, over the same connection. A rank agrees to the group when it says
+//!       that it is connected; the group has met when all have.
 //! ```
 //!
 //! Whoever dies in the middle is missed by all, who then begin anew; so is a leader that falls silent while others wait at its
-//! door. One that was silent and wakes leads if it is lower: the other leader then sends its guests on, and goes there. A group that has met is a *generation*; where some
-//! have met and others have not, those of the newest one bring its number with them. Each generation has a session of its
-//! own, which all its connections prove: nothing of an earlier one can get into it.
+//! door. One that was silent and wakes leads if it is lower: the other leader then sends its guests on, and goes there. Where
+//! some have met and others have not, those who have agreed bring what they agreed to with them. Each group has a session of
+//! its own, which all its connections prove: nothing of an earlier one can get into it.
 //!
-//! Ranks are told apart by their number in the job's first group, which newcomers continue. Who is missing is gone for good
-//! where nobody listens at its door any more; where it only does not answer, the others go on without it if they are enough
-//! ([`quorum`]), so that there are never two groups. It hears that it is excluded as soon as it asks.
+//! Ranks are told apart by their number in the job's first group, which newcomers continue.
+//!
+//! There are never two groups, however ranks are cut from each other: [`history`] is the rule by which those who are left may
+//! go on without the others, and why it suffices. What cannot be reached counts as if it were there. Two things prove that a
+//! rank has ended ([`search`]): on its own host, that nobody listens at its door any more, or another program does; and the
+//! word of the launcher that has seen its process end ([`Elastic::ended`]), which each launcher gives for its own ranks, and
+//! which the launchers pass on to each other. Between hosts a refused connection proves nothing: a firewall refuses in the
+//! name of a rank that lives. One who was left behind hears that it is excluded as soon as it asks.
+//!
+//! What that costs. Without a launcher, half of the ranks or more that are lost at once with their host are not survived,
+//! unless what is left is the half with the lowest rank; with one on that host that lives they are. With the host its launcher
+//! is lost as well, and then the same holds as without one. Where half of the ranks or more are missing at once, of whom one
+//! only stands still, the others do not go on, even on one host: it may have gone on with those that have ended. Less than
+//! half may be missing for any reason, one after the other down to a single rank.
 
 mod door;
 mod follow;
+mod history;
 mod lead;
 mod message;
 mod newcomer;
-mod quorum;
 mod search;
 
 use std::collections::BTreeMap;
@@ -37,7 +50,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use self::door::Visitor;
-use self::message::Card;
+use self::history::History;
 use self::search::Search;
 use super::meeting_file::MeetingFile;
 use super::place::Place;
@@ -49,6 +62,7 @@ use crate::tcp::handshake::Credentials;
 use crate::tcp::{Elastic, TcpConfig};
 use crate::{Error, Result};
 
+pub(crate) use message::Card;
 pub(crate) use newcomer::join;
 
 /// The longest that one try to come together may take, once all who are left have said that they are there.
@@ -78,6 +92,8 @@ pub(crate) struct Hall {
     config: TcpConfig,
     /// Where newcomers find the group.
     file: Option<PathBuf>,
+    /// Where a launcher tells whose processes it has seen end.
+    ended: Option<PathBuf>,
     nonce: [u8; 32],
     credentials: Credentials,
     door: SocketAddr,
@@ -90,10 +106,12 @@ pub(crate) struct Hall {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Of the newest group that this rank has been in.
-    generation: u64,
-    /// Its members' doors, by number in the job.
-    people: BTreeMap<usize, SocketAddr>,
+    /// What this rank knows of the job's groups.
+    history: History,
+    /// The highest number of a group that it has promised to take part in.
+    promised: u64,
+    /// Doors, by number in the job, of all that it has heard of.
+    doors: BTreeMap<usize, SocketAddr>,
     /// Members that have come to this door.
     guests: Vec<Visitor>,
     /// Those who want to become one.
@@ -106,18 +124,26 @@ struct State {
 impl State {
     /// Whether another process has this number. One of the group that has missed its beginning asks anew, at the same door.
     fn has_another(&self, card: &Card) -> bool {
-        self.people.get(&card.number).is_some_and(|door| *door != card.door)
+        self.doors.get(&card.number).is_some_and(|door| *door != card.door)
     }
 
-    /// The newest group that is known here, and its members' doors: who comes from a newer one knows better who is in it.
-    fn newest(&self) -> (u64, BTreeMap<usize, SocketAddr>) {
-        let newest = self.guests.iter().max_by_key(|guest| guest.generation);
-        match newest.filter(|guest| guest.generation > self.generation) {
-            Some(Visitor { generation, people, .. }) => {
-                (*generation, people.iter().map(|card| (card.number, card.door)).collect())
-            }
-            None => (self.generation, self.people.clone()),
-        }
+    /// What is known here: who comes from a newer group knows better who is in it. One proof of an end is enough for all.
+    fn newest(&self) -> History {
+        let all = || self.guests.iter().map(|guest| &guest.history).chain([&self.history]);
+        let newest = all().max_by_key(|history| (history.is_known(), history.newest));
+        let mut newest = newest.cloned().unwrap_or_default();
+        all().for_each(|history| newest.have_ended(history.ended().iter().copied()));
+        newest
+    }
+
+    fn hear_of(&mut self, people: &[Card]) {
+        self.doors.extend(people.iter().map(|card| (card.number, card.door)));
+    }
+
+    /// All that are of account for the next group, this rank and its guests but for those that `are_not`.
+    fn people(&self, history: &History, are_not: impl Fn(usize) -> bool) -> Vec<Card> {
+        let numbers = history.all().into_iter().filter(|number| !are_not(*number));
+        numbers.filter_map(|number| Some(Card { number, door: *self.doors.get(&number)? })).collect()
     }
 }
 
@@ -151,13 +177,8 @@ impl From<Error> for Miss {
 }
 
 impl Lobby {
-    /// Opens this rank's door.
-    pub(crate) fn open(
-        config: &TcpConfig,
-        elastic: &Elastic,
-        own: usize,
-        nonce: [u8; 32],
-    ) -> Result<Arc<Self>> {
+    /// Where this rank's door will be, and its port.
+    pub(crate) fn listen(config: &TcpConfig) -> Result<(TcpListener, u16)> {
         if config.bind.is_unspecified() {
             let help = "a group that changes needs the one address by which the other ranks reach this host";
             return Err(Error::invalid("bind (GIRANDOLE_BIND)", config.bind, help));
@@ -165,10 +186,13 @@ impl Lobby {
         check_secret(config, config.bind)?;
         let address = SocketAddr::new(config.bind, 0);
         let listener = TcpListener::bind(address).map_err(|reason| cannot_listen(address, reason))?;
-        Self::open_at(listener, config, elastic, own, nonce)
+        let port =
+            listener.local_addr().map_err(|reason| Error::system("a listener's address", reason))?.port();
+        Ok((listener, port))
     }
 
-    fn open_at(
+    /// Opens this rank's door.
+    pub(crate) fn open(
         listener: TcpListener,
         config: &TcpConfig,
         elastic: &Elastic,
@@ -180,6 +204,7 @@ impl Lobby {
             own,
             config: config.clone(),
             file: elastic.file.clone(),
+            ended: elastic.ended.clone(),
             nonce,
             credentials: Credentials::of(config)?.bound_to(&nonce),
             door,
@@ -204,16 +229,26 @@ impl Hall {
         Card { number: self.own, door: self.door }
     }
 
+    /// The job's first group has met.
+    pub(crate) fn settle_first(&self, people: &[Card]) -> Result<()> {
+        self.settle(History::first(people.iter().map(|card| card.number).collect()), people)
+    }
+
+    /// From now on this rank knows of this group: it has agreed to it, or it is the leader and all others have.
+    fn agree(&self, history: History) {
+        self.state().history = history;
+    }
+
     /// The group is this one now.
-    pub(crate) fn settle(&self, generation: u64, people: &[Card]) -> Result<()> {
+    fn settle(&self, history: History, people: &[Card]) -> Result<()> {
         let mut state = self.state();
         let is_first = people.first().is_some_and(|first| first.number == self.own);
         // Who was the first rank remains it, and so does the file.
         if let (Some(path), true, None) = (&self.file, is_first, &state.file) {
             state.file = Some(MeetingFile::write(path, self.door, self.nonce)?);
         }
-        state.generation = generation;
-        state.people = people.iter().map(|card| (card.number, card.door)).collect();
+        state.history = history;
+        state.hear_of(people);
         state.away = false;
         // They came before it was known here who is in the group.
         let newcomers = std::mem::take(&mut state.newcomers);
@@ -270,6 +305,8 @@ impl Hall {
             members: Members::some(people.iter().map(|card| card.number)),
             // It is the one that has failed.
             parent: None,
+            door: 0,
+            agreed: None,
         }
     }
 

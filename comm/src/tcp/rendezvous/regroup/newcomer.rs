@@ -1,6 +1,5 @@
 //! A rank that comes later.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,12 +29,19 @@ pub(crate) fn join(config: &TcpConfig, elastic: &Elastic) -> Result<(Arc<Lobby>,
     let mut last: Option<String> = None;
     loop {
         let began = Instant::now();
+        if let Some(lobby) = lobby.as_ref().filter(|lobby| lobby.state().history.is_known()) {
+            // The others may have met with it.
+            return lobby.regroup(&[], 0).map(|regrouped| (lobby.clone(), regrouped));
+        }
         let miss = match meeting_file::read(file, config.secret.is_none()) {
             Ok((door, nonce)) => {
                 // Another group's file may have been there at first.
                 let lobby = match lobby.take().filter(|lobby| lobby.nonce == nonce) {
                     Some(known) => lobby.insert(known),
-                    None => lobby.insert(Lobby::open(config, elastic, config.rank, nonce)?),
+                    None => {
+                        let (listener, _) = Lobby::listen(config)?;
+                        lobby.insert(Lobby::open(listener, config, elastic, config.rank, nonce)?)
+                    }
                 };
                 match lobby.ask_at(door, deadline) {
                     Ok(regrouped) => return Ok((lobby.clone(), regrouped)),
@@ -57,7 +63,7 @@ pub(crate) fn join(config: &TcpConfig, elastic: &Elastic) -> Result<(Arc<Lobby>,
 
 impl Hall {
     fn ask_at(&self, door: std::net::SocketAddr, deadline: Instant) -> Attempt<Regrouped> {
-        self.state().people = BTreeMap::new();
+        self.state().doors.clear();
         let config = self.config_as(0, 1);
         let plan = self.plan(&config, &[self.card()], Own::new(config.transport), deadline);
         plan.check_secret(door.ip())?;

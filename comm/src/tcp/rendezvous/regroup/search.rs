@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
@@ -31,8 +32,8 @@ pub(super) struct Search<'a> {
     pub(super) last_call: Instant,
     /// They are not waited for.
     pub(super) blamed: BTreeSet<usize>,
-    /// Nobody listens at their doors any more.
-    pub(super) gone: BTreeSet<usize>,
+    /// They are known to have ended.
+    gone: BTreeSet<usize>,
     /// They do not answer.
     pub(super) silent: BTreeSet<usize>,
     looks: BTreeMap<usize, (Instant, Duration)>,
@@ -48,31 +49,44 @@ enum Sight {
     Excluded,
     /// Nobody, and nobody ever will be.
     Gone,
-    /// No answer.
+    /// No answer, or none that proves anything.
     Silent,
-    /// Somebody who does not know this job, or has turned this rank away.
-    Strange,
+    /// Another program, or one that has turned this rank away.
+    Strange {
+        on_this_host: bool,
+    },
     /// Something came in between.
     Unsure,
 }
 
-impl From<&Fault> for Sight {
-    fn from(fault: &Fault) -> Self {
+impl Sight {
+    /// What it means that a rank cannot be spoken to. Only on this host does it prove something that nobody listens at its
+    /// door, or somebody else does: between hosts a firewall refuses, and answers, in the name of a rank that lives.
+    fn of(fault: &Fault, on_this_host: bool) -> Self {
         match fault {
-            Fault::Io(error) if error.kind() == ErrorKind::ConnectionRefused => Sight::Gone,
+            Fault::Io(error) if on_this_host && error.kind() == ErrorKind::ConnectionRefused => Sight::Gone,
             // It proved to be of this job: the one before it is gone, and its port was given to another.
-            Fault::OtherRank(_) => Sight::Gone,
-            Fault::ProofRefused | Fault::BadProof | Fault::NotOurs | Fault::Version(_) => Sight::Strange,
+            Fault::OtherRank(_) if on_this_host => Sight::Gone,
+            Fault::BadProof | Fault::NotOurs | Fault::Version(_) => Sight::Strange { on_this_host },
+            // A rank that has too many callers may close the connection at this point.
+            Fault::ProofRefused => Sight::Strange { on_this_host: false },
             fault if fault.is_exhausted() => Sight::Unsure,
-            Fault::TimedOut | Fault::Io(_) => Sight::Silent,
+            Fault::TimedOut | Fault::Io(_) | Fault::OtherRank(_) => Sight::Silent,
             _ => Sight::Unsure,
         }
     }
 }
 
-/// Whether whoever was at a door is not there any more, or stands still.
+/// Whether whoever was at a door is not there any more, or stands still, or cannot be reached.
 pub(super) fn is_lost(fault: &Fault) -> bool {
-    matches!(Sight::from(fault), Sight::Gone | Sight::Silent)
+    Sight::of(fault, false) == Sight::Silent
+}
+
+/// Whose processes a launcher has seen end: a number on each line that is whole.
+fn read_ended(file: &Path) -> BTreeSet<usize> {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    whole.lines().filter_map(|line| line.parse().ok()).collect()
 }
 
 /// Knocks at a door.
@@ -99,9 +113,15 @@ impl Hall {
         SILENCE.min(self.config.bounded_timeout() / 4)
     }
 
+    /// Whether this address is one of this host.
+    fn is_on_this_host(&self, door: SocketAddr) -> bool {
+        let ip = door.ip().to_canonical();
+        ip.is_loopback() || ip == self.door.ip().to_canonical()
+    }
+
     /// Looks whether a rank is there.
     fn look(&self, (number, door): (usize, SocketAddr), until: Instant) -> Sight {
-        let probe = Knock::Probe { number: self.own, generation: self.state().generation };
+        let probe = Knock::Probe { number: self.own, generation: self.state().history.newest };
         let own = (&self.credentials, self.own as u32);
         match knock(door, Some(number), own, &probe, until) {
             Ok(mut wire) => match wire.receive(LIMIT, until) {
@@ -110,7 +130,7 @@ impl Hall {
                 Err(Fault::TimedOut) => Sight::Silent,
                 _ => Sight::Unsure,
             },
-            Err(fault) => Sight::from(&fault),
+            Err(fault) => Sight::of(&fault, self.is_on_this_host(door)),
         }
     }
 
@@ -159,10 +179,15 @@ impl<'a> Search<'a> {
 
     /// The lowest rank that is there, where it is not this one.
     pub(super) fn find_leader(&mut self) -> Attempt<Option<(usize, SocketAddr)>> {
-        let (_, people) = self.lobby.state().newest();
-        let lower: Vec<_> = people.range(..self.lobby.own).map(|(number, door)| (*number, *door)).collect();
+        let lower = {
+            let state = self.lobby.state();
+            let members = state.newest().members();
+            let door = |number: &usize| Some((*number, *state.doors.get(number)?));
+            members.range(..self.lobby.own).filter_map(door).collect::<Vec<_>>()
+        };
         let mut pause = PAUSES[0];
         loop {
+            self.ask_the_launcher();
             let perhaps: Vec<_> =
                 lower.iter().copied().filter(|(number, _)| !self.is_given_up(*number)).collect();
             let Some((first, door)) = perhaps.first().copied() else { break };
@@ -206,16 +231,38 @@ impl<'a> Search<'a> {
                 }
                 Sight::Excluded => return Err(Miss::Final(excluded(self.lobby.own))),
                 Sight::Silent => drop(self.silent.insert(number)),
-                Sight::Strange if tries < SETTLED => drop(self.strange.insert(number, tries)),
-                Sight::Strange | Sight::Gone => drop(self.gone.insert(number)),
+                Sight::Strange { .. } if tries < SETTLED => drop(self.strange.insert(number, tries)),
+                Sight::Strange { on_this_host: true } | Sight::Gone => self.has_ended(number),
+                Sight::Strange { on_this_host: false } => drop(self.silent.insert(number)),
                 Sight::Unsure => {}
             }
         }
         Ok(here)
     }
 
-    /// Looks again at those who are missing, now and then. This rank does not lead where a lower one is there after all.
-    pub(super) fn look_for(&mut self, missing: &[(usize, SocketAddr)]) -> Attempt<()> {
+    fn has_ended(&mut self, number: usize) {
+        self.gone.insert(number);
+        self.lobby.state().history.have_ended([number]);
+    }
+
+    /// Takes the word of the launchers that have seen processes end.
+    pub(super) fn ask_the_launcher(&mut self) {
+        let Some(file) = &self.lobby.ended else { return };
+        let ended = read_ended(file);
+        if ended.is_empty() {
+            return;
+        }
+        let known = self.lobby.state().newest().all();
+        ended.intersection(&known).for_each(|number| self.has_ended(*number));
+    }
+
+    /// Looks again at those who are missing, now and then. This rank does not lead where a lower one of the `members` is there
+    /// after all.
+    pub(super) fn look_for(
+        &mut self,
+        missing: &[(usize, SocketAddr)],
+        members: &BTreeSet<usize>,
+    ) -> Attempt<()> {
         let now = Instant::now();
         let is_due = |number: &usize| self.looks.get(number).is_none_or(|(due, _)| now >= *due);
         let due: Vec<_> = missing.iter().copied().filter(|(number, _)| is_due(number)).collect();
@@ -228,7 +275,9 @@ impl<'a> Search<'a> {
                 let pause = self.looks.get(number).map_or(PAUSES[0], |(_, pause)| *pause);
                 self.looks.insert(*number, (Instant::now() + pause, (pause * 2).min(PAUSES[1])));
             }
-            let leads = |number: &&usize| **number < self.lobby.own && !self.blamed.contains(number);
+            let leads = |number: &&usize| {
+                **number < self.lobby.own && members.contains(number) && !self.blamed.contains(number)
+            };
             if let Some(number) = here.iter().find(leads) {
                 return Err(Miss::Again(format!("rank {number} leads")));
             }
@@ -251,4 +300,30 @@ impl Search<'_> {
 
 pub(super) fn excluded(rank: usize) -> Error {
     Error::Excluded { rank }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_on_this_host_a_refusal_proves_that_a_rank_has_ended() {
+        let refused = || Fault::Io(ErrorKind::ConnectionRefused.into());
+        for (fault, here, elsewhere) in [
+            (refused(), Sight::Gone, Sight::Silent),
+            (Fault::OtherRank(1), Sight::Gone, Sight::Silent),
+            (Fault::Io(ErrorKind::HostUnreachable.into()), Sight::Silent, Sight::Silent),
+            (Fault::Io(ErrorKind::PermissionDenied.into()), Sight::Silent, Sight::Silent),
+            (Fault::TimedOut, Sight::Silent, Sight::Silent),
+            (Fault::NotOurs, Sight::Strange { on_this_host: true }, Sight::Strange { on_this_host: false }),
+            (
+                Fault::ProofRefused,
+                Sight::Strange { on_this_host: false },
+                Sight::Strange { on_this_host: false },
+            ),
+        ] {
+            assert_eq!([Sight::of(&fault, true), Sight::of(&fault, false)], [here, elsewhere], "{fault}");
+            assert_eq!(is_lost(&fault), elsewhere == Sight::Silent);
+        }
+    }
 }

@@ -29,8 +29,8 @@ fn cards(doors: &[TcpListener]) -> Vec<Card> {
 
 /// A rank of the group of these people.
 fn rank(number: usize, door: TcpListener, people: &[Card]) -> Arc<Lobby> {
-    let lobby = Lobby::open_at(door, &config(), &Elastic::default(), number, [7; 32]).unwrap();
-    lobby.settle(0, people).unwrap();
+    let lobby = Lobby::open(door, &config(), &Elastic::default(), number, [7; 32]).unwrap();
+    lobby.settle_first(people).unwrap();
     lobby
 }
 
@@ -79,14 +79,14 @@ fn one_that_does_not_know_the_first_group_yet_excludes_nobody() {
     let people = cards(&doors);
     let [first, second, gone] = <[TcpListener; 3]>::try_from(doors).unwrap();
     drop(gone);
-    let second = Lobby::open_at(second, &config(), &Elastic::default(), 1, [7; 32]).unwrap();
+    let second = Lobby::open(second, &config(), &Elastic::default(), 1, [7; 32]).unwrap();
     let first = rank(0, first, &people);
     // What the first one does before it waits for the second.
     let (own, until) = ((&first.credentials, 0), Instant::now() + TIMEOUT);
     let mut wire = search::knock(second.door, Some(1), own, &probe(0), until).unwrap();
     assert!(matches!(wire.receive(message::LIMIT, until), Ok(message::Reply::Here)));
     let waits = regroup(&first);
-    second.settle(0, &people).unwrap();
+    second.settle_first(&people).unwrap();
     assert_eq!(numbers(vec![waits, regroup(&second)]), [[0, 1], [0, 1]]);
 }
 
@@ -94,7 +94,7 @@ fn one_that_does_not_know_the_first_group_yet_excludes_nobody() {
 fn a_group_of_one_that_others_may_join_needs_a_secret_as_any() {
     let folder = tempfile::tempdir().unwrap();
     for newcomer in [false, true] {
-        let elastic = Some(Elastic { file: Some(folder.path().join("group")), newcomer });
+        let elastic = Some(Elastic { file: Some(folder.path().join("group")), ended: None, newcomer });
         let alone = TcpConfig { elastic, timeout: Duration::from_secs(1), ..TcpConfig::default() };
         let encrypted = TcpConfig { tls: Tls::All, ..alone.clone() };
         let error = Tcp::connect(&encrypted).unwrap_err();
@@ -116,6 +116,7 @@ fn newcomer(lobby: &Lobby, number: usize, ip: &str) -> Wire {
         pid: 1,
         site: Site::own(Err(Obstacle::Unwanted)),
         patience_ms: 1000,
+        door: 0,
     };
     let card = Card { number, door: ([127, 0, 0, 1], number as u16 + 1).into() };
     let own = (&lobby.credentials, message::NOBODY);
@@ -162,7 +163,8 @@ fn a_number_is_taken_by_one_that_waits_as_well() {
     assert!(refusal(newcomer(&lobby, 7, "127.0.0.1")).starts_with("there is a rank 7 already"));
     let first_to_know = newcomer(&lobby, 1, "127.0.0.1");
     wait_until(|| lobby.waiting() == 2);
-    lobby.settle(1, &people).unwrap();
+    let history = History::first([0].into()).with(1, [0, 1].into()).concluded();
+    lobby.settle(history, &people).unwrap();
     assert!(refusal(first_to_know).starts_with("there is a rank 1 already"));
     assert_eq!(lobby.waiting(), 1);
 }
@@ -172,22 +174,47 @@ fn where_all_share_memory_a_newcomer_must_too() {
     let [first] = <[TcpListener; 1]>::try_from(doors(1)).unwrap();
     let people = cards(&[first.try_clone().unwrap()]);
     let config = TcpConfig { transport: Transport::Shm, ..config() };
-    let lobby = Lobby::open_at(first, &config, &Elastic::default(), 0, [7; 32]).unwrap();
-    lobby.settle(0, &people).unwrap();
+    let lobby = Lobby::open(first, &config, &Elastic::default(), 0, [7; 32]).unwrap();
+    lobby.settle_first(&people).unwrap();
     let reason = refusal(newcomer(&lobby, 1, "127.0.0.1"));
     assert!(reason.contains("one of the two was told to use TCP"), "{reason}");
 }
 
 #[test]
 fn a_rank_that_is_there_and_does_not_come_is_left_behind() {
-    let doors = doors(4);
+    let doors = doors(5);
     let people = cards(&doors);
-    let [gone, second, third, busy] = <[TcpListener; 4]>::try_from(doors).unwrap();
+    let [gone, second, third, fourth, busy] = <[TcpListener; 5]>::try_from(doors).unwrap();
     drop(gone);
-    let (second, third) = (rank(1, second, &people), rank(2, third, &people));
-    let busy = rank(3, busy, &people);
-    assert_eq!(numbers(vec![regroup(&second), regroup(&third)]), [[1, 2], [1, 2]]);
-    assert!(matches!(regroup(&busy).join().unwrap(), Err(Error::Excluded { rank: 3 })));
+    let ranks = [rank(1, second, &people), rank(2, third, &people), rank(3, fourth, &people)];
+    let busy = rank(4, busy, &people);
+    assert_eq!(numbers(ranks.iter().map(regroup).collect()), [[1, 2, 3]; 3]);
+    assert!(matches!(regroup(&busy).join().unwrap(), Err(Error::Excluded { rank: 4 })));
+}
+
+/// Rank 2 of a group whose other ranks are on a host that cannot be reached, where a launcher has seen these end; who goes on.
+fn without_a_host(ended: &[u8]) -> Outcome {
+    let folder = tempfile::tempdir().unwrap();
+    let elastic = Elastic { ended: Some(folder.path().join("ended")), ..Elastic::default() };
+    std::fs::write(folder.path().join("ended"), ended).unwrap();
+    let [door] = <[TcpListener; 1]>::try_from(doors(1)).unwrap();
+    let own = Card { number: 2, door: door.local_addr().unwrap() };
+    // An address that no host has.
+    let elsewhere = |number| Card { number, door: "192.0.2.2:1".parse().unwrap() };
+    let config = TcpConfig { timeout: Duration::from_secs(2), ..config() };
+    let lobby = Lobby::open(door, &config, &elastic, 2, [7; 32]).unwrap();
+    lobby.settle_first(&[elsewhere(0), elsewhere(1), own]).unwrap();
+    regroup(&lobby).join().unwrap()
+}
+
+#[test]
+fn ranks_that_cannot_be_reached_count_as_alive_unless_a_launcher_has_seen_them_end() {
+    for ended in ["", "0\n", "0\n1", "0\n7\n"] {
+        let outcome = without_a_host(ended.as_bytes());
+        let Err(Error::Regroup { detail, .. }) = &outcome else { panic!("{ended:?}: {outcome:?}") };
+        assert!(detail.contains("cannot be reached") || detail.contains("may still be there"), "{detail}");
+    }
+    assert_eq!(without_a_host(b"1\n0\n").unwrap(), [2]);
 }
 
 #[test]
@@ -200,8 +227,8 @@ fn ranks_that_stand_still_are_waited_for_together() {
     let people = cards(&still);
     let at_work: Vec<_> = still.split_off(STILL).into_iter().zip(STILL..).collect();
     let at_work = at_work.into_iter().map(|(door, number)| {
-        let lobby = Lobby::open_at(door, &config, &Elastic::default(), number, [7; 32]).unwrap();
-        lobby.settle(0, &people).unwrap();
+        let lobby = Lobby::open(door, &config, &Elastic::default(), number, [7; 32]).unwrap();
+        lobby.settle_first(&people).unwrap();
         lobby
     });
     let at_work: Vec<_> = at_work.collect();
@@ -213,18 +240,18 @@ fn ranks_that_stand_still_are_waited_for_together() {
 
 #[test]
 fn a_leader_that_falls_silent_is_left_behind() {
-    let doors = doors(4);
+    let doors = doors(5);
     let people = cards(&doors);
-    let [gone, leader, third, fourth] = <[TcpListener; 4]>::try_from(doors).unwrap();
+    let [gone, leader, third, fourth, fifth] = <[TcpListener; 5]>::try_from(doors).unwrap();
     drop(gone);
     let still = leader.try_clone().unwrap();
     let leader = rank(1, leader, &people);
-    let (third, fourth) = (rank(2, third, &people), rank(3, fourth, &people));
-    let outcomes = vec![regroup(&third), regroup(&fourth)];
-    wait_until(|| leader.state().guests.len() == 2);
+    let ranks = [rank(2, third, &people), rank(3, fourth, &people), rank(4, fifth, &people)];
+    let outcomes = ranks.iter().map(regroup).collect();
+    wait_until(|| leader.state().guests.len() == 3);
     // It keeps its connections, and says nothing more.
     let stopped = leader.hall.clone();
     drop(leader);
-    assert_eq!(numbers(outcomes), [[2, 3], [2, 3]]);
+    assert_eq!(numbers(outcomes), [[2, 3, 4]; 3]);
     drop((still, stopped));
 }

@@ -34,8 +34,15 @@ fn introduced_for(rank: u32, world_size: u32, port: u16, patience: Duration) -> 
     assert_eq!(verdict.status, Status::Admitted);
     let nobody = point().1;
     let (host, site) = ("elsewhere".into(), Site::own(Err(Obstacle::Unwanted)));
-    let hello =
-        Hello { ip: None, port: nobody, host, pid: 77, site, patience_ms: patience.as_millis() as u64 };
+    let hello = Hello {
+        ip: None,
+        port: nobody,
+        host,
+        pid: 77,
+        site,
+        patience_ms: patience.as_millis() as u64,
+        door: 0,
+    };
     wire.send(&hello, until).unwrap();
     wire
 }
@@ -241,7 +248,8 @@ fn a_rank_that_cannot_be_reached_is_an_error_on_all() {
 #[test]
 fn a_rank_that_gives_up_is_named_on_all() {
     let until = Instant::now() + LONG;
-    let given_up = || ToLeader::Failed(Failure { detail: "it has no more memory".into(), died: None });
+    let given_up =
+        || ToLeader::Failed(Failure { detail: "it has no more memory".into(), died: None, waited_ms: 0 });
     let told = "rank 1 (host elsewhere) gave up: it has no more memory";
     for world_size in [4, 3] {
         let (listener, port) = point();

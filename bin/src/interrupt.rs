@@ -1,0 +1,35 @@
+//! Signals that come while a command has no ranks: its first moments, and what it does alone.
+
+use std::io::Write;
+
+use comm::launch::{is_worker, on_signal};
+use comm::{Error, Place};
+use signal_hook::low_level;
+
+use crate::error::Result;
+use crate::progress;
+
+/// From now on a signal to this process is told in one line, and the exit code tells which it was. Not so in a rank, of whose end
+/// whoever started it tells.
+///
+/// # Errors
+/// A system that refuses.
+pub(crate) fn tell() -> Result<()> {
+    let launches = std::env::args_os().nth(1).is_some_and(|command| command == "launch");
+    // What is wrong with the environment is told by whoever joins.
+    let is_rank = is_worker() || matches!(Place::from_env(), Ok(Some(_)));
+    if is_rank && !launches {
+        return Ok(());
+    }
+    Ok(on_signal(end)?)
+}
+
+fn end(signal: i32) {
+    progress::aside(|| {
+        let name = low_level::signal_name(signal).map_or_else(|| format!("signal {signal}"), str::to_string);
+        // Where nobody reads it, the exit code has to do.
+        let _ = writeln!(std::io::stderr().lock(), "error: stopped by {name}");
+        // At once: other threads are at work, with what would be taken down otherwise.
+        low_level::exit(i32::from(Error::Interrupted { signal }.exit_code()))
+    })
+}

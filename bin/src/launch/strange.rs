@@ -1,0 +1,55 @@
+//! Options that `launch` does not have, `torchrun`'s among them.
+
+use std::ffi::OsStr;
+
+use crate::error::{Error, Result};
+
+/// What stands in for an option of `torchrun`.
+const TORCHRUN: [(&[&str], &str); 6] = [
+    (&["--rdzv-endpoint"], "the launchers meet at --master-addr HOST and --master-port PORT"),
+    (
+        &["--rdzv-backend", "--rdzv-id", "--rdzv-conf"],
+        "leave it out: the launchers meet at --master-addr HOST and --master-port PORT, without anything between them",
+    ),
+    (&["--standalone"], "leave it out: without --nnodes a job needs nobody else"),
+    (&["--no-python"], "leave it out: PROGRAM may be any"),
+    (&["--module", "-m"], "give python -m MODULE as PROGRAM"),
+    (&["--redirects", "-r"], "--log-dir DIR keeps both streams of each rank"),
+];
+
+/// Refuses an option in the place of the program.
+pub(super) fn check(name: &OsStr) -> Result<()> {
+    let got = name.to_string_lossy();
+    if !got.starts_with('-') {
+        return Ok(());
+    }
+    let typed = got.split('=').next().unwrap_or_default().replace('_', "-");
+    let found = TORCHRUN.iter().find(|(options, _)| options.contains(&typed.as_str()));
+    let help = found.map_or("girandole launch --help lists those that it has", |(_, help)| help);
+    Err(Error::Option {
+        option: "launch",
+        got: got.into_owned(),
+        help: format!("there is no such option; {help}; a program of such a name is given by its path"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_told_from_programs_and_torchruns_are_known() {
+        let said = |name: &str| check(name.as_ref()).map_err(|error| error.to_string());
+        assert_eq!((said("train"), said("./-train")), (Ok(()), Ok(())));
+        for (name, help) in [
+            ("--rdzv-endpoint=x", "the launchers meet at --master-addr"),
+            ("--rdzv_backend", "leave it out"),
+            ("-m", "python -m MODULE"),
+            ("--nproc-per-nod=2", "girandole launch --help"),
+        ] {
+            let line = said(name).unwrap_err();
+            assert!(line.starts_with(&format!("launch: got {name}; there is no such option; ")), "{line}");
+            assert!(line.contains(help), "{line}");
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! A rank that was let in and has not got the run's state when another one is lost.
+
+use comm::{Communicator, all_gather_object};
+
+use crate::error::{Error, Result};
+use crate::rank::{Rank, Stage};
+
+use super::{ElasticRanks, share};
+
+/// Of ranks that are so many steps far, of which those that have no state are none: one that is ahead of others, if there is
+/// any.
+pub(super) fn ahead(steps: &[Option<usize>]) -> Option<usize> {
+    let most = steps.iter().flatten().max()?;
+    let differ = steps.iter().flatten().any(|step| step != most);
+    steps.iter().position(|step| step.as_ref() == Some(most)).filter(|_| differ)
+}
+
+/// Goes on with the others after the loss of a rank, as one that has no state and is given it then.
+pub(crate) fn join_again(rank: &mut Rank, elastic: Option<ElasticRanks>, mut error: Error) -> Result<()> {
+    loop {
+        let (Some(_), Some(lost)) = (elastic, error.loss().cloned()) else { return Err(error) };
+        rank.comm = rank.comm.shrink()?;
+        error = match follow(&*rank.comm) {
+            Ok(true) => return Ok(()),
+            // Those who had the state are lost.
+            Ok(false) => return Err(lost.into()),
+            Err(error) => error,
+        };
+    }
+}
+
+/// Takes part in what the others do before they give newcomers the state; whether any of them has it.
+fn follow(comm: &dyn Communicator) -> Result<bool> {
+    let stages: Vec<Stage> = all_gather_object(comm, &Stage::New)?;
+    if stages.iter().all(|stage| *stage == Stage::New) {
+        return Ok(false);
+    }
+    let steps: Vec<Option<usize>> = all_gather_object(comm, &None)?;
+    if let Some(ahead) = ahead(&steps) {
+        share::share(comm, None, ahead)?;
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use comm::{Local, Operation};
+    use training::Checkpoint;
+
+    use super::*;
+
+    const RANGE: ElasticRanks = ElasticRanks { min: 1, max: 4 };
+
+    /// What a rank does that has the state, after so many steps.
+    fn hand_over(comm: &dyn Communicator, step: usize) -> Result<()> {
+        all_gather_object(comm, &Stage::AtWork)?;
+        let steps = all_gather_object(comm, &Some(step))?;
+        let root = ahead(&steps).unwrap_or_default();
+        let tensors = [("model".to_string(), Default::default())].into();
+        let (epoch, sampler, extra) = (0, 0.into(), 0.into());
+        let checkpoint = Checkpoint { epoch, step: step as u64, sampler, extra, tensors };
+        share::share(comm, (comm.rank() == root).then_some(checkpoint), root).map(drop)
+    }
+
+    #[test]
+    fn a_newcomer_that_has_no_state_goes_on_with_those_that_have_it() {
+        for with_state in [2, 0] {
+            // The last one is lost when the others have begun to work together.
+            let outcomes = Local::run_shared(4, |mut comm| {
+                comm.run(Operation::Barrier)?;
+                if comm.rank() == 3 {
+                    return Ok(None);
+                }
+                let lost = loop {
+                    if let Err(error) = comm.run(Operation::Barrier) {
+                        break error;
+                    }
+                };
+                if comm.rank() < with_state {
+                    comm = comm.shrink()?;
+                    hand_over(&*comm, 7 + comm.rank()).map_err(|e| candle_core::Error::msg(e.to_string()))?;
+                } else {
+                    let mut rank = Rank::over(comm);
+                    if let Err(error) = join_again(&mut rank, Some(RANGE), lost.into()) {
+                        return Ok(Some(Err(error.to_string())));
+                    }
+                    comm = rank.comm;
+                }
+                // All have made the same calls.
+                comm.run(Operation::Barrier)?;
+                Ok(Some(Ok(comm.world_ranks().to_vec())))
+            });
+            for outcome in outcomes.unwrap().into_iter().flatten() {
+                match with_state {
+                    0 => assert!(outcome.unwrap_err().contains("rank 3")),
+                    _ => assert_eq!(outcome.unwrap(), [0, 1, 2]),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn one_that_has_no_state_is_not_behind() {
+        assert_eq!(ahead(&[Some(3), None, Some(3)]), None);
+        assert_eq!(ahead(&[Some(3), None, Some(4), Some(4)]), Some(2));
+        assert_eq!(ahead(&[None, None]), None);
+    }
+}

@@ -1,0 +1,103 @@
+//! Signals to a command that has no ranks yet, or none at all.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::common::{clean, girandole, is_ignored, text};
+
+/// Nothing that is waited for takes this long, not even on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+const SIGNALS: [(Signal, &str); 3] =
+    [(Signal::INT, "SIGINT"), (Signal::TERM, "SIGTERM"), (Signal::HUP, "SIGHUP")];
+
+fn start(arguments: &[&str]) -> Child {
+    let mut command = girandole();
+    command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+fn end(mut child: Child, signal: Signal, name: &str) {
+    kill_process(Pid::from_child(&child), signal).unwrap();
+    let mut remarks = Vec::new();
+    child.stderr.take().unwrap().read_to_end(&mut remarks).unwrap();
+    let (status, remarks) = (child.wait().unwrap(), text(&remarks));
+    assert_eq!(status.code(), Some(128 + signal.as_raw()), "{status} {remarks}");
+    assert_eq!(remarks.lines().last(), Some(format!("error: stopped by {name}").as_str()), "{remarks}");
+}
+
+#[test]
+fn while_one_process_trains_alone() {
+    for (signal, name) in SIGNALS.into_iter().filter(|(signal, _)| !is_ignored(signal.as_raw())) {
+        let mut child = start(&["ddp-linear", "--epochs", "1000000"]);
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut lines = stdout.lines().map(Result::unwrap);
+        assert!(lines.any(|line| line.starts_with("[2, ")));
+        // They are still read: who cannot print ends for another reason.
+        std::thread::spawn(move || lines.for_each(drop));
+        end(child, signal, name);
+    }
+}
+
+#[test]
+fn on_a_terminal_no_bar_is_left() {
+    if is_ignored(2) {
+        return eprintln!("SIGINT is ignored here: nothing to test");
+    }
+    // `script` (util-linux) gives it a terminal, and writes all that comes there to its own output.
+    let program = format!("exec {} ddp-linear --epochs 1000000", env!("CARGO_BIN_EXE_girandole"));
+    let mut script = Command::new("script");
+    clean(&mut script).args(["-qec", &program, "/dev/null"]).env("SHELL", "/bin/sh").env("TERM", "xterm");
+    let mut script = script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut shown = Vec::new();
+    let mut stdout = script.stdout.take().unwrap();
+    let mut read = |all: bool| {
+        let mut chunk = [0; 4096];
+        while all || !String::from_utf8_lossy(&shown).contains(" %  step ") {
+            let count = stdout.read(&mut chunk).unwrap();
+            if count == 0 {
+                break;
+            }
+            shown.extend_from_slice(&chunk[..count]);
+        }
+    };
+    read(false);
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", script.id())).unwrap();
+    let child = Pid::from_raw(children.trim().parse().unwrap()).unwrap();
+    kill_process(child, Signal::INT).unwrap();
+    read(true);
+    assert_eq!(script.wait().unwrap().code(), Some(130));
+    let shown = String::from_utf8_lossy(&shown);
+    // The bar is wiped off its line, and nothing else stands there.
+    let (_, last) = shown.rsplit_once("\u{1b}[2K").unwrap();
+    assert_eq!(last.trim_end(), "error: stopped by SIGINT", "{last:?}");
+}
+
+#[test]
+fn from_the_first_moments_on() {
+    if is_ignored(2) {
+        return eprintln!("SIGINT is ignored here: nothing to test");
+    }
+    for arguments in [&["ddp-linear", "--epochs", "1000000"][..], &["launch", "sleep", "1000"]] {
+        let child = start(arguments);
+        // As soon as it takes notice of signals, wherever it has come to.
+        let began = Instant::now();
+        let takes_notice = || {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+            let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+            mask.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).unwrap() >> 1 & 1 == 1)
+        };
+        while !takes_notice() {
+            assert!(began.elapsed() < LIMIT, "{arguments:?}");
+            std::hint::spin_loop();
+        }
+        kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let remarks = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(130), "{arguments:?}: {} {remarks}", output.status);
+        assert!(remarks.lines().last().unwrap().starts_with("error: stopped by SIGINT"), "{remarks}");
+    }
+}

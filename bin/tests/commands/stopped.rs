@@ -1,0 +1,44 @@
+//! Signals while results are being written: nothing is left beside them.
+
+use rustix::process::{Pid, Signal};
+
+use crate::common::{Folder, Girandole, Session};
+
+const COMMANDS: [(&str, &[&str]); 3] = [
+    ("fsdp-mlp", &["--steps", "1", "--hidden", "2048", "--batch-size", "1"]),
+    ("tensor-parallel-mlp", &["--epochs", "1", "--samples", "8", "--hidden-size", "1024"]),
+    ("ddp-transformer", &["--epochs", "1", "--d-model", "512", "--d-ff", "2048", "--num-layers", "3"]),
+];
+
+#[test]
+fn a_save_that_is_stopped_leaves_the_file_before_it_and_nothing_else() {
+    for (command, arguments) in COMMANDS {
+        for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
+            // The moment is short: a run may be over before it is found.
+            while !stopped_in_time(command, arguments, signal) {}
+        }
+    }
+}
+
+/// Whether a run was stopped while it wrote.
+fn stopped_in_time(command: &'static str, arguments: &[&str], signal: Signal) -> bool {
+    let folder = Folder::new();
+    let path = folder.path("w.st");
+    std::fs::write(&path, "earlier").unwrap();
+    let save = [arguments, &["--save", path.to_str().unwrap()]].concat();
+    let mut session = Session::start(&Girandole(command), &save);
+    let writes = |ranks: &[Pid]| {
+        let open = ranks.iter().flat_map(|rank| std::fs::read_dir(format!("/proc/{}/fd", rank.as_raw_pid())));
+        let mut targets =
+            open.flatten().flatten().map(|file| std::fs::read_link(file.path()).unwrap_or_default());
+        targets.any(|target| target.starts_with(folder.path("")))
+    };
+    let found = session.until_ranks("a file is written", writes);
+    session.stop(signal);
+    let names: Vec<_> =
+        std::fs::read_dir(folder.path("")).unwrap().map(|file| file.unwrap().file_name()).collect();
+    assert_eq!(names, ["w.st"], "{command}, {signal:?}");
+    let saved = std::fs::read(&path).unwrap();
+    assert!(saved == b"earlier" || saved.len() > 1 << 20, "{command}, {signal:?}: {} bytes", saved.len());
+    found
+}

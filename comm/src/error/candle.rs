@@ -1,0 +1,64 @@
+//! Errors of this crate on their way through candle.
+
+use std::sync::Arc;
+
+use crate::Error;
+
+impl From<Error> for candle_core::Error {
+    fn from(error: Error) -> Self {
+        carry(error)
+    }
+}
+
+impl From<candle_core::Error> for Error {
+    fn from(source: candle_core::Error) -> Self {
+        match carried::<Error>(&source) {
+            Some(error) => error.clone(),
+            None => Error::Tensor { operation: "tensor operation".into(), source: Arc::new(source) },
+        }
+    }
+}
+
+/// An error on its way through candle, whose functions return candle's only. [`carried`] finds it on the other side.
+///
+/// ```
+/// let error = comm::Error::PeerLeft { rank: 1, host: "a".into(), operation: "barrier #1".into() };
+/// let through = comm::carry(error).context("in the model");
+/// assert!(matches!(comm::carried(&through), Some(comm::Error::PeerLeft { rank: 1, .. })));
+/// ```
+pub fn carry<E: std::error::Error + Send + Sync + 'static>(error: E) -> candle_core::Error {
+    // As an I/O error candle keeps it as it is.
+    candle_core::Error::Io(std::io::Error::other(error))
+}
+
+/// The error of this type that was given to [`carry`], whatever candle has put around it, an operation of this crate included.
+pub fn carried<E: std::error::Error + Send + Sync + 'static>(error: &candle_core::Error) -> Option<&E> {
+    match error {
+        candle_core::Error::Io(error) => {
+            let error = error.get_ref()?;
+            let within = || match error.downcast_ref()? {
+                Error::Tensor { source, .. } => carried(source),
+                _ => None,
+            };
+            error.downcast_ref().or_else(within)
+        }
+        candle_core::Error::Context { inner, .. }
+        | candle_core::Error::WithPath { inner, .. }
+        | candle_core::Error::WithBacktrace { inner, .. } => carried(inner),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_errors_survive_candle() {
+        let ours = Error::PeerLeft { rank: 1, host: "a".into(), operation: "barrier #1".into() };
+        let message = ours.to_string();
+        let through = candle_core::Error::from(ours).context("in the model").bt();
+        assert!(through.to_string().contains(&message));
+        assert!(matches!(Error::from(through), Error::PeerLeft { rank: 1, .. }));
+    }
+}

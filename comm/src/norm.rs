@@ -1,0 +1,74 @@
+//! The norm of what ranks have parts of.
+
+use candle_core::{DType, Device, Tensor};
+
+use crate::{Communicator, Operation, Result};
+
+/// The 2-norm of what all ranks of these groups have together, from the norm of what each has itself. It has the same bits on
+/// every rank: what is scaled by it stays equal where it was. To be called on every rank of the groups.
+///
+/// The groups are those along axes of a [`crate::Mesh`], in the same order everywhere. What several ranks of them have in common
+/// must be in the norm of one of them only. An axis along which ranks have the same, such as that of data parallelism, is
+/// left out.
+///
+/// # Cost
+/// An all-gather of 8 bytes of each rank for each group of several ranks; none for a group of one.
+///
+/// # Errors
+/// Those of [`Communicator::run`].
+///
+/// ```
+/// use comm::{Communicator, Local, global_norm};
+///
+/// let norms = Local::run(2, |comm| global_norm([comm as &dyn Communicator], [3.0, 4.0][comm.rank()]))?;
+/// assert_eq!(norms, [5.0, 5.0]);
+/// # Ok::<(), comm::Error>(())
+/// ```
+pub fn global_norm<'a>(groups: impl IntoIterator<Item = &'a dyn Communicator>, own: f64) -> Result<f64> {
+    let mut norm = own;
+    for group in groups.into_iter().filter(|group| group.world_size() > 1) {
+        let all = Tensor::zeros(group.world_size(), DType::F64, &Device::Cpu)?;
+        let input = Tensor::new(&[norm], &Device::Cpu)?;
+        group.run(Operation::AllGather { output: all.clone(), input, counts: None })?;
+        // Added here, in the order of the ranks: the order in which an all-reduce adds depends on the hosts that a group's
+        // ranks are on, which differ from one group along an axis to the next.
+        norm = all.to_vec1::<f64>()?.iter().map(|norm| norm * norm).sum::<f64>().sqrt();
+    }
+    Ok(norm)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::{Local, Mesh};
+
+    #[test]
+    fn all_ranks_of_a_mesh_have_the_same_bits() {
+        for axes in [[("pp", 3), ("tp", 2)], [("tp", 4), ("pp", 1)], [("pp", 1), ("tp", 1)]] {
+            let own = |rank: usize| (rank as f64 + 0.1).exp();
+            let world: usize = axes.iter().map(|(_, size)| size).product();
+            let norms = Local::run_shared(world, |comm| {
+                let mesh = Mesh::new(comm.clone(), &axes)?;
+                let groups = [mesh.axis("tp")?, mesh.axis("pp")?];
+                global_norm(groups.map(|group| &**group as &dyn Communicator), own(comm.rank()))
+            });
+            let norms = norms.unwrap();
+            assert!(norms.iter().all(|norm| norm.to_bits() == norms[0].to_bits()), "{norms:?}");
+            let expected = (0..world).map(|rank| own(rank).powi(2)).sum::<f64>().sqrt();
+            assert!((norms[0] - expected).abs() <= 1e-15 * expected, "{norms:?}, {expected}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_finite_on_one_rank_is_so_on_all() {
+        for bad in [f64::NAN, f64::INFINITY] {
+            let norm = |comm: &Local| {
+                let own = if comm.rank() == 2 { bad } else { 1.0 };
+                global_norm([comm as &dyn Communicator], own)
+            };
+            assert!(Local::run(4, norm).unwrap().iter().all(|norm| norm.is_nan() || norm.is_infinite()));
+        }
+    }
+}

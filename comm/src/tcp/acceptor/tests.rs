@@ -1,0 +1,132 @@
+//! Strangers of all kinds, and ranks among them.
+
+use super::*;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::mpsc;
+
+const HOUR: Duration = Duration::from_secs(3600);
+const LIMITS: Limits = Limits { handshake: HOUR, at_once: 2, silence: HOUR, patience: HOUR };
+
+fn listener() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+/// One whose greeting is to wait for a second byte; each name comes when it has been read.
+fn serve(limits: Limits) -> (Acceptor, SocketAddr, mpsc::Receiver<u8>) {
+    let ((listener, address), (here, came)) = (listener(), mpsc::channel());
+    let greet = move |mut wire: Wire, deadline, _place: Place<'_>| {
+        let [name] = wire.read::<1>(deadline)?;
+        here.send(name).unwrap();
+        wire.read::<1>(deadline).map(drop)
+    };
+    (Acceptor::start(listener, limits, Arc::new(greet)).unwrap(), address, came)
+}
+
+fn say(address: SocketAddr, name: u8) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(&[name]).unwrap();
+    stream
+}
+
+fn assert_open(mut stream: TcpStream) {
+    stream.set_nonblocking(true).unwrap();
+    assert_eq!(stream.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock, "it is still there");
+}
+
+#[test]
+fn all_are_sent_away_when_it_stops() {
+    let (acceptor, address, came) = serve(LIMITS);
+    let (mut silent, mut talking) = (TcpStream::connect(address).unwrap(), say(address, 1));
+    came.recv().unwrap();
+    drop(acceptor);
+    for stream in [&mut silent, &mut talking] {
+        assert!(matches!(stream.read(&mut [0]), Ok(0) | Err(_)));
+    }
+    assert!(TcpStream::connect(address).is_err(), "the listener is closed");
+}
+
+#[test]
+fn one_too_many_takes_the_place_of_the_oldest() {
+    let (_acceptor, address, came) = serve(Limits { patience: Duration::ZERO, ..LIMITS });
+    let connect = |name| {
+        let stream = say(address, name);
+        assert_eq!(came.recv().unwrap(), name);
+        stream
+    };
+    let (mut first, mut second, third) = (connect(1), connect(2), connect(3));
+    assert_eq!(first.read(&mut [0]).unwrap(), 0, "the first was sent away");
+    let _fourth = connect(4);
+    assert_eq!(second.read(&mut [0]).unwrap(), 0, "then the second");
+    assert_open(third);
+}
+
+#[test]
+fn one_too_many_is_sent_away_while_all_are_new() {
+    let (_acceptor, address, came) = serve(Limits { at_once: 1, ..LIMITS });
+    let first = say(address, 1);
+    came.recv().unwrap();
+    assert!(matches!(say(address, 2).read(&mut [0]), Ok(0) | Err(_)));
+    drop(first);
+    // Its place becomes free some time after it is gone.
+    while came.try_recv().is_err() {
+        let mut again = say(address, 3);
+        again.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let _ = again.read(&mut [0]);
+    }
+}
+
+#[test]
+fn the_silent_take_no_place_from_those_who_speak() {
+    let (_acceptor, address, came) = serve(LIMITS);
+    let silent = [TcpStream::connect(address).unwrap(), TcpStream::connect(address).unwrap()];
+    let talking = [say(address, 1), say(address, 2)];
+    assert_eq!([came.recv().unwrap(), came.recv().unwrap()].into_iter().sum::<u8>(), 3);
+    let mut one_more = TcpStream::connect(address).unwrap();
+    assert_eq!(one_more.read(&mut [0]).unwrap(), 0, "one too many that says nothing");
+    talking.into_iter().chain(silent).for_each(assert_open);
+}
+
+#[test]
+fn who_is_no_stranger_any_more_is_never_sent_away() {
+    let ((listener, address), (here, came)) = (listener(), mpsc::channel());
+    let greet = move |mut wire: Wire, deadline, place: Place<'_>| {
+        let [name] = wire.read::<1>(deadline)?;
+        drop(place);
+        here.send(name).unwrap();
+        wire.read::<1>(deadline).map(drop)
+    };
+    let limits = Limits { at_once: 1, patience: Duration::ZERO, ..LIMITS };
+    let _acceptor = Acceptor::start(listener, limits, Arc::new(greet)).unwrap();
+    let streams = [1, 2, 3].map(|name| {
+        let stream = say(address, name);
+        assert_eq!(came.recv().unwrap(), name);
+        stream
+    });
+    streams.into_iter().for_each(assert_open);
+}
+
+#[test]
+fn who_drips_is_cut_off_at_the_deadline() {
+    let (listener, address) = listener();
+    let limits = Limits { handshake: Duration::from_millis(100), ..LIMITS };
+    let (end, ended) = mpsc::channel();
+    let greet = move |mut wire: Wire, deadline, _place: Place<'_>| {
+        let fault = wire.read::<1000>(deadline).map(drop);
+        end.send(format!("{fault:?}")).unwrap();
+        fault
+    };
+    let _acceptor = Acceptor::start(listener, limits, Arc::new(greet)).unwrap();
+    let mut silent = TcpStream::connect(address).unwrap();
+    let mut dripping = TcpStream::connect(address).unwrap();
+    let outcome = loop {
+        let _ = dripping.write(&[7]);
+        if let Ok(outcome) = ended.recv_timeout(Duration::from_millis(5)) {
+            break outcome;
+        }
+    };
+    assert_eq!(outcome, "Err(TimedOut)");
+    assert_eq!(silent.read(&mut [0]).unwrap(), 0);
+}

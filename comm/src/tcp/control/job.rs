@@ -1,0 +1,71 @@
+//! What the groups have in common that one process has made of another: who is waited for in any of them, and the first cause
+//! for which one of them has failed.
+
+use std::sync::{Arc, Mutex, Weak};
+
+use super::bureau::Bureau;
+use crate::engine::lock;
+use crate::verdict::{Cause, Elsewhere};
+
+/// The groups of one job in this process. Ranks have their numbers in the whole job here.
+#[derive(Debug, Default)]
+pub(crate) struct Job {
+    /// The first one is that of all ranks; the others were made of it.
+    groups: Mutex<Vec<Weak<Bureau>>>,
+    failure: Mutex<Option<Cause>>,
+    /// Groups that this rank is about to make with others.
+    meetings: Mutex<Vec<Arc<Elsewhere>>>,
+}
+
+/// This rank meets others, as long as this lives.
+pub(in crate::tcp) struct Meets<'a> {
+    job: &'a Job,
+    meeting: Arc<Elsewhere>,
+}
+
+impl Drop for Meets<'_> {
+    fn drop(&mut self) {
+        lock(&self.job.meetings).retain(|other| !Arc::ptr_eq(other, &self.meeting));
+    }
+}
+
+impl Job {
+    /// One more group.
+    pub(in crate::tcp) fn add(&self, group: &Arc<Bureau>) {
+        let mut groups = lock(&self.groups);
+        let mut is_first = true;
+        // The first one keeps its place, even when it is closed.
+        groups.retain(|group| std::mem::take(&mut is_first) || group.strong_count() > 0);
+        groups.push(Arc::downgrade(group));
+    }
+
+    /// The group of all ranks, unless it is closed.
+    pub(super) fn world(&self) -> Option<Arc<Bureau>> {
+        lock(&self.groups).first()?.upgrade()
+    }
+
+    pub(super) fn groups(&self) -> Vec<Arc<Bureau>> {
+        lock(&self.groups).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// This rank waits for others, to make a group with them.
+    pub(in crate::tcp) fn meet(&self, call: String, waits: Vec<usize>) -> Meets<'_> {
+        let meeting = Arc::new(Elsewhere { call, waits });
+        lock(&self.meetings).push(meeting.clone());
+        Meets { job: self, meeting }
+    }
+
+    pub(super) fn meetings(&self) -> Vec<Arc<Elsewhere>> {
+        lock(&self.meetings).clone()
+    }
+
+    /// One of the groups has failed.
+    pub(super) fn note(&self, cause: Cause) {
+        lock(&self.failure).get_or_insert(cause);
+    }
+
+    /// Why the first of them has failed.
+    pub(super) fn failure(&self) -> Option<Cause> {
+        lock(&self.failure).clone()
+    }
+}

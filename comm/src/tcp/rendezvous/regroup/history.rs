@@ -1,0 +1,182 @@
+//! What a rank knows of the groups that its job has had, and who may go on: the rule that there are never two groups. No
+//! sockets here; [`regroup`](super) says how ranks use it.
+//!
+//! A group is formed from the one before it, by ranks that agree to it. Some are missing then, of whom a few are *known to
+//! have ended* ([`super::search`] says what proves that). Those who are there may form the next group if they are
+//!
+//! - more than half of the members of the group before, those that have ended included; or
+//! - half of them, with the lowest of all; or
+//! - all but those that are known to have ended.
+//!
+//! So what cannot be reached counts as if it were there. Two parts of a group without a common member cannot both go on:
+//! they are not both more than half, nor both the half with the lowest rank, and the last case takes proof that the whole
+//! other part has ended. A rank that has ended counts with those that are missing, because it may have formed a group with
+//! others before: `0` and `1` of four go on without `2` and `3`, then `0` ends; were it taken off the count, `2` and `3`
+//! would be more than `1`.
+//!
+//! Where two parts have a common member, it is what that one has agreed to that counts. Each rank keeps the members of the
+//! newest group that is known to have met, and of those that it has agreed to since, of which it was not told whether they
+//! met (their leader ended, for instance). The next one must satisfy the rule for each of these. Groups have numbers: who
+//! takes part has promised the new number before anyone agrees, so that of two such groups the one with the higher number
+//! was formed later, and nobody who made it possible agrees to the lower one any more.
+//!
+//! Newcomers could outlive all ranks of a part: the ones that it left behind, who then know that all others have ended,
+//! would go on as well. So where ranks that may still be there were left behind, one who was there before must be among those
+//! that go on.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+type Ranks = BTreeSet<usize>;
+
+/// What a rank knows of the groups that its job has had.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct History {
+    /// The number of the newest of these groups.
+    pub(super) newest: u64,
+    /// The number of the first of them, which has met.
+    pub(super) met: u64,
+    /// Members of the newest group that is known to have met, then of those that were agreed to since. Empty where nothing is
+    /// known.
+    groups: Vec<Ranks>,
+    /// Where ranks were left behind that may still be there: the members that are left of the group that left them.
+    elders: Ranks,
+    /// The missing of these groups that are known to have ended.
+    ended: Ranks,
+}
+
+impl History {
+    /// The job's first group.
+    pub(super) fn first(members: Ranks) -> Self {
+        Self { groups: vec![members], ..Self::default() }
+    }
+
+    pub(super) fn is_known(&self) -> bool {
+        !self.groups.is_empty()
+    }
+
+    /// Of the newest group that has met.
+    pub(super) fn has_met_with(&self, number: usize) -> bool {
+        self.groups.first().is_some_and(|members| members.contains(&number))
+    }
+
+    /// Those who may be in the next group, beside newcomers.
+    pub(super) fn members(&self) -> Ranks {
+        self.groups.last().cloned().unwrap_or_default()
+    }
+
+    /// All that are of account for the next group.
+    pub(super) fn all(&self) -> Ranks {
+        self.groups.iter().flatten().copied().collect()
+    }
+
+    /// These are known to have ended.
+    pub(super) fn have_ended(&mut self, ranks: impl IntoIterator<Item = usize>) {
+        self.ended.extend(ranks);
+    }
+
+    pub(super) fn ended(&self) -> &Ranks {
+        &self.ended
+    }
+
+    /// Whether those who are `here` may form the next group.
+    pub(super) fn may_go_on(&self, here: &Ranks) -> bool {
+        let outlived = self.elders.is_empty() || !self.elders.is_disjoint(here);
+        outlived && self.groups.iter().all(|members| self.are_enough(members, here))
+    }
+
+    fn are_enough(&self, members: &Ranks, here: &Ranks) -> bool {
+        let present = members.intersection(here).count();
+        let missing = members.len() - present;
+        let all_have_ended = members.difference(here).all(|number| self.ended.contains(number));
+        let has_lowest = members.first().is_some_and(|lowest| here.contains(lowest));
+        present > 0 && (all_have_ended || present > missing || present == missing && has_lowest)
+    }
+
+    /// With the next group, once it is agreed to.
+    pub(super) fn with(&self, newest: u64, members: Ranks) -> Self {
+        let mut next = Self { newest, ..self.clone() };
+        let left_behind = self.all().iter().any(|n| !members.contains(n) && !self.ended.contains(n));
+        // One that was left behind may have ended since: whether it did before anyone was let in, is not known.
+        if left_behind || !self.elders.is_empty() {
+            let was_there = |number: &usize| self.groups.iter().all(|members| members.contains(number));
+            let is_elder = |number: &usize| self.elders.is_empty() || self.elders.contains(number);
+            next.elders = members.iter().copied().filter(|n| was_there(n) && is_elder(n)).collect();
+        }
+        // The same members again: nothing more is asked of the next group.
+        if next.groups.last() != Some(&members) {
+            next.groups.push(members);
+        }
+        next
+    }
+
+    /// The newest group has met.
+    pub(super) fn concluded(self) -> Self {
+        let groups = self.groups.into_iter().next_back().into_iter().collect();
+        Self { groups, met: self.newest, ended: Ranks::new(), ..self }
+    }
+}
+
+#[cfg(test)]
+mod simulation;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(numbers: impl IntoIterator<Item = usize>) -> Ranks {
+        numbers.into_iter().collect()
+    }
+
+    fn may_go_on(before: Ranks, here: &[usize], ended: &[usize]) -> bool {
+        let mut history = History::first(before);
+        history.have_ended(ended.iter().copied());
+        history.may_go_on(&set(here.iter().copied()))
+    }
+
+    #[test]
+    fn a_half_goes_on_where_it_has_the_lowest() {
+        assert!(may_go_on(set(0..2), &[0], &[]));
+        assert!(!may_go_on(set(0..2), &[1], &[]));
+        assert!(!may_go_on(set(0..5), &[1, 2], &[0]));
+        assert!(may_go_on(set(0..5), &[2, 3, 4], &[]));
+    }
+
+    #[test]
+    fn all_others_have_to_have_ended_where_less_than_half_is_left() {
+        assert!(may_go_on(set(0..4), &[3], &[0, 1, 2]));
+        assert!(!may_go_on(set(0..4), &[3], &[0, 1]));
+        // 0 and 1 may have gone on without these before 0 ended.
+        assert!(!may_go_on(set(0..4), &[2, 3], &[0]));
+    }
+
+    #[test]
+    fn newcomers_do_not_count() {
+        assert!(!may_go_on(set(0..3), &[2, 3, 4], &[]));
+        assert!(!may_go_on(set(0..2), &[2], &[0, 1]));
+    }
+
+    #[test]
+    fn what_may_have_met_counts_as_well_as_what_has() {
+        let agreed = History::first(set(0..5)).with(1, set(0..3));
+        assert!(agreed.may_go_on(&set(0..3)));
+        // Two of three, but not of five.
+        assert!(!agreed.may_go_on(&set(0..2)));
+        assert!(agreed.clone().concluded().may_go_on(&set(0..2)));
+        // Three of five, but not of three.
+        assert!(!agreed.may_go_on(&set([2, 3, 4])));
+    }
+
+    #[test]
+    fn newcomers_alone_are_not_the_group_while_one_was_left_behind() {
+        let left_behind = History::first(set(0..3)).with(1, set(0..2)).concluded();
+        let mut grown = left_behind.with(2, set([0, 1, 3])).concluded();
+        grown.have_ended([0]);
+        assert!(grown.may_go_on(&set([1, 3])));
+        grown.have_ended([1]);
+        assert!(!grown.may_go_on(&set([3])));
+        let mut whole = History::first(set(0..2)).with(1, set([0, 1, 3])).concluded();
+        whole.have_ended([0, 1]);
+        assert!(whole.may_go_on(&set([3])));
+    }
+}

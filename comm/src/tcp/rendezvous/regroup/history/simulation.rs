@@ -1,0 +1,299 @@
+//! Ranks that come together in any order, are cut from each other, end and wake: whatever happens, two groups that do not
+//! follow from each other never both live. A cut is that one does not come to another, or is not heard.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::{History, Ranks};
+
+/// One thing that happens; numbers stand for ranks, and are taken modulo how many there are.
+#[derive(Debug, Clone)]
+enum Event {
+    /// A rank goes to another one's door, and leaves the one at which it waited.
+    Come {
+        rank: usize,
+        leader: usize,
+    },
+    /// A leader, who knows of some that they have ended, offers a group to those who wait at its door and to newcomers.
+    Offer {
+        leader: usize,
+        knows: u32,
+        newcomers: usize,
+    },
+    Promise {
+        rank: usize,
+    },
+    Agree {
+        rank: usize,
+    },
+    /// The leader hears that all have agreed.
+    Decide {
+        leader: usize,
+    },
+    /// A member hears that the group has met.
+    Hear {
+        rank: usize,
+    },
+    End {
+        rank: usize,
+    },
+    /// A leader begins again.
+    GiveUp {
+        leader: usize,
+    },
+    /// All of these at once, for those whom no cut keeps apart: so that groups are formed at all.
+    Meet {
+        leader: usize,
+        here: u32,
+        knows: u32,
+        newcomers: usize,
+    },
+}
+
+/// What a rank knows, and from which attempt (by its number in the simulation) it has the newest of it.
+#[derive(Debug, Clone, Default)]
+struct Known {
+    history: History,
+    heard: u64,
+    from: usize,
+}
+
+#[derive(Debug, Clone)]
+struct Rank {
+    known: Known,
+    /// The attempt, whose leader it waits for.
+    at: Option<usize>,
+    ended: bool,
+}
+
+#[derive(Debug)]
+struct Attempt {
+    leader: usize,
+    /// Who came, and with what.
+    guests: BTreeMap<usize, Known>,
+    offer: Option<History>,
+    /// The attempts from which this one follows.
+    before: BTreeSet<usize>,
+    promised: Ranks,
+    agreed: Ranks,
+    decided: bool,
+}
+
+#[derive(Debug)]
+struct World {
+    ranks: Vec<Rank>,
+    attempts: Vec<Attempt>,
+    /// Groups that have met: the attempt that formed each, and its members.
+    groups: Vec<(usize, Ranks)>,
+}
+
+impl Attempt {
+    fn of(leader: usize) -> Self {
+        let (guests, before, promised, agreed) = Default::default();
+        Self { leader, guests, offer: None, before, promised, agreed, decided: false }
+    }
+}
+
+impl World {
+    fn new(ranks: usize) -> Self {
+        let history = History::first((0..ranks).collect());
+        let known = Known { history, ..Known::default() };
+        let rank = Rank { known, at: None, ended: false };
+        let groups = vec![(0, (0..ranks).collect())];
+        // The first meeting counts as an attempt that nobody leads any more.
+        Self { ranks: vec![rank; ranks], attempts: vec![Attempt::of(usize::MAX)], groups }
+    }
+
+    /// The attempt that this rank leads; a new one where it leads none.
+    fn led_by(&mut self, leader: usize) -> usize {
+        if let Some(at) = self.ranks[leader].at.filter(|at| self.attempts[*at].leader == leader) {
+            return at;
+        }
+        self.attempts.push(Attempt::of(leader));
+        self.ranks[leader].at = Some(self.attempts.len() - 1);
+        self.attempts.len() - 1
+    }
+
+    fn is_waiting(&self, rank: usize, at: usize) -> bool {
+        !self.ranks[rank].ended && self.ranks[rank].at == Some(at)
+    }
+
+    fn happen(&mut self, event: &Event) {
+        let count = self.ranks.len();
+        match *event {
+            Event::Come { rank, leader } => self.come(rank % count, leader % count),
+            Event::Offer { leader, knows, newcomers } => self.offer(leader % count, knows, newcomers),
+            Event::Promise { rank } => self.promise(rank % count),
+            Event::Agree { rank } => self.agree(rank % count),
+            Event::Decide { leader } => self.decide(leader % count),
+            Event::Hear { rank } => self.hear(rank % count),
+            Event::End { rank } => self.ranks[rank % count].ended = true,
+            Event::GiveUp { leader } => self.ranks[leader % count].at = None,
+            Event::Meet { leader, here, knows, newcomers } => {
+                let leader = leader % count;
+                self.ranks[leader].at = None;
+                (0..count).filter(|n| here >> n & 1 == 1).for_each(|n| self.come(n, leader));
+                self.offer(leader, knows, newcomers);
+                (0..self.ranks.len()).for_each(|rank| self.promise(rank));
+                (0..self.ranks.len()).for_each(|rank| self.agree(rank));
+                self.decide(leader);
+                (0..self.ranks.len()).for_each(|rank| self.hear(rank));
+            }
+        }
+    }
+
+    fn come(&mut self, rank: usize, leader: usize) {
+        if rank == leader || self.ranks[rank].ended || self.ranks[leader].ended {
+            return;
+        }
+        let at = self.led_by(leader);
+        if self.attempts[at].offer.is_some() {
+            return;
+        }
+        let known = self.ranks[rank].known.clone();
+        self.attempts[at].guests.insert(rank, known);
+        self.ranks[rank].at = Some(at);
+    }
+
+    fn offer(&mut self, leader: usize, knows: u32, newcomers: usize) {
+        if self.ranks[leader].ended {
+            return;
+        }
+        let at = self.led_by(leader);
+        let waiting: Vec<usize> =
+            self.attempts[at].guests.keys().copied().filter(|rank| self.is_waiting(*rank, at)).collect();
+        let guests = waiting.iter().map(|rank| self.attempts[at].guests[rank].clone());
+        let all: Vec<Known> = guests.chain([self.ranks[leader].known.clone()]).collect();
+        let Known { history: mut newest, from, .. } =
+            all.iter().max_by_key(|known| known.history.newest).unwrap().clone();
+        let is_known = |n: &usize| self.ranks[*n].ended && knows >> n & 1 == 1;
+        newest.have_ended((0..self.ranks.len()).filter(is_known));
+        let members = newest.members();
+        let mut here: Ranks =
+            waiting.into_iter().chain([leader]).filter(|rank| members.contains(rank)).collect();
+        if self.attempts[at].offer.is_some() || !here.contains(&leader) || !newest.may_go_on(&here) {
+            return;
+        }
+        let number = all.iter().map(|known| known.heard).max().unwrap() + 1;
+        self.attempts[at].guests.retain(|rank, _| here.contains(rank));
+        for _ in 0..newcomers {
+            let new = self.ranks.len();
+            self.ranks.push(Rank { known: Known::default(), at: Some(at), ended: false });
+            self.attempts[at].guests.insert(new, Known::default());
+            here.insert(new);
+        }
+        let before = self.attempts[from].before.iter().copied().chain([from]).collect();
+        self.attempts[at].before = before;
+        self.attempts[at].offer = Some(newest.with(number, here));
+        self.ranks[leader].known.heard = number;
+    }
+
+    /// The attempt at which this rank waits, if it is far enough, and what is offered there.
+    fn offered(&self, rank: usize) -> Option<(usize, History)> {
+        let at = self.ranks[rank].at.filter(|_| !self.ranks[rank].ended)?;
+        let offer = self.attempts[at].offer.clone()?;
+        self.attempts[at].guests.contains_key(&rank).then_some((at, offer))
+    }
+
+    fn promise(&mut self, rank: usize) {
+        let Some((at, offer)) = self.offered(rank) else { return };
+        let known = &mut self.ranks[rank].known;
+        known.heard = known.heard.max(offer.newest);
+        self.attempts[at].promised.insert(rank);
+    }
+
+    fn agree(&mut self, rank: usize) {
+        let Some((at, offer)) = self.offered(rank) else { return };
+        let attempt = &mut self.attempts[at];
+        if attempt.promised.len() == attempt.guests.len() && !attempt.decided {
+            attempt.agreed.insert(rank);
+            let known = &mut self.ranks[rank].known;
+            (known.history, known.from) = (offer, at);
+        }
+    }
+
+    fn decide(&mut self, leader: usize) {
+        let Some(at) = self.ranks[leader].at.filter(|_| !self.ranks[leader].ended) else { return };
+        let attempt = &mut self.attempts[at];
+        let Some(offer) = attempt.offer.clone().filter(|_| attempt.leader == leader && !attempt.decided)
+        else {
+            return;
+        };
+        if attempt.agreed.len() == attempt.guests.len() {
+            attempt.decided = true;
+            self.groups.push((at, offer.members()));
+            let known = &mut self.ranks[leader].known;
+            (known.history, known.from) = (offer.concluded(), at);
+            self.ranks[leader].at = None;
+        }
+    }
+
+    fn hear(&mut self, rank: usize) {
+        let Some((at, offer)) = self.offered(rank) else { return };
+        if self.attempts[at].decided {
+            self.ranks[rank].known.history = offer.concluded();
+            self.ranks[rank].at = None;
+        }
+    }
+
+    /// Groups of which neither follows from the other, with all of their members alive.
+    fn two_groups(&self) -> Option<[&(usize, Ranks); 2]> {
+        let lives = |group: &&(usize, Ranks)| group.1.iter().all(|rank| !self.ranks[*rank].ended);
+        let follows = |one: usize, other: usize| self.attempts[one].before.contains(&other);
+        let living: Vec<_> = self.groups.iter().filter(lives).collect();
+        living.iter().enumerate().find_map(|(at, one)| {
+            let apart = |other: &&&(usize, Ranks)| !follows(one.0, other.0) && !follows(other.0, one.0);
+            living[at + 1..].iter().find(apart).map(|other| [*one, *other])
+        })
+    }
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let rank = || 0..24_usize;
+    prop_oneof![
+        6 => (rank(), rank()).prop_map(|(rank, leader)| Event::Come { rank, leader }),
+        3 => (rank(), any::<u32>(), 0..3_usize)
+            .prop_map(|(leader, knows, new)| Event::Offer { leader, knows, newcomers: new / 2 }),
+        5 => rank().prop_map(|rank| Event::Promise { rank }),
+        5 => rank().prop_map(|rank| Event::Agree { rank }),
+        2 => rank().prop_map(|leader| Event::Decide { leader }),
+        2 => rank().prop_map(|rank| Event::Hear { rank }),
+        2 => rank().prop_map(|rank| Event::End { rank }),
+        1 => rank().prop_map(|leader| Event::GiveUp { leader }),
+        5 => (rank(), any::<u32>(), any::<u32>(), 0..4_usize).prop_map(|(leader, here, knows, new)| {
+            Event::Meet { leader, here, knows: knows | knows >> 3, newcomers: new / 3 }
+        }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn two_groups_never_both_live(ranks in 2..7_usize, events in proptest::collection::vec(event(), 1..60)) {
+        let mut world = World::new(ranks);
+        for event in &events {
+            if world.ranks.len() > 24 {
+                break;
+            }
+            world.happen(event);
+            let two = world.two_groups();
+            prop_assert!(two.is_none(), "{two:?} after {event:?}");
+        }
+    }
+
+    #[test]
+    fn two_parts_that_take_each_other_for_unreachable_never_both_go_on(
+        of in proptest::collection::vec(0..3_u8, 2..16), knows in any::<[u16; 2]>()
+    ) {
+        // 0: ended, of which each part knows some; 1 and 2: the parts.
+        let part = |which| (0..of.len()).filter(|number| of[*number] == which).collect::<Ranks>();
+        let goes_on = |which, knows: u16| {
+            let mut history = History::first((0..of.len()).collect());
+            history.have_ended(part(0).into_iter().filter(|number| knows >> number & 1 == 1));
+            history.may_go_on(&part(which))
+        };
+        prop_assert!(!(goes_on(1, knows[0]) && goes_on(2, knows[1])));
+    }
+}

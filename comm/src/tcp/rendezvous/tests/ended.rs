@@ -1,0 +1,76 @@
+//! A rank that has ended before it came is named by all others: its launcher tells them.
+
+use std::sync::atomic::AtomicBool;
+
+use super::*;
+
+/// As a launcher does it, until what is given back is dropped.
+fn announce(config: TcpConfig) -> (UnixStream, thread::JoinHandle<Result<()>>) {
+    let (alive, stop) = UnixStream::pair().unwrap();
+    let announcement = Announcement {
+        leader_has_ended: Arc::new(AtomicBool::new(config.rank == 0)),
+        config,
+        host: "there".into(),
+        until: Instant::now() + LONG,
+        stop: Arc::new(stop),
+    };
+    (alive, thread::spawn(move || announcement.make()))
+}
+
+#[test]
+fn who_does_not_come_is_named_by_all_that_wait() {
+    for dead in [1, 2, 3] {
+        let (listener, port) = point();
+        let mut ranks = vec![leading(tcp(0, 4, port), listener)];
+        ranks.extend((1..4).filter(|rank| *rank != dead).map(|rank| joining(tcp(rank, 4, port))));
+        let (alive, launcher) = announce(tcp(dead, 4, port));
+        for end in ends(ranks) {
+            let error = end.unwrap_err();
+            assert!(matches!(error, Error::PeerDied { rank, .. } if rank == dead), "{error}");
+            assert_eq!(error.to_string(), format!("rank {dead} (host there) died during rendezvous"));
+        }
+        drop(alive);
+        launcher.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn where_rank_0_has_ended_its_launcher_answers() {
+    let (listener, port) = point();
+    drop(listener);
+    let ranks = (1..4).map(|rank| joining(tcp(rank, 4, port))).collect();
+    let (alive, launcher) = announce(tcp(0, 4, port));
+    for end in ends(ranks) {
+        assert_eq!(end.unwrap_err().to_string(), "rank 0 (host there) died during rendezvous");
+    }
+    drop(alive);
+    launcher.join().unwrap().unwrap();
+    // The port is free again.
+    assert!(TcpListener::bind(("127.0.0.1", port)).is_ok());
+}
+
+#[test]
+fn who_has_come_or_met_is_not_disturbed() {
+    let (listener, port) = point();
+    let mut ranks = vec![leading(tcp(0, 3, port), listener)];
+    ranks.extend((1..3).map(|rank| joining(tcp(rank, 3, port))));
+    let met = meetings(ranks);
+    let (alive, launcher) = announce(tcp(1, 3, port));
+    check(&met);
+    drop(alive);
+    launcher.join().unwrap().unwrap();
+}
+
+/// A rank that comes late says how long the others have waited, not how long it has itself.
+#[test]
+fn all_say_how_long_the_first_has_waited() {
+    let (listener, port) = point();
+    let timeout = Duration::from_secs(2);
+    let leader = leading(TcpConfig { timeout, ..tcp(0, 3, port) }, listener);
+    thread::sleep(Duration::from_secs(1));
+    let late = joining(TcpConfig { timeout: LONG, ..tcp(1, 3, port) });
+    for end in ends(vec![leader, late]) {
+        let Err(Error::Rendezvous { waited, detail, .. }) = end else { panic!("{end:?}") };
+        assert!(waited >= timeout && detail.contains("rank 2 is missing"), "{waited:?}: {detail}");
+    }
+}

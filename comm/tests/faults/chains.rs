@@ -1,0 +1,130 @@
+//! Ranks that wait for each other in several groups: all name the rank at the end of the chain, however far it is from them.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::ending::Ending;
+use crate::group::{Group, Setup, in_parallel};
+
+const GROUPS: &str = "group 0 1; group 1 2; group 2 3; ";
+
+fn setup() -> Setup {
+    Setup { timeout: Duration::from_secs(3), ..Setup::default() }
+}
+
+/// Each waits for the next one, which waits in another group; the last one does nothing. The first ones wait longest, so that
+/// their time is over first.
+fn chain() -> Vec<String> {
+    let script = |rank: usize| match rank {
+        3 => "ready; await".to_string(),
+        _ => format!("within {rank} {}; ready; await; sleep {}; recv f32 10 1", rank + 1, 150 * rank),
+    };
+    (0..4).map(|rank| GROUPS.to_string() + &script(rank)).collect()
+}
+
+fn assert_blames(ending: &Ending, kind: &str, operation: &str) {
+    let place = format!("in the group [{}, {}]", ending.rank, ending.rank + 1);
+    ending.assert_blames(kind, 3, operation);
+    let text = &ending.failure.as_ref().unwrap().text;
+    assert!(text.contains(&place), "{text}");
+}
+
+#[test]
+fn who_stands_still_at_the_end_of_a_chain_is_named_by_all() {
+    let mut group = Group::start(&chain(), &setup());
+    group.ready(group.all());
+    group.signal(3, Signal::STOP);
+    group.tell_all(0..3);
+    for rank in 0..3 {
+        let ending = group.finish(rank);
+        assert_blames(&ending, "Timeout", "did not take part in message #1");
+        assert!(ending.failure.unwrap().text.contains("does not answer"));
+    }
+    group.signal(3, Signal::KILL);
+}
+
+#[test]
+fn who_dies_at_the_end_of_a_chain_is_named_by_all() {
+    let mut group = Group::start(&chain(), &Setup::default());
+    group.ready(group.all());
+    group.tell_all(0..3);
+    std::thread::sleep(Duration::from_millis(500));
+    group.signal(3, Signal::KILL);
+    (0..3).for_each(|rank| assert_blames(&group.finish(rank), "PeerDied", "died during message #1"));
+}
+
+/// It answers, and does nothing else.
+#[test]
+fn who_is_in_no_operation_at_the_end_of_a_chain_is_named_by_all() {
+    let mut group = Group::start(&chain(), &setup());
+    group.ready(group.all());
+    group.tell_all(0..3);
+    (0..3).for_each(|rank| assert_blames(&group.finish(rank), "Timeout", "did not take part in message #1"));
+    group.tell(3);
+    group.finish(3);
+}
+
+#[test]
+fn who_leaves_at_the_end_of_a_chain_is_named_by_all() {
+    let mut scripts = chain();
+    scripts[3] += "; close; await";
+    let mut group = Group::start(&scripts, &Setup::default());
+    group.ready(group.all());
+    group.tell_all(0..3);
+    std::thread::sleep(Duration::from_millis(500));
+    group.tell(3);
+    (0..3)
+        .for_each(|rank| assert_blames(&group.finish(rank), "PeerLeft", "left the group before message #1"));
+    group.tell(3);
+    group.finish(3);
+}
+
+/// While the ranks meet to make further groups, each in another one.
+#[test]
+fn while_groups_are_made() {
+    for signal in [Signal::STOP, Signal::KILL] {
+        let script = |rank| match rank {
+            3 => "ready; await".to_string(),
+            _ => format!("ready; await; sleep {}; meet {rank} {}", 150 * rank, rank + 1),
+        };
+        let mut group = Group::start(&(0..4).map(script).collect::<Vec<_>>(), &setup());
+        group.ready(group.all());
+        if signal == Signal::STOP {
+            group.signal(3, signal);
+        }
+        group.tell_all(0..3);
+        if signal == Signal::KILL {
+            std::thread::sleep(Duration::from_millis(700));
+            group.signal(3, signal);
+        }
+        for rank in 0..3 {
+            let ending = group.finish(rank);
+            let failure = ending.failure.as_ref().unwrap();
+            assert_eq!(failure.culprit, Some(3), "{signal:?} {ending:#?}");
+        }
+        if signal == Signal::STOP {
+            group.signal(3, Signal::KILL);
+        }
+    }
+}
+
+/// Two times two ranks, which are neighbours in a row and in a column.
+#[test]
+fn on_a_mesh() {
+    let cases: Vec<(usize, Signal)> =
+        (0..4).flat_map(|victim| [Signal::KILL, Signal::STOP].map(|signal| (victim, signal))).collect();
+    in_parallel(4, &cases, |(victim, signal)| {
+        let script = "group 0 1; group 2 3; group 0 2; group 1 3; around all_reduce f32 1000 sum";
+        let mut group = Group::start(&[script; 4], &setup());
+        group.ready(group.all());
+        std::thread::sleep(Duration::from_millis(10));
+        group.signal(*victim, *signal);
+        let others: Vec<usize> = group.all().filter(|rank| rank != victim).collect();
+        for rank in others {
+            let kind = if *signal == Signal::KILL { "PeerDied" } else { "Timeout" };
+            group.finish(rank).assert_blames(kind, *victim, "all_reduce #");
+        }
+        group.signal(*victim, Signal::KILL);
+    });
+}

@@ -1,0 +1,29 @@
+//! Ranks that start ranks.
+
+use crate::process::{end, lines, program, text};
+
+/// Wherever the ranks come from, they may not start the same once more.
+fn is_refused(role: &str, got: &str) {
+    let [output] = end([program(role)]);
+    let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
+    assert!(!said.contains("too deep"), "{role}: {said}");
+    let line = format!("at depth 1: spawn: got {got}");
+    let count = said.lines().filter(|other| other.starts_with(&line)).count();
+    assert!((1..=2).contains(&count), "{role}: {said}");
+    assert!(said.contains("launch::run"), "{role}: {said}");
+    // The first cause: the rank has ended with the code of what cannot be used.
+    assert!(said.contains(" exited with code 2"), "{role}: {said}");
+    assert_eq!(output.status.code(), Some(1), "{role}: {said}");
+}
+
+pub(crate) fn all() {
+    is_refused("spawn", "a call in rank ");
+    is_refused("spawn with arguments", "a call in rank ");
+    is_refused("spawn by name", "the command that this process is a rank of");
+    is_refused("spawn by a shell", "the command that this process is a rank of");
+
+    // Ranks of another program come to an end by themselves.
+    let [output] = end([program("spawn another")]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(lines(&[output]), ["another"; 4]);
+}

@@ -1,0 +1,203 @@
+//! Which nodes of a loss's graph were made while a unit ran: when backward is past them, it needs the unit no more.
+//!
+//! Not every use of a parameter is seen by the parameter's own hook: one that was detached (a frozen weight) has none, and backward
+//! needs it all the same. Nor does the graph of a loss show what is computed again in backward. So a unit is needed as long as a node
+//! is to come that was made in one of its runs.
+
+use std::hash::{Hash, Hasher};
+use std::sync::{Arc, OnceLock, Weak};
+
+use candle_core::{DType, Device, Result, Tensor, TensorId};
+
+/// The number of a tensor: candle counts them, so that one that is made later has a larger one.
+fn number(id: TensorId) -> usize {
+    /// Keeps the one number that an id hands to its hasher.
+    #[derive(Default)]
+    struct Number(usize);
+
+    impl Hasher for Number {
+        fn finish(&self) -> u64 {
+            self.0 as u64
+        }
+
+        fn write(&mut self, bytes: &[u8]) {
+            bytes.iter().for_each(|&byte| self.0 = (self.0 << 8) | usize::from(byte));
+        }
+
+        fn write_usize(&mut self, number: usize) {
+            self.0 = number;
+        }
+    }
+
+    let mut hasher = Number::default();
+    id.hash(&mut hasher);
+    hasher.0
+}
+
+/// A number above those of all tensors that were made before.
+fn now() -> Result<usize> {
+    Ok(number(Tensor::zeros((), DType::U8, &Device::Cpu)?.id()))
+}
+
+/// One run of a unit. It lives as long as a graph has its outputs.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) unit: usize,
+    /// It runs while backward does, which computes something again.
+    pub(crate) in_backward: bool,
+    /// The tensors made in it have numbers from this one,
+    start: usize,
+    /// and to this one, once it has run.
+    end: OnceLock<usize>,
+}
+
+/// The runs that backward can come to.
+#[derive(Debug, Default)]
+pub(super) struct Runs(Vec<Weak<Run>>);
+
+impl Run {
+    fn begin(unit: usize, in_backward: bool) -> Result<Self> {
+        Ok(Self { unit, in_backward, start: now()?, end: OnceLock::new() })
+    }
+
+    /// It has run.
+    pub(crate) fn end(&self) -> Result<()> {
+        let end = now()?;
+        self.end.get_or_init(|| end);
+        Ok(())
+    }
+
+    fn has(&self, number: usize) -> bool {
+        self.start <= number && self.end.get().is_none_or(|end| number <= *end)
+    }
+}
+
+impl Runs {
+    /// A unit begins to run.
+    pub(super) fn begin(&mut self, unit: usize, in_backward: bool) -> Result<Arc<Run>> {
+        let run = Arc::new(Run::begin(unit, in_backward)?);
+        if self.0.len() == self.0.capacity() {
+            self.0.retain(|run| run.strong_count() > 0);
+        }
+        self.0.push(Arc::downgrade(&run));
+        Ok(run)
+    }
+
+    /// In the order in which they ran.
+    fn living(&self) -> Vec<Arc<Run>> {
+        let mut living: Vec<_> = self.0.iter().filter_map(Weak::upgrade).collect();
+        living.sort_unstable_by_key(|run| run.start);
+        living
+    }
+
+    /// True while a graph lives that was made in backward by running this unit again.
+    pub(super) fn is_recomputed(&self, unit: usize) -> bool {
+        self.0.iter().filter_map(Weak::upgrade).any(|run| run.in_backward && run.unit == unit)
+    }
+}
+
+/// The order in which backward goes through the nodes of a loss's graph.
+#[derive(Debug, Default)]
+pub(super) struct Graph {
+    /// Of each node its number and its place in the order; sorted.
+    nodes: Vec<(usize, usize)>,
+    /// Where backward is.
+    place: usize,
+    /// The unit's runs of which there are nodes, in the order of their beginnings.
+    runs: Vec<(usize, usize)>,
+    /// By unit: the place of the last node that needs it; none for one that has no node.
+    last: Vec<Option<usize>>,
+}
+
+impl Graph {
+    /// The graph of a loss, before backward goes through it. `parameters` gives those of each unit.
+    pub(super) fn new<'a, P: Iterator<Item = &'a Tensor>>(
+        loss: &Tensor,
+        parameters: impl Iterator<Item = P>,
+        runs: &Runs,
+    ) -> Self {
+        let nodes = loss.sorted_nodes();
+        let mut nodes: Vec<_> =
+            nodes.iter().enumerate().map(|(place, node)| (number(node.id()), place)).collect();
+        nodes.sort_unstable();
+        let mut graph = Self { nodes, ..Self::default() };
+        let last = |graph: &Self, of: P| of.filter_map(|tensor| graph.find(tensor.id())).max();
+        graph.last = parameters.map(|of| last(&graph, of)).collect();
+        for run in runs.living() {
+            let first = graph.nodes.partition_point(|(number, _)| *number < run.start);
+            let within = graph.nodes[first..].iter().take_while(|(number, _)| run.has(*number));
+            let Some(last) = within.map(|(_, place)| *place).max() else { continue };
+            graph.runs.push((run.start, run.unit));
+            graph.last[run.unit] = graph.last[run.unit].max(Some(last));
+        }
+        graph
+    }
+
+    fn find(&self, id: TensorId) -> Option<usize> {
+        let place = self.nodes.binary_search_by_key(&number(id), |(number, _)| *number).ok()?;
+        Some(self.nodes[place].1)
+    }
+
+    pub(super) fn contains(&self, node: &Tensor) -> bool {
+        self.find(node.id()).is_some()
+    }
+
+    /// Backward has come to this node; it may be of another graph, that of what is computed again.
+    pub(super) fn come_to(&mut self, node: &Tensor) {
+        self.place = self.find(node.id()).unwrap_or(self.place);
+    }
+
+    /// True while backward has a node of this unit before it.
+    pub(super) fn needs(&self, unit: usize) -> bool {
+        self.last[unit].is_some_and(|last| last >= self.place)
+    }
+
+    /// The unit that backward needs next after that of this run.
+    pub(super) fn after(&self, run: &Run) -> Option<usize> {
+        let before = &self.runs[..self.runs.partition_point(|(start, _)| *start < run.start)];
+        let mut units = before.iter().rev().map(|(_, unit)| *unit);
+        units.find(|&unit| unit != run.unit && self.needs(unit))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Var;
+
+    #[test]
+    fn later_tensors_have_larger_numbers() -> Result<()> {
+        let before = now()?;
+        let tensor = Tensor::zeros(2, DType::F32, &Device::Cpu)?;
+        let view = tensor.narrow(0, 0, 1)?;
+        let numbers = [before, number(tensor.id()), number(view.id()), now()?];
+        assert!(numbers.is_sorted_by(|a, b| a < b), "{numbers:?}");
+        Ok(())
+    }
+
+    #[test]
+    fn a_unit_is_needed_until_backward_is_past_its_last_node() -> Result<()> {
+        let (x, w) = (Var::new(2f32, &Device::Cpu)?, Var::new(3f32, &Device::Cpu)?);
+        let mut runs = Runs::default();
+        let mut run = |unit, body: &dyn Fn() -> Result<Tensor>| -> Result<(Tensor, Arc<Run>)> {
+            let run = runs.begin(unit, false)?;
+            let output = body()?;
+            run.end()?;
+            // What marks an output is made after the run.
+            Ok(((output * 1.0)?, run))
+        };
+        let (a, first) = run(0, &|| x.sqr())?;
+        // Backward comes to the weight before it comes to the square root.
+        let (b, second) = run(1, &|| a.sqrt()?.mul(&w))?;
+        let (c, third) = run(2, &|| b.exp())?;
+        drop(third);
+        let mut graph =
+            Graph::new(&c, [vec![], vec![w.as_tensor()], vec![]].into_iter().map(Vec::into_iter), &runs);
+        assert_eq!([0, 1, 2].map(|unit| graph.needs(unit)), [true, true, false]);
+        graph.come_to(&b);
+        assert_eq!((graph.needs(1), graph.after(&second)), (true, Some(0)));
+        graph.come_to(&a);
+        assert_eq!((graph.needs(0), graph.needs(1), graph.after(&first)), (true, false, None));
+        Ok(())
+    }
+}

@@ -1,0 +1,109 @@
+//! What is said of all stages' gradients together, and whether ranks still have the same where they should.
+
+use std::collections::HashSet;
+
+use candle_core::backprop::GradStore;
+use candle_core::{Tensor, TensorId, Var};
+use comm::{Communicator, first_of, global_norm, parameter_difference};
+use training::{clip_by_norm, first_not_finite, grad_norm};
+
+use crate::{Error, Pipeline, Result};
+
+impl Pipeline {
+    /// The 2-norm of the gradients of all stages together: the same bits on every rank. Each parameter is counted once: tied ones on
+    /// the rank that has the first, and those that every tensor-parallel rank has whole on the first of these. To be called on
+    /// every rank, with the gradients of a [`Step`](crate::Step).
+    ///
+    /// # Cost
+    /// One pass over this rank's gradients, and an all-gather of 8 bytes of each rank of the pipeline, and of each
+    /// tensor-parallel one.
+    ///
+    /// # Errors
+    /// The cause, if an earlier step failed; [`Error::DividedUnknown`]; candle's; failures of communication.
+    pub fn grad_norm(&self, grads: &GradStore) -> Result<f64> {
+        self.check("the norm of gradients")?;
+        let repeated: HashSet<TensorId> =
+            self.ties().iter().flat_map(|tie| tie.repeated()).map(|var| var.id()).collect();
+        let is_first = self.groups().tp.as_ref().is_none_or(|tp| tp.rank() == 0);
+        let counts = |var: &Var| !repeated.contains(&var.id()) && (is_first || self.is_divided(var));
+        let counted: Vec<Var> = self.vars().into_iter().filter(counts).collect();
+        let own = grad_norm(grads, &counted).map_err(Error::training)?;
+        // Copies of the stages have the same gradients.
+        let groups = [self.groups().tp.as_ref(), Some(&self.groups().pp)];
+        Ok(global_norm(groups.into_iter().flatten().map(|group| &**group), own)?)
+    }
+
+    /// Scales the gradients so that their norm together, over all stages, is at most `max_norm`; gives the norm that they had. To
+    /// be called on every rank, with the gradients of a [`Step`](crate::Step); after what completes these, such as
+    /// `Shards::sum_gradients`.
+    ///
+    /// As PyTorch's `clip_grad_norm_` with `error_if_nonfinite=True` in one process that has all stages: all are multiplied with
+    /// `max_norm / (norm + 1e-6)` where that is below 1.
+    ///
+    /// # Cost
+    /// That of [`grad_norm`](Self::grad_norm), and another pass where they are clipped.
+    ///
+    /// # Errors
+    /// On every rank: [`Error::NotFinite`] where a gradient holds a NaN or an infinity on any rank;
+    /// [`training::Error::InvalidConfig`] for a `max_norm` that is negative or NaN. Nothing is changed then. Else as
+    /// [`grad_norm`](Self::grad_norm).
+    pub fn clip_grad_norm(&self, grads: &mut GradStore, max_norm: f64) -> Result<f64> {
+        let norm = self.grad_norm(grads)?;
+        if !norm.is_finite() {
+            let own = first_not_finite(grads, &self.vars()).map_err(Error::training)?;
+            let own = own.map(|place| self.named_vars().remove(place).0);
+            if let Some((rank, parameter)) = first_of(self.groups().all(), own)? {
+                return Err(Error::NotFinite { parameter, rank, norm });
+            }
+        }
+        clip_by_norm(grads, &self.vars(), norm, max_norm).map_err(Error::training)?;
+        Ok(norm)
+    }
+
+    /// Compares variables, bit for bit, over all ranks that have the same: all of them over copies of the stages, those that
+    /// every tensor-parallel rank has whole over these, and tied ones. To be called on every rank, at the same place: now and then
+    /// in a long training, or while looking for a mistake.
+    ///
+    /// # Cost
+    /// Some passes over the variables, and all-gathers of a few bytes. Only where they differ: 8 bytes for each variable, then a
+    /// broadcast of one.
+    ///
+    /// # Errors
+    /// [`Error::ParametersDiffer`], the same on every rank, names a variable that differs, the ranks, the element and both
+    /// values. Training can go on after it. Else as [`grad_norm`](Self::grad_norm).
+    pub fn check_parameters(&self) -> Result<()> {
+        self.check("a comparison of parameters")?;
+        let vars = self.named_vars();
+        let listed = |vars: &mut dyn Iterator<Item = &(String, Var)>, among: Option<&dyn Communicator>| {
+            let Some(among) = among else { return Ok(None) };
+            let tensors: Vec<(&str, &Tensor)> = vars.map(|(name, var)| (&**name, var.as_tensor())).collect();
+            parameter_difference(among, &tensors)
+        };
+        // All of them, whatever is found: others wait for this rank in each.
+        let mut found = vec![listed(&mut vars.iter(), self.groups().dp.as_deref())?];
+        let mut whole = vars.iter().filter(|(_, var)| !self.is_divided(var));
+        found.push(listed(&mut whole, self.groups().tp.as_deref())?);
+        for (tied, among) in self.ties().iter().map(|tie| tie.parts()) {
+            let mut first =
+                vars.iter().filter(|(_, var)| tied.first().is_some_and(|tied| tied.id() == var.id()));
+            found.push(listed(&mut first, among)?);
+        }
+        match first_of(self.groups().all(), found.into_iter().flatten().next())? {
+            Some((_, difference)) => Err(Box::new(difference).into()),
+            None => Ok(()),
+        }
+    }
+
+    fn is_divided(&self, var: &Var) -> bool {
+        self.divided().is_some_and(|divided| divided.contains(&var.id()))
+    }
+
+    /// Whether it can be said what is to be counted.
+    fn check(&self, what: &'static str) -> Result<()> {
+        if let Some(first) = self.failed() {
+            return Err(first.clone());
+        }
+        let several = self.groups().tp.as_ref().is_some_and(|tp| tp.world_size() > 1);
+        if several && self.divided().is_none() { Err(Error::DividedUnknown { what }) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,89 @@
+//! Files that are read: regular ones only.
+
+use std::fs::{File, FileType, OpenOptions};
+use std::io::{self, ErrorKind, Read};
+use std::path::Path;
+
+/// Opens a regular file for reading. A pipe, a device or a folder is refused, and never waited for: several processes read
+/// the same file, some of them twice, and each must find all of it.
+///
+/// # Errors
+/// Those of the system; [`ErrorKind::InvalidInput`] where it is no regular file.
+///
+/// ```
+/// use std::path::Path;
+///
+/// # let folder = tempfile::tempdir()?;
+/// let error = training::open_input(folder.path()).unwrap_err();
+/// assert_eq!(error.to_string(), "it is a folder, and not a regular file");
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn open_input(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true);
+    // To open a pipe would wait for somebody who writes to it.
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(
+        &mut options,
+        (rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOCTTY).bits() as i32,
+    );
+    let file = options.open(path)?;
+    match kind(file.metadata()?.file_type()) {
+        None => Ok(file),
+        Some(kind) => {
+            Err(io::Error::new(ErrorKind::InvalidInput, format!("it is {kind}, and not a regular file")))
+        }
+    }
+}
+
+/// Reads a regular file whole, as [`open_input`] opens it.
+///
+/// # Errors
+/// Those of [`open_input`] and of reading.
+pub fn read_input(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open_input(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// What it is, where it is no regular file.
+fn kind(found: FileType) -> Option<&'static str> {
+    #[cfg(unix)]
+    use std::os::unix::fs::FileTypeExt;
+    match found {
+        _ if found.is_file() => None,
+        _ if found.is_dir() => Some("a folder"),
+        #[cfg(unix)]
+        _ if found.is_fifo() => Some("a pipe"),
+        #[cfg(unix)]
+        _ if found.is_socket() => Some("a socket"),
+        _ => Some("a device"),
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_regular_file_is_refused_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+        assert!(made.success());
+        let devices = ["/dev/zero", "/dev/null"].map(Path::new);
+        for (path, word) in [
+            (&*pipe, "a pipe"),
+            (folder.path(), "a folder"),
+            (devices[0], "a device"),
+            (devices[1], "a device"),
+        ] {
+            let error = read_input(path).unwrap_err();
+            assert_eq!(error.to_string(), format!("it is {word}, and not a regular file"));
+        }
+        let link = folder.path().join("link");
+        std::fs::write(folder.path().join("file"), "abc").unwrap();
+        std::os::unix::fs::symlink("file", &link).unwrap();
+        assert_eq!(read_input(&link).unwrap(), b"abc");
+    }
+}

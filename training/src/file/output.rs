@@ -1,0 +1,288 @@
+//! Files that are written: whole, or not at all.
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// A file that takes its place once it is whole and on the disk. Until then an older one of that name is as it was, whatever
+/// happens: a full disk, a signal, the loss of power.
+///
+/// It keeps the rights of the file that it replaces; where the path is a link, it is written where that points to. It needs a
+/// folder in which files can be made. Where the system can (Linux, on most file systems), it has no name before it is whole, so
+/// that a process that is killed leaves nothing. Elsewhere it is called `.NAME.HEX.tmp` until then; the next write to the same
+/// place removes such files of processes that have ended.
+///
+/// ```
+/// use std::io::Write;
+/// use training::AtomicFile;
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("w");
+/// std::fs::write(&path, "old")?;
+/// let mut file = AtomicFile::create(&path)?;
+/// file.write_all(b"new")?;
+/// assert_eq!(std::fs::read(&path)?, b"old");
+/// file.commit()?;
+/// assert_eq!(std::fs::read(&path)?, b"new");
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct AtomicFile {
+    place: Place,
+    file: File,
+    /// Its name for now, where it has one; removed with this.
+    name: Option<PathBuf>,
+}
+
+/// Where a file is to be.
+#[derive(Debug)]
+struct Place {
+    target: PathBuf,
+    folder: PathBuf,
+    /// Those of the file that is replaced.
+    permissions: Option<Permissions>,
+}
+
+impl AtomicFile {
+    /// Begins a file, and removes what processes that have ended left beside it.
+    ///
+    /// # Errors
+    /// Those of the system; [`ErrorKind::InvalidInput`] where the path names no file, or a device, a pipe or a folder.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        let place = Place::find(path)?;
+        place.remove_stale();
+        Self::at(place)
+    }
+
+    /// Whether [`create`](Self::create) would succeed, without a change to anything that is there: several processes may look at
+    /// the same time.
+    ///
+    /// # Errors
+    /// Those of [`create`](Self::create).
+    pub fn check(path: &Path) -> io::Result<()> {
+        Self::at(Place::find(path)?).map(drop)
+    }
+
+    fn at(place: Place) -> io::Result<Self> {
+        let (file, name) = match nameless(&place.folder) {
+            Some(file) => (file, None),
+            None => place.named().map(|(file, name)| (file, Some(name)))?,
+        };
+        // For whoever looks whether it is still being written. Not every file system has locks.
+        let _ = locks::take(&file);
+        Ok(Self { place, file, name })
+    }
+
+    /// Puts it in another place of the same folder than it was made for: see [`commit`](Self::commit).
+    ///
+    /// # Errors
+    /// Those of [`create`](Self::create) and [`commit`](Self::commit).
+    pub fn commit_as(mut self, path: &Path) -> io::Result<()> {
+        self.place = Place::find(path)?;
+        self.commit()
+    }
+
+    /// Brings the file to the disk, and puts it in its place.
+    ///
+    /// # Errors
+    /// Those of the system, such as a full disk; an older file is then as it was.
+    pub fn commit(mut self) -> io::Result<()> {
+        if let Some(permissions) = self.place.permissions.take() {
+            self.file.set_permissions(permissions)?;
+        }
+        self.file.sync_all()?;
+        let name = match self.name.take() {
+            Some(name) => name,
+            None => self.place.link(&self.file)?,
+        };
+        let renamed = fs::rename(&name, &self.place.target);
+        if renamed.is_err() {
+            self.name = Some(name);
+        }
+        renamed?;
+        // The folder too, or the new name may be lost when the machine stops. Not every system lets a folder be opened.
+        File::open(&self.place.folder).map_or(Ok(()), |folder| folder.sync_all())
+    }
+}
+
+impl Write for AtomicFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Seek for AtomicFile {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.file.seek(to)
+    }
+}
+
+impl Drop for AtomicFile {
+    fn drop(&mut self) {
+        if let Some(name) = &self.name {
+            let _ = fs::remove_file(name);
+        }
+    }
+}
+
+impl Place {
+    fn find(path: &Path) -> io::Result<Self> {
+        let refuse = |problem: &str| Err(io::Error::new(ErrorKind::InvalidInput, problem));
+        let is_file = match fs::metadata(path) {
+            Ok(found) if !found.is_file() => return refuse("it is not a regular file"),
+            Ok(_) => true,
+            Err(error) if error.kind() == ErrorKind::NotFound => false,
+            Err(error) => return Err(error),
+        };
+        let target = match (is_file, fs::read_link(path)) {
+            (true, _) => path.canonicalize()?,
+            // A link to a file that is still to come.
+            (false, Ok(to)) => parent(path).join(to),
+            (false, Err(_)) => path.to_path_buf(),
+        };
+        if target.file_name().is_none() || target.as_os_str().as_encoded_bytes().ends_with(b"/") {
+            return refuse("the path names no file");
+        }
+        // What may not be written may not be replaced either.
+        let permissions = match is_file {
+            true => Some(OpenOptions::new().write(true).open(&target)?.metadata()?.permissions()),
+            false => None,
+        };
+        let folder = parent(&target).to_path_buf();
+        fs::metadata(&folder)?;
+        Ok(Self { target, folder, permissions })
+    }
+
+    /// What names of files that are to become this one begin with; hexadecimal digits and [`SUFFIX`] follow.
+    fn prefix(&self) -> String {
+        format!(".{}.", self.target.file_name().unwrap_or_default().to_string_lossy())
+    }
+
+    /// Tries names until one is free. They are drawn at random: several hosts may write to one folder.
+    fn free_name<T>(&self, take: impl Fn(&Path) -> io::Result<T>) -> io::Result<(T, PathBuf)> {
+        loop {
+            let random = RandomState::new().hash_one(0u8);
+            let name = self.folder.join(format!("{}{random:016x}{SUFFIX}", self.prefix()));
+            match take(&name) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                taken => return taken.map(|taken| (taken, name)),
+            }
+        }
+    }
+
+    fn named(&self) -> io::Result<(File, PathBuf)> {
+        self.free_name(|name| OpenOptions::new().read(true).write(true).create_new(true).open(name))
+    }
+
+    /// Gives a file without a name one.
+    fn link(&self, file: &File) -> io::Result<PathBuf> {
+        self.free_name(|name| link(file, name)).map(|((), name)| name)
+    }
+
+    /// Removes files that processes which have ended left on their way to this place.
+    fn remove_stale(&self) {
+        let prefix = self.prefix();
+        let is_ours = |name: &str| {
+            let random = name.strip_prefix(&prefix).and_then(|rest| rest.strip_suffix(SUFFIX));
+            random.is_some_and(|random| !random.is_empty() && random.bytes().all(|b| b.is_ascii_hexdigit()))
+        };
+        // What cannot be listed or removed is in nobody's way.
+        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+            let is_old = || OpenOptions::new().write(true).open(entry.path()).is_ok_and(|f| locks::take(&f));
+            if entry.file_name().to_str().is_some_and(is_ours)
+                && entry.file_type().is_ok_and(|found| found.is_file())
+                && is_old()
+            {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+}
+
+const SUFFIX: &str = ".tmp";
+
+/// A file without a name, where there can be one that is given a name later.
+#[cfg(target_os = "linux")]
+fn nameless(folder: &Path) -> Option<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+
+    // The way to give it a name.
+    fs::metadata("/proc/self/fd").ok()?;
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o666).custom_flags(rustix::fs::OFlags::TMPFILE.bits() as i32);
+    options.open(folder).ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn nameless(_: &Path) -> Option<File> {
+    None
+}
+
+#[cfg(target_os = "linux")]
+fn link(file: &File, name: &Path) -> io::Result<()> {
+    use rustix::fs::{AtFlags, CWD, linkat};
+    use std::os::fd::AsRawFd;
+
+    let own = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(linkat(CWD, own, CWD, name, AtFlags::SYMLINK_FOLLOW)?)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn link(_: &File, _: &Path) -> io::Result<()> {
+    Err(ErrorKind::Unsupported.into())
+}
+
+#[cfg(unix)]
+mod locks {
+    use rustix::fs::{FlockOperation, flock};
+
+    /// Locks a file until it is closed, if nobody else has.
+    pub(super) fn take(file: &std::fs::File) -> bool {
+        flock(file, FlockOperation::NonBlockingLockExclusive).is_ok()
+    }
+}
+
+#[cfg(not(unix))]
+mod locks {
+    pub(super) fn take(_: &std::fs::File) -> bool {
+        false
+    }
+}
+
+/// Writes a file as an [`AtomicFile`]; to a device or pipe directly.
+///
+/// # Errors
+/// Those of the system, such as a full disk; an older file is then as it was.
+///
+/// ```
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("page.html");
+/// training::write_output(&path, b"<html></html>")?;
+/// training::write_output("/dev/null".as_ref(), b"<html></html>")?;
+/// assert_eq!(std::fs::read_dir(folder.path())?.count(), 1);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn write_output(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        return OpenOptions::new().write(true).open(path)?.write_all(bytes);
+    }
+    let mut file = AtomicFile::create(path)?;
+    file.write_all(bytes)?;
+    file.commit()
+}
+
+/// The folder of a file.
+pub(crate) fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    }
+}
+
+#[cfg(test)]
+mod tests;
