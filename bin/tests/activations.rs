@@ -13,7 +13,7 @@ use girandole::plan::model::{MlpLoss, Model, TransformerSizes};
 use girandole::plan::strategy::{Setting, Strategy};
 use sampler::{Generator, SharedGenerator};
 use tensor_parallel::{LanguageModel, LanguageModelConfig, TensorParallel, TensorParallelConfig, Weights};
-use training::{Visible, activation_bytes, cross_entropy};
+use training::{AttentionMask, activation_bytes, cross_entropy};
 
 /// The system's allocator, with a count of what is in use.
 struct Counting;
@@ -91,7 +91,7 @@ fn transformers(
     let tokens = Tensor::zeros((batch, length), DType::U32, &Device::Cpu).unwrap();
 
     let (num_layers, max_len) = (3, length);
-    let visible = Visible::All;
+    let visible = AttentionMask::Full;
     let config =
         TransformerConfig { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, visible };
     let map = VarMap::new();

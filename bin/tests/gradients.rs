@@ -8,7 +8,7 @@ use girandole::models::linear::SimpleModel;
 use girandole::models::mlp::Mlp;
 use girandole::models::transformer::{Transformer, TransformerConfig};
 use sampler::{Generator, SharedGenerator};
-use training::{TorchInit, Visible, cross_entropy};
+use training::{AttentionMask, TorchInit, cross_entropy};
 
 /// The names of the parameters that get none, or nothing but zeros, on the way from `loss`.
 fn without_gradient(
@@ -64,7 +64,7 @@ fn of_the_classifiers() {
 
 #[test]
 fn of_the_transformer_with_each_mask() {
-    for visible in [Visible::All, Visible::Past, Visible::Future] {
+    for visible in [AttentionMask::Full, AttentionMask::Causal, AttentionMask::AntiCausal] {
         for dropout in [0.0, 0.1] {
             let config = TransformerConfig {
                 vocab_size: 20,

@@ -2,7 +2,7 @@
 
 use candle_core::{Module, Tensor};
 use candle_nn::{Init, ModuleT};
-use training::{Dropout, LayerNorm, Visible};
+use training::{AttentionMask, Dropout, LayerNorm};
 
 use crate::layer::dropout_between;
 use crate::{
@@ -29,7 +29,7 @@ pub struct LanguageModelConfig {
     /// Probability with which dropout zeroes a number. Default 0.
     pub dropout: f64,
     /// Which tokens a token sees. Default: itself and those before it.
-    pub visible: Visible,
+    pub visible: AttentionMask,
 }
 
 impl Default for LanguageModelConfig {
@@ -42,7 +42,7 @@ impl Default for LanguageModelConfig {
             num_layers: 12,
             max_len: 1024,
             dropout: 0.0,
-            visible: Visible::Past,
+            visible: AttentionMask::Causal,
         }
     }
 }

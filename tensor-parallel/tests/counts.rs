@@ -15,7 +15,7 @@ use tensor_parallel::{
 use tracing::span;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::{Layer, Registry};
-use training::Visible;
+use training::AttentionMask;
 
 type Log = Arc<Mutex<Vec<String>>>;
 
@@ -144,7 +144,7 @@ fn record(tp: usize, layers: usize, sequence_parallel: bool) -> Vec<(Vec<String>
             d_model: SHAPE.2,
             num_heads: 4,
             d_ff: 24,
-            visible: Visible::Past,
+            visible: AttentionMask::Causal,
             dropout: 0.0,
         };
         let parallel = TensorParallel::new(&mesh, &config, &Weights::seed(1), |builder| {

@@ -58,14 +58,16 @@ impl Dropout {
     pub fn p(&self) -> f64 {
         self.p
     }
+
+    /// Draws the key of one forward in training; no mask where nothing is dropped.
+    pub(crate) fn mask(&self) -> Option<Mask> {
+        (self.p > 0.0).then(|| Mask::new(self.p, self.generator.with(|generator| generator.next_u64())))
+    }
 }
 
 impl ModuleT for Dropout {
     fn forward_t(&self, x: &Tensor, train: bool) -> candle_core::Result<Tensor> {
-        if !train || self.p == 0.0 {
-            return Ok(x.clone());
-        }
-        let mask = Mask::new(self.p, self.generator.with(|generator| generator.next_u64()));
+        let Some(mask) = train.then(|| self.mask()).flatten() else { return Ok(x.clone()) };
         if x.device().is_cpu() && matches!(x.dtype(), DType::F32 | DType::F64) {
             return x.contiguous()?.apply_op1(mask);
         }
@@ -76,7 +78,7 @@ impl ModuleT for Dropout {
 
 /// Which numbers of a tensor stay, made from a key.
 #[derive(Debug, Clone, Copy)]
-struct Mask {
+pub(crate) struct Mask {
     key: u64,
     /// A number stays whose 32 random bits are not below.
     threshold: u64,
@@ -93,7 +95,7 @@ impl Mask {
     ///
     /// Source: G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators" (2014), the mixing function.
     #[inline(always)]
-    fn factor(&self, index: u64) -> f64 {
+    pub(crate) fn factor(&self, index: u64) -> f64 {
         let mut z = self.key.wrapping_add(index.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -59,7 +59,7 @@ mod tests {
     use candle_core::{DType, Device, Var};
 
     use super::*;
-    use crate::{Visible, activation_bytes, attention, cross_entropy};
+    use crate::{AttentionConfig, AttentionMask, activation_bytes, attention, cross_entropy};
 
     #[test]
     fn what_is_kept_goes_with_the_operation() {
@@ -78,17 +78,16 @@ mod tests {
     fn fused_operations_tell_what_they_keep() {
         let (batch, length, width, heads) = (2, 5, 8, 4);
         let x = Var::zeros((batch, length, width), DType::F32, &Device::Cpu).unwrap();
-        let mixed = attention(&x, &x, &x, heads, Visible::Past).unwrap();
-        let (weights, numbers) = (batch * heads * length * length, batch * length * width);
-        assert_eq!(activation_bytes(&mixed, []), 4 * (numbers + weights));
+        let config = AttentionConfig::new(heads, AttentionMask::Causal);
+        let mixed = attention(&x, &x, &x, &config).unwrap();
+        let (sums, numbers) = (batch * heads * length, batch * length * width);
+        assert_eq!(activation_bytes(&mixed, []), 4 * (numbers + sums));
         let targets = Tensor::zeros((batch, length), DType::U32, &Device::Cpu).unwrap();
         let loss = cross_entropy(&mixed, &targets, None).unwrap();
         let rows = size_of::<Option<usize>>() * batch * length;
-        assert_eq!(activation_bytes(&loss, []), 4 * (2 * numbers + weights + 1) + rows);
+        assert_eq!(activation_bytes(&loss, []), 4 * (2 * numbers + sums + 1) + rows);
         // Nothing is kept where there is no backward.
-        assert_eq!(
-            kept_by(&attention(&mixed.detach(), &mixed.detach(), &mixed.detach(), 4, Visible::All).unwrap()),
-            0
-        );
+        let alone = mixed.detach();
+        assert_eq!(kept_by(&attention(&alone, &alone, &alone, &config).unwrap()), 0);
     }
 }

@@ -13,7 +13,7 @@
 //! - [`tensor_header`] looks at a safetensors file before anything computes with what it says; [`open_input`] opens regular files
 //!   only, and [`AtomicFile`] leaves an older file as it was until the new one is whole.
 //! - [`Checkpoints`] keeps model, optimizer and sampler on disk, whole whenever the machine stops.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod adam;
 mod checkpoint;
@@ -28,6 +28,7 @@ mod graph;
 mod init;
 mod kept;
 mod op;
+mod product;
 mod sgd;
 mod state;
 mod vectors;
@@ -50,8 +51,8 @@ pub use graph::activation_bytes;
 pub use init::TorchInit;
 pub use kept::Kept;
 pub use op::{
-    LayerNorm, Linear, Visible, attention, conv2d, cross_entropy, gelu, layer_norm, linear, log_softmax,
-    max_pool2d, softmax,
+    AttentionConfig, AttentionMask, LayerNorm, Linear, attention, attention_with_key_mask, conv2d,
+    cross_entropy, gelu, layer_norm, linear, log_softmax, max_pool2d, softmax,
 };
 pub use sgd::{Sgd, SgdConfig};
 pub use state::{OptimizerState, named_vars};

@@ -4,7 +4,9 @@
 use candle_core::{DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{Conv2d, Conv2dConfig};
 use proptest::prelude::*;
-use training::{LayerNorm, Visible, attention, conv2d, cross_entropy, log_softmax, softmax};
+use training::{
+    AttentionConfig, AttentionMask, LayerNorm, attention, conv2d, cross_entropy, log_softmax, softmax,
+};
 
 const STEP: f64 = 1e-5;
 
@@ -78,12 +80,13 @@ proptest! {
         visible in 0usize..3,
         seed in 0u64..1000,
     ) {
-        let visible = [Visible::All, Visible::Past, Visible::Future][visible];
+        let visible = [AttentionMask::Full, AttentionMask::Causal, AttentionMask::AntiCausal][visible];
+        let config = AttentionConfig::new(heads, visible);
         let run = || -> Result<()> {
             let shape = (batch, len, heads * dims);
             let var = |seed| Var::from_tensor(&numbers((batch * len, heads * dims), seed)?.reshape(shape)?);
             let (q, k, v, outer) = (var(seed)?, var(seed + 1)?, var(seed + 2)?, var(seed + 3)?);
-            let mixed = || (attention(&q, &k, &v, heads, visible)? * outer.as_detached_tensor())?.sum_all();
+            let mixed = || (attention(&q, &k, &v, &config)? * outer.as_detached_tensor())?.sum_all();
             check(&[q.clone(), k.clone(), v.clone()], mixed)
         };
         run().unwrap();

@@ -4,7 +4,7 @@ use candle_core::{Device, Result, Tensor};
 use girandole::models::transformer::TransformerConfig;
 use sampler::{Generator, SharedGenerator};
 use serde::{Deserialize, Serialize};
-use training::Visible;
+use training::AttentionMask;
 
 /// Where all random numbers come from.
 const SEED: u64 = 42;
@@ -36,7 +36,7 @@ impl Sizes {
 
     pub(super) fn transformer(&self) -> TransformerConfig {
         let &Self { vocab_size, d_model, num_heads, d_ff, num_layers, length } = self;
-        let (max_len, dropout, visible) = (length, 0.0, Visible::Past);
+        let (max_len, dropout, visible) = (length, 0.0, AttentionMask::Causal);
         TransformerConfig { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, visible }
     }
 

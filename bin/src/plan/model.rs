@@ -325,7 +325,8 @@ impl Model {
     fn layer(sizes: &TransformerSizes) -> Unit {
         let &TransformerSizes { d_model: d, num_heads, d_ff, length, is_modern, has_dropout, .. } = sizes;
         let activations = length * d;
-        let scores = num_heads * length * length;
+        // Of attention, one number for each query and head.
+        let log_sums = num_heads * length;
         // Weight and bias of each: queries, keys and values are one weight, or three.
         let attention = match is_modern {
             true => vec![3 * d * d, 3 * d, d * d, d],
@@ -341,8 +342,8 @@ impl Model {
             linear: 5 * activations + length * d_ff,
             flops: 2 * length * (4 * d * d + 2 * d * d_ff) + 4 * length * length * d,
             // Queries, keys and values, in one at first and then apart; what attention gives; the feed-forward layer twice.
-            kept_divided: (if is_modern { 7 } else { 4 }) * activations + scores + 2 * length * d_ff,
-            kept_inside: scores,
+            kept_divided: (if is_modern { 7 } else { 4 }) * activations + log_sums + 2 * length * d_ff,
+            kept_inside: log_sums,
             // Each half: norm, its result, what dropout leaves of that, and the sum with what came in.
             kept_between: (6 + 2 * u64::from(has_dropout)) * activations,
             kept_gathered: 2 * activations,

@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::{ModuleT, VarMap};
 use girandole::models::transformer::{Transformer, TransformerConfig};
 use sampler::{Generator, SharedGenerator};
-use training::{TorchInit, Visible};
+use training::{AttentionMask, TorchInit};
 
 fn model(config: &TransformerConfig) -> (Transformer, VarMap) {
     let generator = SharedGenerator::from(Generator::new(42));
@@ -50,9 +50,9 @@ fn a_causal_model_does_not_see_what_is_to_come() {
         let logits = model.forward_t(&tokens, false).unwrap();
         logits.narrow(1, 0, 3).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap()
     };
-    assert_eq!(logits(Visible::Past, 4), logits(Visible::Past, 5));
-    assert_ne!(logits(Visible::Future, 4), logits(Visible::Future, 5));
-    assert_ne!(logits(Visible::All, 4), logits(Visible::All, 5));
+    assert_eq!(logits(AttentionMask::Causal, 4), logits(AttentionMask::Causal, 5));
+    assert_ne!(logits(AttentionMask::AntiCausal, 4), logits(AttentionMask::AntiCausal, 5));
+    assert_ne!(logits(AttentionMask::Full, 4), logits(AttentionMask::Full, 5));
 }
 
 #[test]

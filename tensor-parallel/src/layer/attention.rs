@@ -1,7 +1,7 @@
 //! Attention whose heads are divided over the ranks.
 
 use candle_core::Tensor;
-use training::{Visible, attention};
+use training::{AttentionConfig, AttentionMask, attention};
 
 use crate::{ColumnConfig, ColumnParallelLinear, Error, Result, RowConfig, RowParallelLinear, ShardBuilder};
 
@@ -23,7 +23,7 @@ pub struct ParallelSelfAttention {
     qkv: ColumnParallelLinear,
     out: RowParallelLinear,
     own_heads: usize,
-    visible: Visible,
+    visible: AttentionMask,
 }
 
 impl ParallelSelfAttention {
@@ -31,7 +31,12 @@ impl ParallelSelfAttention {
     ///
     /// # Errors
     /// Heads that the ranks do not divide, or that do not divide the features; those of the builder.
-    pub fn new(d_model: usize, num_heads: usize, visible: Visible, builder: &ShardBuilder) -> Result<Self> {
+    pub fn new(
+        d_model: usize,
+        num_heads: usize,
+        visible: AttentionMask,
+        builder: &ShardBuilder,
+    ) -> Result<Self> {
         let ranks = builder.context().ranks();
         if num_heads == 0 || !num_heads.is_multiple_of(ranks) {
             let what = "the heads of attention".into();
@@ -58,7 +63,8 @@ impl ParallelSelfAttention {
         let qkv = self.qkv.forward(x)?;
         let width = qkv.dim(2)? / 3;
         let part = |place: usize| qkv.narrow(2, place * width, width);
-        let mixed = attention(&part(0)?, &part(1)?, &part(2)?, self.own_heads, self.visible)?;
+        let config = AttentionConfig::new(self.own_heads, self.visible);
+        let mixed = attention(&part(0)?, &part(1)?, &part(2)?, &config)?;
         self.out.forward(&mixed)
     }
 }

@@ -2,7 +2,7 @@
 
 use candle_core::{Module, Tensor};
 use candle_nn::ModuleT;
-use training::{Dropout, LayerNorm, Visible};
+use training::{AttentionMask, Dropout, LayerNorm};
 
 use crate::{Context, ParallelMlp, ParallelSelfAttention, Result, ShardBuilder};
 
@@ -18,7 +18,7 @@ pub struct TransformerLayerConfig {
     /// Width of the feed-forward layers.
     pub d_ff: usize,
     /// Which tokens a token sees.
-    pub visible: Visible,
+    pub visible: AttentionMask,
     /// Probability with which dropout zeroes a number of what attention and feed-forward add.
     pub dropout: f64,
 }

@@ -15,7 +15,7 @@ mod softmax;
 
 use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, WithDType, bail};
 
-pub use attention::{Visible, attention};
+pub use attention::{AttentionConfig, AttentionMask, attention, attention_with_key_mask};
 pub use conv2d::conv2d;
 pub use cross_entropy::cross_entropy;
 pub use gelu::gelu;

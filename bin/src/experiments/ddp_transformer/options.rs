@@ -1,7 +1,7 @@
 //! The options of `ddp-transformer`.
 
 use clap::{Args, ValueEnum};
-use training::Visible;
+use training::AttentionMask;
 
 use crate::models::transformer::{TransformerConfig, TransformerOptions};
 use crate::options::{CommonOptions, ElasticOptions, LoaderOptions, count, learning_rate};
@@ -18,12 +18,12 @@ pub enum Mask {
     None,
 }
 
-impl From<Mask> for Visible {
+impl From<Mask> for AttentionMask {
     fn from(mask: Mask) -> Self {
         match mask {
-            Mask::Document => Visible::Future,
-            Mask::Causal => Visible::Past,
-            Mask::None => Visible::All,
+            Mask::Document => AttentionMask::AntiCausal,
+            Mask::Causal => AttentionMask::Causal,
+            Mask::None => AttentionMask::Full,
         }
     }
 }

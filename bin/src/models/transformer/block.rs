@@ -3,7 +3,7 @@
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{ModuleT, VarBuilder};
 use sampler::SharedGenerator;
-use training::{Dropout, LayerNorm, Linear, Visible, attention, layer_norm, linear};
+use training::{AttentionConfig, AttentionMask, Dropout, LayerNorm, Linear, attention, layer_norm, linear};
 
 use super::TransformerConfig;
 
@@ -59,7 +59,7 @@ struct SelfAttention {
     v_linear: Linear,
     out_linear: Linear,
     num_heads: usize,
-    visible: Visible,
+    visible: AttentionMask,
 }
 
 impl SelfAttention {
@@ -78,7 +78,8 @@ impl SelfAttention {
 
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let (q, k, v) = (self.q_linear.forward(x)?, self.k_linear.forward(x)?, self.v_linear.forward(x)?);
-        self.out_linear.forward(&attention(&q, &k, &v, self.num_heads, self.visible)?)
+        let config = AttentionConfig::new(self.num_heads, self.visible);
+        self.out_linear.forward(&attention(&q, &k, &v, &config)?)
     }
 }
 

@@ -9,7 +9,7 @@ mod tree;
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{Embedding, ModuleT, VarBuilder, embedding};
 use sampler::SharedGenerator;
-use training::{Linear, Visible, linear};
+use training::{AttentionMask, Linear, linear};
 
 pub use block::TransformerBlock;
 pub use options::TransformerOptions;
@@ -33,7 +33,7 @@ pub struct TransformerConfig {
     /// Probability with which dropout zeroes a number. Default 0.1.
     pub dropout: f64,
     /// Which tokens a token sees. Default: all.
-    pub visible: Visible,
+    pub visible: AttentionMask,
 }
 
 impl Default for TransformerConfig {
@@ -46,7 +46,7 @@ impl Default for TransformerConfig {
             num_layers: 6,
             max_len: 5000,
             dropout: 0.1,
-            visible: Visible::All,
+            visible: AttentionMask::Full,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The options of commands that train a [`Transformer`](super::Transformer) on rows of equal tokens.
 
 use clap::Args;
-use training::Visible;
+use training::AttentionMask;
 
 use super::TransformerConfig;
 use crate::error::{Error, Result};
@@ -64,7 +64,7 @@ const TRAINED: TransformerConfig = TransformerConfig {
     num_layers: 2,
     max_len: 100,
     dropout: 0.1,
-    visible: Visible::All,
+    visible: AttentionMask::Full,
 };
 /// The model that they print.
 const PRINTED: TransformerConfig =

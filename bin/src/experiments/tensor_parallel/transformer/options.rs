@@ -2,7 +2,7 @@
 
 use clap::Args;
 use tensor_parallel::LanguageModelConfig;
-use training::Visible;
+use training::AttentionMask;
 
 use crate::error::{Error, Result};
 use crate::options::{CommonOptions, count, learning_rate, probability};
@@ -77,7 +77,7 @@ pub struct TensorParallelTransformerOptions {
 impl TensorParallelTransformerOptions {
     pub(super) fn model(&self) -> LanguageModelConfig {
         let &Self { vocab_size, d_model, num_heads, num_layers, max_len, dropout, .. } = self;
-        let visible = if self.no_mask { Visible::All } else { Visible::Past };
+        let visible = if self.no_mask { AttentionMask::Full } else { AttentionMask::Causal };
         let d_ff = self.d_ff.unwrap_or(0);
         LanguageModelConfig { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, visible }
     }

@@ -1,0 +1,51 @@
+//! Attention composed of candle's operations, for devices that are no CPU.
+
+use candle_core::{D, Device, Tensor};
+
+use super::super::softmax;
+use super::{Call, Sizes};
+
+pub(super) fn composed(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call) -> candle_core::Result<Tensor> {
+    let Sizes { batch, queries, keys, heads, kv_heads, dims } = call.sizes;
+    // Each head of keys and values beside the group of queries' heads that it serves.
+    let group = heads / kv_heads;
+    let grouped = |x: &Tensor, len: usize, each: usize| {
+        x.reshape((batch, len, kv_heads, each, dims))?.permute((0, 2, 3, 1, 4))
+    };
+    let shared = |x: &Tensor| {
+        let x = grouped(x, keys, 1)?.broadcast_as((batch, kv_heads, group, keys, dims))?;
+        x.reshape((batch, heads, keys, dims))?.contiguous()
+    };
+    let q = grouped(q, queries, group)?.reshape((batch, heads, queries, dims))?.contiguous()?;
+    let scores = (q.matmul(&shared(k)?.transpose(D::Minus1, D::Minus2)?)? * call.scale)?;
+    let seen = call.seen(q.device())?.broadcast_as(scores.shape())?;
+    let hidden = Tensor::new(-1e9f32, q.device())?.to_dtype(q.dtype())?.broadcast_as(scores.shape())?;
+    let mut weights = softmax(&seen.where_cond(&scores, &hidden)?)?;
+    if call.hidden.is_some() {
+        // A query that sees no key takes of none.
+        weights = (weights * seen.to_dtype(q.dtype())?)?;
+    }
+    if let Some(mask) = &call.dropout {
+        let count = (batch * heads * queries * keys) as u64;
+        let factors: Vec<f64> = (0..count).map(|index| mask.factor(index)).collect();
+        weights =
+            (&weights * Tensor::from_vec(factors, weights.shape(), q.device())?.to_dtype(q.dtype())?)?;
+    }
+    let mixed = weights.matmul(&shared(v)?)?;
+    mixed.transpose(1, 2)?.reshape((batch, queries, heads * dims))
+}
+
+impl Call {
+    /// 1 where a query sees a key.
+    fn seen(&self, device: &Device) -> candle_core::Result<Tensor> {
+        let Sizes { queries, keys, .. } = self.sizes;
+        let rows = (0..queries).flat_map(|at| {
+            let range = self.mask.range(at, queries, keys);
+            (0..keys).map(move |key| u8::from(range.contains(&key)))
+        });
+        let by_position = Tensor::from_vec(rows.collect::<Vec<u8>>(), (1, 1, queries, keys), device)?;
+        let Some(hidden) = &self.hidden else { return Ok(by_position) };
+        let seen: Vec<u8> = hidden.iter().map(|&hidden| u8::from(!hidden)).collect();
+        by_position.broadcast_mul(&Tensor::from_vec(seen, (self.sizes.batch, 1, 1, keys), device)?)
+    }
+}

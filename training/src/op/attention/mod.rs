@@ -1,0 +1,215 @@
+//! Attention of several heads, from projected queries, keys and values to mixed values.
+
+mod composed;
+mod fused;
+mod mask;
+
+use candle_core::{DType, Tensor};
+
+pub use mask::AttentionMask;
+
+use self::composed::composed;
+use self::fused::Fused;
+use super::working_dtype;
+use crate::dropout::Mask;
+use crate::{Dropout, Error, Kept, Result};
+
+const NAME: &str = "attention";
+
+/// How [`attention`] is computed.
+#[derive(Debug, Clone, Default)]
+pub struct AttentionConfig {
+    /// Heads of the queries, which lie side by side in the last dimension.
+    pub num_heads: usize,
+    /// Heads of keys and values where they are fewer (grouped queries): a divisor of `num_heads`; each serves as many heads of
+    /// queries that lie side by side. Default: as many as `num_heads`.
+    pub num_kv_heads: Option<usize>,
+    /// Which keys a query sees. Default: all.
+    pub mask: AttentionMask,
+    /// What products of queries and keys are multiplied with. Default: `1 / sqrt(d)`, d the width of a head.
+    pub scale: Option<f64>,
+    /// Dropout of the weights with which values are mixed; set it in training only. Default: none.
+    pub dropout: Option<Dropout>,
+}
+
+impl AttentionConfig {
+    /// Heads of their own keys and values, and a mask.
+    pub fn new(num_heads: usize, mask: AttentionMask) -> Self {
+        Self { num_heads, mask, ..Self::default() }
+    }
+}
+
+/// Scaled dot-product attention: `softmax(scale q k') v` for each head. With gradients for q, k and v; no head is moved or copied.
+///
+/// Where there are fewer queries than keys (a cache of keys and values), the last query belongs to the last key.
+///
+/// # Shapes
+/// q and the result are `(batch, queries, num_heads * d)`, k and v `(batch, keys, num_kv_heads * d)`.
+///
+/// # Cost
+/// `2 d` multiplications for each query, head and key that it sees, and 2.5 times that backward. On a CPU products of blocks, all
+/// heads in parallel; what is masked for a whole block is not computed. Memory grows with the length, not with its square: beside the
+/// result one number for each query and head is kept, and each thread has a block of scores. The bits do not depend on the number of threads.
+/// On other devices the scores of all heads are kept.
+///
+/// # Errors
+/// Other shapes, a last dimension of 0 or one that the heads do not divide, dtypes that differ or are not f16, bf16, f32 or f64; fewer
+/// keys than queries with a mask; a window of 0.
+///
+/// # Source
+/// Vaswani et al., "Attention Is All You Need" (2017), section 3.2; Dao, "FlashAttention-2" (2023), algorithms 1 and 2, with whole rows
+/// of scores; Ainslie et al., "GQA" (2023).
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use training::{AttentionConfig, AttentionMask, attention};
+///
+/// let x = Tensor::new(&[[[1f32, 0.], [0., 1.]]], &Device::Cpu)?; // a batch of one, two positions, two heads
+/// let y = attention(&x, &x, &x, &AttentionConfig::new(2, AttentionMask::Causal))?;
+/// assert_eq!(y.to_vec3::<f32>()?[0][0], [1.0, 0.0]); // the first position sees itself alone
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    config: &AttentionConfig,
+) -> candle_core::Result<Tensor> {
+    run(q, k, v, None, config)
+}
+
+/// [`attention`] in which some keys are hidden from all queries of their row of the batch: padding. A query that sees no key at all
+/// gets zeros.
+///
+/// # Shapes
+/// As [`attention`]; `key_mask`, of u8, is `(batch, keys)`: 0 hides a key.
+///
+/// # Errors
+/// As [`attention`]; a mask of another shape or dtype.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use training::{AttentionConfig, AttentionMask, attention_with_key_mask};
+///
+/// let x = Tensor::new(&[[[1f32], [2.]], [[3.], [4.]]], &Device::Cpu)?;
+/// let seen = Tensor::new(&[[1u8, 0], [0, 0]], &Device::Cpu)?;
+/// let y = attention_with_key_mask(&x, &x, &x, &seen, &AttentionConfig::new(1, AttentionMask::Full))?;
+/// assert_eq!(y.flatten_all()?.to_vec1::<f32>()?, [1.0, 1.0, 0.0, 0.0]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn attention_with_key_mask(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    key_mask: &Tensor,
+    config: &AttentionConfig,
+) -> candle_core::Result<Tensor> {
+    run(q, k, v, Some(key_mask), config)
+}
+
+/// The sizes that the shapes of queries and keys say.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    batch: usize,
+    queries: usize,
+    keys: usize,
+    heads: usize,
+    kv_heads: usize,
+    /// Numbers of one head of one position.
+    dims: usize,
+}
+
+/// What is computed, once the configuration is found to fit the tensors.
+#[derive(Debug)]
+struct Call {
+    sizes: Sizes,
+    mask: AttentionMask,
+    scale: f64,
+    /// For each key of each row of the batch, whether it is hidden.
+    hidden: Option<Vec<bool>>,
+    /// Which weights are dropped; the index of a weight counts over batch, heads, queries and keys.
+    dropout: Option<Mask>,
+}
+
+fn run(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    key_mask: Option<&Tensor>,
+    config: &AttentionConfig,
+) -> candle_core::Result<Tensor> {
+    let sizes = check(q, [("k", k), ("v", v)], config)?;
+    let hidden = key_mask.map(|mask| hidden(mask, &sizes)).transpose()?;
+    let scale = config.scale.unwrap_or(1.0 / (sizes.dims as f64).sqrt());
+    let dropout = config.dropout.as_ref().and_then(Dropout::mask);
+    let call = Call { sizes, mask: config.mask, scale, hidden, dropout };
+    let dtype = working_dtype(NAME, q.dtype())?;
+    let wide = |tensor: &Tensor| tensor.to_dtype(dtype)?.contiguous();
+    let (wide_q, k, v) = (wide(q)?, wide(k)?, wide(v)?);
+    if !q.device().is_cpu() {
+        return composed(&wide_q, &k, &v, &call)?.to_dtype(q.dtype());
+    }
+    let tracked = wide_q.track_op() || k.track_op() || v.track_op();
+    let log_sums = if tracked { sizes.batch * sizes.heads * sizes.queries } else { 0 };
+    let kept = Kept::default();
+    let mixed = wide_q.apply_op3(&k, &v, Fused::new(call, tracked, kept.clone()))?;
+    kept.by(&mixed, log_sums * dtype.size_in_bytes());
+    mixed.to_dtype(q.dtype())
+}
+
+fn hidden(mask: &Tensor, sizes: &Sizes) -> candle_core::Result<Vec<bool>> {
+    let expected = [sizes.batch, sizes.keys];
+    if mask.dims() != expected {
+        let (expected, got) = (expected.to_vec(), mask.dims().to_vec());
+        return Err(Error::Unfit { operation: NAME, tensor: "key_mask", expected, got }.into());
+    }
+    if mask.dtype() != DType::U8 {
+        let (expected, got) = (DType::U8, mask.dtype());
+        return Err(Error::OtherDType { operation: NAME, tensor: "key_mask", expected, got }.into());
+    }
+    Ok(mask.flatten_all()?.to_vec1::<u8>()?.iter().map(|&seen| seen == 0).collect())
+}
+
+fn check(q: &Tensor, others: [(&'static str, &Tensor); 2], config: &AttentionConfig) -> Result<Sizes> {
+    let unfit = |tensor, expected: Vec<usize>, got: &Tensor| {
+        Err(Error::Unfit { operation: NAME, tensor, expected, got: got.dims().to_vec() })
+    };
+    let (heads, kv_heads) = (config.num_heads, config.num_kv_heads.unwrap_or(config.num_heads));
+    let invalid = |field, got: usize, help| {
+        Err(Error::InvalidConfig { of: "AttentionConfig", field, got: got as f64, help })
+    };
+    if heads == 0 {
+        return invalid("num_heads", heads, "there must be a head at least");
+    }
+    if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+        return invalid("num_kv_heads", kv_heads, "it must divide num_heads");
+    }
+    if config.mask == AttentionMask::SlidingWindow(0) {
+        return invalid("mask", 0, "a window holds one position at least, the query's own");
+    }
+    let &[batch, queries, width] = q.dims() else {
+        let mut expected = q.dims().to_vec();
+        expected.resize(3, heads);
+        return unfit("q", expected, q);
+    };
+    if width == 0 || !width.is_multiple_of(heads) {
+        return unfit("q", vec![batch, queries, width.div_ceil(heads).max(1) * heads], q);
+    }
+    let dims = width / heads;
+    let keys = others[0].1.dims().get(1).copied().unwrap_or_default();
+    // The last query belongs to the last key.
+    let keys = if config.mask == AttentionMask::Full { keys } else { keys.max(queries) };
+    for (name, tensor) in others {
+        if tensor.dims() != [batch, keys, kv_heads * dims] {
+            return unfit(name, vec![batch, keys, kv_heads * dims], tensor);
+        }
+        if tensor.dtype() != q.dtype() {
+            let (expected, got) = (q.dtype(), tensor.dtype());
+            return Err(Error::OtherDType { operation: NAME, tensor: name, expected, got });
+        }
+    }
+    Ok(Sizes { batch, queries, keys, heads, kv_heads, dims })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,98 @@
+use candle_core::{Device, Var};
+use sampler::Generator;
+
+use super::super::assert_agree;
+use super::*;
+
+fn random(dims: &[usize]) -> candle_core::Result<Var> {
+    Var::from_tensor(&Tensor::randn(0f64, 2., dims, &Device::Cpu)?)
+}
+
+/// What other devices compute is the same, gradients included: over all masks, grouped heads, lengths within a block and beyond, fewer
+/// queries than keys, hidden keys, and dropout.
+#[test]
+fn composed_equals_fused() -> candle_core::Result<()> {
+    use AttentionMask::{AntiCausal, Causal, Full, SlidingWindow};
+    let lengths = [(1, 1), (7, 7), (3, 8), (1, 6), (150, 150), (33, 131)];
+    let heads = [(1, 1, 3), (4, 2, 5), (3, 1, 64), (2, 2, 40)];
+    for mask in [Full, Causal, AntiCausal, SlidingWindow(1), SlidingWindow(5), SlidingWindow(100)] {
+        for (((queries, keys), (heads, kv_heads, dims)), case) in
+            lengths.iter().flat_map(|l| heads.iter().map(move |h| (*l, *h))).zip(0u64..)
+        {
+            let (q, k) = (random(&[2, queries, heads * dims])?, random(&[2, keys, kv_heads * dims])?);
+            let (v, outer) = (random(&[2, keys, kv_heads * dims])?, random(&[2, queries, heads * dims])?);
+            let seen = (0..2 * keys as u64).map(|key| u8::from((key + case) % 3 > 0 && key > 1));
+            let seen = Tensor::from_vec(seen.collect::<Vec<u8>>(), (2, keys), &Device::Cpu)?;
+            for key_mask in [None, Some(&seen)] {
+                let dropout = (case % 2 == 0).then(|| Dropout::new(0.3, Generator::new(case))).transpose()?;
+                let config = AttentionConfig {
+                    num_kv_heads: Some(kv_heads),
+                    dropout: dropout.clone(),
+                    ..AttentionConfig::new(heads, mask)
+                };
+                let sizes = check(&q, [("k", &k), ("v", &v)], &config)?;
+                let hidden = key_mask.map(|mask| hidden(mask, &sizes)).transpose()?;
+                let again = Dropout::new(0.3, Generator::new(case))?.mask();
+                let dropout = dropout.and(again);
+                let call = Call { sizes, mask, scale: 1.0 / (dims as f64).sqrt(), hidden, dropout };
+                let both = [composed(&q, &k, &v, &call)?, run(&q, &k, &v, key_mask, &config)?];
+                let loss = |y: &Tensor| (y * outer.as_detached_tensor())?.sum_all();
+                let what = format!("{mask:?}, {config:?}, {queries} by {keys}, {}", key_mask.is_some());
+                assert_agree(both, loss, &[&q, &k, &v], 1e-11, &what)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The bits do not depend on how many threads there are.
+#[test]
+fn threads_do_not_change_bits() -> candle_core::Result<()> {
+    let (q, k, v) = (random(&[2, 200, 128])?, random(&[2, 200, 64])?, random(&[2, 200, 64])?);
+    let config = AttentionConfig { num_kv_heads: Some(2), ..AttentionConfig::new(4, AttentionMask::Causal) };
+    let numbers = |threads| -> candle_core::Result<Vec<Vec<f64>>> {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| {
+            let y = attention(&q, &k, &v, &config)?;
+            let grads = y.sqr()?.backward()?;
+            [&q, &k, &v]
+                .map(|var| grads.get(var).unwrap().flatten_all()?.to_vec1::<f64>())
+                .into_iter()
+                .collect()
+        })
+    };
+    let one = numbers(1)?;
+    for threads in [2, 3, 5] {
+        assert!(numbers(threads)? == one, "{threads} threads");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_does_not_fit_is_named() {
+    let zeros = |dims: &[usize]| Tensor::zeros(dims, DType::F32, &Device::Cpu).unwrap();
+    let x = zeros(&[1, 2, 6]);
+    let full = |heads| AttentionConfig::new(heads, AttentionMask::Full);
+    let line = |result: candle_core::Result<Tensor>| result.unwrap_err().to_string();
+    let of = |q: &Tensor, k: &Tensor, config| line(attention(q, k, q, &config));
+    assert_eq!(of(&x, &x, full(4)), "attention: q must be of shape [1, 2, 8], got [1, 2, 6]");
+    assert_eq!(of(&x, &zeros(&[1, 3, 6]), full(2)), "attention: v must be of shape [1, 3, 6], got [1, 2, 6]");
+    assert_eq!(of(&x, &zeros(&[1, 2, 3]), full(2)), "attention: k must be of shape [1, 2, 6], got [1, 2, 3]");
+    assert!(of(&x, &x, full(0)).contains("num_heads is 0; there must be a head at least"));
+    assert!(of(&zeros(&[6]), &zeros(&[6]), full(2)).contains("q must be of shape"));
+    let grouped = AttentionConfig { num_kv_heads: Some(4), ..full(6) };
+    assert!(of(&x, &x, grouped).contains("num_kv_heads is 4; it must divide num_heads"));
+    let window = AttentionConfig::new(2, AttentionMask::SlidingWindow(0));
+    assert!(of(&x, &x, window).contains("a window holds one position at least"));
+    let causal = AttentionConfig::new(2, AttentionMask::Causal);
+    let long = zeros(&[1, 3, 6]);
+    let refused = line(attention(&long, &x, &x, &causal));
+    assert_eq!(refused, "attention: k must be of shape [1, 3, 6], got [1, 2, 6]");
+    let none = zeros(&[1, 2, 0]);
+    assert_eq!(of(&none, &none, full(3)), "attention: q must be of shape [1, 2, 3], got [1, 2, 0]");
+    let empty = zeros(&[0, 2, 6]);
+    assert!(attention(&empty, &empty, &empty, &causal).is_ok());
+    let mask = Tensor::zeros((1, 3), DType::U8, &Device::Cpu).unwrap();
+    let refused = line(attention_with_key_mask(&x, &x, &x, &mask, &causal));
+    assert_eq!(refused, "attention: key_mask must be of shape [1, 2], got [1, 3]");
+}
