@@ -39,8 +39,8 @@ impl Extent {
         let layer = 4.0 * d * d + 2.0 * d * ff + 9.0 * d + ff;
         let parameters = layers * layer + (2.0 * vocabulary + positions + 2.0) * d + vocabulary;
         let flops = 2.0 * length * (parameters + 2.0 * layers * length * d);
-        let kept = layers * length * (24.0 * d + 2.0 * heads + 4.0 * ff)
-            + length * (8.0 * d + 5.0 * vocabulary);
+        let kept =
+            layers * length * (24.0 * d + 2.0 * heads + 4.0 * ff) + length * (8.0 * d + 5.0 * vocabulary);
         Self { parameters, of_sample: flops + kept, sent: 2.0 * length * (d + vocabulary) }
     }
 

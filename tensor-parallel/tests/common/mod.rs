@@ -10,7 +10,9 @@ use candle_nn::{Embedding, Init, VarBuilder, VarMap, embedding};
 use comm::{Communicator, Local, Mesh};
 use sampler::{Generator, SharedGenerator};
 use tensor_parallel::{LanguageModelConfig, Result, Split, TensorParallel};
-use training::{LayerNorm, Linear, TorchInit, attention, cross_entropy, gelu, layer_norm, linear};
+use training::{
+    AttentionConfig, LayerNorm, Linear, TorchInit, attention, cross_entropy, gelu, layer_norm, linear,
+};
 
 pub(crate) type Comm = Arc<dyn Communicator>;
 
