@@ -201,6 +201,8 @@ fn launched<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<(
     let mut rank = Rank::join(common.ranks.backend, &common.device()?, config)?;
     let mut alone = None;
     let trained = train(experiment, setup, &mut rank, |rank| {
+        // Where the job begins anew: what the first try has begun gives the lines of an earlier run their place back.
+        rank.metrics = None;
         let mut metrics = None;
         // A rank that comes later goes on where the others are, in the file that they have begun.
         if !rank.newcomer && rank.comm.rank() == experiment.reporter(config.world_size) {
