@@ -153,6 +153,8 @@ impl Leader<'_> {
                 Err(fault) => return Err(self.lost(fault, "")),
             }
             let Ok(found) = try_leader(plan, SECOND_TRY.min(plan.limits.handshake))? else {
+                // The end of the group that the ranks are of may be why.
+                plan.check_parent()?;
                 return Err(self.lost(Fault::Closed, ""));
             };
             (self.wire, *credentials) = found;

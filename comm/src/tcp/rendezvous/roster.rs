@@ -36,6 +36,8 @@ struct State {
     strangers: usize,
     /// The last rank with proof that did not fit.
     refused: Option<String>,
+    /// There will be no group.
+    failure: Option<Failure>,
 }
 
 struct Seat {
@@ -50,7 +52,7 @@ struct Seat {
 impl Roster {
     pub(super) fn new(members: Members, credentials: Credentials, deadline: Instant) -> Self {
         let seats = members.world_ranks().iter().map(|_| None).collect();
-        let state = Mutex::new(State { seats, strangers: 0, refused: None });
+        let state = Mutex::new(State { seats, strangers: 0, refused: None, failure: None });
         Self { credentials, members, deadline, state, changed: Condvar::new() }
     }
 
@@ -91,11 +93,31 @@ impl Roster {
             }
             Status::NotAwaited | Status::Crossed | Status::Gone => return Err(Fault::NotAwaited),
         }
-        let hello = wire.receive(HELLO_LIMIT, deadline)?;
+        let hello = match wire.receive(HELLO_LIMIT, deadline) {
+            Err(Fault::Stopped) => return self.send_away(wire),
+            hello => hello?,
+        };
         if let Some((mut wire, reason)) = self.seat(rank as usize, wire, hello)? {
             wire.send(&ToMember::Refused(reason.clone()), deadline)?;
             self.note(format!("a second rank {number} came: {reason}"));
         }
+        Ok(())
+    }
+
+    /// There will be no group: so hear those who are admitted from now on.
+    pub(super) fn give_up(&self, failure: Failure) {
+        self.state().failure = Some(failure);
+    }
+
+    /// One that is about to say who it is, while nobody is waited for any more.
+    fn send_away(&self, mut wire: Wire) -> Try<()> {
+        let Some(failure) = self.state().failure.clone() else { return Err(Fault::Stopped) };
+        wire.detach();
+        let until = Instant::now() + MESSAGE;
+        // Unread, it could make the system cut the connection off before the answer is read.
+        let _ = wire.receive::<Hello>(HELLO_LIMIT, until);
+        wire.send(&ToMember::Failed(failure), until)?;
+        wire.hang_up();
         Ok(())
     }
 
