@@ -55,7 +55,7 @@ impl Job {
         Meets { job: self, meeting }
     }
 
-    pub(super) fn meetings(&self) -> Vec<Arc<Elsewhere>> {
+    pub(in crate::tcp) fn meetings(&self) -> Vec<Arc<Elsewhere>> {
         lock(&self.meetings).clone()
     }
 

@@ -146,7 +146,9 @@ fn reason(plan: &Plan<'_>, error: &Error) -> Failure {
     let failure = Failure::of(error);
     match error {
         // What names no rank is this one's own.
-        Error::System { .. } | Error::Listen { .. } => failure.by(plan.number(0), &plan.own.host),
+        Error::System { .. } | Error::Listen { .. } | Error::Aborted { .. } => {
+            failure.by(plan.number(0), &plan.own.host)
+        }
         _ => failure,
     }
 }
