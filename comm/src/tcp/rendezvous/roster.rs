@@ -152,10 +152,11 @@ impl Roster {
         let mut warn_at = plan.started + plan.config.slow_warning.min(plan.config.bounded_timeout());
         let mut state = self.state();
         loop {
+            // Before anything is made of what they say of themselves.
+            state.check_alive(plan)?;
             if state.missing().is_empty() {
                 return state.check_reach(plan);
             }
-            state.check_alive(plan)?;
             plan.check_parent()?;
             let until = state.seats.iter().flatten().map(|seat| seat.until).fold(plan.deadline, Instant::min);
             let now = Instant::now();
@@ -189,11 +190,11 @@ impl State {
         (1..self.seats.len()).filter(|&rank| self.seats[rank].is_none()).collect()
     }
 
-    /// Nobody who waits for the table has anything to say but that there will be no group.
+    /// Nobody who waits for the table has anything to say but that there will be no group, as one does that cannot listen.
     fn check_alive(&mut self, plan: &Plan<'_>) -> Result<()> {
         for (rank, seat) in self.seats.iter_mut().enumerate() {
             let Some(Seat { wire: Some(wire), entry, .. }) = seat else { continue };
-            if wire.has_news() {
+            if entry.address.port() == 0 || wire.has_news() {
                 return Err(bad_news(plan, rank, wire, entry));
             }
         }
