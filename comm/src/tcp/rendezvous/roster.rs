@@ -134,7 +134,12 @@ impl Roster {
         let entry = entry(hello, from);
         let mut state = self.state();
         let Some(place) = state.seats.get_mut(rank) else { return Err(Fault::NotAwaited) };
-        if let Some(Seat { entry, .. }) = place {
+        if let Some(Seat { entry, wire: seated, .. }) = place {
+            // It has died, or has given up: so this one may well say in its name.
+            if seated.as_ref().is_some_and(Wire::has_news) {
+                self.changed.notify_all();
+                return Err(Fault::NotAwaited);
+            }
             let number = self.members.world_rank(rank);
             let reason =
                 format!("rank {number} is already here, from host {}, pid {}", entry.host, entry.pid);
@@ -284,7 +289,10 @@ fn unreachable_pair(ranks: &[(IpAddr, Option<IpAddr>, &str)], members: &Members)
 
 #[cfg(test)]
 mod tests {
+    use std::net::{TcpListener, TcpStream};
+
     use super::*;
+    use crate::shm::{Obstacle, Site};
 
     #[test]
     fn ranks_are_named_as_people_would() {
@@ -319,5 +327,32 @@ mod tests {
         );
         let wrong = [(ip("::1"), here, "a"), (ip("10.0.0.2"), there, "b")];
         assert!(unreachable_pair(&wrong).unwrap().contains("rank 0 (host a) listens on ::1"));
+    }
+
+    /// Who comes to say so may be here before rank 0 has looked.
+    #[test]
+    fn the_place_of_a_rank_that_has_died_is_not_said_to_be_taken() {
+        let until = Instant::now() + Duration::from_secs(60);
+        let roster = Roster::new(Members::world(3), Credentials::new(None, ""), until);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let comes = || {
+            let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            (there, Wire::new(listener.accept().unwrap().0, None).unwrap())
+        };
+        let (host, site) = ("a".into(), Site::own(Err(Obstacle::Unwanted)));
+        let hello = Hello { ip: None, port: 1, host, pid: 7, site, patience_ms: 60_000, door: 0 };
+        let (first, wire) = comes();
+        assert!(roster.seat(1, wire, hello.clone()).unwrap().is_none());
+        let (_second, wire) = comes();
+        let (_, reason) = roster.seat(1, wire, hello.clone()).unwrap().unwrap();
+        assert_eq!(reason, "rank 1 is already here, from host a, pid 7");
+        drop(first);
+        let is_gone = || roster.state().seats[1].as_ref().unwrap().wire.as_ref().unwrap().has_news();
+        while !is_gone() {
+            assert!(Instant::now() < until);
+        }
+        let (_third, wire) = comes();
+        let third = roster.seat(1, wire, hello);
+        assert!(matches!(third, Err(Fault::NotAwaited)), "{third:?}");
     }
 }
