@@ -175,9 +175,14 @@ impl Bureau {
         failed
     }
 
+    /// Whether the group has failed, for those that are no operation.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
     /// When to say that a rank has died, where no operation of this rank does: it may be ended before its next one.
     pub(super) fn speaks_at(&self) -> Option<Instant> {
-        let is_open = self.failed.load(Ordering::Acquire) && !self.is_known.load(Ordering::Acquire);
+        let is_open = self.has_failed() && !self.is_known.load(Ordering::Acquire);
         let failed_at = is_open.then(|| lock(&self.desk).failed_at).flatten()?;
         Some(failed_at + SPEAKS)
     }
@@ -314,7 +319,7 @@ impl Supervisor for Bureau {
     }
 
     fn failure(&self) -> Option<Cause> {
-        if !self.failed.load(Ordering::Acquire) {
+        if !self.has_failed() {
             return None;
         }
         self.is_known.store(true, Ordering::Release);

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::supervisor::Supervisor;
 use crate::tcp::links::timespec;
 use crate::verdict::{Cause, Question, Status, judge, may_change};
 
@@ -259,7 +258,7 @@ impl<'a> Center<'a> {
 
     /// The first cause is the cause.
     fn declare(&mut self, cause: Cause) {
-        if self.bureau.failure().is_some() {
+        if self.bureau.has_failed() {
             return;
         }
         // The others first: when this rank knows, its process may end, and would seem to be the cause.
@@ -290,6 +289,7 @@ mod tests {
 
     use super::*;
     use crate::members::Members;
+    use crate::supervisor::Supervisor;
     use crate::tcp::switchboard::Switchboard;
     use crate::tcp::{Stream, TcpConfig};
 
@@ -340,5 +340,17 @@ mod tests {
         });
         let error = bureau.error(&bureau.failure().unwrap(), "barrier #1".into());
         assert!(error.to_string().starts_with("rank 9 (host ) left the group"), "{error}");
+    }
+
+    #[test]
+    fn that_others_go_too_does_not_keep_rank_0_from_saying_that_one_has_died() {
+        let (bureau, ear) = office(3);
+        let mut center = Center::new(&bureau, &ear, (0..3).map(|_| None).collect());
+        center.declare(Cause::Died { rank: 1 });
+        center.declare(Cause::Died { rank: 2 });
+        assert!(bureau.speaks_at().is_some());
+        // An operation knows it.
+        assert_eq!(bureau.failure(), Some(Cause::Died { rank: 1 }));
+        assert!(bureau.speaks_at().is_none());
     }
 }
