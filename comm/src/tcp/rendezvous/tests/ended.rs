@@ -2,6 +2,7 @@
 
 use std::sync::atomic::AtomicBool;
 
+use super::misfits::introduced;
 use super::*;
 
 /// As a launcher does it, until what is given back is dropped.
@@ -32,6 +33,20 @@ fn who_does_not_come_is_named_by_all_that_wait() {
         drop(alive);
         launcher.join().unwrap().unwrap();
     }
+}
+
+/// Nothing else is made of what its launcher says in its name, where it is the last to come.
+#[test]
+fn who_does_not_come_is_named_where_memory_is_asked_for() {
+    let (listener, port) = point();
+    let with_memory = |rank| TcpConfig { transport: Transport::Shm, ..tcp(rank, 4, port) };
+    let leader = leading(with_memory(0), listener);
+    let _others = [1, 2].map(|rank| introduced(rank, 4, port));
+    let (alive, launcher) = announce(with_memory(3));
+    let error = leader.join().unwrap().unwrap_err();
+    assert_eq!(error.to_string(), "rank 3 (host there) died during rendezvous");
+    drop(alive);
+    launcher.join().unwrap().unwrap();
 }
 
 #[test]
