@@ -6,7 +6,6 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -16,6 +15,7 @@ use crate::tcp::{TcpLinks, timespec};
 
 use super::bell::Bell;
 use super::host::Pair;
+use super::ring::settle;
 
 /// How often to look again before sleeping, where every rank has a core: some tens of microseconds.
 const SPINS: u32 = 1000;
@@ -53,7 +53,7 @@ impl HybridLinks {
         if !expect {
             return false;
         }
-        fence(Ordering::SeqCst);
+        settle();
         waits.iter().any(|wait| match self.pair(wait.peer) {
             Some(pair) => {
                 pair.gone

@@ -4,7 +4,8 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{NonNull, copy_nonoverlapping, null_mut};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
+pub(super) use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::io::{Errno, Result};

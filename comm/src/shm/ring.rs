@@ -5,14 +5,15 @@
 //!
 //! Who wants to sleep says so (`expect_*`), then looks once more, then sleeps; who has moved bytes looks whether the
 //! other says so, and rings. Between the two steps of either lies a fence: at least one of them sees the other.
+//!
+//! `tests/ring_model` compiles this file with atomics of a model checker, which tries all that a processor may do with them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::links::Closed;
 
 use super::bell::Bell;
-use super::region::{CAPACITY, Region};
+use super::region::{AtomicU32, CAPACITY, Ordering, Region, fence};
 
 /// Bytes that are written before the reader may see them: while it works on these, the writer goes on.
 const PUBLISH: usize = 64 * 1024;
@@ -83,7 +84,7 @@ impl Writer {
 
     /// Whether the reader shall ring when there is room.
     pub(super) fn expect_room(&self, expect: bool) {
-        self.region.header().writer_waits.0.store(expect.into(), Ordering::Relaxed);
+        set(&self.region.header().writer_waits.0, expect);
     }
 }
 
@@ -137,7 +138,7 @@ impl Reader {
 
     /// Whether the writer shall ring when bytes come.
     pub(super) fn expect_bytes(&self, expect: bool) {
-        self.region.header().reader_waits.0.store(expect.into(), Ordering::Relaxed);
+        set(&self.region.header().reader_waits.0, expect);
     }
 }
 
@@ -147,6 +148,16 @@ fn filled(head: u64, tail: u64) -> Result<usize, Closed> {
         Ok(filled) if filled <= CAPACITY => Ok(filled),
         _ => Err(Closed),
     }
+}
+
+/// Says whether this end is about to sleep. An exchange, as [`rouse`] makes one: so there is one order of all changes.
+fn set(waits: &AtomicU32, expect: bool) {
+    waits.swap(expect.into(), Ordering::Relaxed);
+}
+
+/// Stands between saying that one is about to sleep and looking once more.
+pub(super) fn settle() {
+    fence(Ordering::SeqCst);
 }
 
 /// Rings for an end that sleeps until what was just published; a bell that two could ring is rung once.

@@ -1,0 +1,93 @@
+//! A writer and a reader that sleep, as those of `src/shm/links.rs` do, until the other rings.
+
+mod bell;
+mod region;
+#[path = "../../../src/shm/ring.rs"]
+mod ring;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use bell::Bell;
+use region::{Region, Without, take_out};
+use ring::{Reader, Writer, settle};
+
+/// More than the ring holds, so that both ends have to wait.
+const MESSAGES: u8 = 2;
+/// How often one end may be interrupted.
+const PREEMPTIONS: usize = 3;
+
+fn send(mut writer: Writer, room: &Bell) {
+    for message in 1..=MESSAGES {
+        while writer.write(&[], &[message; 16]).unwrap() == 0 {
+            writer.expect_room(true);
+            settle();
+            if !writer.has_room().unwrap() {
+                room.wait();
+            }
+            writer.expect_room(false);
+        }
+    }
+}
+
+fn receive(mut reader: Reader, bytes: &Bell) {
+    for message in 1..=MESSAGES {
+        let mut got = [0; 16];
+        while reader.read(&mut got).unwrap() == 0 {
+            reader.expect_bytes(true);
+            settle();
+            if !reader.has_news().unwrap() {
+                bytes.wait();
+            }
+            reader.expect_bytes(false);
+        }
+        assert_eq!(got, [message; 16]);
+    }
+}
+
+/// How many orders were tried. Panics where bytes are wrong, where both ends touch the same ones at once, and where an end sleeps
+/// for ever.
+fn check(without: Without, preemptions: usize) -> usize {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(preemptions);
+    let runs = Arc::new(AtomicUsize::new(0));
+    let count = runs.clone();
+    model.check(move || {
+        take_out(without);
+        count.fetch_add(1, Relaxed);
+        let region = Region::new();
+        let [bytes, room] = [(); 2].map(|()| Arc::new(Bell::new()));
+        let writer = Writer::new(region.clone(), bytes.clone());
+        let reader = Reader::new(region, room.clone());
+        let sender = loom::thread::spawn(move || send(writer, &room));
+        receive(reader, &bytes);
+        sender.join().unwrap();
+    });
+    runs.load(Relaxed)
+}
+
+#[test]
+fn whatever_a_processor_may_do_bytes_arrive_and_nobody_sleeps_for_ever() {
+    let given = std::env::var("GIRANDOLE_RING_MODEL").ok();
+    let runs = check(Without::Nothing, given.map_or(PREEMPTIONS, |given| given.parse().unwrap()));
+    println!("{runs} orders");
+    assert!(runs > 1000, "{runs}");
+}
+
+#[test]
+#[should_panic = "Causality violation"]
+fn without_acquire_the_ends_meet_in_the_same_bytes() {
+    check(Without::Acquire, PREEMPTIONS);
+}
+
+#[test]
+#[should_panic = "Causality violation"]
+fn without_release_the_ends_meet_in_the_same_bytes() {
+    check(Without::Release, PREEMPTIONS);
+}
+
+#[test]
+#[should_panic = "deadlock"]
+fn without_the_fence_an_end_sleeps_for_ever() {
+    check(Without::Fence, PREEMPTIONS);
+}
