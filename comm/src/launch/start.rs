@@ -13,11 +13,10 @@ use socket2::Socket;
 use super::SpawnConfig;
 use super::environment::{Job, LISTENER, LISTENER_STDIN, NEWCOMER};
 use super::failure::ExitKind;
-use super::itself;
 use super::master::Master;
 use super::supervise::Event;
-use super::tie;
 use super::watch::Watch;
+use crate::platform::{program, tie};
 use crate::{Error, Result};
 
 /// The process of one rank.
@@ -232,7 +231,7 @@ pub(super) fn start(
 fn command(config: &SpawnConfig, job: &Job, local_rank: usize) -> Result<Command> {
     let mut command = match &config.program {
         Some(program) => Command::new(program),
-        None => itself::command().map_err(|e| Error::system("cannot find this program's file", e))?,
+        None => program::command().map_err(|e| Error::system("cannot find this program's file", e))?,
     };
     command.args(config.arguments()).envs(config.env.iter().map(|(name, value)| (name, value)));
     job.tell(local_rank, &mut command);

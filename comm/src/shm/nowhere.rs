@@ -1,4 +1,4 @@
-//! Where the system is not Linux, no memory is shared.
+//! Where the system is not Linux, or is to do as others do (see `platform`), no memory is shared.
 
 use std::convert::Infallible;
 use std::time::Instant;
