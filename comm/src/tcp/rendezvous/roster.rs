@@ -6,6 +6,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Plan;
+use super::machine::Machine;
 use super::message::{Entry, Failure, HELLO_LIMIT, Hello, LIMIT, MAX_HOST, ToLeader, ToMember, tidy};
 use crate::members::Members;
 use crate::tcp::acceptor::Place;
@@ -23,6 +24,8 @@ const MESSAGE: Duration = Duration::from_secs(1);
 pub(super) struct Roster {
     credentials: Credentials,
     members: Members,
+    /// This rank's.
+    host: String,
     /// When the meeting is over.
     deadline: Instant,
     state: Mutex<State>,
@@ -48,10 +51,12 @@ struct Seat {
 }
 
 impl Roster {
-    pub(super) fn new(members: Members, credentials: Credentials, deadline: Instant) -> Self {
+    pub(super) fn new(plan: &Plan<'_>, credentials: Credentials) -> Self {
+        let (members, deadline) = (plan.members.clone(), plan.deadline);
+        let host = plan.own.host.clone();
         let seats = members.world_ranks().iter().map(|_| None).collect();
         let state = Mutex::new(State { seats, strangers: 0, refused: None });
-        Self { credentials, members, deadline, state, changed: Condvar::new() }
+        Self { credentials, members, host, deadline, state, changed: Condvar::new() }
     }
 
     /// The number of ranks is at most 4096.
@@ -91,12 +96,23 @@ impl Roster {
             }
             Status::NotAwaited | Status::Crossed | Status::Gone => return Err(Fault::NotAwaited),
         }
-        let hello = wire.receive(HELLO_LIMIT, deadline)?;
+        let hello: Hello = wire.receive(HELLO_LIMIT, deadline)?;
+        if let Some(reason) = self.misfit(number, &hello) {
+            wire.send(&ToMember::Refused(reason.clone()), deadline)?;
+            self.note(reason);
+            return Ok(());
+        }
         if let Some((mut wire, reason)) = self.seat(rank as usize, wire, hello)? {
             wire.send(&ToMember::Refused(reason.clone()), deadline)?;
             self.note(format!("a second rank {number} came: {reason}"));
         }
         Ok(())
+    }
+
+    /// Why a rank with this number in the job cannot be of one group with this one.
+    fn misfit(&self, number: usize, hello: &Hello) -> Option<String> {
+        let (own, host) = (self.members.world_rank(0), tidy(&hello.host, MAX_HOST));
+        Machine::own().misfit((own, &self.host), &hello.machine, (number, &host))
     }
 
     fn note(&self, refused: String) {
