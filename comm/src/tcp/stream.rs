@@ -79,7 +79,7 @@ impl Stream {
                 Ok(0) => panic!("the connection has ended"),
                 Ok(got) => filled += got,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let minute = super::timespec(std::time::Duration::from_secs(60));
+                    let minute = super::links::timespec(std::time::Duration::from_secs(60));
                     let ready = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&minute)).unwrap();
                     assert_eq!(ready, 1, "nothing came");
                 }
