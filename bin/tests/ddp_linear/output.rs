@@ -1,6 +1,5 @@
 //! What is printed, and that it is the same each time.
 
-
 use crate::LINEAR;
 use crate::common::{Folder, metrics, text, without_times};
 

@@ -19,4 +19,5 @@ use portable as system;
 pub use memory::{peak_rss_bytes, reset_peak_rss, total_memory_bytes};
 pub(crate) use signals::Mask;
 pub(crate) use system::exits::Exits;
+pub(crate) use system::machine::{boot_id, network};
 pub(crate) use system::{guard, processes, program, socket, tie};

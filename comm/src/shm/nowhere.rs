@@ -20,14 +20,6 @@ impl Host {
         Err(Obstacle::Unsupported)
     }
 
-    pub(super) fn boot() -> Option<u64> {
-        None
-    }
-
-    pub(super) fn network() -> u64 {
-        0
-    }
-
     pub(super) fn open_counter(&self) -> Result<Counter, Obstacle> {
         match self.0 {}
     }

@@ -3,6 +3,7 @@
 pub(crate) mod dispositions;
 pub(crate) mod exits;
 pub(crate) mod guard;
+pub(crate) mod machine;
 pub(crate) mod memory;
 pub(crate) mod processes;
 pub(crate) mod program;

@@ -18,6 +18,17 @@ const DROP_TIME: libc::c_int = 0x80;
 /// Bytes in what the system calls the peak of a process's memory.
 pub(super) const PEAK_UNIT: u64 = 1;
 
+/// What differs from boot to boot.
+pub(super) fn boot_id() -> Option<Vec<u8>> {
+    let mut id = [0u8; 64];
+    let mut len = id.len();
+    let name = c"kern.bootsessionuuid";
+    // SAFETY: the name ends with a zero, and there is room for `len` bytes; nothing is set.
+    let status =
+        unsafe { libc::sysctlbyname(name.as_ptr(), id.as_mut_ptr().cast(), &raw mut len, null_mut(), 0) };
+    id.get(..len).filter(|id| status == 0 && !id.is_empty()).map(<[u8]>::to_vec)
+}
+
 /// The ids of all processes that can be seen.
 pub(super) fn all_processes() -> Vec<i32> {
     // SAFETY: without room it tells the number only.

@@ -5,6 +5,11 @@ use std::time::Duration;
 
 use rustix::process::Pid;
 
+/// What differs from boot to boot.
+pub(super) fn boot_id() -> Option<Vec<u8>> {
+    std::fs::read("/proc/sys/kernel/random/boot_id").ok()
+}
+
 /// The ids of all processes that can be seen.
 pub(super) fn all_processes() -> Vec<i32> {
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
