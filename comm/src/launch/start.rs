@@ -8,12 +8,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::Sender;
 
 use rustix::process::{Pid, Signal, kill_process};
-use socket2::Socket;
 
 use super::SpawnConfig;
 use super::environment::{Job, LISTENER, LISTENER_STDIN, NEWCOMER};
 use super::failure::ExitKind;
 use super::master::Master;
+use super::reserved::ReservedPort;
 use super::supervise::Event;
 use super::watch::Watch;
 use crate::platform::{program, tie};
@@ -64,7 +64,7 @@ pub(super) struct Workers {
     pub(super) list: Vec<Worker>,
     watch: Watch,
     /// Keeps the port to meet at, where rank 0 does not hold it from the start.
-    _reserved: Option<Socket>,
+    _reserved: Option<ReservedPort>,
     /// For ranks that may be started later.
     spares: VecDeque<Spare>,
     /// Some cannot be ended: nobody waits for them any more.

@@ -37,5 +37,6 @@ type Name = [u8; 16];
 /// What tells the memory of one ring from all others, and nobody can guess.
 type Token = [u8; 32];
 
-#[cfg(all(test, target_os = "linux", not(portable)))]
+#[cfg(all(target_os = "linux", not(portable)))]
+#[cfg(test)]
 mod tests;

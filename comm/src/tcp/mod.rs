@@ -34,7 +34,8 @@ pub(crate) use rendezvous::{Announcement, Lines, Lobby, Meeting, PeerInfo, meet}
 #[cfg(feature = "mpi")]
 pub(crate) use rendezvous::{Options, meet_with};
 pub(crate) use stream::Stream;
-#[cfg(all(test, target_os = "linux", not(portable)))]
+#[cfg(all(target_os = "linux", not(portable)))]
+#[cfg(test)]
 pub(crate) use switchboard::Switchboard;
 pub(crate) use wire::Wire;
 #[cfg(any(test, fuzzing))]

@@ -19,6 +19,11 @@ pub(crate) fn is_listening(socket: impl AsFd) -> bool {
     socket_acceptconn(socket).unwrap_or(false)
 }
 
+/// Whether somebody else can listen at a port to which a socket is bound that does not.
+pub(crate) fn leaves_port_free() -> bool {
+    true
+}
+
 /// The connection ends where the other side does not confirm what was sent for so long.
 pub(crate) fn end_when_unconfirmed(stream: &TcpStream, after: Duration) {
     // Without it the end is noticed later.
