@@ -66,7 +66,6 @@ impl CudaLibrary {
 }
 
 /// Keeps the library open for the rest of the program.
-#[cfg(target_os = "linux")]
 fn open(name: &str) -> std::result::Result<(), String> {
     use std::ffi::{CStr, CString};
 
@@ -84,11 +83,6 @@ fn open(name: &str) -> std::result::Result<(), String> {
     }
     // SAFETY: a C string of the loader's, which this thread alone sees until it calls the loader again.
     Err(unsafe { CStr::from_ptr(reason) }.to_string_lossy().into_owned())
-}
-
-#[cfg(not(target_os = "linux"))]
-fn open(_: &str) -> std::result::Result<(), String> {
-    Ok(())
 }
 
 #[cfg(test)]

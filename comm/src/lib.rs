@@ -12,7 +12,8 @@
 //! assert_eq!(means, [1.5; 4]);
 //! # Ok::<(), comm::Error>(())
 //! ```
-// `cuda_library.rs` opens libraries, `shm/region.rs` maps memory, and `shm/user.rs` asks who is at the other end of a socket.
+// `cuda_library.rs` opens libraries, `platform` asks the system what the standard library does not tell, `shm/region.rs` maps
+// memory, and `shm/user.rs` asks who is at the other end of a socket.
 #![deny(unsafe_code)]
 
 mod agree;
@@ -50,6 +51,7 @@ mod operation;
 mod overlap;
 mod patience;
 mod plan;
+mod platform;
 mod replicas;
 mod runner;
 pub mod schedule;
@@ -84,6 +86,7 @@ pub use nccl::Nccl;
 pub use norm::global_norm;
 pub use objects::{all_gather_object, broadcast_object, gather_object};
 pub use operation::{Message, Operation, ReduceOp};
+pub use platform::{peak_rss_bytes, reset_peak_rss, total_memory_bytes};
 pub use replicas::{ParameterDifference, parameter_difference};
 pub use scheduler::Place;
 pub use stats::Stats;

@@ -1,5 +1,5 @@
 //! Ranks in namespaces of their own, as in containers: who reaches whom decides, not what their hosts are called.
-#![cfg(target_os = "linux")]
+#![cfg(all(target_os = "linux", not(portable)))]
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "all of it is test")]
 
 use std::io::{BufRead, BufReader, Write, stdin};

@@ -1,5 +1,5 @@
 //! Ranks that share memory, as processes and as threads: who does, who does not, and what is left when one is killed.
-#![cfg(target_os = "linux")]
+#![cfg(all(target_os = "linux", not(portable)))]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "all of it is test")]
 
 use std::fs;

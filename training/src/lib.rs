@@ -28,6 +28,7 @@ mod graph;
 mod init;
 mod kept;
 mod op;
+mod platform;
 mod product;
 mod sgd;
 mod state;

@@ -6,7 +6,6 @@ mod chart;
 mod clock;
 mod command_line;
 mod curves;
-mod memory;
 mod number;
 mod page;
 pub mod sheet;
@@ -16,9 +15,9 @@ mod timeline;
 use std::path::Path;
 
 pub use clock::now_rfc3339;
+pub use comm::{peak_rss_bytes, reset_peak_rss, total_memory_bytes};
 pub use command_line::command_line;
 
-pub use memory::{peak_rss_bytes, reset_peak_rss, total_memory_bytes};
 pub use timeline::Timeline;
 
 use serde::{Deserialize, Serialize};

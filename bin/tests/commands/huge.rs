@@ -1,8 +1,6 @@
 //! Numbers that no machine has room for.
 
-use std::process::Command;
-
-use crate::common::{clean, girandole, refuse_with};
+use crate::common::{girandole, refuse_with};
 
 const LARGEST: &str = "18446744073709551615";
 const HALF: &str = "9223372036854775808";
@@ -143,10 +141,10 @@ fn sizes_that_are_too_large_together_are_refused_in_one_line() {
 
 /// The program, in no more memory than 4 GiB: what is taken for possible is not to bring the machine down.
 #[cfg(target_os = "linux")]
-fn in_little_memory() -> Command {
-    let mut command = Command::new("sh");
+fn in_little_memory() -> std::process::Command {
+    let mut command = std::process::Command::new("sh");
     let script = "ulimit -v 4194304 && exec \"$0\" \"$@\"";
-    clean(&mut command).args(["-c", script, env!("CARGO_BIN_EXE_girandole")]);
+    crate::common::clean(&mut command).args(["-c", script, env!("CARGO_BIN_EXE_girandole")]);
     command
 }
 

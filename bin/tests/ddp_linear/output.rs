@@ -1,7 +1,5 @@
 //! What is printed, and that it is the same each time.
 
-use std::process::Stdio;
-
 use crate::LINEAR;
 use crate::common::{Folder, metrics, text, without_times};
 
@@ -104,7 +102,7 @@ fn a_closed_output_is_no_reason_to_crash() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_is_told() {
-    let full = || Stdio::from(std::fs::File::options().write(true).open("/dev/full").unwrap());
+    let full = || std::process::Stdio::from(std::fs::File::options().write(true).open("/dev/full").unwrap());
     let output = LINEAR.command().stdout(full()).output().unwrap();
     let remarks = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1));

@@ -69,7 +69,8 @@ pub struct SpawnConfig {
     pub port_kind: MasterPort,
     /// End also what the ranks' programs have started and left behind, however this process ends. A second process of
     /// this program sees to that, so it needs [`worker_guard`](super::worker_guard) first thing in `main`. It knows a
-    /// process of the job by its environment. Linux only. Default: false.
+    /// process of the job by its environment. (macOS keeps that of its own programs, as `sh`, to itself; these are left.)
+    /// Default: false.
     pub sweep: bool,
     /// Gets the notes of the ranks. Default: `None`, and the ranks send none.
     pub notes: Option<Arc<dyn Notes>>,

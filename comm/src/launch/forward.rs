@@ -197,16 +197,17 @@ impl Forwarder {
         self.captured
     }
 
-    /// The sources that have something to read; `None` when the work is done.
+    /// The sources that have something to read; `None` when the work is done. (A hang-up is told on Linux in any case, and on
+    /// macOS to those who ask for it.)
     fn ready(&self, sources: &[Source], finishing: &mut bool) -> Option<Vec<usize>> {
         let open: Vec<usize> = (0..sources.len()).filter(|&at| sources[at].open).collect();
         if open.is_empty() {
             return None;
         }
-        let mut fds = vec![PollFd::new(&self.abandon, PollFlags::empty())];
+        let mut fds = vec![PollFd::new(&self.abandon, PollFlags::HUP)];
         fds.extend(open.iter().map(|&at| PollFd::new(&sources[at].pipe, PollFlags::IN)));
         if !*finishing {
-            fds.push(PollFd::new(&self.finish, PollFlags::empty()));
+            fds.push(PollFd::new(&self.finish, PollFlags::HUP));
         }
         let at_once = finishing.then_some(Timespec { tv_sec: 0, tv_nsec: 0 });
         let count = match poll(&mut fds, at_once.as_ref()) {

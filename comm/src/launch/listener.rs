@@ -5,9 +5,8 @@ use std::io;
 use std::net::TcpListener;
 use std::os::fd::AsFd;
 
-use rustix::net::sockopt::socket_acceptconn;
-
 use super::environment::{LISTENER, LISTENER_STDIN, MASTER_PORT};
+use crate::platform::socket::is_listening;
 
 /// The socket that listens on `MASTER_PORT`, where the launcher handed one over as standard input. It is taken once:
 /// the standard input is empty afterwards, so that no child of this process holds the socket too.
@@ -18,7 +17,7 @@ pub(crate) fn inherited_listener() -> Option<TcpListener> {
     let port: u16 = std::env::var(MASTER_PORT).ok()?.parse().ok()?;
     let stdin = io::stdin();
     // A child of rank 0 finds the variable too, but another standard input.
-    if !socket_acceptconn(stdin.as_fd()).unwrap_or(false) {
+    if !is_listening(stdin.as_fd()) {
         return None;
     }
     // The copy is closed when another program is executed.

@@ -5,8 +5,7 @@ use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
 use std::time::Instant;
 
-use socket2::{Domain, Socket, Type};
-
+use super::reserved::{ReservedPort, bound};
 use super::{SpawnConfig, nodes};
 use crate::scheduler::{addresses, seen_by_others};
 use crate::{Error, Result};
@@ -28,9 +27,13 @@ pub enum MasterPort {
 
 /// The port, open or reserved for as long as this lives.
 pub(super) struct Master {
-    socket: Socket,
+    held: Held,
     pub(super) port: u16,
-    kind: MasterPort,
+}
+
+enum Held {
+    Listener(TcpListener),
+    Reserved(ReservedPort),
 }
 
 impl Master {
@@ -50,8 +53,8 @@ impl Master {
             _ => seen_by_others(master_addr, found).map_err(|reason| wrong(&reason))?,
         };
         for address in addresses {
-            match bind(address, *port_kind) {
-                Ok((socket, port)) => return Ok(Self { socket, port, kind: *port_kind }),
+            match hold(address, *port_kind) {
+                Ok((held, port)) => return Ok(Self { held, port }),
                 Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {}
                 Err(error) => {
                     return Err(Error::Listen { address: address.to_string(), reason: error.to_string() });
@@ -62,26 +65,27 @@ impl Master {
     }
 
     /// What rank 0 inherits, if anything; and what the launcher goes on to hold.
-    pub(super) fn split(self) -> (Option<TcpListener>, Option<Socket>) {
-        match self.kind {
-            MasterPort::Inherited => (Some(self.socket.into()), None),
-            MasterPort::Reserved => (None, Some(self.socket)),
+    pub(super) fn split(self) -> (Option<TcpListener>, Option<ReservedPort>) {
+        match self.held {
+            Held::Listener(listener) => (Some(listener), None),
+            Held::Reserved(reserved) => (None, Some(reserved)),
         }
     }
 }
 
-/// A socket that is bound, but does not listen, leaves the port to another one that may be bound there at the same time:
-/// both must allow that, which whoever is going to listen does as a rule. The system gives the port to nobody by itself.
-fn bind(address: SocketAddr, kind: MasterPort) -> io::Result<(Socket, u16)> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
-    socket.set_reuse_address(true)?;
-    socket.bind(&address.into())?;
-    if kind == MasterPort::Inherited {
-        socket.listen(BACKLOG)?;
+fn hold(address: SocketAddr, kind: MasterPort) -> io::Result<(Held, u16)> {
+    match kind {
+        MasterPort::Inherited => {
+            let (socket, address) = bound(address)?;
+            socket.listen(BACKLOG)?;
+            Ok((Held::Listener(socket.into()), address.port()))
+        }
+        MasterPort::Reserved => {
+            let reserved = ReservedPort::bind(address)?;
+            let port = reserved.address().port();
+            Ok((Held::Reserved(reserved), port))
+        }
     }
-    let bound = socket.local_addr()?.as_socket();
-    let port = bound.ok_or_else(|| io::Error::other("the system tells no port"))?.port();
-    Ok((socket, port))
 }
 
 #[cfg(test)]

@@ -31,7 +31,6 @@ mod environment;
 mod failure;
 mod forward;
 mod herald;
-mod itself;
 mod layout;
 mod lines;
 mod listener;
@@ -40,13 +39,13 @@ mod master;
 mod nested;
 mod nodes;
 mod notes;
+mod reserved;
 mod rounds;
 mod run;
 mod signals;
 mod sink;
 mod start;
 mod supervise;
-mod tie;
 mod warden;
 mod watch;
 mod worker;
@@ -64,6 +63,7 @@ pub use master::MasterPort;
 #[cfg(any(test, fuzzing))]
 pub use nodes::fuzz_council;
 pub use notes::{Notes, send_note, wants_notes};
+pub use reserved::ReservedPort;
 pub use run::{RankContext, run};
 pub use signals::on_signal;
 pub(crate) use worker::tell_met;
@@ -89,7 +89,8 @@ pub const EXIT_PEER_FAILED: i32 = 75;
 /// of `MASTER_PORT` as its standard input, so that nobody can take the port in between, see [`MasterPort`]; the other
 /// ranks' standard input is empty.
 ///
-/// On Linux the kernel ends the ranks together with this process, whatever program they run.
+/// On Linux the kernel ends the ranks together with this process, whatever program they run; on macOS those end that call
+/// [`worker_guard`], and the others where [`SpawnConfig::sweep`] is set.
 ///
 /// Standard output and standard error of the ranks go to those of this process, in whole lines. While the call lasts,
 /// SIGINT, SIGTERM and SIGHUP are passed on to the ranks; after it they do again what they did before.

@@ -10,6 +10,7 @@ use signal_hook::iterator::{Handle, Signals};
 
 use super::supervise::Event;
 use crate::engine::lock;
+use crate::platform::Mask;
 use crate::{Error, Result};
 
 const PASSED_ON: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
@@ -66,7 +67,7 @@ pub fn on_signal(action: impl FnMut(i32) + Send + 'static) -> Result<()> {
         return Ok(());
     }
     let refused = |e| Error::system("cannot listen for signals", e);
-    let taken = [Mask::of_this_process("SigIgn:"), Mask::of_this_process("SigCgt:")];
+    let taken = [Mask::ignored(), Mask::handled()];
     let is_free = |signal: &i32| !taken.iter().any(|mask| mask.has(*signal));
     let signals: Vec<i32> = PASSED_ON.into_iter().filter(is_free).collect();
     let mut all = Signals::new(&signals).map_err(refused)?;
@@ -100,12 +101,12 @@ impl SignalRelay {
         let mut running = lock(&RUNNING);
         let mut desk = lock(&DESK);
         let at_desk = desk.as_ref().map(|desk| desk.signals.clone()).unwrap_or_default();
-        let ignored = Mask::of_this_process("SigIgn:");
+        let ignored = Mask::ignored();
         let is_ours = |signal: &i32| !ignored.has(*signal) && !at_desk.contains(signal);
         if running.is_none() {
             // A handler stays installed for good once it was: from now on the default action is up to this process.
             // A signal that the program handles itself is left to that handler.
-            let handled = Mask::of_this_process("SigCgt:");
+            let handled = Mask::handled();
             for signal in PASSED_ON.into_iter().filter(is_ours).filter(|&s| !handled.has(s)) {
                 signal_hook::flag::register_conditional_default(signal, &IDLE)?;
             }
@@ -148,31 +149,5 @@ impl Drop for SignalRelay {
             // It only fails if it panicked, and then it has ended.
             let _ = thread.join();
         }
-    }
-}
-
-/// A set of signals, as Linux shows it; empty elsewhere.
-struct Mask(u64);
-
-impl Mask {
-    fn of_this_process(field: &str) -> Self {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let digits = status.lines().find_map(|line| line.strip_prefix(field));
-        Self(digits.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok()).unwrap_or(0))
-    }
-
-    fn has(&self, signal: i32) -> bool {
-        self.0 >> (signal - 1) & 1 == 1
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_mask_counts_signals_from_one() {
-        let mask = Mask(0x4001);
-        assert!(mask.has(SIGHUP) && mask.has(SIGTERM) && !mask.has(SIGINT));
     }
 }

@@ -87,11 +87,12 @@ impl Sink {
         Ok(())
     }
 
-    /// Blocks until the file takes more, or until the sink is abandoned.
+    /// Blocks until the file takes more, or until the sink is abandoned. (A hang-up is told on Linux in any case, and on macOS
+    /// to those who ask for it.)
     fn wait_for_room(&self) -> io::Result<()> {
         loop {
             let mut fds =
-                [PollFd::new(&self.file, PollFlags::OUT), PollFd::new(&self.abandon, PollFlags::empty())];
+                [PollFd::new(&self.file, PollFlags::OUT), PollFd::new(&self.abandon, PollFlags::HUP)];
             match poll(&mut fds, None) {
                 Err(rustix::io::Errno::INTR) => continue,
                 other => other?,

@@ -8,16 +8,15 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::Sender;
 
 use rustix::process::{Pid, Signal, kill_process};
-use socket2::Socket;
 
 use super::SpawnConfig;
 use super::environment::{Job, LISTENER, LISTENER_STDIN, NEWCOMER};
 use super::failure::ExitKind;
-use super::itself;
 use super::master::Master;
+use super::reserved::ReservedPort;
 use super::supervise::Event;
-use super::tie;
 use super::watch::Watch;
+use crate::platform::{program, tie};
 use crate::{Error, Result};
 
 /// The process of one rank.
@@ -65,7 +64,7 @@ pub(super) struct Workers {
     pub(super) list: Vec<Worker>,
     watch: Watch,
     /// Keeps the port to meet at, where rank 0 does not hold it from the start.
-    _reserved: Option<Socket>,
+    _reserved: Option<ReservedPort>,
     /// For ranks that may be started later.
     spares: VecDeque<Spare>,
     /// Some cannot be ended: nobody waits for them any more.
@@ -232,7 +231,7 @@ pub(super) fn start(
 fn command(config: &SpawnConfig, job: &Job, local_rank: usize) -> Result<Command> {
     let mut command = match &config.program {
         Some(program) => Command::new(program),
-        None => itself::command().map_err(|e| Error::system("cannot find this program's file", e))?,
+        None => program::command().map_err(|e| Error::system("cannot find this program's file", e))?,
     };
     command.args(config.arguments()).envs(config.env.iter().map(|(name, value)| (name, value)));
     job.tell(local_rank, &mut command);

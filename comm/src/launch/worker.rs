@@ -2,13 +2,14 @@
 
 use std::io::Write;
 
-use rustix::process::{Pid, getppid};
+use rustix::process::Pid;
 
 use super::EXIT_PEER_FAILED;
 use super::elastic_min;
 use super::environment::{RESTART_COUNT, SPAWNER_PID};
 use super::lines::{MAX_RESULT, MET_PREFIX, RESULT_PREFIX};
 use super::warden;
+use crate::platform::guard;
 use crate::{Error, Result};
 
 /// True where [`spawn`](super::spawn) started this process. False in a rank of `torchrun` or of a scheduler: a program that is to
@@ -56,78 +57,12 @@ pub fn worker_guard() -> Result<()> {
     let spawner = value.parse().ok().filter(|&pid| pid > 0).and_then(Pid::from_raw);
     let help = "the process id of the launcher; unset it to run without one";
     let spawner = spawner.ok_or_else(|| Error::invalid(SPAWNER_PID, &value, help))?;
-    guard::against_the_end_of(spawner)
+    guard::end_with(spawner, leave)
 }
 
 /// Ends this process because its launcher is gone.
 fn leave() -> ! {
     std::process::exit(EXIT_PEER_FAILED)
-}
-
-#[cfg(target_os = "linux")]
-mod guard {
-    use std::os::fd::OwnedFd;
-
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    use rustix::io::Errno;
-    use rustix::process::{PidfdFlags, Signal, pidfd_open, set_parent_process_death_signal};
-
-    use super::{Error, Pid, Result, getppid, leave};
-
-    pub(super) fn against_the_end_of(spawner: Pid) -> Result<()> {
-        let refused = |e| Error::system("cannot tie this process to its launcher", e);
-        set_parent_process_death_signal(Some(Signal::KILL)).map_err(refused)?;
-        if getppid() == Some(spawner) {
-            return Ok(());
-        }
-        // The launcher ended before the call above, or another process stands in between.
-        let handle = match pidfd_open(spawner, PidfdFlags::empty()) {
-            Ok(handle) => handle,
-            Err(Errno::SRCH) => leave(),
-            Err(e) => return Err(refused(e)),
-        };
-        if has_ended(&handle, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
-            leave();
-        }
-        let watch = move || {
-            while !has_ended(&handle, None) {}
-            leave();
-        };
-        let thread = std::thread::Builder::new().name("launcher".into()).spawn(watch);
-        thread.map(drop).map_err(|e| Error::system("cannot watch the launcher", e))
-    }
-
-    /// Waits for the end of a process, `None`: for as long as it takes.
-    fn has_ended(handle: &OwnedFd, timeout: Option<&Timespec>) -> bool {
-        let mut fds = [PollFd::new(handle, PollFlags::IN)];
-        poll(&mut fds, timeout).is_ok_and(|ready| ready > 0)
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-mod guard {
-    use std::time::Duration;
-
-    use super::{Error, Pid, Result, getppid, leave};
-
-    /// How often the parent is looked at.
-    const PERIOD: Duration = Duration::from_millis(500);
-
-    pub(super) fn against_the_end_of(spawner: Pid) -> Result<()> {
-        let gone = move || rustix::process::test_kill_process(spawner) == Err(rustix::io::Errno::SRCH);
-        let parent = getppid();
-        if parent != Some(spawner) && gone() {
-            leave();
-        }
-        let watch = move || {
-            while getppid() == parent && !gone() {
-                std::thread::sleep(PERIOD);
-            }
-            leave();
-        };
-        let thread = std::thread::Builder::new().name("launcher".into()).spawn(watch);
-        thread.map(drop).map_err(|e| Error::system("cannot watch the launcher", e))
-    }
 }
 
 /// Passes one line of text, JSON as a rule, to the launcher, whose [`spawn`](super::spawn) returns it. The last report

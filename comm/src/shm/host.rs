@@ -1,12 +1,8 @@
 //! What a rank shares with the other ranks of its host, on Linux.
 
-use std::fs;
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Instant;
-
-use sha2::{Digest, Sha256};
 
 use crate::links::Links;
 use crate::tcp::TcpLinks;
@@ -18,11 +14,6 @@ use super::obstacle::Obstacle;
 use super::region::Region;
 use super::ring::{Reader, Writer};
 use super::{Name, Token};
-
-/// One kernel's boot: two ranks that see the same one run on the same machine, whatever they call it.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-/// The network whose unix sockets reach each other.
-const NETWORK: &str = "/proc/self/ns/net";
 
 /// One rank's means to share memory: its bell, on which it sleeps whoever it waits for.
 #[derive(Debug, Clone)]
@@ -56,16 +47,6 @@ impl Host {
         let host = Self { bell: Arc::new(bell) };
         host.open_counter().map_err(|_| Obstacle::Unsupported)?;
         Ok(host)
-    }
-
-    /// What is the same for all ranks of this machine, and for no others.
-    pub(super) fn boot() -> Option<u64> {
-        let hash = Sha256::digest(fs::read(BOOT_ID).ok()?);
-        hash.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
-    }
-
-    pub(super) fn network() -> u64 {
-        fs::metadata(NETWORK).map_or(0, |file| file.ino())
     }
 
     pub(super) fn open_counter(&self) -> Result<Counter, Obstacle> {

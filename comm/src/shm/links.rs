@@ -11,7 +11,8 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::links::{Closed, Links, Unopened, Wait};
-use crate::tcp::{TcpLinks, timespec};
+use crate::tcp::TcpLinks;
+use crate::tcp::links::timespec;
 
 use super::bell::Bell;
 use super::host::Pair;

@@ -10,21 +10,21 @@
 //! Nothing here has a name in the file system, so nothing is left of it when the ranks are gone, whatever ended them.
 
 mod agreement;
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(portable)))]
 mod bell;
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(portable)))]
 mod handover;
-#[cfg_attr(not(target_os = "linux"), path = "nowhere.rs")]
+#[cfg_attr(not(all(target_os = "linux", not(portable))), path = "nowhere.rs")]
 mod host;
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(portable)))]
 mod links;
 mod obstacle;
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(portable)))]
 mod region;
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(portable)))]
 mod ring;
 mod site;
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(portable)))]
 mod user;
 
 pub(crate) use agreement::share;
@@ -37,6 +37,6 @@ type Name = [u8; 16];
 /// What tells the memory of one ring from all others, and nobody can guess.
 type Token = [u8; 32];
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(portable)))]
 #[cfg(test)]
 mod tests;

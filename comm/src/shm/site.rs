@@ -2,9 +2,11 @@
 //! memory with whom before any two of them are connected.
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use super::host::Host;
 use super::obstacle::Obstacle;
+use crate::platform;
 
 /// Where a rank runs, as far as sharing memory goes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,10 +20,16 @@ pub(crate) struct Site {
     obstacle: u8,
 }
 
+/// What is the same for all ranks of this machine, and for no others.
+fn boot() -> Option<u64> {
+    let hash = Sha256::digest(platform::boot_id()?);
+    hash.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
+}
+
 impl Site {
     /// Of this process, that shares memory by `host`, or cannot or shall not.
     pub(crate) fn own(host: Result<&Host, Obstacle>) -> Self {
-        let (boot, network) = (Host::boot(), Host::network());
+        let (boot, network) = (boot(), platform::network());
         let missing = boot.is_none().then_some(Obstacle::Unsupported);
         let obstacle = Obstacle::to_byte(host.err().or(missing));
         Self { boot, network, user: rustix::process::geteuid().as_raw(), obstacle }

@@ -27,7 +27,7 @@ use crate::{Error, Result};
 
 const MAGIC: [u8; 8] = *b"girandle";
 /// Goes up with every change of what ranks send to each other.
-pub(crate) const VERSION: u16 = 3;
+pub(crate) const VERSION: u16 = 4;
 /// In the place of the version: the server takes encrypted connections from there only.
 const ENCRYPTED: u16 = u16::MAX;
 

@@ -11,7 +11,7 @@ pub(crate) mod fuzz;
 mod group;
 mod handshake;
 mod init_method;
-mod links;
+pub(crate) mod links;
 mod rendezvous;
 mod secret;
 mod stream;
@@ -29,11 +29,12 @@ pub use transport::Transport;
 
 pub(crate) use fault::{Fault, Try};
 pub(crate) use init_method::{is_host, parse_port};
-pub(crate) use links::{TcpLinks, timespec};
+pub(crate) use links::TcpLinks;
 pub(crate) use rendezvous::{Announcement, Lines, Lobby, Meeting, PeerInfo, meet};
 #[cfg(feature = "mpi")]
 pub(crate) use rendezvous::{Options, meet_with};
 pub(crate) use stream::Stream;
+#[cfg(all(target_os = "linux", not(portable)))]
 #[cfg(test)]
 pub(crate) use switchboard::Switchboard;
 pub(crate) use wire::Wire;

@@ -9,6 +9,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 
 use super::tls::Session;
 use crate::engine::lock;
+use crate::platform::socket::{NO_SIGNAL, without_signals};
 
 #[derive(Debug)]
 pub(crate) struct Stream {
@@ -18,6 +19,7 @@ pub(crate) struct Stream {
 
 impl From<TcpStream> for Stream {
     fn from(socket: TcpStream) -> Self {
+        without_signals(&socket);
         Self { socket, session: OnceLock::new() }
     }
 }
@@ -46,7 +48,7 @@ impl Stream {
             return lock(session).send(&self.socket, head, body);
         }
         let parts = [IoSlice::new(head), IoSlice::new(body)];
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let flags = NO_SIGNAL | SendFlags::DONTWAIT;
         Ok(sendmsg(&self.socket, &parts, &mut SendAncillaryBuffer::default(), flags)?)
     }
 
@@ -77,7 +79,7 @@ impl Stream {
                 Ok(0) => panic!("the connection has ended"),
                 Ok(got) => filled += got,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let minute = super::timespec(std::time::Duration::from_secs(60));
+                    let minute = super::links::timespec(std::time::Duration::from_secs(60));
                     let ready = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&minute)).unwrap();
                     assert_eq!(ready, 1, "nothing came");
                 }

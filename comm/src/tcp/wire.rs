@@ -78,7 +78,9 @@ impl From<Arc<Stream>> for Wire {
 
 impl Wire {
     pub(crate) fn new(stream: TcpStream, stop: Option<Arc<UnixStream>>) -> Try<Self> {
-        stream.set_nodelay(true)?;
+        // What macOS says of a connection that has ended already.
+        let ended = |error: &io::Error| error.raw_os_error() == Some(Errno::INVAL.raw_os_error());
+        stream.set_nodelay(true).map_err(|error| if ended(&error) { Fault::Closed } else { error.into() })?;
         stream.set_nonblocking(true)?;
         Ok(Self { stream: Arc::new(stream.into()), stop })
     }
@@ -99,8 +101,9 @@ impl Wire {
     pub(crate) fn dial(address: SocketAddr, stop: Option<Arc<UnixStream>>, deadline: Instant) -> Try<Self> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_nonblocking(true)?;
+        socket.set_tcp_nodelay(true)?;
         let begun = socket.connect(&address.into());
-        let wire = Self::new(socket.into(), stop)?;
+        let wire = Self { stream: Arc::new(TcpStream::from(socket).into()), stop };
         match begun {
             Err(error) if error.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {
                 wire.wait(PollFlags::OUT, deadline)?;

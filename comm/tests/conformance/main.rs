@@ -218,7 +218,7 @@ macro_rules! suite {
 suite!(local, Threads);
 suite!(tcp, Processes(Transport::Tcp, Tls::Off));
 suite!(tls, Processes(Transport::Tcp, Tls::All));
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(portable)))]
 suite!(shm, Processes(Transport::Shm, Tls::Off));
 
 #[test]
@@ -227,7 +227,7 @@ fn sums_do_not_depend_on_what_carries_them() {
         &Threads,
         &Processes(Transport::Tcp, Tls::Off),
         &Processes(Transport::Tcp, Tls::All),
-        #[cfg(target_os = "linux")]
+        #[cfg(all(target_os = "linux", not(portable)))]
         &Processes(Transport::Shm, Tls::Off),
     ]);
 }

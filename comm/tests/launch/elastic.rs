@@ -142,6 +142,8 @@ fn without_its_file(role: &str) -> Finished {
     job.finish()
 }
 
+/// Only Linux starts a program whose file has no name any more.
+#[cfg(not(portable))]
 #[test]
 fn a_lost_rank_is_replaced_where_the_file_of_the_program_is_gone() {
     let finished = without_its_file("replaced");

@@ -5,6 +5,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use crate::platform::{link, nameless};
+
 /// A file that takes its place once it is whole and on the disk. Until then an older one of that name is as it was, whatever
 /// happens: a full disk, a signal, the loss of power.
 ///
@@ -205,37 +207,6 @@ impl Place {
 }
 
 const SUFFIX: &str = ".tmp";
-
-/// A file without a name, where there can be one that is given a name later.
-#[cfg(target_os = "linux")]
-fn nameless(folder: &Path) -> Option<File> {
-    use std::os::unix::fs::OpenOptionsExt;
-
-    // The way to give it a name.
-    fs::metadata("/proc/self/fd").ok()?;
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).mode(0o666).custom_flags(rustix::fs::OFlags::TMPFILE.bits() as i32);
-    options.open(folder).ok()
-}
-
-#[cfg(not(target_os = "linux"))]
-fn nameless(_: &Path) -> Option<File> {
-    None
-}
-
-#[cfg(target_os = "linux")]
-fn link(file: &File, name: &Path) -> io::Result<()> {
-    use rustix::fs::{AtFlags, CWD, linkat};
-    use std::os::fd::AsRawFd;
-
-    let own = format!("/proc/self/fd/{}", file.as_raw_fd());
-    Ok(linkat(CWD, own, CWD, name, AtFlags::SYMLINK_FOLLOW)?)
-}
-
-#[cfg(not(target_os = "linux"))]
-fn link(_: &File, _: &Path) -> io::Result<()> {
-    Err(ErrorKind::Unsupported.into())
-}
 
 #[cfg(unix)]
 mod locks {

@@ -1,15 +1,14 @@
 //! How ranks meet: each way in turn, one rank that does not come, and what becomes of the meeting place.
 
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use candle_core::{Device, Tensor};
+use comm::launch::ReservedPort;
 use comm::{Communicator, InitMethod, ReduceOp, Tcp, TcpConfig, broadcast_object};
-use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket, sockopt};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 use super::stage::{Stage, numbers};
 
@@ -39,8 +38,9 @@ fn kind(method: &InitMethod) -> &'static str {
 
 fn by_tcp(stage: &Stage<'_>, config: &TcpConfig) -> Result<()> {
     let first = config.rank == 0;
-    let reserved = if first { Some(reserve(config)?) } else { None };
-    let own = reserved.as_ref().map(|(_, address)| address.to_string());
+    // For rank 0 to listen on.
+    let reserved = first.then(|| ReservedPort::at(SocketAddr::new(config.bind, 0))).transpose()?;
+    let own = reserved.as_ref().map(|reserved| reserved.address().to_string());
     let address = broadcast_object(stage.comm, &own.unwrap_or_default(), 0)?;
     let group = Tcp::connect(&at(config, format!("tcp://{address}").parse()?))?;
     stage.say(format_args!("tcp://: {0} of {0} ranks have met", config.world_size))?;
@@ -87,25 +87,6 @@ fn late(stage: &Stage<'_>, config: &TcpConfig) -> Result<()> {
 /// The same rank, in a group of its own.
 fn at(config: &TcpConfig, init_method: InitMethod) -> TcpConfig {
     TcpConfig { init_method, job_id: format!("{}/meeting", config.job_id), ..config.clone() }
-}
-
-/// A port for rank 0 to listen on: until it does, the system gives it to nobody else.
-fn reserve(config: &TcpConfig) -> Result<(OwnedFd, SocketAddr)> {
-    let open = || -> rustix::io::Result<(OwnedFd, SocketAddr)> {
-        let address = SocketAddr::new(config.bind, 0);
-        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let socket = socket(family, SocketType::STREAM, None)?;
-        sockopt::set_socket_reuseaddr(&socket, true)?;
-        bind(&socket, &address)?;
-        let address = SocketAddr::try_from(getsockname(&socket)?)?;
-        Ok((socket, address))
-    };
-    open().map_err(|reason| {
-        Error::Comm(comm::Error::Listen {
-            address: SocketAddr::new(config.bind, 0).to_string(),
-            reason: reason.to_string(),
-        })
-    })
 }
 
 /// A path that no other job uses. The ranks of the job share a host, or a folder for temporary files.

@@ -16,6 +16,7 @@ use super::message::{LIMIT, Order, Verdict, Word};
 use crate::engine::lock;
 use crate::launch::NodeName;
 use crate::launch::supervise::Event;
+use crate::platform::socket::end_when_unconfirmed;
 use crate::tcp::Wire;
 use crate::{Error, Result};
 
@@ -31,13 +32,10 @@ const ASK: u32 = 3;
 /// A machine that vanishes without a word is missed within half a minute.
 pub(super) fn keep_alive(stream: &TcpStream) {
     let socket = SockRef::from(stream);
-    let keep = TcpKeepalive::new().with_time(SILENCE).with_interval(ASK_EVERY);
-    #[cfg(target_os = "linux")]
-    let keep = keep.with_retries(ASK);
+    let keep = TcpKeepalive::new().with_time(SILENCE).with_interval(ASK_EVERY).with_retries(ASK);
     // Without it the job still ends when the ranks miss each other.
     let _ = socket.set_tcp_keepalive(&keep);
-    #[cfg(target_os = "linux")]
-    let _ = socket.set_tcp_user_timeout(Some(SILENCE + ASK * ASK_EVERY));
+    end_when_unconfirmed(stream, SILENCE + ASK * ASK_EVERY);
 }
 
 pub(super) fn send(wire: &mut Wire, message: &impl Serialize) {

@@ -24,7 +24,8 @@ pub(super) type Members = Vec<(usize, Wire, Entry)>;
 pub(super) fn lead(plan: &Plan<'_>, given: Option<TcpListener>) -> Result<Meeting> {
     let OpenPlace { listener, credentials, _file } = plan.open_place(given)?;
     let data = plan.listen_for_data()?;
-    let roster = Arc::new(Roster::new(plan.members.clone(), credentials.clone(), plan.deadline));
+    let (members, host) = (plan.members.clone(), plan.own.host.clone());
+    let roster = Arc::new(Roster::new(members, host, credentials.clone(), plan.deadline));
     let greet = Arc::clone(&roster);
     let control = Acceptor::start(
         listener,

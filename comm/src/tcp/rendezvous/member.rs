@@ -5,6 +5,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::machine::Machine;
 use super::message::{Entry, Failure, HELLO_LIMIT, Hello, LIMIT, Table, ToLeader, ToMember};
 use super::place::Place;
 use super::{BackOff, Lines, Meeting, PeerInfo, Plan};
@@ -44,6 +45,7 @@ pub(super) fn hello(plan: &Plan<'_>, port: u16) -> Hello {
         site: plan.site(),
         patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
         door: plan.door,
+        machine: Machine::own(),
     }
 }
 

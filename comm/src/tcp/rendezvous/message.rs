@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use serde::{Deserialize, Serialize};
 
 use super::PeerInfo;
+use super::machine::Machine;
 use crate::Error;
 use crate::shm::Site;
 
@@ -31,6 +32,7 @@ pub(super) struct Hello {
     /// The port of its door, at its address, where the group may change; else 0.
     #[serde(default)]
     pub(super) door: u16,
+    pub(super) machine: Machine,
 }
 
 /// What a rank tells rank 0 after that.
@@ -128,8 +130,16 @@ mod tests {
         let ip = Some("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap());
         let site = Site::longest();
         let (pid, patience_ms) = (u32::MAX, u64::MAX);
-        let hello =
-            Hello { ip, port: u16::MAX, host: tidy(&host, MAX_HOST), pid, site, patience_ms, door: u16::MAX };
+        let hello = Hello {
+            ip,
+            port: u16::MAX,
+            host: tidy(&host, MAX_HOST),
+            pid,
+            site,
+            patience_ms,
+            door: u16::MAX,
+            machine: Machine::of_version("1234.1234.1234-alpha.1"),
+        };
         assert!(serde_json::to_vec(&hello).unwrap().len() <= HELLO_LIMIT);
 
         let error = Error::system("\u{1}é\u{10ffff}".repeat(1000), host);

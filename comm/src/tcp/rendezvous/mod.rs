@@ -20,6 +20,7 @@
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzz;
 mod leader;
+mod machine;
 mod meeting_file;
 mod member;
 mod message;
@@ -182,14 +183,18 @@ struct Own {
     memory: std::result::Result<Host, Obstacle>,
 }
 
+/// The name of this host.
+fn own_host() -> String {
+    tidy(&rustix::system::uname().nodename().to_string_lossy(), MAX_HOST)
+}
+
 impl Own {
     fn new(transport: Transport) -> Self {
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let memory = match transport {
             Transport::Tcp => Err(Obstacle::Unwanted),
             Transport::Auto | Transport::Shm => Host::open(),
         };
-        Self { host: tidy(&host, MAX_HOST), pid: std::process::id(), memory }
+        Self { host: own_host(), pid: std::process::id(), memory }
     }
 }
 

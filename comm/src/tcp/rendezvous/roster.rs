@@ -6,6 +6,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Plan;
+use super::machine::Machine;
 use super::message::{Entry, Failure, HELLO_LIMIT, Hello, LIMIT, MAX_HOST, ToLeader, ToMember, tidy};
 use crate::members::Members;
 use crate::tcp::acceptor::Place;
@@ -23,6 +24,8 @@ const MESSAGE: Duration = Duration::from_secs(1);
 pub(super) struct Roster {
     credentials: Credentials,
     members: Members,
+    /// This rank's.
+    host: String,
     /// When the meeting is over.
     deadline: Instant,
     state: Mutex<State>,
@@ -50,10 +53,11 @@ struct Seat {
 }
 
 impl Roster {
-    pub(super) fn new(members: Members, credentials: Credentials, deadline: Instant) -> Self {
+    /// `host`: where rank 0 runs. `deadline`: when the meeting is over.
+    pub(super) fn new(members: Members, host: String, credentials: Credentials, deadline: Instant) -> Self {
         let seats = members.world_ranks().iter().map(|_| None).collect();
         let state = Mutex::new(State { seats, strangers: 0, refused: None, failure: None });
-        Self { credentials, members, deadline, state, changed: Condvar::new() }
+        Self { credentials, members, host, deadline, state, changed: Condvar::new() }
     }
 
     /// The number of ranks is at most 4096.
@@ -93,10 +97,15 @@ impl Roster {
             }
             Status::NotAwaited | Status::Crossed | Status::Gone => return Err(Fault::NotAwaited),
         }
-        let hello = match wire.receive(HELLO_LIMIT, deadline) {
+        let hello: Hello = match wire.receive(HELLO_LIMIT, deadline) {
             Err(Fault::Stopped) => return self.send_away(wire),
             hello => hello?,
         };
+        if let Some(reason) = self.misfit(number, &hello) {
+            wire.send(&ToMember::Refused(reason.clone()), deadline)?;
+            self.note(reason);
+            return Ok(());
+        }
         if let Some((mut wire, reason)) = self.seat(rank as usize, wire, hello)? {
             wire.send(&ToMember::Refused(reason.clone()), deadline)?;
             self.note(format!("a second rank {number} came: {reason}"));
@@ -119,6 +128,12 @@ impl Roster {
         wire.send(&ToMember::Failed(failure), until)?;
         wire.hang_up();
         Ok(())
+    }
+
+    /// Why a rank with this number in the job cannot be of one group with this one.
+    fn misfit(&self, number: usize, hello: &Hello) -> Option<String> {
+        let (own, host) = (self.members.world_rank(0), tidy(&hello.host, MAX_HOST));
+        Machine::own().misfit((own, &self.host), &hello.machine, (number, &host))
     }
 
     fn note(&self, refused: String) {
@@ -333,14 +348,15 @@ mod tests {
     #[test]
     fn the_place_of_a_rank_that_has_died_is_not_said_to_be_taken() {
         let until = Instant::now() + Duration::from_secs(60);
-        let roster = Roster::new(Members::world(3), Credentials::new(None, ""), until);
+        let roster = Roster::new(Members::world(3), "here".into(), Credentials::new(None, ""), until);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let comes = || {
             let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             (there, Wire::new(listener.accept().unwrap().0, None).unwrap())
         };
         let (host, site) = ("a".into(), Site::own(Err(Obstacle::Unwanted)));
-        let hello = Hello { ip: None, port: 1, host, pid: 7, site, patience_ms: 60_000, door: 0 };
+        let machine = Machine::own();
+        let hello = Hello { ip: None, port: 1, host, pid: 7, site, patience_ms: 60_000, door: 0, machine };
         let (first, wire) = comes();
         assert!(roster.seat(1, wire, hello.clone()).unwrap().is_none());
         let (_second, wire) = comes();

@@ -292,7 +292,8 @@ impl State {
 
 #[cfg(test)]
 impl Switchboard {
-    /// One that dials nobody, with these connections, by rank.
+    /// One that dials nobody, with these connections, by rank: for the tests of shared memory.
+    #[cfg(all(target_os = "linux", not(portable)))]
     pub(crate) fn with(
         own: usize,
         connections: Vec<Option<(std::net::TcpStream, Option<Pair>)>>,

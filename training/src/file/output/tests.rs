@@ -67,7 +67,6 @@ fn what_processes_left_that_have_ended_is_removed() {
     assert_eq!(fs::read(&path).unwrap(), b"last");
 }
 
-#[cfg(target_os = "linux")]
 #[test]
 fn a_file_has_no_name_before_it_is_whole() {
     let folder = tempfile::tempdir().unwrap();

@@ -3,9 +3,10 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use super::super::machine::Machine;
 use super::super::message::{Entry, Hello};
 use super::super::roster::entry;
-use super::super::{Own, check_secret};
+use super::super::{Own, check_secret, own_host};
 use super::history::History;
 use super::message::{Card, Come, Knock, LIMIT, Reply};
 use super::{Hall, State};
@@ -108,6 +109,10 @@ impl Hall {
             return Some(taken(number));
         }
         let Entry { address, host, site, .. } = entry(guest.hello.clone(), guest.from);
+        let own_host = own_host();
+        if let Some(reason) = Machine::own().misfit((own, &own_host), &guest.hello.machine, (number, &host)) {
+            return Some(reason);
+        }
         let ip = address.ip();
         if let Err(error) = check_secret(&self.config, ip) {
             return Some(error.to_string());

@@ -3,6 +3,7 @@
 
 use std::thread::{JoinHandle, sleep, spawn};
 
+use super::super::machine::Machine;
 use super::super::message::Hello;
 use super::*;
 use crate::shm::{Obstacle, Site};
@@ -109,6 +110,11 @@ fn a_group_of_one_that_others_may_join_needs_a_secret_as_any() {
 
 /// One who asks to be let in, as it tells of itself.
 fn newcomer(lobby: &Lobby, number: usize, ip: &str) -> Wire {
+    newcomer_of(lobby, number, ip, Machine::own())
+}
+
+/// One whose program was built for such a machine.
+fn newcomer_of(lobby: &Lobby, number: usize, ip: &str, machine: Machine) -> Wire {
     let hello = Hello {
         ip: Some(ip.parse().unwrap()),
         port: 1,
@@ -117,6 +123,7 @@ fn newcomer(lobby: &Lobby, number: usize, ip: &str) -> Wire {
         site: Site::own(Err(Obstacle::Unwanted)),
         patience_ms: 1000,
         door: 0,
+        machine,
     };
     let card = Card { number, door: ([127, 0, 0, 1], number as u16 + 1).into() };
     let own = (&lobby.credentials, message::NOBODY);
@@ -141,6 +148,12 @@ fn newcomers_that_do_not_fit_hear_it_at_the_door() {
     assert!(refusal(newcomer(&lobby, 1, "127.0.0.1")).starts_with(taken));
     let no_secret = refusal(newcomer(&lobby, 2, "192.0.2.2"));
     assert!(no_secret.contains("192.0.2.2 without a secret"), "{no_secret}");
+    let other = newcomer_of(&lobby, 2, "127.0.0.1", Machine::of_version("9.8.7"));
+    let version = refusal(other);
+    assert!(
+        version.starts_with("rank 2 (host h) runs version 9.8.7 (") && version.contains("rank 0 (host "),
+        "{version}"
+    );
     assert_eq!(lobby.waiting(), 0);
     let waits = newcomer(&lobby, 7, "127.0.0.1");
     wait_until(|| lobby.waiting() == 1);

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::tcp::handshake::Status;
+use crate::tcp::rendezvous::machine::Machine;
 use crate::tcp::rendezvous::message::{Hello, LIMIT, ToLeader, ToMember};
 use crate::tcp::wire::Wire;
 
@@ -37,6 +38,11 @@ pub(super) fn introduced(rank: u32, world_size: u32, port: u16) -> Wire {
 
 /// One that says that it will wait so long.
 fn introduced_for(rank: u32, world_size: u32, port: u16, patience: Duration) -> Wire {
+    introduced_as(rank, world_size, port, patience, Machine::own())
+}
+
+/// One whose program was built for such a machine.
+fn introduced_as(rank: u32, world_size: u32, port: u16, patience: Duration, machine: Machine) -> Wire {
     let mut wire = admitted(rank, world_size, port);
     let nobody = point().1;
     let (host, site) = ("elsewhere".into(), Site::own(Err(Obstacle::Unwanted)));
@@ -48,6 +54,7 @@ fn introduced_for(rank: u32, world_size: u32, port: u16, patience: Duration) -> 
         site,
         patience_ms: patience.as_millis() as u64,
         door: 0,
+        machine,
     };
     wire.send(&hello, Instant::now() + LONG).unwrap();
     wire
@@ -109,6 +116,32 @@ fn a_missing_rank_0_is_said_to_be_missing() {
     assert!(message.contains("the name host.invalid has no address"), "{message}");
     let nowhere = TcpConfig { rank: 0, ..nowhere };
     assert!(matches!(meet(&nowhere), Err(Error::InvalidArgument { .. })));
+}
+
+#[test]
+fn a_rank_of_another_version_is_refused_and_the_group_goes_on() {
+    let (listener, port) = point();
+    let leader = leading(tcp(0, 2, port), listener);
+    let mut other = introduced_as(1, 2, port, LONG, Machine::of_version("9.8.7"));
+    let own = format!("version {} (", env!("CARGO_PKG_VERSION"));
+    match other.receive(LIMIT, Instant::now() + LONG).unwrap() {
+        ToMember::Refused(reason) => {
+            assert!(reason.starts_with("rank 1 (host elsewhere) runs version 9.8.7 ("), "{reason}");
+            assert!(reason.contains("rank 0 (host ") && reason.contains(&own), "{reason}");
+        }
+        other => panic!("{other:?}"),
+    }
+    check(&meetings(vec![leader, joining(tcp(1, 2, port))]));
+
+    // Rank 0 says it, too, where nobody else comes.
+    let (listener, port) = point();
+    let leader = leading(short(tcp(0, 2, port)), listener);
+    drop(introduced_as(1, 2, port, LONG, Machine::of_version("9.8.7")));
+    let message = text(&leader.join().unwrap());
+    assert!(
+        message.contains("rank 1 is missing; refused: rank 1 (host elsewhere) runs version 9.8.7"),
+        "{message}"
+    );
 }
 
 #[test]

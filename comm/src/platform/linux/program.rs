@@ -14,10 +14,10 @@ const OWN: &str = "/proc/self/exe";
 
 /// Starts this program. Its file may have been removed or replaced since it was started, as a build does; the ranks of a job
 /// must be of one build.
-pub(super) fn command() -> io::Result<Command> {
+pub(crate) fn command() -> io::Result<Command> {
     let path = env::current_exe()?;
     let name = path.as_os_str().as_encoded_bytes();
-    match name.strip_suffix(REMOVED).filter(|_| cfg!(target_os = "linux") && !path.exists()) {
+    match name.strip_suffix(REMOVED).filter(|_| !path.exists()) {
         None => Ok(Command::new(path)),
         Some(name) => {
             let mut command = Command::new(OWN);

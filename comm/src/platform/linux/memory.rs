@@ -1,22 +1,14 @@
 //! How much memory this process has held, and how much there is.
 
-/// The most memory that this process has held at once (its peak resident set), in bytes. Known on Linux only.
-///
-/// ```
-/// # #[cfg(target_os = "linux")]
-/// assert!(girandole::report::peak_rss_bytes() > Some(100_000));
-/// ```
-pub fn peak_rss_bytes() -> Option<u64> {
+pub(crate) fn peak_rss_bytes() -> Option<u64> {
     bytes(&std::fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
 }
 
-/// Lets [`peak_rss_bytes`] begin anew from what the process holds now; false where the system cannot.
-pub fn reset_peak_rss() -> bool {
+pub(crate) fn reset_peak_rss() -> bool {
     std::fs::write("/proc/self/clear_refs", "5").is_ok()
 }
 
-/// The memory of this machine, in bytes. Known on Linux only.
-pub fn total_memory_bytes() -> Option<u64> {
+pub(crate) fn total_memory_bytes() -> Option<u64> {
     bytes(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
 }
 

@@ -1,0 +1,29 @@
+//! How much memory this process has held, and how much there is.
+#![allow(unsafe_code, reason = "the system's C functions have no safe form")]
+
+use std::mem::MaybeUninit;
+
+use super::apple::PEAK_UNIT;
+
+pub(crate) fn peak_rss_bytes() -> Option<u64> {
+    let mut usage = MaybeUninit::<libc::rusage>::uninit();
+    // SAFETY: there is room for what the system writes.
+    let status = unsafe { libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) };
+    // SAFETY: the system has written it.
+    let peak = (status == 0).then(|| unsafe { usage.assume_init() }.ru_maxrss)?;
+    u64::try_from(peak).ok()?.checked_mul(PEAK_UNIT)
+}
+
+/// The peak cannot be forgotten.
+pub(crate) fn reset_peak_rss() -> bool {
+    false
+}
+
+pub(crate) fn total_memory_bytes() -> Option<u64> {
+    let [pages, size] = [libc::_SC_PHYS_PAGES, libc::_SC_PAGESIZE].map(|name| {
+        // SAFETY: any name may be asked for.
+        let value = unsafe { libc::sysconf(name) };
+        u64::try_from(value).ok()
+    });
+    pages?.checked_mul(size?)
+}
