@@ -75,6 +75,20 @@ pub enum Error {
         /// The target that marks rows to be left out.
         ignore_index: Option<i64>,
     },
+    /// Positions that a table has no entries for.
+    #[error(
+        "{operation}: {positions} positions from {offset} on are beyond the table of {max_len}; make it with a larger max_len"
+    )]
+    BeyondTable {
+        /// The operation.
+        operation: &'static str,
+        /// The first position.
+        offset: usize,
+        /// How many there are.
+        positions: usize,
+        /// How many the table has.
+        max_len: usize,
+    },
     /// A gradient does not fit its parameter.
     #[error(
         "{optimizer}: the gradient of parameter {parameter} is {got_dtype:?} of shape {got:?}, the parameter {dtype:?} of \

@@ -3,6 +3,8 @@
 //! - [`TorchInit`] is a variable builder that gives any candle model PyTorch's initial weights, from a seed.
 //! - [`LayerNorm`], [`softmax`], [`log_softmax`] and [`cross_entropy`] are fused and have gradients.
 //! - [`Linear`], [`attention`], of several heads, and [`gelu`] are one operation each.
+//! - [`RmsNorm`], [`Rotary`] embedding, [`swiglu`], [`geglu`] and [`GatedMlp`] are what Llama and its relatives are made of.
+//! - [`linear_cross_entropy`] is a language model's last layer and loss without the logits of all rows at once.
 //! - [`conv2d`] and [`max_pool2d`] have PyTorch's gradients, computed as quickly as the forward pass.
 //! - [`Dropout`] takes its masks from a seed, so that ranks differ and runs repeat.
 //! - [`Sgd`], with momentum, and [`Adam`] (AdamW as well) are [`candle_nn::Optimizer`]s whose state can be saved:
@@ -16,6 +18,7 @@
 #![deny(unsafe_code)]
 
 mod adam;
+mod blocks;
 mod checkpoint;
 mod clip;
 mod defer;
@@ -51,8 +54,10 @@ pub use graph::activation_bytes;
 pub use init::TorchInit;
 pub use kept::Kept;
 pub use op::{
-    AttentionConfig, AttentionMask, LayerNorm, Linear, attention, attention_with_key_mask, conv2d,
-    cross_entropy, gelu, layer_norm, linear, log_softmax, max_pool2d, softmax,
+    AttentionConfig, AttentionMask, Gate, GatedMlp, LayerNorm, Linear, LinearCrossEntropyConfig, RmsNorm,
+    Rotary, RotaryConfig, RotaryLayout, RotaryScaling, attention, attention_with_key_mask, conv2d,
+    cross_entropy, gated_mlp, geglu, geglu_tanh, gelu, layer_norm, linear, linear_cross_entropy,
+    linear_no_bias, log_softmax, max_pool2d, rms_norm, softmax, swiglu,
 };
 pub use sgd::{Sgd, SgdConfig};
 pub use state::{OptimizerState, named_vars};
