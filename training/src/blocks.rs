@@ -16,12 +16,23 @@ pub(crate) fn blocks<T: Send, R: Send, const N: usize>(
     size: usize,
     f: impl Fn(usize, [&mut [T]; N]) -> R + Sync,
 ) -> Vec<R> {
+    let work = slices.first().map_or(0, |slice| slice.len());
+    blocks_of_work(slices, size, work, f)
+}
+
+/// [`blocks`] where `f` goes over another number of numbers, `work` in all, than the slices have.
+pub(crate) fn blocks_of_work<T: Send, R: Send, const N: usize>(
+    slices: [&mut [T]; N],
+    size: usize,
+    work: usize,
+    f: impl Fn(usize, [&mut [T]; N]) -> R + Sync,
+) -> Vec<R> {
     let (size, len) = (size.max(1), slices.first().map_or(0, |slice| slice.len()));
     let mut rest = slices.map(|slice| slice.chunks_mut(size));
     let next = |_| rest.each_mut().map(|slice| slice.next().unwrap_or_default());
     let parts: Vec<[&mut [T]; N]> = (0..len.div_ceil(size)).map(next).collect();
     let run = |(index, part)| f(index * size, part);
-    if len < SMALL || parts.len() == 1 {
+    if work < SMALL || parts.len() == 1 {
         parts.into_iter().enumerate().map(run).collect()
     } else {
         parts.into_par_iter().enumerate().map(run).collect()
