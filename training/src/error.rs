@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use candle_core::DType;
 
+use crate::GradientAudit;
+
 /// What can go wrong in building or training a model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -88,6 +90,17 @@ pub enum Error {
         positions: usize,
         /// How many the table has.
         max_len: usize,
+    },
+    /// Parameters have no gradient on any rank.
+    #[error(
+        "{strategy}: after the first backward, all ranks together, {audit}; parameters that are frozen on purpose go into \
+         `AuditConfig::frozen`"
+    )]
+    MissingGradients {
+        /// Who looked.
+        strategy: &'static str,
+        /// Which they are.
+        audit: GradientAudit,
     },
     /// A gradient does not fit its parameter.
     #[error(

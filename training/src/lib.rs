@@ -10,6 +10,7 @@
 //! - [`Sgd`], with momentum, and [`Adam`] (AdamW as well) are [`candle_nn::Optimizer`]s whose state can be saved:
 //!   [`OptimizerState`].
 //! - [`clip_grad_norm`] bounds gradients of a model that every rank has whole.
+//! - [`audit`] finds parameters that get no gradient, and says why that may be.
 //! - [`defer_weights`] runs backward without the gradients of weights, and those later.
 //! - [`activation_bytes`] tells what a graph holds for backward, with what operations keep to themselves ([`Kept`]).
 //! - [`tensor_header`] looks at a safetensors file before anything computes with what it says; [`open_input`] opens regular files
@@ -18,6 +19,7 @@
 #![deny(unsafe_code)]
 
 mod adam;
+mod audit;
 mod blocks;
 mod checkpoint;
 mod clip;
@@ -37,6 +39,7 @@ mod state;
 mod vectors;
 
 pub use adam::{Adam, AdamConfig};
+pub use audit::{AuditConfig, GradientAudit, NoGradient, OnMissingGradient, audit};
 #[cfg(any(test, fuzzing))]
 pub use checkpoint::fuzz_manifest;
 pub use checkpoint::{Checkpoint, CheckpointConfig, Checkpoints, Contents, Draft, FileHash};

@@ -95,7 +95,9 @@ pub(crate) fn slots<S>(
 pub(crate) fn check_scale(of: &'static str, scale: f64) -> Result<()> {
     match scale.is_finite() {
         true => Ok(()),
-        false => Err(Error::InvalidConfig { of, field: "scale", got: scale, help: "it must be a finite number" }),
+        false => {
+            Err(Error::InvalidConfig { of, field: "scale", got: scale, help: "it must be a finite number" })
+        }
     }
 }
 

@@ -81,7 +81,10 @@ where
     for dtype in [DType::F32, DType::F64, DType::BF16] {
         let expected = run(1, dtype, false);
         for (threads, on_the_way) in [(1, true), (3, false), (3, true)] {
-            assert!(run(threads, dtype, on_the_way) == expected, "{config:?} in {dtype:?} on {threads} threads");
+            assert!(
+                run(threads, dtype, on_the_way) == expected,
+                "{config:?} in {dtype:?} on {threads} threads"
+            );
         }
     }
 }
@@ -104,7 +107,9 @@ fn a_factor_that_is_no_number_is_refused() -> Result<()> {
     for scale in [f64::NAN, f64::INFINITY] {
         let adam = Adam::new(vars.clone(), AdamConfig::default())?.step_scaled(&grads, scale).unwrap_err();
         let sgd = Sgd::new(vars.clone(), SgdConfig::default())?.step_scaled(&grads, scale).unwrap_err();
-        assert!(adam.to_string().starts_with("Adam: scale is") && sgd.to_string().starts_with("Sgd: scale is"));
+        assert!(
+            adam.to_string().starts_with("Adam: scale is") && sgd.to_string().starts_with("Sgd: scale is")
+        );
     }
     assert!(bits(&vars)? == before);
     assert!(clip_factor(f64::NAN, 1.0).is_err() && clip_factor(1.0, -1.0).is_err());

@@ -75,8 +75,7 @@ impl InplaceOp2 for Step<'_> {
 
 impl Step<'_> {
     fn plain<T: Real>(&self, param: &mut [T], grad: &[T]) {
-        let (rate, decay) =
-            (T::from_f64(-self.config.learning_rate), T::from_f64(self.config.weight_decay));
+        let (rate, decay) = (T::from_f64(-self.config.learning_rate), T::from_f64(self.config.weight_decay));
         let (is_decayed, scaled) = (self.config.weight_decay != 0., self.scaled::<T>());
         blocks([param], BLOCK, |at, [param]| {
             vectorized!({
