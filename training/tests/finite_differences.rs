@@ -100,7 +100,7 @@ proptest! {
             for layout in [RotaryLayout::HalfSplit, RotaryLayout::Interleaved] {
                 let rotary = Rotary::new(&RotaryConfig { layout, ..RotaryConfig::new(4, 24) }, &Device::Cpu)?;
                 let (x, outer) = (other((rows, 8), seed + 4)?, numbers((rows, 8), seed + 5)?);
-                check(&[x.clone()], || (rotary.apply(&x, 4)? * &outer)?.sum_all())?;
+                check(std::slice::from_ref(&x), || (rotary.apply(&x, 4)? * &outer)?.sum_all())?;
             }
             let targets = (0..rows).map(|row| if row == 1 { -100 } else { (row % 3) as i64 });
             let targets = Tensor::from_iter(targets, &Device::Cpu)?;

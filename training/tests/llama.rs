@@ -123,10 +123,10 @@ fn random(shape: &[usize], dtype: DType) -> Result<Var> {
     Var::from_tensor(&Tensor::randn(0f32, 1., shape, &Device::Cpu)?.to_dtype(dtype)?)
 }
 
+type Operation = dyn Fn(&[Var]) -> Result<Tensor> + Send + Sync;
+
 /// Each operation on large enough inputs for several threads, as (what, inputs, result).
-fn large(
-    dtype: DType,
-) -> Result<Vec<(&'static str, Vec<Var>, Box<dyn Fn(&[Var]) -> Result<Tensor> + Send + Sync>)>> {
+fn large(dtype: DType) -> Result<Vec<(&'static str, Vec<Var>, Box<Operation>)>> {
     let (rows, width, classes) = (200, 300, 500);
     let var = |shape: &[usize]| random(shape, dtype);
     let rotary = Rotary::new(&RotaryConfig::new(30, rows), &Device::Cpu)?;
@@ -296,71 +296,91 @@ fn layers_have_pytorchs_names_and_first_values() -> Result<()> {
     Ok(())
 }
 
+/// Messages of one line with these parts.
+fn check(cases: impl IntoIterator<Item = (String, [&'static str; 2])>) {
+    for (message, parts) in cases {
+        assert!(parts.iter().all(|part| message.contains(part)) && !message.contains('\n'), "{message}");
+    }
+}
+
+fn zeros(dims: &[usize], dtype: DType) -> Tensor {
+    Tensor::zeros(dims, dtype, &Device::Cpu).unwrap()
+}
+
+fn f32s(dims: &[usize]) -> Tensor {
+    zeros(dims, DType::F32)
+}
+
 #[test]
-fn misfits_are_one_clear_line() -> Result<()> {
-    let zeros = |dims: &[usize], dtype| Tensor::zeros(dims, dtype, &Device::Cpu).unwrap();
-    let f32s = |dims: &[usize]| zeros(dims, DType::F32);
+fn misfits_of_norms_and_gates_are_one_clear_line() {
     let norm = |weight: Tensor, x: Tensor| RmsNorm::new(weight, 1e-5).forward(&x).unwrap_err().to_string();
+    let gate = |gate: Gate, x: Tensor, up: Tensor| gate.apply(&x, &up).unwrap_err().to_string();
+    let whole = |dtype| zeros(&[2], dtype);
+    check([
+        (norm(f32s(&[2]), f32s(&[1, 3])), ["rms_norm", "[3]"]),
+        (norm(f32s(&[3]), zeros(&[1, 3], DType::F64)), ["weight is F32", "F64"]),
+        (norm(zeros(&[3], DType::U32), zeros(&[1, 3], DType::U32)), ["rms_norm takes", "U32"]),
+        (norm(f32s(&[]), f32s(&[])), ["weight", "[]"]),
+        (gate(Gate::Silu, f32s(&[2]), f32s(&[3])), ["swiglu: up must be of shape [2]", "[3]"]),
+        (gate(Gate::Gelu, f32s(&[2]), whole(DType::BF16)), ["geglu: up", "BF16"]),
+        (gate(Gate::GeluTanh, whole(DType::U8), whole(DType::U8)), ["geglu_tanh takes", "U8"]),
+    ]);
+}
+
+#[test]
+fn misfits_of_rotary_embedding_are_one_clear_line() -> Result<()> {
     let table = |config: RotaryConfig| Rotary::new(&config, &Device::Cpu).unwrap_err().to_string();
     let rotary = Rotary::new(&RotaryConfig::new(4, 8), &Device::Cpu)?;
     let turn = |x: Tensor, offset| rotary.apply(&x, offset).unwrap_err().to_string();
     let scaled = |scaling| table(RotaryConfig { scaling, ..RotaryConfig::new(4, 8) });
     let llama3 =
         RotaryScaling::Llama3 { factor: 8., low_freq_factor: 4., high_freq_factor: 4., original_max_len: 8 };
-    let loss = |x: Tensor,
-                weight: Tensor,
-                bias: Option<Tensor>,
-                targets: Tensor,
-                config: LinearCrossEntropyConfig| {
-        linear_cross_entropy(&x, &weight, bias.as_ref(), &targets, &config).unwrap_err().to_string()
+    let yarn = RotaryScaling::Yarn {
+        factor: 8.,
+        original_max_len: 0,
+        beta_fast: 32.,
+        beta_slow: 1.,
+        attention_factor: None,
+        truncate: true,
     };
-    let (plain, targets) = (LinearCrossEntropyConfig::default, Tensor::new(&[0u32, 4], &Device::Cpu)?);
-    let smoothed = LinearCrossEntropyConfig { label_smoothing: 1.5, ..plain() };
-    let no_rows = LinearCrossEntropyConfig { chunk_rows: Some(0), ..plain() };
-    for (message, parts) in [
-        (norm(f32s(&[2]), f32s(&[1, 3])), ["rms_norm", "[3]"]),
-        (norm(f32s(&[3]), zeros(&[1, 3], DType::F64)), ["weight is F32", "F64"]),
-        (norm(zeros(&[3], DType::U32), zeros(&[1, 3], DType::U32)), ["rms_norm takes", "U32"]),
-        (norm(f32s(&[]), f32s(&[])), ["weight", "[]"]),
-        (
-            swiglu(&f32s(&[2]), &f32s(&[3])).unwrap_err().to_string(),
-            ["swiglu: up must be of shape [2]", "[3]"],
-        ),
-        (geglu(&f32s(&[2]), &zeros(&[2], DType::BF16)).unwrap_err().to_string(), ["geglu: up", "BF16"]),
-        (
-            geglu_tanh(&zeros(&[2], DType::U8), &zeros(&[2], DType::U8)).unwrap_err().to_string(),
-            ["geglu_tanh takes", "U8"],
-        ),
+    check([
         (table(RotaryConfig::new(5, 8)), ["head_dim is 5", "even"]),
         (table(RotaryConfig::new(4, 0)), ["max_len is 0", "position"]),
         (table(RotaryConfig { theta: 1.0, ..RotaryConfig::new(4, 8) }), ["theta is 1", "above 1"]),
         (scaled(RotaryScaling::Linear { factor: 0. }), ["factor is 0", "above 0"]),
         (scaled(llama3), ["high_freq_factor is 4", "low_freq_factor"]),
+        (scaled(yarn), ["original_max_len is 0", "above 0"]),
         (turn(f32s(&[1, 3, 4]), 6), ["3 positions from 6 on", "table of 8"]),
         (turn(f32s(&[1, 1, 4]), usize::MAX), ["1 positions from", "table of 8"]),
         (turn(f32s(&[1, 3, 6]), 0), ["[1, 3, 8]", "got [1, 3, 6]"]),
         (turn(f32s(&[4]), 0), ["rotary: x", "got [4]"]),
         (turn(zeros(&[1, 3, 4], DType::I64), 0), ["rotary takes", "I64"]),
-        (
-            loss(f32s(&[2, 3]), f32s(&[5, 4]), None, targets.clone(), plain()),
-            ["weight must be of shape [5, 3]", "[5, 4]"],
-        ),
-        (loss(f32s(&[2, 3]), f32s(&[5, 3]), Some(f32s(&[3])), targets.clone(), plain()), ["bias", "[5]"]),
-        (
-            loss(f32s(&[2, 3]), zeros(&[5, 3], DType::F64), None, targets.clone(), plain()),
-            ["weight is F64", "F32"],
-        ),
-        (loss(f32s(&[2, 3]), f32s(&[4, 3]), None, targets.clone(), plain()), ["row 1 is 4", "4 classes"]),
-        (loss(f32s(&[3, 3]), f32s(&[5, 3]), None, targets.clone(), plain()), ["targets", "[3]"]),
-        (loss(f32s(&[2, 3]), f32s(&[5, 3]), None, f32s(&[2]), plain()), ["targets", "F32"]),
-        (
-            loss(f32s(&[2, 3]), f32s(&[5, 3]), None, targets.clone(), smoothed),
-            ["label_smoothing is 1.5", "0 to 1"],
-        ),
-        (loss(f32s(&[2, 3]), f32s(&[5, 3]), None, targets.clone(), no_rows), ["chunk_rows is 0", "row"]),
-        (loss(f32s(&[]), f32s(&[5, 3]), None, targets, plain()), ["x must be", "[]"]),
-    ] {
-        assert!(parts.iter().all(|part| message.contains(part)) && !message.contains('\n'), "{message}");
-    }
+    ]);
+    Ok(())
+}
+
+#[test]
+fn misfits_of_the_chunked_loss_are_one_clear_line() -> Result<()> {
+    let targets = Tensor::new(&[0u32, 4], &Device::Cpu)?;
+    let configured = |x: &[usize], weight: &[usize], config| {
+        linear_cross_entropy(&f32s(x), &f32s(weight), None, &targets, &config).unwrap_err().to_string()
+    };
+    let loss = |x: &[usize], weight: &Tensor, bias: Option<&Tensor>, targets: &Tensor| {
+        linear_cross_entropy(&f32s(x), weight, bias, targets, &Default::default()).unwrap_err().to_string()
+    };
+    let (weight, bias) = (f32s(&[5, 3]), f32s(&[3]));
+    let smoothed = LinearCrossEntropyConfig { label_smoothing: 1.5, ..Default::default() };
+    let no_rows = LinearCrossEntropyConfig { chunk_rows: Some(0), ..Default::default() };
+    check([
+        (loss(&[2, 3], &f32s(&[5, 4]), None, &targets), ["weight must be of shape [5, 3]", "[5, 4]"]),
+        (loss(&[2, 3], &weight, Some(&bias), &targets), ["bias", "[5]"]),
+        (loss(&[2, 3], &zeros(&[5, 3], DType::F64), None, &targets), ["weight is F64", "F32"]),
+        (loss(&[2, 3], &f32s(&[4, 3]), None, &targets), ["row 1 is 4", "4 classes"]),
+        (loss(&[3, 3], &weight, None, &targets), ["targets", "[3]"]),
+        (loss(&[2, 3], &weight, None, &f32s(&[2])), ["targets", "F32"]),
+        (loss(&[], &weight, None, &targets), ["x must be", "[]"]),
+        (configured(&[2, 3], &[5, 3], smoothed), ["label_smoothing is 1.5", "0 to 1"]),
+        (configured(&[2, 3], &[5, 3], no_rows), ["chunk_rows is 0", "row"]),
+    ]);
     Ok(())
 }
