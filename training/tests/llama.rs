@@ -123,10 +123,11 @@ fn random(shape: &[usize], dtype: DType) -> Result<Var> {
     Var::from_tensor(&Tensor::randn(0f32, 1., shape, &Device::Cpu)?.to_dtype(dtype)?)
 }
 
-type Operation = dyn Fn(&[Var]) -> Result<Tensor> + Send + Sync;
+/// What it is called, its inputs, and how it is computed from them.
+type Operation = (&'static str, Vec<Var>, Box<dyn Fn(&[Var]) -> Result<Tensor> + Send + Sync>);
 
-/// Each operation on large enough inputs for several threads, as (what, inputs, result).
-fn large(dtype: DType) -> Result<Vec<(&'static str, Vec<Var>, Box<Operation>)>> {
+/// Each operation on large enough inputs for several threads.
+fn large(dtype: DType) -> Result<Vec<Operation>> {
     let (rows, width, classes) = (200, 300, 500);
     let var = |shape: &[usize]| random(shape, dtype);
     let rotary = Rotary::new(&RotaryConfig::new(30, rows), &Device::Cpu)?;
