@@ -113,7 +113,7 @@ export PATH=$folder/bin:$PATH
 export GIRANDOLE_CUDA_LIBRARIES="libcuda.so.1 libcublas.so.13 libcurand.so.10 libnccl.so.2"
 # Kernels of another capability are another build.
 build=$folder/build-$compute_cap
-cargo build --locked --release --target-dir "$build" --package bin --package comm --features bin/nccl,comm/nccl \
+cargo build --locked --release --target-dir "$build" --package bin --package girandole-comm --features bin/nccl,girandole-comm/nccl \
     --bin girandole --test cuda_conformance
 conformance=$(ls -t "$build"/release/deps/cuda_conformance-* | grep -v '\.d$' | head -1)
 

@@ -4,4 +4,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/cuda-stand-in/env.sh
-cargo clippy --locked -p comm -p bin --features comm/nccl,bin/nccl --all-targets -- -D warnings
+cargo clippy --locked -p girandole-comm -p bin --features girandole-comm/nccl,bin/nccl --all-targets -- -D warnings

@@ -14,9 +14,9 @@ TMPDIR=$(mktemp -d)
 export TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
 
-selection="--locked -p comm -p bin --features comm/nccl,bin/nccl"
+selection="--locked -p girandole-comm -p bin --features girandole-comm/nccl,bin/nccl"
 # Quickly built: it is not their arithmetic that is tested.
-for package in comm training sampler tensor-parallel candle-core candle-nn; do
+for package in girandole-{comm,training,sampler,tensor-parallel} candle-{core,nn}; do
     selection+=" --config profile.dev.package.$package.opt-level=1"
 done
 cargo test $selection --test cuda_conformance

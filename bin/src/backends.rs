@@ -39,7 +39,7 @@ impl Backend {
     }
 }
 
-/// `NCCL available: False (not compiled in; missing: ..)`, with Python's words, as the document prints them.
+/// `NCCL available: False (not compiled in; missing: ..)`, with Python's words, as the tutorial prints them.
 impl fmt::Display for Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let available = if self.available() { "True" } else { "False" };

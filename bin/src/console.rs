@@ -1,4 +1,4 @@
-//! Lines on standard output: what the document prints, and nothing else.
+//! Lines on standard output: what the tutorial prints, and nothing else.
 
 use std::io::{self, Write};
 

@@ -12,7 +12,7 @@ use crate::start::{self, Start, host_name};
 use crate::trace;
 use crate::trainer::{CheckpointOptions, ElasticRanks, RunIdentity, find};
 
-/// One document's experiment. [`run`] calls the parts in the order in which they stand here.
+/// One tutorial's experiment. [`run`] calls the parts in the order in which they stand here.
 pub trait Experiment: Sized {
     /// The command's name.
     const NAME: &'static str;
@@ -22,7 +22,7 @@ pub trait Experiment: Sized {
     const ALONE_ON_DEVICE: bool = false;
     /// What a process begins with, the same in each: data and initial weights.
     type Setup;
-    /// What one process finds out before there are ranks; `()` where the document does nothing then.
+    /// What one process finds out before there are ranks; `()` where the tutorial does nothing then.
     type Alone;
     /// What a rank has learnt; rank 0's is kept.
     type Trained: Serialize + DeserializeOwned;
@@ -201,6 +201,8 @@ fn launched<E: Experiment>(experiment: &E, config: &comm::TcpConfig) -> Result<(
     let mut rank = Rank::join(common.ranks.backend, &common.device()?, config)?;
     let mut alone = None;
     let trained = train(experiment, setup, &mut rank, |rank| {
+        // Where the job begins anew: what the first try has begun gives the lines of an earlier run their place back.
+        rank.metrics = None;
         let mut metrics = None;
         // A rank that comes later goes on where the others are, in the file that they have begun.
         if !rank.newcomer && rank.comm.rank() == experiment.reporter(config.world_size) {

@@ -1,6 +1,7 @@
 //! Signals that come while a command has no ranks: its first moments, and what it does alone.
 
 use std::io::Write;
+use std::time::Duration;
 
 use comm::launch::{is_worker, on_signal};
 use comm::{Error, Place};
@@ -24,12 +25,21 @@ pub(crate) fn tell() -> Result<()> {
     Ok(on_signal(end)?)
 }
 
+/// How long the terminal may take to show the line.
+const SHOWN: Duration = Duration::from_secs(1);
+
 fn end(signal: i32) {
+    let code = i32::from(Error::Interrupted { signal }.exit_code());
+    // What this process prints may be stuck in a pipe that nobody reads, with the bar and the terminal in its hands.
+    std::thread::spawn(move || {
+        std::thread::sleep(SHOWN);
+        low_level::exit(code);
+    });
     progress::aside(|| {
         let name = low_level::signal_name(signal).map_or_else(|| format!("signal {signal}"), str::to_string);
         // Where nobody reads it, the exit code has to do.
         let _ = writeln!(std::io::stderr().lock(), "error: stopped by {name}");
         // At once: other threads are at work, with what would be taken down otherwise.
-        low_level::exit(i32::from(Error::Interrupted { signal }.exit_code()))
+        low_level::exit(code)
     })
 }

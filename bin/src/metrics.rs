@@ -96,8 +96,8 @@ pub struct MetricsWriter {
 impl MetricsWriter {
     /// Creates the file, or empties it. Called before any work is done, so that a wrong path costs nothing.
     ///
-    /// Lines of an earlier run are kept. If this writer is dropped without [`finish`](Self::finish), because the run has failed,
-    /// they are put back where it has written none, and into `NAME.earlier` otherwise. So a full disk destroys nothing.
+    /// Lines of an earlier run are kept in `NAME.earlier` until [`finish`](Self::finish). If this writer is dropped without it,
+    /// because the run has failed, they are put back where it has written none. So neither a full disk nor a kill destroys them.
     ///
     /// # Errors
     /// [`FileError::Write`] with the path and the system's reason; the file is then as it was.

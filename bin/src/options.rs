@@ -49,7 +49,7 @@ pub enum DeviceKind {
 /// Options of every command that has ranks.
 #[derive(Debug, Clone, Args)]
 pub struct RankOptions {
-    /// How many ranks take part [default: what the environment says, else the document's]
+    /// How many ranks take part [default: what the environment says, else the tutorial's]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Ranks")]
     pub world_size: Option<usize>,
     /// How ranks talk

@@ -132,7 +132,7 @@ impl<'a> RunLog<'a> {
         self.muted
     }
 
-    /// Prints a line of the document.
+    /// Prints a line of the tutorial.
     ///
     /// # Errors
     /// Standard output that cannot be written.

@@ -1,4 +1,4 @@
-//! The data set of documents 000 and 003: row i is token i, repeated.
+//! The data set of the DDP and the pipeline tutorial: row i is token i, repeated.
 
 use std::borrow::Borrow;
 use std::path::Path;

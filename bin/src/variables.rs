@@ -12,7 +12,7 @@ use crate::weights::{load_weights, save_weights};
 
 /// A model's variables and the generator that they are drawn from: the same in every process of a run.
 ///
-/// What else a document draws from its seed (data, most times) is drawn from the same generator, in the document's order:
+/// What else a tutorial draws from its seed (data, most times) is drawn from the same generator, in the tutorial's order:
 /// before [`make`](Self::make) if that makes the model later.
 ///
 /// ```no_run

@@ -99,7 +99,7 @@ fn transformers(
     let random = SharedGenerator::from(Generator::new(1));
     let model = Transformer::new(builder, &config, &random).unwrap();
     let loss = || cross_entropy(&model.forward_t(&tokens, true).unwrap(), &tokens, None).unwrap();
-    check(&Model::transformer("the document's transformer", &shape(false)), batch, kept(loss));
+    check(&Model::transformer("the tutorial's transformer", &shape(false)), batch, kept(loss));
 
     let config =
         LanguageModelConfig { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, dropout, visible };

@@ -24,7 +24,7 @@ fn a_run_that_diverges_has_a_result_and_a_report() {
         let keep = if ["ddp-linear", "pipeline-transformer"].contains(&command) { &[][..] } else { &keep };
         let output = Girandole(command).succeed(&[short, &files, keep].concat());
         let printed = text(&output.stdout);
-        // As Python prints it. The document's trainer prints no loss.
+        // As Python prints it. The tutorial's trainer prints no loss.
         assert!(command == "ddp-trainer" || printed.contains("nan"), "{command}: {printed}");
         assert!(!printed.contains("NaN"), "{command}: {printed}");
         let steps = metrics(lines.as_ref());

@@ -1,4 +1,4 @@
-//! Ranks that add up a tensor: `cargo run -p comm --example all_reduce`, or under `girandole launch`, `torchrun --no-python`,
+//! Ranks that add up a tensor: `cargo run -p girandole-comm --example all_reduce`, or under `girandole launch`, `torchrun --no-python`,
 //! `srun` or `mpirun`.
 #![allow(clippy::print_stdout, reason = "that is what it is for")]
 

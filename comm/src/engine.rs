@@ -129,6 +129,7 @@ impl Engine {
         } else {
             self.shared.check(&operation)?;
         }
+        self.shared.supervisor.goes_on();
         queue.jobs.push_back(Job { ticket: ticket.clone(), operation, before });
         Ok(ticket)
     }

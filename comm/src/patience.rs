@@ -4,6 +4,8 @@
 //! up a pace: [`Patience`] counts how far the operation is behind, which grows with time and falls with every byte, at
 //! [`PACE`]. A peer that sends a byte now and then falls behind as one does that sends nothing.
 
+mod yields;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +15,8 @@ use crate::links::{Links, Wait};
 use crate::supervisor::Supervisor;
 use crate::verdict::{Cause, Question};
 use crate::{Error, Result};
+
+use yields::Yields;
 
 /// After this long without a byte the other ranks are asked for the first time whether they are in another call.
 const FIRST_QUESTION: Duration = Duration::from_secs(1);
@@ -30,6 +34,7 @@ pub(crate) struct Patience {
     ending: Arc<Ending>,
     spins: u32,
     spun: u32,
+    yields: Yields,
     /// When the wait began.
     since: Option<Instant>,
     next_question: Duration,
@@ -48,6 +53,7 @@ impl Patience {
             ending,
             spins: 0,
             spun: 0,
+            yields: Yields::default(),
             since: None,
             next_question: FIRST_QUESTION,
             behind: Duration::ZERO,
@@ -72,12 +78,14 @@ impl Patience {
     /// Something has moved.
     pub(crate) fn reset(&mut self) {
         (self.spun, self.since, self.next_question) = (0, None, FIRST_QUESTION);
+        self.yields.reset();
     }
 
     /// The next wait will take long: it sleeps at once.
     pub(crate) fn reset_to_sleep(&mut self) {
         self.reset();
         self.spun = self.spins;
+        self.yields.skip();
     }
 
     /// Lets some time pass, at most `longest` if it comes to sleeping. `waits` is not empty; `moved` are the bytes that the
@@ -93,6 +101,9 @@ impl Patience {
         if self.spun < self.spins {
             self.spun += 1;
             std::hint::spin_loop();
+            return Ok(());
+        }
+        if self.yields.give_way() {
             return Ok(());
         }
         let peer = waits.iter().find(|wait| wait.read).unwrap_or(&waits[0]).peer;

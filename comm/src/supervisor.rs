@@ -11,6 +11,9 @@ use crate::verdict::{Cause, Question};
 
 /// A rank's view of the whole group: it tells what this rank does, and finds out who is to blame.
 pub(crate) trait Supervisor: Send + Sync + Debug {
+    /// The program has called an operation of this group: it goes on, whatever it was told of other groups.
+    fn goes_on(&self) {}
+
     /// This rank enters a call.
     fn begin(&self, call: Fingerprint);
 

@@ -6,6 +6,7 @@ use std::net::UdpSocket;
 use std::process::Command;
 use std::time::Duration;
 
+use comm::launch::{SpawnConfig, spawn};
 use comm::{Tcp, TcpConfig};
 
 const ROLE: &str = "NAMES_TEST_ROLE";
@@ -26,6 +27,21 @@ fn rank(rank: usize) {
     assert!(message.contains("the name nobody.example has no address (no name server answers)"), "{message}");
 }
 
+/// Several nodes are not needed for it.
+fn launcher() {
+    let outcome = spawn(&SpawnConfig {
+        program: Some("true".into()),
+        master_addr: "nobody.example".into(),
+        join_timeout: Duration::from_secs(1),
+        ..SpawnConfig::default()
+    });
+    let message = outcome.unwrap_err().to_string();
+    assert!(
+        message.contains("nobody.example; the name has no address (no name server answers)"),
+        "{message}"
+    );
+}
+
 /// Not a test by itself: the entry of the process of the test below.
 #[test]
 fn process() {
@@ -33,6 +49,7 @@ fn process() {
         let _silent = UdpSocket::bind("127.0.0.1:53").unwrap();
         rank(0);
         rank(1);
+        launcher();
     }
 }
 

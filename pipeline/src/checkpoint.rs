@@ -102,15 +102,23 @@ impl Pipeline {
     /// what the writer had as [`Checkpoint::extra`].
     ///
     /// # Errors
-    /// [`training::Error::DamagedCheckpoint`], a checkpoint of another model: nothing has been changed then on this rank, and the
+    /// [`training::Error::DamagedCheckpoint`], a checkpoint of another model: nothing has been changed then on any rank, and the
     /// others get [`Error::PeerFailed`]. Failures of communication.
     pub fn load_checkpoint(
         &self,
         contents: &Contents,
         optimizer: Option<&mut dyn OptimizerState>,
     ) -> Result<serde_json::Value> {
-        let read = self.read(contents, optimizer);
-        self.groups().all_agree(read)
+        let groups = self.groups();
+        let Saved { values, state, extra } = groups.all_agree(self.read(contents, optimizer.is_some()))?;
+        let loaded = match optimizer {
+            Some(optimizer) => optimizer.load_state(&state).map_err(Error::training),
+            None => Ok(()),
+        };
+        groups.all_agree(loaded)?;
+        let set = values.into_iter().try_for_each(|(var, value)| var.set(&value));
+        groups.all_agree(set.map_err(Error::during("setting a variable")))?;
+        Ok(extra)
     }
 
     fn parts(&self) -> usize {
@@ -156,11 +164,8 @@ impl Pipeline {
         Ok(written)
     }
 
-    fn read(
-        &self,
-        contents: &Contents,
-        optimizer: Option<&mut dyn OptimizerState>,
-    ) -> Result<serde_json::Value> {
+    /// Reads what this rank needs, and changes nothing.
+    fn read(&self, contents: &Contents, has_optimizer: bool) -> Result<Saved> {
         let misfit = |problem: String| Error::Checkpoint { folder: contents.folder.clone(), problem };
         let Extra { sets, parts, extra } = serde_json::from_value(contents.extra.clone())
             .map_err(|reason| misfit(format!("it is of no pipeline: {reason}")))?;
@@ -189,18 +194,22 @@ impl Pipeline {
                 let (saved, own) = (describe(value), describe(var));
                 return Err(misfit(format!("its tensor `{name}` is {saved}, the model's is {own}")));
             }
-            values.push(value.to_device(var.device()).map_err(Error::during("reading a checkpoint"))?);
+            let value = value.to_device(var.device()).map_err(Error::during("reading a checkpoint"))?;
+            values.push((var.clone(), value));
         }
-        if let Some(optimizer) = optimizer {
-            let own = found.iter().filter(|(name, _)| of_optimizer(name));
-            let state = own.map(|(name, tensor)| (name[OPTIMIZER.len()..].to_string(), tensor.clone()));
-            optimizer.load_state(&state.collect()).map_err(Error::training)?;
-        }
-        for ((_, var), value) in vars.iter().zip(values) {
-            var.set(&value).map_err(Error::during("setting a variable"))?;
-        }
-        Ok(extra)
+        let own = found.iter().filter(|(name, _)| has_optimizer && of_optimizer(name));
+        let state = own.map(|(name, tensor)| (name[OPTIMIZER.len()..].to_string(), tensor.clone()));
+        let state = state.collect();
+        Ok(Saved { values, state, extra })
     }
+}
+
+/// What a rank has read.
+struct Saved {
+    values: Vec<(Var, Tensor)>,
+    /// Of the optimizer.
+    state: HashMap<String, Tensor>,
+    extra: serde_json::Value,
 }
 
 /// Whether a name is that of something remembered of one of these variables.

@@ -14,18 +14,25 @@ use crate::{Error, Result, Table};
 const LEN: usize = 2048;
 /// How long to wait until the world knows who was the first to fail.
 const NEWS: Duration = Duration::from_millis(600);
-/// How long to wait until a neighbour tells why a rank beyond it left.
-const BEYOND: Duration = Duration::from_secs(2);
+/// How long to wait until a neighbour tells why it, or a rank beyond it, left.
+const LONGEST: Duration = Duration::from_secs(5);
 
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// A group of two with each neighbour, with each rank that has variables tied to some here, and with each that has copies of the same
-/// stages, in which nobody says anything until something has failed. Of two: what is said in one ends with it, whoever else leaves.
+/// Two groups of two with each neighbour, with each rank that has variables tied to some here, and with each that has copies of the
+/// same stages, in which nobody says anything until something has failed. Of two: what is said in one ends with it, whoever else leaves.
 pub(crate) struct News {
     world: Arc<dyn Communicator>,
     /// By the neighbour's number in the whole job.
-    neighbours: BTreeMap<usize, Arc<dyn Communicator>>,
+    neighbours: BTreeMap<usize, Neighbour>,
     told: Mutex<Vec<Work>>,
+}
+
+/// One group for each direction: a group runs its operations in order, so that a receive which is never answered would hold up
+/// what this rank has to say.
+struct Neighbour {
+    says: Arc<dyn Communicator>,
+    hears: Arc<dyn Communicator>,
 }
 
 /// What a rank that stopped says of the cause.
@@ -74,7 +81,10 @@ impl News {
         };
         let Ok(text) = written(&cause) else { return };
         // One that is gone as well needs no news.
-        let works = self.neighbours.values().filter_map(|pair| pair.send(&text, 1 - pair.rank()).ok());
+        let works = self
+            .neighbours
+            .values()
+            .filter_map(|Neighbour { says, .. }| says.send(&text, 1 - says.rank()).ok());
         self.told.lock().unwrap_or_else(PoisonError::into_inner).extend(works);
     }
 
@@ -82,8 +92,8 @@ impl News {
     pub(crate) fn cause(&self, error: comm::Error) -> Error {
         let comm::Error::PeerLeft { rank: left, operation, .. } = &error else { return error.into() };
         let told = match self.neighbours.get(left) {
-            Some(pair) => ask(&**pair).ok().and_then(|question| heard(question, operation)),
-            None => self.listen(operation),
+            Some(neighbour) => self.listen([neighbour], operation),
+            None => self.listen(self.neighbours.values(), operation),
         };
         if let Some(cause) = told {
             return cause;
@@ -98,16 +108,19 @@ impl News {
         error.into()
     }
 
-    /// What a neighbour tells of a rank beyond it.
-    fn listen(&self, operation: &str) -> Option<Error> {
+    /// What the first of these tells that knows a cause.
+    fn listen<'a>(
+        &self,
+        neighbours: impl IntoIterator<Item = &'a Neighbour>,
+        operation: &str,
+    ) -> Option<Error> {
         let mut questions: Vec<Question> =
-            self.neighbours.values().filter_map(|pair| ask(&**pair).ok()).collect();
+            neighbours.into_iter().filter_map(|Neighbour { hears, .. }| ask(hears).ok()).collect();
         let began = Instant::now();
-        while !questions.is_empty() && began.elapsed() < BEYOND {
-            let (done, open) = questions.into_iter().partition(|question| question.work.is_done());
+        while !questions.is_empty() && began.elapsed() < LONGEST {
+            let (open, done): (Vec<Question>, _) = questions.into_iter().partition(Question::is_open);
             questions = open;
-            let done: Vec<Question> = done;
-            if let Some(cause) = done.into_iter().find_map(|question| heard(question, operation)) {
+            if let Some(cause) = Vec::into_iter(done).find_map(|question| heard(question, operation)) {
                 return Some(cause);
             }
             if let Err(died @ comm::Error::PeerDied { .. }) = self.first_cause() {
@@ -124,42 +137,60 @@ impl News {
     }
 }
 
-/// A neighbour may tell why it left.
+/// A neighbour may tell why it, or a rank beyond it, left. Nothing is waited for any longer once this is dropped.
 struct Question {
+    hears: Arc<dyn Communicator>,
     text: Tensor,
-    work: Work,
+    work: Option<Work>,
 }
 
-/// Makes a group of each of these pairs in which this rank is; they come in order.
+impl Question {
+    fn is_open(&self) -> bool {
+        self.work.as_ref().is_some_and(|work| !work.is_done())
+    }
+}
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        if self.is_open() {
+            self.hears.abort();
+        }
+    }
+}
+
+/// Makes the groups of each of these pairs in which this rank is; they come in order.
 fn meet(
     world: &dyn Communicator,
     pairs: impl IntoIterator<Item = (usize, usize)>,
-    neighbours: &mut BTreeMap<usize, Arc<dyn Communicator>>,
+    neighbours: &mut BTreeMap<usize, Neighbour>,
 ) -> Result<()> {
     for (a, b) in pairs {
         if [a, b].contains(&world.rank()) {
             let other = if a == world.rank() { b } else { a };
-            neighbours.insert(world.world_ranks()[other], world.subgroup(&[a, b])?);
+            let (upwards, downwards) = (world.subgroup(&[a, b])?, world.subgroup(&[a, b])?);
+            let (says, hears) =
+                if world.rank() < other { (upwards, downwards) } else { (downwards, upwards) };
+            neighbours.insert(world.world_ranks()[other], Neighbour { says, hears });
         }
     }
     Ok(())
 }
 
-fn ask(pair: &dyn Communicator) -> Result<Question> {
+fn ask(hears: &Arc<dyn Communicator>) -> Result<Question> {
     let during = Error::during("news of another rank");
     let text = Tensor::zeros(LEN, DType::U8, &Device::Cpu).map_err(during)?;
-    let work = pair.recv(&text, 1 - pair.rank())?;
-    Ok(Question { text, work })
+    let work = hears.recv(&text, 1 - hears.rank())?;
+    Ok(Question { hears: hears.clone(), text, work: Some(work) })
 }
 
-/// Waits until a rank that left has told why, or has closed this group, too.
-fn heard(Question { text, work }: Question, operation: &str) -> Option<Error> {
-    match work.wait() {
+/// What a rank has told, or that its process ended.
+fn heard(mut question: Question, operation: &str) -> Option<Error> {
+    match question.work.take()?.wait() {
         Ok(()) => {}
         Err(died @ comm::Error::PeerDied { .. }) => return Some(died.into()),
         Err(_) => return None,
     }
-    let bytes = text.to_vec1::<u8>().ok()?;
+    let bytes = question.text.to_vec1::<u8>().ok()?;
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(LEN);
     Some(match serde_json::from_slice(&bytes[..end]).ok()? {
         Cause::Died { rank, host } => {

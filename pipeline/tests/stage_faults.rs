@@ -170,6 +170,11 @@ fn batches_that_do_not_fit() {
 
 /// The third rank's module gives another shape at its third forward pass.
 fn changing(dims: (usize, usize)) -> Modules {
+    changing_at(2, 4, dims)
+}
+
+/// The same at one of some stages.
+fn changing_at(odd: usize, stages: usize, dims: (usize, usize)) -> Modules {
     let calls = Arc::new(AtomicUsize::new(0));
     let moody = move |x: &Tensor| match calls.fetch_add(1, Ordering::Relaxed) {
         // The first is the dry run.
@@ -177,13 +182,13 @@ fn changing(dims: (usize, usize)) -> Modules {
         _ => Ok(x.clone()),
     };
     let moody = Arc::new(moody);
-    (0..4).fold(Modules::new(), |modules, stage| {
+    (0..stages).fold(Modules::new(), |modules, stage| {
         let moody = moody.clone();
         modules.module(&format!("m{stage}"), move |vb| {
             let (linear, moody) = (training::linear(WIDTH, WIDTH, vb)?, moody.clone());
             Ok(func(move |x| {
                 let y = candle_nn::Module::forward(&linear, x)?;
-                if stage == 2 { moody(&y) } else { Ok(y) }
+                if stage == odd { moody(&y) } else { Ok(y) }
             }))
         })
     })
@@ -226,16 +231,23 @@ fn a_stage_that_changes_its_shape_is_the_same_error_everywhere() {
 #[test]
 fn the_cause_reaches_all_ranks_over_sockets_too() {
     let config = PipelineConfig { micro_batches: 6, ..PipelineConfig::default() };
-    for transport in [Transport::Tcp, Transport::Auto] {
-        let results = on_sockets(4, transport, |comm| {
-            let mut pipeline = make(comm, &changing((2, 2)), &config)?;
+    // The others are up to five ranks away, and hear it from neighbours that had to ask theirs.
+    for (transport, ranks, odd) in [
+        (Transport::Tcp, 4, 2),
+        (Transport::Auto, 4, 2),
+        (Transport::Tcp, 6, 5),
+        (Transport::Auto, 6, 5),
+        (Transport::Tcp, 6, 0),
+    ] {
+        let results = on_sockets(ranks, transport, |comm| {
+            let mut pipeline = make(comm, &changing_at(odd, ranks, (2, 2)), &config)?;
             let (x, y) = batch(0, 12).unwrap();
             (0..3).try_for_each(|_| pipeline.step(Some(&x), Some(&y)).map(|_| ()))
         });
         for (rank, line) in lines(results).into_iter().enumerate() {
-            let told = if rank == 2 { "" } else { "rank 2 could not go on: " };
-            let expected = format!("{told}stage 2 gave an output of f64 [2, 2] for micro-batch 2");
-            assert!(line.starts_with(&expected), "{transport:?}, rank {rank}: {line}");
+            let told = if rank == odd { String::new() } else { format!("rank {odd} could not go on: ") };
+            let expected = format!("{told}stage {odd} gave an output of f64 [2, 2] for micro-batch 2");
+            assert!(line.starts_with(&expected), "{transport:?}, {ranks} ranks, rank {rank}: {line}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `comm-bench`: how long collectives take, by size (document 004).
+//! `comm-bench`: how long collectives take, by size (the PyTorch handbook).
 
 mod measure;
 mod operation;

@@ -1,52 +1,67 @@
 //! The lines of an earlier run, while another one writes to their file.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use training::AtomicFile;
-
 use crate::console::note;
 
-/// What was in a file when a run began: a copy on the same disk, without a name where the system can do that. Unless it is
-/// forgotten, it gets its place back where the run has written nothing, else one beside it.
+/// What was in a file when a run began, in a file beside it, `NAME.earlier`, so that it is there whatever becomes of the run. Unless
+/// it is forgotten, it gets its place back where the run has written nothing.
 #[derive(Debug)]
 pub(super) struct Earlier {
     target: PathBuf,
     /// None once it is forgotten.
-    copy: Option<AtomicFile>,
+    beside: Option<PathBuf>,
 }
 
 impl Earlier {
-    /// Copies what is in a file, if there is anything.
+    /// Makes room for new lines: moves what is in a file beside it, if there is anything.
     pub(super) fn keep(path: &Path) -> io::Result<Option<Self>> {
-        if !fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() > 0) {
+        let Ok(found) = fs::metadata(path) else { return Ok(None) };
+        if !found.is_file() || found.len() == 0 {
             return Ok(None);
         }
         let target = path.canonicalize()?;
-        let mut copy = AtomicFile::create(&target)?;
-        io::copy(&mut File::open(&target)?, &mut copy)?;
-        Ok(Some(Self { target, copy: Some(copy) }))
+        // Asked for first, so that a file that may not be written is where it was.
+        fs::File::options().write(true).open(&target)?;
+        let beside = free_name(&target);
+        fs::rename(&target, &beside)?;
+        let kept = Self { target, beside: Some(beside) };
+        fs::File::create(&kept.target)?.set_permissions(found.permissions())?;
+        Ok(Some(kept))
     }
 
     pub(super) fn forget(mut self) {
-        self.copy = None;
+        if let Some(beside) = self.beside.take() {
+            // It is in nobody's way.
+            let _ = fs::remove_file(beside);
+        }
     }
 }
 
 impl Drop for Earlier {
     fn drop(&mut self) {
-        let Some(copy) = self.copy.take() else { return };
-        if fs::metadata(&self.target).is_ok_and(|found| found.len() == 0) {
-            // Where that fails the run has failed already, and says why.
-            let _ = copy.commit();
+        let Some(beside) = self.beside.take() else { return };
+        let is_empty = fs::metadata(&self.target).map_or(true, |found| found.len() == 0);
+        if is_empty && fs::rename(&beside, &self.target).is_ok() {
             return;
         }
-        let mut name = self.target.file_name().unwrap_or_default().to_os_string();
-        name.push(".earlier");
-        let beside = self.target.with_file_name(name);
-        if copy.commit_as(&beside).is_ok() {
-            note(format_args!("the lines of an earlier run are in {} now", beside.display()));
-        }
+        note(format_args!("the lines of an earlier run are in {} now", beside.display()));
     }
+}
+
+/// `NAME.earlier`, or with a number where a run that was killed has left one.
+fn free_name(target: &Path) -> PathBuf {
+    let mut name = target.file_name().unwrap_or_default().to_os_string();
+    name.push(".earlier");
+    let mut beside = target.with_file_name(&name);
+    let mut number = 2;
+    while beside.symlink_metadata().is_ok() {
+        let mut numbered = name.clone();
+        numbered.push(format!("-{number}"));
+        beside = target.with_file_name(numbered);
+        number += 1;
+    }
+    beside
 }

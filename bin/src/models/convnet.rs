@@ -1,10 +1,10 @@
-//! The convolutional net of document 004, for pictures of 3 x 32 x 32.
+//! The convolutional net of the PyTorch handbook, for pictures of 3 x 32 x 32.
 
 use candle_core::{D, Result, Tensor};
 use candle_nn::{Conv2d, Conv2dConfig, Linear, Module, VarBuilder};
 use training::{conv2d, max_pool2d};
 
-/// Two convolutions, each followed by ReLU and pooling, and three linear layers; the document's `Net`.
+/// Two convolutions, each followed by ReLU and pooling, and three linear layers; the handbook's `Net`.
 #[derive(Debug)]
 pub struct ConvNet {
     conv1: Conv2d,

@@ -1,4 +1,4 @@
-//! The model of document 004's sharded example: four linear layers, each a unit.
+//! The model of the PyTorch handbook's sharded example: four linear layers, each a unit.
 
 use candle_core::{Module, Result, Tensor};
 use fsdp::{Unit, UnitBuilder};
@@ -43,7 +43,7 @@ impl LargeConfig {
     }
 }
 
-/// `layer1` to `layer4`, with nothing between them, as in the document.
+/// `layer1` to `layer4`, with nothing between them, as in the handbook.
 #[derive(Debug)]
 pub struct LargeModel([Unit<Linear>; 4]);
 

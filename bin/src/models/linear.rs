@@ -1,4 +1,4 @@
-//! The model of document 002: one linear layer, y = w x + b.
+//! The model of the from-scratch tutorial: one linear layer, y = w x + b.
 
 use candle_core::{Result, Tensor};
 use candle_nn::{Linear, Module, VarBuilder};

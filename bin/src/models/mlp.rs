@@ -1,4 +1,4 @@
-//! The model of document 004's data-parallel example: two layers with a ReLU between them.
+//! The model of the PyTorch handbook's data-parallel example: two layers with a ReLU between them.
 
 use candle_core::{Module, Result, Tensor};
 use candle_nn::VarBuilder;

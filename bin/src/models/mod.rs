@@ -1,4 +1,4 @@
-//! The models of the documents.
+//! The models of the tutorials.
 
 pub mod convnet;
 pub mod large;

@@ -91,7 +91,7 @@ pub struct TransformerSizes {
     /// Tokens of a row that the model is shown.
     pub length: u64,
     /// Whether positions are learnt and there is a last norm and no bias of the head, as in `tensor-parallel-transformer`; the
-    /// documents' own has sines, no last norm, and a bias.
+    /// tutorials' own has sines, no last norm, and a bias.
     pub is_modern: bool,
     /// Whether there is dropout, each of which gives numbers of its own.
     pub has_dropout: bool,

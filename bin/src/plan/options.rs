@@ -13,7 +13,7 @@ use super::extent::Extent;
 use super::model::{MlpLoss, Model, TransformerSizes};
 use super::units;
 
-/// A model of a document, by the command that trains it.
+/// The model of an experiment, by the command that trains it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ModelName {
     /// Linear(1, 1)
@@ -26,9 +26,9 @@ pub enum ModelName {
     FsdpMlp,
     /// Linear 1024-4096-1024
     TensorParallelMlp,
-    /// The Transformer of document 000
+    /// The Transformer of the DDP tutorial
     DdpTransformer,
-    /// The language model of document 004's layers
+    /// The language model of the PyTorch handbook's layers
     TensorParallelTransformer,
 }
 

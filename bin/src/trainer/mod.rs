@@ -1,4 +1,4 @@
-//! A training loop that can be taken over: document 001's `Trainer`.
+//! A training loop that can be taken over: the Trainer tutorial's `Trainer`.
 
 mod asked;
 mod checkpoint;
@@ -64,7 +64,7 @@ pub struct Position {
     pub step: usize,
 }
 
-/// Trains a data-parallel model, epoch after epoch: model, batches, optimizer and loss in one place, as in document 001.
+/// Trains a data-parallel model, epoch after epoch: model, batches, optimizer and loss in one place, as in the Trainer tutorial.
 ///
 /// `loss` computes the loss of the model (`&M`) on a batch (`&B`). Every rank makes the same trainer and calls the same methods.
 ///

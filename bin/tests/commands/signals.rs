@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::common::{clean, girandole, is_ignored, text};
+use crate::common::{Folder, clean, girandole, is_ignored, text};
 
 /// Nothing that is waited for takes this long, not even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -40,6 +40,54 @@ fn while_one_process_trains_alone() {
         std::thread::spawn(move || lines.for_each(drop));
         end(child, signal, name);
     }
+}
+
+#[test]
+fn lines_of_an_earlier_run_are_kept() {
+    if is_ignored(2) {
+        return eprintln!("SIGINT is ignored here: nothing to test");
+    }
+    let folder = Folder::new();
+    let (path, earlier) = (folder.argument("m.jsonl"), folder.path("m.jsonl.earlier"));
+    std::fs::write(&path, "of an earlier run\n").unwrap();
+    let mut child = start(&["ddp-linear", "--epochs", "1000000", "--metrics", &path]);
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.starts_with("[2, ")));
+    std::thread::spawn(move || lines.for_each(drop));
+    end(child, Signal::INT, "SIGINT");
+    assert_eq!(std::fs::read_to_string(earlier).unwrap(), "of an earlier run\n");
+}
+
+/// What it prints stands in a pipe that nobody reads, and holds up the thread that prints, and with it the bar on the terminal.
+#[test]
+fn while_its_output_is_held_up() {
+    if is_ignored(15) {
+        return eprintln!("SIGTERM is ignored here: nothing to test");
+    }
+    let folder = Folder::new();
+    let path = folder.argument("pipe");
+    assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+    // Whoever opens a pipe to write waits for a reader.
+    let pipe = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    let program = format!("exec {} ddp-linear --epochs 1000000 >'{path}'", env!("CARGO_BIN_EXE_girandole"));
+    let mut script = Command::new("script");
+    clean(&mut script).args(["-qec", &program, "/dev/null"]).env("SHELL", "/bin/sh").env("TERM", "xterm");
+    let mut script = script.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let began = Instant::now();
+    // A pipe is full where no page of it is free, however much the last ones hold.
+    let mut held = (0, Instant::now());
+    while held.0 < 1 << 15 || held.1.elapsed() < Duration::from_millis(500) {
+        assert!(began.elapsed() < LIMIT, "{held:?}");
+        let bytes = rustix::io::ioctl_fionread(&pipe).unwrap();
+        if bytes != held.0 {
+            held = (bytes, Instant::now());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", script.id())).unwrap();
+    let child = Pid::from_raw(children.trim().parse().unwrap()).unwrap();
+    kill_process(child, Signal::TERM).unwrap();
+    assert_eq!(script.wait().unwrap().code(), Some(143));
 }
 
 #[test]

@@ -59,7 +59,7 @@ fn data_is_shared_out_and_validation_may_have_its_own() {
     assert_eq!(printed.lines().count(), 3, "one loss an epoch, and the validation: {printed}");
     assert!(printed.trim_end().ends_with(" of 7)"), "{printed}");
     let remarks = text(&output.stderr);
-    assert!(remarks.starts_with("note: document 004") && remarks.lines().count() == 1, "{remarks}");
+    assert!(remarks.starts_with("note: the PyTorch handbook") && remarks.lines().count() == 1, "{remarks}");
     assert!(remarks.contains("its validation loss is the sum of the batches' means"), "{remarks}");
 }
 

@@ -17,7 +17,10 @@ fn every_rank_says_what_it_has_to_do() {
         assert_eq!(printed.lines().count(), expected.len(), "{printed}");
         assert_eq!(printed.lines().map(str::to_string).collect::<BTreeSet<_>>(), expected);
         let remarks = text(&output.stderr);
-        assert!(remarks.starts_with("note: document 001") && remarks.lines().count() == 1, "{remarks}");
+        assert!(
+            remarks.starts_with("note: the Trainer tutorial") && remarks.lines().count() == 1,
+            "{remarks}"
+        );
     }
 }
 
@@ -27,7 +30,7 @@ fn a_first_batch_that_is_not_full_is_told() {
         TRAINER.succeed(&["--world-size", "3", "--epochs", "1", "--samples", "50", "--loss", "document"]);
     let line = "Epoch: 0 | Batchsize: 17 | Steps: 1";
     assert_eq!(text(&output.stdout).matches(line).count(), 3, "{}", text(&output.stdout));
-    assert_eq!(text(&output.stderr), "", "with the document's loss there is nothing to remark");
+    assert_eq!(text(&output.stderr), "", "with the tutorial's loss there is nothing to remark");
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn stdout_has_what_the_document_prints_and_nothing_else() {
     }
     let remarks = text(&output.stderr);
     assert!(
-        remarks.starts_with("note: as document 000 does, this run shows each token only those after it"),
+        remarks.starts_with("note: as the DDP tutorial does, this run shows each token only those after it"),
         "{remarks}"
     );
     assert!(

@@ -85,7 +85,7 @@ fn a_hundred_steps_are_fsdp2s() {
     }
 }
 
-/// The document's own size, as far as a test has time for it.
+/// The handbook's own size, as far as a test has time for it.
 #[test]
 fn the_documents_model_begins_as_fsdp2s() {
     let golden: Golden = serde_json::from_str(include_str!("../fixtures/fsdp_mlp_document.json")).unwrap();

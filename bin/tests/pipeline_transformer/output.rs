@@ -16,8 +16,8 @@ fn the_document_and_nothing_else_is_on_standard_output() {
     assert!(losses[0].starts_with("Epoch 0, Batch 0, Loss: 5.0575"), "{}", losses[0]);
     assert!(losses[5].starts_with("Epoch 1, Batch 2, Loss: "), "{}", losses[5]);
     let err = text(&output.stderr);
-    assert!(err.starts_with("note: as document 003 does") && err.lines().count() == 1, "{err}");
-    // With a size that is not the document's, the tree is that of the model.
+    assert!(err.starts_with("note: as the pipeline tutorial does") && err.lines().count() == 1, "{err}");
+    // With a size that is not the tutorial's, the tree is that of the model.
     assert_eq!(lines[1], "  (embedding): Embedding(100, 12)");
     let printed = text(&PIPELINE.succeed(&["--epochs", "1"]).stdout);
     assert_eq!(printed.lines().nth(1), Some("  (embedding): Embedding(1000, 32)"));

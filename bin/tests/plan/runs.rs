@@ -47,7 +47,7 @@ fn compare(strategy: &str, (command, run): (&'static str, &str), (model, plan): 
     }
 }
 
-/// Sizes of the document's transformer, as options of commands and of the plan.
+/// Sizes of the tutorial's transformer, as options of commands and of the plan.
 const TRANSFORMERS: [&str; 2] = [
     "--vocab-size 100 --d-model 12 --num-heads 4 --d-ff 24 --num-layers 2 --max-len 100 --length 10",
     "--vocab-size 320 --d-model 64 --num-heads 2 --d-ff 160 --num-layers 4 --max-len 30 --length 17",
@@ -66,7 +66,7 @@ fn copies_of_the_model() {
     }
 }
 
-/// As the documents have them: `plan` is told of ranks and batches alone.
+/// As the tutorials have them: `plan` is told of ranks and batches alone.
 #[test]
 fn the_documents_models() {
     for (ranks, batch) in [(2, 32), (3, 32), (3, 1), (4, 7)] {

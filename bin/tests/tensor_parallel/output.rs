@@ -41,7 +41,7 @@ fn the_mlps_losses_and_figures() {
     // One all-reduce of the output, as the input of the first layer needs no gradient; all gradients.
     assert_bytes(figures(&printed, "sent in a step"), (4.0 * 16.0 * 64.0, whole), "sent");
     let remarks = text(&output.stderr);
-    assert!(remarks.starts_with("note: document 004 draws other weights on each rank"), "{remarks}");
+    assert!(remarks.starts_with("note: the PyTorch handbook draws other weights on each rank"), "{remarks}");
     assert_eq!(remarks.lines().count(), 1);
 }
 

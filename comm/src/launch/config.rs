@@ -42,7 +42,8 @@ pub struct SpawnConfig {
     /// [`Tls::Off`].
     pub tls: Tls,
     /// How long the launchers of several nodes wait for each other: until all are there, and later for one that is not heard of,
-    /// once the ranks here have ended. Default: 300 s; at least 1 s is waited for a launcher that has been there.
+    /// once the ranks here have ended. Also how long a name may take as `master_addr`, on one node, too. Default: 300 s; at
+    /// least 1 s is waited for a launcher that has been there.
     pub join_timeout: Duration,
     /// How often all ranks are started again after one of them has failed. The same on all nodes.
     /// Default: 0.

@@ -32,7 +32,7 @@ impl Herald {
         let announcement = Announcement {
             config: job.config_of(config, rank)?,
             host: nodes::host(),
-            until: Instant::now() + time,
+            until: Instant::now() + time.min(nodes::LONGEST),
             stop: Arc::new(stop),
             leader_has_ended: leader_has_ended.clone(),
         };
@@ -58,5 +58,22 @@ impl Drop for Herald {
             // It only fails if it panicked, and then it has ended.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::environment::random_hex;
+    use super::super::nodes::Round;
+    use super::*;
+
+    #[test]
+    fn it_may_tell_for_ever() {
+        let config = SpawnConfig { world_size: 2, grace: Duration::MAX, ..SpawnConfig::default() };
+        let secret = Some(random_hex::<32>().unwrap());
+        let round = Round { run_id: "ab".repeat(16), secret, port: 1, restart: 0, max_restarts: 0 };
+        let job = Job::new(&config, &round, None).unwrap();
+        let herald = Herald::start(&config, &job, 1, config.grace).unwrap();
+        assert!(herald.thread.as_ref().is_some_and(|thread| !thread.is_finished()));
     }
 }

@@ -2,12 +2,13 @@
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind};
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener};
+use std::time::Instant;
 
 use socket2::{Domain, Socket, Type};
 
-use super::SpawnConfig;
-use crate::scheduler::seen_by_others;
+use super::{SpawnConfig, nodes};
+use crate::scheduler::{addresses, seen_by_others};
 use crate::{Error, Result};
 
 /// Ranks that may wait to be let in.
@@ -36,13 +37,14 @@ impl Master {
     /// Opens the port on the first address of the host that is this machine's. On several nodes the launchers meet at the
     /// port that was asked for, and loopback will not do.
     pub(super) fn open(config: &SpawnConfig) -> Result<Self> {
-        let SpawnConfig { master_addr, port_kind, .. } = config;
+        let SpawnConfig { master_addr, port_kind, join_timeout, .. } = config;
         let master_port = if config.nodes > 1 { 0 } else { config.master_port };
         let wrong = |reason: &dyn Display| {
             Error::invalid("master_addr", master_addr, format!("{reason}; give an address of this machine"))
         };
-        let found = (master_addr.as_str(), master_port).to_socket_addrs();
-        let found = found.map_err(|_| wrong(&"the name has no address"))?.collect();
+        let deadline = Instant::now() + (*join_timeout).min(nodes::LONGEST);
+        let found = addresses(master_addr, master_port, deadline)
+            .map_err(|reason| wrong(&format_args!("the name has no address ({reason})")))?;
         let addresses = match config.nodes {
             1 => found,
             _ => seen_by_others(master_addr, found).map_err(|reason| wrong(&reason))?,

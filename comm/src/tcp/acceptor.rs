@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle, Scope};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{RecvFlags, recv};
 
 use super::fault::{Fault, Try};
 use super::links::timespec;
@@ -20,7 +21,7 @@ use crate::{Error, Result};
 
 const STACK: usize = 256 * 1024;
 /// How long to leave a listener alone that cannot accept, for example because there are too many open files.
-const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+const PAUSE: Duration = Duration::from_millis(50);
 /// How often that is told.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(60);
 
@@ -181,9 +182,7 @@ impl Serve {
                             tracing::warn!("cannot accept connections for the moment: {error}");
                             complained = Some(Instant::now());
                         }
-                        // What they hold may be what is missing.
-                        silent.clear();
-                        let _ = poll(&mut [PollFd::new(&self.stopped, PollFlags::IN)], Some(&PAUSE));
+                        self.pause(&mut silent);
                     }
                 }
             }
@@ -200,7 +199,7 @@ impl Serve {
         match poll(&mut fds, left.map(timespec).as_ref()) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => return Some((Vec::new(), false)),
-            Err(_) => return None,
+            Err(_) => return self.pause(silent).then(|| (Vec::new(), false)),
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         if ready[1] {
@@ -215,6 +214,18 @@ impl Serve {
             }
         }
         Some((spoken, ready[0]))
+    }
+
+    /// Leaves the listener alone for a while, where the system has no room for what it brings; false when there is nothing more
+    /// to do.
+    fn pause(&self, silent: &mut VecDeque<Newcomer>) -> bool {
+        // What they hold may be what is missing.
+        silent.clear();
+        if poll(&mut [PollFd::new(&self.stopped, PollFlags::IN)], Some(&timespec(PAUSE))).is_err() {
+            thread::sleep(PAUSE);
+        }
+        // Nothing ever comes there but its end.
+        recv(&*self.stopped, &mut [0], RecvFlags::DONTWAIT).is_err()
     }
 
     /// One that has said nothing yet.

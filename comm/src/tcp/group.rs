@@ -125,7 +125,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    type Part = Box<dyn Fn(&Tcp) -> Result<()> + Send>;
+    type Part = Box<dyn Fn(&Tcp) -> Result<()> + Send + Sync>;
 
     /// A group whose ranks are threads, each with a part; what they come to. All stay until the last one is done, but for
     /// those that die.
@@ -198,6 +198,30 @@ mod tests {
             let error = outcomes[2].clone().unwrap();
             assert!(matches!(error, Error::Rendezvous { rank: 2, .. }), "{error}");
             assert!(error.to_string().contains(told), "{error}");
+        }
+    }
+
+    /// The first member, or another one; the last one does not come.
+    #[test]
+    fn a_meeting_ends_where_the_group_is_aborted_and_the_others_say_who_has_left() {
+        for victim in [0, 1] {
+            let mut parts = parts(3, &[0, 1, 2], &[0, 1], || ());
+            let part = std::mem::replace(&mut parts[victim], Box::new(|_| Ok(())));
+            let part = move |tcp: &Tcp| {
+                std::thread::scope(|scope| {
+                    let part = scope.spawn(|| part(tcp));
+                    while tcp.bureau.job().meetings().is_empty() && !part.is_finished() {
+                        std::thread::yield_now();
+                    }
+                    tcp.abort();
+                    part.join().unwrap()
+                })
+            };
+            parts[victim] = Box::new(part);
+            let outcomes = outcomes(Duration::from_secs(2), parts);
+            let [own, other] = [victim, 1 - victim].map(|rank| outcomes[rank].clone().unwrap());
+            assert!(matches!(own, Error::Aborted { .. }), "{own}");
+            assert!(matches!(other, Error::PeerLeft { rank, .. } if rank == victim), "{other}");
         }
     }
 }

@@ -15,7 +15,9 @@ pub(super) fn end(asker: usize, first: &[usize], statuses: &[Status]) -> Option<
         reached.push((rank, status));
         next.extend(status.activity().into_iter().flat_map(Activity::waits));
     }
-    let blamed = || reached.iter().find_map(|(_, status)| status.activity()?.failed.clone());
+    // One that is in a call has gone on without the group that has failed, or does not know of it yet.
+    let ending = |status: &Status| status.activity().filter(|activity| activity.is_outside())?.failed.clone();
+    let blamed = || reached.iter().find_map(|(_, status)| ending(status));
     let find = |is: fn(&Status) -> bool| reached.iter().find(|(_, status)| is(status)).copied();
     if let Some((rank, _)) = find(|status| *status == Status::Silent) {
         return Some(Cause::Stalled { rank, detail: NO_ANSWER.into() });

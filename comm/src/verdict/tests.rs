@@ -196,6 +196,11 @@ fn who_is_at_the_end_of_a_chain_over_groups_is_to_blame() {
     // One that has found it out already is about to end.
     let blames = Status::Active(Activity { failed: Some(silent.clone()), ..Activity::default() });
     assert_eq!(ask(&[1], false, &[waiting_for(&[1]), blames, Status::Left]), Some(silent.clone()));
+    // One that has gone on all the same is in another call, and not about to end.
+    let Status::Active(goes_on) = waiting_for(&[2]) else { panic!("it is") };
+    let goes_on = Status::Active(Activity { failed: Some(Cause::Left { rank: 0 }), ..goes_on });
+    let blamed = ask(&[1], false, &[waiting_for(&[1]), goes_on, outside.clone()]);
+    assert!(matches!(blamed, Some(Cause::Stalled { rank: 2, .. })), "{blamed:?}");
     // All wait for each other, or are at work: nobody is known to be at fault.
     assert_eq!(ask(&[1], false, &chain(&elsewhere(&[1]))), None);
     assert_eq!(ask(&[1], false, &chain(&elsewhere(&[]))), None);

@@ -128,3 +128,41 @@ fn on_a_mesh() {
         group.signal(*victim, Signal::KILL);
     });
 }
+
+/// Rank 1 has ended a group, and the others go on without that group.
+const SURVIVED: [&str; 3] = [
+    "group 0 1 2; survive barrier; world; barrier; ready; await; ",
+    "group 0 1 2; abort; world; barrier; ready; await; ",
+    "group 0 1 2; survive barrier; world; barrier; ready; await; ",
+];
+
+#[test]
+fn a_failure_that_all_have_survived_is_not_blamed_for_what_comes_later() {
+    let calls = ["sleep 150; recv f32 10 3", "sleep 300; recv f32 10 2", "recv f32 10 0"];
+    let mut scripts: Vec<String> =
+        SURVIVED.iter().zip(calls).map(|(before, call)| before.to_string() + call).collect();
+    scripts.push("group 0 1 2; barrier; ready; await".into());
+    let mut group = Group::start(&scripts, &setup());
+    group.ready(group.all());
+    group.tell_all(0..3);
+    for rank in 0..3 {
+        group.finish(rank).assert_blames("Timeout", 3, "did not take part in message #");
+    }
+    group.tell(3);
+    group.finish(3);
+}
+
+#[test]
+fn who_leaves_after_a_failure_that_all_have_survived_is_named_itself() {
+    for early in 0..3 {
+        let script =
+            |rank: usize| SURVIVED[rank].to_string() + if rank == early { "close" } else { "barrier" };
+        let mut group = Group::start(&(0..3).map(script).collect::<Vec<_>>(), &Setup::default());
+        group.ready(group.all());
+        group.tell(early);
+        group.finish(early).assert_done();
+        let others = (0..3).filter(|rank| *rank != early);
+        group.tell_all(others.clone());
+        others.for_each(|rank| group.finish(rank).assert_blames("PeerLeft", early, "barrier #"));
+    }
+}

@@ -40,6 +40,7 @@ impl Player {
     fn act(&mut self, action: &Action) -> Result<()> {
         match action {
             Action::Call(words) => return self.call(words),
+            Action::Survive(words) => drop(self.call(words).unwrap_err()),
             Action::Submit(words) => {
                 for operation in self.operations(words) {
                     self.works.push(self.current().submit(operation)?);
@@ -74,6 +75,7 @@ impl Player {
             Action::Ready => println!("@ready"),
             Action::Await => drop(stdin().read_line(&mut String::new()).unwrap()),
             Action::Sleep(milliseconds) => std::thread::sleep(Duration::from_millis(*milliseconds)),
+            Action::World => self.group = None,
             Action::Close => self.close(),
             Action::Abort => self.current().abort(),
             Action::Panic => panic!("as the script says"),

@@ -40,6 +40,10 @@ pub(crate) enum Action {
     Meet(Vec<usize>),
     /// `around CALL`: ready, then the call in one group after the other, for ever.
     Around(Vec<String>),
+    /// `world`: from now on all goes to the group of all ranks.
+    World,
+    /// `survive CALL`: it fails, and the rank goes on.
+    Survive(Vec<String>),
     /// `close`: drops the group.
     Close,
     /// `abort`: the group.
@@ -74,6 +78,8 @@ fn parse_action(text: &str) -> Action {
         "group" => Action::Group(rest.iter().map(|rank| rank.parse().unwrap()).collect()),
         "within" => Action::Within(rest.iter().map(|rank| rank.parse().unwrap()).collect()),
         "meet" => Action::Meet(rest.iter().map(|rank| rank.parse().unwrap()).collect()),
+        "world" => Action::World,
+        "survive" => Action::Survive(rest.to_vec()),
         "around" => Action::Around(rest.to_vec()),
         "pid" => Action::Pid,
         "ready" => Action::Ready,

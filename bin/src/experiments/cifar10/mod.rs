@@ -1,4 +1,4 @@
-//! `cifar10`, document 004: a convolutional net that tells pictures apart, trained, saved, loaded and tested.
+//! `cifar10`, the PyTorch handbook: a convolutional net that tells pictures apart, trained, saved, loaded and tested.
 
 mod data;
 mod grid;
@@ -104,7 +104,8 @@ impl Experiment for Cifar10Options {
             ));
         }
         note(format_args!(
-            "document 004 gives the sum of the batches' means, never divided by how many there are, as the loss of several \
+            "the PyTorch handbook gives the sum of the batches' means, never divided by how many there are, as the loss of \
+            several \
              ranks, and one rank's accuracy as that of all; this run counts every test picture once"
         ));
         Ok(())

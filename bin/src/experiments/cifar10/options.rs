@@ -11,7 +11,7 @@ use crate::trainer::CheckpointOptions;
 
 use super::pictures::PICTURE;
 
-/// Batches from one printed loss to the next, in the document.
+/// Batches from one printed loss to the next, in the handbook.
 const PRINT_EVERY: usize = 2000;
 /// The same where an epoch has a few hundred.
 const PRINT_EVERY_DRAWN: usize = 50;

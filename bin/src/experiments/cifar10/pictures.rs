@@ -10,7 +10,7 @@ pub(super) const SIDE: usize = 32;
 /// Red, green and blue, one after the other.
 pub(super) const PICTURE: usize = 3 * SIDE * SIDE;
 
-/// The classes, by label, as document 004 calls them.
+/// The classes, by label, as the PyTorch handbook calls them.
 pub(super) const CLASSES: [&str; ConvNet::CLASSES] =
     ["plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"];
 

@@ -1,4 +1,4 @@
-//! The loss that the document prints: the mean of the last so many batches.
+//! The loss that the handbook prints: the mean of the last so many batches.
 
 use serde_json::Value;
 

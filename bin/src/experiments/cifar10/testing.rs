@@ -23,7 +23,7 @@ use super::pictures::{CLASSES, Pictures};
 
 /// Pictures that go through the net at once.
 const BATCH_SIZE: usize = 50;
-/// Pictures whose names the document prints: its batch.
+/// Pictures whose names the handbook prints: its batch.
 const NAMED: usize = 4;
 
 /// The net of saved weights, on every rank.

@@ -1,4 +1,4 @@
-//! The first half of document 002: one process.
+//! The first half of the from-scratch tutorial: one process.
 
 use std::time::Instant;
 

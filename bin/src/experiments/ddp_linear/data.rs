@@ -1,4 +1,4 @@
-//! Data and initial weights of document 002, from the seed or from files.
+//! Data and initial weights of the from-scratch tutorial, from the seed or from files.
 
 use std::sync::Arc;
 

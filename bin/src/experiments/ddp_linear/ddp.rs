@@ -1,4 +1,4 @@
-//! The second half of document 002: data-parallel ranks.
+//! The second half of the from-scratch tutorial: data-parallel ranks.
 
 use candle_nn::{Module, Optimizer, loss};
 use ddp::{Ddp, DdpConfig};

@@ -1,4 +1,4 @@
-//! `ddp-linear`, document 002: one process against data-parallel ranks, and the true speed-up.
+//! `ddp-linear`, the from-scratch tutorial: one process against data-parallel ranks, and the true speed-up.
 
 mod alone;
 mod data;
@@ -58,8 +58,8 @@ impl Experiment for DdpLinearOptions {
     ) -> Result<RunSeries> {
         if world_size > 1 && !self.keep_total_batch {
             note(format_args!(
-                "document 002 means to keep the total batch size, but keeps that of each rank, and so does this \
-                 run; --keep-total-batch does what the document says"
+                "the from-scratch tutorial means to keep the total batch size, but keeps that of each rank, and so does this \
+                 run; --keep-total-batch does what the tutorial says"
             ));
         }
         let single = alone::run(self, &setup, metrics)?;

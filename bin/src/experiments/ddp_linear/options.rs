@@ -17,7 +17,7 @@ Trains y = w x + b on samples of y = 2 x + 3 + 0.1 noise: in this process alone,
 linear.weight (1, 1) and linear.bias (1).
 
 Each rank takes --batch-size samples a step and the learning rate is multiplied by the number of
-ranks, as document 002 does; with --keep-total-batch a rank takes --batch-size / ranks samples, and
+ranks, as the from-scratch tutorial does; with --keep-total-batch a rank takes --batch-size / ranks samples, and
 the learning rate stays.")]
 pub struct DdpLinearOptions {
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! The training loop of document 002, for one process and for a rank.
+//! The training loop of the from-scratch tutorial, for one process and for a rank.
 
 use candle_core::Tensor;
 
@@ -8,7 +8,7 @@ use crate::run_log::RunLog;
 
 use super::data::{Batch, Loader};
 
-/// The document prints the mean loss of this many batches.
+/// The tutorial prints the mean loss of this many batches.
 const PRINT_EVERY: usize = 100;
 
 /// Trains. `step` takes a step on a batch and gives its loss; the rank that prints has a log.

@@ -1,4 +1,4 @@
-//! The data of document 004's example: a random batch for each rank; and a set to validate on.
+//! The data of the PyTorch handbook's example: a random batch for each rank; and a set to validate on.
 
 use std::ops::Range;
 use std::sync::Arc;

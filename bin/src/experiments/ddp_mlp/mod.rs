@@ -1,4 +1,4 @@
-//! `ddp-mlp`, the data-parallel example of document 004: a small classifier, and its validation over ranks.
+//! `ddp-mlp`, the data-parallel example of the PyTorch handbook: a small classifier, and its validation over ranks.
 
 mod data;
 mod options;
@@ -87,7 +87,7 @@ impl Experiment for DdpMlpOptions {
 
     fn setup(&self) -> Result<Setup> {
         let variables = Variables::new(&self.common)?;
-        // Document 004 makes the model first.
+        // The PyTorch handbook makes the model first.
         variables.make(&self.common, Mlp::new)?;
         let sets = match &self.common.data {
             Some(path) => Sets::read(&TensorFile::open(path)?)?,
@@ -98,7 +98,8 @@ impl Experiment for DdpMlpOptions {
 
     fn alone(&self, _: Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
         note(format_args!(
-            "document 004 does not sum right answers over ranks, and its validation loss is the sum of the batches' means, \
+            "the PyTorch handbook does not sum right answers over ranks, and its validation loss is the sum of the batches' \
+            means, \
              never divided by how many there are; here every sample of the validation set counts once, whatever the number of \
              ranks"
         ));

@@ -1,4 +1,4 @@
-//! The data set of document 001: 2048 samples of 20 features and a label, all random.
+//! The data set of the Trainer tutorial: 2048 samples of 20 features and a label, all random.
 
 use std::sync::Arc;
 

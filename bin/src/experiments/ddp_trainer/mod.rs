@@ -1,4 +1,4 @@
-//! `ddp-trainer`, document 001: a `Trainer` on every rank, which says how much it has to do.
+//! `ddp-trainer`, the Trainer tutorial: a `Trainer` on every rank, which says how much it has to do.
 
 mod data;
 mod options;
@@ -90,8 +90,8 @@ impl Experiment for DdpTrainerOptions {
     fn alone(&self, _: Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
         if self.loss == LossKind::Mse {
             note(format_args!(
-                "document 001 takes the cross-entropy of a single output, which is always 0 and teaches nothing; this run \
-                 takes the mean squared error; --loss document does what the document does"
+                "the Trainer tutorial takes the cross-entropy of a single output, which is always 0 and teaches nothing; this run \
+                 takes the mean squared error; --loss document does what the tutorial does"
             ));
         }
         Ok(())

@@ -10,7 +10,7 @@ use crate::trainer::CheckpointOptions;
 pub enum LossKind {
     /// The mean squared error.
     Mse,
-    /// Cross-entropy over the one output, as in the document: always 0.
+    /// Cross-entropy over the one output, as in the tutorial: always 0.
     Document,
 }
 

@@ -1,4 +1,4 @@
-//! `ddp-transformer`, document 000: a Transformer that learns to repeat a token.
+//! `ddp-transformer`, the DDP tutorial: a Transformer that learns to repeat a token.
 
 mod data;
 mod options;
@@ -135,7 +135,7 @@ impl Experiment for DdpTransformerOptions {
 }
 
 impl DdpTransformerOptions {
-    /// Says where the document errs, if this run does so, too.
+    /// Says where the tutorial errs, if this run does so, too.
     fn remark(&self) {
         let mask =
             "shows each token only those after it, so that the answer is in sight (--mask causal hides them)";
@@ -145,7 +145,7 @@ impl DdpTransformerOptions {
             .filter_map(|(errs, remark)| errs.then_some(remark))
             .collect();
         if !remarks.is_empty() {
-            note(format_args!("as document 000 does, this run {}", remarks.join(", and ")));
+            note(format_args!("as the DDP tutorial does, this run {}", remarks.join(", and ")));
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::trainer::CheckpointOptions;
 /// Which tokens a token sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Mask {
-    /// Those after it, and the last one all: what the document does.
+    /// Those after it, and the last one all: what the tutorial does.
     Document,
     /// Itself and those before it: what a model that predicts the next token must keep to.
     Causal,
@@ -34,8 +34,8 @@ impl From<Mask> for AttentionMask {
 Trains a Transformer to predict the next token, on --world-size ranks with averaged gradients; rank
 0 prints its loss at every step. Each row of the data set is one token, repeated.
 
-The module tree that is printed first is that of the model, and the document's where all sizes are:
-the document prints a larger model than it trains.
+The module tree that is printed first is that of the model, and the tutorial's where all sizes are:
+the tutorial prints a larger model than it trains.
 
 --data FILE holds the tensor tokens, i64 of shape (rows, length); --init and --save hold PyTorch's
 state_dict: embedding.weight, pos_encoding.pe, layers.0.attention.q_linear.weight and so on.")]
@@ -61,7 +61,7 @@ pub struct DdpTransformerOptions {
     /// Which tokens a token sees
     #[arg(long, value_enum, default_value = "document")]
     pub(crate) mask: Mask,
-    /// Give each epoch an order of its own; the document gives all the same
+    /// Give each epoch an order of its own; the tutorial gives all the same
     #[arg(long)]
     pub(crate) reshuffle: bool,
     /// The data set and the model.

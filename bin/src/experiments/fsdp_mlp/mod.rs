@@ -1,4 +1,4 @@
-//! `fsdp-mlp`, the sharded example of document 004: a model of which each rank keeps a part.
+//! `fsdp-mlp`, the sharded example of the PyTorch handbook: a model of which each rank keeps a part.
 
 mod data;
 mod keeping;
@@ -35,7 +35,7 @@ use data::{Batches, Samples};
 use memory::Held;
 use step::Trainee;
 
-/// The document prints the loss of every so many steps.
+/// The handbook prints the loss of every so many steps.
 const PRINTED: usize = 10;
 
 /// What rank 0 has in the end.

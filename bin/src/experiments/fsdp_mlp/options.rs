@@ -53,7 +53,7 @@ runs. Each rank draws a random batch for each step; rank 0 prints its loss of ev
 at most.
 
 Whatever layers compute in, logits become f32 before the loss, as with output_dtype=torch.float32 of PyTorch's \
-MixedPrecisionPolicy; the document takes the loss of f16 logits in f16, which has 3 digits.
+MixedPrecisionPolicy; the handbook takes the loss of f16 logits in f16, which has 3 digits.
 
 --data FILE holds the tensors x, f32 of shape (samples, features), and y, i64 of shape (samples) with classes 0 to 9, to be \
 shared out over the ranks and shuffled. --init and --save hold layer1.weight (hidden, features), layer1.bias and so on to \

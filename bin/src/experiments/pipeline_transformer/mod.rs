@@ -1,4 +1,4 @@
-//! `pipeline-transformer`, document 003: the Transformer cut into stages, micro-batches flowing through.
+//! `pipeline-transformer`, the pipeline tutorial: the Transformer cut into stages, micro-batches flowing through.
 
 mod compare;
 mod keeping;
@@ -131,7 +131,7 @@ impl Experiment for PipelineTransformerOptions {
 
     fn alone(&self, setup: Setup, _: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
         note(format_args!(
-            "as document 003 does, this run shows each token all others, so that the answer is in sight"
+            "as the pipeline tutorial does, this run shows each token all others, so that the answer is in sight"
         ));
         say(format_args!("{}", Transformer::tree(&self.sizes.printed())))?;
         setup.rows.iter().try_for_each(|row| say(format_args!("{}", IntTensor(row))))

@@ -11,13 +11,13 @@ use crate::trainer::CheckpointOptions;
 /// Options of `pipeline-transformer`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Trains document 003's Transformer cut into stages, one on each of --world-size ranks (several with
+Trains the pipeline tutorial's Transformer cut into stages, one on each of --world-size ranks (several with
 some schedules); batches flow through as micro-batches. The rank that has the last stage prints the
 loss of every step, the mean over micro-batches. With --dropout 0 every schedule gives the losses of
 one process; which numbers dropout zeroes depends on how many stages and micro-batches there are.
 
-The module tree that is printed first is that of the model, and the document's where all sizes are:
-the document prints a larger model than it trains.
+The module tree that is printed first is that of the model, and the tutorial's where all sizes are:
+the tutorial prints a larger model than it trains.
 
 --data FILE holds the tensor tokens, i64 of shape (rows, length); --init and --save hold PyTorch's
 state_dict of the whole model.")]
@@ -110,7 +110,7 @@ impl PipelineTransformerOptions {
             Some("parameters") => Split::Balanced(Cost::Parameters),
             Some("time") => Split::Balanced(Cost::ForwardTime),
             Some(names) => Split::at(names.split(',').map(str::trim)),
-            // The document's.
+            // The tutorial's.
             None if stages == 2 && self.sizes.num_layers > 1 => {
                 Split::at([format!("layers.{}", self.sizes.num_layers / 2)])
             }

@@ -11,7 +11,7 @@ use super::stage::{Stage, numbers, word};
 
 pub(super) fn show(stage: &Stage<'_>) -> Result<()> {
     let world_size = stage.comm.world_size();
-    // All but the last; the document's example is 0, 1, 2 of 4.
+    // All but the last; the handbook's example is 0, 1, 2 of 4.
     let some: Vec<usize> = (0..world_size.max(2) - 1).collect();
     let reversed: Vec<usize> = (0..world_size).rev().collect();
     let custom = new_group(stage, &some)?;

@@ -1,4 +1,4 @@
-//! `process-groups`, document 004: back ends, ranks, meeting places, operations between ranks, groups of ranks.
+//! `process-groups`, the PyTorch handbook: back ends, ranks, meeting places, operations between ranks, groups of ranks.
 
 mod groups;
 mod meeting;
@@ -36,7 +36,8 @@ pub fn run(options: &ProcessGroupsOptions) -> Result<()> {
         Start::Launcher { world_size } => {
             if world_size > 1 {
                 note(format_args!(
-                    "a group has the order of the list that it is made of; torch.distributed.new_group sorts the list first, so that \
+                    "a group has the order of the list that it is made of; torch.distributed.new_group sorts the list \
+                    first, so that \
                      in new_group([1, 0]) rank 1 is rank 0 here and rank 1 there"
                 ));
             }

@@ -1,4 +1,4 @@
-//! The operations of the document, with what each rank had before and after.
+//! The operations of the handbook, with what each rank had before and after.
 
 use candle_core::{DType, Tensor};
 use comm::ReduceOp;

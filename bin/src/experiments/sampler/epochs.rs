@@ -1,4 +1,4 @@
-//! The document's `train_with_sampler`, without the training: a loader on each rank, epoch after epoch.
+//! The handbook's `train_with_sampler`, without the training: a loader on each rank, epoch after epoch.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -12,7 +12,7 @@ use crate::error::Result;
 use super::coverage::Coverage;
 use super::{SamplerOptions, look, ranks};
 
-/// The document says which batch it is at after so many.
+/// The handbook says which batch it is at after so many.
 const SAY_EVERY: usize = 5;
 
 /// A data set whose samples are their own numbers.
@@ -85,7 +85,7 @@ fn loader(options: &SamplerOptions, rank: usize) -> Result<Loader> {
     Ok(DataLoader::new(Arc::new(Numbers(options.samples)), sampler, Ok, config)?)
 }
 
-/// One rank's epoch, as the document prints it.
+/// One rank's epoch, as the handbook prints it.
 fn go_through(options: &SamplerOptions, rank: usize, epoch: usize, loader: &mut Loader) -> Result<()> {
     let mut processed = 0;
     for (batch, samples) in loader.batches()?.enumerate() {

@@ -1,4 +1,4 @@
-//! `sampler`, document 004: which rank gets which samples, with a plain and with a distributed sampler.
+//! `sampler`, the PyTorch handbook: which rank gets which samples, with a plain and with a distributed sampler.
 
 mod comparison;
 mod coverage;
@@ -20,7 +20,7 @@ impl SamplerOptions {
         let compared = comparison::Data::draw(self)?;
         let epochs = epochs::Epochs::new(self)?;
         note(format_args!(
-            "document 004 prints a batch's places in its rank's share as its sample indices, and numbers that no sampler \
+            "the PyTorch handbook prints a batch's places in its rank's share as its sample indices, and numbers that no sampler \
              gave as those of the plain sampler; this run prints the places, and below them what the samplers give"
         ));
         epochs.run(self)?;

@@ -23,11 +23,11 @@ pub enum Tail {
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 First --samples samples are dealt out to --world-size ranks, --epochs times, and loaded in batches,
-as the training of document 004 does; then the document's comparison: the order of a plain sampler
+as the training of the PyTorch handbook does; then the handbook's comparison: the order of a plain sampler
 in one process, and what each rank gets from a distributed one, of --compared samples. Nothing is
 trained and no rank is started.
 
-With the same seed all indices are PyTorch's: of torch.manual_seed, the document's data set, and its
+With the same seed all indices are PyTorch's: of torch.manual_seed, the handbook's data set, and its
 samplers.")]
 pub struct SamplerOptions {
     /// How many ranks the samples are dealt out to

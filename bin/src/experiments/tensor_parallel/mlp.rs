@@ -1,4 +1,4 @@
-//! `tensor-parallel-mlp`: the document's feed-forward layers.
+//! `tensor-parallel-mlp`: the handbook's feed-forward layers.
 
 use candle_core::{DType, Device, Tensor};
 use clap::Args;
@@ -178,7 +178,8 @@ impl Experiment for TensorParallelMlpOptions {
             }
         }
         note(format_args!(
-            "document 004 draws other weights on each rank, gathers the first layer's output only to divide it again, and sums \
+            "the PyTorch handbook draws other weights on each rank, gathers the first layer's output only to divide it \
+            again, and sums \
              the gradients of divided weights over ranks, to whom they do not belong; here each rank has its part of one \
              model, and the losses are those of one process"
         ));
@@ -237,7 +238,8 @@ impl TensorParallelMlpOptions {
         let way = (1..=samples.min(MOST_RANKS)).filter(fits).min_by_key(|other| other.abs_diff(dp));
         let way = way.map_or("give another --tp".into(), |other| format!("go on with --dp {other}"));
         let help = format!(
-            "with --sequence-parallel each batch is divided over {tp} ranks (--tp), and of the {samples} samples that are left of the \
+            "with --sequence-parallel each batch is divided over {tp} ranks (--tp), and of the {samples} samples that are \
+            left of the \
              epoch the last batch would have {last}: {way}"
         );
         Err(Error::Option { option: "--dp", got: dp.to_string(), help })
@@ -248,7 +250,8 @@ impl TensorParallelMlpOptions {
         let last = self.last_batch(samples, dp);
         (!last.is_multiple_of(tp)).then(|| {
             format!(
-                "with --sequence-parallel each batch is divided over {tp} ranks (--tp), and the last batch of an epoch has {last}: \
+                "with --sequence-parallel each batch is divided over {tp} ranks (--tp), and the last batch of an epoch has \
+                {last}: \
                  give a number of samples of which that is a multiple of {tp}"
             )
         })
@@ -265,7 +268,7 @@ fn read(file: &TensorFile, hidden_size: usize) -> Result<(Tensor, Tensor)> {
     Ok((x, y))
 }
 
-/// The document's model.
+/// The handbook's model.
 #[derive(Debug)]
 pub struct Mlp {
     layers: ParallelMlp,

@@ -1,4 +1,5 @@
-//! `tensor-parallel-mlp` and `tensor-parallel-transformer`, document 004: layers divided over ranks, and what that saves and
+//! `tensor-parallel-mlp` and `tensor-parallel-transformer`, the PyTorch handbook: layers divided over ranks, and what that
+//! saves and
 //! costs beside copies of the whole model.
 
 mod batches;

@@ -1,4 +1,4 @@
-//! `tensor-parallel-transformer`: a language model of the document's layers.
+//! `tensor-parallel-transformer`: a language model of the handbook's layers.
 
 mod data;
 mod options;

@@ -1,4 +1,4 @@
-//! The Transformer of documents 000 and 003, whole or in its parts.
+//! The Transformer of the DDP and the pipeline tutorial, whole or in its parts.
 
 mod block;
 mod modules;

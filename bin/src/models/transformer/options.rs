@@ -9,7 +9,7 @@ use crate::options::{CommonOptions, count, probability};
 use crate::room;
 use crate::tokens::{check_length, check_room};
 
-/// Sizes of the documents' data set and model.
+/// Sizes of the tutorials' data set and model.
 #[derive(Debug, Clone, Args)]
 pub struct TransformerOptions {
     /// Rows in the data set
@@ -55,7 +55,7 @@ pub struct TransformerOptions {
     pub max_len: usize,
 }
 
-/// The model that the documents train: the options' defaults.
+/// The model that the tutorials train: the options' defaults.
 const TRAINED: TransformerConfig = TransformerConfig {
     vocab_size: 100,
     d_model: 12,
@@ -71,7 +71,7 @@ const PRINTED: TransformerConfig =
     TransformerConfig { vocab_size: 1000, d_model: 32, num_heads: 8, d_ff: 64, max_len: 5000, ..TRAINED };
 
 impl TransformerOptions {
-    /// The model whose tree is printed: the documents print another one than they train, and so does a run with their sizes; a run
+    /// The model whose tree is printed: the tutorials print another one than they train, and so does a run with their sizes; a run
     /// with sizes of its own prints what it trains.
     pub fn printed(&self) -> TransformerConfig {
         let trained = self.config();

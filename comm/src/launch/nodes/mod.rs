@@ -33,7 +33,7 @@ pub use fuzz::fuzz_council;
 pub(super) use message::{Ending, Order, Round, Verdict, Word};
 
 /// Longer than anybody waits.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+pub(super) const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// This launcher among those of its job.
 pub(super) struct Nodes {

@@ -3,7 +3,11 @@
 use super::*;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::process::Command;
 use std::sync::mpsc;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use socket2::{Domain, Socket, Type};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const LIMITS: Limits = Limits { handshake: HOUR, at_once: 2, silence: HOUR, patience: HOUR };
@@ -129,4 +133,34 @@ fn who_drips_is_cut_off_at_the_deadline() {
     };
     assert_eq!(outcome, "Err(TimedOut)");
     assert_eq!(silent.read(&mut [0]).unwrap(), 0);
+}
+
+const ALONE: &str = "GIRANDOLE_TEST_ALONE";
+
+/// In a process of its own: its limit of open files is below what the acceptor waits for, so that the system refuses to wait.
+fn out_of_files_for_a_while() {
+    let (_acceptor, address, came) = serve(LIMITS);
+    let mut socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(1), ..limit }).unwrap();
+    socket.connect(&address.into()).unwrap();
+    // Nothing shows that it has been refused.
+    thread::sleep(Duration::from_millis(300));
+    setrlimit(Resource::Nofile, limit).unwrap();
+    socket.write_all(&[7]).unwrap();
+    assert_eq!(came.recv(), Ok(7));
+}
+
+#[test]
+fn it_goes_on_when_there_are_files_again() {
+    if std::env::var_os(ALONE).is_some() {
+        return out_of_files_for_a_while();
+    }
+    let name = "tcp::acceptor::tests::it_goes_on_when_there_are_files_again";
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture"])
+        .env(ALONE, "1")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

@@ -175,10 +175,19 @@ impl Bureau {
         failed
     }
 
+    /// Whether the group has failed, for those that are no operation.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// Whether it has, and no operation knows.
+    pub(super) fn is_untold(&self) -> bool {
+        self.has_failed() && !self.is_known.load(Ordering::Acquire)
+    }
+
     /// When to say that a rank has died, where no operation of this rank does: it may be ended before its next one.
     pub(super) fn speaks_at(&self) -> Option<Instant> {
-        let is_open = self.failed.load(Ordering::Acquire) && !self.is_known.load(Ordering::Acquire);
-        let failed_at = is_open.then(|| lock(&self.desk).failed_at).flatten()?;
+        let failed_at = self.is_untold().then(|| lock(&self.desk).failed_at).flatten()?;
         Some(failed_at + SPEAKS)
     }
 
@@ -214,9 +223,10 @@ impl Bureau {
             return false;
         }
         (desk.failure, desk.failed_at) = (Some(cause.clone()), Some(Instant::now()));
-        drop(desk);
-        self.note_in_job(&cause);
         self.failed.store(true, Ordering::Release);
+        // Before an operation can tell the program, which may then go on.
+        self.note_in_job(&cause);
+        drop(desk);
         self.changed.notify_all();
         true
     }
@@ -274,6 +284,7 @@ impl Bureau {
         let mut desk = lock(&self.desk);
         let known = loop {
             if let Some(cause) = &desk.failure {
+                self.is_known.store(true, Ordering::Release);
                 break Some(Some(cause.clone()));
             }
             if let Some(index) = desk.answers.iter().position(|(answered, _)| *answered == id) {
@@ -301,6 +312,10 @@ impl Bureau {
 }
 
 impl Supervisor for Bureau {
+    fn goes_on(&self) {
+        self.job.go_on();
+    }
+
     fn begin(&self, call: Fingerprint) {
         lock(&self.activity).begin(call);
     }
@@ -314,7 +329,7 @@ impl Supervisor for Bureau {
     }
 
     fn failure(&self) -> Option<Cause> {
-        if !self.failed.load(Ordering::Acquire) {
+        if !self.has_failed() {
             return None;
         }
         self.is_known.store(true, Ordering::Release);

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::supervisor::Supervisor;
 use crate::tcp::links::timespec;
 use crate::verdict::{Cause, Question, Status, judge, may_change};
 
@@ -241,7 +240,10 @@ impl<'a> Center<'a> {
     /// Who has left for a cause of another group is not the cause.
     fn explain(&self, cause: Cause) -> Cause {
         match cause {
-            Cause::Left { rank } => self.members[rank].because.clone().unwrap_or(cause),
+            // Its number is another rank's word, which may be anything.
+            Cause::Left { rank } => {
+                self.members.get(rank).and_then(|member| member.because.clone()).unwrap_or(cause)
+            }
             cause => cause,
         }
     }
@@ -256,7 +258,7 @@ impl<'a> Center<'a> {
 
     /// The first cause is the cause.
     fn declare(&mut self, cause: Cause) {
-        if self.bureau.failure().is_some() {
+        if self.bureau.has_failed() {
             return;
         }
         // The others first: when this rank knows, its process may end, and would seem to be the cause.
@@ -277,5 +279,78 @@ fn ask(wire: Option<&mut Wire>, asked: &mut Option<Instant>, number: u64) {
     if let Some(wire) = wire {
         wire.write(&Message::Probe { inquiry: number });
         *asked = Some(Instant::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::members::Members;
+    use crate::supervisor::Supervisor;
+    use crate::tcp::switchboard::Switchboard;
+    use crate::tcp::{Stream, TcpConfig};
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Rank 0 of so many, none of which has a data connection.
+    fn office(world_size: usize) -> (Bureau, UnixStream) {
+        let config = TcpConfig { world_size, ..TcpConfig::default() };
+        let switchboard = Switchboard::with(0, (0..world_size).map(|_| None).collect());
+        Bureau::new(&config, Members::world(world_size), switchboard, Arc::default()).unwrap()
+    }
+
+    fn pair() -> [Wire; 2] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        [listener.accept().unwrap().0, there].map(|socket| {
+            socket.set_nonblocking(true).unwrap();
+            Wire::new(Arc::new(Stream::from(socket)))
+        })
+    }
+
+    /// What a rank hears, up to the verdict.
+    fn verdict(wire: &mut Wire) -> Cause {
+        let begun = Instant::now();
+        loop {
+            assert!(begun.elapsed() < LONG);
+            let (messages, ended) = wire.read();
+            let said = |message| if let Message::Verdict(cause) = message { Some(cause) } else { None };
+            if let Some(cause) = messages.into_iter().find_map(said) {
+                return cause;
+            }
+            ended.unwrap();
+            let mut polled = [PollFd::from_borrowed_fd(wire.stream().as_fd(), PollFlags::IN)];
+            poll(&mut polled, Some(&timespec(LONG))).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_rank_that_there_is_not_does_no_harm() {
+        let (bureau, ear) = office(2);
+        let [here, mut there] = pair();
+        let cause = Cause::Left { rank: 9 };
+        std::thread::scope(|scope| {
+            scope.spawn(|| Center::new(&bureau, &ear, vec![None, Some(here)]).serve());
+            there.write(&Message::Ask { id: 1, question: Question::Known { peer: 0, cause: cause.clone() } });
+            assert_eq!(verdict(&mut there), cause);
+            bureau.close(false);
+        });
+        let error = bureau.error(&bureau.failure().unwrap(), "barrier #1".into());
+        assert!(error.to_string().starts_with("rank 9 (host ) left the group"), "{error}");
+    }
+
+    #[test]
+    fn that_others_go_too_does_not_keep_rank_0_from_saying_that_one_has_died() {
+        let (bureau, ear) = office(3);
+        let mut center = Center::new(&bureau, &ear, (0..3).map(|_| None).collect());
+        center.declare(Cause::Died { rank: 1 });
+        center.declare(Cause::Died { rank: 2 });
+        assert!(bureau.speaks_at().is_some());
+        // An operation knows it.
+        assert_eq!(bureau.failure(), Some(Cause::Died { rank: 1 }));
+        assert!(bureau.speaks_at().is_none());
     }
 }

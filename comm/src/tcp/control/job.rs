@@ -12,6 +12,7 @@ use crate::verdict::{Cause, Elsewhere};
 pub(crate) struct Job {
     /// The first one is that of all ranks; the others were made of it.
     groups: Mutex<Vec<Weak<Bureau>>>,
+    /// Until the program, told of it, goes on with another group.
     failure: Mutex<Option<Cause>>,
     /// Groups that this rank is about to make with others.
     meetings: Mutex<Vec<Arc<Elsewhere>>>,
@@ -55,13 +56,22 @@ impl Job {
         Meets { job: self, meeting }
     }
 
-    pub(super) fn meetings(&self) -> Vec<Arc<Elsewhere>> {
+    pub(in crate::tcp) fn meetings(&self) -> Vec<Arc<Elsewhere>> {
         lock(&self.meetings).clone()
     }
 
     /// One of the groups has failed.
     pub(super) fn note(&self, cause: Cause) {
         lock(&self.failure).get_or_insert(cause);
+    }
+
+    /// The program calls an operation of a group that has not failed. Where it was told of those that have, it goes on without
+    /// them, and they explain nothing of what comes later.
+    pub(super) fn go_on(&self) {
+        let mut failure = lock(&self.failure);
+        if failure.is_some() && !self.groups().iter().any(|group| group.is_untold()) {
+            *failure = None;
+        }
     }
 
     /// Why the first of them has failed.

@@ -36,10 +36,11 @@ pub(super) fn lead(plan: &Plan<'_>, given: Option<TcpListener>) -> Result<Meetin
     let mut members = roster.take_wires();
     let met = gathered.and_then(|()| conclude(plan, &mut members, data, &credentials));
     let lines = met.inspect_err(|error| {
-        // Who came meanwhile shall know it too.
-        drop(control);
-        members.extend(roster.take_wires());
         dismiss(plan, std::mem::take(&mut members), error);
+        // Who is about to say who it is shall know it too, and who has said so meanwhile.
+        roster.give_up(reason(plan, error));
+        drop(control);
+        dismiss(plan, roster.take_wires(), error);
     })?;
     Ok(into_meeting(plan, lines, members))
 }
@@ -132,15 +133,22 @@ fn tell_all(plan: &Plan<'_>, members: &mut Members, message: &ToMember) -> Resul
 
 /// Tells those who came that there will be no group, and why.
 pub(super) fn dismiss(plan: &Plan<'_>, members: Members, error: &Error) {
-    let until = Instant::now() + FAREWELL;
-    let mut failure = Failure::of(error);
-    // What names no rank is this one's own.
-    if let Error::System { .. } | Error::Listen { .. } = error {
-        failure = failure.by(plan.number(0), &plan.own.host);
-    }
+    let (until, failure) = (Instant::now() + FAREWELL, reason(plan, error));
     for (_, mut wire, _) in members {
         if wire.send(&ToMember::Failed(failure.clone()), until).is_ok() {
             wire.hang_up();
         }
+    }
+}
+
+/// What the others are told.
+fn reason(plan: &Plan<'_>, error: &Error) -> Failure {
+    let failure = Failure::of(error);
+    match error {
+        // What names no rank is this one's own.
+        Error::System { .. } | Error::Listen { .. } | Error::Aborted { .. } => {
+            failure.by(plan.number(0), &plan.own.host)
+        }
+        _ => failure,
     }
 }

@@ -142,6 +142,8 @@ impl Leader<'_> {
         let (plan, mut back_off) = (self.plan, BackOff::new());
         loop {
             match self.wire.send(hello, plan.deadline) {
+                // It has more to say.
+                Ok(()) if hello.port == 0 => return Ok(()),
                 Ok(()) => {
                     let watched = plan.watch([self.wire.fd()].into_iter());
                     let came = wait_any(&watched, plan.deadline).is_ok_and(|ready| ready[0]);
@@ -153,6 +155,8 @@ impl Leader<'_> {
                 Err(fault) => return Err(self.lost(fault, "")),
             }
             let Ok(found) = try_leader(plan, SECOND_TRY.min(plan.limits.handshake))? else {
+                // The end of the group that the ranks are of may be why.
+                plan.check_parent()?;
                 return Err(self.lost(Fault::Closed, ""));
             };
             (self.wire, *credentials) = found;

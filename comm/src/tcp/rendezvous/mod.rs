@@ -232,12 +232,12 @@ impl Plan<'_> {
         "rendezvous".to_string() + &self.members.place()
     }
 
-    /// An error where the group has failed of which this one is made: not all of its members will come.
+    /// An error where the group has failed, or was aborted, of which this one is made: not all of its members will come.
     fn check_parent(&self) -> Result<()> {
         self.parent.as_ref().and_then(|parent| parent.failure(self.operation())).map_or(Ok(()), Err)
     }
 
-    /// Becomes readable when it has failed.
+    /// Becomes readable when that is so.
     fn parent_ended(&self) -> Option<Arc<UnixStream>> {
         self.parent.as_ref().map(|parent| parent.ended.clone())
     }

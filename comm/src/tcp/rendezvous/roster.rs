@@ -36,6 +36,8 @@ struct State {
     strangers: usize,
     /// The last rank with proof that did not fit.
     refused: Option<String>,
+    /// There will be no group.
+    failure: Option<Failure>,
 }
 
 struct Seat {
@@ -50,7 +52,7 @@ struct Seat {
 impl Roster {
     pub(super) fn new(members: Members, credentials: Credentials, deadline: Instant) -> Self {
         let seats = members.world_ranks().iter().map(|_| None).collect();
-        let state = Mutex::new(State { seats, strangers: 0, refused: None });
+        let state = Mutex::new(State { seats, strangers: 0, refused: None, failure: None });
         Self { credentials, members, deadline, state, changed: Condvar::new() }
     }
 
@@ -91,11 +93,31 @@ impl Roster {
             }
             Status::NotAwaited | Status::Crossed | Status::Gone => return Err(Fault::NotAwaited),
         }
-        let hello = wire.receive(HELLO_LIMIT, deadline)?;
+        let hello = match wire.receive(HELLO_LIMIT, deadline) {
+            Err(Fault::Stopped) => return self.send_away(wire),
+            hello => hello?,
+        };
         if let Some((mut wire, reason)) = self.seat(rank as usize, wire, hello)? {
             wire.send(&ToMember::Refused(reason.clone()), deadline)?;
             self.note(format!("a second rank {number} came: {reason}"));
         }
+        Ok(())
+    }
+
+    /// There will be no group: so hear those who are admitted from now on.
+    pub(super) fn give_up(&self, failure: Failure) {
+        self.state().failure = Some(failure);
+    }
+
+    /// One that is about to say who it is, while nobody is waited for any more.
+    fn send_away(&self, mut wire: Wire) -> Try<()> {
+        let Some(failure) = self.state().failure.clone() else { return Err(Fault::Stopped) };
+        wire.detach();
+        let until = Instant::now() + MESSAGE;
+        // Unread, it could make the system cut the connection off before the answer is read.
+        let _ = wire.receive::<Hello>(HELLO_LIMIT, until);
+        wire.send(&ToMember::Failed(failure), until)?;
+        wire.hang_up();
         Ok(())
     }
 
@@ -112,7 +134,12 @@ impl Roster {
         let entry = entry(hello, from);
         let mut state = self.state();
         let Some(place) = state.seats.get_mut(rank) else { return Err(Fault::NotAwaited) };
-        if let Some(Seat { entry, .. }) = place {
+        if let Some(Seat { entry, wire: seated, .. }) = place {
+            // It has died, or has given up: so this one may well say in its name.
+            if seated.as_ref().is_some_and(Wire::has_news) {
+                self.changed.notify_all();
+                return Err(Fault::NotAwaited);
+            }
             let number = self.members.world_rank(rank);
             let reason =
                 format!("rank {number} is already here, from host {}, pid {}", entry.host, entry.pid);
@@ -130,10 +157,11 @@ impl Roster {
         let mut warn_at = plan.started + plan.config.slow_warning.min(plan.config.bounded_timeout());
         let mut state = self.state();
         loop {
+            // Before anything is made of what they say of themselves.
+            state.check_alive(plan)?;
             if state.missing().is_empty() {
                 return state.check_reach(plan);
             }
-            state.check_alive(plan)?;
             plan.check_parent()?;
             let until = state.seats.iter().flatten().map(|seat| seat.until).fold(plan.deadline, Instant::min);
             let now = Instant::now();
@@ -167,11 +195,11 @@ impl State {
         (1..self.seats.len()).filter(|&rank| self.seats[rank].is_none()).collect()
     }
 
-    /// Nobody who waits for the table has anything to say but that there will be no group.
+    /// Nobody who waits for the table has anything to say but that there will be no group, as one does that cannot listen.
     fn check_alive(&mut self, plan: &Plan<'_>) -> Result<()> {
         for (rank, seat) in self.seats.iter_mut().enumerate() {
             let Some(Seat { wire: Some(wire), entry, .. }) = seat else { continue };
-            if wire.has_news() {
+            if entry.address.port() == 0 || wire.has_news() {
                 return Err(bad_news(plan, rank, wire, entry));
             }
         }
@@ -261,7 +289,10 @@ fn unreachable_pair(ranks: &[(IpAddr, Option<IpAddr>, &str)], members: &Members)
 
 #[cfg(test)]
 mod tests {
+    use std::net::{TcpListener, TcpStream};
+
     use super::*;
+    use crate::shm::{Obstacle, Site};
 
     #[test]
     fn ranks_are_named_as_people_would() {
@@ -296,5 +327,32 @@ mod tests {
         );
         let wrong = [(ip("::1"), here, "a"), (ip("10.0.0.2"), there, "b")];
         assert!(unreachable_pair(&wrong).unwrap().contains("rank 0 (host a) listens on ::1"));
+    }
+
+    /// Who comes to say so may be here before rank 0 has looked.
+    #[test]
+    fn the_place_of_a_rank_that_has_died_is_not_said_to_be_taken() {
+        let until = Instant::now() + Duration::from_secs(60);
+        let roster = Roster::new(Members::world(3), Credentials::new(None, ""), until);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let comes = || {
+            let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            (there, Wire::new(listener.accept().unwrap().0, None).unwrap())
+        };
+        let (host, site) = ("a".into(), Site::own(Err(Obstacle::Unwanted)));
+        let hello = Hello { ip: None, port: 1, host, pid: 7, site, patience_ms: 60_000, door: 0 };
+        let (first, wire) = comes();
+        assert!(roster.seat(1, wire, hello.clone()).unwrap().is_none());
+        let (_second, wire) = comes();
+        let (_, reason) = roster.seat(1, wire, hello.clone()).unwrap().unwrap();
+        assert_eq!(reason, "rank 1 is already here, from host a, pid 7");
+        drop(first);
+        let is_gone = || roster.state().seats[1].as_ref().unwrap().wire.as_ref().unwrap().has_news();
+        while !is_gone() {
+            assert!(Instant::now() < until);
+        }
+        let (_third, wire) = comes();
+        let third = roster.seat(1, wire, hello);
+        assert!(matches!(third, Err(Fault::NotAwaited)), "{third:?}");
     }
 }

@@ -1,5 +1,6 @@
 //! Ranks as threads: those who meet, those who do not, and those who should not.
 
+mod aborted;
 mod corrupted;
 mod ended;
 mod exhausted;

@@ -252,7 +252,9 @@ impl Call {
                     let seen = &mut row[own];
                     let highest = max(seen);
                     let highest = if highest > *top { highest } else { *top };
-                    if highest == T::NEG_INFINITY && (seen.is_empty() || self.hidden.is_some()) {
+                    // What is not a number is not hidden, and shows in the result.
+                    let all_hidden = || self.hidden.is_some() && seen.iter().all(|x| *x == T::NEG_INFINITY);
+                    if highest == T::NEG_INFINITY && (seen.is_empty() || all_hidden()) {
                         seen.fill(T::zero());
                         continue;
                     }

@@ -68,6 +68,33 @@ fn threads_do_not_change_bits() -> candle_core::Result<()> {
     Ok(())
 }
 
+/// A query that is not a number gives a result that is not, whatever keys are hidden: who looks for it must see it.
+#[test]
+fn what_is_not_a_number_stays_so() -> candle_core::Result<()> {
+    let mut config = AttentionConfig::new(1, AttentionMask::Full);
+    let (k, v) = (random(&[1, 3, 2])?, random(&[1, 3, 2])?);
+    let q = Var::new(&[[[f64::NAN, 1.], [1., 1.], [1., 1.]]], &Device::Cpu)?;
+    for mask in [AttentionMask::Full, AttentionMask::Causal] {
+        config.mask = mask;
+        for seen in [[1u8, 1, 1], [1, 0, 1], [0, 1, 1]] {
+            let key_mask = Tensor::new(&[seen], &Device::Cpu)?;
+            let sizes = check(&q, [("k", &k), ("v", &v)], &config)?;
+            let hidden = Some(hidden(&key_mask, &sizes)?);
+            let call = Call { sizes, mask, scale: 1., hidden, dropout: None };
+            let both = [composed(&q, &k, &v, &call)?, run(&q, &k, &v, Some(&key_mask), &config)?];
+            let all_hidden = mask == AttentionMask::Causal && seen[0] == 0;
+            for y in both {
+                let rows = y.squeeze(0)?.to_vec2::<f64>()?;
+                assert_eq!(rows[0][0].is_nan(), !all_hidden, "{mask:?} {seen:?} {rows:?}");
+                let gradient = y.sum_all()?.backward()?.get(&*q).unwrap().flatten_all()?.to_vec1::<f64>()?;
+                assert_eq!(gradient[0].is_nan(), !all_hidden, "{mask:?} {seen:?} {gradient:?}");
+                assert!(rows[1..].iter().flatten().chain(&gradient[2..]).all(|x| x.is_finite()));
+            }
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn what_does_not_fit_is_named() {
     let zeros = |dims: &[usize]| Tensor::zeros(dims, DType::F32, &Device::Cpu).unwrap();

@@ -25,8 +25,11 @@ impl Bureau {
         activity
     }
 
-    /// The call that goes on here, for another group.
+    /// The call that goes on here, for another group. Where the group has ended, so does the call.
     fn as_seen_by(&self, members: &Members) -> Option<Elsewhere> {
+        if self.has_failed() || self.closing().is_some() {
+            return None;
+        }
         let activity = lock(&self.activity);
         let call = activity.current()?.to_string() + &self.members.place();
         let waits = activity.waits().filter_map(|rank| members.rank_of(self.members.world_rank(rank)));

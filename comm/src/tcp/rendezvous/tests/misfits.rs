@@ -15,23 +15,29 @@ fn text(end: &Result<Meeting>) -> String {
     end.as_ref().unwrap_err().to_string()
 }
 
-/// A rank by hand, as far as its introduction.
-fn introduced(rank: u32, world_size: u32, port: u16) -> Wire {
-    introduced_for(rank, world_size, port, LONG)
-}
-
-/// One that says that it will wait so long.
-fn introduced_for(rank: u32, world_size: u32, port: u16, patience: Duration) -> Wire {
+/// A rank by hand, before its introduction.
+fn admitted(rank: u32, world_size: u32, port: u16) -> Wire {
     let until = Instant::now() + LONG;
     let caller = Caller { rank, world_size, purpose: Purpose::Control };
     let credentials = Credentials::new(secret().as_ref(), "");
-    let (mut wire, verdict) = loop {
+    let (wire, verdict) = loop {
         match Wire::connect(([127, 0, 0, 1], port).into(), &credentials, caller, until) {
             Ok(connected) => break connected,
             Err(_) => assert!(Instant::now() < until),
         }
     };
     assert_eq!(verdict.status, Status::Admitted);
+    wire
+}
+
+/// A rank by hand, as far as its introduction.
+pub(super) fn introduced(rank: u32, world_size: u32, port: u16) -> Wire {
+    introduced_for(rank, world_size, port, LONG)
+}
+
+/// One that says that it will wait so long.
+fn introduced_for(rank: u32, world_size: u32, port: u16, patience: Duration) -> Wire {
+    let mut wire = admitted(rank, world_size, port);
     let nobody = point().1;
     let (host, site) = ("elsewhere".into(), Site::own(Err(Obstacle::Unwanted)));
     let hello = Hello {
@@ -43,7 +49,7 @@ fn introduced_for(rank: u32, world_size: u32, port: u16, patience: Duration) -> 
         patience_ms: patience.as_millis() as u64,
         door: 0,
     };
-    wire.send(&hello, until).unwrap();
+    wire.send(&hello, Instant::now() + LONG).unwrap();
     wire
 }
 
@@ -208,6 +214,19 @@ fn the_death_of_a_rank_that_waits_is_told_to_all_at_once() {
     let told = waiting.receive(LIMIT, Instant::now() + LONG);
     let Ok(ToMember::Failed(failure)) = told else { panic!("{told:?}") };
     assert_eq!(failure.died, Some((2, host)));
+}
+
+/// Rank 0 has given up before it has heard who that is.
+#[test]
+fn who_is_about_to_introduce_itself_is_told_too() {
+    let (listener, port) = point();
+    let leader = leading(tcp(0, 4, port), listener);
+    let mut coming = admitted(1, 4, port);
+    drop(introduced(2, 4, port));
+    let told = coming.receive(LIMIT, Instant::now() + LONG);
+    let Ok(ToMember::Failed(failure)) = told else { panic!("{told:?}") };
+    assert_eq!(failure.died, Some((2, "elsewhere".into())));
+    assert!(matches!(leader.join().unwrap(), Err(Error::PeerDied { rank: 2, .. })));
 }
 
 #[test]
