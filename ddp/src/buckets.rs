@@ -11,7 +11,7 @@ pub(crate) struct Gradient {
     pub(crate) name: String,
     pub(crate) variable: TensorId,
     pub(crate) hooked: TensorId,
-    shape: Shape,
+    pub(crate) shape: Shape,
     dtype: DType,
     device: Device,
 }

@@ -1,5 +1,7 @@
 //! How gradients are grouped and averaged.
 
+use training::AuditConfig;
+
 use crate::CommHook;
 
 /// How a [`crate::Ddp`] groups and averages gradients. The same on every rank, which [`crate::Ddp::new`] checks.
@@ -25,6 +27,9 @@ pub struct DdpConfig {
     pub broadcast_buffers: bool,
     /// How buckets are averaged. Default: as they are.
     pub hook: CommHook,
+    /// What is done about parameters that have no gradient on any rank after the first [`crate::Ddp::backward`] with data. Default: rank
+    /// 0 of the group warns once. An error instead leaves the `Ddp` of no use, as any error of backward does.
+    pub audit: AuditConfig,
 }
 
 impl Default for DdpConfig {
@@ -36,6 +41,7 @@ impl Default for DdpConfig {
             buffers: vec!["running_mean".into(), "running_var".into()],
             broadcast_buffers: true,
             hook: CommHook::AllReduce,
+            audit: AuditConfig::default(),
         }
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use candle_core::Var;
 use comm::Communicator;
+use training::AuditConfig;
 
 use crate::hook::Link;
 use crate::parameter::{Kinds, Parameter};
@@ -30,8 +31,15 @@ pub(crate) fn meet(
 
 /// What must be equal on all ranks, one line for each thing.
 fn describe(parameters: &[Parameter], buffers: &[(String, Var)], config: &DdpConfig) -> Vec<String> {
-    let DdpConfig { bucket_bytes, first_bucket_bytes, measure_bucket_bytes, hook, broadcast_buffers, .. } =
-        config;
+    let DdpConfig {
+        bucket_bytes,
+        first_bucket_bytes,
+        measure_bucket_bytes,
+        hook,
+        broadcast_buffers,
+        audit,
+        ..
+    } = config;
     let mut first = format!("buckets of {bucket_bytes} bytes, the first of {first_bucket_bytes}");
     if *measure_bucket_bytes {
         first += ", sizes measured";
@@ -41,6 +49,9 @@ fn describe(parameters: &[Parameter], buffers: &[(String, Var)], config: &DdpCon
     }
     if !broadcast_buffers {
         first += ", buffers left as they are";
+    }
+    if *audit != AuditConfig::default() {
+        first += &format!(", missing gradients: {audit:?}");
     }
     let mut lines = vec![first];
     let mut kinds = Kinds::default();

@@ -92,6 +92,11 @@ impl Weights {
         Ok(if total > 0.0 { unit / mean } else { 1.0 })
     }
 
+    /// True where some rank has data that count in this step. Waits for the exchange.
+    pub(crate) fn any_counts(&mut self) -> Result<bool> {
+        Ok(self.all()?.is_none_or(|all| all.iter().any(|&weight| weight > 0.0)))
+    }
+
     /// The first rank that has data in this step. Waits for the exchange.
     pub(crate) fn first_with_data(&mut self) -> Result<usize> {
         let first = |all: &[f64]| all.iter().position(|&weight| weight != JOINED);
@@ -124,6 +129,7 @@ mod tests {
             let scales = weights[comm.rank()].iter().map(|&weight| own.add(Some(weight)));
             let scales = scales.collect::<Result<Vec<_>>>()?;
             own.exchange(comm)?;
+            assert_eq!(own.any_counts()?, weights.iter().flat_map(|own| *own).any(|&weight| weight > 0.0));
             Ok((scales, own.factor()?, own.all_joined()?))
         });
         ranks.expect("no failure")

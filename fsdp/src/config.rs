@@ -1,6 +1,7 @@
 //! What is sharded, and in which dtypes.
 
 use candle_core::DType;
+use training::AuditConfig;
 
 /// What each rank keeps of the model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -44,6 +45,9 @@ pub struct FsdpConfig {
     /// What buffers of floats are kept in; a layer may want them in what it computes in. Files may have them in any other.
     /// Default: none, the dtype of the `VarBuilder`.
     pub buffer_dtype: Option<DType>,
+    /// What is done about parameters that have no gradient on any rank after the first [`crate::Fsdp::backward`]. Default: the first
+    /// rank warns once. An error instead leaves the `Fsdp` of no use, as any error of backward does.
+    pub audit: AuditConfig,
 }
 
 impl Default for FsdpConfig {
@@ -54,6 +58,7 @@ impl Default for FsdpConfig {
             pack_elements: 16 * 1024,
             buffers: vec!["running_mean".into(), "running_var".into()],
             buffer_dtype: None,
+            audit: AuditConfig::default(),
         }
     }
 }

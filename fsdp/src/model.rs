@@ -7,6 +7,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 use candle_nn::{Module, ModuleT, VarBuilder};
 use comm::{Communicator, Mesh, Stats};
+use training::AuditConfig;
 
 use crate::agreement;
 use crate::builder::{Built, Model, Plan, UnitBuilder};
@@ -232,10 +233,13 @@ fn check_dtypes(config: &FsdpConfig) -> Result<()> {
 
 /// What must be equal on all ranks, one line for each thing.
 fn describe(model: &Model, config: &FsdpConfig) -> Vec<String> {
-    let FsdpConfig { strategy, mixed_precision, pack_elements, buffer_dtype, .. } = config;
+    let FsdpConfig { strategy, mixed_precision, pack_elements, buffer_dtype, audit, .. } = config;
     let mut lines = vec![format!(
         "{strategy:?}, {mixed_precision:?}, buffers in {buffer_dtype:?}, small: below {pack_elements} elements"
     )];
+    if *audit != AuditConfig::default() {
+        lines.push(format!("missing gradients: {audit:?}"));
+    }
     for unit in &model.units {
         let Built { name, params, keep, digest, .. } = unit;
         lines.push(format!("unit {name} of {:?}, kept after forward: {keep}", unit.shard_dtype()));

@@ -5,8 +5,13 @@ use std::collections::HashSet;
 use candle_core::backprop::GradStore;
 use candle_core::{D, DType, Storage, Tensor, Var};
 
+use crate::blocks::{BLOCK, blocks_of_work};
 use crate::op::{dense, sum};
+use crate::vectors::vectorized;
 use crate::{Error, Result};
+
+/// Numbers that are summed in f32.
+const RUN: usize = 1024;
 
 /// The 2-norm of the gradients of all these parameters together; those without a gradient count nothing.
 ///
@@ -113,14 +118,39 @@ pub fn clip_grad_norm(grads: &mut GradStore, vars: &[Var], max_norm: f64) -> Res
 /// # Ok::<(), training::Error>(())
 /// ```
 pub fn clip_by_norm(grads: &mut GradStore, vars: &[Var], norm: f64, max_norm: f64) -> Result<()> {
+    let factor = clip_factor(norm, max_norm)?;
+    if factor < 1.0 { scale_grads(grads, vars, factor) } else { Ok(()) }
+}
+
+/// What [`clip_by_norm`] multiplies gradients with that have this norm together: 1 where they are short enough.
+///
+/// [`Adam::step_scaled`](crate::Adam::step_scaled) and [`Sgd::step_scaled`](crate::Sgd::step_scaled) take it, and save the pass over
+/// the gradients that scaling is.
+///
+/// # Errors
+/// As [`clip_by_norm`].
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use candle_nn::Optimizer;
+/// use training::{Adam, AdamConfig, clip_factor, grad_norm};
+///
+/// let weight = Var::new(&[3f64, 4.], &Device::Cpu)?;
+/// let mut adam = Adam::new(vec![weight.clone()], AdamConfig::adamw())?;
+/// let grads = (weight.as_tensor().sqr()?.sum_all()? * 0.5)?.backward()?;
+/// let factor = clip_factor(grad_norm(&grads, &[weight])?, 1.0)?;
+/// assert!((factor - 0.2).abs() < 1e-6);
+/// adam.step_scaled(&grads, factor)?;
+/// # Ok::<(), training::Error>(())
+/// ```
+pub fn clip_factor(norm: f64, max_norm: f64) -> Result<f64> {
     // What PyTorch adds, so that gradients of zero can be divided by.
     const TINY: f64 = 1e-6;
     check_max_norm(max_norm)?;
     if !norm.is_finite() {
         return Err(Error::NormNotFinite { norm });
     }
-    let factor = max_norm / (norm + TINY);
-    if factor < 1.0 { scale_grads(grads, vars, factor) } else { Ok(()) }
+    Ok((max_norm / (norm + TINY)).min(1.0))
 }
 
 /// The place of the first of these parameters whose gradient holds a NaN or an infinity.
@@ -149,10 +179,17 @@ fn squares(grad: &Tensor) -> candle_core::Result<f64> {
     if grad.device().is_cpu() && grad.is_contiguous() {
         let (storage, layout) = grad.storage_and_layout();
         if let (Storage::Cpu(storage), DType::F32) = (&*storage, grad.dtype()) {
+            let numbers = dense::<f32>(storage, layout)?;
             // Runs of f32 are summed in f32 lanes, the runs in f64: fast, and exact to the last places.
-            let runs = dense::<f32>(storage, layout)?.chunks(1024);
-            let scaled = runs.map(|run| f64::from(sum(run, |x| x * x)));
-            let total: f64 = scaled.sum();
+            let mut sums = vec![0f64; numbers.len().div_ceil(RUN)];
+            blocks_of_work([&mut sums], BLOCK / RUN, numbers.len(), |at, [sums]| {
+                vectorized!({
+                    for (total, run) in sums.iter_mut().zip(numbers[at * RUN..].chunks(RUN)) {
+                        *total = f64::from(sum(run, |x| x * x));
+                    }
+                });
+            });
+            let total: f64 = sums.into_iter().sum();
             if total.is_finite() && total > 1e-30 {
                 return Ok(total);
             }

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use candle_core::DType;
 
+use crate::GradientAudit;
+
 /// What can go wrong in building or training a model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -74,6 +76,31 @@ pub enum Error {
         classes: usize,
         /// The target that marks rows to be left out.
         ignore_index: Option<i64>,
+    },
+    /// Positions that a table has no entries for.
+    #[error(
+        "{operation}: {positions} positions from {offset} on are beyond the table of {max_len}; make it with a larger max_len"
+    )]
+    BeyondTable {
+        /// The operation.
+        operation: &'static str,
+        /// The first position.
+        offset: usize,
+        /// How many there are.
+        positions: usize,
+        /// How many the table has.
+        max_len: usize,
+    },
+    /// Parameters have no gradient on any rank.
+    #[error(
+        "{strategy}: after the first backward, all ranks together, {audit}; parameters that are frozen on purpose go into \
+         `AuditConfig::frozen`"
+    )]
+    MissingGradients {
+        /// Who looked.
+        strategy: &'static str,
+        /// Which they are.
+        audit: GradientAudit,
     },
     /// A gradient does not fit its parameter.
     #[error(

@@ -3,11 +3,14 @@
 //! - [`TorchInit`] is a variable builder that gives any candle model PyTorch's initial weights, from a seed.
 //! - [`LayerNorm`], [`softmax`], [`log_softmax`] and [`cross_entropy`] are fused and have gradients.
 //! - [`Linear`], [`attention`], of several heads, and [`gelu`] are one operation each.
+//! - [`RmsNorm`], [`Rotary`] embedding, [`swiglu`], [`geglu`] and [`GatedMlp`] are what Llama and its relatives are made of.
+//! - [`linear_cross_entropy`] is a language model's last layer and loss without the logits of all rows at once.
 //! - [`conv2d`] and [`max_pool2d`] have PyTorch's gradients, computed as quickly as the forward pass.
 //! - [`Dropout`] takes its masks from a seed, so that ranks differ and runs repeat.
 //! - [`Sgd`], with momentum, and [`Adam`] (AdamW as well) are [`candle_nn::Optimizer`]s whose state can be saved:
 //!   [`OptimizerState`].
 //! - [`clip_grad_norm`] bounds gradients of a model that every rank has whole.
+//! - [`audit`] finds parameters that get no gradient, and says why that may be.
 //! - [`defer_weights`] runs backward without the gradients of weights, and those later.
 //! - [`activation_bytes`] tells what a graph holds for backward, with what operations keep to themselves ([`Kept`]).
 //! - [`tensor_header`] looks at a safetensors file before anything computes with what it says; [`open_input`] opens regular files
@@ -16,6 +19,8 @@
 #![deny(unsafe_code)]
 
 mod adam;
+mod audit;
+mod blocks;
 mod checkpoint;
 mod clip;
 mod defer;
@@ -35,10 +40,11 @@ mod state;
 mod vectors;
 
 pub use adam::{Adam, AdamConfig};
+pub use audit::{AuditConfig, GradientAudit, NoGradient, OnMissingGradient, audit};
 #[cfg(any(test, fuzzing))]
 pub use checkpoint::fuzz_manifest;
 pub use checkpoint::{Checkpoint, CheckpointConfig, Checkpoints, Contents, Draft, FileHash};
-pub use clip::{clip_by_norm, clip_grad_norm, first_not_finite, grad_norm, scale_grads};
+pub use clip::{clip_by_norm, clip_factor, clip_grad_norm, first_not_finite, grad_norm, scale_grads};
 pub use defer::{DeferredGrads, defer, defer_weights};
 pub use dropout::Dropout;
 pub use error::{Error, Fallback, Result};
@@ -52,8 +58,10 @@ pub use graph::activation_bytes;
 pub use init::TorchInit;
 pub use kept::Kept;
 pub use op::{
-    AttentionConfig, AttentionMask, LayerNorm, Linear, attention, attention_with_key_mask, conv2d,
-    cross_entropy, gelu, layer_norm, linear, log_softmax, max_pool2d, softmax,
+    AttentionConfig, AttentionMask, Gate, GatedMlp, LayerNorm, Linear, LinearCrossEntropyConfig, RmsNorm,
+    Rotary, RotaryConfig, RotaryLayout, RotaryScaling, attention, attention_with_key_mask, conv2d,
+    cross_entropy, gated_mlp, geglu, geglu_tanh, gelu, layer_norm, linear, linear_cross_entropy,
+    linear_no_bias, log_softmax, max_pool2d, rms_norm, softmax, swiglu,
 };
 pub use sgd::{Sgd, SgdConfig};
 pub use state::{OptimizerState, named_vars};

@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use candle_core::bail;
+use gemm::Parallelism;
 
 use crate::op::Real;
 use crate::vectors::vectorized;
@@ -87,9 +88,36 @@ impl<'a, T> Matrix<'a, T> {
 /// Matrices that do not fit each other or their slices.
 pub(crate) fn multiply<T: Real>(
     out: &mut [T],
+    pair: (Matrix<'_, T>, Matrix<'_, T>),
+    scale: T,
+    add: bool,
+) -> candle_core::Result<()> {
+    multiply_by(out, pair, scale, add, Parallelism::None)
+}
+
+/// The same by several threads, with the same bits: they share out the result, not its sums.
+///
+/// # Errors
+/// As [`multiply`].
+pub(crate) fn multiply_in_parallel<T: Real>(
+    out: &mut [T],
+    pair: (Matrix<'_, T>, Matrix<'_, T>),
+    scale: T,
+    add: bool,
+) -> candle_core::Result<()> {
+    let parallelism = match rayon::current_num_threads() {
+        1 => Parallelism::None,
+        threads => Parallelism::Rayon(threads),
+    };
+    multiply_by(out, pair, scale, add, parallelism)
+}
+
+fn multiply_by<T: Real>(
+    out: &mut [T],
     (a, b): (Matrix<'_, T>, Matrix<'_, T>),
     scale: T,
     add: bool,
+    parallelism: Parallelism,
 ) -> candle_core::Result<()> {
     let (m, n, k) = (a.rows, b.columns, a.columns);
     if b.rows != k || m.checked_mul(n) != Some(out.len()) || !a.is_whole() || !b.is_whole() {
@@ -122,7 +150,7 @@ pub(crate) fn multiply<T: Real>(
             false,
             false,
             false,
-            gemm::Parallelism::None,
+            parallelism,
         );
     }
     Ok(())

@@ -91,6 +91,16 @@ pub(crate) fn slots<S>(
     Ok(slots)
 }
 
+/// Refuses a factor that would make every gradient a NaN or an infinity.
+pub(crate) fn check_scale(of: &'static str, scale: f64) -> Result<()> {
+    match scale.is_finite() {
+        true => Ok(()),
+        false => {
+            Err(Error::InvalidConfig { of, field: "scale", got: scale, help: "it must be a finite number" })
+        }
+    }
+}
+
 /// Variables without names go by their places.
 pub(crate) fn numbered(vars: Vec<Var>) -> impl Iterator<Item = (String, Var)> {
     vars.into_iter().enumerate().map(|(index, var)| (index.to_string(), var))

@@ -5,7 +5,8 @@ use candle_core::{DType, Device, Module, Result, Tensor, Var};
 use candle_nn::{Conv2d, Conv2dConfig};
 use proptest::prelude::*;
 use training::{
-    AttentionConfig, AttentionMask, LayerNorm, attention, conv2d, cross_entropy, log_softmax, softmax,
+    AttentionConfig, AttentionMask, Gate, LayerNorm, LinearCrossEntropyConfig, RmsNorm, Rotary, RotaryConfig,
+    RotaryLayout, attention, conv2d, cross_entropy, linear_cross_entropy, log_softmax, softmax,
 };
 
 const STEP: f64 = 1e-5;
@@ -70,6 +71,46 @@ proptest! {
             let (weight, bias) = (parameter(seed + 2)?, parameter(seed + 3)?);
             let norm = LayerNorm::new(weight.as_tensor().clone(), bias.as_tensor().clone(), 0.1);
             check(&[x.clone(), weight, bias], || (norm.forward(&view(&x, layout)?)? * &outer)?.sum_all())
+        };
+        run().unwrap();
+    }
+
+    #[test]
+    fn gradients_of_what_llama_is_made_of_are_slopes(
+        (rows, columns) in (2usize..5, 2usize..20),
+        layout in 0u8..3,
+        smoothing in 0u8..3,
+        chunk in 1usize..5,
+        seed in 0u64..1000,
+    ) {
+        let run = || -> Result<()> {
+            let x = Var::from_tensor(&numbers((rows, columns), seed)?)?;
+            let (rows, width) = view(&x, layout)?.dims2()?;
+            let outer = numbers((rows, width), seed + 1)?;
+            let other = |shape, seed| Var::from_tensor(&numbers(shape, seed)?);
+            // A row of zeros has no slope to speak of; eps keeps it smooth.
+            let weight = Var::from_tensor(&numbers((1, width), seed + 2)?.squeeze(0)?)?;
+            let norm = RmsNorm::new(weight.as_tensor().clone(), 0.1);
+            check(&[x.clone(), weight], || (norm.forward(&view(&x, layout)?)? * &outer)?.sum_all())?;
+            let up = other((rows, width), seed + 3)?;
+            for gate in [Gate::Silu, Gate::Gelu, Gate::GeluTanh] {
+                let gated = || (gate.apply(&view(&x, layout)?, &up)? * &outer)?.sum_all();
+                check(&[x.clone(), up.clone()], gated)?;
+            }
+            for layout in [RotaryLayout::HalfSplit, RotaryLayout::Interleaved] {
+                let rotary = Rotary::new(&RotaryConfig { layout, ..RotaryConfig::new(4, 24) }, &Device::Cpu)?;
+                let (x, outer) = (other((rows, 8), seed + 4)?, numbers((rows, 8), seed + 5)?);
+                check(std::slice::from_ref(&x), || (rotary.apply(&x, 4)? * &outer)?.sum_all())?;
+            }
+            let targets = (0..rows).map(|row| if row == 1 { -100 } else { (row % 3) as i64 });
+            let targets = Tensor::from_iter(targets, &Device::Cpu)?;
+            let label_smoothing = f64::from(smoothing) * 0.5;
+            let config = LinearCrossEntropyConfig { label_smoothing, chunk_rows: Some(chunk), ..Default::default() };
+            let (weight, bias) = (other((3, width), seed + 6)?, other((1, 3), seed + 7)?);
+            let loss = || {
+                linear_cross_entropy(&view(&x, layout)?, &weight, Some(&bias.squeeze(0)?), &targets, &config)
+            };
+            check(&[x.clone(), weight.clone(), bias.clone()], || loss()? * 2.0)
         };
         run().unwrap();
     }

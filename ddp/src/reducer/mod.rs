@@ -64,6 +64,8 @@ struct State {
     late: Vec<Option<Tensor>>,
     /// The parameters whose gradients came in the pass before.
     came_before: Vec<usize>,
+    /// Parameters without a gradient are still to be looked for.
+    unaudited: bool,
     failed: Option<Error>,
 }
 
@@ -91,6 +93,7 @@ impl Reducer {
             look_ahead: false,
             late: vec![None; items.len()],
             came_before: Vec::new(),
+            unaudited: true,
             failed: None,
         };
         let hook = config.hook.start(comm.world_size());
@@ -246,6 +249,7 @@ impl Reducer {
         state.came_before = state.buckets.arrived.clone();
         let averaged = self.comm.world_size() > 1;
         let factor = state.weights.factor()?;
+        let audits = state.unaudited && state.weights.any_counts()?;
         state.weights.clear();
         for bucket in 0..state.buckets.plan.buckets.len() {
             if !averaged {
@@ -260,7 +264,19 @@ impl Reducer {
                 grad.map(|grad| grads.insert_id(*variable, grad));
             }
         }
+        if audits {
+            state.unaudited = false;
+            self.audit(grads)?;
+        }
         Ok(())
+    }
+
+    /// All ranks have the same gradients, so that all come to the same end.
+    fn audit(&self, grads: &GradStore) -> Result<()> {
+        let parameters = self.gradients.iter().map(|gradient| {
+            (gradient.name.as_str(), gradient.shape.dims(), grads.get_id(gradient.variable).is_some())
+        });
+        Ok(self.config.audit.act("Ddp", self.comm.rank() == 0, parameters)?)
     }
 
     /// The size of buckets that is in use.

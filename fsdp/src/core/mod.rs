@@ -1,5 +1,6 @@
 //! What happens while a model runs: parameters come and go, gradients become shards.
 
+mod compare;
 mod gather;
 mod graph;
 mod reduce;
@@ -9,10 +10,10 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{Tensor, Var};
 use comm::Work;
 
-use crate::agreement::{self, Digest};
+use crate::agreement::Digest;
 use crate::builder::{Built, Model, Param};
 use crate::groups::Groups;
 use crate::memory::{Memory, Meter};
@@ -28,9 +29,6 @@ thread_local! {
     /// The address of the core whose backward this thread is in.
     static PASS: Cell<Option<usize>> = const { Cell::new(None) };
 }
-
-/// Of a word that ranks exchange.
-const BITS: usize = 64;
 
 /// One sharded model on this rank.
 pub(crate) struct Core {
@@ -67,6 +65,8 @@ struct State {
     history: Digest,
     /// Bytes of gradients that were given out.
     given_out: usize,
+    /// Parameters without a gradient are still to be looked for.
+    unaudited: bool,
     failed: Option<Error>,
 }
 
@@ -115,6 +115,7 @@ impl Core {
             accumulating: false,
             history: Digest::new(),
             given_out: 0,
+            unaudited: true,
             failed: None,
         };
         let parameters = Meter::default();
@@ -202,6 +203,7 @@ impl Core {
         }
         if synchronise {
             self.compare(state)?;
+            self.audit(state)?;
         }
         for (unit, pieces) in shards {
             for (param, Param { shard, .. }) in self.units[unit].params.iter().enumerate() {
@@ -310,34 +312,6 @@ impl Core {
         if let Err(error) = self.release(state, run.unit) {
             state.fail(error);
         }
-    }
-
-    /// All ranks must have communicated for the same units in the same order: two of equal size could have been mixed up. Along with
-    /// that they say which parameters they have a gradient of: so that all give one out, or none.
-    fn compare(&self, state: &mut State) -> Result<()> {
-        let history = std::mem::replace(&mut state.history, Digest::new());
-        let world = &*self.groups.world;
-        if world.world_size() == 1 {
-            return Ok(());
-        }
-        let present = state.present.chunks(BITS).map(|bits| {
-            bits.iter().rev().fold(0u64, |word, &present| (word << 1) | u64::from(present)).cast_signed()
-        });
-        let words: Vec<i64> = std::iter::once(history.0.cast_signed()).chain(present).collect();
-        let all = Tensor::zeros(world.world_size() * words.len(), DType::I64, &Device::Cpu)?;
-        let input = Tensor::new(&words[..], &Device::Cpu)?;
-        world.run(comm::Operation::AllGather { output: all.clone(), input, counts: None })?;
-        let all = all.to_vec1::<i64>()?;
-        let ranks = || all.chunks(words.len());
-        if let Some((rank, odd_rank)) = agreement::odd_one(&ranks().map(|words| words[0]).collect::<Vec<_>>())
-        {
-            let number = |rank: usize| world.world_ranks()[rank];
-            return Err(Error::OrderMismatch { odd_rank: number(odd_rank), rank: number(rank) });
-        }
-        for (index, present) in state.present.iter_mut().enumerate() {
-            *present = ranks().any(|words| (words[1 + index / BITS] >> (index % BITS)) & 1 == 1);
-        }
-        Ok(())
     }
 
     fn address(&self) -> usize {

@@ -11,7 +11,9 @@ pub(super) fn step(var: &Var, grad: &Tensor, means: &mut Means, factors: Factors
     };
     // Detached: means that remembered their operations would keep every step's tensors alive.
     let param = var.as_detached_tensor().to_dtype(wide(var))?;
-    let mut grad = grad.detach().to_dtype(wide(var))?;
+    let grad = grad.detach();
+    let grad = if factors.scale == 1. { grad } else { grad.affine(factors.scale, 0.)? };
+    let mut grad = grad.to_dtype(wide(var))?;
     if factors.penalty != 0. {
         grad = (grad + (&param * factors.penalty)?)?;
     }
@@ -48,8 +50,8 @@ mod tests {
             let (mut ma, mut mb) = (means(&a, true)?, means(&b, false)?);
             for step_number in 1..5 {
                 let grad = Tensor::randn(0f32, 1., 37, &Device::Cpu)?;
-                host::step(&a, &grad, &mut ma, config.factors(step_number))?;
-                step(&b, &grad, &mut mb, config.factors(step_number))?;
+                host::step(&a, &grad, &mut ma, config.factors(step_number, 0.5))?;
+                step(&b, &grad, &mut mb, config.factors(step_number, 0.5))?;
             }
             let gap = (a.as_tensor() - b.as_tensor())?.abs()?.max_all()?.to_scalar::<f32>()?;
             assert!(gap < 1e-6, "{config:?}: {gap}");
@@ -62,7 +64,7 @@ mod tests {
         let var = Var::from_tensor(&Tensor::new(&[1f32, -2.], &Device::Cpu)?.to_dtype(DType::BF16)?)?;
         let grad = Tensor::new(&[0.5f32, -0.25], &Device::Cpu)?.to_dtype(DType::BF16)?;
         let config = AdamConfig { learning_rate: 0.5, ..AdamConfig::default() };
-        step(&var, &grad, &mut means(&var, false)?, config.factors(1))?;
+        step(&var, &grad, &mut means(&var, false)?, config.factors(1, 1.))?;
         assert_eq!(var.to_dtype(DType::F32)?.to_vec1::<f32>()?, [0.5, -1.5]);
         Ok(())
     }

@@ -1,10 +1,11 @@
-//! One step on a CPU: parameter, gradient and both means in one pass, in place.
+//! One step on a CPU: parameter, gradient and both means in one pass, in place, blocks of them in parallel.
 
 use std::cell::RefCell;
 
 use candle_core::{CpuStorage, InplaceOp2, Layout, Result, Tensor, Var, WithDType, bail};
 
 use super::{Factors, Means};
+use crate::blocks::{BLOCK, blocks};
 use crate::op::{Real, dense};
 use crate::state::Buffer;
 use crate::vectors::vectorized;
@@ -69,13 +70,19 @@ impl Factors {
         .map(<T as WithDType>::from_f64);
         // From the nearer end, as PyTorch's `lerp`.
         let mostly_old = self.beta1 > 0.5;
-        vectorized!({
-            for (((p, &g), m), v) in param.iter_mut().zip(grad).zip(of_gradients).zip(of_squares) {
-                let g = g + penalty * *p;
-                *m = if mostly_old { *m + fresh1 * (g - *m) } else { g - (g - *m) * beta1 };
-                *v = beta2 * *v + fresh2 * g * g;
-                *p = shrink * *p + rate * *m / (v.root() / root + eps);
-            }
+        let (is_scaled, scale, zero) = (self.scale != 1., <T as WithDType>::from_f64(self.scale), T::zero());
+        blocks([param, of_gradients, of_squares], BLOCK, |at, [param, of_gradients, of_squares]| {
+            vectorized!({
+                let states = of_gradients.iter_mut().zip(of_squares);
+                for ((p, &g), (m, v)) in param.iter_mut().zip(&grad[at..]).zip(states) {
+                    // As `scale_grads` would have done it, to the bit: it adds a zero.
+                    let g = if is_scaled { g * scale + zero } else { g };
+                    let g = g + penalty * *p;
+                    *m = if mostly_old { *m + fresh1 * (g - *m) } else { g - (g - *m) * beta1 };
+                    *v = beta2 * *v + fresh2 * g * g;
+                    *p = shrink * *p + rate * *m / (v.root() / root + eps);
+                }
+            });
         });
     }
 }

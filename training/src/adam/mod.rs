@@ -9,7 +9,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::Optimizer;
 
-use crate::state::{Buffer, Reader, Slot, numbered, slots, wide};
+use crate::state::{Buffer, Reader, Slot, check_scale, numbered, slots, wide};
 use crate::{Error, OptimizerState, Result};
 
 const NAME: &str = "Adam";
@@ -79,7 +79,7 @@ impl AdamConfig {
 /// `v = beta2 * v + (1 - beta2) g^2`; `p -= learning_rate / (1 - beta1^t) * m / (sqrt(v / (1 - beta2^t)) + eps)`.
 /// A parameter without a gradient is left alone, and its t does not count on.
 ///
-/// On a CPU, f32 and f64 parameters are updated in place in one pass. Elsewhere, and for f16 and bf16,
+/// On a CPU, f32 and f64 parameters are updated in place in one pass, in parallel; the bits do not depend on the number of threads. Elsewhere, and for f16 and bf16,
 /// candle's tensor operations do it; the two half types are computed in f32 and keep f32 means.
 ///
 /// # Cost
@@ -117,6 +117,8 @@ struct Means {
 /// The numbers of one step, the same for all elements of a parameter.
 #[derive(Debug, Clone, Copy)]
 struct Factors {
+    /// What the gradient is multiplied with first.
+    scale: f64,
     /// What the gradient is increased by for each unit of the parameter.
     penalty: f64,
     /// What the parameter is multiplied with first.
@@ -131,7 +133,7 @@ struct Factors {
 }
 
 impl AdamConfig {
-    fn factors(&self, step: i64) -> Factors {
+    fn factors(&self, step: i64, scale: f64) -> Factors {
         let (penalty, shrink) = if self.decoupled_weight_decay {
             (0., 1. - self.learning_rate * self.weight_decay)
         } else {
@@ -139,6 +141,7 @@ impl AdamConfig {
         };
         let correction = |beta: f64| 1. - beta.powf(step as f64);
         Factors {
+            scale,
             penalty,
             shrink,
             beta1: self.beta1,
@@ -170,19 +173,30 @@ impl Adam {
     pub fn config(&self) -> &AdamConfig {
         &self.config
     }
-}
 
-impl Optimizer for Adam {
-    type Config = AdamConfig;
-
-    /// Takes the float variables of `vars`; others cannot be trained, and are left out.
-    fn new(vars: Vec<Var>, config: AdamConfig) -> candle_core::Result<Self> {
-        Ok(Self::named(numbered(vars), config)?)
-    }
-
-    fn step(&mut self, grads: &GradStore) -> candle_core::Result<()> {
+    /// A step with gradients that are multiplied with `scale` on the way: equal to the bit to
+    /// [`scale_grads`](crate::scale_grads) and a step, without the pass over the gradients that scaling is. For clipping
+    /// ([`clip_factor`](crate::clip_factor)).
+    ///
+    /// # Errors
+    /// A gradient that does not fit its parameter; [`Error::InvalidConfig`] for a `scale` or learning rate that is not finite.
+    ///
+    /// ```
+    /// use candle_core::{Device, Var};
+    /// use candle_nn::Optimizer;
+    /// use training::{Adam, AdamConfig};
+    ///
+    /// let weight = Var::new(&[1f64], &Device::Cpu)?;
+    /// let mut adam = Adam::new(vec![weight.clone()], AdamConfig { learning_rate: 0.5, ..AdamConfig::default() })?;
+    /// let grads = weight.as_tensor().sum_all()?.backward()?;
+    /// adam.step_scaled(&grads, 0.25)?;
+    /// assert!((weight.to_vec1::<f64>()?[0] - 0.5).abs() < 1e-6);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
+    pub fn step_scaled(&mut self, grads: &GradStore, scale: f64) -> candle_core::Result<()> {
         // `set_learning_rate` cannot refuse a value, so it is looked at here.
         self.config.validate()?;
+        check_scale(NAME, scale)?;
         for slot in &mut self.slots {
             let Some(grad) = grads.get(&slot.var) else { continue };
             slot.check(NAME, grad)?;
@@ -195,7 +209,7 @@ impl Optimizer for Adam {
                     of_squares: Buffer::zeros(&slot.var)?,
                 }),
             };
-            let factors = self.config.factors(means.step + 1);
+            let factors = self.config.factors(means.step + 1, scale);
             if on_host {
                 host::step(&slot.var, grad, means, factors)?;
             } else {
@@ -204,6 +218,19 @@ impl Optimizer for Adam {
             means.step += 1;
         }
         Ok(())
+    }
+}
+
+impl Optimizer for Adam {
+    type Config = AdamConfig;
+
+    /// Takes the float variables of `vars`; others cannot be trained, and are left out.
+    fn new(vars: Vec<Var>, config: AdamConfig) -> candle_core::Result<Self> {
+        Ok(Self::named(numbered(vars), config)?)
+    }
+
+    fn step(&mut self, grads: &GradStore) -> candle_core::Result<()> {
+        self.step_scaled(grads, 1.)
     }
 
     fn learning_rate(&self) -> f64 {

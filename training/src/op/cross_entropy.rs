@@ -45,7 +45,8 @@ pub fn cross_entropy(
     ignore_index: Option<i64>,
 ) -> candle_core::Result<Tensor> {
     let wide = logits.to_dtype(working_dtype(NAME, logits.dtype())?)?;
-    let targets = classes(logits, targets, ignore_index)?;
+    let size = logits.dims().last().copied().unwrap_or_default();
+    let targets = classes(NAME, logits, size, targets, ignore_index)?;
     let loss = if logits.device().is_cpu() {
         let wide = wide.contiguous()?;
         let (saved, kept) = (wide.track_op().then(Mutex::default), Kept::default());
@@ -61,18 +62,25 @@ pub fn cross_entropy(
 }
 
 /// Each row's class, or `None` for the rows that do not count.
-type Targets = Vec<Option<usize>>;
+pub(super) type Targets = Vec<Option<usize>>;
 
-fn classes(logits: &Tensor, targets: &Tensor, ignore_index: Option<i64>) -> candle_core::Result<Targets> {
-    let Some((&classes, rows)) = logits.dims().split_last() else {
-        return Err(Error::Unfit { operation: NAME, tensor: "logits", expected: vec![1], got: vec![] }.into());
+/// Of an input with as many rows as all dimensions but the last have.
+pub(super) fn classes(
+    operation: &'static str,
+    input: &Tensor,
+    classes: usize,
+    targets: &Tensor,
+    ignore_index: Option<i64>,
+) -> candle_core::Result<Targets> {
+    let Some((_, rows)) = input.dims().split_last() else {
+        return Err(Error::Unfit { operation, tensor: "logits", expected: vec![1], got: vec![] }.into());
     };
     if targets.dims() != rows {
         let (expected, got) = (rows.to_vec(), targets.dims().to_vec());
-        return Err(Error::Unfit { operation: NAME, tensor: "targets", expected, got }.into());
+        return Err(Error::Unfit { operation, tensor: "targets", expected, got }.into());
     }
     if !matches!(targets.dtype(), DType::U8 | DType::U32 | DType::I64) {
-        return Err(Error::NotWhole { operation: NAME, got: targets.dtype() }.into());
+        return Err(Error::NotWhole { operation, got: targets.dtype() }.into());
     }
     let class = |(row, target)| match usize::try_from(target) {
         _ if Some(target) == ignore_index => Ok(None),
@@ -201,7 +209,7 @@ mod tests {
         let logits = Var::from_tensor(&Tensor::randn(0f64, 3., (3, 2, 5), &Device::Cpu)?)?;
         let targets = Tensor::new(&[[0i64, 4], [-100, 2], [1, -100]], &Device::Cpu)?;
         let fused = cross_entropy(&logits, &targets, Some(-100))?;
-        let composed = composed(&logits, &classes(&logits, &targets, Some(-100))?)?;
+        let composed = composed(&logits, &classes(NAME, &logits, 5, &targets, Some(-100))?)?;
         assert_agree([fused, composed], |loss| Ok(loss.clone()), &[&logits], 1e-13, "cross-entropy")
     }
 }

@@ -61,14 +61,14 @@ fn backward<T: Real>(numbers: &[T], gradient: &[T]) -> Vec<T> {
 
 /// Of the output by x.
 #[inline(always)]
-fn slope<T: Real>(x: T) -> T {
+pub(super) fn slope<T: Real>(x: T) -> T {
     let (half, density) = (T::from_f64(-0.5), T::from_f64((0.5 / std::f64::consts::PI).sqrt()));
     below(x) + x * density * (x * x * half).exp_down()
 }
 
 /// The share of the normal distribution below x.
 #[inline(always)]
-fn below<T: Real>(x: T) -> T {
+pub(super) fn below<T: Real>(x: T) -> T {
     let size = if x < T::zero() { -x } else { x };
     let beyond = T::from_f64(0.5) * (size * T::from_f64(std::f64::consts::FRAC_1_SQRT_2)).erfc();
     if x < T::zero() { beyond } else { T::one() - beyond }

@@ -6,11 +6,16 @@
 mod attention;
 mod conv2d;
 mod cross_entropy;
+mod gated;
+mod gated_mlp;
 mod gelu;
 mod layer_norm;
 mod linear;
+mod linear_cross_entropy;
 mod max_pool2d;
 mod real;
+mod rms_norm;
+mod rotary;
 mod softmax;
 
 use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, WithDType, bail};
@@ -18,11 +23,16 @@ use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, WithDType, bail};
 pub use attention::{AttentionConfig, AttentionMask, attention, attention_with_key_mask};
 pub use conv2d::conv2d;
 pub use cross_entropy::cross_entropy;
+pub use gated::{Gate, geglu, geglu_tanh, swiglu};
+pub use gated_mlp::{GatedMlp, gated_mlp};
 pub use gelu::gelu;
 pub use layer_norm::{LayerNorm, layer_norm};
-pub use linear::{Linear, linear};
+pub use linear::{Linear, linear, linear_no_bias};
+pub use linear_cross_entropy::{LinearCrossEntropyConfig, linear_cross_entropy};
 pub use max_pool2d::max_pool2d;
 pub(crate) use real::{Real, sum};
+pub use rms_norm::{RmsNorm, rms_norm};
+pub use rotary::{Rotary, RotaryConfig, RotaryLayout, RotaryScaling};
 pub use softmax::{log_softmax, softmax};
 
 use crate::{Error, Result};

@@ -9,12 +9,14 @@ pub(super) fn step(
     var: &Var,
     grad: &Tensor,
     direction: &mut Option<Buffer>,
-    config: &SgdConfig,
+    (config, scale): (&SgdConfig, f64),
 ) -> Result<()> {
     let wide = wide(var);
     // Detached: a direction that remembered its operations would keep every step's tensors alive.
     let param = var.as_detached_tensor().to_dtype(wide)?;
-    let mut update = grad.detach().to_dtype(wide)?;
+    let grad = grad.detach();
+    let grad = if scale == 1. { grad } else { grad.affine(scale, 0.)? };
+    let mut update = grad.to_dtype(wide)?;
     if config.weight_decay != 0. {
         update = (update + (&param * config.weight_decay)?)?;
     }
@@ -54,8 +56,8 @@ mod tests {
             let (mut da, mut db) = (None, None);
             for _ in 0..4 {
                 let grad = Tensor::randn(0f32, 1., 37, &Device::Cpu)?;
-                host::step(&a, &grad, &mut da, &config)?;
-                step(&b, &grad, &mut db, &config)?;
+                host::step(&a, &grad, &mut da, (&config, 0.5))?;
+                step(&b, &grad, &mut db, (&config, 0.5))?;
             }
             let gap = (a.as_tensor() - b.as_tensor())?.abs()?.max_all()?.to_scalar::<f32>()?;
             assert!(gap < 1e-6, "{config:?}: {gap}");
@@ -70,8 +72,8 @@ mod tests {
             let grad = Tensor::new(&[0.5f32, 0.25], &Device::Cpu)?.to_dtype(dtype)?;
             let config = SgdConfig { learning_rate: 0.5, momentum: 0.5, ..SgdConfig::default() };
             let mut direction = None;
-            step(&var, &grad, &mut direction, &config)?;
-            step(&var, &grad, &mut direction, &config)?;
+            step(&var, &grad, &mut direction, (&config, 1.))?;
+            step(&var, &grad, &mut direction, (&config, 1.))?;
             assert_eq!(var.to_dtype(DType::F32)?.to_vec1::<f32>()?, [0.375, -2.3125]);
         }
         Ok(())

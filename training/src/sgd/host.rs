@@ -1,28 +1,30 @@
-//! One step on a CPU: parameter, gradient and direction in one pass, in place.
+//! One step on a CPU: parameter, gradient and direction in one pass, in place, blocks of them in parallel.
 
 use std::cell::RefCell;
-use std::ops::{Add, Mul};
 
 use candle_core::{CpuStorage, InplaceOp2, Layout, Result, Tensor, Var, bail};
 
 use super::SgdConfig;
+use crate::blocks::{BLOCK, blocks};
+use crate::op::{Real, dense};
 use crate::state::Buffer;
+use crate::vectors::vectorized;
 
 pub(super) fn step(
     var: &Var,
     grad: &Tensor,
     direction: &mut Option<Buffer>,
-    config: &SgdConfig,
+    (config, scale): (&SgdConfig, f64),
 ) -> Result<()> {
     if config.momentum == 0. {
-        return run(var, grad, &Step { config, first: false, direction: RefCell::new(None) });
+        return run(var, grad, &Step { config, scale, first: false, direction: RefCell::new(None) });
     }
     let first = direction.is_none();
     if !matches!(direction, Some(Buffer::Host(_))) {
         *direction = Some(Buffer::zeros(var)?);
     }
     let Some(Buffer::Host(storage)) = direction else { bail!("sgd: a direction was lost") };
-    run(var, grad, &Step { config, first, direction: RefCell::new(Some(storage)) })
+    run(var, grad, &Step { config, scale, first, direction: RefCell::new(Some(storage)) })
 }
 
 fn run(var: &Var, grad: &Tensor, step: &Step<'_>) -> Result<()> {
@@ -36,6 +38,8 @@ fn run(var: &Var, grad: &Tensor, step: &Step<'_>) -> Result<()> {
 
 struct Step<'a> {
     config: &'a SgdConfig,
+    /// What the gradient is multiplied with first.
+    scale: f64,
     /// True at a parameter's first step with momentum: dampening does not count yet.
     first: bool,
     direction: RefCell<Option<&'a mut CpuStorage>>,
@@ -54,67 +58,66 @@ impl InplaceOp2 for Step<'_> {
         grad_layout: &Layout,
     ) -> Result<()> {
         let mut direction = self.direction.borrow_mut();
-        match (param, grad, direction.as_deref_mut()) {
-            (CpuStorage::F32(p), CpuStorage::F32(g), None) => {
-                self.plain(dense_mut(p, param_layout)?, dense(g, grad_layout)?, |x| x as f32);
+        match (param, direction.as_deref_mut()) {
+            (CpuStorage::F32(p), None) => self.plain(dense_mut(p, param_layout)?, dense(grad, grad_layout)?),
+            (CpuStorage::F64(p), None) => self.plain(dense_mut(p, param_layout)?, dense(grad, grad_layout)?),
+            (CpuStorage::F32(p), Some(CpuStorage::F32(b))) => {
+                self.momentum(dense_mut(p, param_layout)?, dense(grad, grad_layout)?, b);
             }
-            (CpuStorage::F64(p), CpuStorage::F64(g), None) => {
-                self.plain(dense_mut(p, param_layout)?, dense(g, grad_layout)?, |x| x);
+            (CpuStorage::F64(p), Some(CpuStorage::F64(b))) => {
+                self.momentum(dense_mut(p, param_layout)?, dense(grad, grad_layout)?, b);
             }
-            (CpuStorage::F32(p), CpuStorage::F32(g), Some(CpuStorage::F32(b))) => {
-                self.momentum(dense_mut(p, param_layout)?, dense(g, grad_layout)?, b, |x| x as f32);
-            }
-            (CpuStorage::F64(p), CpuStorage::F64(g), Some(CpuStorage::F64(b))) => {
-                self.momentum(dense_mut(p, param_layout)?, dense(g, grad_layout)?, b, |x| x);
-            }
-            _ => bail!("sgd: parameter, gradient and direction differ in dtype"),
+            _ => bail!("sgd: parameter and direction differ in dtype"),
         }
         Ok(())
     }
 }
 
 impl Step<'_> {
-    fn plain<T: Element>(&self, param: &mut [T], grad: &[T], cast: impl Fn(f64) -> T) {
-        let rate = cast(-self.config.learning_rate);
-        if self.config.weight_decay == 0. {
-            for (p, &g) in param.iter_mut().zip(grad) {
-                *p = *p + rate * g;
-            }
-        } else {
-            let decay = cast(self.config.weight_decay);
-            for (p, &g) in param.iter_mut().zip(grad) {
-                *p = *p + rate * (g + decay * *p);
-            }
-        }
+    fn plain<T: Real>(&self, param: &mut [T], grad: &[T]) {
+        let (rate, decay) = (T::from_f64(-self.config.learning_rate), T::from_f64(self.config.weight_decay));
+        let (is_decayed, scaled) = (self.config.weight_decay != 0., self.scaled::<T>());
+        blocks([param], BLOCK, |at, [param]| {
+            vectorized!({
+                for (p, &g) in param.iter_mut().zip(&grad[at..]) {
+                    let g = scaled(g);
+                    let g = if is_decayed { g + decay * *p } else { g };
+                    *p += rate * g;
+                }
+            });
+        });
     }
 
-    fn momentum<T: Element>(
-        &self,
-        param: &mut [T],
-        grad: &[T],
-        direction: &mut [T],
-        cast: impl Fn(f64) -> T,
-    ) {
+    /// Scales a gradient as `scale_grads` would have done it, to the bit: it adds a zero.
+    fn scaled<T: Real>(&self) -> impl Fn(T) -> T + Sync + use<T> {
+        let (is_scaled, scale, zero) = (self.scale != 1., T::from_f64(self.scale), T::zero());
+        #[inline(always)]
+        move |g| if is_scaled { g * scale + zero } else { g }
+    }
+
+    fn momentum<T: Real>(&self, param: &mut [T], grad: &[T], direction: &mut [T]) {
         let fresh = if self.first { 1. } else { 1. - self.config.dampening };
         let factors = Factors {
-            rate: cast(-self.config.learning_rate),
-            decay: cast(self.config.weight_decay),
-            keep: cast(self.config.momentum),
-            fresh: cast(fresh),
+            rate: T::from_f64(-self.config.learning_rate),
+            decay: T::from_f64(self.config.weight_decay),
+            keep: T::from_f64(self.config.momentum),
+            fresh: T::from_f64(fresh),
         };
-        // The two choices are the compiler's to know, so that each of the four loops is vectorised.
-        match (self.config.weight_decay != 0., self.config.nesterov) {
-            (false, false) => factors.apply::<false, false>(param, grad, direction),
-            (false, true) => factors.apply::<false, true>(param, grad, direction),
-            (true, false) => factors.apply::<true, false>(param, grad, direction),
-            (true, true) => factors.apply::<true, true>(param, grad, direction),
-        }
+        let scaled = self.scaled::<T>();
+        blocks([param, direction], BLOCK, |at, [param, direction]| {
+            let grad = &grad[at..];
+            // The two choices are the compiler's to know, so that each of the four loops is vectorised.
+            vectorized!({
+                match (self.config.weight_decay != 0., self.config.nesterov) {
+                    (false, false) => factors.apply::<false, false>(param, grad, direction, &scaled),
+                    (false, true) => factors.apply::<false, true>(param, grad, direction, &scaled),
+                    (true, false) => factors.apply::<true, false>(param, grad, direction, &scaled),
+                    (true, true) => factors.apply::<true, true>(param, grad, direction, &scaled),
+                }
+            });
+        });
     }
 }
-
-trait Element: Copy + Add<Output = Self> + Mul<Output = Self> {}
-impl Element for f32 {}
-impl Element for f64 {}
 
 struct Factors<T> {
     rate: T,
@@ -123,26 +126,22 @@ struct Factors<T> {
     fresh: T,
 }
 
-impl<T: Element> Factors<T> {
+impl<T: Real> Factors<T> {
+    #[inline(always)]
     fn apply<const DECAY: bool, const NESTEROV: bool>(
         &self,
         param: &mut [T],
         grad: &[T],
         direction: &mut [T],
+        scaled: impl Fn(T) -> T,
     ) {
         for ((p, &g), b) in param.iter_mut().zip(grad).zip(direction) {
+            let g = scaled(g);
             let g = if DECAY { g + self.decay * *p } else { g };
             *b = self.keep * *b + self.fresh * g;
             let d = if NESTEROV { g + self.keep * *b } else { *b };
-            *p = *p + self.rate * d;
+            *p += self.rate * d;
         }
-    }
-}
-
-fn dense<'a, T>(data: &'a [T], layout: &Layout) -> Result<&'a [T]> {
-    match layout.contiguous_offsets().and_then(|(start, end)| data.get(start..end)) {
-        Some(part) => Ok(part),
-        None => bail!("sgd: the gradient is not contiguous"),
     }
 }
 

@@ -9,7 +9,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use candle_nn::Optimizer;
 
-use crate::state::{Buffer, Reader, Slot, numbered, slots, wide};
+use crate::state::{Buffer, Reader, Slot, check_scale, numbered, slots, wide};
 use crate::{Error, OptimizerState, Result};
 
 const NAME: &str = "Sgd";
@@ -75,7 +75,7 @@ impl SgdConfig {
 /// `p -= learning_rate * d` with d = b, or `g + momentum * b` with `nesterov`, or g without momentum.
 /// A parameter without a gradient is left alone, its direction too.
 ///
-/// On a CPU, f32 and f64 parameters are updated in place in one pass, in a fixed order. Elsewhere, and for f16 and bf16,
+/// On a CPU, f32 and f64 parameters are updated in place in one pass, in parallel; the bits do not depend on the number of threads. Elsewhere, and for f16 and bf16,
 /// candle's tensor operations do it; the two half types are computed in f32 and keep an f32 direction.
 ///
 /// # Cost
@@ -114,6 +114,42 @@ impl Sgd {
     pub fn config(&self) -> &SgdConfig {
         &self.config
     }
+
+    /// A step with gradients that are multiplied with `scale` on the way: equal to the bit to
+    /// [`scale_grads`](crate::scale_grads) and a step, without the pass over the gradients that scaling is. For clipping
+    /// ([`clip_factor`](crate::clip_factor)).
+    ///
+    /// # Errors
+    /// A gradient that does not fit its parameter; [`Error::InvalidConfig`] for a `scale` or learning rate that is not finite.
+    ///
+    /// ```
+    /// use candle_core::{Device, Var};
+    /// use candle_nn::Optimizer;
+    /// use training::{Sgd, SgdConfig};
+    ///
+    /// let weight = Var::new(&[1f32], &Device::Cpu)?;
+    /// let mut sgd = Sgd::new(vec![weight.clone()], SgdConfig { learning_rate: 0.5, ..SgdConfig::default() })?;
+    /// let grads = weight.as_tensor().sum_all()?.backward()?;
+    /// sgd.step_scaled(&grads, 0.5)?;
+    /// assert_eq!(weight.to_vec1::<f32>()?, [0.75]);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
+    pub fn step_scaled(&mut self, grads: &GradStore, scale: f64) -> candle_core::Result<()> {
+        // `set_learning_rate` cannot refuse a value, so it is looked at here.
+        self.config.validate()?;
+        check_scale(NAME, scale)?;
+        for slot in &mut self.slots {
+            if let Some(grad) = grads.get(&slot.var) {
+                slot.check(NAME, grad)?;
+                if slot.on_host() {
+                    host::step(&slot.var, grad, &mut slot.state, (&self.config, scale))?;
+                } else {
+                    fallback::step(&slot.var, grad, &mut slot.state, (&self.config, scale))?;
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Optimizer for Sgd {
@@ -125,19 +161,7 @@ impl Optimizer for Sgd {
     }
 
     fn step(&mut self, grads: &GradStore) -> candle_core::Result<()> {
-        // `set_learning_rate` cannot refuse a value, so it is looked at here.
-        self.config.validate()?;
-        for slot in &mut self.slots {
-            if let Some(grad) = grads.get(&slot.var) {
-                slot.check(NAME, grad)?;
-                if slot.on_host() {
-                    host::step(&slot.var, grad, &mut slot.state, &self.config)?;
-                } else {
-                    fallback::step(&slot.var, grad, &mut slot.state, &self.config)?;
-                }
-            }
-        }
-        Ok(())
+        self.step_scaled(grads, 1.)
     }
 
     fn learning_rate(&self) -> f64 {

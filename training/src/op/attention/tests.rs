@@ -86,7 +86,7 @@ fn what_is_not_a_number_stays_so() -> candle_core::Result<()> {
             for y in both {
                 let rows = y.squeeze(0)?.to_vec2::<f64>()?;
                 assert_eq!(rows[0][0].is_nan(), !all_hidden, "{mask:?} {seen:?} {rows:?}");
-                let gradient = y.sum_all()?.backward()?.get(&*q).unwrap().flatten_all()?.to_vec1::<f64>()?;
+                let gradient = y.sum_all()?.backward()?.get(&q).unwrap().flatten_all()?.to_vec1::<f64>()?;
                 assert_eq!(gradient[0].is_nan(), !all_hidden, "{mask:?} {seen:?} {gradient:?}");
                 assert!(rows[1..].iter().flatten().chain(&gradient[2..]).all(|x| x.is_finite()));
             }

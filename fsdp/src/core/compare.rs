@@ -1,0 +1,50 @@
+//! What ranks tell each other after a backward: what they communicated for, and which parameters have a gradient.
+
+use candle_core::{DType, Device, Tensor};
+
+use super::{Core, State};
+use crate::agreement::{self, Digest};
+use crate::{Error, Result};
+
+/// Of a word that ranks exchange.
+const BITS: usize = 64;
+
+impl Core {
+    /// All ranks must have communicated for the same units in the same order: two of equal size could have been mixed up. Along with
+    /// that they say which parameters they have a gradient of: so that all give one out, or none.
+    pub(super) fn compare(&self, state: &mut State) -> Result<()> {
+        let history = std::mem::replace(&mut state.history, Digest::new());
+        let world = &*self.groups.world;
+        if world.world_size() == 1 {
+            return Ok(());
+        }
+        let present = state.present.chunks(BITS).map(|bits| {
+            bits.iter().rev().fold(0u64, |word, &present| (word << 1) | u64::from(present)).cast_signed()
+        });
+        let words: Vec<i64> = std::iter::once(history.0.cast_signed()).chain(present).collect();
+        let all = Tensor::zeros(world.world_size() * words.len(), DType::I64, &Device::Cpu)?;
+        let input = Tensor::new(&words[..], &Device::Cpu)?;
+        world.run(comm::Operation::AllGather { output: all.clone(), input, counts: None })?;
+        let all = all.to_vec1::<i64>()?;
+        let ranks = || all.chunks(words.len());
+        if let Some((rank, odd_rank)) = agreement::odd_one(&ranks().map(|words| words[0]).collect::<Vec<_>>())
+        {
+            let number = |rank: usize| world.world_ranks()[rank];
+            return Err(Error::OrderMismatch { odd_rank: number(odd_rank), rank: number(rank) });
+        }
+        for (index, present) in state.present.iter_mut().enumerate() {
+            *present = ranks().any(|words| (words[1 + index / BITS] >> (index % BITS)) & 1 == 1);
+        }
+        Ok(())
+    }
+
+    /// Once, after all ranks know which parameters have a gradient.
+    pub(super) fn audit(&self, state: &mut State) -> Result<()> {
+        if !std::mem::take(&mut state.unaudited) {
+            return Ok(());
+        }
+        let params = self.params().zip(&state.present);
+        let parameters = params.map(|(param, &has)| (param.name.as_str(), param.tensor.dims(), has));
+        Ok(self.config.audit.act("Fsdp", self.groups.world.rank() == 0, parameters)?)
+    }
+}

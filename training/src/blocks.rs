@@ -1,0 +1,72 @@
+//! Slices divided into blocks, which several threads work on.
+
+use rayon::prelude::*;
+
+/// Numbers of a block of independent elements: a task that is long beside the cost of handing it to a thread, and fits the cache.
+pub(crate) const BLOCK: usize = 1 << 14;
+
+/// Numbers below which other threads are not woken.
+const SMALL: usize = 1 << 15;
+
+/// Divides slices of one length into blocks of `size` numbers (the last may be shorter) and runs `f` on the index of the first
+/// number and the blocks there. What `f` gives is in the order of the blocks. Which blocks there are depends on `size` alone, so
+/// the result has the same bits whatever the number of threads.
+pub(crate) fn blocks<T: Send, R: Send, const N: usize>(
+    slices: [&mut [T]; N],
+    size: usize,
+    f: impl Fn(usize, [&mut [T]; N]) -> R + Sync,
+) -> Vec<R> {
+    let work = slices.first().map_or(0, |slice| slice.len());
+    blocks_of_work(slices, size, work, f)
+}
+
+/// [`blocks`] where `f` goes over another number of numbers, `work` in all, than the slices have.
+pub(crate) fn blocks_of_work<T: Send, R: Send, const N: usize>(
+    slices: [&mut [T]; N],
+    size: usize,
+    work: usize,
+    f: impl Fn(usize, [&mut [T]; N]) -> R + Sync,
+) -> Vec<R> {
+    let (size, len) = (size.max(1), slices.first().map_or(0, |slice| slice.len()));
+    let mut rest = slices.map(|slice| slice.chunks_mut(size));
+    let next = |_| rest.each_mut().map(|slice| slice.next().unwrap_or_default());
+    let parts: Vec<[&mut [T]; N]> = (0..len.div_ceil(size)).map(next).collect();
+    let run = |(index, part)| f(index * size, part);
+    if work < SMALL || parts.len() == 1 {
+        parts.into_iter().enumerate().map(run).collect()
+    } else {
+        parts.into_par_iter().enumerate().map(run).collect()
+    }
+}
+
+/// The size of blocks of whole rows of `width` numbers.
+pub(crate) fn of_rows(width: usize) -> usize {
+    (BLOCK / width.max(1)).max(1) * width.max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_number_is_met_once_and_in_order() {
+        for (len, size) in [(0, 4), (3, 4), (4, 4), (9, 4), (2 * SMALL + 5, 1000), (5, 0)] {
+            let (mut a, mut b) = (vec![0usize; len], vec![0usize; len]);
+            let starts = blocks([&mut a, &mut b], size, |start, [a, b]| {
+                for (at, (a, b)) in a.iter_mut().zip(b).enumerate() {
+                    *a += start + at;
+                    *b += 1;
+                }
+                start
+            });
+            assert!(starts.is_sorted() && starts.len() == len.div_ceil(size.max(1)), "{len} by {size}");
+            assert!(a.iter().copied().eq(0..len) && b.iter().all(|&count| count == 1), "{len} by {size}");
+        }
+    }
+
+    #[test]
+    fn blocks_hold_whole_rows() {
+        assert_eq!((of_rows(0), of_rows(100)), (BLOCK, BLOCK / 100 * 100));
+        assert_eq!(of_rows(BLOCK + 1), BLOCK + 1);
+    }
+}

@@ -1,0 +1,331 @@
+//! Gated linear units: an activation of one tensor times another, in one pass.
+
+use candle_core::{CpuStorage, CustomOp2, DType, Layout, Shape, Tensor, bail};
+
+use super::gelu::{below, slope};
+use super::real::Real;
+use super::{dense, with_numbers, working_dtype};
+use crate::blocks::{BLOCK, blocks};
+use crate::vectors::vectorized;
+use crate::{Error, Result};
+
+/// What a gate goes through before it is multiplied with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Gate {
+    /// `x sigmoid(x)`: "silu", also called swish.
+    #[default]
+    Silu,
+    /// `x Φ(x)`: "gelu".
+    Gelu,
+    /// GELU's approximation by the hyperbolic tangent: "gelu_pytorch_tanh", "gelu_new".
+    GeluTanh,
+}
+
+impl Gate {
+    /// `activation(gate) * up`, with fused gradients.
+    ///
+    /// # Shapes
+    /// Any, both the same; the result's is the same.
+    ///
+    /// # Cost
+    /// On a CPU one pass forward and one backward, in parallel; nothing is kept but the inputs. The bits do not depend on the number
+    /// of threads.
+    ///
+    /// # Errors
+    /// Shapes or dtypes that differ; tensors that are not of f16, bf16, f32 or f64.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use training::Gate;
+    ///
+    /// let (gate, up) = (Tensor::new(&[2f64], &Device::Cpu)?, Tensor::new(&[3f64], &Device::Cpu)?);
+    /// let y = Gate::Silu.apply(&gate, &up)?.to_vec1::<f64>()?;
+    /// assert!((y[0] - 6.0 / (1.0 + (-2f64).exp())).abs() < 1e-12);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
+    pub fn apply(self, gate: &Tensor, up: &Tensor) -> candle_core::Result<Tensor> {
+        self.check(gate, up)?;
+        let dtype = working_dtype(self.operation(), gate.dtype())?;
+        let (wide, up) = (gate.to_dtype(dtype)?, up.to_dtype(dtype)?);
+        let result = if gate.device().is_cpu() {
+            wide.contiguous()?.apply_op2(&up.contiguous()?, Gated(self))?
+        } else {
+            self.composed(&wide, &up)?
+        };
+        result.to_dtype(gate.dtype())
+    }
+
+    fn operation(self) -> &'static str {
+        match self {
+            Self::Silu => "swiglu",
+            Self::Gelu => "geglu",
+            Self::GeluTanh => "geglu_tanh",
+        }
+    }
+
+    fn check(self, gate: &Tensor, up: &Tensor) -> Result<()> {
+        let (operation, tensor) = (self.operation(), "up");
+        if up.dims() != gate.dims() {
+            let (expected, got) = (gate.dims().to_vec(), up.dims().to_vec());
+            return Err(Error::Unfit { operation, tensor, expected, got });
+        }
+        if up.dtype() != gate.dtype() {
+            let (expected, got) = (gate.dtype(), up.dtype());
+            return Err(Error::OtherDType { operation, tensor, expected, got });
+        }
+        Ok(())
+    }
+
+    fn composed(self, gate: &Tensor, up: &Tensor) -> candle_core::Result<Tensor> {
+        let active = match self {
+            Self::Silu => gate.silu()?,
+            Self::Gelu => gate.gelu_erf()?,
+            Self::GeluTanh => gate.gelu()?,
+        };
+        active * up
+    }
+}
+
+/// `silu(gate) * up`: the SwiGLU of Llama and its relatives, in one operation ([`Gate::apply`]).
+///
+/// # Errors
+/// As [`Gate::apply`].
+///
+/// # Source
+/// Shazeer, "GLU Variants Improve Transformer" (2020).
+///
+/// ```
+/// use candle_core::{Device, Var};
+///
+/// let (gate, up) = (Var::new(&[0f32, 1.], &Device::Cpu)?, Var::new(&[5f32, 0.], &Device::Cpu)?);
+/// let y = training::swiglu(&gate, &up)?;
+/// assert_eq!(y.to_vec1::<f32>()?, [0.0, 0.0]);
+/// let grads = y.sum_all()?.backward()?;
+/// assert_eq!(grads.get(&gate).map(|grad| grad.to_vec1::<f32>()).transpose()?, Some(vec![2.5, 0.0]));
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn swiglu(gate: &Tensor, up: &Tensor) -> candle_core::Result<Tensor> {
+    Gate::Silu.apply(gate, up)
+}
+
+/// `gelu(gate) * up`: GeGLU, exact, in one operation ([`Gate::apply`]).
+///
+/// # Errors
+/// As [`Gate::apply`].
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+///
+/// let (gate, up) = (Tensor::new(&[1f64], &Device::Cpu)?, Tensor::new(&[2f64], &Device::Cpu)?);
+/// assert!((training::geglu(&gate, &up)?.to_vec1::<f64>()?[0] - 2.0 * 0.8413447460685429).abs() < 1e-12);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn geglu(gate: &Tensor, up: &Tensor) -> candle_core::Result<Tensor> {
+    Gate::Gelu.apply(gate, up)
+}
+
+/// `gelu(gate) * up` with GELU's approximation by the hyperbolic tangent, as Gemma has it, in one operation ([`Gate::apply`]).
+///
+/// # Errors
+/// As [`Gate::apply`].
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+///
+/// let (gate, up) = (Tensor::new(&[1f64], &Device::Cpu)?, Tensor::new(&[2f64], &Device::Cpu)?);
+/// assert!((training::geglu_tanh(&gate, &up)?.to_vec1::<f64>()?[0] - 2.0 * 0.841192).abs() < 1e-6);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn geglu_tanh(gate: &Tensor, up: &Tensor) -> candle_core::Result<Tensor> {
+    Gate::GeluTanh.apply(gate, up)
+}
+
+struct Gated(Gate);
+
+/// A function that is passed on and inlined all the same: a function's own name is called through code of its own, which has no
+/// wide vectors.
+macro_rules! inlined {
+    ($function:ident) => {
+        #[inline(always)]
+        |x: T| $function(x)
+    };
+}
+
+/// 1 / (1 + exp(-x)), without overflow.
+#[inline(always)]
+fn sigmoid<T: Real>(x: T) -> T {
+    let is_negative = x < T::zero();
+    let small = (if is_negative { x } else { -x }).exp_down();
+    (if is_negative { small } else { T::one() }) / (T::one() + small)
+}
+
+/// The argument of the logistic function that `(1 + tanh) / 2` is, and its slope.
+#[inline(always)]
+fn cubic<T: Real>(x: T) -> (T, T) {
+    /// From here on the share is 0 or 1; the square of a much larger number would be infinite.
+    const FAR: f64 = 50.0;
+    let (low, high) = (T::from_f64(-FAR), T::from_f64(FAR));
+    let x = if x < low { low } else { x };
+    let x = if x > high { high } else { x };
+    let two = 2.0 * (2.0 / std::f64::consts::PI).sqrt();
+    let (linear, cubed) = (T::from_f64(two), T::from_f64(two * 0.044715));
+    let square = x * x;
+    (x * (linear + cubed * square), linear + T::from_f64(3.0) * cubed * square)
+}
+
+/// The activation of a number, and its slope.
+#[inline(always)]
+fn silu<T: Real>(x: T) -> (T, T) {
+    let share = sigmoid(x);
+    (x * share, share + x * share * (T::one() - share))
+}
+
+#[inline(always)]
+fn gelu<T: Real>(x: T) -> (T, T) {
+    (x * below(x), slope(x))
+}
+
+#[inline(always)]
+fn gelu_tanh<T: Real>(x: T) -> (T, T) {
+    let (argument, inner) = cubic(x);
+    let share = sigmoid(argument);
+    (x * share, share + x * share * (T::one() - share) * inner)
+}
+
+impl Gated {
+    fn forward<T: Real>(&self, gate: &[T], up: &[T]) -> Vec<T> {
+        match self.0 {
+            Gate::Silu => forward(gate, up, inlined!(silu)),
+            Gate::Gelu => forward(gate, up, inlined!(gelu)),
+            Gate::GeluTanh => forward(gate, up, inlined!(gelu_tanh)),
+        }
+    }
+
+    fn backward<T: Real>(&self, gate: &[T], up: &[T], gradient: &[T]) -> [Vec<T>; 2] {
+        match self.0 {
+            Gate::Silu => backward(gate, up, gradient, inlined!(silu)),
+            Gate::Gelu => backward(gate, up, gradient, inlined!(gelu)),
+            Gate::GeluTanh => backward(gate, up, gradient, inlined!(gelu_tanh)),
+        }
+    }
+
+    fn gradients<T: Real>(
+        &self,
+        gate: &Tensor,
+        up: &Tensor,
+        gradient: &Tensor,
+    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
+        let found = with_numbers(gate, |gate| {
+            with_numbers(up, |up| with_numbers(gradient, |g| Ok(self.backward::<T>(gate, up, g))))
+        })?;
+        let [of_gate, of_up] = found.map(|numbers| Tensor::from_vec(numbers, gate.shape(), gate.device()));
+        Ok((Some(of_gate?), Some(of_up?)))
+    }
+}
+
+#[inline(always)]
+fn forward<T: Real>(gate: &[T], up: &[T], activation: impl Fn(T) -> (T, T) + Sync) -> Vec<T> {
+    let mut out = vec![T::zero(); gate.len()];
+    blocks([&mut out], BLOCK, |at, [out]| {
+        vectorized!({
+            for ((out, &gate), &up) in out.iter_mut().zip(&gate[at..]).zip(&up[at..]) {
+                *out = activation(gate).0 * up;
+            }
+        });
+    });
+    out
+}
+
+/// Gradients of gate and up.
+#[inline(always)]
+fn backward<T: Real>(
+    gate: &[T],
+    up: &[T],
+    gradient: &[T],
+    activation: impl Fn(T) -> (T, T) + Sync,
+) -> [Vec<T>; 2] {
+    let (mut of_gate, mut of_up) = (vec![T::zero(); gate.len()], vec![T::zero(); gate.len()]);
+    blocks([&mut of_gate, &mut of_up], BLOCK, |at, [of_gate, of_up]| {
+        vectorized!({
+            let inputs = gate[at..].iter().zip(&up[at..]).zip(&gradient[at..]);
+            for ((of_gate, of_up), ((&gate, &up), &g)) in of_gate.iter_mut().zip(of_up).zip(inputs) {
+                let (active, slope) = activation(gate);
+                (*of_gate, *of_up) = (g * up * slope, g * active);
+            }
+        });
+    });
+    [of_gate, of_up]
+}
+
+impl CustomOp2 for Gated {
+    fn name(&self) -> &'static str {
+        self.0.operation()
+    }
+
+    fn cpu_fwd(
+        &self,
+        gate: &CpuStorage,
+        gate_layout: &Layout,
+        up: &CpuStorage,
+        up_layout: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        let out = match gate {
+            CpuStorage::F32(_) => {
+                CpuStorage::F32(self.forward(dense(gate, gate_layout)?, dense(up, up_layout)?))
+            }
+            CpuStorage::F64(_) => {
+                CpuStorage::F64(self.forward(dense(gate, gate_layout)?, dense(up, up_layout)?))
+            }
+            _ => bail!("{}: neither f32 nor f64", self.name()),
+        };
+        Ok((out, gate_layout.shape().clone()))
+    }
+
+    fn bwd(
+        &self,
+        gate: &Tensor,
+        up: &Tensor,
+        _: &Tensor,
+        gradient: &Tensor,
+    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
+        let gradient = gradient.contiguous()?;
+        match gate.dtype() {
+            DType::F32 => self.gradients::<f32>(gate, up, &gradient),
+            _ => self.gradients::<f64>(gate, up, &gradient),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{Device, Var};
+
+    use super::super::assert_agree;
+    use super::*;
+
+    /// What other devices compute is the same, gradients included (candle's GELUs have constants of six digits there).
+    #[test]
+    fn composed_equals_fused() -> candle_core::Result<()> {
+        for (gate, most) in [(Gate::Silu, 1e-13), (Gate::Gelu, 1e-5), (Gate::GeluTanh, 1e-5)] {
+            let random = || Var::from_tensor(&Tensor::randn(0f64, 3., (3, 70), &Device::Cpu)?);
+            let (x, up) = (random()?, random()?);
+            let both = [gate.composed(&x, &up)?, gate.apply(&x, &up)?];
+            let outer = Tensor::randn(0f64, 1., (3, 70), &Device::Cpu)?;
+            assert_agree(both, |y| (y * &outer)?.sum_all(), &[&x, &up], most, gate.operation())?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn extreme_gates_are_no_nan() -> candle_core::Result<()> {
+        for gate in [Gate::Silu, Gate::Gelu, Gate::GeluTanh] {
+            let x = Var::new(&[-1e30f32, -200., -1e-40, 0., 200., 1e10], &Device::Cpu)?;
+            let y = gate.apply(&x, &x.ones_like()?)?;
+            let slopes = y.sum_all()?.backward()?;
+            let (y, slopes) = (y.to_vec1::<f32>()?, slopes.get(&x).unwrap().to_vec1::<f32>()?);
+            assert!(y.iter().chain(&slopes).all(|x| x.is_finite()), "{gate:?}: {y:?} {slopes:?}");
+            assert_eq!((y[4], y[5], slopes[0], slopes[5]), (200., 1e10, 0., 1.), "{gate:?}");
+        }
+        Ok(())
+    }
+}

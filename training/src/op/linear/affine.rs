@@ -1,0 +1,250 @@
+//! The product and the bias of a linear layer as one operation.
+
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Shape, Storage, Tensor, bail};
+
+use super::super::real::Real;
+use super::super::{dense, with_numbers};
+use super::NAME;
+use crate::defer::defer;
+
+/// `x w' + b`, or without b where there is none.
+pub(super) struct Affine;
+
+/// Rows, inputs and outputs of a product.
+#[derive(Clone, Copy)]
+struct Sizes {
+    rows: usize,
+    inputs: usize,
+    outputs: usize,
+}
+
+impl Sizes {
+    fn of(x: &Shape, weight: &Shape) -> candle_core::Result<Self> {
+        let (outputs, inputs) = weight.dims2()?;
+        // Not the elements by the inputs: a row without inputs is a row all the same.
+        let rows = x.dims().iter().rev().skip(1).try_fold(1usize, |rows, &dim| rows.checked_mul(dim));
+        // Numbers of 8 bytes, at most.
+        let has_room = |rows: &usize| isize::try_from(rows.saturating_mul(outputs).saturating_mul(8)).is_ok();
+        match rows.filter(has_room) {
+            Some(rows) => Ok(Self { rows, inputs, outputs }),
+            None => bail!("{NAME}: too many rows for {outputs} outputs: {x:?}"),
+        }
+    }
+}
+
+/// A dense matrix that begins where the layout's tensor does.
+fn matrix(layout: &Layout, rows: usize, columns: usize) -> Layout {
+    Layout::contiguous_with_offset((rows, columns), layout.start_offset())
+}
+
+impl Affine {
+    fn forward<T: Real>(
+        &self,
+        (x, x_layout): (&CpuStorage, &Layout),
+        (weight, weight_layout): (&CpuStorage, &Layout),
+        bias: &[T],
+    ) -> candle_core::Result<CpuStorage> {
+        let Sizes { rows, inputs, outputs } = Sizes::of(x_layout.shape(), weight_layout.shape())?;
+        let weight_layout = matrix(weight_layout, outputs, inputs).transpose(0, 1)?;
+        let sizes = (rows, outputs, inputs);
+        let mut out = product::<T>((x, matrix(x_layout, rows, inputs)), (weight, weight_layout), sizes)?;
+        for row in out.chunks_exact_mut(outputs.max(1)) {
+            row.iter_mut().zip(bias).for_each(|(y, &b)| *y += b);
+        }
+        Ok(T::to_cpu_storage_owned(out))
+    }
+
+    /// The gradient of the input.
+    fn of_input<T: Real>(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        gradient: &Tensor,
+    ) -> candle_core::Result<Tensor> {
+        let Sizes { rows, inputs, outputs } = Sizes::of(x.shape(), weight.shape())?;
+        let of_weight = matrix(weight.layout(), outputs, inputs);
+        let of_y = matrix(gradient.layout(), rows, outputs);
+        let to_x = product_of::<T>((gradient, of_y), (weight, of_weight), (rows, inputs, outputs))?;
+        Tensor::from_vec(to_x, x.shape(), x.device())
+    }
+
+    /// The gradients of weight and bias, where there is one.
+    fn of_weights<T: Real>(
+        &self,
+        x: &Tensor,
+        weight: &Shape,
+        has_bias: bool,
+        gradient: &Tensor,
+    ) -> candle_core::Result<Vec<Tensor>> {
+        let Sizes { rows, inputs, outputs } = Sizes::of(x.shape(), weight)?;
+        let (of_y, of_x) = (matrix(gradient.layout(), rows, outputs), matrix(x.layout(), rows, inputs));
+        let sizes = (outputs, inputs, rows);
+        let to_weight = product_of::<T>((gradient, of_y.transpose(0, 1)?), (x, of_x), sizes)?;
+        let mut found = vec![Tensor::from_vec(to_weight, weight, x.device())?];
+        if has_bias {
+            let to_bias = with_numbers(gradient, |gradient| Ok(column_sums::<T>(gradient, outputs)))?;
+            found.push(Tensor::from_vec(to_bias, outputs, x.device())?);
+        }
+        Ok(found)
+    }
+
+    /// The gradients of input, weight and bias; the last two later where somebody wants it so.
+    fn gradients<T: Real>(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        gradient: &Tensor,
+    ) -> candle_core::Result<[Option<Tensor>; 3]> {
+        // Data have no gradient.
+        let of_x = x.track_op().then(|| self.of_input::<T>(x, weight, gradient)).transpose()?;
+        // Without their history, which would keep the whole graph alive.
+        let (input, shape, late) = (x.detach(), weight.shape().clone(), gradient.detach());
+        let (weights, has_bias) = ([Some(weight), bias].into_iter().flatten(), bias.is_some());
+        let later = move || Affine.of_weights::<T>(&input, &shape, has_bias, &late);
+        if defer(&weights.collect::<Vec<_>>(), later) {
+            return Ok([of_x, None, None]);
+        }
+        let mut of_weights = self.of_weights::<T>(x, weight.shape(), has_bias, gradient)?.into_iter();
+        Ok([of_x, of_weights.next(), of_weights.next()])
+    }
+
+    /// The product of a storage pair, and the shape of it.
+    fn cpu<T: Real>(
+        &self,
+        left: (&CpuStorage, &Layout),
+        right: (&CpuStorage, &Layout),
+        bias: Option<(&CpuStorage, &Layout)>,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        let bias = bias.map_or(Ok(&[][..]), |(bias, layout)| dense::<T>(bias, layout))?;
+        let mut dims = left.1.dims().to_vec();
+        if let Some(last) = dims.last_mut() {
+            *last = right.1.shape().dims2()?.0;
+        }
+        Ok((self.forward::<T>(left, right, bias)?, Shape::from(dims)))
+    }
+
+    fn bwd_with(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        gradient: &Tensor,
+    ) -> candle_core::Result<[Option<Tensor>; 3]> {
+        let gradient = gradient.contiguous()?;
+        match x.dtype() {
+            DType::F32 => self.gradients::<f32>(x, weight, bias, &gradient),
+            _ => self.gradients::<f64>(x, weight, bias, &gradient),
+        }
+    }
+}
+
+/// `a b` for matrices of m rows, n columns and k in common.
+fn product<T: Real>(
+    (a, a_layout): (&CpuStorage, Layout),
+    (b, b_layout): (&CpuStorage, Layout),
+    (m, n, k): (usize, usize, usize),
+) -> candle_core::Result<Vec<T>> {
+    if m == 0 || n == 0 || k == 0 {
+        // Sums of nothing.
+        return Ok(vec![T::zero(); m * n]);
+    }
+    T::cpu_storage_data(a.matmul(b, (1, m, n, k), &a_layout, &b_layout)?)
+}
+
+/// The same of tensors.
+fn product_of<T: Real>(
+    (a, a_layout): (&Tensor, Layout),
+    (b, b_layout): (&Tensor, Layout),
+    sizes: (usize, usize, usize),
+) -> candle_core::Result<Vec<T>> {
+    let (a, b) = (a.storage_and_layout().0, b.storage_and_layout().0);
+    match (&*a, &*b) {
+        (Storage::Cpu(a), Storage::Cpu(b)) => product((a, a_layout), (b, b_layout), sizes),
+        _ => bail!("a fused operation on the CPU was given a tensor of another device"),
+    }
+}
+
+/// Rows that are summed before they go to the total: the error of a sum grows with its length.
+const BLOCK: usize = 64;
+
+pub(crate) fn column_sums<T: Real>(numbers: &[T], columns: usize) -> Vec<T> {
+    let mut totals = vec![T::zero(); columns];
+    let mut sums = totals.clone();
+    for block in numbers.chunks(BLOCK * columns.max(1)) {
+        sums.fill(T::zero());
+        for row in block.chunks_exact(columns.max(1)) {
+            sums.iter_mut().zip(row).for_each(|(sum, &x)| *sum += x);
+        }
+        totals.iter_mut().zip(&sums).for_each(|(total, &sum)| *total += sum);
+    }
+    totals
+}
+
+impl CustomOp3 for Affine {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        x_layout: &Layout,
+        weight: &CpuStorage,
+        weight_layout: &Layout,
+        bias: &CpuStorage,
+        bias_layout: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        let (left, right, bias) = ((x, x_layout), (weight, weight_layout), Some((bias, bias_layout)));
+        match x {
+            CpuStorage::F32(_) => self.cpu::<f32>(left, right, bias),
+            CpuStorage::F64(_) => self.cpu::<f64>(left, right, bias),
+            _ => bail!("{NAME}: neither f32 nor f64"),
+        }
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: &Tensor,
+        _: &Tensor,
+        gradient: &Tensor,
+    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let [of_x, of_weight, of_bias] = self.bwd_with(x, weight, Some(bias), gradient)?;
+        Ok((of_x, of_weight, of_bias))
+    }
+}
+
+impl CustomOp2 for Affine {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        x_layout: &Layout,
+        weight: &CpuStorage,
+        weight_layout: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        let (left, right) = ((x, x_layout), (weight, weight_layout));
+        match x {
+            CpuStorage::F32(_) => self.cpu::<f32>(left, right, None),
+            CpuStorage::F64(_) => self.cpu::<f64>(left, right, None),
+            _ => bail!("{NAME}: neither f32 nor f64"),
+        }
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        _: &Tensor,
+        gradient: &Tensor,
+    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
+        let [of_x, of_weight, _] = self.bwd_with(x, weight, None, gradient)?;
+        Ok((of_x, of_weight))
+    }
+}

@@ -1,0 +1,304 @@
+//! Rotary position embedding: pairs of numbers of queries and keys, turned by an angle that grows with the position.
+
+mod frequencies;
+
+use candle_core::{CpuStorage, CustomOp1, D, DType, Device, Layout, Shape, Tensor, bail};
+
+pub use frequencies::RotaryScaling;
+
+use self::frequencies::frequencies;
+use super::real::Real;
+use super::{dense, with_numbers, working_dtype};
+use crate::blocks::{blocks, of_rows};
+use crate::vectors::vectorized;
+use crate::{Error, Result};
+
+const NAME: &str = "rotary";
+
+/// Which numbers of a head turn together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RotaryLayout {
+    /// Number i of the first half and number i of the second: Hugging Face's Llama, candle's `rope`.
+    #[default]
+    HalfSplit,
+    /// Numbers 2 i and 2 i + 1: the original Llama's weights, candle's `rope_i`.
+    Interleaved,
+}
+
+/// What a [`Rotary`] embedding's angles are.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RotaryConfig {
+    /// Numbers of a head, even.
+    pub head_dim: usize,
+    /// Positions that the table has angles for.
+    pub max_len: usize,
+    /// The base of the angles (`rope_theta`), above 1. Default in [`RotaryConfig::new`]: 10,000.
+    pub theta: f64,
+    /// Which numbers turn together. Default in [`RotaryConfig::new`]: halves.
+    pub layout: RotaryLayout,
+    /// How the model reaches beyond the length that it was trained with. Default in [`RotaryConfig::new`]: not at all.
+    pub scaling: RotaryScaling,
+}
+
+impl RotaryConfig {
+    /// Halves that turn together, a base of 10,000, no scaling.
+    pub fn new(head_dim: usize, max_len: usize) -> Self {
+        Self {
+            head_dim,
+            max_len,
+            theta: 10_000.0,
+            layout: RotaryLayout::default(),
+            scaling: RotaryScaling::default(),
+        }
+    }
+
+    fn validate(&self) -> Result<()> {
+        let invalid = |field, got, help| Err(Error::InvalidConfig { of: "RotaryConfig", field, got, help });
+        if self.head_dim == 0 || !self.head_dim.is_multiple_of(2) {
+            return invalid(
+                "head_dim",
+                self.head_dim as f64,
+                "it must be even and above 0: pairs are rotated",
+            );
+        }
+        if self.max_len == 0 {
+            return invalid("max_len", 0.0, "there must be a position at least");
+        }
+        if !(self.theta.is_finite() && self.theta > 1.0) {
+            return invalid("theta", self.theta, "it must be a finite number above 1");
+        }
+        Ok(())
+    }
+}
+
+/// Rotary position embedding, with a fused gradient (candle_nn's `rope`, `rope_i` and `rope_thd` have none).
+///
+/// The table of sines and cosines is f32, computed as Hugging Face's transformers computes it.
+///
+/// # Cost
+/// `max_len * head_dim` f32 numbers, made once; a clone shares them.
+///
+/// # Source
+/// Su et al., "RoFormer" (2021), section 3.2; Chen et al., "Extending Context Window of Large Language Models via Positional
+/// Interpolation" (2023); Peng et al., "YaRN" (2023), section 3.
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use training::{Rotary, RotaryConfig, RotaryLayout, RotaryScaling};
+///
+/// let config = RotaryConfig { scaling: RotaryScaling::Linear { factor: 2.0 }, ..RotaryConfig::new(2, 16) };
+/// let rotary = Rotary::new(&config, &Device::Cpu)?;
+/// // One row of the batch, two positions, one head.
+/// let q = Var::new(&[[[1f32, 0.], [1., 0.]]], &Device::Cpu)?;
+/// let turned = rotary.apply(&q, 0)?;
+/// assert_eq!(turned.to_vec3::<f32>()?[0], [[1.0, 0.0], [0.5f32.cos(), 0.5f32.sin()]]);
+/// assert!(turned.sum_all()?.backward()?.get(&q).is_some());
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Rotary {
+    config: RotaryConfig,
+    /// `(max_len, head_dim / 2)`.
+    cos: Tensor,
+    sin: Tensor,
+}
+
+impl Rotary {
+    /// Makes the table, on the device of the tensors that will be rotated.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`]: a `head_dim` that is odd, a factor that is not above 0; candle's, where there is no memory.
+    pub fn new(config: &RotaryConfig, device: &Device) -> Result<Self> {
+        config.validate()?;
+        let (frequencies, factor) = frequencies(config.head_dim, config.theta, &config.scaling)?;
+        let table = |f: fn(f64) -> f64| {
+            let angles = (0..config.max_len).flat_map(|at| frequencies.iter().map(move |&x| at as f32 * x));
+            let numbers: Vec<f32> = angles.map(|x| f(f64::from(x)) as f32 * factor as f32).collect();
+            Tensor::from_vec(numbers, (config.max_len, frequencies.len()), device)
+        };
+        Ok(Self { cos: table(f64::cos)?, sin: table(f64::sin)?, config: config.clone() })
+    }
+
+    /// What it was made with.
+    pub fn config(&self) -> &RotaryConfig {
+        &self.config
+    }
+
+    /// Rotates queries or keys, of which the first has the position `offset` (with a cache: as many as it holds).
+    ///
+    /// # Shapes
+    /// `(.., positions, heads * head_dim)`, any number of heads side by side, as [`attention`](crate::attention) takes them; or
+    /// `(batch, heads, positions, head_dim)`. The result's is the same.
+    ///
+    /// # Cost
+    /// On a CPU one pass forward and one backward, in parallel; nothing is kept. The bits do not depend on the number of threads.
+    ///
+    /// # Errors
+    /// [`Error::BeyondTable`]: positions from `max_len` on; a last dimension that `head_dim` does not divide, fewer than two
+    /// dimensions; a tensor that is not of f16, bf16, f32 or f64.
+    pub fn apply(&self, x: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
+        let (positions, heads) = self.check(x, offset)?;
+        let dtype = working_dtype(NAME, x.dtype())?;
+        let part = |table: &Tensor| table.narrow(0, offset, positions)?.to_dtype(dtype);
+        let (cos, sin) = (part(&self.cos)?, part(&self.sin)?);
+        let wide = x.to_dtype(dtype)?;
+        let turned = if x.device().is_cpu() {
+            let head_dim = self.config.head_dim;
+            let turn = Turn { cos, sin, layout: self.config.layout, head_dim, positions, heads };
+            wide.contiguous()?.apply_op1(turn)?
+        } else {
+            self.composed(&wide, &cos, &sin, heads)?
+        };
+        turned.to_dtype(x.dtype())
+    }
+
+    /// Positions and heads of a tensor that fits.
+    fn check(&self, x: &Tensor, offset: usize) -> Result<(usize, usize)> {
+        let &RotaryConfig { head_dim, max_len, .. } = &self.config;
+        let fits = |width: usize| width > 0 && width.is_multiple_of(head_dim);
+        match *x.dims() {
+            [.., positions, width] if fits(width) => {
+                if offset.checked_add(positions).is_none_or(|end| end > max_len) {
+                    return Err(Error::BeyondTable { operation: NAME, offset, positions, max_len });
+                }
+                Ok((positions, width / head_dim))
+            }
+            ref got => {
+                let mut expected = got.to_vec();
+                expected.resize(got.len().max(2), 1);
+                let width = expected.pop().unwrap_or_default();
+                expected.push(width.div_ceil(head_dim).max(1) * head_dim);
+                Err(Error::Unfit { operation: NAME, tensor: "x", expected, got: got.to_vec() })
+            }
+        }
+    }
+
+    fn composed(&self, x: &Tensor, cos: &Tensor, sin: &Tensor, heads: usize) -> candle_core::Result<Tensor> {
+        let (positions, half) = cos.dims2()?;
+        let mut dims = x.dims().to_vec();
+        dims.pop();
+        // The two numbers of a pair in a dimension of their own.
+        let (pair, shape) = match self.config.layout {
+            RotaryLayout::HalfSplit => (D::Minus2, [heads, 2, half]),
+            RotaryLayout::Interleaved => (D::Minus1, [heads, half, 2]),
+        };
+        dims.extend(shape);
+        let pairs = x.reshape(dims)?;
+        let apart = |index: usize| pairs.narrow(pair, index, 1)?.squeeze(pair);
+        let (a, b) = (apart(0)?, apart(1)?);
+        let (cos, sin) = (cos.reshape((positions, 1, half))?, sin.reshape((positions, 1, half))?);
+        let first = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
+        let second = (a.broadcast_mul(&sin)? + b.broadcast_mul(&cos)?)?;
+        let pair = if pair == D::Minus1 { a.rank() } else { a.rank() - 1 };
+        Tensor::stack(&[first, second], pair)?.reshape(x.shape())
+    }
+}
+
+struct Turn {
+    /// `(positions, head_dim / 2)`.
+    cos: Tensor,
+    sin: Tensor,
+    layout: RotaryLayout,
+    head_dim: usize,
+    positions: usize,
+    heads: usize,
+}
+
+impl Turn {
+    /// Forward, or backward where the angles are taken the other way.
+    fn run<T: Real>(&self, x: &[T], is_backward: bool) -> candle_core::Result<Vec<T>> {
+        let mut out = vec![T::zero(); x.len()];
+        let (width, half) = (self.heads * self.head_dim, self.head_dim / 2);
+        with_numbers(&self.cos, |cos| {
+            with_numbers(&self.sin, |sin| {
+                blocks([&mut out], of_rows(width), |at, [out]| {
+                    vectorized!({
+                        let rows = out.chunks_exact_mut(width).zip(x[at..].chunks_exact(width));
+                        for (row, (out, x)) in (at / width..).zip(rows) {
+                            let angles = row % self.positions * half..(row % self.positions + 1) * half;
+                            self.row(out, x, &cos[angles.clone()], &sin[angles], is_backward);
+                        }
+                    });
+                });
+                Ok(())
+            })
+        })?;
+        Ok(out)
+    }
+
+    #[inline(always)]
+    fn row<T: Real>(&self, out: &mut [T], x: &[T], cos: &[T], sin: &[T], is_backward: bool) {
+        for (out, x) in out.chunks_exact_mut(self.head_dim).zip(x.chunks_exact(self.head_dim)) {
+            match self.layout {
+                RotaryLayout::HalfSplit => {
+                    let ((x0, x1), (out0, out1)) = (x.split_at(cos.len()), out.split_at_mut(cos.len()));
+                    let pairs = x0.iter().zip(x1).zip(out0.iter_mut().zip(out1));
+                    for (((&a, &b), (out0, out1)), (&cos, &sin)) in pairs.zip(cos.iter().zip(sin)) {
+                        let sin = if is_backward { -sin } else { sin };
+                        (*out0, *out1) = (a * cos - b * sin, a * sin + b * cos);
+                    }
+                }
+                RotaryLayout::Interleaved => {
+                    let (pairs, outs) = (x.as_chunks::<2>().0, out.as_chunks_mut::<2>().0);
+                    for ((&[a, b], out), (&cos, &sin)) in pairs.iter().zip(outs).zip(cos.iter().zip(sin)) {
+                        let sin = if is_backward { -sin } else { sin };
+                        *out = [a * cos - b * sin, a * sin + b * cos];
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl CustomOp1 for Turn {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        let out = match storage {
+            CpuStorage::F32(_) => CpuStorage::F32(self.run(dense(storage, layout)?, false)?),
+            CpuStorage::F64(_) => CpuStorage::F64(self.run(dense(storage, layout)?, false)?),
+            _ => bail!("{NAME}: neither f32 nor f64"),
+        };
+        Ok((out, layout.shape().clone()))
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        let gradient = gradient.contiguous()?;
+        let (shape, device) = (gradient.shape(), gradient.device());
+        let of_x = match gradient.dtype() {
+            DType::F32 => {
+                with_numbers(&gradient, |g| Tensor::from_vec(self.run::<f32>(g, true)?, shape, device))
+            }
+            _ => with_numbers(&gradient, |g| Tensor::from_vec(self.run::<f64>(g, true)?, shape, device)),
+        };
+        of_x.map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Var;
+
+    use super::super::assert_agree;
+    use super::*;
+
+    /// What other devices compute is the same, gradient included.
+    #[test]
+    fn composed_equals_fused() -> candle_core::Result<()> {
+        for layout in [RotaryLayout::HalfSplit, RotaryLayout::Interleaved] {
+            for shape in [&[2, 5, 18][..], &[5, 6], &[2, 3, 5, 6]] {
+                let rotary = Rotary::new(&RotaryConfig { layout, ..RotaryConfig::new(6, 9) }, &Device::Cpu)?;
+                let x = Var::from_tensor(&Tensor::randn(0f64, 1., shape, &Device::Cpu)?)?;
+                let outer = Tensor::randn(0f64, 1., shape, &Device::Cpu)?;
+                let part = |table: &Tensor| table.narrow(0, 3, 5)?.to_dtype(DType::F64);
+                let heads = shape[shape.len() - 1] / 6;
+                let composed = rotary.composed(&x, &part(&rotary.cos)?, &part(&rotary.sin)?, heads)?;
+                let both = [composed, rotary.apply(&x, 3)?];
+                assert_agree(both, |y| (y * &outer)?.sum_all(), &[&x], 1e-14, &format!("{layout:?}"))?;
+            }
+        }
+        Ok(())
+    }
+}
