@@ -54,7 +54,10 @@ fn the_launcher_names_the_rank_that_was_killed() {
 /// Nobody can clean up after it, and nothing is left: no process, not even one that is stopped, no file, no memory.
 #[test]
 fn a_launcher_that_is_killed_leaves_nothing() {
-    for (ranks, stopped) in [(2, None), (4, Some(0)), (3, Some(2))] {
+    let all = [(2, None), (4, Some(0)), (3, Some(2))];
+    // Without Linux's help, one that is stopped ends when it goes on.
+    let cases = if cfg!(portable) { &all[..1] } else { &all };
+    for &(ranks, stopped) in cases {
         let folder = tempfile::tempdir().unwrap();
         let mut launcher = command("pid; random 5", ranks).env("TMPDIR", folder.path()).spawn().unwrap();
         let lines = BufReader::new(launcher.stdout.take().unwrap()).lines().map_while(Result::ok);
