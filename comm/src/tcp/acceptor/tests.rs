@@ -35,6 +35,21 @@ fn say(address: SocketAddr, name: u8) -> TcpStream {
     stream
 }
 
+/// One that comes again where it is sent away, as ranks do: among silent ones, whose word takes a moment is taken for one of them.
+fn say_until_heard(address: SocketAddr, name: u8, came: &mpsc::Receiver<u8>) -> TcpStream {
+    loop {
+        let stream = say(address, name);
+        stream.set_nonblocking(true).unwrap();
+        let is_open = || stream.peek(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+        while is_open() {
+            if let Ok(heard) = came.recv_timeout(Duration::from_millis(5)) {
+                assert_eq!(heard, name);
+                return stream;
+            }
+        }
+    }
+}
+
 fn assert_open(mut stream: TcpStream) {
     stream.set_nonblocking(true).unwrap();
     assert_eq!(stream.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock, "it is still there");
@@ -86,8 +101,7 @@ fn one_too_many_is_sent_away_while_all_are_new() {
 fn the_silent_take_no_place_from_those_who_speak() {
     let (_acceptor, address, came) = serve(LIMITS);
     let silent = [TcpStream::connect(address).unwrap(), TcpStream::connect(address).unwrap()];
-    let talking = [say(address, 1), say(address, 2)];
-    assert_eq!([came.recv().unwrap(), came.recv().unwrap()].into_iter().sum::<u8>(), 3);
+    let talking = [1, 2].map(|name| say_until_heard(address, name, &came));
     let mut one_more = TcpStream::connect(address).unwrap();
     assert_eq!(one_more.read(&mut [0]).unwrap(), 0, "one too many that says nothing");
     talking.into_iter().chain(silent).for_each(assert_open);
