@@ -9,17 +9,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use bell::Bell;
-use region::{Region, Without, take_out};
+use region::{CAPACITY, Region, Without, take_out};
 use ring::{Reader, Writer, settle};
 
-/// More than the ring holds, so that both ends have to wait.
+/// Each fills the ring, so that both ends have to wait.
 const MESSAGES: u8 = 2;
 /// How often one end may be interrupted.
 const PREEMPTIONS: usize = 3;
 
 fn send(mut writer: Writer, room: &Bell) {
     for message in 1..=MESSAGES {
-        while writer.write(&[], &[message; 16]).unwrap() == 0 {
+        while writer.write(&[], &[message; CAPACITY]).unwrap() == 0 {
             writer.expect_room(true);
             settle();
             if !writer.has_room().unwrap() {
@@ -32,7 +32,7 @@ fn send(mut writer: Writer, room: &Bell) {
 
 fn receive(mut reader: Reader, bytes: &Bell) {
     for message in 1..=MESSAGES {
-        let mut got = [0; 16];
+        let mut got = [0; CAPACITY];
         while reader.read(&mut got).unwrap() == 0 {
             reader.expect_bytes(true);
             settle();
@@ -41,7 +41,7 @@ fn receive(mut reader: Reader, bytes: &Bell) {
             }
             reader.expect_bytes(false);
         }
-        assert_eq!(got, [message; 16]);
+        assert_eq!(got, [message; CAPACITY]);
     }
 }
 

@@ -9,7 +9,7 @@ use loom::cell::UnsafeCell;
 pub(super) use loom::sync::atomic::Ordering;
 
 /// One message: writer and reader have to wait for each other.
-pub(super) const CAPACITY: usize = 16;
+pub(super) const CAPACITY: usize = 32;
 const GRAIN: usize = 16;
 
 /// What is taken out.
