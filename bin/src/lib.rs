@@ -14,6 +14,8 @@ pub mod experiment;
 pub mod experiments;
 pub mod file_error;
 pub mod forecast;
+#[cfg(doctest)]
+mod guide;
 pub mod held;
 mod interrupt;
 pub mod launch;
@@ -37,8 +39,3 @@ pub mod trainer;
 pub mod validation;
 pub mod variables;
 pub mod weights;
-
-/// The README's example is compiled with the doc tests.
-#[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-struct Readme;

@@ -58,7 +58,7 @@ impl CudaLibrary {
         let help = match self {
             CudaLibrary::Driver => "install the driver",
             _ => {
-                "put its folder into LD_LIBRARY_PATH, or get it from PyPI (see \"Building for CUDA\" in the README)"
+                "put its folder into LD_LIBRARY_PATH, or get it from PyPI (see \"CUDA and NCCL\" in the guide)"
             }
         };
         Error::system(format!("{name} {what} cannot be loaded"), format!("{reason}; {help}"))

@@ -1,0 +1,31 @@
+//! The Rust code of README and guide, as doc tests: one struct for each file.
+
+macro_rules! chapters {
+    ($($name:ident: $file:literal,)*) => {
+        $(#[doc = include_str!(concat!("../../", $file))] struct $name;)*
+    };
+}
+
+chapters! {
+    Readme: "README.md",
+    Introduction: "book/src/introduction.md",
+    GettingStarted: "book/src/getting-started.md",
+    OwnModel: "book/src/own-model.md",
+    FromPytorch: "book/src/from-pytorch.md",
+    Experiments: "book/src/experiments.md",
+    Layout: "book/src/layout.md",
+    DataParallelism: "book/src/ddp.md",
+    Sharding: "book/src/fsdp.md",
+    TensorParallelism: "book/src/tensor-parallel.md",
+    Pipelines: "book/src/pipeline.md",
+    Data: "book/src/data.md",
+    Checkpoints: "book/src/checkpoints.md",
+    Elasticity: "book/src/elasticity.md",
+    Launching: "book/src/launching.md",
+    Cuda: "book/src/cuda.md",
+    Performance: "book/src/performance.md",
+    Troubleshooting: "book/src/troubleshooting.md",
+    Environment: "book/src/environment.md",
+    Security: "book/src/security.md",
+    Internals: "book/src/internals.md",
+}

@@ -1,0 +1,101 @@
+//! The pages, and what is in them.
+
+use std::fs::{read_dir, read_to_string};
+use std::path::{Path, PathBuf};
+
+/// A file of Markdown.
+pub(crate) struct Page {
+    pub(crate) path: PathBuf,
+    pub(crate) text: String,
+}
+
+/// Code between fences.
+pub(crate) struct Block {
+    /// What follows the opening fence, such as `rust,no_run`.
+    pub(crate) info: String,
+    pub(crate) code: String,
+}
+
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
+}
+
+pub(crate) fn page(path: &str) -> Page {
+    let path = root().join(path);
+    let text = read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    Page { path, text }
+}
+
+/// The chapters of the guide, and its table of contents.
+pub(crate) fn guide() -> Vec<Page> {
+    let entries = read_dir(root().join("book/src")).unwrap();
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    assert!(names.len() > 10, "{names:?}");
+    names.iter().map(|name| page(&format!("book/src/{name}"))).collect()
+}
+
+/// What a new user reads.
+pub(crate) fn all() -> Vec<Page> {
+    let mut all = guide();
+    all.push(page("README.md"));
+    all
+}
+
+impl Page {
+    /// Its file, from the root.
+    pub(crate) fn name(&self) -> String {
+        self.path.strip_prefix(root()).unwrap().display().to_string()
+    }
+
+    pub(crate) fn blocks(&self) -> Vec<Block> {
+        let mut blocks = vec![];
+        let mut open: Option<Block> = None;
+        for line in self.text.lines() {
+            match (line.trim_start().strip_prefix("```"), open.take()) {
+                (Some(_), Some(block)) => blocks.push(block),
+                (Some(info), None) => open = Some(Block { info: info.into(), code: String::new() }),
+                (None, Some(block)) => open = Some(Block { code: block.code + line + "\n", ..block }),
+                (None, None) => {}
+            }
+        }
+        assert!(open.is_none(), "{}: a block is not closed", self.name());
+        blocks
+    }
+
+    /// Its lines outside of blocks.
+    pub(crate) fn prose(&self) -> String {
+        let mut inside = false;
+        let outside = self.text.lines().filter(|line| {
+            let fence = line.trim_start().starts_with("```");
+            inside ^= fence;
+            !inside && !fence
+        });
+        outside.map(|line| format!("{line}\n")).collect()
+    }
+
+    /// Code within its lines.
+    pub(crate) fn code_spans(&self) -> Vec<String> {
+        let prose = self.prose().replace('\n', " ");
+        prose.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+    }
+}
+
+#[test]
+fn the_readme_is_short() {
+    let lines = page("README.md").text.lines().count();
+    assert!(lines <= 150, "{lines} lines: what is longer belongs into the guide");
+}
+
+#[test]
+fn every_chapter_is_in_the_contents_and_its_code_is_tested() {
+    let contents = page("book/src/SUMMARY.md").text;
+    let tested = page("bin/src/guide.rs").text;
+    for page in guide() {
+        let name = page.path.file_name().unwrap().to_str().unwrap();
+        if name != "SUMMARY.md" {
+            assert!(contents.contains(&format!("]({name})")), "{name} is not in SUMMARY.md");
+            assert!(tested.contains(&format!("\"book/src/{name}\"")), "{name} is not in bin/src/guide.rs");
+        }
+    }
+}

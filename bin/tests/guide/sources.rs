@@ -1,0 +1,85 @@
+//! What the guide says of the code is in the code: environment variables, messages.
+
+use std::collections::BTreeSet;
+use std::fs::{read_dir, read_to_string};
+use std::path::Path;
+
+use crate::pages::{page, root};
+
+/// All code in these folders, without line breaks within texts.
+fn code(folders: &[&str]) -> String {
+    let mut all = String::new();
+    for folder in folders {
+        collect(&root().join(folder), &mut all);
+    }
+    let mut joined = String::with_capacity(all.len());
+    for part in all.split("\\\n") {
+        joined.push_str(if joined.is_empty() { part } else { part.trim_start() });
+    }
+    joined
+}
+
+fn collect(folder: &Path, into: &mut String) {
+    for entry in read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+        if path.is_dir() {
+            collect(&path, into);
+        } else if ["rs", "sh", "py"].contains(&ending) {
+            into.push_str(&read_to_string(&path).unwrap());
+        }
+    }
+}
+
+fn variables(text: &str) -> BTreeSet<&str> {
+    let words = text.split(|c: char| !(c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_'));
+    words.filter(|word| word.starts_with("GIRANDOLE_") && !word.ends_with('_')).collect()
+}
+
+#[test]
+fn the_chapter_on_the_environment_has_every_variable() {
+    let text = page("book/src/environment.md").text;
+    let chapter = variables(&text);
+    let code = code(&[
+        "sampler",
+        "comm",
+        "training",
+        "ddp",
+        "fsdp",
+        "tensor-parallel",
+        "pipeline",
+        "bin",
+        "benches",
+        "scripts",
+        "deploy/check/src",
+    ]);
+    let code = variables(&code);
+    assert_eq!(code.difference(&chapter).collect::<Vec<_>>(), [] as [&&str; 0], "not in the chapter");
+    assert_eq!(chapter.difference(&code).collect::<Vec<_>>(), [] as [&&str; 0], "not in the code");
+}
+
+#[test]
+fn messages_are_those_of_the_code() {
+    let code = code(&[
+        "sampler/src",
+        "comm/src",
+        "training/src",
+        "ddp/src",
+        "fsdp/src",
+        "tensor-parallel/src",
+        "pipeline/src",
+        "bin/src",
+    ]);
+    let text = page("book/src/troubleshooting.md").text;
+    let mut messages = 0;
+    for row in text.lines().filter(|line| line.starts_with("| `")) {
+        let message = row.trim_start_matches("| `").split("` ").next().unwrap();
+        let words: Vec<&str> = message.split_whitespace().collect();
+        // Three words in a row that hold no value.
+        let plain = |word: &&str| word.chars().all(|c| c.is_alphabetic() || ",:;'-`()".contains(c));
+        let found = words.windows(3).any(|three| three.iter().all(plain) && code.contains(&three.join(" ")));
+        assert!(found, "no code says this: {message}");
+        messages += 1;
+    }
+    assert!(messages > 30, "{messages} messages");
+}
