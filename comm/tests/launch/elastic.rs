@@ -56,11 +56,11 @@ pub(crate) fn all_but_one_fail(rank: usize) {
     exit(3);
 }
 
-/// A launcher that starts so many ranks in place of lost ones.
+/// A launcher that starts so many ranks in place of lost ones, and waits for them: that they have met is told by themselves, maybe
+/// after the others have ended.
 pub(crate) fn with_more(replace: usize, plain: SpawnConfig) -> SpawnConfig {
-    let mut config = config(plain);
-    config.elastic.as_mut().unwrap().replace = replace;
-    config
+    let elastic = ElasticJob { replace, finish: LIMIT, ..ElasticJob::default() };
+    SpawnConfig { elastic: Some(elastic), ..config(plain) }
 }
 
 /// Rank 1 fails, and the first one as soon as the rank that takes its place asks to be let in.
