@@ -64,7 +64,8 @@ fn all_are_sent_away_when_it_stops() {
     for stream in [&mut silent, &mut talking] {
         assert!(matches!(stream.read(&mut [0]), Ok(0) | Err(_)));
     }
-    assert!(TcpStream::connect(address).is_err(), "the listener is closed");
+    // Its port may be another's by now.
+    assert!(came.recv().is_err(), "nobody greets any more");
 }
 
 #[test]
