@@ -23,11 +23,11 @@ fn set_threads() {
 }
 
 /// Lets the allocator keep freed memory for a minute before it goes back to the system, unless the environment says otherwise
-/// (`MIMALLOC_PURGE_DELAY`): each step takes again what the one before has freed, and with the allocator's 10 ms the system zeroes
-/// thousands of pages for every step of a large model.
+/// (`MIMALLOC_PURGE_DELAY`): each step takes again what the one before has freed, and with the allocator's own, shorter delay the system
+/// zeroes thousands of pages for every step of a large model.
 #[allow(unsafe_code, reason = "the allocator takes its options by functions of C only")]
 fn keep_pages() {
-    /// `mi_option_purge_delay`.
+    /// `mi_option_purge_delay` in the header of libmimalloc-sys 0.1.49.
     const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
     const MILLISECONDS: std::ffi::c_long = 60_000;
     // SAFETY: the function checks the number of the option, and writes an integer that is read where memory is freed; this is the

@@ -66,7 +66,7 @@ impl AuditConfig {
             OnMissingGradient::Fail => Err(Error::MissingGradients { strategy, audit }),
             _ => {
                 if is_speaker {
-                    tracing::warn!("{strategy}: after the first backward, all ranks together, {audit}");
+                    warn(&format!("{strategy}: after the first backward, all ranks together, {audit}"));
                 }
                 Ok(())
             }
@@ -79,6 +79,14 @@ impl AuditConfig {
     }
 }
 
+/// Through `tracing`; on standard error where the program has set up nothing that takes it, for it is said only once.
+fn warn(text: &str) {
+    match tracing::enabled!(tracing::Level::WARN) {
+        true => tracing::warn!("{text}"),
+        false => eprintln!("warning: {text}"),
+    }
+}
+
 /// Why a parameter has no gradient, as far as can be told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -88,7 +96,8 @@ pub enum NoGradient {
     NotReached,
     /// The same, and by its name and shape it is what this operation of candle's computes with, which has no backward. A guess.
     Likely(&'static str),
-    /// The graph leads to it, but an operation on the way gave no gradient.
+    /// The graph leads to it, but the operation that takes it gave no gradient. (Where an operation further on gives none, candle's
+    /// backward panics.)
     NotGiven,
 }
 

@@ -93,7 +93,8 @@ pub(crate) fn slots<S>(
 
 /// Refuses a factor that would make every gradient a NaN or an infinity.
 pub(crate) fn check_scale(of: &'static str, scale: f64) -> Result<()> {
-    match scale.is_finite() {
+    // As parameters of f32 see it.
+    match (scale as f32).is_finite() {
         true => Ok(()),
         false => {
             Err(Error::InvalidConfig { of, field: "scale", got: scale, help: "it must be a finite number" })

@@ -241,7 +241,7 @@ fn backward_may_run_twice_and_needs_not_all() -> Result<()> {
 }
 
 #[test]
-fn ignored_rows_count_nothing_whatever_they_hold() -> Result<()> {
+fn ignored_rows_count_nothing_in_the_loss_and_for_x_whatever_they_hold() -> Result<()> {
     let x = Var::new(&[[f32::NAN, f32::INFINITY], [0., 0.]], &Device::Cpu)?;
     let weight = Tensor::ones((2, 2), DType::F32, &Device::Cpu)?;
     let targets = |numbers: &[i64]| Tensor::new(numbers, &Device::Cpu);

@@ -82,7 +82,8 @@ where
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| clipped::<O>(config, dtype, on_the_way)).unwrap()
     };
-    for dtype in [DType::F32, DType::F64, DType::BF16] {
+    // Half types are scaled in f32 on the way, and so not rounded.
+    for dtype in [DType::F32, DType::F64] {
         let expected = run(1, dtype, false);
         for (threads, on_the_way) in [(1, true), (3, false), (3, true)] {
             assert!(

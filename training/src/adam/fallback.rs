@@ -11,9 +11,10 @@ pub(super) fn step(var: &Var, grad: &Tensor, means: &mut Means, factors: Factors
     };
     // Detached: means that remembered their operations would keep every step's tensors alive.
     let param = var.as_detached_tensor().to_dtype(wide(var))?;
-    let grad = grad.detach();
-    let grad = if factors.scale == 1. { grad } else { grad.affine(factors.scale, 0.)? };
-    let mut grad = grad.to_dtype(wide(var))?;
+    let mut grad = grad.detach().to_dtype(wide(var))?;
+    if factors.scale != 1. {
+        grad = grad.affine(factors.scale, 0.)?;
+    }
     if factors.penalty != 0. {
         grad = (grad + (&param * factors.penalty)?)?;
     }
@@ -56,6 +57,18 @@ mod tests {
             let gap = (a.as_tensor() - b.as_tensor())?.abs()?.max_all()?.to_scalar::<f32>()?;
             assert!(gap < 1e-6, "{config:?}: {gap}");
         }
+        Ok(())
+    }
+
+    /// In 16 bits this gradient would be 0 once it is scaled.
+    #[test]
+    fn half_types_are_scaled_in_f32() -> Result<()> {
+        let var = Var::from_tensor(&Tensor::new(&[0f32], &Device::Cpu)?.to_dtype(DType::F16)?)?;
+        let grad = Tensor::new(&[1e-6f32], &Device::Cpu)?.to_dtype(DType::F16)?;
+        let config = AdamConfig { learning_rate: 0.5, ..AdamConfig::default() };
+        step(&var, &grad, &mut means(&var, false)?, config.factors(1, 0.01))?;
+        let moved = var.to_dtype(DType::F32)?.to_vec1::<f32>()?[0];
+        assert!((-0.26..-0.24).contains(&moved), "{moved}");
         Ok(())
     }
 

@@ -176,7 +176,7 @@ impl Adam {
 
     /// A step with gradients that are multiplied with `scale` on the way: equal to the bit to
     /// [`scale_grads`](crate::scale_grads) and a step, without the pass over the gradients that scaling is. For clipping
-    /// ([`clip_factor`](crate::clip_factor)).
+    /// ([`clip_factor`](crate::clip_factor)). Gradients of f16 and bf16 are scaled in f32, and not rounded in between.
     ///
     /// # Errors
     /// A gradient that does not fit its parameter; [`Error::InvalidConfig`] for a `scale` or learning rate that is not finite.

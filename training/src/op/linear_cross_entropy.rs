@@ -167,7 +167,11 @@ fn composed(
         let counted = Tensor::new(counted, x.device())?;
         let logs = super::log_softmax(&logits.index_select(&counted, 0)?)?;
         let hits = (logs.gather(&picked, 1)?.sum_all()? * (smoothing - 1.0))?;
-        total = ((total + hits)? + (logs.sum_all()? * (-smoothing / classes as f64))?)?;
+        total = (total + hits)?;
+        // Where nothing is spread over all classes, one that cannot be (minus infinity) does not count.
+        if smoothing > 0.0 {
+            total = (total + (logs.sum_all()? * (-smoothing / classes as f64))?)?;
+        }
     }
     total / count
 }
@@ -372,6 +376,24 @@ mod tests {
             let composed = composed(&x, &weight, Some(&bias), &found, rows)?;
             let loss = |loss: &Tensor| loss * 2.0;
             assert_agree([fused, composed], loss, &[&x, &weight, &bias], 1e-13, &format!("{config:?}"))?;
+        }
+        Ok(())
+    }
+
+    /// As those are that a vocabulary is padded with.
+    #[test]
+    fn a_class_that_cannot_be_counts_nothing() -> candle_core::Result<()> {
+        let (x, weight) = (
+            Tensor::ones((2, 3), DType::F64, &Device::Cpu)?,
+            Tensor::ones((3, 3), DType::F64, &Device::Cpu)?,
+        );
+        let bias = Tensor::new(&[0.0, 0.0, f64::NEG_INFINITY], &Device::Cpu)?;
+        let targets = Tensor::new(&[0i64, 1], &Device::Cpu)?;
+        let found = classes(NAME, &x, 3, &targets, None)?;
+        let config = LinearCrossEntropyConfig::default();
+        let fused = linear_cross_entropy(&x, &weight, Some(&bias), &targets, &config)?;
+        for loss in [fused, composed(&x, &weight, Some(&bias), &found, (0.0, 1))?] {
+            assert!((loss.to_scalar::<f64>()? - 2f64.ln()).abs() < 1e-12, "{loss}");
         }
         Ok(())
     }

@@ -14,9 +14,10 @@ pub(super) fn step(
     let wide = wide(var);
     // Detached: a direction that remembered its operations would keep every step's tensors alive.
     let param = var.as_detached_tensor().to_dtype(wide)?;
-    let grad = grad.detach();
-    let grad = if scale == 1. { grad } else { grad.affine(scale, 0.)? };
-    let mut update = grad.to_dtype(wide)?;
+    let mut update = grad.detach().to_dtype(wide)?;
+    if scale != 1. {
+        update = update.affine(scale, 0.)?;
+    }
     if config.weight_decay != 0. {
         update = (update + (&param * config.weight_decay)?)?;
     }
