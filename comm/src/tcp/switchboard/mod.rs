@@ -292,8 +292,7 @@ impl State {
 
 #[cfg(test)]
 impl Switchboard {
-    /// One that dials nobody, with these connections, by rank: for the tests of shared memory.
-    #[cfg(all(target_os = "linux", not(portable)))]
+    /// One that dials nobody, with these connections, by rank.
     pub(crate) fn with(
         own: usize,
         connections: Vec<Option<(std::net::TcpStream, Option<Pair>)>>,
