@@ -4,9 +4,9 @@ use candle_core::{CpuStorage, CustomOp3, D, DType, Layout, Module, Shape, Tensor
 use candle_nn::{Init, VarBuilder};
 
 use super::real::{Real, sum, sum_pairs};
-use super::{dense, width, with_numbers, working_dtype};
+use super::{check_parameter, dense, width, with_numbers, working_dtype};
+use crate::Result;
 use crate::vectors::vectorized;
-use crate::{Error, Result};
 
 const NAME: &str = "layer_norm";
 
@@ -77,18 +77,8 @@ impl LayerNorm {
     }
 
     fn check(&self, x: &Tensor) -> Result<()> {
-        for (tensor, parameter) in [("weight", &self.weight), ("bias", &self.bias)] {
-            if x.dims().last().is_none_or(|size| parameter.dims() != [*size]) {
-                let expected = x.dims().last().map(|&size| vec![size]).unwrap_or_default();
-                let got = parameter.dims().to_vec();
-                return Err(Error::Unfit { operation: NAME, tensor, expected, got });
-            }
-            if parameter.dtype() != x.dtype() {
-                let (expected, got) = (x.dtype(), parameter.dtype());
-                return Err(Error::OtherDType { operation: NAME, tensor, expected, got });
-            }
-        }
-        Ok(())
+        check_parameter(NAME, ("weight", &self.weight), x)?;
+        check_parameter(NAME, ("bias", &self.bias), x)
     }
 }
 

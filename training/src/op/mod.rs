@@ -46,6 +46,23 @@ fn working_dtype(operation: &'static str, dtype: DType) -> Result<DType> {
     }
 }
 
+/// Refuses a parameter of a norm that has not one number for each column of `x`, or another dtype.
+fn check_parameter(
+    operation: &'static str,
+    (tensor, parameter): (&'static str, &Tensor),
+    x: &Tensor,
+) -> Result<()> {
+    if x.dims().last().is_none_or(|size| parameter.dims() != [*size]) {
+        let expected = x.dims().last().map(|&size| vec![size]).unwrap_or_default();
+        return Err(Error::Unfit { operation, tensor, expected, got: parameter.dims().to_vec() });
+    }
+    if parameter.dtype() != x.dtype() {
+        let (expected, got) = (x.dtype(), parameter.dtype());
+        return Err(Error::OtherDType { operation, tensor, expected, got });
+    }
+    Ok(())
+}
+
 /// The numbers of a contiguous tensor in a custom operation's hands.
 pub(crate) fn dense<'a, T: WithDType>(
     storage: &'a CpuStorage,

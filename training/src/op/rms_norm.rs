@@ -4,10 +4,9 @@ use candle_core::{CpuStorage, CustomOp2, D, DType, Layout, Module, Shape, Tensor
 use candle_nn::{Init, VarBuilder};
 
 use super::real::{Real, sum, sum_pairs};
-use super::{dense, width, with_numbers, working_dtype};
+use super::{check_parameter, dense, width, with_numbers, working_dtype};
 use crate::blocks::{blocks, of_rows};
 use crate::vectors::vectorized;
-use crate::{Error, Result};
 
 const NAME: &str = "rms_norm";
 
@@ -85,24 +84,11 @@ impl RmsNorm {
     pub fn eps(&self) -> f64 {
         self.eps
     }
-
-    fn check(&self, x: &Tensor) -> Result<()> {
-        let (tensor, parameter) = ("weight", &self.weight);
-        if x.dims().last().is_none_or(|size| parameter.dims() != [*size]) {
-            let expected = x.dims().last().map(|&size| vec![size]).unwrap_or_default();
-            return Err(Error::Unfit { operation: NAME, tensor, expected, got: parameter.dims().to_vec() });
-        }
-        if parameter.dtype() != x.dtype() {
-            let (expected, got) = (x.dtype(), parameter.dtype());
-            return Err(Error::OtherDType { operation: NAME, tensor, expected, got });
-        }
-        Ok(())
-    }
 }
 
 impl Module for RmsNorm {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        self.check(x)?;
+        check_parameter(NAME, ("weight", &self.weight), x)?;
         let dtype = working_dtype(NAME, x.dtype())?;
         let (wide, weight) = (x.to_dtype(dtype)?, self.weight.to_dtype(dtype)?);
         let result = if x.device().is_cpu() {
