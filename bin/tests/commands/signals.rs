@@ -29,6 +29,21 @@ fn end(mut child: Child, signal: Signal, name: &str) {
     assert_eq!(remarks.lines().last(), Some(format!("error: stopped by {name}").as_str()), "{remarks}");
 }
 
+/// One process that trains, with a terminal, which `script` (util-linux) gives it: all that comes there goes to `output`.
+fn on_a_terminal(redirected: &str, output: Stdio) -> Child {
+    let program =
+        format!("exec {} ddp-linear --epochs 1000000 {redirected}", env!("CARGO_BIN_EXE_girandole"));
+    let mut script = Command::new("script");
+    clean(&mut script).args(["-qec", &program, "/dev/null"]).env("SHELL", "/bin/sh").env("TERM", "xterm");
+    script.stdin(Stdio::piped()).stdout(output).spawn().unwrap()
+}
+
+/// The process that `script` has started.
+fn child_of(script: &Child) -> Pid {
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", script.id())).unwrap();
+    Pid::from_raw(children.trim().parse().unwrap()).unwrap()
+}
+
 #[test]
 fn while_one_process_trains_alone() {
     for (signal, name) in SIGNALS.into_iter().filter(|(signal, _)| !is_ignored(signal.as_raw())) {
@@ -69,10 +84,7 @@ fn while_its_output_is_held_up() {
     assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
     // Whoever opens a pipe to write waits for a reader.
     let pipe = std::fs::File::options().read(true).write(true).open(&path).unwrap();
-    let program = format!("exec {} ddp-linear --epochs 1000000 >'{path}'", env!("CARGO_BIN_EXE_girandole"));
-    let mut script = Command::new("script");
-    clean(&mut script).args(["-qec", &program, "/dev/null"]).env("SHELL", "/bin/sh").env("TERM", "xterm");
-    let mut script = script.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut script = on_a_terminal(&format!(">'{path}'"), Stdio::null());
     let began = Instant::now();
     // A pipe is full where no page of it is free, however much the last ones hold.
     let mut held = (0, Instant::now());
@@ -84,9 +96,7 @@ fn while_its_output_is_held_up() {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", script.id())).unwrap();
-    let child = Pid::from_raw(children.trim().parse().unwrap()).unwrap();
-    kill_process(child, Signal::TERM).unwrap();
+    kill_process(child_of(&script), Signal::TERM).unwrap();
     assert_eq!(script.wait().unwrap().code(), Some(143));
 }
 
@@ -95,11 +105,7 @@ fn on_a_terminal_no_bar_is_left() {
     if is_ignored(2) {
         return eprintln!("SIGINT is ignored here: nothing to test");
     }
-    // `script` (util-linux) gives it a terminal, and writes all that comes there to its own output.
-    let program = format!("exec {} ddp-linear --epochs 1000000", env!("CARGO_BIN_EXE_girandole"));
-    let mut script = Command::new("script");
-    clean(&mut script).args(["-qec", &program, "/dev/null"]).env("SHELL", "/bin/sh").env("TERM", "xterm");
-    let mut script = script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut script = on_a_terminal("", Stdio::piped());
     let mut shown = Vec::new();
     let mut stdout = script.stdout.take().unwrap();
     let mut read = |all: bool| {
@@ -113,9 +119,7 @@ fn on_a_terminal_no_bar_is_left() {
         }
     };
     read(false);
-    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", script.id())).unwrap();
-    let child = Pid::from_raw(children.trim().parse().unwrap()).unwrap();
-    kill_process(child, Signal::INT).unwrap();
+    kill_process(child_of(&script), Signal::INT).unwrap();
     read(true);
     assert_eq!(script.wait().unwrap().code(), Some(130));
     let shown = String::from_utf8_lossy(&shown);
