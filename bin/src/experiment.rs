@@ -3,9 +3,10 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::console::note;
 use crate::error::{Error, Result};
 use crate::metrics::MetricsWriter;
-use crate::options::{CommonOptions, DeviceKind, ElasticOptions};
+use crate::options::{CommonOptions, DeviceKind, ElasticOptions, PrecisionOption};
 use crate::rank::{Outcome, Rank, Stage};
 use crate::report::{Report, command_line, now_rfc3339};
 use crate::start::{self, Start, host_name};
@@ -119,11 +120,18 @@ pub trait Experiment: Sized {
 /// # Errors
 /// A wrong option, a file that cannot be used, a rank that failed.
 pub fn run<E: Experiment>(experiment: &E) -> Result<()> {
+    training::autocast(experiment.common().precision.into(), || run_in_precision(experiment))
+}
+
+fn run_in_precision<E: Experiment>(experiment: &E) -> Result<()> {
     let common = experiment.common();
     let elastic = experiment.elastic_options().unwrap_or_default();
     match Start::find(&common.ranks, E::NAME, elastic.world_size(E::WORLD_SIZE))? {
         Start::Launcher { world_size } => {
             trace::install(false)?;
+            if common.precision != PrecisionOption::F32 {
+                note(format_args!("products of bf16 are computed {}", training::bf16_products()));
+            }
             elastic.check(world_size, &common.ranks)?;
             experiment.check(world_size)?;
             common.check()?;

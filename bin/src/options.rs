@@ -11,7 +11,7 @@ use candle_core::Device;
 use clap::builder::{EnumValueParser, PossibleValue, TypedValueParser};
 use clap::{Args, ValueEnum};
 use comm::InitMethod;
-use training::FileHash;
+use training::{FileHash, Precision};
 
 use crate::devices;
 use crate::error::Error;
@@ -44,6 +44,27 @@ pub enum DeviceKind {
     Cpu,
     /// One CUDA device a rank.
     Cuda,
+}
+
+/// How exactly matrix products are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PrecisionOption {
+    /// Products of f32.
+    F32,
+    /// Products of f32 as three of bf16, where the processor has a matrix unit for them.
+    F32High,
+    /// Products of bf16, summed in f32; parameters and all else stay f32.
+    Bf16,
+}
+
+impl From<PrecisionOption> for Precision {
+    fn from(option: PrecisionOption) -> Self {
+        match option {
+            PrecisionOption::F32 => Self::F32,
+            PrecisionOption::F32High => Self::F32High,
+            PrecisionOption::Bf16 => Self::Bf16,
+        }
+    }
 }
 
 /// Options of every command that has ranks.
@@ -144,6 +165,9 @@ pub struct CommonOptions {
     /// Seed of data and initial weights
     #[arg(long, value_name = "N", default_value = "42", value_parser = seed, allow_negative_numbers = true)]
     pub seed: u64,
+    /// How exactly matrix products of f32 are computed on the CPU
+    #[arg(long, value_enum, default_value = "f32")]
+    pub precision: PrecisionOption,
     /// Initial weights, in place of random ones, under PyTorch's names
     #[arg(long, value_name = "FILE.safetensors", help_heading = "Files")]
     pub init: Option<PathBuf>,
@@ -215,7 +239,7 @@ impl CommonOptions {
     /// told by what is in the file, wherever it is; it is read for that where `checkpoints` are kept.
     ///
     /// [`RunIdentity`]: crate::trainer::RunIdentity
-    pub fn settings(&self, checkpoints: Option<&CheckpointOptions>) -> [(&'static str, String); 3] {
+    pub fn settings(&self, checkpoints: Option<&CheckpointOptions>) -> [(&'static str, String); 4] {
         let is_kept = checkpoints.is_some_and(CheckpointOptions::keeps);
         let file = |path: &Option<PathBuf>, none: &str| match path {
             None => none.into(),
@@ -223,7 +247,9 @@ impl CommonOptions {
             Some(_) => "a file".into(),
         };
         let (data, init) = (file(&self.data, "random data"), file(&self.init, NO_INIT));
-        [("--seed", self.seed.to_string()), ("--data", data), ("--init", init)]
+        let precision =
+            self.precision.to_possible_value().map_or_else(String::new, |value| value.get_name().into());
+        [("--seed", self.seed.to_string()), ("--data", data), ("--init", init), ("--precision", precision)]
     }
 }
 

@@ -9,6 +9,7 @@
 //! - [`Dropout`] takes its masks from a seed, so that ranks differ and runs repeat.
 //! - [`Sgd`], with momentum, and [`Adam`] (AdamW as well) are [`candle_nn::Optimizer`]s whose state can be saved:
 //!   [`OptimizerState`].
+//! - [`autocast`] computes products in bf16, at the speed that the processor has for them.
 //! - [`clip_grad_norm`] bounds gradients of a model that every rank has whole.
 //! - [`audit`] finds parameters that get no gradient, and says why that may be.
 //! - [`defer_weights`] runs backward without the gradients of weights, and those later.
@@ -34,6 +35,7 @@ mod init;
 mod kept;
 mod op;
 mod platform;
+mod precision;
 mod product;
 mod sgd;
 mod state;
@@ -63,5 +65,6 @@ pub use op::{
     cross_entropy, gated_mlp, geglu, geglu_tanh, gelu, layer_norm, linear, linear_cross_entropy,
     linear_no_bias, log_softmax, max_pool2d, rms_norm, softmax, swiglu,
 };
+pub use precision::{Precision, autocast, bf16_products};
 pub use sgd::{Sgd, SgdConfig};
 pub use state::{OptimizerState, named_vars};

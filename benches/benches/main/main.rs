@@ -6,6 +6,7 @@ mod collectives;
 mod ddp_linear;
 mod group;
 mod launch;
+mod products;
 mod sampling;
 mod training;
 
@@ -22,9 +23,10 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 type Benches = fn(&mut Group<'_>);
 
 /// The groups: the name, for about how many milliseconds a bench is measured, and the benches.
-const GROUPS: [(&str, u64, Benches); 9] = [
+const GROUPS: [(&str, u64, Benches); 10] = [
     ("sampling", 1000, sampling::bench),
     ("collectives", 300, collectives::bench),
+    ("products", 300, products::bench),
     ("ddp", 1000, training::data_parallel),
     ("fsdp", 1000, training::sharded),
     ("tensor-parallel", 1000, training::tensor_parallel),

@@ -9,6 +9,7 @@ mod elastic;
 mod input;
 mod model;
 mod output;
+mod precision;
 mod pytorch;
 #[cfg(target_os = "linux")]
 mod resume;

@@ -2,7 +2,7 @@
 
 use candle_core::{Module, Tensor};
 use comm::autograd;
-use training::Linear;
+use training::{Linear, Precision};
 
 use crate::averaging::Weight;
 use crate::context::sequence_dim;
@@ -26,12 +26,12 @@ pub(crate) fn column(
         true => autograd::gather_from_group(&x.detach(), sequence_dim(x.dims())?, context.comm())?,
         false => x.detach(),
     };
-    let (flat, matrix) = (rows(&input)?, weight.value());
+    let (flat, matrix, precision) = (rows(&input)?, weight.value(), Precision::current());
     // Another one than the input, which is the graph's.
     let bytes = if context.sequence_parallel() || !x.is_contiguous() { bytes_of(&flat) } else { 0 };
     let output = match bias {
         Some(bias) => Linear::new(matrix.clone(), bias.value()).forward(&flat)?,
-        None => flat.matmul(&matrix.t()?)?,
+        None => precision.matmul(&flat, &matrix.t()?)?,
     };
     let output = output.reshape(with_features(&input, matrix.dim(0)?))?;
     let (context, dims, needs_input) = (context.clone(), input.dims().to_vec(), x.track_op());
@@ -41,12 +41,12 @@ pub(crate) fn column(
         let gradient = rows(gradient)?;
         let of_input = match needs_input {
             true => {
-                let partial = gradient.matmul(&matrix)?.reshape(&dims[..])?;
+                let partial = precision.matmul(&gradient, &matrix)?.reshape(&dims[..])?;
                 Some(Reduction::start(partial, &context)?)
             }
             false => None,
         };
-        let of_weights = of_weights(&variables, [&gradient, &gradient], &flat)?;
+        let of_weights = of_weights(&variables, [&gradient, &gradient], &flat, precision)?;
         let of_input = match of_input {
             Some(reduction) => {
                 let _span = tracing::info_span!("wait for input gradient").entered();

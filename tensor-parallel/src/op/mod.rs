@@ -8,7 +8,7 @@ mod row;
 
 use candle_core::{Result, Tensor};
 use comm::autograd;
-use training::Kept;
+use training::{Kept, Precision};
 
 use crate::averaging::Weight;
 
@@ -68,12 +68,13 @@ fn of_weights(
     variables: &[Weight],
     [of_products, of_sums]: [&Tensor; 2],
     input: &Tensor,
+    precision: Precision,
 ) -> Result<Vec<Option<Tensor>>> {
     let (of_products, of_sums) = (of_products.detach(), of_sums.detach());
     let (input, has_bias) = (input.clone(), variables.len() > 1);
     let compute = move || {
         let _span = tracing::info_span!("weight gradient").entered();
-        let mut all = vec![of_products.t()?.matmul(&input)?];
+        let mut all = vec![precision.matmul(&of_products.t()?, &input)?];
         if has_bias {
             all.push(column_sums(&of_sums)?);
         }

@@ -2,6 +2,7 @@
 
 use candle_core::Tensor;
 use comm::{Operation, ReduceOp, autograd};
+use training::Precision;
 
 use crate::averaging::Weight;
 use crate::context::sequence_dim;
@@ -13,8 +14,8 @@ use super::{bytes_of, kept, of_weights, rows, with_features};
 ///
 /// With sequence parallelism each rank gets its part of the sequence of that sum.
 pub(crate) fn row(x: &Tensor, weight: &Weight, bias: Option<&Tensor>, context: &Context) -> Result<Tensor> {
-    let (flat, matrix) = (rows(x)?, weight.value());
-    let partial = flat.matmul(&matrix.t()?)?.reshape(with_features(x, matrix.dim(0)?))?;
+    let (flat, matrix, precision) = (rows(x)?, weight.value(), Precision::current());
+    let partial = precision.matmul(&flat, &matrix.t()?)?.reshape(with_features(x, matrix.dim(0)?))?;
     let mut output = match context.sequence_parallel() {
         true => autograd::reduce_scatter(&partial, context.check_sequence(x.dims())?, context.comm())?,
         false => {
@@ -41,9 +42,10 @@ pub(crate) fn row(x: &Tensor, weight: &Weight, bias: Option<&Tensor>, context: &
             }
             false => own.clone(),
         };
-        let of_input = if needs_input { Some(all.matmul(&matrix)?.reshape(&dims[..])?) } else { None };
+        let of_input =
+            if needs_input { Some(precision.matmul(&all, &matrix)?.reshape(&dims[..])?) } else { None };
         // The bias was added to this rank's part of the sequence.
-        let of_weights = of_weights(&variables, [&all, &own], &flat)?;
+        let of_weights = of_weights(&variables, [&all, &own], &flat, precision)?;
         Result::Ok([of_input].into_iter().chain(of_weights).collect())
     };
     let inputs: Vec<&Tensor> = [x, weight.node()].into_iter().chain(bias).collect();

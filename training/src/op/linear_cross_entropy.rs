@@ -9,7 +9,7 @@ use super::linear::column_sums;
 use super::real::{Real, ln, max, sum};
 use super::{dense, with_numbers, working_dtype};
 use crate::blocks::{blocks, of_rows};
-use crate::product::{Matrix, multiply_in_parallel};
+use crate::product::{How, Matrix, multiply};
 use crate::vectors::vectorized;
 use crate::{Error, Kept, Result};
 
@@ -109,7 +109,8 @@ pub fn linear_cross_entropy(
     let bytes = numbers.map(|tensor| tensor.elem_count() * dtype.size_in_bytes()).sum::<usize>();
     let bytes = bytes + size_of_val(&targets[..]);
     let saved = Mutex::default();
-    let loss = Loss { sizes, targets, smoothing, chunk_rows, tracked, saved, kept: kept.clone() };
+    let how = How::current().in_parallel();
+    let loss = Loss { sizes, targets, smoothing, chunk_rows, tracked, how, saved, kept: kept.clone() };
     let loss = x.apply_op3(&weight, &bias, loss)?;
     kept.by(&loss, bytes);
     Ok(loss)
@@ -183,6 +184,7 @@ struct Loss {
     chunk_rows: usize,
     /// Which of x, weight and bias take part in backward.
     tracked: [bool; 3],
+    how: How,
     /// Their gradients for a gradient of 1 of the loss.
     saved: Mutex<Option<[CpuStorage; 3]>>,
     #[expect(dead_code, reason = "it is there as long as this is")]
@@ -208,14 +210,14 @@ impl Loss {
             let numbers = rows.start * width..rows.end * width;
             let logits = &mut logits[..targets.len() * classes];
             let x = Matrix::new(&x[numbers.clone()], rows.len(), width, width);
-            multiply_in_parallel(logits, (x, weight.t()), T::one(), false)?;
+            multiply(logits, (x, weight.t()), T::one(), false, self.how)?;
             total += self.rows(logits, targets, bias);
             let logits_matrix = Matrix::new(&*logits, rows.len(), classes, classes);
             if for_x {
-                multiply_in_parallel(&mut of_x[numbers], (logits_matrix, weight), T::one(), false)?;
+                multiply(&mut of_x[numbers], (logits_matrix, weight), T::one(), false, self.how)?;
             }
             if for_weight {
-                multiply_in_parallel(&mut of_weight, (logits_matrix.t(), x), T::one(), at > 0)?;
+                multiply(&mut of_weight, (logits_matrix.t(), x), T::one(), at > 0, self.how)?;
             }
             if for_bias {
                 let sums = column_sums(logits, classes);

@@ -4,6 +4,8 @@ use std::ops::Neg;
 
 use candle_core::FloatDType;
 
+use crate::product::{How, Matrix, multiply_rounded};
+
 /// As many running sums as keep the vector registers busy; fixed, so that a sum does not depend on the machine.
 const LANES: usize = 16;
 
@@ -19,6 +21,17 @@ pub(crate) trait Real: FloatDType + Neg<Output = Self> {
 
     /// One minus the error function, of a number that is not below 0.
     fn erfc(self) -> Self;
+
+    /// A product in another precision than that of its numbers; false where there is none.
+    fn multiply_rounded(
+        _: &mut [Self],
+        _: (Matrix<'_, Self>, Matrix<'_, Self>),
+        _scale: Self,
+        _add: bool,
+        _: How,
+    ) -> bool {
+        false
+    }
 }
 
 impl Real for f64 {
@@ -92,6 +105,16 @@ impl Real for f32 {
         let t = 1.0 / (1.0 + 0.5 * self);
         let fit = FIT[1..].iter().fold(FIT[0], |sum, coefficient| sum * t + coefficient);
         t * (fit - self * self).exp_down()
+    }
+
+    fn multiply_rounded(
+        out: &mut [Self],
+        pair: (Matrix<'_, Self>, Matrix<'_, Self>),
+        scale: Self,
+        add: bool,
+        how: How,
+    ) -> bool {
+        multiply_rounded(out, pair, scale, add, how)
     }
 }
 

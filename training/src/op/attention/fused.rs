@@ -144,10 +144,10 @@ impl Call {
                 let seen = block.seen.clone();
                 let scores = &mut scores[..rows.len() * seen.len()];
                 let pair = (q.rows(rows.clone()), k_by_dims.columns(seen.clone()));
-                multiply(scores, pair, T::from_f64(self.scale), false)?;
+                multiply(scores, pair, T::from_f64(self.scale), false, self.how)?;
                 vectorized!({ self.weigh(scores, &block, &mut running, out) });
                 let weights = Matrix::new(&*scores, rows.len(), seen.len(), seen.len());
-                multiply(out, (weights, v.rows(seen)), T::one(), true)?;
+                multiply(out, (weights, v.rows(seen)), T::one(), true, self.how)?;
             }
             running.finish(out, log_sums);
         }
@@ -212,16 +212,16 @@ impl Call {
                     let (m, n, seen) = (rows.len(), block.seen.len(), block.seen.clone());
                     let [k_by_dims, v_by_dims] = by_dims.map(|x| x.columns(seen.clone()));
                     let (weights, of_scores) = (&mut weights[..m * n], &mut of_scores[..m * n]);
-                    multiply(weights, (q, k_by_dims), scale, false)?;
-                    multiply(of_scores, (gradient, v_by_dims), one, false)?;
+                    multiply(weights, (q, k_by_dims), scale, false, self.how)?;
+                    multiply(of_scores, (gradient, v_by_dims), one, false, self.how)?;
                     vectorized!({
                         self.weigh_again(weights, of_scores, &block, log_sums, [mixed, gradient])
                     });
                     let whole = |numbers| Matrix::new(numbers, m, n, n);
                     let part = seen.start * dims..seen.end * dims;
-                    multiply(&mut of_v[part.clone()], (whole(&*weights).t(), gradient), one, true)?;
-                    multiply(&mut of_k[part], (whole(&*of_scores).t(), q), scale, true)?;
-                    multiply(of_q, (whole(&*of_scores), k.rows(seen)), scale, true)?;
+                    multiply(&mut of_v[part.clone()], (whole(&*weights).t(), gradient), one, true, self.how)?;
+                    multiply(&mut of_k[part], (whole(&*of_scores).t(), q), scale, true, self.how)?;
+                    multiply(of_q, (whole(&*of_scores), k.rows(seen)), scale, true, self.how)?;
                 }
             }
         }

@@ -12,6 +12,7 @@ use self::composed::composed;
 use self::fused::Fused;
 use super::working_dtype;
 use crate::dropout::Mask;
+use crate::product::How;
 use crate::{Dropout, Error, Kept, Result};
 
 const NAME: &str = "attention";
@@ -129,6 +130,7 @@ struct Call {
     hidden: Option<Vec<bool>>,
     /// Which weights are dropped; the index of a weight counts over batch, heads, queries and keys.
     dropout: Option<Mask>,
+    how: How,
 }
 
 fn run(
@@ -142,7 +144,7 @@ fn run(
     let hidden = key_mask.map(|mask| hidden(mask, &sizes)).transpose()?;
     let scale = config.scale.unwrap_or(1.0 / (sizes.dims as f64).sqrt());
     let dropout = config.dropout.as_ref().and_then(Dropout::mask);
-    let call = Call { sizes, mask: config.mask, scale, hidden, dropout };
+    let call = Call { sizes, mask: config.mask, scale, hidden, dropout, how: How::current() };
     let dtype = working_dtype(NAME, q.dtype())?;
     let wide = |tensor: &Tensor| tensor.to_dtype(dtype)?.contiguous();
     let (wide_q, k, v) = (wide(q)?, wide(k)?, wide(v)?);

@@ -1,15 +1,18 @@
 //! The product and the bias of a linear layer as one operation.
 
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Shape, Storage, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Shape, Tensor, bail};
 
 use super::super::real::Real;
 use super::super::{dense, with_numbers};
 use super::NAME;
+use crate::Precision;
 use crate::defer::defer;
+use crate::product::{product, product_of};
 
 /// `x w' + b`, or without b where there is none.
-pub(super) struct Affine;
+pub(super) struct Affine {
+    precision: Precision,
+}
 
 /// Rows, inputs and outputs of a product.
 #[derive(Clone, Copy)]
@@ -39,6 +42,11 @@ fn matrix(layout: &Layout, rows: usize, columns: usize) -> Layout {
 }
 
 impl Affine {
+    /// In this thread's precision.
+    pub(super) fn new() -> Self {
+        Self { precision: Precision::current() }
+    }
+
     fn forward<T: Real>(
         &self,
         (x, x_layout): (&CpuStorage, &Layout),
@@ -47,8 +55,8 @@ impl Affine {
     ) -> candle_core::Result<CpuStorage> {
         let Sizes { rows, inputs, outputs } = Sizes::of(x_layout.shape(), weight_layout.shape())?;
         let weight_layout = matrix(weight_layout, outputs, inputs).transpose(0, 1)?;
-        let sizes = (rows, outputs, inputs);
-        let mut out = product::<T>((x, matrix(x_layout, rows, inputs)), (weight, weight_layout), sizes)?;
+        let x_layout = matrix(x_layout, rows, inputs);
+        let mut out = product::<T>([(x, &x_layout), (weight, &weight_layout)], self.precision)?;
         for row in out.chunks_exact_mut(outputs.max(1)) {
             row.iter_mut().zip(bias).for_each(|(y, &b)| *y += b);
         }
@@ -65,7 +73,7 @@ impl Affine {
         let Sizes { rows, inputs, outputs } = Sizes::of(x.shape(), weight.shape())?;
         let of_weight = matrix(weight.layout(), outputs, inputs);
         let of_y = matrix(gradient.layout(), rows, outputs);
-        let to_x = product_of::<T>((gradient, of_y), (weight, of_weight), (rows, inputs, outputs))?;
+        let to_x = product_of::<T>([(gradient, of_y), (weight, of_weight)], self.precision)?;
         Tensor::from_vec(to_x, x.shape(), x.device())
     }
 
@@ -79,8 +87,7 @@ impl Affine {
     ) -> candle_core::Result<Vec<Tensor>> {
         let Sizes { rows, inputs, outputs } = Sizes::of(x.shape(), weight)?;
         let (of_y, of_x) = (matrix(gradient.layout(), rows, outputs), matrix(x.layout(), rows, inputs));
-        let sizes = (outputs, inputs, rows);
-        let to_weight = product_of::<T>((gradient, of_y.transpose(0, 1)?), (x, of_x), sizes)?;
+        let to_weight = product_of::<T>([(gradient, of_y.transpose(0, 1)?), (x, of_x)], self.precision)?;
         let mut found = vec![Tensor::from_vec(to_weight, weight, x.device())?];
         if has_bias {
             let to_bias = with_numbers(gradient, |gradient| Ok(column_sums::<T>(gradient, outputs)))?;
@@ -102,7 +109,8 @@ impl Affine {
         // Without their history, which would keep the whole graph alive.
         let (input, shape, late) = (x.detach(), weight.shape().clone(), gradient.detach());
         let (weights, has_bias) = ([Some(weight), bias].into_iter().flatten(), bias.is_some());
-        let later = move || Affine.of_weights::<T>(&input, &shape, has_bias, &late);
+        let precision = self.precision;
+        let later = move || Affine { precision }.of_weights::<T>(&input, &shape, has_bias, &late);
         if defer(&weights.collect::<Vec<_>>(), later) {
             return Ok([of_x, None, None]);
         }
@@ -137,32 +145,6 @@ impl Affine {
             DType::F32 => self.gradients::<f32>(x, weight, bias, &gradient),
             _ => self.gradients::<f64>(x, weight, bias, &gradient),
         }
-    }
-}
-
-/// `a b` for matrices of m rows, n columns and k in common.
-fn product<T: Real>(
-    (a, a_layout): (&CpuStorage, Layout),
-    (b, b_layout): (&CpuStorage, Layout),
-    (m, n, k): (usize, usize, usize),
-) -> candle_core::Result<Vec<T>> {
-    if m == 0 || n == 0 || k == 0 {
-        // Sums of nothing.
-        return Ok(vec![T::zero(); m * n]);
-    }
-    T::cpu_storage_data(a.matmul(b, (1, m, n, k), &a_layout, &b_layout)?)
-}
-
-/// The same of tensors.
-fn product_of<T: Real>(
-    (a, a_layout): (&Tensor, Layout),
-    (b, b_layout): (&Tensor, Layout),
-    sizes: (usize, usize, usize),
-) -> candle_core::Result<Vec<T>> {
-    let (a, b) = (a.storage_and_layout().0, b.storage_and_layout().0);
-    match (&*a, &*b) {
-        (Storage::Cpu(a), Storage::Cpu(b)) => product((a, a_layout), (b, b_layout), sizes),
-        _ => bail!("a fused operation on the CPU was given a tensor of another device"),
     }
 }
 

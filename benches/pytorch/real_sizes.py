@@ -1,0 +1,114 @@
+"""A Transformer of 27 million parameters: girandole's `ddp-transformer` beside PyTorch's DDP with Gloo, in turn, on this machine.
+
+    cargo build --release -p bin
+    python benches/pytorch/real_sizes.py --rounds 3
+
+Vocabulary 8192, d 512, 8 heads, feed-forward 2048, 6 layers, 256 tokens, 4 rows a rank, causal, SGD, no dropout, one thread a rank.
+PyTorch computes attention by `scaled_dot_product_attention`, and as the tutorial writes it; the faster one counts. Its bf16 is
+`autocast`, ours `--precision bf16`. Seconds of a step as experiments.py takes them; peak memory is that of rank 0.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import experiments  # finds the fixtures
+
+SIZES = dict(VOCABULARY=8192, D_MODEL=512, HEADS=8, D_FF=2048, LAYERS=6, MAX_LEN=256, LENGTH=257, BATCH_SIZE=4)
+STEPS = 10
+
+
+def sdpa(self, x, mask):
+    import torch.nn.functional as F
+
+    heads = (layer(x).unflatten(-1, (SIZES["HEADS"], -1)).transpose(1, 2) for layer in (self.q_linear, self.k_linear, self.v_linear))
+    return self.out_linear(F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2))
+
+
+def train(rank, world_size, precision, attention, steps):
+    """One rank of PyTorch's: the seconds of a step, and the most memory that it held, in MiB."""
+    import ddp_transformer
+    import torch
+    import torch.nn.functional as F
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    for name, size in SIZES.items():
+        setattr(ddp_transformer, name, size)
+    if attention == "sdpa":
+        ddp_transformer.Attention.forward = sdpa
+    torch.manual_seed(42)
+    model = DDP(ddp_transformer.Transformer("causal", 0.0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    ends, losses = [], []
+    for step in range(steps):
+        first = step * world_size * SIZES["BATCH_SIZE"] + rank
+        rows = torch.stack([torch.full((SIZES["LENGTH"],), first + row * world_size) for row in range(SIZES["BATCH_SIZE"])])
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else contextlib.nullcontext():
+            loss = F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        ends.append(time.perf_counter())
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"seconds": (ends[-1] - ends[0]) / (steps - 1), "losses": losses, "memory": memory}
+
+
+def theirs(ranks, precision):
+    from ranks import on_ranks
+
+    runs = [on_ranks(train, ranks, precision=precision, attention=attention, steps=STEPS) for attention in ("sdpa", "tutorial")]
+    return min(runs, key=lambda run: run["seconds"])
+
+
+def ours(girandole, ranks, precision, folder):
+    path = os.path.join(folder, "metrics.jsonl")
+    options = {
+        "world-size": ranks, "precision": precision, "metrics": path, "epochs": 1, "mask": "causal", "dropout": 0,
+        "vocab-size": SIZES["VOCABULARY"], "d-model": SIZES["D_MODEL"], "num-heads": SIZES["HEADS"], "d-ff": SIZES["D_FF"],
+        "num-layers": SIZES["LAYERS"], "max-len": SIZES["MAX_LEN"], "length": SIZES["LENGTH"],
+        "batch-size": SIZES["BATCH_SIZE"], "samples": STEPS * ranks * SIZES["BATCH_SIZE"],
+    }
+    command = [girandole, "ddp-transformer", *(f"--{name}={value}" for name, value in options.items())]
+    environment = os.environ | {"RAYON_NUM_THREADS": "1"}
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+    lines = [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
+    summary = [line for line in lines if line["event"] == "summary"][-1]
+    return {"seconds": summary["seconds"] / STEPS, "memory": summary["peak_rss_bytes"][0] / 2**20}
+
+
+def measure(girandole, rounds, ranks, precisions):
+    """For each number of ranks and precision the runs of ours and of theirs, in turn."""
+    taken = {(count, precision): ([], []) for count in ranks for precision in precisions}
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(rounds):
+            for (count, precision), (mine, other) in taken.items():
+                mine.append(ours(girandole, count, precision, folder))
+                other.append(theirs(count, "f32" if precision == "f32-high" else precision))
+    return taken
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--girandole", default="target/release/girandole", help="the program (built with --release)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ranks", default="1,2")
+    parser.add_argument("--precisions", default="f32,bf16")
+    options = parser.parse_args()
+    if not os.access(options.girandole, os.X_OK):
+        sys.exit(f"error: --girandole: there is no program {options.girandole}; build it: cargo build --release -p bin")
+    print("| ranks | precision | girandole | PyTorch | ratio | memory | PyTorch's |\n| --- | --- | --- | --- | --- | --- | --- |")
+    ranks = [int(count) for count in options.ranks.split(",")]
+    for (count, precision), runs in measure(options.girandole, options.rounds, ranks, options.precisions.split(",")).items():
+        mine, other = (statistics.median(run["seconds"] for run in of) for of in runs)
+        memory = (statistics.median(run["memory"] for run in of) for of in runs)
+        sizes = " | ".join(f"{size:.0f} MiB" for size in memory)
+        print(f"| {count} | {precision} | {mine:.3f} s | {other:.3f} s | {other / mine:.2f} | {sizes} |")

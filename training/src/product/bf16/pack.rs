@@ -1,0 +1,264 @@
+//! Operands as tiles of bf16, in the order in which the kernels read them.
+#![allow(unsafe_code)]
+
+use std::arch::x86_64::{
+    __m512, __m512bh, __m512i, _mm512_castsi512_ps, _mm512_castsi512_si256, _mm512_cvtepu16_epi32,
+    _mm512_cvtne2ps_pbh, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_maskz_loadu_ps, _mm512_mul_ps,
+    _mm512_permutexvar_epi16, _mm512_set1_ps, _mm512_setzero_si512, _mm512_shuffle_i32x4, _mm512_slli_epi32,
+    _mm512_sub_ps, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32,
+    _mm512_unpacklo_epi64,
+};
+use std::ops::Range;
+
+use super::{DEPTH, LINES, WIDTH};
+use crate::product::Matrix;
+
+/// 16 lines of 16 pairs of neighbours in depth, or 16 pairs of 16 lines each: see [`Form`].
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub(super) struct Tile(pub(super) [[u32; LINES]; LINES]);
+
+impl Tile {
+    pub(super) const ZERO: Self = Self([[0; LINES]; LINES]);
+}
+
+/// How a tile's numbers lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Line by line: the left operand, whose lines are rows.
+    Lines,
+    /// Pair by pair: the right operand, whose lines are columns.
+    Pairs,
+}
+
+/// Which bits of each number are packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    /// The number, rounded to bf16.
+    High,
+    /// What rounding takes away, rounded to bf16.
+    Low,
+}
+
+/// An operand seen as lines (rows of the left one, columns of the right one) of numbers along the sums.
+#[derive(Clone, Copy)]
+pub(super) struct Operand<'a> {
+    pub(super) lines: Matrix<'a, f32>,
+    pub(super) form: Form,
+    pub(super) scale: f32,
+}
+
+impl Operand<'_> {
+    /// Some lines and some numbers of each, as far as there are.
+    pub(super) fn part(self, lines: Range<usize>, depths: Range<usize>) -> Self {
+        let Matrix { rows, columns, .. } = self.lines;
+        let (lines, depths) = (lines.start..lines.end.min(rows), depths.start..depths.end.min(columns));
+        Self { lines: self.lines.rows(lines).columns(depths), ..self }
+    }
+
+    /// The tiles of one panel of [`WIDTH`] lines, zeros beyond the edges.
+    ///
+    /// # Safety
+    /// The processor has AVX-512 with BW and BF16. The matrix lies wholly in its slice.
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    pub(super) unsafe fn pack(&self, out: &mut [Tile], part: Part) {
+        // In the order in which the numbers lie.
+        let depths = out.len() / 2;
+        let by_depth = self.lines.column_stride == 1;
+        for at in 0..out.len() {
+            let (half, step) = if by_depth { (at / depths, at % depths) } else { (at % 2, at / 2) };
+            // SAFETY: the caller answers for the processor and the matrix.
+            unsafe { self.tile(&mut out[2 * step + half], half * LINES, step * DEPTH, part) };
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn tile(&self, tile: &mut Tile, line: usize, depth: usize, part: Part) {
+        const { assert!(WIDTH == 2 * LINES && DEPTH == 2 * LINES) };
+        let Matrix { data, rows, columns, row_stride, column_stride } = self.lines;
+        let (lines, depths) =
+            (rows.saturating_sub(line).min(LINES), columns.saturating_sub(depth).min(DEPTH));
+        if lines == 0 || depths == 0 {
+            *tile = Tile::ZERO;
+            return;
+        }
+        let from = data.as_ptr().wrapping_add(line * row_stride + depth * column_stride);
+        let mut source = Source { from, stride: row_stride, lines, depths, scale: self.scale, part };
+        let form = if row_stride == 1 && column_stride != 1 { Form::Pairs } else { Form::Lines };
+        let mut gathered = [0f32; LINES * DEPTH];
+        let words = if form == Form::Pairs {
+            source.stride = column_stride;
+            // SAFETY: the matrix lies in its slice, its lines side by side.
+            unsafe { source.by_pairs() }
+        } else {
+            if column_stride != 1 {
+                for (at, to) in gathered.chunks_exact_mut(DEPTH).take(lines).enumerate() {
+                    let numbers = &data[(line + at) * row_stride + depth * column_stride..];
+                    let numbers = numbers.iter().step_by(column_stride.max(1)).take(depths);
+                    to.iter_mut().zip(numbers).for_each(|(to, &x)| *to = x);
+                }
+                (source.from, source.stride) = (gathered.as_ptr(), DEPTH);
+            }
+            // SAFETY: the matrix lies in its slice, and all of it in `gathered`; the numbers of a line are side by side.
+            unsafe { source.by_lines() }
+        };
+        let words = if form == self.form { words } else { transposed(words) };
+        // SAFETY: both have 16 times 512 bits, and any are valid.
+        *tile = unsafe { std::mem::transmute::<[__m512i; LINES], Tile>(words) };
+    }
+}
+
+/// The numbers of a tile, of which some may lie beyond the matrix: at most 16 lines of at most 32.
+#[derive(Clone, Copy)]
+struct Source {
+    from: *const f32,
+    /// From line to line, or from number to number of a line where the lines' numbers lie side by side.
+    stride: usize,
+    lines: usize,
+    depths: usize,
+    scale: f32,
+    part: Part,
+}
+
+impl Source {
+    fn is_whole(&self) -> bool {
+        self.lines == LINES && self.depths == DEPTH
+    }
+
+    /// Lines of 16 pairs each.
+    ///
+    /// # Safety
+    /// There are all numbers of each line, side by side.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn by_lines(self) -> [__m512i; LINES] {
+        let mut words = [_mm512_setzero_si512(); LINES];
+        if self.is_whole() {
+            for (line, word) in words.iter_mut().enumerate() {
+                let at = self.from.wrapping_add(line * self.stride);
+                // SAFETY: the caller answers for the line's 32 numbers.
+                let numbers = unsafe { [_mm512_loadu_ps(at), _mm512_loadu_ps(at.wrapping_add(LINES))] };
+                *word = self.rounded(numbers);
+            }
+            return words;
+        }
+        let masks = [first(self.depths), first(self.depths.saturating_sub(LINES))];
+        for (line, word) in words.iter_mut().enumerate().take(self.lines) {
+            let at = self.from.wrapping_add(line * self.stride);
+            // SAFETY: what the masks leave out is not read.
+            let numbers = unsafe {
+                [_mm512_maskz_loadu_ps(masks[0], at), _mm512_maskz_loadu_ps(masks[1], at.wrapping_add(LINES))]
+            };
+            *word = self.rounded(numbers);
+        }
+        words
+    }
+
+    /// Pairs of 16 lines each.
+    ///
+    /// # Safety
+    /// There are the numbers of all lines at each depth, side by side.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn by_pairs(self) -> [__m512i; LINES] {
+        let mut words = [_mm512_setzero_si512(); LINES];
+        if self.is_whole() {
+            for (pair, word) in words.iter_mut().enumerate() {
+                let at = self.from.wrapping_add(2 * pair * self.stride);
+                // SAFETY: the caller answers for the 16 numbers of both depths.
+                let numbers = unsafe { [_mm512_loadu_ps(at), _mm512_loadu_ps(at.wrapping_add(self.stride))] };
+                *word = interleaved(self.rounded(numbers));
+            }
+            return words;
+        }
+        for (pair, word) in words.iter_mut().enumerate().take(self.depths.div_ceil(2)) {
+            let at = self.from.wrapping_add(2 * pair * self.stride);
+            let masks = [first(self.lines), if 2 * pair + 1 < self.depths { first(self.lines) } else { 0 }];
+            // SAFETY: what the masks leave out is not read.
+            let numbers = unsafe {
+                [
+                    _mm512_maskz_loadu_ps(masks[0], at),
+                    _mm512_maskz_loadu_ps(masks[1], at.wrapping_add(self.stride)),
+                ]
+            };
+            *word = interleaved(self.rounded(numbers));
+        }
+        words
+    }
+
+    /// 32 numbers as bf16, the first 16 in the lower half.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    fn rounded(self, numbers: [__m512; 2]) -> __m512i {
+        let numbers = numbers.map(|x| _mm512_mul_ps(x, _mm512_set1_ps(self.scale)));
+        match self.part {
+            Part::High => round(numbers),
+            Part::Low => round(numbers.map(|x| {
+                let high = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(round([x, x])));
+                _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_slli_epi32::<16>(high)))
+            })),
+        }
+    }
+}
+
+/// A mask of the first `count` of 16 numbers.
+fn first(count: usize) -> u16 {
+    ((1u32 << count.min(LINES)) - 1) as u16
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn round([low, high]: [__m512; 2]) -> __m512i {
+    // SAFETY: both have 512 bits, and any are valid.
+    unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
+}
+
+/// Numbers of the lower and of the upper half in turn.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn interleaved(halves: __m512i) -> __m512i {
+    const ORDER: [u16; 2 * LINES] = {
+        let (mut order, mut at) = ([0; 2 * LINES], 0);
+        while at < 2 * LINES {
+            order[at] = (at / 2 + at % 2 * LINES) as u16;
+            at += 1;
+        }
+        order
+    };
+    // SAFETY: 32 numbers of 16 bits.
+    let order = unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) };
+    _mm512_permutexvar_epi16(order, halves)
+}
+
+/// The transposed matrix of 16 x 16 words.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transposed(rows: [__m512i; LINES]) -> [__m512i; LINES] {
+    let mut halves = [_mm512_setzero_si512(); LINES];
+    for at in 0..LINES / 2 {
+        let (one, other) = (rows[2 * at], rows[2 * at + 1]);
+        (halves[2 * at], halves[2 * at + 1]) =
+            (_mm512_unpacklo_epi32(one, other), _mm512_unpackhi_epi32(one, other));
+    }
+    // Of each four rows: column c of all four in its quarter c / 4, for c % 4 by index.
+    let mut quarters = [_mm512_setzero_si512(); LINES];
+    for four in 0..LINES / 4 {
+        let [a, b, c, d] = [0, 1, 2, 3].map(|at| halves[4 * four + at]);
+        quarters[4 * four] = _mm512_unpacklo_epi64(a, c);
+        quarters[4 * four + 1] = _mm512_unpackhi_epi64(a, c);
+        quarters[4 * four + 2] = _mm512_unpacklo_epi64(b, d);
+        quarters[4 * four + 3] = _mm512_unpackhi_epi64(b, d);
+    }
+    let mut columns = [_mm512_setzero_si512(); LINES];
+    for at in 0..4 {
+        let [a, b, c, d] = [0, 1, 2, 3].map(|four| quarters[4 * four + at]);
+        let (even_low, odd_low) = (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b));
+        let (even_high, odd_high) = (_mm512_shuffle_i32x4::<0x88>(c, d), _mm512_shuffle_i32x4::<0xdd>(c, d));
+        columns[at] = _mm512_shuffle_i32x4::<0x88>(even_low, even_high);
+        columns[8 + at] = _mm512_shuffle_i32x4::<0xdd>(even_low, even_high);
+        columns[4 + at] = _mm512_shuffle_i32x4::<0x88>(odd_low, odd_high);
+        columns[12 + at] = _mm512_shuffle_i32x4::<0xdd>(odd_low, odd_high);
+    }
+    columns
+}

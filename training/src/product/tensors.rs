@@ -1,0 +1,84 @@
+//! Products of matrices that lie in candle's tensors.
+
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, bail};
+
+use super::{How, Matrix, multiply};
+use crate::Precision;
+use crate::op::Real;
+
+/// The product of two matrices, given as parts of storages.
+///
+/// # Errors
+/// What candle fails with; layouts of other than two dimensions.
+pub(crate) fn product<T: Real>(
+    [(a, a_layout), (b, b_layout)]: [(&CpuStorage, &Layout); 2],
+    precision: Precision,
+) -> candle_core::Result<Vec<T>> {
+    let ((m, k), (_, n)) = (a_layout.shape().dims2()?, b_layout.shape().dims2()?);
+    if m == 0 || n == 0 || k == 0 {
+        // Sums of nothing.
+        return Ok(vec![T::zero(); m * n]);
+    }
+    if precision == Precision::F32 || T::DTYPE != DType::F32 {
+        return T::cpu_storage_data(a.matmul(b, (1, m, n, k), a_layout, b_layout)?);
+    }
+    let (a, b) = (matrix::<T>(a, a_layout)?, matrix::<T>(b, b_layout)?);
+    let mut out = vec![T::zero(); m * n];
+    multiply(&mut out, (a, b), T::one(), false, How { precision, in_parallel: false }.in_parallel())?;
+    Ok(out)
+}
+
+/// The same of tensors' storages.
+///
+/// # Errors
+/// As [`product`]; tensors of another device than a CPU.
+pub(crate) fn product_of<T: Real>(
+    [(a, a_layout), (b, b_layout)]: [(&Tensor, Layout); 2],
+    precision: Precision,
+) -> candle_core::Result<Vec<T>> {
+    let (a, b) = (a.storage_and_layout().0, b.storage_and_layout().0);
+    match (&*a, &*b) {
+        (Storage::Cpu(a), Storage::Cpu(b)) => product([(a, &a_layout), (b, &b_layout)], precision),
+        _ => bail!("a fused operation on the CPU was given a tensor of another device"),
+    }
+}
+
+fn matrix<'a, T: Real>(storage: &'a CpuStorage, layout: &Layout) -> candle_core::Result<Matrix<'a, T>> {
+    let ((rows, columns), strides) = (layout.shape().dims2()?, layout.stride());
+    let data = T::cpu_storage_as_slice(storage)?.get(layout.start_offset()..).unwrap_or_default();
+    Ok(Matrix { data, rows, columns, row_stride: strides[0], column_stride: strides[1] })
+}
+
+impl Precision {
+    /// The product of two matrices, without a gradient: for operations that have a backward of their own. Tensors of f32 on a CPU are
+    /// multiplied in this precision, all others by candle.
+    ///
+    /// # Shapes
+    /// `(m, k)` and `(k, n)`, transposed ones as well; the result is `(m, n)`.
+    ///
+    /// # Errors
+    /// What candle fails with: shapes, dtypes or devices that do not fit.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use training::Precision;
+    ///
+    /// let x = Tensor::new(&[[1.001f32], [2.]], &Device::Cpu)?;
+    /// let product = Precision::Bf16.matmul(&x.t()?, &x)?;
+    /// assert_eq!(product.to_vec2::<f32>()?, [[5.0]]);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
+    pub fn matmul(self, a: &Tensor, b: &Tensor) -> candle_core::Result<Tensor> {
+        let (a, b) = (a.detach(), b.detach());
+        let is_ours =
+            |tensor: &Tensor| tensor.dtype() == DType::F32 && tensor.device().is_cpu() && tensor.rank() == 2;
+        if self == Self::F32 || !is_ours(&a) || !is_ours(&b) || a.dim(1)? != b.dim(0)? {
+            return a.matmul(&b);
+        }
+        let (m, n) = (a.dim(0)?, b.dim(1)?);
+        let (a_layout, b_layout) = (a.layout().clone(), b.layout().clone());
+        let numbers = product_of::<f32>([(&a, a_layout), (&b, b_layout)], self)?;
+        Tensor::from_vec(numbers, (m, n), a.device())
+    }
+}

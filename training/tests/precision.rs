@@ -1,0 +1,58 @@
+//! Products in other precisions than that of their operands: values and gradients of all layers that have them.
+
+use candle_core::{DType, Device, Module, Result, Tensor, Var};
+use training::{
+    AttentionConfig, AttentionMask, Linear, LinearCrossEntropyConfig, Precision, attention, autocast,
+    linear_cross_entropy,
+};
+
+/// A loss of three layers, and the gradients of all variables, of which the products are computed in one precision.
+fn run(precision: Precision, [x, weight, bias, last]: [&Var; 4]) -> Result<Vec<Tensor>> {
+    let loss = autocast(precision, || {
+        let hidden = Linear::new(weight.as_tensor().clone(), bias.as_tensor().clone()).forward(x)?;
+        let mixed = attention(&hidden, &hidden, &hidden, &AttentionConfig::new(4, AttentionMask::Causal))?;
+        let targets = Tensor::arange(0u32, 2 * 70, &Device::Cpu)?.reshape((2, 70))?;
+        linear_cross_entropy(&mixed, last, None, &targets, &LinearCrossEntropyConfig::default())
+    })?;
+    // The graph remembers in which precision it was built.
+    let grads = loss.backward()?;
+    let gradients = [x, weight, bias, last].map(|var| grads.get(var).cloned());
+    let gradients: Option<Vec<Tensor>> = gradients.into_iter().collect();
+    Ok([vec![loss], gradients.expect("all have a gradient")].concat())
+}
+
+/// The largest difference of two tensors, beside the largest number of the first.
+fn gap(one: &Tensor, other: &Tensor) -> Result<f64> {
+    let largest = |x: &Tensor| x.abs()?.flatten_all()?.max(0)?.to_dtype(DType::F64)?.to_scalar::<f64>();
+    Ok(largest(&(one - other)?)? / largest(one)?)
+}
+
+#[test]
+fn layers_keep_their_precision_in_backward() -> Result<()> {
+    let random = |dims: &[usize]| Var::from_tensor(&Tensor::randn(0f32, 0.3, dims, &Device::Cpu)?);
+    let (x, weight, bias, last) =
+        (random(&[2, 70, 48])?, random(&[64, 48])?, random(&[64])?, random(&[150, 64])?);
+    let vars = [&x, &weight, &bias, &last];
+    let exact = run(Precision::F32, vars)?;
+    for (precision, least, most) in [(Precision::Bf16, 1e-6, 2e-2), (Precision::F32High, 0.0, 1e-4)] {
+        let found = run(precision, vars)?;
+        for (name, (exact, found)) in
+            ["loss", "x", "weight", "bias", "last"].iter().zip(exact.iter().zip(&found))
+        {
+            assert_eq!((exact.dims(), exact.dtype()), (found.dims(), DType::F32), "{precision:?}: {name}");
+            let gap = gap(exact, found)?;
+            assert!(gap >= least && gap < most, "{precision:?}: {name} differs by {gap}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn other_dtypes_are_computed_as_always() -> Result<()> {
+    let x = Tensor::randn(0f64, 1.0, (5, 40), &Device::Cpu)?;
+    let layer = Linear::new(Tensor::randn(0f64, 1.0, (30, 40), &Device::Cpu)?, None);
+    let rounded = autocast(Precision::Bf16, || layer.forward(&x))?;
+    assert_eq!(rounded.to_vec2::<f64>()?, layer.forward(&x)?.to_vec2::<f64>()?);
+    assert!(Precision::Bf16.matmul(&x, &x).is_err(), "shapes that do not fit");
+    Ok(())
+}
