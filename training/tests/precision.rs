@@ -18,7 +18,8 @@ fn run(precision: Precision, [x, weight, bias, last]: [&Var; 4]) -> Result<Vec<T
     let grads = loss.backward()?;
     let gradients = [x, weight, bias, last].map(|var| grads.get(var).cloned());
     let gradients: Option<Vec<Tensor>> = gradients.into_iter().collect();
-    Ok([vec![loss], gradients.expect("all have a gradient")].concat())
+    let gradients = gradients.ok_or_else(|| candle_core::Error::msg("a variable has no gradient"))?;
+    Ok([vec![loss], gradients].concat())
 }
 
 /// The largest difference of two tensors, beside the largest number of the first.

@@ -1,5 +1,6 @@
 //! The real numbers that the fused operations compute with, and sums over rows of them.
 
+use std::mem::MaybeUninit;
 use std::ops::Neg;
 
 use candle_core::FloatDType;
@@ -23,8 +24,12 @@ pub(crate) trait Real: FloatDType + Neg<Output = Self> {
     fn erfc(self) -> Self;
 
     /// A product in another precision than that of its numbers; false where there is none.
-    fn multiply_rounded(
-        _: &mut [Self],
+    ///
+    /// # Safety
+    /// As [`multiply_rounded`].
+    #[allow(unsafe_code)]
+    unsafe fn multiply_rounded(
+        _: &mut [MaybeUninit<Self>],
         _: (Matrix<'_, Self>, Matrix<'_, Self>),
         _scale: Self,
         _add: bool,
@@ -107,14 +112,16 @@ impl Real for f32 {
         t * (fit - self * self).exp_down()
     }
 
-    fn multiply_rounded(
-        out: &mut [Self],
+    #[allow(unsafe_code)]
+    unsafe fn multiply_rounded(
+        out: &mut [MaybeUninit<Self>],
         pair: (Matrix<'_, Self>, Matrix<'_, Self>),
         scale: Self,
         add: bool,
         how: How,
     ) -> bool {
-        multiply_rounded(out, pair, scale, add, how)
+        // SAFETY: the caller answers for all.
+        unsafe { multiply_rounded(out, pair, scale, add, how) }
     }
 }
 

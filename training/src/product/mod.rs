@@ -5,6 +5,7 @@
 mod bf16;
 mod tensors;
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use candle_core::bail;
@@ -159,19 +160,49 @@ pub(crate) fn multiply<T: Real>(
     if b.rows != k || m.checked_mul(n) != Some(out.len()) || !a.is_whole() || !b.is_whole() {
         bail!("a product of {m} x {k} and {} x {n} numbers into {}: they do not fit", b.rows, out.len());
     }
-    if how.precision != Precision::F32
-        && m.min(n).min(k) > 0
-        && T::multiply_rounded(out, pair, scale, add, how)
-    {
-        return Ok(());
+    if how.precision != Precision::F32 && m.min(n).min(k) > 0 {
+        // SAFETY: `out` is initialized, and stays so.
+        let numbers = unsafe { &mut *(std::ptr::from_mut(out) as *mut [MaybeUninit<T>]) };
+        // SAFETY: the same.
+        if unsafe { T::multiply_rounded(numbers, pair, scale, add, how) } {
+            return Ok(());
+        }
     }
     multiply_exactly(out, pair, scale, add, how.in_parallel);
     Ok(())
 }
 
-/// [`multiply`] in another precision than f32, where that is another product and the matrices are large enough.
-pub(crate) fn multiply_rounded(
-    out: &mut [f32],
+/// The product in a new allocation.
+///
+/// # Errors
+/// As [`multiply`].
+pub(crate) fn product_of_matrices<T: Real>(
+    pair: (Matrix<'_, T>, Matrix<'_, T>),
+    how: How,
+) -> candle_core::Result<Vec<T>> {
+    let (a, b) = &pair;
+    let len = a.rows * b.columns;
+    let fits = a.columns == b.rows && a.columns > 0 && a.is_whole() && b.is_whole();
+    if how.precision != Precision::F32 && fits && len > 0 {
+        let mut out = Vec::with_capacity(len);
+        // SAFETY: nothing is added to `out`.
+        if unsafe { T::multiply_rounded(&mut out.spare_capacity_mut()[..len], pair, T::one(), false, how) } {
+            // SAFETY: all of the product was written.
+            unsafe { out.set_len(len) };
+            return Ok(out);
+        }
+    }
+    let mut out = vec![T::zero(); len];
+    multiply(&mut out, pair, T::one(), false, how)?;
+    Ok(out)
+}
+
+/// [`multiply`] in another precision than f32, where that is another product: then all of `out` is written.
+///
+/// # Safety
+/// The matrices fit each other, their slices and `out`, and have numbers. Where it adds, `out` is initialized.
+pub(crate) unsafe fn multiply_rounded(
+    out: &mut [MaybeUninit<f32>],
     pair: (Matrix<'_, f32>, Matrix<'_, f32>),
     scale: f32,
     add: bool,
@@ -180,15 +211,24 @@ pub(crate) fn multiply_rounded(
     match (precision, unit()) {
         #[cfg(target_arch = "x86_64")]
         (Precision::Bf16, Ok(unit)) => {
-            bf16::Plan { unit, digits: bf16::Digits::Eight, in_parallel }.multiply(out, pair, scale, add);
+            let plan = bf16::Plan { unit, digits: bf16::Digits::Eight, in_parallel };
+            // SAFETY: the caller answers for all.
+            unsafe { plan.multiply(out, pair, scale, add) };
         }
         #[cfg(target_arch = "x86_64")]
         (Precision::F32High, Ok(unit @ Unit::Amx)) => {
-            bf16::Plan { unit, digits: bf16::Digits::Sixteen, in_parallel }.multiply(out, pair, scale, add);
+            let plan = bf16::Plan { unit, digits: bf16::Digits::Sixteen, in_parallel };
+            // SAFETY: the caller answers for all.
+            unsafe { plan.multiply(out, pair, scale, add) };
         }
         (Precision::Bf16, _) => {
             let (mut left, mut right) = (Vec::new(), Vec::new());
             let pair = (pair.0.rounded_into(&mut left), pair.1.rounded_into(&mut right));
+            if !add {
+                out.fill(MaybeUninit::new(0.0));
+            }
+            // SAFETY: it is initialized, now at the latest.
+            let out = unsafe { &mut *(std::ptr::from_mut(out) as *mut [f32]) };
             multiply_exactly(out, pair, scale, add, in_parallel);
         }
         _ => return false,
@@ -262,116 +302,4 @@ fn plain<T: Real>(out: &mut [T], a: Matrix<'_, T>, b: Matrix<'_, T>, scale: T, a
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Small and large products, dense, strided and transposed, written and added, equal the definition.
-    #[test]
-    fn products_are_sums_of_products() -> candle_core::Result<()> {
-        for (m, n, k) in [(1, 1, 1), (3, 5, 2), (16, 16, 16), (17, 33, 19), (64, 130, 48), (2, 3, 0)] {
-            for (by_columns, pad, add) in
-                [(false, 0, false), (true, 0, true), (false, 3, true), (true, 5, false)]
-            {
-                let number = |i: usize| ((i * 7919) % 31) as f64 - 15.0;
-                let numbers: Vec<f64> = (0..(m + n + k + pad) * (m + n + k + pad)).map(number).collect();
-                let a = Matrix::new(&numbers, m, k, k + pad);
-                let b = match by_columns {
-                    true => Matrix::new(&numbers[1..], n, k, k + pad).t(),
-                    false => Matrix::new(&numbers[1..], k, n, n + pad),
-                };
-                let mut out = vec![1.0; m * n];
-                multiply(&mut out, (a, b), 0.5, add, How::default())?;
-                for (index, &found) in out.iter().enumerate() {
-                    let (i, j) = (index / n, index % n);
-                    let other =
-                        |l: usize| if by_columns { 1 + j * (k + pad) + l } else { 1 + l * (n + pad) + j };
-                    let sum: f64 = (0..k).map(|l| numbers[i * (k + pad) + l] * numbers[other(l)]).sum();
-                    assert_eq!(found, 0.5 * sum + f64::from(u8::from(add)), "{m} {n} {k} {by_columns} {pad}");
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Rounded numbers by every unit that there is, and without one, equal the definition, for all shapes, orders and edges.
-    #[test]
-    fn products_of_rounded_numbers() -> candle_core::Result<()> {
-        let round = |x: f32| half::bf16::from_f32(x).to_f32();
-        for (m, n, k) in
-            [(1, 1, 1), (3, 5, 2), (32, 32, 32), (33, 47, 31), (64, 130, 515), (17, 1030, 64), (1, 40, 700)]
-        {
-            for (by_columns, pad, add, scale) in
-                [(false, 0, false, 1.0), (true, 0, true, 0.5), (false, 3, true, 2.0), (true, 5, false, 1.0)]
-            {
-                let number = |i: usize| ((i * 7919) % 1009) as f32 / 1009.0 - 0.5;
-                let numbers: Vec<f32> = (0..(m + n + pad) * (k + pad) + k * n + 9).map(number).collect();
-                let a = match add {
-                    true => Matrix::new(&numbers, k, m, m + pad).t(),
-                    false => Matrix::new(&numbers, m, k, k + pad),
-                };
-                let b = match by_columns {
-                    true => Matrix::new(&numbers[1..], n, k, k + pad).t(),
-                    false => Matrix::new(&numbers[1..], k, n, n + pad),
-                };
-                let at =
-                    |x: Matrix<'_, f32>, i: usize, j: usize| x.data[i * x.row_stride + j * x.column_stride];
-                let product = |i: usize, j: usize, digits: fn(f32) -> f32| -> f32 {
-                    (0..k)
-                        .map(|l| f64::from(digits(at(a, i, l))) * f64::from(digits(at(b, l, j))))
-                        .sum::<f64>() as f32
-                };
-                let first = f32::from(u8::from(add));
-                let expected =
-                    |digits| (0..m * n).map(move |at| product(at / n, at % n, digits) * scale + first);
-                let mut out = vec![1f32; m * n];
-                let how = How { precision: Precision::Bf16, in_parallel: false };
-                let check = |out: &[f32], digits, most: f32, what: &str| {
-                    for (index, (found, expected)) in out.iter().zip(expected(digits)).enumerate() {
-                        let gap = (found - expected).abs() / (k as f32).sqrt();
-                        assert!(
-                            gap < most,
-                            "{what} {m} {n} {k} {by_columns} {pad} at {index}: {found}, {expected}"
-                        );
-                    }
-                };
-                multiply(&mut out, (a, b), scale, add, how)?;
-                check(&out, round, 3e-6, "this machine's way");
-                let (mut left, mut right) = (Vec::new(), Vec::new());
-                let rounded = (a.rounded_into(&mut left), b.rounded_into(&mut right));
-                out.fill(1.0);
-                multiply_exactly(&mut out, rounded, scale, add, false);
-                check(&out, round, 3e-6, "without a unit");
-                #[cfg(target_arch = "x86_64")]
-                for unit in bf16::available() {
-                    for (digits, rounding, most) in [
-                        (bf16::Digits::Eight, round as fn(f32) -> f32, 3e-6),
-                        (bf16::Digits::Sixteen, |x| x, 1e-5),
-                    ] {
-                        let mut parallel = vec![1f32; m * n];
-                        out.fill(1.0);
-                        let plan = bf16::Plan { unit, digits, in_parallel: false };
-                        plan.multiply(&mut out, (a, b), scale, add);
-                        check(&out, rounding, most, "a unit");
-                        bf16::Plan { in_parallel: true, ..plan }.multiply(&mut parallel, (a, b), scale, add);
-                        assert_eq!(out, parallel, "by several threads");
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn what_does_not_fit_is_refused() {
-        let numbers = [0f32; 12];
-        let whole = Matrix::new(&numbers, 3, 4, 4);
-        let line =
-            |out: usize, a, b| multiply(&mut vec![0f32; out], (a, b), 1.0, false, How::default()).is_err();
-        assert!(!line(9, whole, whole.t()));
-        assert!(line(8, whole, whole.t()));
-        assert!(line(12, whole, whole));
-        assert!(line(9, whole.rows(1..4), whole.t()));
-        assert!(line(9, Matrix::new(&numbers, 3, 4, 5), whole.t()));
-        assert!(line(9, Matrix::new(&numbers, 3, 4, usize::MAX), whole.t()));
-    }
-}
+mod tests;

@@ -3,7 +3,7 @@
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, bail};
 
-use super::{How, Matrix, multiply};
+use super::{How, Matrix, product_of_matrices};
 use crate::Precision;
 use crate::op::Real;
 
@@ -24,9 +24,7 @@ pub(crate) fn product<T: Real>(
         return T::cpu_storage_data(a.matmul(b, (1, m, n, k), a_layout, b_layout)?);
     }
     let (a, b) = (matrix::<T>(a, a_layout)?, matrix::<T>(b, b_layout)?);
-    let mut out = vec![T::zero(); m * n];
-    multiply(&mut out, (a, b), T::one(), false, How { precision, in_parallel: false }.in_parallel())?;
-    Ok(out)
+    product_of_matrices((a, b), How { precision, in_parallel: false }.in_parallel())
 }
 
 /// The same of tensors' storages.

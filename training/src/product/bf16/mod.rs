@@ -11,7 +11,8 @@ mod dot;
 mod pack;
 
 use std::arch::x86_64::__cpuid;
-use std::cell::RefCell;
+use std::cell::Cell;
+use std::mem::MaybeUninit;
 
 use rayon::prelude::*;
 
@@ -38,7 +39,7 @@ const ROWS: usize = 4096;
 
 thread_local! {
     /// Both operands' tiles, kept for the next product.
-    static PACKED: RefCell<[Vec<Tile>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
+    static PACKED: Cell<[Vec<Tile>; 2]> = const { Cell::new([Vec::new(), Vec::new()]) };
 }
 
 /// The fastest unit for products of bf16, or in which way they are computed where there is none.
@@ -97,11 +98,14 @@ impl Digits {
 }
 
 impl Plan {
-    /// Writes `scale * a b` into dense rows, or adds it, for matrices that fit each other, their slices and `out`; they have
-    /// numbers to sum.
-    pub(super) fn multiply(
+    /// Writes `scale * a b` into dense rows, all of them, or adds it, for matrices that fit each other, their slices and `out`; they
+    /// have numbers to sum.
+    ///
+    /// # Safety
+    /// Where it adds, `out` is initialized.
+    pub(super) unsafe fn multiply(
         self,
-        out: &mut [f32],
+        out: &mut [MaybeUninit<f32>],
         pair: (Matrix<'_, f32>, Matrix<'_, f32>),
         scale: f32,
         add: bool,
@@ -109,23 +113,25 @@ impl Plan {
         let (m, n, k) = (pair.0.rows, pair.1.columns, pair.0.columns);
         let left = Operand { lines: pair.0, form: Form::Lines, scale };
         let right = Operand { lines: pair.1.t(), form: Form::Pairs, scale: 1.0 };
-        PACKED.with_borrow_mut(|[of_left, of_right]| {
-            for (out, row) in out.chunks_mut(ROWS * n).zip((0..m).step_by(ROWS)) {
-                let mut add = add;
-                for depth in (0..k).step_by(DEPTHS) {
-                    for &[of_a, of_b] in self.digits.parts() {
-                        let depths = depth..depth + DEPTHS;
-                        let left = self.packed(left.part(row..row + ROWS, depths.clone()), of_a, of_left);
-                        for column in (0..n).step_by(COLUMNS) {
-                            let right = right.part(column..column + COLUMNS, depths.clone());
-                            let right = self.packed(right, of_b, of_right);
-                            self.blocks(out, n, column, [left, right], DEPTHS.min(k - depth), add);
-                        }
-                        add = true;
+        // Taken, since a thread that waits for others may begin another product.
+        let [mut of_left, mut of_right] = PACKED.take();
+        for (out, row) in out.chunks_mut(ROWS * n).zip((0..m).step_by(ROWS)) {
+            let mut add = add;
+            for depth in (0..k).step_by(DEPTHS) {
+                for &[of_a, of_b] in self.digits.parts() {
+                    let depths = depth..depth + DEPTHS;
+                    let left = self.packed(left.part(row..row + ROWS, depths.clone()), of_a, &mut of_left);
+                    for column in (0..n).step_by(COLUMNS) {
+                        let right = right.part(column..column + COLUMNS, depths.clone());
+                        let right = self.packed(right, of_b, &mut of_right);
+                        // SAFETY: the first pass writes all blocks, unless `out` was initialized before.
+                        unsafe { self.blocks(out, (n, column), [left, right], DEPTHS.min(k - depth), add) };
                     }
+                    add = true;
                 }
             }
-        });
+        }
+        PACKED.set([of_left, of_right]);
     }
 
     /// An operand's panels.
@@ -149,22 +155,25 @@ impl Plan {
     }
 
     /// Multiplies packed operands into rows of `stride` numbers, from one column on.
-    fn blocks(
+    ///
+    /// # Safety
+    /// Where it adds, these columns of `out` are initialized.
+    unsafe fn blocks(
         self,
-        out: &mut [f32],
-        stride: usize,
-        column: usize,
+        out: &mut [MaybeUninit<f32>],
+        (stride, column): (usize, usize),
         operands: [&[Tile]; 2],
         depths: usize,
         add: bool,
     ) {
         let panel = 2 * depths.div_ceil(DEPTH);
         let [left, right] = operands;
-        let rows = |(out, left): (&mut [f32], &[Tile])| {
+        let rows = |(out, left): (&mut [MaybeUninit<f32>], &[Tile])| {
             let mut sums = Sums::new(self.unit);
             for (out, left) in out.chunks_mut(WIDTH * stride).zip(left.chunks_exact(panel)) {
                 for (right, column) in right.chunks_exact(panel).zip((column..).step_by(WIDTH)) {
-                    sums.block(out, stride, column, [left, right], add);
+                    // SAFETY: the caller answers for `out`.
+                    unsafe { sums.block(out, (stride, column), [left, right], add) };
                 }
             }
         };
@@ -183,32 +192,43 @@ impl Plan {
 struct Sums {
     tiles: Option<amx::Tiles>,
     /// A block at the edge.
-    edge: Box<[f32]>,
+    edge: [f32; WIDTH * WIDTH],
 }
 
 impl Sums {
     fn new(unit: Unit) -> Self {
         let tiles = if unit == Unit::Amx { amx::Tiles::new() } else { None };
-        Self { tiles, edge: vec![0.0; WIDTH * WIDTH].into() }
+        Self { tiles, edge: [0.0; WIDTH * WIDTH] }
     }
 
     /// The block of rows that begins at a column.
-    fn block(&mut self, out: &mut [f32], stride: usize, column: usize, panels: [&[Tile]; 2], add: bool) {
+    ///
+    /// # Safety
+    /// Where it adds, the block is initialized.
+    unsafe fn block(
+        &mut self,
+        out: &mut [MaybeUninit<f32>],
+        (stride, column): (usize, usize),
+        panels: [&[Tile]; 2],
+        add: bool,
+    ) {
         let (rows, width) = (out.len() / stride, WIDTH.min(stride - column));
         if rows == WIDTH && width == WIDTH {
             // SAFETY: `out` has WIDTH rows of `stride` numbers, of which WIDTH are left from `column` on.
-            return unsafe { self.run(out[column..].as_mut_ptr(), stride, panels, add) };
-        }
-        if add {
-            for (edge, row) in self.edge.chunks_exact_mut(WIDTH).zip(out.chunks_exact(stride)) {
-                edge[..width].copy_from_slice(&row[column..column + width]);
-            }
+            return unsafe { self.run(out[column..].as_mut_ptr().cast(), stride, panels, add) };
         }
         let edge = self.edge.as_mut_ptr();
+        if add {
+            for (edge, row) in self.edge.chunks_exact_mut(WIDTH).zip(out.chunks_exact(stride)) {
+                let row = row[column..column + width].iter();
+                // SAFETY: the caller answers for what is added to.
+                edge.iter_mut().zip(row).for_each(|(edge, x)| *edge = unsafe { x.assume_init() });
+            }
+        }
         // SAFETY: `edge` has WIDTH rows of WIDTH numbers.
         unsafe { self.run(edge, WIDTH, panels, add) };
         for (edge, row) in self.edge.chunks_exact(WIDTH).zip(out.chunks_exact_mut(stride)) {
-            row[column..column + width].copy_from_slice(&edge[..width]);
+            row[column..column + width].iter_mut().zip(edge).for_each(|(x, &edge)| _ = x.write(edge));
         }
     }
 

@@ -1,0 +1,126 @@
+//! Products beside their definition.
+
+use super::*;
+
+/// Small and large products, dense, strided and transposed, written and added, equal the definition.
+#[test]
+fn products_are_sums_of_products() -> candle_core::Result<()> {
+    for (m, n, k) in [(1, 1, 1), (3, 5, 2), (16, 16, 16), (17, 33, 19), (64, 130, 48), (2, 3, 0)] {
+        for (by_columns, pad, add) in [(false, 0, false), (true, 0, true), (false, 3, true), (true, 5, false)]
+        {
+            let number = |i: usize| ((i * 7919) % 31) as f64 - 15.0;
+            let numbers: Vec<f64> = (0..(m + n + k + pad) * (m + n + k + pad)).map(number).collect();
+            let a = Matrix::new(&numbers, m, k, k + pad);
+            let b = match by_columns {
+                true => Matrix::new(&numbers[1..], n, k, k + pad).t(),
+                false => Matrix::new(&numbers[1..], k, n, n + pad),
+            };
+            let mut out = vec![1.0; m * n];
+            multiply(&mut out, (a, b), 0.5, add, How::default())?;
+            for (index, &found) in out.iter().enumerate() {
+                let (i, j) = (index / n, index % n);
+                let other = |l: usize| if by_columns { 1 + j * (k + pad) + l } else { 1 + l * (n + pad) + j };
+                let sum: f64 = (0..k).map(|l| numbers[i * (k + pad) + l] * numbers[other(l)]).sum();
+                assert_eq!(found, 0.5 * sum + f64::from(u8::from(add)), "{m} {n} {k} {by_columns} {pad}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Rounded numbers by every unit that there is, and without one, equal the definition, for all shapes, orders and edges.
+#[test]
+fn products_of_rounded_numbers() -> candle_core::Result<()> {
+    let shapes =
+        [(1, 1, 1), (3, 5, 2), (32, 32, 32), (33, 47, 31), (64, 130, 515), (17, 1030, 64), (1, 40, 700)];
+    for (m, n, k) in shapes {
+        for (by_columns, pad, add, scale) in
+            [(false, 0, false, 1.0), (true, 0, true, 0.5), (false, 3, true, 2.0), (true, 5, false, 1.0)]
+        {
+            let number = |i: usize| ((i * 7919) % 1009) as f32 / 1009.0 - 0.5;
+            let numbers: Vec<f32> = (0..(m + n + pad) * (k + pad) + k * n + 9).map(number).collect();
+            let a = match add {
+                true => Matrix::new(&numbers, k, m, m + pad).t(),
+                false => Matrix::new(&numbers, m, k, k + pad),
+            };
+            let b = match by_columns {
+                true => Matrix::new(&numbers[1..], n, k, k + pad).t(),
+                false => Matrix::new(&numbers[1..], k, n, n + pad),
+            };
+            all_ways(Rounded { a, b, add, scale })?;
+        }
+    }
+    Ok(())
+}
+
+/// A product, added to ones or not.
+#[derive(Debug, Clone, Copy)]
+struct Rounded<'a> {
+    a: Matrix<'a, f32>,
+    b: Matrix<'a, f32>,
+    add: bool,
+    scale: f32,
+}
+
+impl Rounded<'_> {
+    /// Asserts that a product of these digits of all numbers is in `out`.
+    fn check(&self, out: &[f32], digits: fn(f32) -> f32, most: f32, what: &str) {
+        let Self { a, b, add, scale } = self;
+        let at = |x: &Matrix<'_, f32>, i: usize, j: usize| {
+            f64::from(digits(x.data[i * x.row_stride + j * x.column_stride]))
+        };
+        for (index, found) in out.iter().enumerate() {
+            let (i, j) = (index / b.columns, index % b.columns);
+            let sum: f64 = (0..a.columns).map(|l| at(a, i, l) * at(b, l, j)).sum();
+            let expected = sum as f32 * scale + f32::from(u8::from(*add));
+            let gap = (found - expected).abs() / (a.columns as f32).sqrt();
+            let (m, n, k) = (a.rows, b.columns, a.columns);
+            assert!(gap < most, "{what}, {m} x {n} x {k}, {self:?} at {index}: {found}, {expected}");
+        }
+    }
+}
+
+fn all_ways(product: Rounded<'_>) -> candle_core::Result<()> {
+    let Rounded { a, b, add, scale } = product;
+    let round: fn(f32) -> f32 = |x| half::bf16::from_f32(x).to_f32();
+    let ones = || vec![1f32; a.rows * b.columns];
+    let mut out = ones();
+    multiply(&mut out, (a, b), scale, add, How { precision: Precision::Bf16, in_parallel: false })?;
+    product.check(&out, round, 3e-6, "this machine's way");
+    let (mut left, mut right, mut out) = (Vec::new(), Vec::new(), ones());
+    let rounded = (a.rounded_into(&mut left), b.rounded_into(&mut right));
+    multiply_exactly(&mut out, rounded, scale, add, false);
+    product.check(&out, round, 3e-6, "without a unit");
+    #[cfg(target_arch = "x86_64")]
+    for unit in bf16::available() {
+        for (digits, rounding, most) in
+            [(bf16::Digits::Eight, round, 3e-6), (bf16::Digits::Sixteen, (|x| x) as fn(f32) -> f32, 1e-5)]
+        {
+            let run = |in_parallel| {
+                let mut out = ones();
+                // SAFETY: the matrices fit, and `out` is initialized.
+                unsafe {
+                    let out = &mut *(std::ptr::from_mut(&mut out[..]) as *mut [MaybeUninit<f32>]);
+                    bf16::Plan { unit, digits, in_parallel }.multiply(out, (a, b), scale, add);
+                }
+                out
+            };
+            product.check(&run(false), rounding, most, "a unit");
+            assert_eq!(run(false), run(true), "by several threads");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let numbers = [0f32; 12];
+    let whole = Matrix::new(&numbers, 3, 4, 4);
+    let line = |out: usize, a, b| multiply(&mut vec![0f32; out], (a, b), 1.0, false, How::default()).is_err();
+    assert!(!line(9, whole, whole.t()));
+    assert!(line(8, whole, whole.t()));
+    assert!(line(12, whole, whole));
+    assert!(line(9, whole.rows(1..4), whole.t()));
+    assert!(line(9, Matrix::new(&numbers, 3, 4, 5), whole.t()));
+    assert!(line(9, Matrix::new(&numbers, 3, 4, usize::MAX), whole.t()));
+}
