@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests on Linux with the ways that macOS takes (`--cfg portable`; what differs is in comm/src/platform,
-# training/src/platform and comm/src/shm): no shared memory, no handles of processes, no signal at the parent's death, no files
+# training/src/platform and comm/src/transport/shm): no shared memory, no handles of processes, no signal at the parent's death, no files
 # without a name.
 #
 #   scripts/test-portable.sh            all tests of the workspace: as long as `cargo test --workspace`

@@ -3,11 +3,11 @@
 #![allow(missing_docs, clippy::missing_errors_doc, clippy::unwrap_used)]
 
 pub use crate::launch::fuzz_council as council;
-pub use crate::scheduler::fuzz_environment as environment;
-pub use crate::tcp::fuzz::{control, handshake, meeting};
+pub use crate::rendezvous::fuzz::{control, handshake, meeting};
+pub use crate::rendezvous::scheduler::fuzz_environment as environment;
 
-use crate::fingerprint::{Fingerprint, LEN};
-use crate::last_words::{self, LastWords};
+use crate::base::fingerprint::{Fingerprint, LEN};
+use crate::base::last_words::{self, LastWords};
 
 /// What stands before data on a connection.
 pub fn announcement(data: &[u8]) {

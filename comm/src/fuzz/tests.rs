@@ -10,11 +10,11 @@ type Target = (&'static str, fn(&[u8]));
 
 const TARGETS: [Target; 6] = [
     ("announcement", super::announcement),
-    ("control", super::control),
-    ("council", super::council),
-    ("environment", super::environment),
-    ("handshake", super::handshake),
-    ("meeting", super::meeting),
+    ("control", crate::rendezvous::fuzz::control),
+    ("council", crate::launch::fuzz_council),
+    ("environment", crate::rendezvous::scheduler::fuzz_environment),
+    ("handshake", crate::rendezvous::fuzz::handshake),
+    ("meeting", crate::rendezvous::fuzz::meeting),
 ];
 
 fn seeds(target: &str) -> Vec<Vec<u8>> {

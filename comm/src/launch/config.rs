@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 
-use super::{ElasticJob, ExitKind, LogConfig, MasterPort, Notes};
+use crate::base::failure::ExitKind;
+use crate::launch::{ElasticJob, LogConfig, MasterPort, Notes};
 use crate::{Error, Result, Secret, Tls};
 
 /// Files that a process has open besides those that the launcher needs for each rank.
@@ -68,7 +69,7 @@ pub struct SpawnConfig {
     /// Who listens there. Default: [`MasterPort::Inherited`].
     pub port_kind: MasterPort,
     /// End also what the ranks' programs have started and left behind, however this process ends. A second process of
-    /// this program sees to that, so it needs [`worker_guard`](super::worker_guard) first thing in `main`. It knows a
+    /// this program sees to that, so it needs [`worker_guard`](crate::launch::worker_guard) first thing in `main`. It knows a
     /// process of the job by its environment. (macOS keeps that of its own programs, as `sh`, to itself; these are left.)
     /// Default: false.
     pub sweep: bool,

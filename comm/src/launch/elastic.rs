@@ -5,8 +5,8 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::SpawnConfig;
-use super::environment::{ELASTIC_MIN, random_hex};
+use super::environment::random_hex;
+use crate::launch::SpawnConfig;
 use crate::{Error, Result};
 
 /// Lets a job go on when ranks fail: the others meet anew ([`Communicator::shrink`](crate::Communicator::shrink)), which their
@@ -51,16 +51,6 @@ impl ElasticJob {
         }
         Ok(())
     }
-}
-
-/// The fewest ranks that go on when others are lost, as this process's launcher tells; `None` where no launcher has started it,
-/// or one that ends all ranks when one fails.
-///
-/// ```
-/// assert_eq!(comm::launch::elastic_min(), None);
-/// ```
-pub fn elastic_min() -> Option<usize> {
-    std::env::var(ELASTIC_MIN).ok().and_then(|min| min.parse().ok()).filter(|_| super::is_worker())
 }
 
 /// A folder of this job's own, gone when this is dropped.

@@ -9,17 +9,12 @@ use std::thread::available_parallelism;
 
 use std::net::IpAddr;
 
-use super::nodes::Round;
 use super::notes;
-use super::{Layout, SpawnConfig};
+use crate::launch::nodes::Round;
+use crate::launch::{Layout, SpawnConfig};
+use crate::rendezvous::launched::{ELASTIC_MIN, LISTENER, MASTER_PORT, SPAWNER_PID};
 use crate::{Error, InitMethod, Result, Secret, TcpConfig, Tls};
 
-/// The launcher's process id. Its presence makes a process a worker.
-pub(super) const SPAWNER_PID: &str = "GIRANDOLE_SPAWNER_PID";
-/// Says that the standard input is the listening socket of `MASTER_PORT`.
-pub(super) const LISTENER: &str = "GIRANDOLE_LISTENER";
-pub(super) const LISTENER_STDIN: &str = "stdin";
-pub(super) const MASTER_PORT: &str = "MASTER_PORT";
 const SECRET: &str = "GIRANDOLE_SECRET";
 const SECRET_FILE: &str = "GIRANDOLE_SECRET_FILE";
 const JOB_ID: &str = "GIRANDOLE_JOB_ID";
@@ -32,8 +27,6 @@ const BIND: &str = "GIRANDOLE_BIND";
 /// Says that the group of the others is to be joined.
 pub(super) const NEWCOMER: &str = "GIRANDOLE_NEWCOMER";
 const ELASTIC: &str = "GIRANDOLE_ELASTIC";
-/// The fewest ranks that go on.
-pub(super) const ELASTIC_MIN: &str = "GIRANDOLE_ELASTIC_MIN";
 const ELASTIC_FILE: &str = "GIRANDOLE_ELASTIC_FILE";
 const ELASTIC_ENDED: &str = "GIRANDOLE_ELASTIC_ENDED";
 /// What an outer launcher may have set for its own ranks.

@@ -17,7 +17,7 @@ use super::logs::{LogFile, Stream};
 use super::sink::Sink;
 use super::start::Workers;
 use super::supervise::Event;
-use super::{Notes, SpawnConfig};
+use crate::launch::{Notes, SpawnConfig};
 use crate::{Error, Result};
 
 /// Lines of standard error that are kept for the report, for each rank.

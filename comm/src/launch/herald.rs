@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::SpawnConfig;
 use super::environment::Job;
 use super::nodes;
-use crate::tcp::Announcement;
+use crate::launch::SpawnConfig;
+use crate::rendezvous::meeting::obituary::Announcement;
 use crate::{Error, Result};
 
 /// Tells it as long as it lives, and for so long at most.
@@ -64,8 +64,8 @@ impl Drop for Herald {
 #[cfg(test)]
 mod tests {
     use super::super::environment::random_hex;
-    use super::super::nodes::Round;
     use super::*;
+    use crate::launch::nodes::Round;
 
     #[test]
     fn it_may_tell_for_ever() {

@@ -1,11 +1,11 @@
 //! Bytes of a pipe, cut into lines.
 
+use crate::rendezvous::launched::MET_PREFIX;
+
 /// Marks a line of a worker's standard output that is a report to the launcher.
 pub(super) const RESULT_PREFIX: &str = "\u{1}girandole-result:";
 /// Marks a line that is a note to the launcher.
 pub(super) const NOTE_PREFIX: &str = "\u{1}girandole-note:";
-/// Marks a line that says that the rank has met the others; the ranks follow that they have left behind.
-pub(super) const MET_PREFIX: &str = "\u{1}girandole-met:";
 /// Longest report, in bytes.
 pub(super) const MAX_RESULT: usize = 64 << 20;
 /// A line longer than this many bytes is passed on in pieces, between which other ranks' lines may stand.

@@ -1,41 +1,12 @@
-//! The listening socket that the launcher gave to rank 0.
-
-use std::fs::File;
-use std::io;
-use std::net::TcpListener;
-use std::os::fd::AsFd;
-
-use super::environment::{LISTENER, LISTENER_STDIN, MASTER_PORT};
-use crate::platform::socket::is_listening;
-
-/// The socket that listens on `MASTER_PORT`, where the launcher handed one over as standard input. It is taken once:
-/// the standard input is empty afterwards, so that no child of this process holds the socket too.
-pub(crate) fn inherited_listener() -> Option<TcpListener> {
-    if std::env::var_os(LISTENER)? != LISTENER_STDIN {
-        return None;
-    }
-    let port: u16 = std::env::var(MASTER_PORT).ok()?.parse().ok()?;
-    let stdin = io::stdin();
-    // A child of rank 0 finds the variable too, but another standard input.
-    if !is_listening(stdin.as_fd()) {
-        return None;
-    }
-    // The copy is closed when another program is executed.
-    let listener = TcpListener::from(stdin.as_fd().try_clone_to_owned().ok()?);
-    if listener.local_addr().ok()?.port() != port {
-        return None;
-    }
-    // Failing that, the port stays taken for as long as the process lives: a pity, no more.
-    if let Ok(nothing) = File::open("/dev/null") {
-        let _ = rustix::stdio::dup2_stdin(&nothing);
-    }
-    Some(listener)
-}
+//! A test of the listening socket that the launcher gives to rank 0.
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::launch::{SpawnConfig, is_worker, report_result, spawn, worker_guard};
+    use crate::launch::SpawnConfig;
+    use crate::launch::spawn;
+    use crate::launch::{report_result, worker_guard};
+    use crate::rendezvous::launched::is_worker;
+    use crate::rendezvous::launched::{MASTER_PORT, inherited_listener};
     use std::io::{Read, Write};
     use std::net::TcpStream;
     use std::process::Command;

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use super::SpawnConfig;
+use crate::launch::SpawnConfig;
 use crate::{Error, Result};
 
 /// Where what the ranks print is kept, and what of it is shown as well. Where a file cannot be written any more, as on a full disk,

@@ -5,9 +5,10 @@ use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
 use std::time::Instant;
 
+use super::nodes;
 use super::reserved::{ReservedPort, bound};
-use super::{SpawnConfig, nodes};
-use crate::scheduler::{addresses, seen_by_others};
+use crate::launch::SpawnConfig;
+use crate::rendezvous::scheduler::{addresses, seen_by_others};
 use crate::{Error, Result};
 
 /// Ranks that may wait to be let in.

@@ -33,6 +33,7 @@ mod forward;
 mod herald;
 mod layout;
 mod lines;
+#[cfg(test)]
 mod listener;
 mod logs;
 mod master;
@@ -52,12 +53,11 @@ mod worker;
 
 use std::sync::mpsc;
 
+pub use crate::base::failure::{EXIT_PEER_FAILED, ExitKind, NodeName, WorkerFailure};
+pub use crate::rendezvous::launched::{elastic_min, is_worker};
 pub use config::SpawnConfig;
-pub use elastic::{ElasticJob, elastic_min};
-pub(crate) use failure::signal_name;
-pub use failure::{ExitKind, NodeName, WorkerFailure};
+pub use elastic::ElasticJob;
 pub use layout::Layout;
-pub(crate) use listener::inherited_listener;
 pub use logs::LogConfig;
 pub use master::MasterPort;
 #[cfg(any(test, fuzzing))]
@@ -66,14 +66,9 @@ pub use notes::{Notes, send_note, wants_notes};
 pub use reserved::ReservedPort;
 pub use run::{RankContext, run};
 pub use signals::on_signal;
-pub(crate) use worker::tell_met;
-pub use worker::{is_worker, report_result, restarts, worker_guard};
+pub use worker::{report_result, restarts, worker_guard};
 
 use crate::Result;
-
-/// Exit code of a worker that ends only because another rank failed (`EX_TEMPFAIL` of `sysexits.h`). [`spawn`] looks
-/// for the first cause among the other ranks.
-pub const EXIT_PEER_FAILED: i32 = 75;
 
 /// Starts the ranks of one job as processes of this machine, waits until all have ended, and returns what each one
 /// passed to [`report_result`] (its last report), by rank.

@@ -4,10 +4,10 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
-use super::SpawnConfig;
 use super::environment::COMMANDS;
-use super::worker::is_worker;
-use crate::fingerprint::digest;
+use crate::base::fingerprint::digest;
+use crate::launch::SpawnConfig;
+use crate::rendezvous::launched::is_worker;
 use crate::{Error, Result};
 
 const HELP: &str = "this process is a rank itself, and its ranks would start ranks in their turn, without end; call \

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::io::Write;
 
 use super::lines::NOTE_PREFIX;
-use super::worker::is_worker;
+use crate::rendezvous::launched::is_worker;
 
 /// Set where the launcher wants notes.
 pub(super) const WANTED: &str = "GIRANDOLE_NOTES";

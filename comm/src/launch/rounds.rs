@@ -6,13 +6,16 @@ use std::time::{Duration, Instant};
 
 use super::elastic::JobFolder;
 use super::environment::Job;
-use super::failure::signal_name;
 use super::forward::Output;
 use super::master::Master;
-use super::nodes::{self, Ending, Nodes, Order, Round, Verdict, Word};
+use super::nodes;
+use super::nodes::Nodes;
+use super::start;
 use super::supervise::{Event, Finished, Supervisor};
 use super::warden::Warden;
-use super::{SpawnConfig, start};
+use crate::base::failure::signal_name;
+use crate::launch::SpawnConfig;
+use crate::launch::nodes::{Ending, Order, Round, Verdict, Word};
 use crate::{Error, Result};
 
 /// What each rank passed on, by rank of this node.

@@ -4,8 +4,11 @@ use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
 
-use super::{EXIT_PEER_FAILED, SpawnConfig, spawn, worker_guard};
-use crate::{Place, Result, Tcp, TcpConfig, blame};
+use super::spawn;
+use crate::base::failure::EXIT_PEER_FAILED;
+use crate::blame::causes;
+use crate::launch::{SpawnConfig, worker_guard};
+use crate::{Place, Result, Tcp, TcpConfig};
 
 /// One rank of a job, as [`run`] passes it to the program's function.
 #[derive(Debug, Clone)]
@@ -80,7 +83,7 @@ pub fn run<E: Display>(
     // The alternate form of errors with a context, such as those of `anyhow`, has the causes as well.
     let text = format!("{error:#}");
     say(format_args!("rank {rank}: error: {text}"));
-    ExitCode::from(if blame::names_another_rank(&text) { EXIT_PEER_FAILED as u8 } else { 1 })
+    ExitCode::from(if causes::names_another_rank(&text) { EXIT_PEER_FAILED as u8 } else { 1 })
 }
 
 /// The rank that this process is; none where it has started the ranks, and all of them have ended well.

@@ -9,7 +9,7 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
 use super::supervise::Event;
-use crate::engine::lock;
+use crate::base::lock::lock;
 use crate::platform::Mask;
 use crate::{Error, Result};
 

@@ -9,14 +9,15 @@ use std::sync::mpsc::Sender;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::SpawnConfig;
-use super::environment::{Job, LISTENER, LISTENER_STDIN, NEWCOMER};
-use super::failure::ExitKind;
+use super::environment::{Job, NEWCOMER};
 use super::master::Master;
 use super::reserved::ReservedPort;
 use super::supervise::Event;
 use super::watch::Watch;
+use crate::base::failure::ExitKind;
+use crate::launch::SpawnConfig;
 use crate::platform::{program, tie};
+use crate::rendezvous::launched::{LISTENER, LISTENER_STDIN};
 use crate::{Error, Result};
 
 /// The process of one rank.

@@ -7,13 +7,15 @@ use rustix::process::Signal;
 use signal_hook::consts::SIGPIPE;
 
 use super::environment::Job;
-use super::failure::{Ended, ExitKind, WorkerFailure, first_cause};
+use super::failure::{Ended, OK, first_cause};
 use super::forward::{Captured, Output};
 use super::herald::Herald;
-use super::nodes::{Nodes, Order, Word};
+use super::nodes::Nodes;
 use super::rounds::Inbox;
 use super::start::{Worker, Workers};
-use super::{EXIT_PEER_FAILED, MasterPort, SpawnConfig};
+use crate::base::failure::{EXIT_PEER_FAILED, ExitKind, WorkerFailure};
+use crate::launch::nodes::{Order, Word};
+use crate::launch::{MasterPort, SpawnConfig};
 use crate::{Error, Result};
 
 /// Between SIGTERM and SIGKILL.
@@ -205,12 +207,12 @@ impl<'a> Supervisor<'a> {
             self.look_who_is_left();
             return Ok(());
         }
-        if !status.success() && self.stage == Stage::Running {
+        if status != OK && self.stage == Stage::Running {
             self.blame_the_lost();
         }
         self.ended.push(end);
         self.herald.iter().for_each(|herald| herald.note_end(rank));
-        if status.success() {
+        if status == OK {
             self.look_who_is_left();
         } else if self.stage == Stage::Running {
             self.enter(Stage::Grace, self.grace);
@@ -246,7 +248,7 @@ impl<'a> Supervisor<'a> {
     }
 
     fn ended_well(&self) -> usize {
-        self.ended.iter().filter(|end| end.status.success()).count()
+        self.ended.iter().filter(|end| end.status == OK).count()
     }
 
     /// Nobody has asked the ranks to end.
@@ -267,8 +269,7 @@ impl<'a> Supervisor<'a> {
             return;
         }
         (self.stage, self.deadline) = (Stage::Running, None);
-        let (failed, well) =
-            std::mem::take(&mut self.ended).into_iter().partition(|end| !end.status.success());
+        let (failed, well) = std::mem::take(&mut self.ended).into_iter().partition(|end| end.status != OK);
         self.ended = well;
         let failed: Vec<Ended> = failed;
         for end in failed {
@@ -279,7 +280,7 @@ impl<'a> Supervisor<'a> {
                 self.ended.push(end);
             }
         }
-        if self.ended.iter().any(|end| !end.status.success()) {
+        if self.ended.iter().any(|end| end.status != OK) {
             self.enter(Stage::Grace, self.grace);
         }
     }
@@ -288,7 +289,7 @@ impl<'a> Supervisor<'a> {
     fn goes_on_without(&mut self, end: Ended, local_rank: usize, pid: u32) -> bool {
         let Some(elastic) = &self.config.elastic else { return false };
         let may = self.met && self.is_at_work() && self.signal.is_none();
-        if end.status.success() || end.told || !may {
+        if end.status == OK || end.told || !may {
             return false;
         }
         let Ended { rank, status, .. } = end;

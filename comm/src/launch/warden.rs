@@ -8,8 +8,9 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use super::environment::{LISTENER, SPAWN_ID, SPAWNER_PID};
+use super::environment::SPAWN_ID;
 use crate::platform::{processes, program};
+use crate::rendezvous::launched::{LISTENER, SPAWNER_PID};
 use crate::{Error, Result};
 
 /// Makes a process a warden; holds that id.

@@ -4,23 +4,13 @@ use std::io::Write;
 
 use rustix::process::Pid;
 
-use super::EXIT_PEER_FAILED;
-use super::elastic_min;
-use super::environment::{RESTART_COUNT, SPAWNER_PID};
-use super::lines::{MAX_RESULT, MET_PREFIX, RESULT_PREFIX};
+use super::environment::RESTART_COUNT;
+use super::lines::{MAX_RESULT, RESULT_PREFIX};
 use super::warden;
+use crate::base::failure::EXIT_PEER_FAILED;
 use crate::platform::guard;
+use crate::rendezvous::launched::{SPAWNER_PID, is_worker};
 use crate::{Error, Result};
-
-/// True where [`spawn`](super::spawn) started this process. False in a rank of `torchrun` or of a scheduler: a program that is to
-/// know of these calls [`run`](super::run), or asks [`Place::from_env`](crate::Place::from_env).
-///
-/// ```
-/// assert!(!comm::launch::is_worker());
-/// ```
-pub fn is_worker() -> bool {
-    std::env::var_os(SPAWNER_PID).is_some()
-}
 
 /// How often the ranks of this process's job were started before, as its launcher tells (`torchrun`, too); 0 where none does.
 /// A program that keeps checkpoints goes on from the last one where this is not 0.
@@ -94,17 +84,4 @@ pub fn report_result(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let written = out.write_all(format!("{RESULT_PREFIX}{text}\n").as_bytes()).and_then(|()| out.flush());
     written.map_err(|e| Error::system("cannot report to the launcher", e))
-}
-
-/// Tells the launcher that this rank has met the others, `without` those that they have left behind. Does nothing where no
-/// launcher of an elastic job started it.
-pub(crate) fn tell_met(without: &[usize]) {
-    if elastic_min().is_none() {
-        return;
-    }
-    let mut out = std::io::stdout().lock();
-    let numbers: Vec<String> = without.iter().map(usize::to_string).collect();
-    // Where it cannot be written the launcher ends the job when a rank fails.
-    let _ =
-        out.write_all(format!("{MET_PREFIX}{}\n", numbers.join(" ")).as_bytes()).and_then(|()| out.flush());
 }

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::losses::Losses;
 use super::message::{Ending, Order, Round, Verdict, Word};
+use crate::base::failure::{EXIT_PEER_FAILED, ExitKind, NodeName, WorkerFailure};
 use crate::launch::failure::CLOSE;
-use crate::launch::{EXIT_PEER_FAILED, ExitKind, NodeName, WorkerFailure};
 
 const SIGKILL: ExitKind = ExitKind::Signal(9);
 

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::council::Council;
 use super::message::{Order, Round, Verdict, Word};
-use crate::tcp::parse;
+use crate::rendezvous::connection::wire::parse;
 
 const NODES: usize = 3;
 

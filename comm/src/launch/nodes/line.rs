@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::link::send;
-use crate::tcp::Wire;
+use crate::rendezvous::connection::wire::Wire;
 
 /// Between two signs of life, and between two looks at those of the others.
 const PERIOD: Duration = Duration::from_secs(1);

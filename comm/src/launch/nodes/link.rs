@@ -13,11 +13,11 @@ use serde::Serialize;
 use super::council::Council;
 use super::line::{Limit, Line, say_that_it_is_silent};
 use super::message::{LIMIT, Order, Verdict, Word};
-use crate::engine::lock;
-use crate::launch::NodeName;
+use crate::base::failure::NodeName;
+use crate::base::lock::lock;
 use crate::launch::supervise::Event;
 use crate::platform::socket::end_when_unconfirmed;
-use crate::tcp::Wire;
+use crate::rendezvous::connection::wire::Wire;
 use crate::{Error, Result};
 
 /// How long a message may wait for room.
@@ -210,7 +210,7 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
-    use crate::tcp::Fault;
+    use crate::rendezvous::connection::fault::Fault;
 
     #[test]
     fn what_cannot_be_said_ends_the_connection_for_both_sides() {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::launch::{NodeName, WorkerFailure};
+use crate::base::failure::{NodeName, WorkerFailure};
 
 /// The longest message: the last lines of a rank, each character of them escaped.
 pub(super) const LIMIT: usize = 512 << 10;

@@ -18,10 +18,13 @@ use std::time::{Duration, Instant};
 
 use super::environment::random_hex;
 use super::supervise::Event;
-use super::{NodeName, SpawnConfig};
-use crate::engine::lock;
-use crate::scheduler::address_towards;
-use crate::tcp::{Stream, Wire, meet};
+use crate::base::failure::NodeName;
+use crate::base::lock::lock;
+use crate::launch::SpawnConfig;
+use crate::rendezvous::connection::stream::Stream;
+use crate::rendezvous::connection::wire::Wire;
+use crate::rendezvous::meeting::meet;
+use crate::rendezvous::scheduler::address_towards;
 use crate::{Error, InitMethod, Result, TcpConfig, Tls, Transport};
 
 use council::Council;
