@@ -1,4 +1,4 @@
-//! Ranks that talk: the [`Communicator`] trait, its backends, how ranks find each other and how they are started.
+//! Ranks that talk: the [`Communicator`] trait, its backends, and how ranks find each other. The crate `launch` starts them.
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};
@@ -57,7 +57,8 @@ mod platform;
 
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
-pub mod launch;
+#[doc(hidden)]
+pub mod launcher;
 
 pub use algorithm::schedule;
 pub use algorithm::topology::Topology;
@@ -72,6 +73,7 @@ pub use api::tensors::broadcast_tensors;
 pub use api::upload::upload_pinned;
 pub use api::work::Work;
 pub use base::error::{Error, Result, carried, carry};
+pub use base::failure::{EXIT_PEER_FAILED, ExitKind, NodeName, WorkerFailure};
 pub use base::operation::{Message, Operation, ReduceOp};
 pub use base::stats::Stats;
 pub use platform::{peak_rss_bytes, reset_peak_rss, total_memory_bytes};

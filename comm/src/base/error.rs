@@ -306,7 +306,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     /// True where the fault is another rank's: this process only noticed. A program that ends for such a reason exits with
-    /// [`crate::base::failure::EXIT_PEER_FAILED`], so that its launcher looks for the first cause elsewhere.
+    /// [`crate::EXIT_PEER_FAILED`], so that its launcher looks for the first cause elsewhere.
     ///
     /// ```
     /// let died = comm::Error::PeerDied { rank: 1, host: "a".into(), operation: "barrier #3".into() };
@@ -342,7 +342,7 @@ impl Error {
     }
 
     /// What a program exits with that ends for this reason: 2 for an argument that cannot be used,
-    /// [`EXIT_PEER_FAILED`](crate::base::failure::EXIT_PEER_FAILED) where another rank is at fault, 128 and the signal's number where a
+    /// [`EXIT_PEER_FAILED`](crate::EXIT_PEER_FAILED) where another rank is at fault, 128 and the signal's number where a
     /// signal ended it, else 1.
     ///
     /// ```
@@ -352,7 +352,7 @@ impl Error {
         match self {
             Error::InvalidArgument { .. } => 2,
             Error::Interrupted { signal } => (128 + signal).clamp(1, 255) as u8,
-            error if error.is_peer_failure() => crate::base::failure::EXIT_PEER_FAILED as u8,
+            error if error.is_peer_failure() => crate::EXIT_PEER_FAILED as u8,
             _ => 1,
         }
     }
@@ -363,15 +363,13 @@ impl Error {
         matches!(self, Error::Interrupted { signal: SIGPIPE })
     }
 
-    pub(crate) fn system(what: impl Into<String>, reason: impl std::fmt::Display) -> Self {
+    #[doc(hidden)]
+    pub fn system(what: impl Into<String>, reason: impl std::fmt::Display) -> Self {
         Error::System { what: what.into(), reason: reason.to_string() }
     }
 
-    pub(crate) fn invalid(
-        what: impl Into<String>,
-        got: impl std::fmt::Display,
-        help: impl Into<String>,
-    ) -> Self {
+    #[doc(hidden)]
+    pub fn invalid(what: impl Into<String>, got: impl std::fmt::Display, help: impl Into<String>) -> Self {
         Error::InvalidArgument { what: what.into(), got: got.to_string(), help: help.into() }
     }
 }

@@ -22,6 +22,13 @@ pub enum ExitKind {
     Signal(i32),
 }
 
+impl ExitKind {
+    /// True for the code 0.
+    pub fn success(self) -> bool {
+        self == ExitKind::Code(0)
+    }
+}
+
 impl From<ExitStatus> for ExitKind {
     fn from(status: ExitStatus) -> Self {
         use std::os::unix::process::ExitStatusExt;
@@ -45,14 +52,14 @@ impl fmt::Display for ExitKind {
 }
 
 /// `SIGINT`, or `signal 99` where it has no name.
-pub(crate) fn signal_name(number: i32) -> String {
+pub fn signal_name(number: i32) -> String {
     signal_hook::low_level::signal_name(number).map_or_else(|| format!("signal {number}"), str::to_string)
 }
 
 /// A rank whose process failed, the first one of its job that did so by its own fault.
 ///
 /// ```
-/// use comm::launch::{ExitKind, WorkerFailure};
+/// use comm::{ExitKind, WorkerFailure};
 ///
 /// let failure = WorkerFailure {
 ///     rank: 1,

@@ -181,7 +181,7 @@ impl Fingerprint {
 }
 
 /// A number that stands for a list of numbers: lists that differ have the same one with a probability of 2^-40.
-pub(crate) fn digest(numbers: impl IntoIterator<Item = usize>) -> u64 {
+pub fn digest(numbers: impl IntoIterator<Item = usize>) -> u64 {
     let mut hash = Sha256::new();
     numbers.into_iter().for_each(|number| hash.update((number as u64).to_le_bytes()));
     let mut first = [0; 8];

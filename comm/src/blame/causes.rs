@@ -30,7 +30,7 @@ pub(crate) fn remember(error: &Error) {
 }
 
 /// True where the text of an error has such a cause in it.
-pub(crate) fn names_another_rank(text: &str) -> bool {
+pub fn names_another_rank(text: &str) -> bool {
     lock(&CAUSES).iter().any(|cause| text.contains(cause.as_str()))
 }
 

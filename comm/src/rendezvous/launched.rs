@@ -8,39 +8,31 @@ use std::os::fd::AsFd;
 use crate::platform::socket::is_listening;
 
 /// The launcher's process id. Its presence makes a process a worker.
-pub(crate) const SPAWNER_PID: &str = "GIRANDOLE_SPAWNER_PID";
+pub const SPAWNER_PID: &str = "GIRANDOLE_SPAWNER_PID";
 /// Says, by [`LISTENER_STDIN`], that the standard input is the listening socket of [`MASTER_PORT`].
-pub(crate) const LISTENER: &str = "GIRANDOLE_LISTENER";
-pub(crate) const LISTENER_STDIN: &str = "stdin";
-pub(crate) const MASTER_PORT: &str = "MASTER_PORT";
+pub const LISTENER: &str = "GIRANDOLE_LISTENER";
+/// See [`LISTENER`].
+pub const LISTENER_STDIN: &str = "stdin";
+/// Where rank 0 listens.
+pub const MASTER_PORT: &str = "MASTER_PORT";
 /// The fewest ranks that go on.
-pub(crate) const ELASTIC_MIN: &str = "GIRANDOLE_ELASTIC_MIN";
+pub const ELASTIC_MIN: &str = "GIRANDOLE_ELASTIC_MIN";
 /// Marks a line that says that the rank has met the others; the ranks follow that they have left behind.
-pub(crate) const MET_PREFIX: &str = "\u{1}girandole-met:";
+pub const MET_PREFIX: &str = "\u{1}girandole-met:";
 
-/// True where [`spawn`](crate::spawn) started this process. False in a rank of `torchrun` or of a scheduler: a program that is to
-/// know of these calls [`run`](crate::run), or asks [`Place::from_env`](crate::Place::from_env).
-///
-/// ```
-/// assert!(!comm::launch::is_worker());
-/// ```
+/// True where a launcher of this library started this process.
 pub fn is_worker() -> bool {
     std::env::var_os(SPAWNER_PID).is_some()
 }
 
-/// The fewest ranks that go on when others are lost, as this process's launcher tells; `None` where no launcher has started it,
-/// or one that ends all ranks when one fails.
-///
-/// ```
-/// assert_eq!(comm::launch::elastic_min(), None);
-/// ```
+/// The fewest ranks that go on when others are lost, as this process's launcher tells.
 pub fn elastic_min() -> Option<usize> {
     std::env::var(ELASTIC_MIN).ok().and_then(|min| min.parse().ok()).filter(|_| is_worker())
 }
 
 /// The socket that listens on `MASTER_PORT`, where the launcher handed one over as standard input. It is taken once:
 /// the standard input is empty afterwards, so that no child of this process holds the socket too.
-pub(crate) fn inherited_listener() -> Option<TcpListener> {
+pub fn inherited_listener() -> Option<TcpListener> {
     if std::env::var_os(LISTENER)? != LISTENER_STDIN {
         return None;
     }

@@ -329,6 +329,11 @@ impl Wire {
         self.stream.as_fd()
     }
 
+    /// For options.
+    pub(crate) fn socket(&self) -> &TcpStream {
+        self.stream.socket()
+    }
+
     pub(crate) fn peer(&self) -> Try<SocketAddr> {
         Ok(self.stream.socket().peer_addr()?)
     }

@@ -28,15 +28,17 @@ const PAUSE: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_millis(300);
 
 /// Who is told, and for how long.
-pub(crate) struct Announcement {
+pub struct Announcement {
     /// That of the rank that has ended.
-    pub(crate) config: TcpConfig,
-    pub(crate) host: String,
-    pub(crate) until: Instant,
+    pub config: TcpConfig,
+    /// That of the rank, by name.
+    pub host: String,
+    /// How long to tell it.
+    pub until: Instant,
     /// Becomes readable when nobody is to be told any more.
-    pub(crate) stop: Arc<UnixStream>,
+    pub stop: Arc<UnixStream>,
     /// Rank 0 ran on this host, and has ended.
-    pub(crate) leader_has_ended: Arc<AtomicBool>,
+    pub leader_has_ended: Arc<AtomicBool>,
 }
 
 impl Announcement {
@@ -44,7 +46,7 @@ impl Announcement {
     ///
     /// # Errors
     /// A configuration that cannot be used. That nobody is there is none: the ranks may have met long ago.
-    pub(crate) fn make(&self) -> Result<()> {
+    pub fn make(&self) -> Result<()> {
         let Self { config, until, .. } = self;
         let plan = Plan {
             config,

@@ -15,7 +15,7 @@ use std::ffi::OsString;
 
 #[cfg(any(test, fuzzing))]
 pub use fuzz::fuzz_environment;
-pub(crate) use route::{address_towards, addresses, seen_by_others};
+pub use route::{address_towards, addresses, seen_by_others};
 
 use crate::rendezvous::address::{is_host, parse_port};
 use crate::rendezvous::variables::Variables;

@@ -12,7 +12,10 @@ const LEAST: Duration = Duration::from_millis(500);
 
 /// The addresses of a host. The system cannot be told how long to ask for a name: past the deadline the thread that asks is
 /// left behind, and ends by itself.
-pub(crate) fn addresses(host: &str, port: u16, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
+///
+/// # Errors
+/// What the system says of the name.
+pub fn addresses(host: &str, port: u16, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
     if let Ok(ip) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(ip, port)]);
     }
@@ -28,12 +31,10 @@ pub(crate) fn addresses(host: &str, port: u16, deadline: Instant) -> io::Result<
 /// The address with which this host goes to another one, its own name included: others that know that one reach this host
 /// there, on `several` hosts. A name may not be known yet, as those of pods that are just started: it is asked for until the
 /// deadline.
-pub(crate) fn address_towards(
-    host: &str,
-    port: u16,
-    several: bool,
-    deadline: Instant,
-) -> Result<IpAddr, String> {
+///
+/// # Errors
+/// Why there is none.
+pub fn address_towards(host: &str, port: u16, several: bool, deadline: Instant) -> Result<IpAddr, String> {
     loop {
         let reason = match addresses(host, port, deadline) {
             Ok(found) if !found.is_empty() => {
@@ -53,7 +54,10 @@ pub(crate) fn address_towards(
 
 /// Of the addresses of a host those at which other hosts reach it, one at least. Debian and others give a host's own name an
 /// address of loopback in `/etc/hosts`. Who gives such an address, or `localhost`, means it: several nodes may be one host.
-pub(crate) fn seen_by_others(host: &str, found: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, String> {
+///
+/// # Errors
+/// There is none but loopback's.
+pub fn seen_by_others(host: &str, found: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, String> {
     let is_meant = host.parse::<IpAddr>().is_ok() || host.eq_ignore_ascii_case("localhost");
     let (loopback, others): (Vec<_>, Vec<_>) =
         found.into_iter().partition(|address| !is_meant && address.ip().to_canonical().is_loopback());

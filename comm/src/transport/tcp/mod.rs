@@ -33,7 +33,7 @@ use links::TcpLinks;
 const SPINS: u32 = 80;
 
 /// One rank of a group of processes, on one host or several: they meet and watch over each other over TCP, and exchange
-/// their data through shared memory where they are of one host, over TCP otherwise, see [`Transport`].
+/// their data through shared memory where they are of one host, over TCP otherwise, see [`Transport`](crate::Transport).
 ///
 /// Dropping it closes the group for this rank, after what is queued is done: the others may go on without it.
 ///
