@@ -4,6 +4,9 @@
 //! stream of their own, so that they pass what the device computes meanwhile; see [`Before`] for what they wait for.
 
 mod pinned;
+mod upload;
+
+pub(crate) use upload::upload;
 
 use std::cell::OnceCell;
 use std::ops::Range;
@@ -14,7 +17,6 @@ use candle_core::cuda::CudaStorageSlice;
 use candle_core::cuda::cudarc::driver::{CudaEvent, CudaStream, DriverError};
 use candle_core::{CpuStorage, CudaDevice, CudaStorage, Device, InplaceOp1, Layout, Storage, Tensor};
 
-use crate::base::buffer::storage;
 use crate::base::lock::lock;
 use crate::{Error, Operation, Result};
 
@@ -130,20 +132,6 @@ fn download(tensor: &Tensor, to: &mut [u8]) -> Result<()> {
     }
     .and_then(|()| stream.synchronize())
     .map_err(failed)
-}
-
-/// A copy of a tensor of the CPU on a device, by way of pinned memory.
-pub(crate) fn upload(tensor: &Tensor, device: &Device) -> candle_core::Result<Tensor> {
-    let Device::Cuda(cuda) = device else { return tensor.to_device(device) };
-    let (tensor, output) = (tensor.contiguous()?, Tensor::zeros(tensor.shape(), tensor.dtype(), device)?);
-    let bytes = tensor.elem_count() * tensor.dtype().size_in_bytes();
-    let Some(mut stage) = Stage::of(&output, false).filter(|_| bytes > 0) else { return Ok(output) };
-    // The zeros are written over the device's own stream, and the copy comes over another.
-    let made = cuda.cuda_stream().record_event(None).map_err(failed)?;
-    stream_of(cuda).and_then(|stream| stream.wait(&made)).map_err(failed)?;
-    storage::read(&tensor, 0..bytes, |from| stage.write(0..bytes, |to| to.copy_from_slice(from)))??;
-    stage.finish()?;
-    Ok(output)
 }
 
 /// Copies bytes of the host into a tensor.
