@@ -8,6 +8,7 @@ use std::time::Duration;
 use comm::{Error, ExitKind, Result, Secret, Tls};
 use rustix::process::{Resource, getrlimit};
 
+use crate::logs::{LogFile, Stream};
 use crate::{ElasticJob, LogConfig, MasterPort, Notes};
 
 /// Files that a process has open besides those that the launcher needs for each rank.
@@ -177,6 +178,33 @@ impl SpawnConfig {
     /// True where the ranks would find this variable set already.
     pub(super) fn sets(&self, variable: &str) -> bool {
         self.env.iter().any(|(name, _)| name == variable) || std::env::var_os(variable).is_some()
+    }
+}
+
+impl SpawnConfig {
+    pub(super) fn log(
+        &self,
+        run_id: &str,
+        restart: usize,
+        rank: usize,
+        stream: Stream,
+    ) -> Result<Option<LogFile>> {
+        self.logs.as_ref().map(|logs| logs.open(run_id, restart, rank, stream)).transpose()
+    }
+}
+
+impl ElasticJob {
+    pub(super) fn check(&self, config: &SpawnConfig) -> Result<()> {
+        if config.nodes > 1 && self.replace > 0 {
+            let help =
+                "new ranks find the group through a file of their node; on several nodes none can come";
+            return Err(Error::invalid("elastic.replace", self.replace, help));
+        }
+        if self.min == 0 || self.min > config.world_size {
+            let help = format!("the fewest ranks that go on: 1 to {}", config.world_size);
+            return Err(Error::invalid("elastic", self.min, help));
+        }
+        Ok(())
     }
 }
 

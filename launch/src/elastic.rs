@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use comm::{Error, Result};
 
-use super::environment::random_hex;
-use crate::SpawnConfig;
+use super::random::random_hex;
 
 /// Lets a job go on when ranks fail: the others meet anew ([`Communicator::shrink`](comm::Communicator::shrink)), which their
 /// program must do; they find `GIRANDOLE_ELASTIC` and `GIRANDOLE_ELASTIC_MIN` in their environment.
@@ -36,21 +35,6 @@ pub struct ElasticJob {
 impl Default for ElasticJob {
     fn default() -> Self {
         Self { min: 1, replace: 0, finish: Duration::from_secs(1) }
-    }
-}
-
-impl ElasticJob {
-    pub(super) fn check(&self, config: &SpawnConfig) -> Result<()> {
-        if config.nodes > 1 && self.replace > 0 {
-            let help =
-                "new ranks find the group through a file of their node; on several nodes none can come";
-            return Err(Error::invalid("elastic.replace", self.replace, help));
-        }
-        if self.min == 0 || self.min > config.world_size {
-            let help = format!("the fewest ranks that go on: 1 to {}", config.world_size);
-            return Err(Error::invalid("elastic", self.min, help));
-        }
-        Ok(())
     }
 }
 

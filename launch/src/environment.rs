@@ -13,6 +13,7 @@ use comm::launcher::{ELASTIC_MIN, LISTENER, MASTER_PORT, SPAWNER_PID};
 use comm::{Error, InitMethod, Result, Secret, TcpConfig, Tls};
 
 use super::notes;
+use super::random::random_hex;
 use crate::nodes::Round;
 use crate::{Layout, SpawnConfig};
 
@@ -213,13 +214,6 @@ impl Job {
             ("TORCHELASTIC_USE_AGENT_STORE", "False".to_owned()),
         ]
     }
-}
-
-/// `N` random bytes of the operating system, as hexadecimal digits.
-pub(super) fn random_hex<const N: usize>() -> Result<String> {
-    let mut bytes = [0_u8; N];
-    getrandom::fill(&mut bytes).map_err(|e| Error::system("cannot make the job's secret", e))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 #[cfg(test)]

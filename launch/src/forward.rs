@@ -13,11 +13,11 @@ use comm::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::environment::Job;
+use super::event::Event;
 use super::lines::{Item, LineBuffer};
 use super::logs::{LogFile, Stream};
 use super::sink::Sink;
 use super::start::Workers;
-use super::supervise::Event;
 use crate::{Notes, SpawnConfig};
 
 /// Lines of standard error that are kept for the report, for each rank.

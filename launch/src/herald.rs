@@ -64,7 +64,7 @@ impl Drop for Herald {
 
 #[cfg(test)]
 mod tests {
-    use super::super::environment::random_hex;
+    use super::super::random::random_hex;
     use super::*;
     use crate::nodes::Round;
 

@@ -30,6 +30,7 @@
 mod config;
 mod elastic;
 mod environment;
+mod event;
 mod failure;
 mod forward;
 #[cfg(any(test, fuzzing))]
@@ -41,10 +42,12 @@ mod lines;
 mod listener;
 mod logs;
 mod master;
+mod master_port;
 mod nested;
 mod nodes;
 mod notes;
 mod platform;
+mod random;
 mod reserved;
 mod rounds;
 mod run;
@@ -65,7 +68,7 @@ pub use config::SpawnConfig;
 pub use elastic::{ElasticJob, elastic_min};
 pub use layout::Layout;
 pub use logs::LogConfig;
-pub use master::MasterPort;
+pub use master_port::MasterPort;
 pub use notes::{Notes, send_note, wants_notes};
 pub use reserved::ReservedPort;
 pub use run::{RankContext, run};
@@ -128,7 +131,7 @@ pub fn spawn(config: &SpawnConfig) -> Result<Vec<Option<String>>> {
     rounds::Rounds {
         config,
         nodes,
-        inbox: rounds::Inbox::new(events),
+        inbox: event::Inbox::new(events),
         events: sender,
         signal: None,
         lost_log: None,

@@ -6,8 +6,6 @@ use std::path::{Path, PathBuf};
 
 use comm::{Error, Result};
 
-use crate::SpawnConfig;
-
 /// Where what the ranks print is kept, and what of it is shown as well. Where a file cannot be written any more, as on a full disk,
 /// the ranks go on, what would have gone there is shown, and [`spawn`](super::spawn) returns the reason in the end.
 ///
@@ -102,18 +100,6 @@ impl LogFile {
     /// Why not all of it could be written.
     pub(super) fn lost(&mut self) -> Option<Error> {
         self.lost.take()
-    }
-}
-
-impl SpawnConfig {
-    pub(super) fn log(
-        &self,
-        run_id: &str,
-        restart: usize,
-        rank: usize,
-        stream: Stream,
-    ) -> Result<Option<LogFile>> {
-        self.logs.as_ref().map(|logs| logs.open(run_id, restart, rank, stream)).transpose()
     }
 }
 

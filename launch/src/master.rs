@@ -10,22 +10,10 @@ use comm::{Error, Result};
 
 use super::nodes;
 use super::reserved::{ReservedPort, bound};
-use crate::SpawnConfig;
+use crate::{MasterPort, SpawnConfig};
 
 /// Ranks that may wait to be let in.
 const BACKLOG: i32 = 1024;
-
-/// Who opens the port at which the ranks meet.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum MasterPort {
-    /// The launcher listens, and rank 0 inherits the socket as its standard input: nobody else can take the port. For
-    /// programs that join with [`Tcp::connect`](comm::Tcp::connect).
-    #[default]
-    Inherited,
-    /// Rank 0 listens; until then the launcher only keeps the system from giving the port to somebody else. For other
-    /// programs, PyTorch's among them.
-    Reserved,
-}
 
 /// The port, open or reserved for as long as this lives.
 pub(super) struct Master {

@@ -5,11 +5,11 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 use comm::launcher::digest;
+use comm::launcher::is_worker;
 use comm::{Error, Result};
 
 use super::environment::COMMANDS;
 use crate::SpawnConfig;
-use crate::worker::is_worker;
 
 const HELP: &str = "this process is a rank itself, and its ranks would start ranks in their turn, without end; call \
                     launch::run, which starts ranks only where there are none, or ask launch::is_worker() first";

@@ -3,8 +3,9 @@
 use std::fmt::Debug;
 use std::io::Write;
 
+use comm::launcher::is_worker;
+
 use super::lines::NOTE_PREFIX;
-use crate::worker::is_worker;
 
 /// Set where the launcher wants notes.
 pub(super) const WANTED: &str = "GIRANDOLE_NOTES";

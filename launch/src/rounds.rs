@@ -1,7 +1,6 @@
 //! A job from its first start to its last: the ranks of this node are started, ended, and perhaps started again.
 
-use std::collections::VecDeque;
-use std::sync::mpsc::{Receiver, Sender};
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use comm::launcher::signal_name;
@@ -9,55 +8,19 @@ use comm::{Error, Result};
 
 use super::elastic::JobFolder;
 use super::environment::Job;
+use super::event::{Event, Inbox};
 use super::forward::Output;
 use super::master::Master;
 use super::nodes;
 use super::nodes::Nodes;
 use super::start;
-use super::supervise::{Event, Finished, Supervisor};
+use super::supervise::{Finished, Supervisor};
 use super::warden::Warden;
 use crate::SpawnConfig;
 use crate::nodes::{Ending, Order, Round, Verdict, Word};
 
 /// What each rank passed on, by rank of this node.
 type Reports = Vec<Option<String>>;
-
-/// What has happened, in the order of time.
-pub(super) struct Inbox {
-    events: Receiver<Event>,
-    /// What is for later.
-    kept: VecDeque<Event>,
-}
-
-impl Inbox {
-    pub(super) fn new(events: Receiver<Event>) -> Self {
-        Self { events, kept: VecDeque::new() }
-    }
-
-    /// The next event, or `None` at the deadline.
-    pub(super) fn next(&self, deadline: Option<Instant>) -> Option<Event> {
-        match deadline {
-            None => self.events.recv().ok(),
-            Some(deadline) => {
-                self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()
-            }
-        }
-    }
-
-    /// What has come already.
-    pub(super) fn now(&self) -> Option<Event> {
-        self.events.try_recv().ok()
-    }
-
-    /// Leaves an event to whoever looks after the ranks have ended.
-    pub(super) fn keep(&mut self, event: Event) {
-        self.kept.push_back(event);
-    }
-
-    fn kept_or_next(&mut self, deadline: Option<Instant>) -> Option<Event> {
-        self.kept.pop_front().or_else(|| self.next(deadline))
-    }
-}
 
 /// One node's part in a job.
 pub(super) struct Rounds<'a> {

@@ -10,7 +10,7 @@ use comm::{Error, Result};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
-use super::supervise::Event;
+use super::event::Event;
 use crate::platform::Mask;
 
 const PASSED_ON: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];

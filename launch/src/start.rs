@@ -12,9 +12,9 @@ use comm::{Error, ExitKind, Result};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::environment::{Job, NEWCOMER};
+use super::event::Event;
 use super::master::Master;
 use super::reserved::ReservedPort;
-use super::supervise::Event;
 use super::watch::Watch;
 use crate::SpawnConfig;
 use crate::platform::{program, tie};

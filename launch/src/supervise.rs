@@ -8,11 +8,11 @@ use rustix::process::Signal;
 use signal_hook::consts::SIGPIPE;
 
 use super::environment::Job;
+use super::event::{Event, Inbox};
 use super::failure::{Ended, first_cause};
 use super::forward::{Captured, Output};
 use super::herald::Herald;
 use super::nodes::Nodes;
-use super::rounds::Inbox;
 use super::start::{Worker, Workers};
 use crate::nodes::{Order, Word};
 use crate::{MasterPort, SpawnConfig};
@@ -23,22 +23,6 @@ const TERM_TIME: Duration = Duration::from_millis(300);
 const KILL_TIME: Duration = Duration::from_secs(5);
 /// How long the last lines of a job that was stopped may take to be written, where the reader is slow.
 const DRAIN_TIME: Duration = Duration::from_millis(300);
-
-/// What the launcher's threads have to say.
-pub(super) enum Event {
-    /// The process of this local rank has ended, and waits to be reaped.
-    Exited(usize),
-    /// This local rank has met the others, who have left these ranks of the job behind.
-    Met { local_rank: usize, without: Vec<usize> },
-    /// This process got a signal that is for the ranks.
-    Signal(i32),
-    /// Standard output cannot be written any more.
-    OutputFailed(io::Error),
-    /// One of the forwarding threads has forwarded all there was.
-    Drained,
-    /// What the job's council has decided.
-    Order(Order),
-}
 
 /// How the ranks of this node ended.
 pub(super) struct Finished {

@@ -5,7 +5,7 @@ use std::thread::{Builder, JoinHandle};
 
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
-use super::supervise::Event;
+use super::event::Event;
 use crate::platform::Exits;
 
 /// Sends [`Event::Exited`] for each rank, without reaping it: its process id stays taken until the receiver does.

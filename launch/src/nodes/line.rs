@@ -4,11 +4,10 @@
 //! send each other signs of life, `null` in place of a message. Each is sent only once something has come since the last one:
 //! no pile of them waits for a launcher that stands still.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use comm::launcher::Connection;
-
-use super::link::send;
+use serde::Serialize;
 
 /// Between two signs of life, and between two looks at those of the others.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -18,6 +17,9 @@ const SIGNS: u32 = 4;
 const SHORTEST: Duration = Duration::from_secs(1);
 /// How long a launcher may be silent before a warning says so, as with ranks.
 const WARN_AFTER: Duration = Duration::from_secs(30);
+
+/// How long a message may wait for room.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long a launcher may be silent while another one waits for it.
 #[derive(Debug, Clone, Copy)]
@@ -66,6 +68,19 @@ impl Line {
     /// How long it has been silent, where that is too long for one who has waited for so long.
     pub(super) fn is_missed(&self, waited: Duration, limit: Limit) -> Option<Duration> {
         (self.silence.min(waited) >= limit.0).then_some(self.silence)
+    }
+}
+
+/// Says something to another launcher.
+pub(super) fn send(wire: &mut Connection, message: &impl Serialize) {
+    match Connection::frame(message) {
+        // Where it cannot be sent, the other side is gone, which its reader finds out.
+        Ok(frame) => drop(wire.write(&frame, Instant::now() + PATIENCE)),
+        // Nobody is to wait for what cannot be said: both sides find the other one gone.
+        Err(reason) => {
+            tracing::warn!("what the launchers say to each other cannot be written: {reason}");
+            wire.cut();
+        }
     }
 }
 

@@ -10,16 +10,12 @@ use comm::launcher::{Connection, lock};
 use comm::{Error, NodeName, Result};
 use socket2::{SockRef, TcpKeepalive};
 
-use serde::Serialize;
-
 use super::council::Council;
-use super::line::{Limit, Line, say_that_it_is_silent};
+use super::line::{Limit, Line, say_that_it_is_silent, send};
 use super::message::{LIMIT, Order, Verdict, Word};
+use crate::event::Event;
 use crate::platform::socket::end_when_unconfirmed;
-use crate::supervise::Event;
 
-/// How long a message may wait for room.
-const PATIENCE: Duration = Duration::from_secs(5);
 /// Longer than any job.
 const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// A machine that is silent for so long is asked whether it is there, and how often.
@@ -34,18 +30,6 @@ pub(super) fn keep_alive(stream: &TcpStream) {
     // Without it the job still ends when the ranks miss each other.
     let _ = socket.set_tcp_keepalive(&keep);
     end_when_unconfirmed(stream, SILENCE + ASK * ASK_EVERY);
-}
-
-pub(super) fn send(wire: &mut Connection, message: &impl Serialize) {
-    match Connection::frame(message) {
-        // Where it cannot be sent, the other side is gone, which its reader finds out.
-        Ok(frame) => drop(wire.write(&frame, Instant::now() + PATIENCE)),
-        // Nobody is to wait for what cannot be said: both sides find the other one gone.
-        Err(reason) => {
-            tracing::warn!("what the launchers say to each other cannot be written: {reason}");
-            wire.cut();
-        }
-    }
 }
 
 /// The council, and the ways to all nodes.

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use comm::launcher::{self, Connection, address_towards, lock};
 use comm::{Error, InitMethod, NodeName, Result, TcpConfig, Tls, Transport};
 
-use super::environment::random_hex;
-use super::supervise::Event;
+use super::event::Event;
+use super::random::random_hex;
 use crate::SpawnConfig;
 
 use council::Council;
@@ -107,7 +107,7 @@ impl Nodes {
     pub(super) fn tell(&self, word: Word) {
         match &self.link {
             Link::First(chair) => lock(chair).hear(0, word),
-            Link::Other(follower) => link::send(&mut lock(follower).line.wire, &word),
+            Link::Other(follower) => line::send(&mut lock(follower).line.wire, &word),
         }
     }
 }
