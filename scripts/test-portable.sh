@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Runs the tests on Linux with the ways that macOS takes (`--cfg portable`; what differs is in comm/src/platform,
-# training/src/platform and comm/src/shm): no shared memory, no handles of processes, no signal at the parent's death, no files
+# launch/src/platform, training/src/platform and comm/src/transport/shm): no shared memory, no handles of processes, no signal at the parent's death, no files
 # without a name.
 #
 #   scripts/test-portable.sh            all tests of the workspace: as long as `cargo test --workspace`
 #   scripts/test-portable.sh --quick    a part of it, about 5 minutes on 2 cores where the dependencies are built
-#   scripts/test-portable.sh ARG...     what `cargo test` is to do, as `-p girandole-comm --test launch`
+#   scripts/test-portable.sh ARG...     what `cargo test` is to do, as `-p girandole-launch --test launch`
 #
 # It builds into the usual target folder, beside what is there: the dependencies are those of any other build, and only the
 # workspace's crates are built once more. Afterwards target/debug/girandole is the portable one, until the next `cargo build`.
@@ -23,7 +23,7 @@ case ${1-} in
 -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" ;;
 --quick)
     # Ranks by themselves, under a launcher, and one of the README's commands.
-    cargo test --locked -p girandole-comm --lib --test conformance --test launch
+    cargo test --locked -p girandole-comm -p girandole-launch --lib --test conformance --test launch
     cargo test --locked -p girandole-training --lib file
     cargo run --locked -p bin -- ddp-linear
     ;;

@@ -5,11 +5,11 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device};
-use comm::launch::{self, SpawnConfig};
 use comm::{Communicator, Operation, Tcp, TcpConfig, Transport};
 use girandole::comm_bench::{Measured, Row, measure};
 use girandole::error::{Error, Result};
 use girandole::start::{hand_over, handed_over};
+use launch::SpawnConfig;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 

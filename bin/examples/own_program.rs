@@ -7,8 +7,8 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{Module, Optimizer, SGD, VarBuilder, VarMap, linear, loss};
 use comm::Communicator;
-use comm::launch::{self, RankContext};
 use ddp::{Ddp, DdpConfig};
+use launch::RankContext;
 
 fn train(rank: RankContext) -> Result<()> {
     let comm = Arc::new(rank.connect()?);

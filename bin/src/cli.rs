@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::process::ExitCode;
 
+use ::launch::worker_guard;
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
-use comm::launch::worker_guard;
 
 use crate::comm_bench::{self, CommBenchOptions};
 use crate::error::Result;

@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind;
 
-use comm::launch::{EXIT_PEER_FAILED, ExitKind, WorkerFailure};
+use launch::{EXIT_PEER_FAILED, ExitKind, WorkerFailure};
 use signal_hook::consts::SIGPIPE;
 use training::Fallback;
 
@@ -158,7 +158,7 @@ impl Error {
     }
 
     /// What the process exits with: 2 for a wrong option, or a checkpoint that cannot be gone on from,
-    /// [`comm::launch::EXIT_PEER_FAILED`] where another rank is at fault, 128 and the signal's number where a signal ended it,
+    /// [`launch::EXIT_PEER_FAILED`] where another rank is at fault, 128 and the signal's number where a signal ended it,
     /// 141 where nobody reads its output any more, what a launched rank exited with, else 1.
     pub fn exit_code(&self) -> u8 {
         match self {

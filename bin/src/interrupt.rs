@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::time::Duration;
 
-use comm::launch::{is_worker, on_signal};
 use comm::{Error, Place};
+use launch::{is_worker, on_signal};
 use signal_hook::low_level;
 
 use crate::error::Result;

@@ -7,9 +7,9 @@ use std::io::{IsTerminal, stderr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use comm::launch::{Notes, send_note, wants_notes};
 use console::Term;
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use launch::{Notes, send_note, wants_notes};
 
 /// Nothing is shown of a run that is over before this: a flash would tell nobody anything.
 const QUIET: Duration = Duration::from_millis(300);

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use comm::launch::{self, ElasticJob, Notes, SpawnConfig};
 use comm::{Place, TcpConfig};
+use launch::{ElasticJob, Notes, SpawnConfig};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 

@@ -2,12 +2,11 @@
 //! that goes through its seeds. Each panics where something is not as it should be, and is there in no other build.
 #![allow(missing_docs, clippy::missing_errors_doc, clippy::unwrap_used)]
 
-pub use crate::launch::fuzz_council as council;
-pub use crate::scheduler::fuzz_environment as environment;
-pub use crate::tcp::fuzz::{control, handshake, meeting};
+pub use crate::rendezvous::fuzz::{control, handshake, meeting};
+pub use crate::rendezvous::scheduler::fuzz_environment as environment;
 
-use crate::fingerprint::{Fingerprint, LEN};
-use crate::last_words::{self, LastWords};
+use crate::base::fingerprint::{Fingerprint, LEN};
+use crate::base::last_words::{self, LastWords};
 
 /// What stands before data on a connection.
 pub fn announcement(data: &[u8]) {
@@ -26,4 +25,27 @@ pub fn announcement(data: &[u8]) {
 }
 
 #[cfg(test)]
-mod tests;
+mod seeds;
+
+#[cfg(test)]
+mod tests {
+    use super::seeds::{Target, every_change, every_seed};
+
+    const TARGETS: [Target; 5] = [
+        ("announcement", super::announcement),
+        ("control", super::control),
+        ("environment", super::environment),
+        ("handshake", super::handshake),
+        ("meeting", super::meeting),
+    ];
+
+    #[test]
+    fn every_seed_passes() {
+        every_seed(&TARGETS);
+    }
+
+    #[test]
+    fn every_change_of_a_seed_passes() {
+        every_change(&TARGETS);
+    }
+}

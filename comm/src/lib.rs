@@ -1,4 +1,4 @@
-//! Ranks that talk: the [`Communicator`] trait, its backends, how ranks find each other and how they are started.
+//! Ranks that talk: the [`Communicator`] trait, its backends, and how ranks find each other. The crate `launch` starts them.
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};
@@ -12,86 +12,83 @@
 //! assert_eq!(means, [1.5; 4]);
 //! # Ok::<(), comm::Error>(())
 //! ```
-// `cuda_library.rs` opens libraries, `platform` asks the system what the standard library does not tell, `shm/region.rs` maps
-// memory, and `shm/user.rs` asks who is at the other end of a socket.
+//!
+//! # Inside
+//!
+//! Folders are layers; each imports only those below it, but for the files of `transport` that put all of them together for a backend.
+//!
+//! ```text
+//! api         what a program calls: the trait, groups, meshes, objects, gradients
+//!   |           comm.all_reduce(..) -> Work
+//! engine      an operation is checked, queued, given its fingerprint, planned, executed
+//!   |
+//! blame       who is at fault when it does not go on, and how long to wait for whom
+//!   |
+//! transport   streams to each rank (tcp, shm, local), or a library that moves whole operations (mpi, nccl)
+//!   |
+//! rendezvous  how ranks find each other, and prove that they are of one job
+//!   |
+//! base        operations, fingerprints, errors, members, the elements of tensors
+//!   |
+//! algorithm   who sends which part to whom in which step: pure data
+//!   |
+//! platform    what operating systems do differently
+//! ```
+// `transport/cuda_library.rs` opens libraries, `platform` asks the system what the standard library does not tell,
+// `transport/shm/region.rs` maps memory, and `transport/shm/user.rs` asks who is at the other end of a socket.
 #![deny(unsafe_code)]
 
-mod agree;
-pub mod algorithm;
-pub mod autograd;
-mod blame;
-mod carrier;
-mod communicator;
-#[cfg(feature = "cuda")]
-mod cuda_library;
-mod element;
-mod ending;
+// The layers, see above.
+mod api;
+
 mod engine;
-mod error;
-mod executor;
-mod fingerprint;
+
+mod blame;
+
+mod transport;
+
+mod rendezvous;
+
+mod base;
+
+pub mod algorithm;
+
+mod platform;
+
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
-mod group;
-mod last_words;
-pub mod launch;
-mod links;
-mod local;
-mod members;
-mod memory;
-mod mesh;
-mod mistakes;
-#[cfg(feature = "mpi")]
-mod mpi;
-#[cfg(feature = "nccl")]
-mod nccl;
-mod norm;
-mod objects;
-mod operation;
-mod overlap;
-mod patience;
-mod plan;
-mod platform;
-mod replicas;
-mod runner;
-pub mod schedule;
-mod scheduler;
-mod shm;
-#[cfg_attr(not(feature = "cuda"), path = "staging/nothing.rs")]
-mod staging;
-mod stats;
-mod storage;
-mod supervisor;
-mod tcp;
-mod tensors;
-mod topology;
-#[cfg(any(feature = "mpi", feature = "nccl"))]
-mod traffic;
-mod upload;
-mod variables;
-mod verdict;
-mod work;
+#[doc(hidden)]
+pub mod launcher;
 
-pub use agree::{all_agree, first_of};
-pub use communicator::Communicator;
-#[cfg(feature = "cuda")]
-pub use cuda_library::CudaLibrary;
-pub use error::{Error, Result, carried, carry};
-pub use local::{Local, LocalConfig};
-pub use mesh::Mesh;
-#[cfg(feature = "mpi")]
-pub use mpi::Mpi;
-#[cfg(feature = "nccl")]
-pub use nccl::Nccl;
-pub use norm::global_norm;
-pub use objects::{all_gather_object, broadcast_object, gather_object};
-pub use operation::{Message, Operation, ReduceOp};
+pub use algorithm::schedule;
+pub use algorithm::topology::Topology;
+pub use api::agree::{all_agree, first_of};
+pub use api::autograd;
+pub use api::communicator::Communicator;
+pub use api::mesh::Mesh;
+pub use api::norm::global_norm;
+pub use api::objects::{all_gather_object, broadcast_object, gather_object};
+pub use api::replicas::{ParameterDifference, parameter_difference};
+pub use api::tensors::broadcast_tensors;
+pub use api::upload::upload_pinned;
+pub use api::work::Work;
+pub use base::error::{Error, Result, carried, carry};
+pub use base::failure::{EXIT_PEER_FAILED, ExitKind, NodeName, WorkerFailure};
+pub use base::operation::{Message, Operation, ReduceOp};
+pub use base::stats::Stats;
 pub use platform::{peak_rss_bytes, reset_peak_rss, total_memory_bytes};
-pub use replicas::{ParameterDifference, parameter_difference};
-pub use scheduler::Place;
-pub use stats::Stats;
-pub use tcp::{Elastic, InitMethod, Secret, Tcp, TcpConfig, Tls, Transport};
-pub use tensors::broadcast_tensors;
-pub use topology::Topology;
-pub use upload::upload_pinned;
-pub use work::Work;
+pub use rendezvous::config::TcpConfig;
+pub use rendezvous::connection::tls::Tls;
+pub use rendezvous::elastic::Elastic;
+pub use rendezvous::init_method::InitMethod;
+pub use rendezvous::scheduler::Place;
+pub use rendezvous::secret::Secret;
+pub use rendezvous::transport::Transport;
+#[cfg(feature = "cuda")]
+pub use transport::cuda_library::CudaLibrary;
+pub use transport::local::{Local, LocalConfig};
+#[cfg(feature = "mpi")]
+pub use transport::mpi::Mpi;
+#[cfg(feature = "nccl")]
+pub use transport::nccl::Nccl;
+pub use transport::tcp::Tcp;

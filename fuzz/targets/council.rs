@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| comm::fuzz::council(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| launch::fuzz::council(data));

@@ -12,7 +12,7 @@ use std::ffi::OsString;
 use std::io::IsTerminal;
 
 use comm::Secret;
-use comm::launch::{LogConfig, MasterPort, SpawnConfig};
+use launch::{LogConfig, MasterPort, SpawnConfig};
 
 use crate::console::note;
 use crate::error::{Error, Result};

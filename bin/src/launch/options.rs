@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use comm::Tls;
-use comm::launch::ElasticJob;
+use launch::ElasticJob;
 
 use crate::error::{Error, Result};
 use crate::options::{TransportOption, seconds};

@@ -3,8 +3,8 @@
 use std::str::FromStr;
 
 use clap::Args;
-use comm::launch::{self, ElasticJob, SpawnConfig};
 use comm::{Elastic, TcpConfig};
+use launch::{ElasticJob, SpawnConfig};
 
 use crate::error::{Error, Result};
 use crate::options::RankOptions;

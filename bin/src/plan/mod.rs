@@ -13,8 +13,6 @@ mod units;
 
 pub use options::{ModelName, NetworkName, Optimizer, PlanOptions};
 
-use comm::launch;
-
 use crate::console::say;
 use crate::error::Result;
 use crate::outputs::check_in_place;

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use comm::launch::restarts;
+use launch::restarts;
 use serde::{Deserialize, Serialize};
 use training::Checkpoints;
 

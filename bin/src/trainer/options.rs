@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use comm::launch::restarts;
+use launch::restarts;
 use serde::{Deserialize, Serialize};
 use training::{CheckpointConfig, Checkpoints, Fallback};
 

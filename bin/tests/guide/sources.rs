@@ -43,6 +43,7 @@ fn the_chapter_on_the_environment_has_every_variable() {
     let code = code(&[
         "sampler",
         "comm",
+        "launch",
         "training",
         "ddp",
         "fsdp",
@@ -63,6 +64,7 @@ fn messages_are_those_of_the_code() {
     let code = code(&[
         "sampler/src",
         "comm/src",
+        "launch/src",
         "training/src",
         "ddp/src",
         "fsdp/src",

@@ -1,6 +1,6 @@
 //! Binomial tree broadcast: whoever has the buffer passes it on, so that twice as many have it after each step.
 
-use crate::schedule::{Combine, Schedule, Step, Transfer};
+use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer};
 
 /// # Cost
 /// log2(P) steps, rounded up; the root sends the buffer that many times.

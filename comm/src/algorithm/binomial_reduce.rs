@@ -1,6 +1,6 @@
 //! Binomial tree reduce: the broadcast's tree, walked from the leaves to the root.
 
-use crate::schedule::{Combine, Schedule, Step, Transfer};
+use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer};
 
 /// Works on a copy of the tensor, except on the root.
 ///

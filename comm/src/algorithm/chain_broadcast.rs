@@ -1,6 +1,6 @@
 //! Pipelined chain broadcast: the buffer goes from rank to rank in segments; while one comes in, the one before goes out.
 
-use crate::schedule::{Combine, Schedule, Step, Transfer, part};
+use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer, part};
 
 /// # Cost
 /// P-2+k steps for k segments; each rank but the last sends the buffer once, whatever the number of ranks.

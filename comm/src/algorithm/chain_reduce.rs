@@ -1,7 +1,7 @@
 //! Pipelined chain reduce: sums go from rank to rank towards the root, in segments; while one comes in, the one before goes
 //! out.
 
-use crate::schedule::{Combine, Schedule, Step, Transfer, part};
+use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer, part};
 
 /// Works on the tensor, then, on ranks other than the root, [`room`] for the sums on their way.
 ///

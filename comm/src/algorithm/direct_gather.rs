@@ -1,6 +1,6 @@
 //! Direct gather: every rank sends its part to the root, which takes them in as they come.
 
-use crate::schedule::{Combine, Parts, Schedule, Step, Transfer};
+use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
 
 /// Works on the input of this rank, then, on the root, the output.
 ///

@@ -1,6 +1,6 @@
 //! Direct scatter: the root sends every rank its part.
 
-use crate::schedule::{Combine, Parts, Schedule, Step, Transfer};
+use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
 
 /// Works on the input, on the root only, then the output of this rank.
 ///

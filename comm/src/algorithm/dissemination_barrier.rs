@@ -1,6 +1,6 @@
 //! Dissemination barrier: in step k each rank tells the one 2^k further on that it, and all it has heard of, are there.
 
-use crate::schedule::{Combine, Schedule, Step, Transfer};
+use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer};
 
 /// Works on a buffer of one element, whose value does not matter.
 ///

@@ -1,8 +1,8 @@
 //! Hierarchical all-gather, for hosts with several ranks each: the ranks with the same place on each host pass their parts round
 //! the hosts, and those of a host pass on to each other what has come.
 
-use crate::schedule::{Combine, Parts, Schedule, Step, Transfer};
-use crate::topology::Topology;
+use crate::Topology;
+use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
 
 use super::ring_all_gather;
 

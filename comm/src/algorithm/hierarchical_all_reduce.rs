@@ -2,8 +2,8 @@
 //! the ranks with the same part sum it up over the hosts, then the ranks of each host put the parts together. Little goes
 //! between hosts, where it is slow, and all ranks of a host send it side by side.
 
-use crate::schedule::{Combine, Parts, Schedule, Step, Transfer, part};
-use crate::topology::Topology;
+use crate::Topology;
+use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer, part};
 
 use super::{ring_all_gather, ring_all_reduce};
 

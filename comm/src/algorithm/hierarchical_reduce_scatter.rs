@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
-use crate::schedule::{Combine, Parts, Schedule, Step, Transfer};
-use crate::topology::Topology;
+use crate::Topology;
+use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
 
 /// Works on the input, then the output, then room for sums: see [`room`]. Hosts have equally many ranks, two or more
 /// ([`Topology::is_regular`]), and there are two or more.

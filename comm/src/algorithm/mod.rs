@@ -18,10 +18,12 @@ pub mod recursive_doubling;
 pub mod ring_all_gather;
 pub mod ring_all_reduce;
 pub mod ring_reduce_scatter;
+pub mod schedule;
 pub mod segmented;
+pub(crate) mod topology;
 
 use crate::Topology;
-use crate::schedule::{Parts, Schedule};
+use crate::algorithm::schedule::{Parts, Schedule};
 
 /// Up to this many bytes, an all-reduce takes the algorithm of few steps; above, the one of few bytes. Measured with
 /// `comm-bench` on 2 cores, the two are level at 48 KiB (2 ranks) and 96 KiB (4 ranks) through shared memory, at 512 KiB and

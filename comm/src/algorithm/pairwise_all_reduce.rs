@@ -2,7 +2,7 @@
 //! result to all others. Like the ring's, but of values that are sent as they are and reduced in a wider type.
 
 use super::pairwise_reduce_scatter::{exchange, others, sum};
-use crate::schedule::{Combine, Parts, Schedule, Step, Transfer, part};
+use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer, part};
 
 /// Works on the buffer, one segment of at most `segment` elements after the other, and room behind it: see [`room`].
 ///

@@ -1,6 +1,6 @@
 //! Pairwise all-to-all: in step s each rank sends to the one s places further on, and receives from the one s places back.
 
-use crate::schedule::{Combine, Parts, Schedule, Step, Transfer};
+use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
 
 /// Works on the input, divided as `input` says, then the output, divided as `output` says.
 ///

@@ -3,7 +3,7 @@
 
 use super::pairwise_all_reduce::segments;
 use super::pairwise_reduce_scatter::{exchange, others, sum};
-use crate::schedule::{Combine, Parts, Schedule, Step, Transfer, part};
+use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer, part};
 
 /// Works on the buffer, one segment of at most `segment` elements after the other, and room behind it: see [`room`].
 ///

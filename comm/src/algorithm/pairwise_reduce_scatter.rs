@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::schedule::{Combine, Parts, Schedule, Step, Transfer};
+use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
 
 /// Works on the input, then the output, then room for the others' values: see [`room`].
 ///

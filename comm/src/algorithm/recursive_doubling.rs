@@ -1,6 +1,6 @@
 //! Recursive doubling: in step k, ranks at a distance of 2^k exchange and reduce the whole buffer. Few steps, more bytes.
 
-use crate::schedule::{Combine, Schedule, Step, Transfer};
+use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer};
 
 /// Where the world size is no power of two, the first ranks pair up before, and the second of each pair takes part for both.
 ///

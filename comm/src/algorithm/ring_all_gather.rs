@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::schedule::{Combine, Parts, Schedule, Step, Transfer};
+use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
 
 /// Works on the output, whose `rank`-th part already holds this rank's input.
 ///

@@ -1,6 +1,6 @@
 //! Ring all-reduce: parts of the buffer go round the ring twice, first being summed, then being copied.
 
-use crate::schedule::{Combine, Schedule, Step, Transfer, part};
+use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer, part};
 
 /// # Cost
 /// 2(P-1) steps; each rank sends 2(P-1)/P of the buffer.

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::schedule::{Combine, Parts, Schedule, Step, Transfer, piece};
+use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer, piece};
 
 /// Works on the input, then the output, then room for a piece of two parts, one after the other: see [`room`]. Parts go in
 /// `pieces` pieces, 1 or more.

@@ -2,7 +2,7 @@
 //! processor's cache when the next one sends it on. That pays where the bytes go through memory, not over a network, for
 //! which more steps are more waiting.
 
-use crate::schedule::{Schedule, part};
+use crate::algorithm::schedule::{Schedule, part};
 
 /// The schedule of a buffer of `len` elements, from that of a segment of a given length; segments have at most `segment`
 /// elements, and 1 at least.

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use proptest::prelude::*;
 
 use crate::Topology;
-use crate::schedule::{Combine, Schedule, Transfer};
+use crate::algorithm::schedule::{Combine, Schedule, Transfer};
 
 /// An element: a leaf is one rank's own value at one place, a pair a reduction of a left with a right operand.
 #[derive(Debug, Clone)]

@@ -9,7 +9,6 @@ mod linux;
 mod memory;
 #[cfg(not(all(target_os = "linux", not(portable))))]
 mod portable;
-mod signals;
 
 #[cfg(all(target_os = "linux", not(portable)))]
 use linux as system;
@@ -17,7 +16,5 @@ use linux as system;
 use portable as system;
 
 pub use memory::{peak_rss_bytes, reset_peak_rss, total_memory_bytes};
-pub(crate) use signals::Mask;
-pub(crate) use system::exits::Exits;
 pub(crate) use system::machine::{boot_id, network};
-pub(crate) use system::{guard, processes, program, socket, tie};
+pub(crate) use system::socket;

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use candle_core::{Device, Tensor};
-use comm::launch::ReservedPort;
 use comm::{Communicator, InitMethod, ReduceOp, Tcp, TcpConfig, broadcast_object};
+use launch::ReservedPort;
 
 use crate::error::Result;
 

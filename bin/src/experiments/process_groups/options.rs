@@ -1,7 +1,7 @@
 //! The options of `process-groups`.
 
 use clap::Args;
-use comm::launch::Layout;
+use launch::Layout;
 
 use crate::error::{Error, Result};
 use crate::options::{RankOptions, count};

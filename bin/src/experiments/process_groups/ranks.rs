@@ -1,7 +1,7 @@
 //! Where each rank stands: in the world group, on its node, over several nodes.
 
 use comm::Communicator;
-use comm::launch::Layout;
+use launch::Layout;
 
 use crate::error::Result;
 use crate::start::host_name;

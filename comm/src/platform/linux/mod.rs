@@ -1,11 +1,5 @@
 //! What Linux offers beside POSIX.
 
-pub(crate) mod dispositions;
-pub(crate) mod exits;
-pub(crate) mod guard;
 pub(crate) mod machine;
 pub(crate) mod memory;
-pub(crate) mod processes;
-pub(crate) mod program;
 pub(crate) mod socket;
-pub(crate) mod tie;

@@ -3,13 +3,6 @@
 
 #[cfg_attr(not(target_vendor = "apple"), path = "stand_in.rs")]
 mod apple;
-mod arguments;
-pub(crate) mod dispositions;
-pub(crate) mod exits;
-pub(crate) mod guard;
 pub(crate) mod machine;
 pub(crate) mod memory;
-pub(crate) mod processes;
-pub(crate) mod program;
 pub(crate) mod socket;
-pub(crate) mod tie;

@@ -2,7 +2,6 @@
 
 use std::net::TcpStream;
 use std::os::fd::AsFd;
-use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_type;
@@ -20,14 +19,4 @@ pub(crate) fn without_signals(stream: &TcpStream) {
 /// it is a stream's socket without another end.
 pub(crate) fn is_listening(socket: impl AsFd) -> bool {
     socket_type(&socket) == Ok(SocketType::STREAM) && matches!(getpeername(&socket), Err(Errno::NOTCONN))
-}
-
-/// Whether somebody else can listen at a port to which a socket is bound that does not.
-pub(crate) fn leaves_port_free() -> bool {
-    false
-}
-
-/// The connection ends where the other side does not confirm what was sent for so long.
-pub(crate) fn end_when_unconfirmed(stream: &TcpStream, after: Duration) {
-    super::apple::end_when_unconfirmed(stream, after);
 }

@@ -1,8 +1,8 @@
-//! A writer and a reader that sleep, as those of `src/shm/links.rs` do, until the other rings.
+//! A writer and a reader that sleep, as those of `src/transport/shm/links.rs` do, until the other rings.
 
 mod bell;
 mod region;
-#[path = "../../../src/shm/ring.rs"]
+#[path = "../../../src/transport/shm/ring.rs"]
 mod ring;
 
 use std::sync::Arc;

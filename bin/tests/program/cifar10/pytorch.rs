@@ -1,0 +1,123 @@
+//! Losses, weights and the test equal PyTorch's, from the seed alone, on 1 to 4 ranks.
+
+use std::collections::BTreeMap;
+
+use candle_core::{DType, Device, safetensors};
+use serde::Deserialize;
+
+use crate::cifar10::CIFAR10;
+use crate::common::{Folder, assert_close, losses, text};
+
+const NAMES: [&str; 10] = ["plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"];
+
+#[derive(Deserialize)]
+struct Golden {
+    runs: Vec<Run>,
+}
+
+#[derive(Deserialize)]
+struct Run {
+    world_size: usize,
+    seed: u64,
+    samples: usize,
+    test_samples: usize,
+    batch_size: usize,
+    lr: f64,
+    momentum: f64,
+    epochs: usize,
+    losses: Vec<f32>,
+    test_loss: f64,
+    correct: Vec<usize>,
+    classes: Vec<usize>,
+    predicted: Vec<usize>,
+    /// Sum, and root of the sum of squares, of each tensor.
+    norms: BTreeMap<String, [f64; 2]>,
+}
+
+fn golden() -> Vec<Run> {
+    serde_json::from_str::<Golden>(include_str!("../../fixtures/cifar10.json")).unwrap().runs
+}
+
+/// Everything that is printed at the end.
+fn told(run: &Run) -> Vec<String> {
+    let names: Vec<String> = run.predicted[..4].iter().map(|class| format!("{:>5}", NAMES[*class])).collect();
+    let percent = |correct: usize, samples: usize| 100.0 * correct as f64 / samples as f64;
+    let (correct, samples) = (run.correct.iter().sum(), run.classes.iter().sum());
+    let total = format!("{:.1} % (loss {:.3})", percent(correct, samples), run.test_loss);
+    let mut lines = vec![
+        format!("Predicted:    {}", names.join(" ")),
+        format!("Accuracy on the {samples} test pictures: {total}"),
+    ];
+    for (name, (&correct, &samples)) in NAMES.iter().zip(run.correct.iter().zip(&run.classes)) {
+        lines.push(match samples {
+            0 => format!("Accuracy of {name:>5}: no test pictures"),
+            _ => {
+                format!("Accuracy of {name:>5}: {:.1} % ({correct} of {samples})", percent(correct, samples))
+            }
+        });
+    }
+    lines
+}
+
+#[test]
+fn losses_weights_and_test_are_pytorchs() {
+    for run in golden() {
+        let folder = Folder::new();
+        let (metrics, save) = (folder.argument("m.jsonl"), folder.argument("w.safetensors"));
+        let options = [
+            ("--world-size", run.world_size.to_string()),
+            ("--seed", run.seed.to_string()),
+            ("--samples", run.samples.to_string()),
+            ("--test-samples", run.test_samples.to_string()),
+            ("--batch-size", run.batch_size.to_string()),
+            ("--lr", run.lr.to_string()),
+            ("--momentum", run.momentum.to_string()),
+            ("--epochs", run.epochs.to_string()),
+            ("--metrics", metrics),
+            ("--save", save),
+        ];
+        let printed = text(&CIFAR10.succeed_with(&options).stdout);
+        let what = format!("seed {}, {} ranks", run.seed, run.world_size);
+        assert_close(&losses(&folder.path("m.jsonl")), &run.losses, &what);
+        for line in told(&run) {
+            assert!(printed.contains(&line), "{what}: no `{line}` in\n{printed}");
+        }
+        let weights = safetensors::load(folder.path("w.safetensors"), &Device::Cpu).unwrap();
+        assert_eq!(weights.len(), run.norms.len(), "{what}");
+        for (name, [sum, norm]) in &run.norms {
+            let tensor = weights[name].to_dtype(DType::F64).unwrap();
+            let of = |tensor: candle_core::Result<candle_core::Tensor>| {
+                tensor.and_then(|tensor| tensor.sum_all()?.to_scalar::<f64>()).unwrap()
+            };
+            let got = [of(Ok(tensor.clone())), of(tensor.sqr()).sqrt()];
+            for (got, expected) in got.into_iter().zip([sum, norm]) {
+                assert!(
+                    (got - expected).abs() < 1e-4 * norm,
+                    "{what}, {name}: {got}, PyTorch has {expected}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_printed_losses_are_means_and_the_defaults_the_documents() {
+    let run = golden().pop().unwrap();
+    let printed = text(&CIFAR10.succeed(&[]).stdout);
+    let mut expected = Vec::new();
+    for (epoch, losses) in (1..).zip(run.losses.chunks(250)) {
+        for (fifty, losses) in (1..).zip(losses.chunks(50)) {
+            let mean = losses.iter().map(|loss| f64::from(*loss)).sum::<f64>() / 50.0;
+            expected.push((format!("[{epoch}, {:5}] loss: ", 50 * fifty), mean));
+        }
+    }
+    let lines: Vec<&str> = printed.lines().filter(|line| line.starts_with('[')).collect();
+    assert_eq!(lines.len(), expected.len(), "{printed}");
+    for (line, (begin, mean)) in lines.into_iter().zip(expected) {
+        let value = line.strip_prefix(&begin).unwrap_or_else(|| panic!("{line} does not begin with {begin}"));
+        assert!((value.parse::<f64>().unwrap() - mean).abs() < 6e-4, "{line}: expected {mean}");
+    }
+    for line in told(&run) {
+        assert!(printed.contains(&line), "no `{line}` in\n{printed}");
+    }
+}

@@ -1,0 +1,16 @@
+//! What all commands promise: one line where something cannot be, whatever is typed.
+
+#[cfg(unix)]
+mod full_disk;
+mod huge;
+#[cfg(unix)]
+mod inputs;
+mod kept;
+#[cfg(target_os = "linux")]
+mod paths;
+#[cfg(target_os = "linux")]
+mod signals;
+#[cfg(target_os = "linux")]
+mod stopped;
+mod words;
+mod workers;

@@ -1,0 +1,256 @@
+//! Runs that go on when ranks are lost, and take in new ones.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use rustix::process::{Pid, Signal, kill_process};
+use sampler::Generator;
+
+use crate::common::{Folder, Session, losses, metrics, refuse_with, text};
+use crate::ddp_transformer::TRANSFORMER;
+
+/// 40 rows in another order in each epoch, with dropout: whatever a rank or a step has to do with it shows.
+const RUN: [&str; 5] = ["--samples", "40", "--reshuffle", "--lr", "0.001"];
+
+/// A run of some ranks that is being watched.
+struct Watched {
+    session: Session,
+    folder: Folder,
+    ranks: Vec<Pid>,
+}
+
+impl Watched {
+    fn start(elastic: &str, more: &[&str]) -> Self {
+        let folder = Folder::new();
+        let (lines, saved) = (folder.argument("m.jsonl"), folder.argument("saved"));
+        let own = ["--elastic", elastic, "--metrics", &lines, "--save", &saved];
+        let mut session = Session::start(&TRANSFORMER, &[&RUN[..], &own, more].concat());
+        let path = folder.path("m.jsonl");
+        session.until("60 steps", || steps(&path) >= 60);
+        let ranks = session.ranks();
+        Self { session, folder, ranks }
+    }
+
+    fn kill(&self, rank: usize) {
+        kill_process(self.ranks[rank], Signal::KILL).unwrap();
+    }
+
+    /// Waits until it has done so many more steps than it has now.
+    fn more(&mut self, more: usize) {
+        let path = self.folder.path("m.jsonl");
+        let now = steps(&path);
+        self.session.until("more steps", || steps(&path) >= now + more);
+    }
+
+    fn end(self) -> (Output, Folder) {
+        let output = self.session.end();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        (output, self.folder)
+    }
+}
+
+fn steps(path: &Path) -> usize {
+    std::fs::read(path).map_or(0, |text| text.iter().filter(|byte| **byte == b'\n').count())
+}
+
+/// Where the ranks went on, as they say: step, epoch.
+fn places(output: &Output) -> Vec<(usize, usize)> {
+    let number = |line: &str, before: &str| -> Option<usize> {
+        line.split(before).nth(1)?.split([',', ')']).next()?.parse().ok()
+    };
+    let remarks = text(&output.stderr);
+    let place = |line: &str| Some((number(line, "(step ")?, number(line, "go on at epoch ")?));
+    remarks.lines().filter(|line| line.contains("go on at epoch")).filter_map(place).collect()
+}
+
+/// Weights of a run that had so many ranks up to this place, and others from there on, in as many runs, each of which goes on
+/// from the checkpoint of the one before.
+fn replayed(stages: &[(usize, (usize, usize))], last: usize, epochs: usize, folder: &Folder) -> Vec<u8> {
+    let (dir, saved) = (folder.argument("checkpoints"), folder.argument("replayed"));
+    let mut resume = String::from("--resume");
+    let mut reached = 0;
+    for (world_size, (step, epoch)) in stages {
+        if std::mem::replace(&mut reached, *step) == *step {
+            // No step was taken by these ranks.
+            continue;
+        }
+        let (every, until) = (step.to_string(), (epoch + 1).to_string());
+        let (world_size, keep) =
+            (world_size.to_string(), ["--checkpoint-dir", &dir, "--checkpoint-every", &every]);
+        let own = ["--world-size", &world_size, "--epochs", &until, &resume];
+        TRANSFORMER.succeed(&[&RUN[..], &keep, &own].concat());
+        resume = format!("--resume={}", checkpoint_of(&folder.path("checkpoints"), *step).display());
+    }
+    let (world_size, epochs) = (last.to_string(), epochs.to_string());
+    let own = [
+        "--world-size",
+        &world_size,
+        "--epochs",
+        &epochs,
+        &resume,
+        "--checkpoint-dir",
+        &dir,
+        "--save",
+        &saved,
+    ];
+    TRANSFORMER.succeed(&[&RUN[..], &own].concat());
+    std::fs::read(saved).unwrap()
+}
+
+/// The checkpoint after so many steps.
+fn checkpoint_of(dir: &Path, step: usize) -> PathBuf {
+    let folders =
+        std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+    let wanted = format!("\"step\": {step},");
+    let is_it = |folder: &PathBuf| {
+        std::fs::read_to_string(folder.join("checkpoint.json"))
+            .is_ok_and(|manifest| manifest.contains(&wanted))
+    };
+    folders.into_iter().find(is_it).unwrap_or_else(|| panic!("no checkpoint of step {step}"))
+}
+
+#[test]
+fn after_a_loss_the_numbers_are_those_of_a_run_that_goes_on_with_fewer_ranks() {
+    for lost in 0..3 {
+        let run = Watched::start("1:3", &["--epochs", "150"]);
+        run.kill(lost);
+        let (output, folder) = run.end();
+        let remarks = text(&output.stderr);
+        assert!(remarks.contains("was killed by signal SIGKILL; the others go on"), "{remarks}");
+        let places = places(&output);
+        assert_eq!(places.len(), 1, "{remarks}");
+        let whole = replayed(&[(3, places[0])], 2, 150, &folder);
+        assert!(
+            std::fs::read(folder.path("saved")).unwrap() == whole,
+            "rank {lost}: other weights\n{remarks}"
+        );
+        let losses = losses(&folder.path("m.jsonl"));
+        let (before, after) = losses.split_at(places[0].0);
+        let mean = |losses: &[f32]| losses.iter().sum::<f32>() / losses.len() as f32;
+        assert!(mean(after) < mean(before), "the loss does not go on falling");
+    }
+}
+
+#[test]
+fn one_that_joins_goes_on_from_the_state_of_the_others() {
+    for lost in [0, 2] {
+        let run = Watched::start("2:3", &["--epochs", "300", "--replace", "1"]);
+        run.kill(lost);
+        let (output, folder) = run.end();
+        let remarks = text(&output.stderr);
+        assert!(
+            remarks.contains("rank 3 takes its place") && remarks.contains("rank 3 has come"),
+            "{remarks}"
+        );
+        let places = places(&output);
+        assert_eq!(places.len(), 2, "{remarks}");
+        let whole = replayed(&[(3, places[0]), (2, places[1])], 3, 300, &folder);
+        assert!(
+            std::fs::read(folder.path("saved")).unwrap() == whole,
+            "rank {lost}: other weights\n{remarks}"
+        );
+        // The steps of all are there once.
+        losses(&folder.path("m.jsonl"));
+    }
+}
+
+#[test]
+fn ranks_may_be_lost_one_after_the_other_and_at_once() {
+    let mut generator = Generator::new(7);
+    let mut random = |below: u32| generator.next_u32() % below;
+    for round in 0..3 {
+        let mut run = Watched::start("1:4", &["--epochs", "300"]);
+        let mut left: Vec<usize> = (0..4).collect();
+        for _ in 0..3 {
+            let lost = left.remove(random(left.len() as u32) as usize);
+            if random(2) == 0 {
+                run.more(random(20) as usize);
+            }
+            run.kill(lost);
+        }
+        let (output, folder) = run.end();
+        let remarks = text(&output.stderr);
+        let losses = losses(&folder.path("m.jsonl"));
+        let world_size = metrics(&folder.path("m.jsonl")).last().unwrap()["world_size"].clone();
+        assert_eq!(world_size, 1, "round {round}: {remarks}");
+        // 40 rows in batches of 2 by one rank: 20 steps in the last epoch.
+        assert!(losses.len() > 300 * 5 && losses.last() < losses.first(), "round {round}: {remarks}");
+        assert!(folder.path("saved").exists());
+    }
+}
+
+#[test]
+fn ranks_may_be_lost_where_one_epoch_ends_and_the_next_begins() {
+    // Each epoch is one step.
+    let mut run = Watched::start("1:6", &["--batch-size", "40", "--epochs", "1500"]);
+    for lost in [3, 0, 5, 1, 4] {
+        run.kill(lost);
+        run.more(25);
+    }
+    let (output, folder) = run.end();
+    let losses = losses(&folder.path("m.jsonl"));
+    assert!(losses.len() == 1500 && losses.last() < losses.first(), "{}", text(&output.stderr));
+}
+
+#[test]
+fn one_that_stands_still_is_ended_and_named_when_the_others_are_done() {
+    let run = Watched::start("1:2", &["--epochs", "40", "--timeout", "5"]);
+    kill_process(run.ranks[1], Signal::STOP).unwrap();
+    let pid = run.ranks[1].as_raw_nonzero();
+    let (output, folder) = run.end();
+    let remarks = text(&output.stderr);
+    let said = format!("rank 1 (pid {pid}) is ended: the others have left it behind, and are done");
+    assert!(remarks.contains(&said), "{remarks}");
+    assert_eq!(metrics(&folder.path("m.jsonl")).last().unwrap()["world_size"], 1, "{remarks}");
+    assert!(folder.path("saved").exists());
+}
+
+#[test]
+fn fewer_than_the_least_are_not_enough() {
+    let run = Watched::start("2:2", &["--epochs", "1000000"]);
+    run.kill(1);
+    let output = run.session.end();
+    let remarks = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{remarks}");
+    let last = remarks.lines().rfind(|line| line.starts_with("error: ")).unwrap();
+    assert!(last.starts_with("error: rank 1 (pid ") && last.contains("SIGKILL"), "{remarks}");
+    assert!(remarks.contains("1 of at least 2 ranks are left: rank 1"), "{remarks}");
+}
+
+#[test]
+fn checkpoints_go_on_when_the_first_rank_is_lost() {
+    let folder = Folder::new();
+    let dir = folder.argument("checkpoints");
+    let mut run =
+        Watched::start("1:3", &["--epochs", "150", "--checkpoint-dir", &dir, "--checkpoint-every", "50"]);
+    run.kill(0);
+    run.more(100);
+    let (_, of_run) = run.end();
+    let last = folder.argument("last");
+    let resume =
+        ["--checkpoint-dir", &dir, "--resume", "--epochs", "150", "--world-size", "2", "--save", &last];
+    TRANSFORMER.succeed(&[&RUN[..], &resume].concat());
+    assert!(std::fs::read(last).unwrap() == std::fs::read(of_run.path("saved")).unwrap());
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    for (options, begin) in [
+        (
+            vec!["--elastic", "2:4", "--world-size", "5"],
+            "error: --elastic: got 2:4; the run begins with 5 ranks",
+        ),
+        (vec!["--elastic", "4:2"], "error: invalid value '4:2' for '--elastic <MIN:MAX>'"),
+        (vec!["--replace", "1"], "error: the following required arguments were not provided"),
+        (vec!["--elastic", "1:2", "--backend", "mpi"], "error: "),
+    ] {
+        let line = TRANSFORMER.refuse(&options);
+        assert!(line.starts_with(begin), "{line}");
+    }
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -n 64 && exec \"$0\" \"$@\""]).arg(TRANSFORMER.command().get_program());
+    let replace = ["ddp-transformer", "--elastic", "1:2", "--replace", "7"];
+    let (line, code) = refuse_with(&mut limited, &replace);
+    let begin = "error: --replace: got 7; this process may have 64 files open, enough to replace 6 ranks ";
+    assert!(line.starts_with(begin) && code == 2, "{line}");
+}

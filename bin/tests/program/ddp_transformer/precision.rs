@@ -1,0 +1,28 @@
+//! `--precision`: products of rounded numbers, the same in each run.
+
+use crate::common::{self, Folder};
+use crate::ddp_transformer::TRANSFORMER;
+
+fn losses(precision: &str) -> Vec<f32> {
+    let folder = Folder::new();
+    let metrics = folder.argument("metrics.jsonl");
+    let sizes = ["--d-model", "64", "--num-heads", "4", "--d-ff", "128", "--length", "33", "--max-len", "32"];
+    let options = ["--dropout", "0", "--epochs", "3", "--precision", precision, "--metrics", &metrics];
+    TRANSFORMER.succeed(&[&sizes[..], &options].concat());
+    common::losses(metrics.as_ref())
+}
+
+#[test]
+fn losses_in_each_precision_are_close_and_repeat() {
+    let exact = losses("f32");
+    for (precision, most) in [("bf16", 0.02), ("f32-high", 1e-4)] {
+        let found = losses(precision);
+        assert_eq!(found, losses(precision), "{precision}");
+        assert_eq!(found.len(), exact.len());
+        assert!(
+            found.iter().zip(&exact).all(|(a, b)| (a - b).abs() < most),
+            "{precision}: {found:?}, {exact:?}"
+        );
+        assert!(precision != "bf16" || found != exact, "nothing was rounded");
+    }
+}

@@ -1,0 +1,14 @@
+//! `fsdp-mlp` as a user runs it: real processes, compared with PyTorch and with itself.
+
+mod files;
+mod input;
+#[cfg(target_os = "linux")]
+mod killed;
+mod output;
+mod pytorch;
+mod scaling;
+
+const FSDP: crate::common::Girandole = crate::common::Girandole("fsdp-mlp");
+
+/// A model that is quick to train.
+const SMALL: [&str; 8] = ["--features", "24", "--hidden", "50", "--batch-size", "4", "--param-dtype", "f32"];

@@ -1,0 +1,384 @@
+//! Jobs that go on without ranks, without a whole node, and those that cannot.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Instant;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::common::{Folder, girandole, losses, refuse_with, succeed, text};
+use crate::launch::nodes::{LIMIT, Nodes, free_port, last_line};
+use crate::launch::shell::ranks_of;
+
+/// Longer than a test needs for what it does to it; some 2000 steps.
+const RUN: [&str; 8] =
+    ["ddp-transformer", "--samples", "40", "--reshuffle", "--lr", "0.001", "--epochs", "300"];
+
+/// A run that is watched.
+struct Run {
+    nodes: Nodes,
+    folder: Folder,
+}
+
+impl Run {
+    /// Two ranks on each of two nodes.
+    fn on_two_nodes(options: &[&str], more: &[&str]) -> Self {
+        let folder = Folder::new();
+        let program = [vec!["girandole".to_string()], run(&folder, more)].concat();
+        let program: Vec<&str> = program.iter().map(String::as_str).collect();
+        Self { nodes: Nodes::start(options, &program), folder }.at_work()
+    }
+
+    fn on_one_node(options: &[&str], more: &[&str]) -> Self {
+        let folder = Folder::new();
+        let mut command = girandole();
+        command.arg("launch").args(options).args(["--", "girandole"]).args(run(&folder, more));
+        let launcher = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        Self { nodes: Nodes(vec![launcher]), folder }.at_work()
+    }
+
+    /// Once it has taken some steps.
+    fn at_work(self) -> Self {
+        let began = Instant::now();
+        while steps(&self.folder.path("m.jsonl")) < 60 {
+            assert!(began.elapsed() < LIMIT, "no steps");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        self
+    }
+
+    /// Waits for so many more steps.
+    fn more(&self, more: usize) {
+        let path = self.folder.path("m.jsonl");
+        let (now, began) = (steps(&path), Instant::now());
+        while steps(&path) < now + more {
+            assert!(began.elapsed() < LIMIT, "no steps");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+
+    fn kill(&self, rank: usize) {
+        kill_process(self.nodes.0.iter().find_map(|node| rank_of(node, rank)).unwrap(), Signal::KILL)
+            .unwrap();
+    }
+
+    fn signal(&self, node: usize, signal: Signal) {
+        kill_process(Pid::from_child(&self.nodes.0[node]), signal).unwrap();
+    }
+
+    fn end(self) -> (Vec<Output>, Folder) {
+        (self.nodes.end(), self.folder)
+    }
+}
+
+/// The arguments of a run that writes its files to this folder.
+fn run(folder: &Folder, more: &[&str]) -> Vec<String> {
+    let files =
+        ["--metrics".to_string(), folder.argument("m.jsonl"), "--save".into(), folder.argument("saved")];
+    RUN.iter().chain(more).map(ToString::to_string).chain(files).collect()
+}
+
+fn steps(path: &Path) -> usize {
+    std::fs::read(path).map_or(0, |text| text.iter().filter(|byte| **byte == b'\n').count())
+}
+
+/// The process of a rank, where this launcher has it.
+fn rank_of(launcher: &Child, rank: usize) -> Option<Pid> {
+    let wanted = format!("RANK={rank}");
+    let is_it = |pid: &Pid| {
+        let environment = std::fs::read(format!("/proc/{}/environ", pid.as_raw_pid())).unwrap_or_default();
+        environment.split(|&byte| byte == 0).any(|variable| variable == wanted.as_bytes())
+    };
+    ranks_of(launcher).into_iter().find(is_it)
+}
+
+/// It ended well, each step is there once, and the loss has fallen.
+fn ended_well(output: &Output, folder: &Folder) {
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let losses = losses(&folder.path("m.jsonl"));
+    let mean = |losses: &[f32]| losses.iter().sum::<f32>() / losses.len() as f32;
+    let (first, last) = (mean(&losses[..60]), mean(&losses[losses.len() - 60..]));
+    assert!(last < first, "the loss has not fallen: {first}, {last}");
+    assert!(folder.path("saved").exists());
+}
+
+#[test]
+fn the_others_go_on_without_a_rank_be_it_the_first() {
+    for lost in [0, 2] {
+        let folder = Folder::new();
+        let report = folder.argument("report.html");
+        let run = Run::on_one_node(&["--nproc-per-node", "3", "--elastic", "2:3"], &["--report", &report]);
+        run.kill(lost);
+        let (outputs, folder) = run.end();
+        let remarks = text(&outputs[0].stderr);
+        let said = "was killed by signal SIGKILL; the others go on, 2 in all";
+        assert!(remarks.contains(&format!("rank {lost} (pid ")) && remarks.contains(said), "{remarks}");
+        assert!(remarks.contains("2 ranks of 3 go on at epoch "), "{remarks}");
+        ended_well(&outputs[0], &folder);
+        // Whoever has taken the first one's place writes it.
+        assert!(std::fs::read_to_string(report).unwrap().contains("</html>"));
+    }
+}
+
+#[test]
+fn before_the_first_step_the_others_begin_anew() {
+    for lost in [0, 1] {
+        let folder = Folder::new();
+        let rows = ["--samples", "5000", "--vocab-size", "5000"];
+        let train =
+            [&["ddp-transformer"], &rows[..], &["--epochs", "1", "--batch-size", "200", "--save"]].concat();
+        let mut command = girandole();
+        command.args(["launch", "--nproc-per-node", "3", "--elastic", "2:3", "--", "girandole"]).args(&train);
+        command.arg(folder.argument("saved")).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut job = Nodes(vec![command.spawn().unwrap()]);
+        // The first rank prints all rows, more than a pipe takes: it goes on when they are read.
+        let mut lines = BufReader::new(job.0[0].stdout.take().unwrap());
+        lines.read_line(&mut String::new()).unwrap();
+        kill_process(rank_of(&job.0[0], lost).unwrap(), Signal::KILL).unwrap();
+        lines.read_to_end(&mut Vec::new()).unwrap();
+        let output = job.end().remove(0);
+        let remarks = text(&output.stderr);
+        assert!(output.status.success(), "{remarks}");
+        assert!(remarks.contains("2 of the ranks begin anew, before the first step"), "{remarks}");
+        succeed(girandole().args(&train).args([&folder.argument("whole"), "--world-size", "2"]));
+        let weights = ["saved", "whole"].map(|name| std::fs::read(folder.path(name)).unwrap());
+        assert!(weights[0] == weights[1], "other weights than those of 2 ranks: {remarks}");
+    }
+}
+
+#[test]
+fn a_rank_of_one_node_and_then_all_of_it() {
+    let run = Run::on_two_nodes(&["--elastic", "2:4"], &[]);
+    run.kill(3);
+    run.more(40);
+    run.signal(1, Signal::KILL);
+    let (outputs, folder) = run.end();
+    let remarks = text(&outputs[0].stderr);
+    for part in [
+        "rank 3 (pid ",
+        "was killed by signal SIGKILL; the others go on, 3 in all",
+        "3 ranks of 4 go on at epoch ",
+        "node 1 (host ",
+        ") is gone; the others go on, 2 in all",
+        "2 ranks of 3 go on at epoch ",
+    ] {
+        assert!(remarks.contains(part), "{part}: {remarks}");
+    }
+    ended_well(&outputs[0], &folder);
+}
+
+#[test]
+fn all_ranks_of_the_first_node() {
+    let run = Run::on_two_nodes(&["--elastic", "1:4"], &[]);
+    run.kill(0);
+    run.kill(1);
+    let (outputs, folder) = run.end();
+    for output in &outputs {
+        let remarks = text(&output.stderr);
+        assert!(remarks.contains("the others go on, 3 in all"), "{remarks}");
+        assert!(remarks.contains("the others go on, 2 in all"), "{remarks}");
+        ended_well(output, &folder);
+    }
+    // The third rank prints now.
+    assert!(text(&outputs[1].stdout).contains("Epoch 299, "), "{}", text(&outputs[1].stderr));
+}
+
+#[test]
+fn a_launcher_that_is_stopped_leaves_with_its_ranks() {
+    let run = Run::on_two_nodes(&["--elastic", "2:4"], &[]);
+    run.signal(1, Signal::TERM);
+    let (outputs, folder) = run.end();
+    assert_eq!(outputs[1].status.code(), Some(128 + 15), "{}", text(&outputs[1].stderr));
+    let remarks = text(&outputs[0].stderr);
+    assert!(remarks.contains("has left: stopped by SIGTERM; the others go on, 2 in all"), "{remarks}");
+    ended_well(&outputs[0], &folder);
+}
+
+#[test]
+fn with_too_few_the_job_ends_with_the_first_cause() {
+    let run = Run::on_two_nodes(&["--elastic", "4:4"], &[]);
+    run.kill(2);
+    let (outputs, _) = run.end();
+    for output in outputs {
+        let remarks = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(128 + 9), "{remarks}");
+        let (_, last) = remarks.split_once("error: rank 2 (pid ").unwrap();
+        assert!(
+            last.contains(", node 1, host ") && last.contains("was killed by signal SIGKILL"),
+            "{remarks}"
+        );
+    }
+}
+
+#[test]
+fn with_too_few_all_start_again_as_often_as_they_may() {
+    let dir = Folder::new();
+    let checkpoints = dir.argument("checkpoints");
+    let keep = ["--checkpoint-dir", &checkpoints, "--checkpoint-every", "20"];
+    let run = Run::on_one_node(&["--nproc-per-node", "3", "--elastic", "2:3", "--max-restarts", "1"], &keep);
+    run.kill(1);
+    run.more(40);
+    run.kill(2);
+    let (outputs, folder) = run.end();
+    let remarks = text(&outputs[0].stderr);
+    assert!(remarks.contains("the others go on, 2 in all"), "{remarks}");
+    let again = "was killed by signal SIGKILL; all ranks start again (restart 1 of 1)";
+    assert!(remarks.contains(again), "{remarks}");
+    assert!(remarks.contains("going on from "), "{remarks}");
+    ended_well(&outputs[0], &folder);
+}
+
+#[test]
+fn without_the_first_launcher_the_job_ends() {
+    let run = Run::on_two_nodes(&["--elastic", "1:4"], &[]);
+    run.signal(0, Signal::KILL);
+    let (outputs, _) = run.end();
+    assert_eq!(outputs[1].status.code(), Some(1));
+    let last = last_line(&outputs[1]);
+    assert!(last.starts_with("error: node 0 (host ") && last.contains("is gone"), "{last}");
+}
+
+#[test]
+fn programs_that_cannot_go_on_end_as_without_it() {
+    let launch = |program: &[&str]| {
+        let mut command = girandole();
+        command.args(["launch", "--nproc-per-node", "3", "--elastic", "1:3", "--"]).args(program);
+        command.output().unwrap()
+    };
+    let script = "[ $RANK = 1 ] || exec sleep 1000; echo $GIRANDOLE_ELASTIC $GIRANDOLE_ELASTIC_MIN; exit 3";
+    let output = launch(&["sh", "-c", script]);
+    let remarks = text(&output.stderr);
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(3), "1 1\n"), "{remarks}");
+    assert!(remarks.starts_with("error: rank 1 (pid "), "{remarks}");
+
+    // A rank that kills itself once it is at work.
+    let script = "[ $RANK = 1 ] && { sleep 1; kill -9 $$; } & exec girandole ddp-linear --epochs 100000";
+    let own = Path::new(env!("CARGO_BIN_EXE_girandole")).parent().unwrap().to_str().unwrap();
+    let output = launch(&["sh", "-c", &format!("PATH={own}:$PATH; {script}")]);
+    let remarks = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(128 + 9), "{remarks}");
+    assert!(!remarks.contains("go on") && remarks.contains("error: rank 1 (pid "), "{remarks}");
+}
+
+#[test]
+fn ranks_that_were_started_one_by_one_can_as_well() {
+    let (folder, port) = (Folder::new(), free_port());
+    let start = |rank: usize| {
+        let mut command = girandole();
+        command.env("RANK", rank.to_string()).env("WORLD_SIZE", "3");
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
+        command.args(run(&folder, &["--elastic", "2:3"])).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let ranks = Nodes((0..3).map(start).collect());
+    let run = Run { nodes: ranks, folder }.at_work();
+    run.signal(0, Signal::KILL);
+    let (outputs, folder) = run.end();
+    assert!(
+        text(&outputs[1].stderr).contains("2 ranks of 3 go on at epoch "),
+        "{}",
+        text(&outputs[1].stderr)
+    );
+    assert!(text(&outputs[1].stdout).contains("Epoch 299, "));
+    ended_well(&outputs[1], &folder);
+    ended_well(&outputs[2], &folder);
+}
+
+#[test]
+fn one_that_is_started_by_hand_joins_those_that_were() {
+    let (folder, port) = (Folder::new(), free_port());
+    let group = folder.argument("group");
+    let start = |folder: &Folder, rank: usize, newcomer: &str| {
+        let mut command = girandole();
+        command.env("RANK", rank.to_string()).env("WORLD_SIZE", "2");
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
+        command.env("GIRANDOLE_ELASTIC_FILE", &group).env("GIRANDOLE_NEWCOMER", newcomer);
+        // Checkpoints are there when the newcomer is.
+        let checkpoints = folder.argument("checkpoints");
+        let options = ["--elastic", "2:3", "--checkpoint-dir", &checkpoints, "--checkpoint-every", "20"];
+        command.args(run(folder, &options)).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let ranks = Nodes((0..2).map(|rank| start(&folder, rank, "0")).collect());
+    let mut run = Run { nodes: ranks, folder }.at_work();
+    let newcomer = start(&run.folder, 2, "1");
+    run.nodes.0.push(newcomer);
+    let (outputs, folder) = run.end();
+    let remarks = text(&outputs[0].stderr);
+    assert!(remarks.contains("rank 2 has come"), "{remarks}");
+    outputs.iter().for_each(|output| ended_well(output, &folder));
+}
+
+#[test]
+fn what_cannot_be_is_one_line() {
+    let refuse = |arguments: &[&str], part: &str| {
+        let (line, code) = refuse_with(girandole().arg("launch"), arguments);
+        assert!(line.contains(part) && code == 2, "{line}");
+    };
+    refuse(
+        &["--elastic", "5:2", "true"],
+        "error: invalid value '5:2' for '--elastic <MIN:MAX>': give the fewest",
+    );
+    refuse(&["--elastic", "2", "true"], "error: invalid value '2' for '--elastic <MIN:MAX>'");
+    let few = "error: --elastic: got 3:4; the run begins with 2 ranks; give a range in which that is";
+    refuse(&["--nproc-per-node", "2", "--elastic", "3:4", "true"], few);
+    let many = "error: --elastic: got 1:3; the run begins with 4 ranks";
+    let two = ["--nnodes", "2", "--node-rank", "0", "--nproc-per-node", "2"];
+    refuse(&[&two[..], &["--elastic", "1:3", "true"]].concat(), many);
+    refuse(&["--nnodes", "1:2", "true"], "--elastic lets a job go on");
+}
+
+#[test]
+fn a_rank_says_who_would_end_it() {
+    let rank = |variables: &[(&str, &str)], options: &[&str]| -> String {
+        let mut command: Command = girandole();
+        command.envs([
+            ("RANK", "0"),
+            ("WORLD_SIZE", "2"),
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_PORT", "1"),
+        ]);
+        let (line, code) = refuse_with(
+            command.envs(variables.iter().copied()).args(["ddp-transformer", "--elastic", "1:2"]),
+            options,
+        );
+        assert_eq!(code, 2, "{line}");
+        line
+    };
+    let line = rank(&[("TORCHELASTIC_RUN_ID", "x")], &[]);
+    assert_eq!(
+        line.trim_end(),
+        "error: --elastic: got 1:2; torchrun ends all ranks when one fails; start the ranks with girandole launch --elastic"
+    );
+    assert!(rank(&[], &["--replace", "1"]).starts_with("error: --replace: got 1; whoever has started"));
+    assert!(
+        rank(&[("WORLD_SIZE", "3")], &[]).starts_with("error: --elastic: got 1:2; the run begins with 3")
+    );
+    let output = girandole()
+        .args(["launch", "--nproc-per-node", "2", "girandole", "ddp-transformer", "--elastic", "1:2"])
+        .output()
+        .unwrap();
+    let remarks = text(&output.stderr);
+    assert!(
+        output.status.code() == Some(2) && remarks.contains("the launcher was not given --elastic"),
+        "{remarks}"
+    );
+}
+
+#[test]
+fn launchers_with_another_elastic_say_so() {
+    let give = |node: usize, command: &mut Command| {
+        if node == 0 {
+            command.args(["--elastic", "2:4"]);
+        }
+    };
+    for output in Nodes::start_with(&[], &["true"], give).end() {
+        let line = last_line(&output);
+        let part = "--elastic: got nothing, node 0 (host ";
+        assert!(
+            line.contains(part) && line.contains(") has at least 2 ranks; give the same on every node"),
+            "{line}"
+        );
+    }
+}

@@ -1,0 +1,117 @@
+//! However a job ends, nothing of it is left: neither the ranks nor what they have started.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::common::{is_ignored, text};
+use crate::launch::shell::shell;
+
+/// Nothing that is waited for takes this long, not even on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A launched job, with the processes that its ranks have told of.
+struct Job {
+    launcher: Child,
+    processes: Vec<Process>,
+}
+
+/// A process, which cannot be mistaken for a later one of the same number.
+struct Process {
+    pid: i32,
+    started: String,
+}
+
+impl Job {
+    /// Two ranks; each line that they print first is the number of a process.
+    fn start(script: &str, lines: usize) -> Self {
+        let mut launcher = shell(2, script).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let stdout = BufReader::new(launcher.stdout.take().unwrap());
+        let pids = stdout.lines().take(lines).map(|line| line.unwrap().parse::<i32>().unwrap());
+        let processes = pids
+            .map(|pid| Process { pid, started: stat(pid).map_or(String::new(), |stat| stat.1) })
+            .collect();
+        Self { launcher, processes }
+    }
+
+    fn end(&mut self, signal: Signal) -> ExitStatus {
+        kill_process(Pid::from_child(&self.launcher), signal).unwrap();
+        self.launcher.wait().unwrap()
+    }
+
+    fn nothing_is_left(&self) {
+        let began = Instant::now();
+        while let Some(process) = self.processes.iter().find(|process| process.runs()) {
+            assert!(began.elapsed() < LIMIT, "process {} is left", process.pid);
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        let _ = self.launcher.kill();
+        let _ = self.launcher.wait();
+        for process in self.processes.iter().filter(|process| process.runs()) {
+            let _ = kill_process(Pid::from_raw(process.pid).unwrap(), Signal::KILL);
+        }
+    }
+}
+
+impl Process {
+    fn runs(&self) -> bool {
+        // One that waits to be reaped by whoever has inherited it is no process any more.
+        stat(self.pid).is_some_and(|(state, started)| started == self.started && !"ZX".contains(&state))
+    }
+}
+
+/// State and time of start.
+fn stat(pid: i32) -> Option<(String, String)> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = text.rsplit_once(") ")?.1.split(' ').map(str::to_string);
+    Some((fields.next()?, fields.nth(18)?))
+}
+
+/// A shell that has started another process, which has left its group and terminal.
+const FAMILY: &str = "setsid sleep 1000 & echo $!; echo $$; wait";
+
+#[test]
+fn when_the_launcher_is_killed() {
+    let mut job = Job::start(FAMILY, 4);
+    assert!(!job.end(Signal::KILL).success());
+    job.nothing_is_left();
+}
+
+#[test]
+fn when_it_is_stopped_by_a_signal() {
+    for (signal, name, number) in [(Signal::INT, "SIGINT", 2), (Signal::TERM, "SIGTERM", 15)] {
+        if is_ignored(number) {
+            eprintln!("{name} is ignored here: nothing to test");
+            continue;
+        }
+        let mut job = Job::start(FAMILY, 4);
+        assert_eq!(job.end(signal).code(), Some(128 + number));
+        // It does not return before.
+        assert!(!job.processes.iter().any(Process::runs));
+        let mut remarks = job.launcher.stderr.take().unwrap();
+        let mut bytes = Vec::new();
+        std::io::Read::read_to_end(&mut remarks, &mut bytes).unwrap();
+        assert_eq!(text(&bytes), format!("error: stopped by {name}; all ranks have ended\n"));
+    }
+}
+
+#[test]
+fn when_a_rank_fails() {
+    let mut job = Job::start(&FAMILY.replace("wait", "[ $RANK = 0 ] || exit 3; wait"), 4);
+    assert_eq!(job.launcher.wait().unwrap().code(), Some(3));
+    assert!(!job.processes.iter().any(Process::runs));
+}
+
+#[test]
+fn when_all_ranks_end_and_leave_something_behind() {
+    let mut job = Job::start(&FAMILY.replace("; wait", ""), 4);
+    assert_eq!(job.launcher.wait().unwrap().code(), Some(0));
+    assert!(!job.processes.iter().any(Process::runs));
+}

@@ -1,0 +1,15 @@
+//! `girandole launch` as a user runs it, with this program and with others.
+
+mod elastic;
+mod endings;
+mod logs;
+mod nodes;
+mod output;
+mod own;
+mod ranks;
+mod restarts;
+mod resume;
+mod shell;
+mod stopped;
+mod strangers;
+mod torchrun;

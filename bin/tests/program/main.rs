@@ -1,0 +1,25 @@
+//! The program, as those who use it do: every command is run as a process. One binary for all of them, which is quicker linked, and whose
+//! tests wait beside each other.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod cifar10;
+mod comm_bench;
+mod commands;
+mod ddp_linear;
+mod ddp_mlp;
+mod ddp_trainer;
+mod ddp_transformer;
+mod diverged;
+mod fsdp_mlp;
+#[cfg(target_os = "linux")]
+mod launch;
+mod pipeline_transformer;
+mod plan;
+#[cfg(target_os = "linux")]
+mod process_groups;
+mod report;
+mod sampler;
+mod tensor_parallel;

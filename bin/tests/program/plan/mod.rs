@@ -1,0 +1,7 @@
+//! `plan`: its formulas against what runs measure, and what it prints.
+
+mod formulas;
+mod output;
+mod runs;
+
+const PLAN: crate::common::Girandole = crate::common::Girandole("plan");

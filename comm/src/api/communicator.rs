@@ -1,0 +1,518 @@
+//! The trait that every backend implements and every strategy uses.
+
+pub(crate) mod group;
+
+use std::sync::Arc;
+
+use candle_core::Tensor;
+
+use crate::{Message, Operation, ReduceOp, Result, Stats, Work};
+
+/// A group of ranks that talk. Rank r of `world_size` calls the same operations in the same order as the others.
+///
+/// The methods named after operations return at once; the operation runs on the communicator's own thread, after those
+/// submitted before it, and [`Work::wait`] gives its result. [`Communicator::run`] is the blocking form.
+pub trait Communicator: Send + Sync + std::fmt::Debug {
+    /// This process's place in the group, from 0.
+    fn rank(&self) -> usize;
+
+    /// Ranks in the group.
+    fn world_size(&self) -> usize;
+
+    /// The backend's name: `local`, `tcp`, `mpi`.
+    fn backend(&self) -> &'static str;
+
+    /// The ranks with which this one exchanges data through shared memory, as soon as it does, where the backend knows.
+    fn shared_memory_ranks(&self) -> &[usize] {
+        &[]
+    }
+
+    /// Bytes that a rank can send to another one before that one receives any of them, a head of 64 for each message included:
+    /// what the transport itself holds. With more, and with any where this is 0, [`Communicator::run`] of a send may wait
+    /// until the other rank receives.
+    fn eager_bytes(&self) -> usize {
+        0
+    }
+
+    /// What the operations that have ended have done; one that is under way is not waited for.
+    fn stats(&self) -> Stats;
+
+    /// The members by their rank in the first group, that of all processes: `world_ranks()[r]` is rank r of this group.
+    fn world_ranks(&self) -> &[usize];
+
+    /// A group of `ranks` of this one, in which `ranks[r]` is rank r. To be called on those ranks and on no other, with the
+    /// same list, at the same place among their operations: [`Communicator::new_group`] and [`Communicator::split`] see to
+    /// that.
+    ///
+    /// # Errors
+    /// This rank is not among `ranks`; whatever hinders the members from meeting.
+    fn subgroup(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>>;
+
+    /// A group of `ranks` of this one, in which `ranks[r]` is rank r; none on ranks that are not among them. Every rank of
+    /// this group must call it, with the same list.
+    ///
+    /// The order of the list is that of the group: in `new_group(&[2, 0])` rank 2 is rank 0. `torch.distributed.new_group` sorts
+    /// its list first, so that rank 0 is rank 0 there: give a sorted list where ranks are to be those of a PyTorch program.
+    ///
+    /// Groups are independent of each other: their operations run at the same time, and closing one, by dropping it,
+    /// leaves the others. Over NCCL they share a GPU, where the order of what they do at the same time may matter: see `Nccl`.
+    ///
+    /// # Cost
+    /// An all-gather of one number; then the members meet as at the start of a job.
+    ///
+    /// # Errors
+    /// A list that is empty, repeats a rank, or is not the same on every rank; whatever hinders the members from meeting.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use comm::{Communicator, Local, ReduceOp};
+    ///
+    /// let sums = Local::run(3, |comm| {
+    ///     let Some(pair) = comm.new_group(&[2, 0])? else { return Ok(None) };
+    ///     let tensor = Tensor::new(&[comm.rank() as u32], &Device::Cpu)?;
+    ///     pair.all_reduce(&tensor, ReduceOp::Sum)?.wait()?;
+    ///     Ok(Some((pair.rank(), tensor.to_vec1::<u32>()?[0])))
+    /// })?;
+    /// assert_eq!(sums, [Some((1, 2)), None, Some((0, 2))]);
+    /// # Ok::<(), comm::Error>(())
+    /// ```
+    fn new_group(&self, ranks: &[usize]) -> Result<Option<Arc<dyn Communicator>>> {
+        group::agree(self, ranks)?;
+        if ranks.contains(&self.rank()) { self.subgroup(ranks).map(Some) } else { Ok(None) }
+    }
+
+    /// Divides this group into one for each color, in which ranks are ordered by `key`, then by their rank here; a rank
+    /// without a color gets none. Every rank of this group must call it.
+    ///
+    /// # Cost
+    /// An all-gather of three numbers; then the members of each group meet as at the start of a job.
+    ///
+    /// # Errors
+    /// Whatever hinders the members from meeting.
+    fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Arc<dyn Communicator>>> {
+        match group::of_color(self, color, key)? {
+            Some(members) => self.subgroup(&members).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The ranks of this group that are left, as a new group, in the same order: to be called on each of them once the group
+    /// has lost a rank ([`crate::Error::is_loss`]). Works that are under way end with that error; the lost rank's messages
+    /// cannot reach the new group. A rank is waited for that is there and has not called this yet: until a quarter of the
+    /// time-out is left, or 10 s where that is less, in which the others go on without it if they are enough, as below. The
+    /// lowest rank that is left brings the others together: for as long as it answers, nobody goes on without it.
+    ///
+    /// A rank that does not answer, stopped or cut off, is left behind if the others are more than half of those that are
+    /// not gone for certain, or half with the lowest of all; it gets [`crate::Error::Excluded`] when it asks. So there is
+    /// never a second group. Ranks keep the number by which errors name them ([`Communicator::world_ranks`]).
+    ///
+    /// The new group knows nothing of the program's state: some ranks may have finished a step that others have not.
+    /// `ddp::Ddp::regroup` takes a model along.
+    ///
+    /// # Cost
+    /// That of the first meeting; a rank that was killed is missed at once.
+    ///
+    /// # Errors
+    /// [`crate::Error::Excluded`]; [`crate::Error::Regroup`] where too few came together in time;
+    /// [`crate::Error::InvalidArgument`] where the backend, or this group, cannot do it: over TCP it must have been made with
+    /// [`crate::TcpConfig::elastic`]; ranks that called different operations ([`crate::Error::Mismatch`]): a smaller group
+    /// would do so again.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use candle_core::{Device, Tensor};
+    /// use comm::{Communicator, Local, ReduceOp};
+    ///
+    /// let sums = Local::run_shared(3, |mut comm: Arc<dyn Communicator>| {
+    ///     let mut sums = vec![];
+    ///     for step in 0..4 {
+    ///         if comm.world_ranks()[comm.rank()] == 1 && step == 2 {
+    ///             return Ok(sums); // This one leaves.
+    ///         }
+    ///         loop {
+    ///             let one = Tensor::new(&[1u32], &Device::Cpu)?;
+    ///             match comm.all_reduce(&one, ReduceOp::Sum).and_then(|work| work.wait()) {
+    ///                 Ok(()) => break sums.push(one.to_vec1::<u32>()?[0]),
+    ///                 Err(error) if error.is_loss() => comm = comm.shrink()?,
+    ///                 Err(error) => return Err(error),
+    ///             }
+    ///         }
+    ///     }
+    ///     Ok(sums)
+    /// })?;
+    /// assert_eq!(sums, [vec![3, 3, 2, 2], vec![3, 3], vec![3, 3, 2, 2]]);
+    /// # Ok::<(), comm::Error>(())
+    /// ```
+    fn shrink(&self) -> Result<Arc<dyn Communicator>> {
+        Err(group::fixed("shrink", self.backend()))
+    }
+
+    /// Processes that wait to be let into this group, as far as this rank knows: rank 0 does.
+    fn waiting(&self) -> usize {
+        0
+    }
+
+    /// The ranks of this group, and after them those that wait to be let in, up to `world_size` in all, as a new group. To be
+    /// called on every rank of this group, at the same place among their operations, while none is under way; the newcomers
+    /// are in [`crate::Tcp::connect`] with [`crate::Elastic::newcomer`]. A rank that dies meanwhile is left out.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::shrink`].
+    fn grow(&self, world_size: usize) -> Result<Arc<dyn Communicator>> {
+        let _ = world_size;
+        Err(group::fixed("grow", self.backend()))
+    }
+
+    /// Ends what is under way and what is queued, at once: whoever waits for a [`Work`] gets [`crate::Error::Aborted`], and so
+    /// does every later call. The other ranks hear that this one has left the group. May be called on any thread, also while
+    /// another one waits.
+    ///
+    /// Dropping a communicator without it lets what is queued be done, as long as the other ranks do their part; an operation in
+    /// which nothing comes from them for 3 s (or the time-out, if that is shorter) is aborted then, with all behind it.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use comm::{Communicator, Error, Local, LocalConfig};
+    ///
+    /// let ranks = Local::group(2, &LocalConfig::default())?;
+    /// let work = ranks[0].recv(&Tensor::zeros(3, DType::F32, &Device::Cpu)?, 1)?;
+    /// ranks[0].abort();
+    /// assert!(matches!(work.wait(), Err(Error::Aborted { .. })));
+    /// # Ok::<(), Error>(())
+    /// ```
+    fn abort(&self) {}
+
+    /// Puts an operation into the queue and returns at once.
+    ///
+    /// # Errors
+    /// The caller's mistakes (rank, dtype, element count, layout, tensors that overlap), and the first cause if the group has
+    /// failed.
+    fn submit(&self, operation: Operation) -> Result<Work>;
+
+    /// Runs an operation to its end, on the calling thread where nothing is queued before it: the quickest way for
+    /// small tensors.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`] and of [`Work::wait`].
+    fn run(&self, operation: Operation) -> Result<()>;
+
+    /// Every rank's `tensor` becomes the reduction of all of them, in place, equal to the bit on every rank.
+    ///
+    /// # Shapes
+    /// The same on every rank.
+    ///
+    /// # Cost
+    /// Large tensors, S bytes on P ranks: ring, 2(P-1) steps and 2S(P-1)/P bytes sent by each rank. Small ones: recursive
+    /// doubling, log2(P) steps and S log2(P) bytes (two steps more where P is no power of two).
+    ///
+    /// f16 and bf16 are summed in f32 and rounded once. Large ones go pairwise as they are, S being their own size: 2 steps
+    /// and 2S(P-1)/P bytes, half of what f32 would take. Up to 64 KiB as f32, and among more than 64 ranks, they go as f32
+    /// by the algorithms above.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`].
+    fn all_reduce(&self, tensor: &Tensor, op: ReduceOp) -> Result<Work> {
+        self.submit(Operation::AllReduce { tensor: tensor.clone(), op })
+    }
+
+    /// The tensor of rank `root` becomes the reduction of all; the others keep theirs.
+    ///
+    /// # Cost
+    /// Binomial tree: log2(P) steps; each rank but the root sends S bytes. Large tensors: pipelined chain, in which no rank
+    /// sends or receives more than S bytes. Large tensors of f16 and bf16, among up to 64 ranks: pairwise, 2 steps and S bytes.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`].
+    fn reduce(&self, tensor: &Tensor, op: ReduceOp, root: usize) -> Result<Work> {
+        self.submit(Operation::Reduce { tensor: tensor.clone(), op, root })
+    }
+
+    /// Every rank's `tensor` becomes that of rank `root`, in place.
+    ///
+    /// # Cost
+    /// Binomial tree: log2(P) steps; the root sends S log2(P) bytes. Large tensors: pipelined chain, in which no rank sends
+    /// more than S bytes.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`].
+    fn broadcast(&self, tensor: &Tensor, root: usize) -> Result<Work> {
+        self.submit(Operation::Broadcast { tensor: tensor.clone(), root })
+    }
+
+    /// `output` becomes the inputs of all ranks, one after the other.
+    ///
+    /// # Shapes
+    /// `output` has `world_size` times the elements of `input`, which may be this rank's part of it, and may not overlap it
+    /// otherwise.
+    ///
+    /// # Cost
+    /// Ring: P-1 steps and S(P-1)/P bytes sent by each rank, where S is the size of `output`.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`].
+    fn all_gather(&self, output: &Tensor, input: &Tensor) -> Result<Work> {
+        self.submit(Operation::AllGather { output: output.clone(), input: input.clone(), counts: None })
+    }
+
+    /// `output` becomes this rank's part of the reduction of all inputs.
+    ///
+    /// # Shapes
+    /// `input` has `world_size` times the elements of `output`, which may be this rank's part of it, and may not overlap it
+    /// otherwise.
+    ///
+    /// # Cost
+    /// Ring: P-1 steps and S(P-1)/P bytes sent by each rank, where S is the size of `input`.
+    /// f16 and bf16, among up to 64 ranks: pairwise, 1 step, as many bytes.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`].
+    fn reduce_scatter(&self, output: &Tensor, input: &Tensor, op: ReduceOp) -> Result<Work> {
+        self.submit(Operation::ReduceScatter {
+            output: output.clone(),
+            input: input.clone(),
+            op,
+            counts: None,
+        })
+    }
+
+    /// As [`Communicator::all_gather`], with inputs of different lengths.
+    ///
+    /// # Shapes
+    /// `input` on rank r has `counts[r]` elements, `output` all of them. `counts` is the same list on every rank.
+    ///
+    /// # Cost
+    /// Ring: P-1 steps; each rank sends all parts but that of the next rank.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' `counts` differ.
+    fn all_gather_v(&self, output: &Tensor, input: &Tensor, counts: &[usize]) -> Result<Work> {
+        let counts = Some(counts.to_vec());
+        self.submit(Operation::AllGather { output: output.clone(), input: input.clone(), counts })
+    }
+
+    /// As [`Communicator::reduce_scatter`], with parts of different lengths.
+    ///
+    /// # Shapes
+    /// `output` on rank r has `counts[r]` elements, `input` all of them. `counts` is the same list on every rank.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' `counts` differ.
+    fn reduce_scatter_v(
+        &self,
+        output: &Tensor,
+        input: &Tensor,
+        op: ReduceOp,
+        counts: &[usize],
+    ) -> Result<Work> {
+        let counts = Some(counts.to_vec());
+        self.submit(Operation::ReduceScatter { output: output.clone(), input: input.clone(), op, counts })
+    }
+
+    /// The `output` of rank `root` becomes the inputs of all ranks, one after the other.
+    ///
+    /// # Shapes
+    /// `output`, given on the root and only there, has `world_size` times the elements of `input`, which may be the root's part
+    /// of it, and may not overlap it otherwise.
+    ///
+    /// # Cost
+    /// One step; each rank but the root sends its input, once.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`].
+    fn gather(&self, output: Option<&Tensor>, input: &Tensor, root: usize) -> Result<Work> {
+        let (output, input) = (output.cloned(), input.clone());
+        self.submit(Operation::Gather { output, input, root, counts: None })
+    }
+
+    /// As [`Communicator::gather`], with inputs of different lengths.
+    ///
+    /// # Shapes
+    /// `input` on rank r has `counts[r]` elements, `output` on the root all; `counts` is the same on every rank.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' `counts` differ.
+    fn gather_v(
+        &self,
+        output: Option<&Tensor>,
+        input: &Tensor,
+        root: usize,
+        counts: &[usize],
+    ) -> Result<Work> {
+        let (output, input, counts) = (output.cloned(), input.clone(), Some(counts.to_vec()));
+        self.submit(Operation::Gather { output, input, root, counts })
+    }
+
+    /// Every rank's `output` becomes its part of the `input` of rank `root`.
+    ///
+    /// # Shapes
+    /// `input`, given on the root and only there, has `world_size` times the elements of `output`, which may be the root's part
+    /// of it, and may not overlap it otherwise.
+    ///
+    /// # Cost
+    /// One step; the root sends S(P-1)/P bytes, where S is the size of `input`.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`].
+    fn scatter(&self, output: &Tensor, input: Option<&Tensor>, root: usize) -> Result<Work> {
+        let (output, input) = (output.clone(), input.cloned());
+        self.submit(Operation::Scatter { output, input, root, counts: None })
+    }
+
+    /// As [`Communicator::scatter`], with parts of different lengths.
+    ///
+    /// # Shapes
+    /// `output` on rank r has `counts[r]` elements, `input` on the root all; `counts` is the same on every rank.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' `counts` differ.
+    fn scatter_v(
+        &self,
+        output: &Tensor,
+        input: Option<&Tensor>,
+        root: usize,
+        counts: &[usize],
+    ) -> Result<Work> {
+        let (output, input, counts) = (output.clone(), input.cloned(), Some(counts.to_vec()));
+        self.submit(Operation::Scatter { output, input, root, counts })
+    }
+
+    /// The r-th part of `output` becomes this rank's part of the `input` of rank r.
+    ///
+    /// # Shapes
+    /// Both have the same number of elements, a multiple of `world_size`, the same on every rank. They may not overlap: it is
+    /// not done in place.
+    ///
+    /// # Cost
+    /// P-1 steps and S(P-1)/P bytes sent by each rank, where S is the size of `input`.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`].
+    fn all_to_all(&self, output: &Tensor, input: &Tensor) -> Result<Work> {
+        let (output, input) = (output.clone(), input.clone());
+        self.submit(Operation::AllToAll { output, input, output_counts: None, input_counts: None })
+    }
+
+    /// As [`Communicator::all_to_all`], with parts of different lengths. Each rank knows only its own counts, and all call
+    /// this one, also those whose parts happen to be equal.
+    ///
+    /// # Shapes
+    /// `input` has `input_counts[r]` elements for rank r, which must be `output_counts` of this rank over there.
+    ///
+    /// # Cost
+    /// P-1 steps; each rank sends all of its input but its own part.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where what one rank sends is not what
+    /// the other one expects.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use comm::{Communicator, Local};
+    ///
+    /// let received = Local::run(2, |comm| {
+    ///     // Rank 0 keeps one element and sends two; rank 1 sends none and keeps one.
+    ///     let (input, goes, comes) = match comm.rank() {
+    ///         0 => (vec![1u32, 2, 3], [1, 2], [1, 0]),
+    ///         _ => (vec![4], [0, 1], [2, 1]),
+    ///     };
+    ///     let input = Tensor::new(input, &Device::Cpu)?;
+    ///     let output = Tensor::zeros(comes[0] + comes[1], DType::U32, &Device::Cpu)?;
+    ///     comm.all_to_all_v(&output, &input, &comes, &goes)?.wait()?;
+    ///     Ok(output.to_vec1::<u32>()?)
+    /// })?;
+    /// assert_eq!(received, [vec![1], vec![2, 3, 4]]);
+    /// # Ok::<(), comm::Error>(())
+    /// ```
+    fn all_to_all_v(
+        &self,
+        output: &Tensor,
+        input: &Tensor,
+        output_counts: &[usize],
+        input_counts: &[usize],
+    ) -> Result<Work> {
+        let (output, input) = (output.clone(), input.clone());
+        let (output_counts, input_counts) = (Some(output_counts.to_vec()), Some(input_counts.to_vec()));
+        self.submit(Operation::AllToAll { output, input, output_counts, input_counts })
+    }
+
+    /// No rank's barrier is done before every rank has called it.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`].
+    fn barrier(&self) -> Result<Work> {
+        self.submit(Operation::Barrier)
+    }
+
+    /// Sends `tensor` to rank `to`. Done when the transport has taken the bytes, which may be before the receiver has called:
+    /// from then on `tensor` may be changed, but nothing is known of the receiver.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`]. Only the sender announces a message: where the receiver's call has another dtype or
+    /// element count, it is the receiver's that gives [`crate::Error::Mismatch`], and on this rank a later call.
+    fn send(&self, tensor: &Tensor, to: usize) -> Result<Work> {
+        self.submit(Operation::Send { tensor: tensor.clone(), to })
+    }
+
+    /// Fills `tensor` with what rank `from` sends.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where what is sent has another dtype or
+    /// element count.
+    fn recv(&self, tensor: &Tensor, from: usize) -> Result<Work> {
+        self.submit(Operation::Recv { tensor: tensor.clone(), from })
+    }
+
+    /// Sends and receives several tensors at the same time: whatever the order of the messages, here and on the peers, no
+    /// two ranks wait for each other. Messages from one rank to another keep their order. The peers may use
+    /// [`Communicator::send`] and [`Communicator::recv`] as well. A tensor that is received may not overlap another one.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`]; as for [`Communicator::send`] and [`Communicator::recv`].
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use comm::{Communicator, Local, Message};
+    ///
+    /// let received = Local::run(2, |comm| {
+    ///     let peer = 1 - comm.rank();
+    ///     let mine = Tensor::new(&[comm.rank() as u32], &Device::Cpu)?;
+    ///     let theirs = Tensor::zeros(1, DType::U32, &Device::Cpu)?;
+    ///     let send = Message::Send { tensor: mine, to: peer };
+    ///     comm.batch(vec![send, Message::Recv { tensor: theirs.clone(), from: peer }])?.wait()?;
+    ///     Ok(theirs.to_vec1::<u32>()?[0])
+    /// })?;
+    /// assert_eq!(received, [1, 0]);
+    /// # Ok::<(), comm::Error>(())
+    /// ```
+    fn batch(&self, messages: Vec<Message>) -> Result<Work> {
+        self.submit(Operation::Batch { messages })
+    }
+
+    /// [`Communicator::all_reduce`] of several tensors as one operation: for many small ones as quick as for one.
+    ///
+    /// # Shapes
+    /// The same list on every rank, all of one dtype. No two tensors may overlap.
+    ///
+    /// # Cost
+    /// That of one tensor with all elements; nothing is copied together.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' lists differ.
+    fn all_reduce_coalesced(&self, tensors: &[Tensor], op: ReduceOp) -> Result<Work> {
+        self.submit(Operation::AllReduceCoalesced { tensors: tensors.to_vec(), op })
+    }
+
+    /// [`Communicator::broadcast`] of several tensors, of any dtypes, as one operation.
+    ///
+    /// # Shapes
+    /// The same list on every rank.
+    ///
+    /// # Cost
+    /// That of one tensor with all bytes; nothing is copied together.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::submit`]; waiting gives [`crate::Error::Mismatch`] where the ranks' lists differ.
+    fn broadcast_coalesced(&self, tensors: &[Tensor], root: usize) -> Result<Work> {
+        self.submit(Operation::BroadcastCoalesced { tensors: tensors.to_vec(), root })
+    }
+}

@@ -1,0 +1,69 @@
+//! Who belongs to a new group: what `new_group` and `split` agree on before its members connect.
+
+use candle_core::{DType, Device, Tensor};
+
+use crate::base::fingerprint::digest;
+use crate::{Communicator, Error, Operation, Result};
+
+/// Checks that every rank asks for the same group; the same answer on every rank.
+pub(crate) fn agree<C: Communicator + ?Sized>(comm: &C, ranks: &[usize]) -> Result<()> {
+    let what = "the ranks of a new group";
+    if ranks.is_empty() {
+        return Err(Error::invalid(what, "none", "give at least one rank"));
+    }
+    for (index, &rank) in ranks.iter().enumerate() {
+        if rank >= comm.world_size() {
+            let (operation, world_size) = ("new_group".into(), comm.world_size());
+            return Err(Error::RankOutOfRange { operation, rank, world_size });
+        }
+        if ranks[..index].contains(&rank) {
+            return Err(Error::invalid(what, format!("rank {rank} twice"), "give each rank once"));
+        }
+    }
+    let all = all_gather(comm, &[digest(ranks.iter().copied()) as i64])?;
+    match all.iter().position(|theirs| theirs != &all[0]) {
+        None => Ok(()),
+        Some(rank) => {
+            let got = format!("other ones on rank {rank} than on rank 0 (here {ranks:?})");
+            Err(Error::invalid(what, got, "give the same list on every rank, in the same order"))
+        }
+    }
+}
+
+/// The ranks with this rank's color, by key, then by rank; none without a color.
+pub(crate) fn of_color<C: Communicator + ?Sized>(
+    comm: &C,
+    color: Option<usize>,
+    key: usize,
+) -> Result<Option<Vec<usize>>> {
+    // Every number may be a color or a key: that there is a color is said apart, and the bits of large ones go as they are.
+    let own = [i64::from(color.is_some()), color.unwrap_or(0) as i64, key as i64];
+    let all = all_gather(comm, &own)?;
+    let mut members: Vec<usize> = (0..all.len()).filter(|rank| all[*rank][..2] == own[..2]).collect();
+    members.sort_by_key(|rank| all[*rank][2] as u64);
+    Ok(color.map(|_| members))
+}
+
+pub(crate) fn all_gather<C: Communicator + ?Sized>(comm: &C, own: &[i64]) -> Result<Vec<Vec<i64>>> {
+    let output = Tensor::zeros((comm.world_size(), own.len()), DType::I64, &Device::Cpu)?;
+    let input = Tensor::new(own, &Device::Cpu)?;
+    comm.run(Operation::AllGather { output: output.clone(), input, counts: None })?;
+    Ok(output.to_vec2()?)
+}
+
+/// The error of a backend whose groups stay as they are.
+pub(crate) fn fixed(what: &str, backend: &str) -> Error {
+    Error::invalid(
+        what,
+        format!("a group of the backend {backend}"),
+        "its ranks cannot change; use tcp (comm::Tcp)",
+    )
+}
+
+/// This rank's place among the members.
+pub(crate) fn place(rank: usize, ranks: &[usize]) -> Result<usize> {
+    ranks.iter().position(|member| *member == rank).ok_or_else(|| {
+        let got = format!("{ranks:?} on rank {rank}");
+        Error::invalid("the ranks of a subgroup", got, "call this on its members only")
+    })
+}

@@ -1,0 +1,13 @@
+//! What a program calls: the trait that every backend has, what is made of it (groups, meshes, objects, gradients), and the handle of
+//! an operation that is under way.
+
+pub(crate) mod agree;
+pub mod autograd;
+pub(crate) mod communicator;
+pub(crate) mod mesh;
+pub(crate) mod norm;
+pub(crate) mod objects;
+pub(crate) mod replicas;
+pub(crate) mod tensors;
+pub(crate) mod upload;
+pub(crate) mod work;

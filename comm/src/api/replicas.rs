@@ -1,0 +1,201 @@
+//! Are tensors equal on all ranks that have them? If not: which is the first that differs, on which ranks, and where.
+
+use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::api::communicator::group::all_gather;
+use crate::{Communicator, Operation, Result};
+
+/// The first parameter that is not the same on every rank. Ranks have the numbers that they have in the whole job.
+#[derive(Debug, Clone, thiserror::Error, Serialize, Deserialize)]
+#[error(
+    "parameter {parameter} is not the same on every rank: at {index:?} rank {odd_rank} has {odd}, and rank {rank} has \
+     {expected} ({differing} of {elements} elements differ); other values than rank {rank}: ranks {odd_ranks:?}; parameters \
+     stay equal where every rank gives its optimizer what the model's own backward (`backward`, `join`, `step`) returns, clipped, \
+     if at all, by the model's own `clip_grad_norm`, and changes them in no other way"
+)]
+#[non_exhaustive]
+pub struct ParameterDifference {
+    /// The parameter; those before it, in order of construction, are equal.
+    pub parameter: String,
+    /// A rank that differs from most.
+    pub odd_rank: usize,
+    /// What it has.
+    pub odd: String,
+    /// A rank to compare it with.
+    pub rank: usize,
+    /// What that rank has.
+    pub expected: String,
+    /// The first element in which these two differ, by dim.
+    pub index: Vec<usize>,
+    /// In how many elements they differ.
+    pub differing: usize,
+    /// The parameter's elements.
+    pub elements: usize,
+    /// All ranks that differ from `rank` in this parameter.
+    pub odd_ranks: Vec<usize>,
+}
+
+/// Compares tensors of floats, of which every rank of the group should have the same, bit for bit: none where they are equal, else
+/// the same on every rank. To be called on every rank of the group, with tensors of the same shapes in the same order.
+///
+/// # Cost
+/// One pass over the tensors, and an all-gather of 8 bytes a rank. Only where they differ: 8 bytes for each tensor, then a
+/// broadcast of one tensor.
+///
+/// # Errors
+/// Those of [`Communicator::run`].
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use comm::{Communicator, Local, parameter_difference};
+///
+/// let messages = Local::run(3, |comm| {
+///     let bias = Tensor::new(&[0f32, if comm.rank() == 2 { 0.5 } else { 0.25 }], &Device::Cpu)?;
+///     let difference = parameter_difference(comm, &[("bias", &bias)])?;
+///     Ok(difference.map(|difference| difference.to_string()).unwrap_or_default())
+/// })?;
+/// assert!(messages[0].starts_with(
+///     "parameter bias is not the same on every rank: at [1] rank 2 has 0.5, and rank 0 has 0.25"
+/// ));
+/// # Ok::<(), comm::Error>(())
+/// ```
+pub fn parameter_difference(
+    comm: &dyn Communicator,
+    tensors: &[(&str, &Tensor)],
+) -> Result<Option<ParameterDifference>> {
+    if comm.world_size() == 1 || tensors.is_empty() {
+        return Ok(None);
+    }
+    let hashes = tensors.iter().map(|(_, tensor)| Ok(hash(&bits(tensor)?)));
+    let hashes: Vec<u64> = hashes.collect::<Result<_>>()?;
+    let all = all_gather(comm, &[hash(&hashes).cast_signed()])?;
+    if odd_one(&all).is_none() {
+        return Ok(None);
+    }
+    let own: Vec<i64> = hashes.into_iter().map(u64::cast_signed).collect();
+    let all = all_gather(comm, &own)?;
+    let of = |index: usize| all.iter().map(|hashes| vec![hashes[index]]).collect::<Vec<_>>();
+    let first = (0..tensors.len()).find_map(|index| Some((index, odd_one(&of(index))?)));
+    // The lists differ, so that one of them does.
+    let Some((index, (rank, odd_rank))) = first else { return Ok(None) };
+    let odd_ranks = (0..all.len()).filter(|&other| all[other][index] != all[rank][index]).collect();
+    difference(comm, tensors[index], rank, odd_rank, odd_ranks).map(Some)
+}
+
+/// The same on every rank: the first element in which `odd_rank` differs from `rank`.
+fn difference(
+    comm: &dyn Communicator,
+    (name, tensor): (&str, &Tensor),
+    rank: usize,
+    odd_rank: usize,
+    odd_ranks: Vec<usize>,
+) -> Result<ParameterDifference> {
+    let (own, elements) = (tensor.detach().flatten_all()?, tensor.elem_count());
+    let theirs = own.copy()?;
+    comm.run(Operation::Broadcast { tensor: theirs.clone(), root: rank })?;
+    let (own_bits, their_bits) = (bits(&own)?, bits(&theirs)?);
+    let differ = |index: &usize| own_bits[*index] != their_bits[*index];
+    let differing = (0..elements).filter(differ).count();
+    let place = (0..elements).find(differ).unwrap_or(0);
+    let value = |tensor: &Tensor| -> Result<i64> {
+        let value: f64 = tensor.narrow(0, place, 1)?.squeeze(0)?.to_dtype(DType::F64)?.to_scalar()?;
+        Ok(value.to_bits().cast_signed())
+    };
+    let seen = all_gather(comm, &[place as i64, differing as i64, value(&own)?, value(&theirs)?])?;
+    let seen = &seen[odd_rank];
+    let shown = |bits: i64| shown(tensor.dtype(), f64::from_bits(bits.cast_unsigned()));
+    // By their numbers in the whole job.
+    let number = |rank: usize| comm.world_ranks()[rank];
+    Ok(ParameterDifference {
+        parameter: name.into(),
+        odd_rank: number(odd_rank),
+        odd: shown(seen[2]),
+        rank: number(rank),
+        expected: shown(seen[3]),
+        index: position(tensor.dims(), seen[0] as usize),
+        differing: seen[1] as usize,
+        elements,
+        odd_ranks: odd_ranks.into_iter().map(number).collect(),
+    })
+}
+
+/// A rank of the largest party, and the first that is not of it.
+fn odd_one(answers: &[Vec<i64>]) -> Option<(usize, usize)> {
+    let party = |answer: &Vec<i64>| answers.iter().filter(|other| *other == answer).count();
+    let largest = answers.iter().map(party).max()?;
+    let rank = answers.iter().position(|answer| party(answer) == largest)?;
+    let odd_rank = answers.iter().position(|answer| *answer != answers[rank])?;
+    Some((rank, odd_rank))
+}
+
+/// With no more digits than its dtype has.
+fn shown(dtype: DType, value: f64) -> String {
+    if dtype == DType::F64 { format!("{value:?}") } else { format!("{:?}", value as f32) }
+}
+
+/// Where an element lies, by dim.
+fn position(dims: &[usize], mut index: usize) -> Vec<usize> {
+    let mut position = vec![0; dims.len()];
+    for (place, &len) in position.iter_mut().zip(dims).rev() {
+        *place = index % len.max(1);
+        index /= len.max(1);
+    }
+    position
+}
+
+/// The bits of each element.
+fn bits(tensor: &Tensor) -> Result<Vec<u64>> {
+    let tensor = tensor.detach().to_device(&Device::Cpu)?.contiguous()?;
+    let (storage, layout) = tensor.storage_and_layout();
+    let range = layout.start_offset()..layout.start_offset() + tensor.elem_count();
+    Ok(match &*storage {
+        Storage::Cpu(CpuStorage::F64(data)) => data[range].iter().map(|x| x.to_bits()).collect(),
+        Storage::Cpu(CpuStorage::F32(data)) => data[range].iter().map(|x| x.to_bits().into()).collect(),
+        Storage::Cpu(CpuStorage::F16(data)) => data[range].iter().map(|x| x.to_bits().into()).collect(),
+        Storage::Cpu(CpuStorage::BF16(data)) => data[range].iter().map(|x| x.to_bits().into()).collect(),
+        // No other dtype is a parameter's.
+        _ => Vec::new(),
+    })
+}
+
+/// One flipped bit anywhere changes it: each step is one-to-one, and mixes high bits into low ones.
+fn hash(words: &[u64]) -> u64 {
+    let mix = |state: u64, word: &u64| {
+        let state = (state ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        state ^ (state >> 32)
+    };
+    words.iter().fold(words.len() as u64, mix)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_tell_signs_and_places_apart() {
+        let hashes: Vec<u64> = [
+            vec![],
+            vec![0],
+            vec![0, 0],
+            vec![1, 0],
+            vec![0, 1],
+            vec![1 << 63, 0],
+            vec![0, 1 << 63],
+            vec![1 << 63, 1 << 63],
+        ]
+        .iter()
+        .map(|words| hash(words))
+        .collect();
+        for (index, one) in hashes.iter().enumerate() {
+            assert!(!hashes[index + 1..].contains(one), "{hashes:?}");
+        }
+    }
+
+    #[test]
+    fn positions_go_row_by_row() {
+        assert_eq!(position(&[2, 3, 4], 23), [1, 2, 3]);
+        assert_eq!(position(&[2, 3, 4], 13), [1, 0, 1]);
+        assert_eq!(position(&[], 0), [0usize; 0]);
+    }
+}

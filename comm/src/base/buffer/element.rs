@@ -1,0 +1,166 @@
+//! Arithmetic on the elements of tensors.
+
+use candle_core::DType;
+use half::{bf16, f16};
+
+use crate::ReduceOp;
+use crate::algorithm::schedule::Combine;
+
+/// An element type that can be reduced. f16 and bf16 are widened to f32 before they come here, and only copied as they are.
+pub(crate) trait Element: bytemuck::Pod + Send + Sync {
+    fn sum(self, right: Self) -> Self;
+    fn product(self, right: Self) -> Self;
+    fn min(self, right: Self) -> Self;
+    fn max(self, right: Self) -> Self;
+    fn divide(self, by: usize) -> Self;
+}
+
+macro_rules! float {
+    ($($type:ty),*) => {$(
+        impl Element for $type {
+            #[inline(always)]
+            fn sum(self, right: Self) -> Self { self + right }
+            #[inline(always)]
+            fn product(self, right: Self) -> Self { self * right }
+            // Not the standard library's: NaN must win, as it does in PyTorch.
+            #[inline(always)]
+            fn min(self, right: Self) -> Self { if self < right || self.is_nan() { self } else { right } }
+            #[inline(always)]
+            fn max(self, right: Self) -> Self { if self > right || self.is_nan() { self } else { right } }
+            #[inline(always)]
+            fn divide(self, by: usize) -> Self { self / by as $type }
+        }
+    )*};
+}
+
+macro_rules! integer {
+    ($($type:ty),*) => {$(
+        impl Element for $type {
+            #[inline(always)]
+            fn sum(self, right: Self) -> Self { self.wrapping_add(right) }
+            #[inline(always)]
+            fn product(self, right: Self) -> Self { self.wrapping_mul(right) }
+            #[inline(always)]
+            fn min(self, right: Self) -> Self { Ord::min(self, right) }
+            #[inline(always)]
+            fn max(self, right: Self) -> Self { Ord::max(self, right) }
+            // Averages of integers are refused when an operation is submitted.
+            fn divide(self, _by: usize) -> Self { self }
+        }
+    )*};
+}
+
+macro_rules! narrow_float {
+    ($($type:ty),*) => {$(
+        impl Element for $type {
+            fn sum(self, right: Self) -> Self { Self::from_f32(self.to_f32() + right.to_f32()) }
+            fn product(self, right: Self) -> Self { Self::from_f32(self.to_f32() * right.to_f32()) }
+            fn min(self, right: Self) -> Self { Self::from_f32(Element::min(self.to_f32(), right.to_f32())) }
+            fn max(self, right: Self) -> Self { Self::from_f32(Element::max(self.to_f32(), right.to_f32())) }
+            fn divide(self, by: usize) -> Self { Self::from_f32(self.to_f32() / by as f32) }
+        }
+    )*};
+}
+
+float!(f64, f32);
+integer!(u8, u32, i64);
+narrow_float!(f16, bf16);
+
+/// Reduces `theirs`, bytes that need not be aligned, into `mine`, element by element, with the operands in the order that
+/// `combine` says.
+pub(crate) fn combine<T: Element>(op: ReduceOp, combine: Combine, mine: &mut [T], theirs: &[u8]) {
+    match op {
+        ReduceOp::Sum | ReduceOp::Avg => fold(combine, mine, theirs, T::sum),
+        ReduceOp::Product => fold(combine, mine, theirs, T::product),
+        ReduceOp::Min => fold(combine, mine, theirs, T::min),
+        ReduceOp::Max => fold(combine, mine, theirs, T::max),
+    }
+}
+
+/// Calls a function for elements of the type that `dtype` names; nothing for a dtype that is never sent.
+macro_rules! of_dtype {
+    ($dtype:expr, $type:ident => $call:expr) => {
+        match $dtype {
+            DType::F64 => {
+                type $type = f64;
+                $call
+            }
+            DType::F32 => {
+                type $type = f32;
+                $call
+            }
+            DType::F16 => {
+                type $type = f16;
+                $call
+            }
+            DType::BF16 => {
+                type $type = bf16;
+                $call
+            }
+            DType::U8 => {
+                type $type = u8;
+                $call
+            }
+            DType::U32 => {
+                type $type = u32;
+                $call
+            }
+            DType::I64 => {
+                type $type = i64;
+                $call
+            }
+            _ => {}
+        }
+    };
+}
+
+/// The same for the bytes of whole elements; `mine` is aligned.
+pub(crate) fn combine_bytes(dtype: DType, op: ReduceOp, how: Combine, mine: &mut [u8], theirs: &[u8]) {
+    of_dtype!(dtype, T => combine::<T>(op, how, bytemuck::cast_slice_mut(mine), theirs));
+}
+
+/// Divides every element.
+pub(crate) fn divide_bytes(dtype: DType, by: usize, bytes: &mut [u8]) {
+    of_dtype!(dtype, T => {
+        bytemuck::cast_slice_mut::<u8, T>(bytes).iter_mut().for_each(|element| *element = element.divide(by));
+    });
+}
+
+#[inline(always)]
+fn fold<T: Element>(combine: Combine, mine: &mut [T], theirs: &[u8], reduce: impl Fn(T, T) -> T) {
+    let theirs = theirs.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned::<T>);
+    let pairs = mine.iter_mut().zip(theirs);
+    match combine {
+        Combine::Replace => pairs.for_each(|(mine, theirs)| *mine = theirs),
+        Combine::TheirsFirst => pairs.for_each(|(mine, theirs)| *mine = reduce(theirs, *mine)),
+        Combine::MineFirst => pairs.for_each(|(mine, theirs)| *mine = reduce(*mine, theirs)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nan_wins_on_either_side() {
+        for (left, right) in [(f32::NAN, 1.0), (1.0, f32::NAN)] {
+            assert!(Element::min(left, right).is_nan() && Element::max(left, right).is_nan());
+        }
+        assert_eq!((Element::min(1.0, 2.0), Element::max(1.0, 2.0)), (1.0, 2.0));
+    }
+
+    #[test]
+    fn integers_wrap() {
+        assert_eq!((250u8.sum(10), 2u32.product(u32::MAX), i64::MAX.sum(1)), (4, u32::MAX - 1, i64::MIN));
+    }
+
+    #[test]
+    fn operands_keep_their_order() {
+        let mut mine = [-0.0f32];
+        combine(ReduceOp::Max, Combine::TheirsFirst, &mut mine, bytemuck::bytes_of(&0.0f32));
+        assert_eq!(mine[0].to_bits(), (-0.0f32).to_bits());
+        let mut mine = [-0.0f32];
+        combine(ReduceOp::Max, Combine::MineFirst, &mut mine, bytemuck::bytes_of(&0.0f32));
+        assert_eq!(mine[0].to_bits(), 0.0f32.to_bits());
+    }
+}

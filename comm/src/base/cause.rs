@@ -1,0 +1,136 @@
+//! What went wrong, and the error that a rank makes of it.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+use crate::base::fingerprint::Fingerprint;
+use crate::base::members::Members;
+
+/// What a time-out says of a rank that was asked in vain.
+pub(crate) const NO_ANSWER: &str = "its process does not answer (stopped, or its host is gone)";
+
+/// What went wrong, in the words of ranks; the same on every rank.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Cause {
+    Died {
+        rank: usize,
+    },
+    Left {
+        rank: usize,
+    },
+    Stalled {
+        rank: usize,
+        detail: String,
+    },
+    Mismatch {
+        odd_rank: usize,
+        odd: Fingerprint,
+        rank: usize,
+        call: Fingerprint,
+    },
+    Protocol {
+        rank: usize,
+        detail: String,
+    },
+    Unreachable {
+        rank: usize,
+        by: usize,
+        detail: String,
+    },
+    /// The library that moves the data has failed.
+    Failed {
+        rank: usize,
+        detail: String,
+    },
+    /// All ranks are in one call, and the library that moves its data does not end it.
+    Hung,
+    /// What another group of the job has failed for. Its ranks are those of the whole job.
+    InJob {
+        cause: Box<Cause>,
+        /// The host of the rank that is to blame.
+        host: String,
+    },
+}
+
+impl Cause {
+    /// The error of the rank `own` that was in `operation`. Its ranks are those of the whole job.
+    pub(crate) fn to_error(
+        &self,
+        own: usize,
+        operation: String,
+        timeout: Duration,
+        members: &Members,
+        host: impl Fn(usize) -> String,
+    ) -> Error {
+        let world = |rank| members.world_rank(rank);
+        match self.clone() {
+            Cause::Died { rank } => Error::PeerDied { rank: world(rank), host: host(rank), operation },
+            Cause::Left { rank } => Error::PeerLeft { rank: world(rank), host: host(rank), operation },
+            Cause::Stalled { rank, detail } => {
+                Error::Timeout { rank: world(rank), host: host(rank), operation, waited: timeout, detail }
+            }
+            Cause::Mismatch { odd_rank, odd, rank, call } => Error::Mismatch {
+                odd_rank: world(odd_rank),
+                odd_call: odd.to_string(),
+                rank: world(rank),
+                call: call.to_string() + &members.place(),
+            },
+            Cause::Protocol { rank, detail } => {
+                Error::Protocol { rank: world(rank), host: host(rank), operation, detail }
+            }
+            Cause::Unreachable { rank, by, detail } => {
+                Error::Unreachable { rank: world(rank), host: host(rank), operation, by: world(by), detail }
+            }
+            Cause::Failed { rank, detail } => {
+                let (host, here) = (host(rank), rank == own);
+                Error::Library { rank: world(rank), host, operation, detail, here }
+            }
+            Cause::Hung => Error::system(operation, hung_text(timeout)),
+            Cause::InJob { cause, host } => {
+                // No group: every rank keeps its number.
+                let host: &dyn Fn(usize) -> String = &|_| host.clone();
+                cause.to_error(world(own), operation, timeout, &Members::world(0), host)
+            }
+        }
+    }
+
+    /// The rank that is to blame.
+    pub(crate) fn rank(&self) -> Option<usize> {
+        match self {
+            Cause::Died { rank }
+            | Cause::Left { rank }
+            | Cause::Stalled { rank, .. }
+            | Cause::Mismatch { odd_rank: rank, .. }
+            | Cause::Protocol { rank, .. }
+            | Cause::Unreachable { rank, .. }
+            | Cause::Failed { rank, .. } => Some(*rank),
+            Cause::Hung => None,
+            Cause::InJob { cause, .. } => cause.rank(),
+        }
+    }
+
+    /// The same for ranks that have other numbers; none where one has no number, or where it makes no sense in another group.
+    pub(crate) fn renumbered(&self, number: impl Fn(usize) -> Option<usize>) -> Option<Cause> {
+        Some(match self.clone() {
+            Cause::Died { rank } => Cause::Died { rank: number(rank)? },
+            Cause::Left { rank } => Cause::Left { rank: number(rank)? },
+            Cause::Stalled { rank, detail } => Cause::Stalled { rank: number(rank)?, detail },
+            Cause::Protocol { rank, detail } => Cause::Protocol { rank: number(rank)?, detail },
+            Cause::Failed { rank, detail } => Cause::Failed { rank: number(rank)?, detail },
+            Cause::Unreachable { rank, by, detail } => {
+                Cause::Unreachable { rank: number(rank)?, by: number(by)?, detail }
+            }
+            Cause::Mismatch { .. } | Cause::Hung | Cause::InJob { .. } => return None,
+        })
+    }
+}
+
+fn hung_text(timeout: Duration) -> String {
+    let seconds = timeout.as_secs_f64();
+    format!(
+        "all ranks are in it, and the library that moves its data did not end it within {seconds:.1} s: a device, or a \
+         connection between devices, is stuck, or the time-out is too short (--timeout, TcpConfig::timeout)"
+    )
+}

@@ -1,0 +1,375 @@
+//! The crate's one error type.
+
+mod candle;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use signal_hook::consts::SIGPIPE;
+
+pub use candle::{carried, carry};
+
+/// What can go wrong between ranks. The transport's failures name ranks by their number in the whole job, also where a call
+/// in a group of some of them failed; the caller's mistakes name them by their number in the group (a value that JSON cannot
+/// hold, which every rank is told of, by that in the job). Errors are `Clone`: a group that failed answers every later call with the same cause.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    // ---- mistakes of the caller: the group stays usable ----
+    /// An argument of a call or a field of a configuration cannot be used.
+    #[error("{what}: got {got}; {help}")]
+    InvalidArgument {
+        /// The argument, field or environment variable.
+        what: String,
+        /// The value as it was given.
+        got: String,
+        /// What would be accepted.
+        help: String,
+    },
+    /// A rank that does not exist in the group.
+    #[error("{operation}: rank {rank} does not exist in a group of {world_size}; ranks go from 0 to {}", world_size - 1)]
+    RankOutOfRange {
+        /// The call.
+        operation: String,
+        /// The rank that was asked for.
+        rank: usize,
+        /// Ranks in the group, at least 1.
+        world_size: usize,
+    },
+    /// The operation is not defined for tensors of this dtype.
+    #[error("{operation}: dtype {dtype:?} is not supported; {help}")]
+    UnsupportedDtype {
+        /// The call.
+        operation: String,
+        /// The tensor's dtype.
+        dtype: candle_core::DType,
+        /// Which ones are.
+        help: String,
+    },
+    /// Input and output of one call do not fit each other.
+    #[error("{operation}: {what} has {got} elements, expected {expected}")]
+    ElementCount {
+        /// The call.
+        operation: String,
+        /// Which tensor.
+        what: &'static str,
+        /// Elements it should have.
+        expected: usize,
+        /// Elements it has.
+        got: usize,
+    },
+    /// A candle operation on one of the tensors failed.
+    #[error("{operation}: {source}")]
+    Tensor {
+        /// The call.
+        operation: String,
+        /// Candle's error.
+        source: Arc<candle_core::Error>,
+    },
+    /// Off loopback every job needs a secret.
+    #[error(
+        "refusing to use the address {address} without a secret: set GIRANDOLE_SECRET_FILE to a file of mode 0600 \
+         that holds 64 hexadecimal digits, the same on every host"
+    )]
+    NoSecret {
+        /// The address that is not loopback.
+        address: String,
+    },
+
+    // ---- meeting ----
+    /// The meeting point's address is taken.
+    #[error("cannot listen on {address}: {reason}; choose another port or end the program that holds it")]
+    Listen {
+        /// The address.
+        address: String,
+        /// The operating system's reason.
+        reason: String,
+    },
+    /// Not all ranks came together in time.
+    #[error("rank {rank}: the group of {world_size} did not meet at {address} within {:.1} s: {detail}", waited.as_secs_f64())]
+    Rendezvous {
+        /// This rank.
+        rank: usize,
+        /// Ranks expected.
+        world_size: usize,
+        /// The meeting point.
+        address: String,
+        /// Time spent.
+        waited: Duration,
+        /// Who is missing, or what the last try said.
+        detail: String,
+    },
+    /// A rank with the job's secret was turned away, because it does not fit the group.
+    #[error("rank {rank} was refused at {address}: {reason}")]
+    Refused {
+        /// The rank that asked.
+        rank: usize,
+        /// The meeting point.
+        address: String,
+        /// Why.
+        reason: String,
+    },
+
+    // ---- failures of the transport: the group is poisoned ----
+    /// A rank's process ended, or its connection broke.
+    #[error("rank {rank} (host {host}) died during {operation}")]
+    PeerDied {
+        /// The rank that is gone.
+        rank: usize,
+        /// Its host name.
+        host: String,
+        /// What this rank was doing.
+        operation: String,
+    },
+    /// A rank closed its group while others still counted on it.
+    #[error(
+        "rank {rank} (host {host}) left the group before {operation} was done: it ended its part, or failed for a \
+         reason of its own that its own output tells"
+    )]
+    PeerLeft {
+        /// The rank that left.
+        rank: usize,
+        /// Its host name.
+        host: String,
+        /// What this rank was doing.
+        operation: String,
+    },
+    /// A rank did not take part in time.
+    #[error(
+        "rank {rank} (host {host}) did not take part in {operation} within {:.1} s: {detail}; a longer time-out can be \
+         set (--timeout, TcpConfig::timeout)", waited.as_secs_f64()
+    )]
+    Timeout {
+        /// The rank that was waited for.
+        rank: usize,
+        /// Its host name.
+        host: String,
+        /// What was waited for.
+        operation: String,
+        /// How long.
+        waited: Duration,
+        /// What is known of the rank: it does not answer at all, or what it does instead.
+        detail: String,
+    },
+    /// This rank's communicator has ended before the operation was done.
+    #[error(
+        "{operation} was aborted: this rank called `abort`, or dropped its communicator while nothing came from the others"
+    )]
+    Aborted {
+        /// The call; after it, the group.
+        operation: String,
+    },
+    /// A rank that is there cannot be connected to.
+    #[error(
+        "rank {rank} (host {host}) cannot be reached from rank {by} for {operation}: {detail}; every rank must be able to \
+         connect to every other: look for a firewall, and for GIRANDOLE_BIND (TcpConfig::bind) on the host {host}"
+    )]
+    Unreachable {
+        /// The rank that was to be connected to.
+        rank: usize,
+        /// Its host name.
+        host: String,
+        /// What this rank was doing.
+        operation: String,
+        /// The rank that tried.
+        by: usize,
+        /// What came of it, and at which address.
+        detail: String,
+    },
+    /// Ranks called different operations at the same place.
+    #[error(
+        "the ranks do not agree on the call: rank {odd_rank} called {odd_call}, rank {rank} called {call}; every rank \
+         must make the same calls, in the same order, with the same dtype and element count"
+    )]
+    Mismatch {
+        /// The rank that differs from most; with two ranks, the higher one.
+        odd_rank: usize,
+        /// Its call.
+        odd_call: String,
+        /// A rank to compare it with.
+        rank: usize,
+        /// That rank's call.
+        call: String,
+    },
+    /// A rank sent what no rank of this version sends.
+    #[error("rank {rank} (host {host}) broke the protocol during {operation}: {detail}")]
+    Protocol {
+        /// The rank.
+        rank: usize,
+        /// Its host name.
+        host: String,
+        /// What this rank was doing.
+        operation: String,
+        /// What was wrong.
+        detail: String,
+    },
+    /// The library that moves the data, such as NCCL or MPI, has failed on a rank.
+    #[error("{operation}: on rank {rank} (host {host}), {detail}")]
+    Library {
+        /// The rank on which it has failed.
+        rank: usize,
+        /// Its host name.
+        host: String,
+        /// What this rank was doing.
+        operation: String,
+        /// What the library says.
+        detail: String,
+        /// True where it is this very rank.
+        here: bool,
+    },
+    /// The others have gone on without this rank.
+    #[error(
+        "rank {rank} is excluded: it did not come in time when the ranks that were left formed a new group, which has gone \
+         on without it; end this process, and start a new one that joins"
+    )]
+    Excluded {
+        /// This rank.
+        rank: usize,
+    },
+    /// The ranks that are left did not come together.
+    #[error("rank {rank}: no new group was formed within {:.1} s: {detail}", waited.as_secs_f64())]
+    Regroup {
+        /// This rank.
+        rank: usize,
+        /// Time spent.
+        waited: Duration,
+        /// Who did not come, or what the last try said.
+        detail: String,
+    },
+    /// The operating system refused something.
+    #[error("{what}: {reason}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// The reason.
+        reason: String,
+    },
+
+    // ---- launching ----
+    /// The launchers of a job's nodes did not find each other.
+    #[error("node {node}: the launchers of {nodes} nodes did not meet at {address} {detail}")]
+    Nodes {
+        /// This node.
+        node: usize,
+        /// Nodes expected.
+        nodes: usize,
+        /// The meeting point.
+        address: String,
+        /// Who is missing, or what the last try said.
+        detail: String,
+    },
+    /// A launcher with the job's secret was turned away, because it does not fit the others.
+    #[error("node {node} was refused at {address}: {reason}")]
+    NodeRefused {
+        /// The node that asked.
+        node: usize,
+        /// The meeting point.
+        address: String,
+        /// Why.
+        reason: String,
+    },
+    /// A node's launcher ended without a word, or its machine did.
+    #[error("{0} is gone: its launcher was killed, or cannot be reached any more; all ranks here have ended")]
+    NodeGone(crate::base::failure::NodeName),
+    /// A node's launcher is not heard of any more, while the others wait for it.
+    #[error(
+        "{node} does not answer: nothing was heard of its launcher for {:.1} s, so that it stands still, or cannot be reached; \
+         all ranks here have ended; a longer time-out can be set (--timeout, SpawnConfig::join_timeout)", silence.as_secs_f64()
+    )]
+    NodeSilent {
+        /// The node.
+        node: crate::base::failure::NodeName,
+        /// For how long.
+        silence: Duration,
+    },
+    /// A node's launcher ended the job.
+    #[error("{node} ended the job: {reason}")]
+    NodeStopped {
+        /// The node.
+        node: crate::base::failure::NodeName,
+        /// Why.
+        reason: String,
+    },
+    /// A worker process failed; this is the first one that did, the others were ended after it.
+    #[error(transparent)]
+    Worker(#[from] Box<crate::base::failure::WorkerFailure>),
+    /// The launcher was asked to stop by a signal, and has ended its workers.
+    #[error("stopped by {}; all ranks have ended", crate::base::failure::signal_name(*signal))]
+    Interrupted {
+        /// The signal's number.
+        signal: i32,
+    },
+}
+
+/// `Result` with this crate's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// True where the fault is another rank's: this process only noticed. A program that ends for such a reason exits with
+    /// [`crate::EXIT_PEER_FAILED`], so that its launcher looks for the first cause elsewhere.
+    ///
+    /// ```
+    /// let died = comm::Error::PeerDied { rank: 1, host: "a".into(), operation: "barrier #3".into() };
+    /// assert!(died.is_peer_failure());
+    /// ```
+    pub fn is_peer_failure(&self) -> bool {
+        self.is_loss()
+            || matches!(
+                self,
+                Error::Mismatch { .. }
+                    | Error::Library { here: false, .. }
+                    | Error::Excluded { .. }
+                    | Error::Regroup { .. }
+            )
+    }
+
+    /// True where the group has lost a rank, and those that are left can go on in a smaller one
+    /// ([`Communicator::shrink`](crate::Communicator::shrink)).
+    ///
+    /// ```
+    /// let died = comm::Error::PeerDied { rank: 1, host: "a".into(), operation: "barrier #3".into() };
+    /// assert!(died.is_loss());
+    /// ```
+    pub fn is_loss(&self) -> bool {
+        matches!(
+            self,
+            Error::PeerDied { .. }
+                | Error::PeerLeft { .. }
+                | Error::Timeout { .. }
+                | Error::Unreachable { .. }
+                | Error::Protocol { .. }
+        )
+    }
+
+    /// What a program exits with that ends for this reason: 2 for an argument that cannot be used,
+    /// [`EXIT_PEER_FAILED`](crate::EXIT_PEER_FAILED) where another rank is at fault, 128 and the signal's number where a
+    /// signal ended it, else 1.
+    ///
+    /// ```
+    /// assert_eq!(comm::Error::Interrupted { signal: 2 }.exit_code(), 130);
+    /// ```
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Error::InvalidArgument { .. } => 2,
+            Error::Interrupted { signal } => (128 + signal).clamp(1, 255) as u8,
+            error if error.is_peer_failure() => crate::EXIT_PEER_FAILED as u8,
+            _ => 1,
+        }
+    }
+
+    /// True where the job was ended because nobody reads the standard output of this process any more: then nobody wants to be
+    /// told of it either.
+    pub fn is_unread_output(&self) -> bool {
+        matches!(self, Error::Interrupted { signal: SIGPIPE })
+    }
+
+    #[doc(hidden)]
+    pub fn system(what: impl Into<String>, reason: impl std::fmt::Display) -> Self {
+        Error::System { what: what.into(), reason: reason.to_string() }
+    }
+
+    #[doc(hidden)]
+    pub fn invalid(what: impl Into<String>, got: impl std::fmt::Display, help: impl Into<String>) -> Self {
+        Error::InvalidArgument { what: what.into(), got: got.to_string(), help: help.into() }
+    }
+}

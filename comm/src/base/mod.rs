@@ -1,0 +1,13 @@
+//! What all layers speak of: operations, their fingerprints and errors, the members of a group, the elements of tensors.
+
+pub(crate) mod buffer;
+pub(crate) mod cause;
+pub(crate) mod error;
+pub(crate) mod failure;
+pub(crate) mod fingerprint;
+pub(crate) mod last_words;
+pub(crate) mod lock;
+pub(crate) mod members;
+pub(crate) mod operation;
+pub(crate) mod stats;
+pub(crate) mod timespec;

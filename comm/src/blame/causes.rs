@@ -1,0 +1,54 @@
+//! For which of this process's errors another rank is at fault. A program's own error type may hide the one of this crate
+//! that is in it, but as a rule not its text.
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+
+use crate::Error;
+use crate::base::lock::lock;
+
+/// More groups than fail of different causes before a program gives up.
+const KEPT: usize = 8;
+
+/// What groups of this process have failed of by another rank's fault, the latest last.
+static CAUSES: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
+
+/// Takes note of what a group has failed of.
+pub(crate) fn remember(error: &Error) {
+    if !error.is_peer_failure() {
+        return;
+    }
+    let mut causes = lock(&CAUSES);
+    let text = error.to_string();
+    if causes.contains(&text) {
+        return;
+    }
+    if causes.len() == KEPT {
+        causes.pop_front();
+    }
+    causes.push_back(text);
+}
+
+/// True where the text of an error has such a cause in it.
+pub fn names_another_rank(text: &str) -> bool {
+    lock(&CAUSES).iter().any(|cause| text.contains(cause.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_known_in_any_wrapping_and_forgotten_after_many_others() {
+        let died =
+            |rank: usize| Error::PeerDied { rank, host: "blame".into(), operation: "barrier #3".into() };
+        let own = Error::system("reading blame.txt", "it is gone");
+        remember(&died(7));
+        remember(&own);
+        assert!(names_another_rank(&format!("epoch 3: {}", died(7))));
+        assert!(!names_another_rank(&own.to_string()) && !names_another_rank(&died(8).to_string()));
+        (10..10 + KEPT).for_each(|rank| remember(&died(rank)));
+        assert!(!names_another_rank(&died(7).to_string()));
+        assert!(names_another_rank(&died(10).to_string()));
+    }
+}

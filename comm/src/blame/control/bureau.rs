@@ -1,0 +1,385 @@
+//! What the control thread and the threads that run operations share.
+
+mod elsewhere;
+pub(crate) mod job;
+
+use std::io::Write;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::base::cause::{Cause, NO_ANSWER};
+use crate::base::fingerprint::Fingerprint;
+use crate::base::last_words::{self, FAREWELL};
+use crate::base::lock::lock;
+use crate::base::members::Members;
+use crate::blame::control::bureau::job::Job;
+use crate::blame::supervisor::Supervisor;
+use crate::blame::verdict::{Activity, Question, Status, judge};
+use crate::rendezvous::connection::fault::Fault;
+use crate::transport::links::Wait;
+use crate::transport::tcp::switchboard::Switchboard;
+use crate::{Error, Result, TcpConfig};
+
+/// How long rank 0 waits for what the ranks say of themselves.
+pub(super) const PROBE_PATIENCE: Duration = Duration::from_millis(400);
+/// How long a rank waits for rank 0's answer, which may have to wait for those of others.
+const ANSWER_PATIENCE: Duration = Duration::from_millis(900);
+/// The same where rank 0 is to blame if there is none.
+const LAST_PATIENCE: Duration = Duration::from_millis(1500);
+/// How long after a death a rank says so that is in no operation of the group.
+const SPEAKS: Duration = Duration::from_millis(500);
+/// How long rank 0 waits for itself: that its own thread is late says nothing of other ranks.
+const OWN_PATIENCE: Duration = Duration::from_secs(10);
+
+/// One rank's office for questions and verdicts.
+#[derive(Debug)]
+pub(crate) struct Bureau {
+    rank: usize,
+    members: Members,
+    timeout: Duration,
+    slow_warning: Duration,
+    switchboard: Arc<Switchboard>,
+    job: Arc<Job>,
+    activity: Mutex<Activity>,
+    desk: Mutex<Desk>,
+    /// Something on the desk has changed.
+    changed: Condvar,
+    failed: AtomicBool,
+    /// An operation knows of the failure.
+    is_known: AtomicBool,
+    /// No rank 0 tells the others of the failure.
+    alone: AtomicBool,
+    /// A byte written here wakes the control thread.
+    bell: UnixStream,
+}
+
+#[derive(Debug, Default)]
+struct Desk {
+    failure: Option<Cause>,
+    failed_at: Option<Instant>,
+    questions: Vec<(u64, Question)>,
+    /// Questions that somebody waits for the answers of.
+    open: Vec<u64>,
+    answers: Vec<(u64, Option<Cause>)>,
+    next_id: u64,
+    /// Since when a question has waited for rank 0, which has not said anything since.
+    silent_since: Option<Instant>,
+    closing: Option<Closing>,
+}
+
+/// How the group is closed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Closing {
+    pub(super) goodbye: bool,
+}
+
+impl Bureau {
+    /// The bureau, and the end of the bell that the control thread listens to.
+    pub(crate) fn new(
+        config: &TcpConfig,
+        members: Members,
+        switchboard: Arc<Switchboard>,
+        job: Arc<Job>,
+    ) -> Result<(Self, UnixStream)> {
+        let pair = UnixStream::pair().and_then(|(bell, ear)| {
+            bell.set_nonblocking(true)?;
+            ear.set_nonblocking(true)?;
+            Ok((bell, ear))
+        });
+        let (bell, ear) =
+            pair.map_err(|reason| Error::system("making a socket pair", Fault::from(reason)))?;
+        let bureau = Self {
+            rank: config.rank,
+            members,
+            timeout: config.bounded_timeout(),
+            slow_warning: config.slow_warning,
+            switchboard,
+            job,
+            activity: Mutex::default(),
+            desk: Mutex::default(),
+            changed: Condvar::new(),
+            failed: AtomicBool::new(false),
+            is_known: AtomicBool::new(false),
+            alone: AtomicBool::new(false),
+            bell,
+        };
+        Ok((bureau, ear))
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The groups that this one belongs to.
+    pub(crate) fn job(&self) -> &Arc<Job> {
+        &self.job
+    }
+
+    /// The collectives that this rank has taken part in to their end, or to the group's.
+    pub(super) fn progress(&self) -> u64 {
+        let activity = lock(&self.activity);
+        match activity.current() {
+            Some(aborted) if !aborted.is_message() => aborted.sequence.saturating_sub(1),
+            _ => activity.progress(),
+        }
+    }
+
+    /// Asks the control thread to end, and to say goodbye before where that is true.
+    pub(crate) fn close(&self, goodbye: bool) {
+        lock(&self.desk).closing = Some(Closing { goodbye });
+        self.changed.notify_all();
+        if !goodbye {
+            self.switchboard.cut(Shutdown::Both, None);
+        }
+        self.ring();
+    }
+
+    /// Tells the peers that this rank leaves, and why if it knows, on the connections on which they would wait for it.
+    pub(crate) fn say_farewell(&self) {
+        let because =
+            self.job.failure().map(|cause| Cause::InJob { cause: Box::new(cause), host: String::new() });
+        self.switchboard.leave(because.as_ref().and_then(last_words::blame).unwrap_or(FAREWELL));
+    }
+
+    pub(super) fn closing(&self) -> Option<Closing> {
+        lock(&self.desk).closing
+    }
+
+    pub(super) fn take_questions(&self) -> Vec<(u64, Question)> {
+        std::mem::take(&mut lock(&self.desk).questions)
+    }
+
+    /// Rank 0 has said something.
+    pub(super) fn hear_center(&self) {
+        lock(&self.desk).silent_since = None;
+    }
+
+    pub(super) fn answer(&self, id: u64, cause: Option<Cause>) {
+        let mut desk = lock(&self.desk);
+        desk.silent_since = None;
+        if desk.open.contains(&id) {
+            desk.answers.push((id, cause));
+        }
+        drop(desk);
+        self.changed.notify_all();
+    }
+
+    /// The group has failed: from now on nobody waits for data. False where it had failed before.
+    pub(super) fn fail(&self, cause: Cause) -> bool {
+        let failed = self.note(cause);
+        if failed {
+            self.switchboard.cut(Shutdown::Both, None);
+        }
+        failed
+    }
+
+    /// Whether the group has failed, for those that are no operation.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// Whether it has, and no operation knows.
+    pub(super) fn is_untold(&self) -> bool {
+        self.has_failed() && !self.is_known.load(Ordering::Acquire)
+    }
+
+    /// When to say that a rank has died, where no operation of this rank does: it may be ended before its next one.
+    pub(super) fn speaks_at(&self) -> Option<Instant> {
+        let failed_at = self.is_untold().then(|| lock(&self.desk).failed_at).flatten()?;
+        Some(failed_at + SPEAKS)
+    }
+
+    /// Says so where it is time to.
+    pub(super) fn speak(&self) {
+        if self.speaks_at().is_none_or(|at| Instant::now() < at) || self.is_known.swap(true, Ordering::AcqRel)
+        {
+            return;
+        }
+        let is_world = self.job.world().is_some_and(|world| std::ptr::eq(&*world, self));
+        if let (true, Some(Cause::Died { rank })) = (is_world, lock(&self.desk).failure.clone()) {
+            let [own, dead] = [self.rank, rank].map(|rank| self.members.world_rank(rank));
+            let host = Supervisor::host(self, rank);
+            tracing::warn!(
+                "rank {own} has called nothing since rank {dead} (host {host}) died: its next operation fails"
+            );
+        }
+    }
+
+    /// The same where rank 0 has left. The peers are told by [`Supervisor::hang_up`].
+    pub(super) fn fail_alone(&self, cause: Cause) {
+        self.alone.store(true, Ordering::Release);
+        let words = last_words::blame(&cause);
+        if self.note(cause) {
+            // This wakes only the rank itself.
+            self.switchboard.cut(Shutdown::Read, words);
+        }
+    }
+
+    fn note(&self, cause: Cause) -> bool {
+        let mut desk = lock(&self.desk);
+        if desk.failure.is_some() {
+            return false;
+        }
+        (desk.failure, desk.failed_at) = (Some(cause.clone()), Some(Instant::now()));
+        self.failed.store(true, Ordering::Release);
+        // Before an operation can tell the program, which may then go on.
+        self.note_in_job(&cause);
+        drop(desk);
+        self.changed.notify_all();
+        true
+    }
+
+    /// Rank 0 itself does not answer.
+    fn without_an_answer(&self, question: Question) -> Option<Cause> {
+        let silent = Cause::Stalled { rank: 0, detail: NO_ANSWER.into() };
+        let cause = match question {
+            Question::Suspect { .. } | Question::Elsewhere { lost: false, .. } => return Some(silent),
+            Question::Stuck { last: false, .. } | Question::Elsewhere { .. } => return None,
+            // A peer that is lost may be one that gave up waiting for rank 0.
+            Question::Stuck { .. }
+            | Question::Lost { left: false, because: None, .. }
+            | Question::Unreached { .. } => silent,
+            Question::Lost { .. }
+            | Question::Mismatch { .. }
+            | Question::Garbage { .. }
+            | Question::Known { .. }
+            | Question::Failed { .. } => self.judge_alone(&question, Status::Silent).unwrap_or(silent),
+        };
+        self.fail(cause);
+        self.failure()
+    }
+
+    /// What this rank can tell by itself.
+    pub(super) fn judge_alone(&self, question: &Question, center: Status) -> Option<Cause> {
+        let status = |rank| match rank {
+            0 => center.clone(),
+            rank if rank == self.rank => Status::Active(self.activity()),
+            _ => Status::Unknown,
+        };
+        judge(self.rank, question, &(0..self.switchboard.peers().len()).map(status).collect::<Vec<_>>())
+    }
+
+    /// Asks this group alone.
+    fn ask_here(&self, question: Question) -> Option<Cause> {
+        let patience = match question {
+            _ if self.rank == 0 => OWN_PATIENCE,
+            Question::Suspect { .. } | Question::Stuck { last: false, .. } => ANSWER_PATIENCE,
+            _ => LAST_PATIENCE,
+        };
+        let mut desk = lock(&self.desk);
+        if desk.closing.is_some() {
+            // What this rank sees of its own end is nobody's fault.
+            return desk.failure.clone();
+        }
+        // Who has kept silent so far is not given the time again.
+        let deadline = *desk.silent_since.get_or_insert_with(Instant::now) + patience;
+        let id = desk.next_id;
+        desk.next_id += 1;
+        desk.open.push(id);
+        desk.questions.push((id, question.clone()));
+        drop(desk);
+        self.ring();
+        let mut desk = lock(&self.desk);
+        let known = loop {
+            if let Some(cause) = &desk.failure {
+                self.is_known.store(true, Ordering::Release);
+                break Some(Some(cause.clone()));
+            }
+            if let Some(index) = desk.answers.iter().position(|(answered, _)| *answered == id) {
+                break Some(desk.answers.swap_remove(index).1);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || desk.closing.is_some() {
+                break None;
+            }
+            desk = self.changed.wait_timeout(desk, left).unwrap_or_else(PoisonError::into_inner).0;
+        };
+        desk.open.retain(|open| *open != id);
+        desk.answers.retain(|(answered, _)| *answered != id);
+        drop(desk);
+        if let Some(cause) = known {
+            return cause;
+        }
+        if self.rank == 0 || self.closing().is_some() { None } else { self.without_an_answer(question) }
+    }
+
+    fn ring(&self) {
+        // A full bell rings already.
+        let _ = (&self.bell).write(&[0]);
+    }
+}
+
+impl Supervisor for Bureau {
+    fn goes_on(&self) {
+        self.job.go_on();
+    }
+
+    fn begin(&self, call: Fingerprint) {
+        lock(&self.activity).begin(call);
+    }
+
+    fn wait_for(&self, waits: &[Wait]) {
+        lock(&self.activity).wait_for(&mut waits.iter().map(|wait| wait.peer));
+    }
+
+    fn end(&self) {
+        lock(&self.activity).end();
+    }
+
+    fn failure(&self) -> Option<Cause> {
+        if !self.has_failed() {
+            return None;
+        }
+        self.is_known.store(true, Ordering::Release);
+        lock(&self.desk).failure.clone()
+    }
+
+    fn ask(&self, question: Question) -> Option<Cause> {
+        let question = match question {
+            Question::Lost { peer, because: Some(cause), .. } => {
+                Question::Known { peer, cause: self.heard(cause) }
+            }
+            question => question,
+        };
+        match self.ask_world(&question) {
+            Some(cause) if question.is_fatal() => {
+                self.ask_here(Question::Known { peer: question.peer(), cause })
+            }
+            Some(cause) => Some(cause),
+            None => self.ask_here(question),
+        }
+    }
+
+    fn hang_up(&self, part: &mut dyn FnMut() -> Vec<usize>) {
+        if !self.alone.load(Ordering::Acquire) {
+            return;
+        }
+        if let Some(words) = self.failure().as_ref().and_then(last_words::blame) {
+            self.switchboard.tell(&part(), &words);
+        }
+        self.switchboard.cut(Shutdown::Both, None);
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn members(&self) -> &Members {
+        &self.members
+    }
+
+    fn host(&self, rank: usize) -> String {
+        self.switchboard.peers().get(rank).map(|peer| peer.host.clone()).unwrap_or_default()
+    }
+
+    fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    fn slow_warning(&self) -> Duration {
+        self.slow_warning
+    }
+}

@@ -1,0 +1,135 @@
+//! What a group has to do with the others of its job: who waits in which of them, and why one of them has failed.
+
+use std::sync::Arc;
+
+use super::Bureau;
+use crate::Error;
+use crate::base::cause::{Cause, NO_ANSWER};
+use crate::base::lock::lock;
+use crate::base::members::Members;
+use crate::blame::supervisor::Supervisor;
+use crate::blame::verdict::{Activity, Elsewhere, Question};
+
+impl Bureau {
+    /// What this rank is doing, in other groups of the job, too.
+    pub(crate) fn activity(&self) -> Activity {
+        let mut activity = lock(&self.activity).clone();
+        let groups = self.job.groups();
+        let others = groups.iter().filter(|group| !std::ptr::eq(&***group, self));
+        activity.elsewhere = others.filter_map(|group| group.as_seen_by(&self.members)).collect();
+        let own = |meeting: Arc<Elsewhere>| Elsewhere {
+            call: meeting.call.clone(),
+            waits: meeting.waits.iter().filter_map(|number| self.members.rank_of(*number)).collect(),
+        };
+        activity.elsewhere.extend(self.job.meetings().into_iter().map(own));
+        activity.failed = self.failure_elsewhere();
+        activity
+    }
+
+    /// The call that goes on here, for another group. Where the group has ended, so does the call.
+    fn as_seen_by(&self, members: &Members) -> Option<Elsewhere> {
+        if self.has_failed() || self.closing().is_some() {
+            return None;
+        }
+        let activity = lock(&self.activity);
+        let call = activity.current()?.to_string() + &self.members.place();
+        let waits = activity.waits().filter_map(|rank| members.rank_of(self.members.world_rank(rank)));
+        Some(Elsewhere { call, waits: waits.collect() })
+    }
+
+    /// What another group of the job has failed for.
+    pub(crate) fn failure_elsewhere(&self) -> Option<Cause> {
+        Some(self.own(self.job.failure()?))
+    }
+
+    /// A cause with the job's numbers for ranks, as it is told here.
+    fn own(&self, cause: Cause) -> Cause {
+        let known = cause.renumbered(|number| self.members.rank_of(number));
+        known.unwrap_or_else(|| {
+            let world = self.job.world();
+            let host = cause.rank().zip(world).and_then(|(number, world)| {
+                let rank = world.members.rank_of(number)?;
+                Some(Supervisor::host(&*world, rank))
+            });
+            Cause::InJob { cause: Box::new(cause), host: host.unwrap_or_default() }
+        })
+    }
+
+    /// The same, where it was told by a rank of another group.
+    pub(crate) fn heard(&self, cause: Cause) -> Cause {
+        match cause {
+            Cause::InJob { cause, .. } => self.own(*cause),
+            cause => cause,
+        }
+    }
+
+    /// What the group of all ranks knows of the ranks that a question is about; it may have to ask all of them.
+    pub(super) fn ask_world(&self, question: &Question) -> Option<Cause> {
+        let world = self.job.world().filter(|world| !std::ptr::eq(&**world, self))?;
+        let (peers, lost) = match question {
+            Question::Stuck { peer, last: true, .. } | Question::Suspect { peer } => {
+                let waits: Vec<usize> = lock(&self.activity).waits().collect();
+                (if waits.contains(peer) { waits } else { vec![*peer] }, false)
+            }
+            Question::Lost { peer, because: None, .. } | Question::Unreached { peer, .. } => {
+                (vec![*peer], true)
+            }
+            _ => return None,
+        };
+        let numbers: Vec<usize> = peers.into_iter().map(|rank| self.members.world_rank(rank)).collect();
+        self.ask_of(&world, &numbers, lost)
+    }
+
+    /// The same of ranks by their numbers in the job.
+    fn ask_of(&self, world: &Bureau, numbers: &[usize], lost: bool) -> Option<Cause> {
+        let peers: Vec<usize> = numbers.iter().filter_map(|number| world.members.rank_of(*number)).collect();
+        let cause = match world.failure() {
+            None if peers.is_empty() => None,
+            None => world.ask_here(Question::Elsewhere { peers, lost }),
+            known => known,
+        };
+        match cause? {
+            Cause::InJob { cause, .. } => Some(self.own(*cause)),
+            cause => {
+                cause.renumbered(|rank| Some(world.members.world_rank(rank))).map(|cause| self.own(cause))
+            }
+        }
+    }
+
+    /// The error of a meeting of this rank with `others` of the job that has come to nothing: where the group of all ranks knows
+    /// for whom all wait in the end, it is that one's fault.
+    pub(crate) fn explain(&self, error: Error, operation: String, others: &[usize]) -> Error {
+        let gone = match &error {
+            Error::PeerDied { rank, .. } => Some(*rank),
+            Error::Rendezvous { .. } => None,
+            _ => return error,
+        };
+        let Some(world) = self.job.world() else { return error };
+        let gone_why = gone.and_then(|rank| self.ask_of(&world, &[rank], true));
+        let cause = gone_why.or_else(|| self.ask_of(&world, others, false)).filter(|cause| match cause {
+            // That it is missing is known, and more about it.
+            Cause::Stalled { rank, detail } => {
+                detail == NO_ANSWER || !others.contains(&self.members.world_rank(*rank))
+            }
+            _ => true,
+        });
+        match (cause, error) {
+            (Some(cause), _) => {
+                self.note_in_job(&cause);
+                let host = |rank| Supervisor::host(self, rank);
+                cause.to_error(self.rank, operation, self.timeout, &self.members, host)
+            }
+            // It has closed the connection, and is there.
+            (None, Error::PeerDied { rank, host, operation }) => Error::PeerLeft { rank, host, operation },
+            (None, error) => error,
+        }
+    }
+
+    pub(super) fn note_in_job(&self, cause: &Cause) {
+        let in_job = match cause {
+            Cause::InJob { cause, .. } => Some((**cause).clone()),
+            cause => cause.renumbered(|rank| Some(self.members.world_rank(rank))),
+        };
+        in_job.into_iter().for_each(|cause| self.job.note(cause));
+    }
+}

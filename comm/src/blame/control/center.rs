@@ -1,0 +1,358 @@
+//! The control thread of rank 0: it sees who dies, asks around, judges, and tells everybody the same cause.
+//!
+//! However many ranks have questions, each is asked once what it is doing: all questions that have come by the time serve
+//! for one round, and those that come meanwhile for the next.
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::base::cause::Cause;
+use crate::base::timespec::timespec;
+use crate::blame::verdict::{Question, Status, judge, may_change};
+
+use super::bureau::{Bureau, PROBE_PATIENCE};
+use super::leaf::drain;
+use super::wire::{Message, Wire};
+
+/// How long to leave ranks alone that were asked and may soon have something else to say.
+const PAUSE: Duration = Duration::from_millis(20);
+
+pub(super) struct Center<'a> {
+    bureau: &'a Bureau,
+    ear: &'a UnixStream,
+    members: Vec<Member>,
+    inquiries: Vec<Inquiry>,
+    round: Option<Round>,
+    rounds: u64,
+    /// When the next round may begin.
+    not_before: Instant,
+}
+
+/// What is known of a rank for good.
+struct Member {
+    wire: Option<Wire>,
+    left: bool,
+    /// Why it left, where another group of the job has failed.
+    because: Option<Cause>,
+    /// Since when it owes an answer. Until then it is asked nothing more.
+    asked: Option<Instant>,
+}
+
+/// A question whose answer waits for what the ranks say they are doing.
+struct Inquiry {
+    asker: usize,
+    id: u64,
+    question: Question,
+    deadline: Instant,
+    /// It was there when the round began.
+    in_round: bool,
+}
+
+/// What the ranks say they are doing.
+struct Round {
+    number: u64,
+    /// By rank; None where it has not answered yet.
+    statuses: Vec<Option<Status>>,
+}
+
+impl<'a> Center<'a> {
+    pub(super) fn new(bureau: &'a Bureau, ear: &'a UnixStream, wires: Vec<Option<Wire>>) -> Self {
+        let member = |wire| Member { wire, left: false, because: None, asked: None };
+        let members = wires.into_iter().map(member).collect();
+        let not_before = Instant::now();
+        Self { bureau, ear, members, inquiries: Vec::new(), round: None, rounds: 0, not_before }
+    }
+
+    /// Serves until the group is closed.
+    pub(super) fn serve(mut self) {
+        let closing = loop {
+            if let Some(closing) = self.bureau.closing() {
+                break closing;
+            }
+            let ready = self.sleep();
+            self.bureau.speak();
+            drain(self.ear);
+            for (id, question) in self.bureau.take_questions() {
+                self.inquire(0, id, question);
+            }
+            for rank in ready {
+                self.listen(rank);
+            }
+            self.settle();
+        };
+        if closing.goodbye {
+            let (progress, because) = (self.bureau.progress(), self.bureau.failure_elsewhere());
+            self.tell_all(&Message::Goodbye { progress, because });
+        }
+    }
+
+    /// The ranks that have something to say.
+    fn sleep(&self) -> Vec<usize> {
+        let wires = self.members.iter().enumerate();
+        let live: Vec<(usize, &Wire)> =
+            wires.filter_map(|(rank, member)| Some((rank, member.wire.as_ref()?))).collect();
+        let mut polled = vec![PollFd::from_borrowed_fd(self.ear.as_fd(), PollFlags::IN)];
+        polled.extend(
+            live.iter().map(|(_, wire)| PollFd::from_borrowed_fd(wire.stream().as_fd(), wire.events())),
+        );
+        let deadline = self.next_deadline().into_iter().chain(self.bureau.speaks_at()).min();
+        let timeout = deadline.map(|deadline| {
+            timespec(deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
+        });
+        if poll(&mut polled, timeout.as_ref()).is_err() {
+            return Vec::new();
+        }
+        let spoke = |(polled, (rank, _)): (&PollFd<'_>, (usize, &Wire))| {
+            (!polled.revents().is_empty()).then_some(rank)
+        };
+        polled[1..].iter().zip(live).filter_map(spoke).collect()
+    }
+
+    /// When there is something to do, whether or not anybody speaks.
+    fn next_deadline(&self) -> Option<Instant> {
+        match &self.round {
+            // Where nobody is waited for, at once.
+            Some(round) => {
+                Some(self.awaited(round).map(|asked| asked + PROBE_PATIENCE).min().unwrap_or(self.not_before))
+            }
+            None if self.inquiries.is_empty() => None,
+            None => Some(self.not_before),
+        }
+    }
+
+    /// Since when the ranks were asked that still owe an answer.
+    fn awaited(&self, round: &Round) -> impl Iterator<Item = Instant> {
+        let members = self.members.iter().zip(&round.statuses);
+        let owing = members.filter(|(member, said)| member.wire.is_some() && said.is_none());
+        owing.filter_map(|(member, _)| member.asked)
+    }
+
+    fn listen(&mut self, rank: usize) {
+        let Some(wire) = &mut self.members[rank].wire else { return };
+        let (messages, ended) = wire.read();
+        let mut gone = ended.is_err();
+        for message in messages {
+            match message {
+                Message::Ask { id, question } if question.peer() < self.members.len() => {
+                    self.inquire(rank, id, question)
+                }
+                Message::Doing { inquiry, activity } => self.hear(rank, inquiry, Status::Active(activity)),
+                Message::Goodbye { because, .. } => {
+                    let because = because.map(|cause| self.bureau.heard(cause));
+                    (self.members[rank].left, self.members[rank].because) = (true, because);
+                    gone = true;
+                }
+                _ => gone = true,
+            }
+        }
+        if gone {
+            self.members[rank].wire = None;
+            if !self.members[rank].left {
+                self.declare(Cause::Died { rank });
+            }
+        }
+    }
+
+    fn inquire(&mut self, asker: usize, id: u64, question: Question) {
+        let deadline = Instant::now() + PROBE_PATIENCE;
+        self.inquiries.push(Inquiry { asker, id, question, deadline, in_round: false });
+    }
+
+    /// A rank says what it is doing, in this round or, where it was late, in one before.
+    fn hear(&mut self, rank: usize, number: u64, status: Status) {
+        let Member { wire, asked, .. } = &mut self.members[rank];
+        *asked = None;
+        match &mut self.round {
+            Some(round) if round.number == number => round.statuses[rank] = Some(status),
+            Some(Round { number, .. }) => ask(wire.as_mut(), asked, *number),
+            None => {}
+        }
+    }
+
+    /// Asks every rank what it is doing.
+    fn begin_round(&mut self) {
+        self.rounds += 1;
+        let statuses = self.members.iter().map(|_| None).collect();
+        self.round = Some(Round { number: self.rounds, statuses });
+        self.inquiries.iter_mut().for_each(|inquiry| inquiry.in_round = true);
+        for Member { wire, asked, .. } in &mut self.members {
+            if asked.is_none() {
+                ask(wire.as_mut(), asked, self.rounds);
+            }
+        }
+    }
+
+    /// Judges when everybody has answered, or has had the time to; and asks again where somebody wants to know.
+    fn settle(&mut self) {
+        let now = Instant::now();
+        let is_over = |round: &Round| self.awaited(round).all(|asked| now >= asked + PROBE_PATIENCE);
+        let over = self.round.as_ref().is_some_and(is_over);
+        if let Some(round) = self.round.take_if(|_| over) {
+            self.judge(&round, now);
+        }
+        if self.round.is_none() && !self.inquiries.is_empty() && now >= self.not_before {
+            self.begin_round();
+        }
+    }
+
+    fn judge(&mut self, round: &Round, now: Instant) {
+        let statuses: Vec<Status> =
+            round.statuses.iter().enumerate().map(|(rank, said)| self.status(rank, said)).collect();
+        // What most ranks ask when all of them wait, and the answer is the same to each.
+        let mut usual: Option<Option<Cause>> = None;
+        for inquiry in std::mem::take(&mut self.inquiries) {
+            let Inquiry { asker, id, ref question, deadline, in_round } = inquiry;
+            if !in_round {
+                self.inquiries.push(inquiry);
+                continue;
+            }
+            let cause = match question {
+                Question::Stuck { peer, last: false, .. } if statuses[*peer] != Status::Left => {
+                    usual.get_or_insert_with(|| judge(asker, question, &statuses)).clone()
+                }
+                _ => judge(asker, question, &statuses),
+            };
+            if now < deadline && cause.as_ref().is_some_and(|cause| may_change(cause, &statuses)) {
+                self.not_before = now + PAUSE;
+                self.inquiries.push(inquiry);
+                continue;
+            }
+            let cause = cause.map(|cause| self.explain(cause));
+            match cause {
+                Some(cause) if question.is_fatal() => self.declare(cause),
+                cause => self.answer(asker, id, cause),
+            }
+        }
+    }
+
+    fn status(&self, rank: usize, said: &Option<Status>) -> Status {
+        match said {
+            _ if rank == 0 => Status::Active(self.bureau.activity()),
+            _ if self.members[rank].left => Status::Left,
+            Some(status) => status.clone(),
+            None if self.members[rank].wire.is_some() => Status::Silent,
+            None => Status::Died,
+        }
+    }
+
+    /// Who has left for a cause of another group is not the cause.
+    fn explain(&self, cause: Cause) -> Cause {
+        match cause {
+            // Its number is another rank's word, which may be anything.
+            Cause::Left { rank } => {
+                self.members.get(rank).and_then(|member| member.because.clone()).unwrap_or(cause)
+            }
+            cause => cause,
+        }
+    }
+
+    fn answer(&mut self, asker: usize, id: u64, cause: Option<Cause>) {
+        match &mut self.members[asker].wire {
+            _ if asker == 0 => self.bureau.answer(id, cause),
+            Some(wire) => wire.write(&Message::Answer { id, cause }),
+            None => {}
+        }
+    }
+
+    /// The first cause is the cause.
+    fn declare(&mut self, cause: Cause) {
+        if self.bureau.has_failed() {
+            return;
+        }
+        // The others first: when this rank knows, its process may end, and would seem to be the cause.
+        self.tell_all(&Message::Verdict(cause.clone()));
+        self.bureau.fail(cause);
+    }
+
+    fn tell_all(&mut self, message: &Message) {
+        self.members
+            .iter_mut()
+            .filter_map(|member| member.wire.as_mut())
+            .for_each(|wire| wire.write(message));
+    }
+}
+
+/// Asks one rank, which owes an answer from now on.
+fn ask(wire: Option<&mut Wire>, asked: &mut Option<Instant>, number: u64) {
+    if let Some(wire) = wire {
+        wire.write(&Message::Probe { inquiry: number });
+        *asked = Some(Instant::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::TcpConfig;
+    use crate::base::members::Members;
+    use crate::blame::supervisor::Supervisor;
+    use crate::rendezvous::connection::stream::Stream;
+    use crate::transport::tcp::switchboard::Switchboard;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Rank 0 of so many, none of which has a data connection.
+    fn office(world_size: usize) -> (Bureau, UnixStream) {
+        let config = TcpConfig { world_size, ..TcpConfig::default() };
+        let switchboard = Switchboard::with(0, (0..world_size).map(|_| None).collect());
+        Bureau::new(&config, Members::world(world_size), switchboard, Arc::default()).unwrap()
+    }
+
+    fn pair() -> [Wire; 2] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        [listener.accept().unwrap().0, there].map(|socket| {
+            socket.set_nonblocking(true).unwrap();
+            Wire::new(Arc::new(Stream::from(socket)))
+        })
+    }
+
+    /// What a rank hears, up to the verdict.
+    fn verdict(wire: &mut Wire) -> Cause {
+        let begun = Instant::now();
+        loop {
+            assert!(begun.elapsed() < LONG);
+            let (messages, ended) = wire.read();
+            let said = |message| if let Message::Verdict(cause) = message { Some(cause) } else { None };
+            if let Some(cause) = messages.into_iter().find_map(said) {
+                return cause;
+            }
+            ended.unwrap();
+            let mut polled = [PollFd::from_borrowed_fd(wire.stream().as_fd(), PollFlags::IN)];
+            poll(&mut polled, Some(&timespec(LONG))).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_rank_that_there_is_not_does_no_harm() {
+        let (bureau, ear) = office(2);
+        let [here, mut there] = pair();
+        let cause = Cause::Left { rank: 9 };
+        std::thread::scope(|scope| {
+            scope.spawn(|| Center::new(&bureau, &ear, vec![None, Some(here)]).serve());
+            there.write(&Message::Ask { id: 1, question: Question::Known { peer: 0, cause: cause.clone() } });
+            assert_eq!(verdict(&mut there), cause);
+            bureau.close(false);
+        });
+        let error = bureau.error(&bureau.failure().unwrap(), "barrier #1".into());
+        assert!(error.to_string().starts_with("rank 9 (host ) left the group"), "{error}");
+    }
+
+    #[test]
+    fn that_others_go_too_does_not_keep_rank_0_from_saying_that_one_has_died() {
+        let (bureau, ear) = office(3);
+        let mut center = Center::new(&bureau, &ear, (0..3).map(|_| None).collect());
+        center.declare(Cause::Died { rank: 1 });
+        center.declare(Cause::Died { rank: 2 });
+        assert!(bureau.speaks_at().is_some());
+        // An operation knows it.
+        assert_eq!(bureau.failure(), Some(Cause::Died { rank: 1 }));
+        assert!(bureau.speaks_at().is_none());
+    }
+}

@@ -1,0 +1,59 @@
+//! Any bytes on a control connection, in pieces of any length; and what rank 0 makes of them.
+
+use std::time::Duration;
+
+use super::wire::{Inbox, Message};
+use crate::base::cause::Cause;
+use crate::base::members::Members;
+use crate::blame::verdict::{Status, judge, may_change};
+
+const RANKS: usize = 4;
+
+/// The first byte tells how long the pieces are.
+pub(crate) fn hear(data: &[u8]) {
+    let Some((piece, rest)) = data.split_first() else { return };
+    let whole = read(rest.chunks(rest.len().max(1)));
+    let pieces = read(rest.chunks(usize::from(*piece).max(1)));
+    assert_eq!(whole, pieces, "split otherwise, other messages");
+    let statuses: Vec<Status> = (0..RANKS).map(|rank| status(&whole.0, rank)).collect();
+    for message in &whole.0 {
+        match message {
+            Message::Ask { question, .. } if question.peer() < RANKS => {
+                for asker in 0..RANKS {
+                    judge(asker, question, &statuses).iter().for_each(|cause| tell(cause, &statuses));
+                }
+            }
+            Message::Verdict(cause) => tell(cause, &statuses),
+            _ => {}
+        }
+    }
+}
+
+/// The messages, and whether all of it could be read.
+fn read<'a>(mut pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<Message>, bool) {
+    let (mut inbox, mut messages) = (Inbox::default(), Vec::new());
+    let good = pieces.all(|piece| inbox.take(piece, &mut messages).is_ok());
+    (messages, good)
+}
+
+/// Of one rank: what one of the messages says.
+fn status(messages: &[Message], rank: usize) -> Status {
+    let mut activities = messages.iter().filter_map(|message| match message {
+        Message::Doing { activity, .. } => Some(activity),
+        _ => None,
+    });
+    match activities.nth(rank) {
+        Some(activity) => Status::Active(activity.clone()),
+        None if rank == 0 => Status::Left,
+        None => Status::Silent,
+    }
+}
+
+fn tell(cause: &Cause, statuses: &[Status]) {
+    may_change(cause, statuses);
+    let members = Members::world(RANKS);
+    for own in 0..RANKS {
+        let error = cause.to_error(own, "barrier".into(), Duration::ZERO, &members, |_| String::new());
+        assert!(!error.to_string().is_empty());
+    }
+}

@@ -1,0 +1,129 @@
+//! The control thread of every rank but 0: it answers rank 0, and passes questions on to it.
+
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::base::cause::Cause;
+use crate::base::timespec::timespec;
+use crate::blame::verdict::{Question, Status};
+
+use super::bureau::Bureau;
+use super::wire::{Message, Wire};
+
+/// Serves until the group is closed or rank 0 is gone.
+pub(super) fn serve(bureau: &Bureau, ear: &UnixStream, center: Option<Wire>) {
+    let mut center = center;
+    let mut asked: Vec<(u64, Question)> = Vec::new();
+    let mut gone_center = Gone::default();
+    let closing = loop {
+        if let Some(closing) = bureau.closing() {
+            break closing;
+        }
+        if !sleep(bureau, ear, center.as_ref()) {
+            continue;
+        }
+        bureau.speak();
+        drain(ear);
+        for (id, question) in bureau.take_questions() {
+            match &mut center {
+                Some(wire) => {
+                    wire.write(&Message::Ask { id, question: question.clone() });
+                    asked.push((id, question));
+                }
+                None => decide_alone(bureau, &gone_center, id, &question),
+            }
+        }
+        let Some(wire) = &mut center else { continue };
+        let (messages, ended) = wire.read();
+        let mut gone = ended.is_err();
+        if !messages.is_empty() {
+            bureau.hear_center();
+        }
+        for message in messages {
+            match message {
+                Message::Probe { inquiry } => {
+                    wire.write(&Message::Doing { inquiry, activity: bureau.activity() })
+                }
+                Message::Answer { id, cause } => {
+                    asked.retain(|(known, _)| *known != id);
+                    bureau.answer(id, cause);
+                }
+                Message::Verdict(cause) => drop(bureau.fail(cause)),
+                Message::Goodbye { progress, because } => {
+                    (center, gone) = (None, false);
+                    let because = because.map(|cause| bureau.heard(cause));
+                    gone_center = Gone { done: progress, because };
+                    asked
+                        .drain(..)
+                        .for_each(|(id, question)| decide_alone(bureau, &gone_center, id, &question));
+                    break;
+                }
+                Message::Ask { .. } | Message::Doing { .. } => gone = true,
+            }
+        }
+        if gone {
+            bureau.fail(Cause::Died { rank: 0 });
+            center = None;
+        }
+    };
+    if let Some(mut wire) = center.filter(|_| closing.goodbye) {
+        let (progress, because) = (bureau.progress(), bureau.failure_elsewhere());
+        wire.write(&Message::Goodbye { progress, because });
+    }
+}
+
+/// Sleeps until there may be something to do; false where it was disturbed.
+fn sleep(bureau: &Bureau, ear: &UnixStream, center: Option<&Wire>) -> bool {
+    let mut polled = vec![PollFd::from_borrowed_fd(ear.as_fd(), PollFlags::IN)];
+    polled.extend(center.map(|wire| PollFd::from_borrowed_fd(wire.stream().as_fd(), wire.events())));
+    let timeout = bureau
+        .speaks_at()
+        .map(|at| timespec(at.saturating_duration_since(Instant::now()) + Duration::from_millis(1)));
+    poll(&mut polled, timeout.as_ref()).is_ok()
+}
+
+/// Rank 0, once it has left.
+#[derive(Default)]
+struct Gone {
+    /// Collectives in which it has taken part.
+    done: u64,
+    /// Why it left, where another group of the job has failed.
+    because: Option<Cause>,
+}
+
+/// Rank 0 has left, so there is nobody to ask: what this rank sees itself must do.
+fn decide_alone(bureau: &Bureau, gone: &Gone, id: u64, question: &Question) {
+    // In a collective that rank 0 has not been in, it is rank 0 that all others miss.
+    let activity = bureau.activity();
+    let missed = activity.current().is_some_and(|call| !call.is_message() && call.sequence > gone.done);
+    let own = match missed && question.is_fatal() && !matches!(question, Question::Known { .. }) {
+        true => Some(Cause::Left { rank: 0 }),
+        false => bureau.judge_alone(question, Status::Left),
+    };
+    // Why rank 0 has left is why others are waited for in vain.
+    let waits = matches!(
+        question,
+        Question::Stuck { last: true, .. }
+            | Question::Elsewhere { lost: false, .. }
+            | Question::Suspect { .. }
+    );
+    let cause = match (&gone.because, own) {
+        (Some(because), _) if waits => Some(because.clone()),
+        (Some(because), Some(Cause::Left { rank: 0 })) => Some(because.clone()),
+        (_, own) => own,
+    };
+    match cause {
+        Some(cause) if question.is_fatal() => bureau.fail_alone(cause),
+        cause => bureau.answer(id, cause),
+    }
+}
+
+/// Empties the bell.
+pub(super) fn drain(mut ear: &UnixStream) {
+    let mut bytes = [0; 64];
+    while matches!(ear.read(&mut bytes), Ok(got) if got > 0) {}
+}

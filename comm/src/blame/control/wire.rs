@@ -1,0 +1,211 @@
+//! Messages on a control connection: one JSON object a line.
+
+use std::io::ErrorKind;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use serde::{Deserialize, Serialize};
+
+use crate::base::cause::Cause;
+use crate::base::timespec::timespec;
+use crate::blame::verdict::{Activity, Question};
+use crate::rendezvous::connection::stream::Stream;
+
+/// The longest line that is read; real ones have less than 2 KiB.
+const MAX_LINE: usize = 64 * 1024;
+/// Read at once: as much as one encrypted record can hold, so that nothing is left of it where nobody waits for it.
+const CHUNK: usize = 16 * 1024;
+/// How long a message may wait for room; rank 0 must not hang on a rank that is stopped.
+const WRITE_PATIENCE: Duration = Duration::from_millis(100);
+/// What may wait for room beside; a rank that reads nothing needs to hear no more.
+const MAX_WAITING: usize = MAX_LINE;
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) enum Message {
+    /// To rank 0: who is to blame?
+    Ask { id: u64, question: Question },
+    /// From rank 0: what are you doing?
+    Probe { inquiry: u64 },
+    /// The answer to a probe.
+    Doing { inquiry: u64, activity: Activity },
+    /// From rank 0: the answer to a question, where the group goes on.
+    Answer { id: u64, cause: Option<Cause> },
+    /// From rank 0: the group has failed.
+    Verdict(Cause),
+    /// The sender closes its group and needs nothing more; it has taken part in so many collectives. `because` where another
+    /// group of the job has failed.
+    Goodbye {
+        progress: u64,
+        #[serde(default)]
+        because: Option<Cause>,
+    },
+}
+
+/// One control connection.
+pub(super) struct Wire {
+    stream: Arc<Stream>,
+    inbox: Inbox,
+    /// The rest of messages for which there was no room: the first of them may have been sent in part, and nothing else may
+    /// come in between.
+    outbox: Vec<u8>,
+}
+
+/// The other side is gone, or does not keep to the protocol.
+#[derive(Debug, PartialEq)]
+pub(super) struct Ended;
+
+/// Bytes that have come and are no whole line yet.
+#[derive(Default)]
+pub(super) struct Inbox(Vec<u8>);
+
+impl Inbox {
+    /// The messages that are whole with these bytes; none after one that no rank sends.
+    pub(super) fn take(&mut self, bytes: &[u8], messages: &mut Vec<Message>) -> Result<(), Ended> {
+        self.0.extend_from_slice(bytes);
+        let mut start = 0;
+        while let Some(len) = self.0[start..].iter().position(|byte| *byte == b'\n') {
+            let line = Some(&self.0[start..start + len]).filter(|line| line.len() <= MAX_LINE);
+            let message = line.and_then(|line| serde_json::from_slice(line).ok());
+            messages.push(message.ok_or(Ended)?);
+            start += len + 1;
+        }
+        self.0.drain(..start);
+        if self.0.len() > MAX_LINE { Err(Ended) } else { Ok(()) }
+    }
+}
+
+impl Wire {
+    pub(super) fn new(stream: Arc<Stream>) -> Self {
+        Self { stream, inbox: Inbox::default(), outbox: Vec::new() }
+    }
+
+    pub(super) fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// What to wait for before the next [`Wire::read`].
+    pub(super) fn events(&self) -> PollFlags {
+        if self.outbox.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT }
+    }
+
+    /// Reads what has come, or a part of it, and sends what has waited for room.
+    pub(super) fn read(&mut self) -> (Vec<Message>, Result<(), Ended>) {
+        self.flush(Duration::ZERO);
+        let (mut chunk, mut messages, mut read) = ([0; CHUNK], Vec::new(), 0);
+        let outcome = loop {
+            match self.stream.recv(&mut chunk) {
+                Ok(0) => break Err(Ended),
+                Ok(got) => {
+                    read += got;
+                    let outcome = self.inbox.take(&chunk[..got], &mut messages);
+                    // The others shall be heard, too.
+                    if outcome.is_err() || read > MAX_LINE {
+                        break outcome;
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => break Err(Ended),
+            }
+        };
+        (messages, outcome)
+    }
+
+    /// Writes a message. Where the other side takes nothing for a while, the rest of it waits for the next call; where too much
+    /// waits already, the message is lost as a whole, and reading will show why.
+    pub(super) fn write(&mut self, message: &Message) {
+        let Ok(line) = serde_json::to_vec(message) else { return };
+        if self.outbox.len() + line.len() < MAX_WAITING {
+            self.outbox.extend(line);
+            self.outbox.push(b'\n');
+        }
+        self.flush(WRITE_PATIENCE);
+    }
+
+    /// Sends what waits, as far as there is room, which may take so long to come.
+    fn flush(&mut self, patience: Duration) {
+        let mut sent = 0;
+        while sent < self.outbox.len() {
+            match self.stream.send(&self.outbox[sent..], &[]) {
+                Ok(written) => sent += written,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    let mut polled = [PollFd::from_borrowed_fd(self.stream.as_fd(), PollFlags::OUT)];
+                    if !matches!(poll(&mut polled, Some(&timespec(patience))), Ok(ready) if ready > 0) {
+                        break;
+                    }
+                }
+                // The other side is gone.
+                Err(_) => sent = self.outbox.len(),
+            }
+        }
+        self.outbox.drain(..sent);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::Secret;
+    use crate::base::cause::Cause;
+    use crate::rendezvous::connection::tls::Identity;
+    use crate::rendezvous::connection::tls::Session;
+
+    fn pair() -> [Arc<Stream>; 2] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let here = listener.accept().unwrap().0;
+        [here, there].map(|socket| {
+            socket.set_nonblocking(true).unwrap();
+            Arc::new(Stream::from(socket))
+        })
+    }
+
+    /// The same, encrypted.
+    fn encrypted() -> [Arc<Stream>; 2] {
+        let streams = pair();
+        let identity = Identity::new(&Secret::random().unwrap(), "job").unwrap();
+        let mut sessions = [identity.server().unwrap(), identity.client().unwrap()].map(Session::new);
+        let mut done = [false; 2];
+        while done != [true; 2] {
+            for ((stream, session), done) in streams.iter().zip(&mut sessions).zip(&mut done) {
+                *done = session.shake(stream.socket()).is_ok();
+            }
+        }
+        streams.iter().zip(sessions).for_each(|(stream, session)| stream.secure(session));
+        streams
+    }
+
+    /// Of what is written to a rank that does not read, it reads whole messages later, in order.
+    #[test]
+    fn a_message_is_never_cut_off() {
+        for streams in [pair(), encrypted()] {
+            let [mut writer, mut reader] = streams.map(Wire::new);
+            let message = |number: usize| {
+                let detail = "x".repeat(1 + number * 997 % 5000);
+                Message::Verdict(Cause::Stalled { rank: number, detail })
+            };
+            let mut written = 0;
+            while writer.outbox.is_empty() {
+                writer.write(&message(written));
+                written += 1;
+            }
+            assert!(writer.events().contains(PollFlags::OUT));
+            // This one comes after what has been begun, and is shorter.
+            writer.write(&Message::Probe { inquiry: 7 });
+            let mut heard = Vec::new();
+            while heard.len() <= written {
+                let (messages, outcome) = reader.read();
+                assert_eq!(outcome, Ok(()));
+                heard.extend(messages);
+                assert_eq!(writer.read(), (Vec::new(), Ok(())));
+            }
+            let expected = (0..written).map(message).chain([Message::Probe { inquiry: 7 }]);
+            assert!(heard.into_iter().eq(expected));
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! Waiting for a peer: spin shortly, then sleep, ask around, warn, and give up when the time is over.
+//!
+//! The time is that of the whole operation, not of one wait in it. What moves much data may take longer, as long as it keeps
+//! up a pace: [`Patience`] counts how far the operation is behind, which grows with time and falls with every byte, at
+//! [`PACE`]. A peer that sends a byte now and then falls behind as one does that sends nothing.
+
+mod yields;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::base::cause::Cause;
+use crate::base::fingerprint::Fingerprint;
+use crate::blame::ending::Ending;
+use crate::blame::supervisor::Supervisor;
+use crate::blame::verdict::Question;
+use crate::transport::links::{Links, Wait};
+use crate::{Error, Result};
+
+use yields::Yields;
+
+/// After this long without a byte the other ranks are asked for the first time whether they are in another call.
+const FIRST_QUESTION: Duration = Duration::from_secs(1);
+/// After this long it is told for whom a rank waits; most waits are shorter, and cost no more than they must.
+const MOMENT: Duration = Duration::from_millis(20);
+/// So long before the time is over they are asked once more: at its end it is known who does not answer.
+const REHEARSAL: Duration = Duration::from_millis(1500);
+/// Bytes a second, sent and received, with which an operation is not behind.
+const PACE: u64 = 1 << 20;
+/// The longest sleep: so late it is seen that the communicator ends.
+const LONGEST: Duration = Duration::from_millis(500);
+
+/// How long one operation has lasted and one wait in it, and what has been done about it.
+pub(crate) struct Patience {
+    ending: Arc<Ending>,
+    spins: u32,
+    spun: u32,
+    yields: Yields,
+    /// When the wait began.
+    since: Option<Instant>,
+    next_question: Duration,
+    /// How far the operation was behind when last looked at, with so many bytes moved by then.
+    behind: Duration,
+    looked: Option<(Instant, u64)>,
+    rehearsed: bool,
+    warned: bool,
+    /// It is known for whom this rank waits.
+    told: bool,
+}
+
+impl Patience {
+    pub(crate) fn new(ending: Arc<Ending>) -> Self {
+        Self {
+            ending,
+            spins: 0,
+            spun: 0,
+            yields: Yields::default(),
+            since: None,
+            next_question: FIRST_QUESTION,
+            behind: Duration::ZERO,
+            looked: None,
+            rehearsed: false,
+            warned: false,
+            told: false,
+        }
+    }
+
+    pub(crate) fn ending(&self) -> &Arc<Ending> {
+        &self.ending
+    }
+
+    /// An operation begins. `spins`: how often to return at once, for another try, before sleeping.
+    pub(crate) fn begin(&mut self, spins: u32) {
+        (self.spins, self.looked, self.behind) = (spins, None, Duration::ZERO);
+        (self.rehearsed, self.warned, self.told) = (false, false, false);
+        self.reset();
+    }
+
+    /// Something has moved.
+    pub(crate) fn reset(&mut self) {
+        (self.spun, self.since, self.next_question) = (0, None, FIRST_QUESTION);
+        self.yields.reset();
+    }
+
+    /// The next wait will take long: it sleeps at once.
+    pub(crate) fn reset_to_sleep(&mut self) {
+        self.reset();
+        self.spun = self.spins;
+        self.yields.skip();
+    }
+
+    /// Lets some time pass, at most `longest` if it comes to sleeping. `waits` is not empty; `moved` are the bytes that the
+    /// operation has sent and received so far.
+    pub(crate) fn wait(
+        &mut self,
+        links: &mut dyn Links,
+        (waits, longest): (&[Wait], Duration),
+        moved: u64,
+        supervisor: &dyn Supervisor,
+        call: &Fingerprint,
+    ) -> Result<()> {
+        if self.spun < self.spins {
+            self.spun += 1;
+            std::hint::spin_loop();
+            return Ok(());
+        }
+        if self.yields.give_way() {
+            return Ok(());
+        }
+        let peer = waits.iter().find(|wait| wait.read).unwrap_or(&waits[0]).peer;
+        let mut rest = self.consider(links, peer, moved, supervisor, call)?;
+        if !self.told {
+            let waited = self.since.map_or(Duration::ZERO, |since| since.elapsed());
+            self.told = waited >= MOMENT;
+            match self.told {
+                true => supervisor.wait_for(waits),
+                false => rest = rest.min(MOMENT - waited),
+            }
+        }
+        links.park(waits, rest.min(longest));
+        Ok(())
+    }
+
+    /// Asks around, warns or gives up, where it is time to; how long there is nothing else to do than to wait for `peer`.
+    pub(crate) fn consider(
+        &mut self,
+        links: &dyn Links,
+        peer: usize,
+        moved: u64,
+        supervisor: &dyn Supervisor,
+        call: &Fingerprint,
+    ) -> Result<Duration> {
+        if let Some(cause) = supervisor.failure() {
+            return Err(supervisor.error(&cause, call.to_string()));
+        }
+        let now = Instant::now();
+        let since = *self.since.get_or_insert(now);
+        let (waited, behind) = (now - since, self.look(now, moved));
+        let timeout = supervisor.timeout();
+        if self.ending.ends(waited, timeout) {
+            return Err(aborted(&self.ending, supervisor, call));
+        }
+        if behind >= timeout {
+            let question = match links.trouble(peer) {
+                Some(detail) => Question::Unreached { peer, detail },
+                None => Question::Stuck { peer, last: true, apart: false },
+            };
+            return Err(blame(supervisor, question, call));
+        }
+        if !self.warned && behind >= supervisor.slow_warning() {
+            self.warned = true;
+            warn(supervisor, peer, call, behind);
+        }
+        let rehearsal = rehearsal(timeout);
+        if waited >= self.next_question || !self.rehearsed && behind >= rehearsal {
+            while self.next_question <= waited {
+                self.next_question *= 2;
+            }
+            self.rehearsed |= behind >= rehearsal;
+            let apart = links.trouble(peer).is_some();
+            if let Some(cause) = supervisor.ask(Question::Stuck { peer, last: false, apart }) {
+                return Err(supervisor.error(&cause, call.to_string()));
+            }
+        }
+        // Asking has taken time as well.
+        let spent = now.elapsed();
+        let left = |until: Duration, so_far: Duration| until.saturating_sub(so_far + spent);
+        let mut rest = left(self.next_question, waited).min(left(timeout, behind)).min(LONGEST);
+        if !self.rehearsed {
+            rest = rest.min(left(rehearsal, behind));
+        }
+        if !self.warned {
+            rest = rest.min(left(supervisor.slow_warning(), behind));
+        }
+        Ok(rest.max(Duration::from_millis(1)))
+    }
+
+    /// How far the operation is behind by now.
+    fn look(&mut self, now: Instant, moved: u64) -> Duration {
+        let (at, by_then) = self.looked.replace((now, moved)).unwrap_or((now, moved));
+        let bytes = moved.saturating_sub(by_then);
+        let paid =
+            Duration::from_secs(bytes / PACE) + Duration::from_nanos(bytes % PACE * 1_000_000_000 / PACE);
+        self.behind = (self.behind + (now - at)).saturating_sub(paid);
+        self.behind
+    }
+}
+
+/// The error of a call that ends because its communicator does.
+fn aborted(ending: &Ending, supervisor: &dyn Supervisor, call: &Fingerprint) -> Error {
+    let operation = call.to_string() + &supervisor.members().place();
+    if !ending.is_aborted() {
+        tracing::warn!(
+            "{operation} is aborted, because its communicator was dropped and nothing comes from the others: wait for its \
+             `Work` before, or call `abort`"
+        );
+    }
+    Error::Aborted { operation }
+}
+
+/// How long after the beginning of a wait the others are asked for the last time but one.
+fn rehearsal(timeout: Duration) -> Duration {
+    timeout.saturating_sub(REHEARSAL).max(timeout / 4)
+}
+
+/// The error of a call that cannot go on; where nobody knows better, the rank that the question is about is to blame.
+pub(crate) fn blame(supervisor: &dyn Supervisor, question: Question, call: &Fingerprint) -> Error {
+    let known = supervisor.failure().or_else(|| supervisor.ask(question.clone()));
+    let cause = known.unwrap_or_else(|| match question {
+        Question::Lost { peer, .. } => Cause::Died { rank: peer },
+        Question::Known { cause, .. } => cause,
+        Question::Unreached { peer, .. } => Cause::Left { rank: peer },
+        _ => Cause::Stalled { rank: question.peer(), detail: "nobody could say what it does".into() },
+    });
+    supervisor.error(&cause, call.to_string())
+}
+
+/// The library that moves a call's data has failed on this rank: all ranks are told, unless another cause explains it.
+pub(crate) fn blame_library(
+    supervisor: &dyn Supervisor,
+    rank: usize,
+    error: Error,
+    call: &Fingerprint,
+) -> Error {
+    let question = Question::Failed { rank, detail: error.to_string() };
+    let cause = supervisor.failure().or_else(|| supervisor.ask(question));
+    match (cause, &error) {
+        (Some(cause), Error::System { .. }) => supervisor.error(&cause, call.to_string()),
+        _ => error,
+    }
+}
+
+fn warn(supervisor: &dyn Supervisor, peer: usize, call: &Fingerprint, waited: Duration) {
+    let members = supervisor.members();
+    let (rank, host, detail) = match supervisor.ask(Question::Suspect { peer }) {
+        Some(Cause::Stalled { rank, detail }) => (members.world_rank(rank), supervisor.host(rank), detail),
+        // Of a rank outside of this group.
+        Some(Cause::InJob { cause, host }) => match *cause {
+            Cause::Stalled { rank, detail } => (rank, host, detail),
+            _ => (cause.rank().unwrap_or_default(), host, "its process is gone".into()),
+        },
+        _ => (members.world_rank(peer), supervisor.host(peer), "nobody could say what it does".into()),
+    };
+    let (seconds, place) = (waited.as_secs(), members.place());
+    tracing::warn!("{call}{place}: waiting for rank {rank} (host {host}) for {seconds} s: {detail}");
+}

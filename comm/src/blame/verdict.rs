@@ -1,0 +1,338 @@
+//! Who is to blame: from what all ranks say they are doing, the one cause that all of them will report.
+
+mod chain;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::base::cause::{Cause, NO_ANSWER};
+use crate::base::fingerprint::Fingerprint;
+use crate::base::last_words::LastWords;
+
+/// Calls that a rank remembers, to compare with those of ranks that lag behind or run ahead.
+const REMEMBERED: usize = 8;
+/// Ranks that are told of those that a call waits for.
+const MOST_WAITS: usize = 64;
+
+/// What one rank is doing.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Activity {
+    /// The latest collectives, the last one newest, and behind them the message that came after, if one did.
+    calls: Vec<Fingerprint>,
+    /// Whether the newest call is still going on.
+    pub(crate) busy: bool,
+    /// The ranks that it waits for in that call, once it has waited for a moment.
+    #[serde(default)]
+    waits: Vec<usize>,
+    /// Its calls in other groups of the job.
+    #[serde(default)]
+    pub(crate) elsewhere: Vec<Elsewhere>,
+    /// Why a group of the job has failed for it: then it does nothing more.
+    #[serde(default)]
+    pub(crate) failed: Option<Cause>,
+}
+
+/// A call that a rank is in, in another group than the one that asks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Elsewhere {
+    /// The call, and the group.
+    pub(crate) call: String,
+    /// The ranks that it waits for, by their rank in the group that asks.
+    pub(crate) waits: Vec<usize>,
+}
+
+impl Activity {
+    pub(crate) fn begin(&mut self, call: Fingerprint) {
+        self.waits.clear();
+        // Of messages, however many, only the newest is of use: they must not take the place of collectives.
+        self.calls.pop_if(|call| call.is_message());
+        if self.calls.len() == REMEMBERED {
+            self.calls.remove(0);
+        }
+        self.calls.push(call);
+        self.busy = true;
+    }
+
+    pub(crate) fn end(&mut self) {
+        self.busy = false;
+        self.waits.clear();
+    }
+
+    /// The call goes on when these ranks have done something.
+    pub(crate) fn wait_for(&mut self, peers: &mut dyn Iterator<Item = usize>) {
+        self.waits.clear();
+        self.waits.extend(peers.take(MOST_WAITS));
+    }
+
+    /// The ranks that it waits for, in whatever group.
+    pub(crate) fn waits(&self) -> impl Iterator<Item = usize> {
+        self.waits.iter().chain(self.elsewhere.iter().flat_map(|call| &call.waits)).copied()
+    }
+
+    /// It is in no call of any group.
+    fn is_outside(&self) -> bool {
+        !self.busy && self.elsewhere.is_empty()
+    }
+
+    pub(crate) fn current(&self) -> Option<&Fingerprint> {
+        self.calls.last().filter(|_| self.busy)
+    }
+
+    fn collectives(&self) -> impl Iterator<Item = &Fingerprint> {
+        self.calls.iter().filter(|call| !call.is_message())
+    }
+
+    /// The last collective it took part in; 0 for none.
+    pub(crate) fn progress(&self) -> u64 {
+        self.collectives().map(|call| call.sequence).max().unwrap_or(0)
+    }
+
+    fn describe(&self) -> String {
+        match (self.current(), self.elsewhere.first(), self.calls.last()) {
+            (Some(call), ..) => format!("it is still in {call}"),
+            (None, Some(Elsewhere { call, .. }), _) => format!("it is still in {call}"),
+            (None, None, Some(call)) => format!("it is outside of any operation, {call} was its last"),
+            (None, None, None) => "it has not called any operation yet".into(),
+        }
+    }
+}
+
+/// What is known of one rank when a cause is looked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Status {
+    /// It answered.
+    Active(Activity),
+    /// It closed its group.
+    Left,
+    /// Its process or connection is gone.
+    Died,
+    /// It was asked and does not answer.
+    Silent,
+    /// Nobody could ask it.
+    Unknown,
+}
+
+impl Status {
+    fn activity(&self) -> Option<&Activity> {
+        if let Status::Active(activity) = self { Some(activity) } else { None }
+    }
+}
+
+/// Why a rank asks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Question {
+    /// The stream to `peer` has ended; `left` where it has said before that it closes its group, `because` where it has
+    /// said for which cause.
+    Lost { peer: usize, left: bool, because: Option<Cause> },
+    /// `peer` announced another call.
+    Mismatch { peer: usize, mine: Fingerprint, theirs: Fingerprint },
+    /// `peer` sent what is no announcement at all.
+    Garbage { peer: usize },
+    /// Nothing has come from `peer` for a while; `last` when the time-out is over, `apart` where there is no stream between
+    /// the two.
+    Stuck { peer: usize, last: bool, apart: bool },
+    /// No connection to `peer` could be made; why.
+    Unreached { peer: usize, detail: String },
+    /// Nothing has come from `peer` for a while: whom would a time-out blame? The group goes on.
+    Suspect { peer: usize },
+    /// The library that moves the data has failed on this very rank; what it says.
+    Failed { rank: usize, detail: String },
+    /// A call in another group of the job waits for these ranks, or the first of them is `lost` there: who is to blame? This
+    /// group goes on.
+    Elsewhere { peers: Vec<usize>, lost: bool },
+    /// The group of all ranks has found why nothing comes from `peer`.
+    Known { peer: usize, cause: Cause },
+}
+
+impl Question {
+    /// The stream to a rank has ended, after these words.
+    pub(crate) fn lost(peer: usize, words: Option<LastWords>) -> Self {
+        match words {
+            Some(LastWords::Blame(cause)) => Question::Lost { peer, left: false, because: Some(cause) },
+            words => Question::Lost { peer, left: words.is_some(), because: None },
+        }
+    }
+
+    /// False where the answer is only for the rank that asks.
+    pub(crate) fn is_fatal(&self) -> bool {
+        !matches!(self, Question::Suspect { .. } | Question::Elsewhere { .. })
+    }
+
+    /// The rank that the question is about.
+    pub(crate) fn peer(&self) -> usize {
+        match self {
+            Question::Lost { peer, .. }
+            | Question::Mismatch { peer, .. }
+            | Question::Garbage { peer }
+            | Question::Stuck { peer, .. }
+            | Question::Unreached { peer, .. }
+            | Question::Failed { rank: peer, .. }
+            | Question::Known { peer, .. }
+            | Question::Suspect { peer } => *peer,
+            Question::Elsewhere { peers, .. } => peers.first().copied().unwrap_or(usize::MAX),
+        }
+    }
+}
+
+/// The cause, as far as the statuses of all ranks show one. `asker` is the rank that asks.
+pub(crate) fn judge(asker: usize, question: &Question, statuses: &[Status]) -> Option<Cause> {
+    // A rank that is gone explains everything else.
+    if let Some(rank) = statuses.iter().position(|status| *status == Status::Died) {
+        return Some(Cause::Died { rank });
+    }
+    match question {
+        Question::Lost { because: Some(cause), .. } | Question::Known { cause, .. } => Some(cause.clone()),
+        Question::Lost { peer, left, .. } => Some(match statuses.get(*peer) {
+            Some(Status::Left) => Cause::Left { rank: *peer },
+            _ if *left => Cause::Left { rank: *peer },
+            _ => Cause::Died { rank: *peer },
+        }),
+        Question::Garbage { peer } => {
+            Some(Cause::Protocol { rank: *peer, detail: "it sent bytes that announce no call".into() })
+        }
+        Question::Suspect { peer } => Some(laggard(asker, *peer, statuses)),
+        Question::Elsewhere { peers, lost: false } => chain::end(asker, peers, statuses),
+        Question::Elsewhere { peers, lost: true } => {
+            let left = peers.first().filter(|peer| statuses.get(**peer) == Some(&Status::Left));
+            left.map(|peer| Cause::Left { rank: *peer })
+        }
+        Question::Failed { rank, detail } => Some(Cause::Failed { rank: *rank, detail: detail.clone() }),
+        Question::Unreached { peer, detail } => Some(unreached(asker, *peer, detail, statuses)),
+        Question::Mismatch { peer, mine, theirs } => Some(mismatch(asker, mine, *peer, theirs, statuses)),
+        Question::Stuck { peer, last, apart } => disagreement(statuses).or_else(|| {
+            // Where there is a stream, what the peer sent before it left is still on its way, and the stream's end behind it.
+            if statuses.get(*peer) == Some(&Status::Left) && (*apart || *last) {
+                Some(Cause::Left { rank: *peer })
+            } else if *last {
+                Some(if is_hung(statuses) { Cause::Hung } else { laggard(asker, *peer, statuses) })
+            } else {
+                None
+            }
+        }),
+    }
+}
+
+/// Whether all ranks are in one call whose data a library moves: then none of them is to blame.
+fn is_hung(statuses: &[Status]) -> bool {
+    let current = |status: &Status| status.activity().and_then(Activity::current).copied();
+    let first = statuses.first().and_then(current).filter(|call| call.is_carried() && !call.is_message());
+    first.is_some() && statuses.iter().all(|status| current(status) == first)
+}
+
+/// A rank that another one cannot connect to: it has closed its group, or does not answer, or something is in between.
+fn unreached(asker: usize, peer: usize, detail: &str, statuses: &[Status]) -> Cause {
+    match statuses.get(peer) {
+        // Where nobody can be asked, nothing is between ranks that have met more likely than that one has gone.
+        Some(Status::Left | Status::Unknown) => Cause::Left { rank: peer },
+        Some(Status::Silent) => Cause::Stalled { rank: peer, detail: NO_ANSWER.into() },
+        _ => disagreement(statuses).unwrap_or_else(|| Cause::Unreachable {
+            rank: peer,
+            by: asker,
+            detail: detail.into(),
+        }),
+    }
+}
+
+/// A rank whose call differs from that of another, and the collective that both should have called there.
+fn mismatch(
+    asker: usize,
+    mine: &Fingerprint,
+    peer: usize,
+    theirs: &Fingerprint,
+    statuses: &[Status],
+) -> Cause {
+    if !mine.is_message()
+        && !theirs.is_message()
+        && let Some(cause) = disagreement(statuses)
+    {
+        return cause;
+    }
+    let ((low, low_call), (high, high_call)) =
+        if asker < peer { ((asker, *mine), (peer, *theirs)) } else { ((peer, *theirs), (asker, *mine)) };
+    // A message that most others have not come to is the odd call.
+    if low_call.is_message() && votes(&high_call, statuses) > 1 {
+        return Cause::Mismatch { odd_rank: low, odd: low_call, rank: high, call: high_call };
+    }
+    Cause::Mismatch { odd_rank: high, odd: high_call, rank: low, call: low_call }
+}
+
+/// The first place at which ranks have called different collectives, whether or not those ranks have talked to each
+/// other. The odd rank is one whose call the fewest have made; of equals, not the lowest rank.
+fn disagreement(statuses: &[Status]) -> Option<Cause> {
+    let mut places: BTreeMap<u64, Vec<(usize, &Fingerprint)>> = BTreeMap::new();
+    for (rank, activity) in statuses.iter().enumerate().filter_map(|(rank, s)| Some((rank, s.activity()?))) {
+        for call in activity.collectives() {
+            places.entry(call.sequence).or_default().push((rank, call));
+        }
+    }
+    let here = places.into_values().find(|here| here.iter().any(|(_, call)| *call != here[0].1))?;
+    // Each different call once, with the lowest rank that made it.
+    let mut calls: Vec<(usize, &Fingerprint, usize)> = Vec::new();
+    for (rank, call) in here {
+        match calls.iter_mut().find(|(_, known, _)| *known == call) {
+            Some((.., votes)) => *votes += 1,
+            None => calls.push((rank, call, 1)),
+        }
+    }
+    calls.sort_by_key(|(rank, _, votes)| (std::cmp::Reverse(*votes), *rank));
+    let (usual, odd) = (calls.first()?, calls.last()?);
+    Some(Cause::Mismatch { odd_rank: odd.0, odd: *odd.1, rank: usual.0, call: *usual.1 })
+}
+
+/// The ranks that have made this collective call.
+fn votes(call: &Fingerprint, statuses: &[Status]) -> usize {
+    let made = |activity: &Activity| activity.collectives().any(|made| made == call);
+    statuses.iter().filter_map(Status::activity).filter(|activity| made(activity)).count()
+}
+
+/// True where ranks are still on their way to the call in question, and can turn the majority.
+pub(crate) fn may_change(cause: &Cause, statuses: &[Status]) -> bool {
+    let Cause::Mismatch { odd, call, .. } = cause else { return false };
+    if odd.is_message() || call.is_message() {
+        return false;
+    }
+    let absent = |activity: &&Activity| activity.progress() < call.sequence;
+    let absent = statuses.iter().filter_map(Status::activity).filter(absent).count();
+    absent > 0 && votes(call, statuses) <= votes(odd, statuses) + absent
+}
+
+/// The rank that the others wait for: one that does not answer, else the one at the end of the chain of those that wait
+/// for each other, else one that is furthest behind.
+fn laggard(asker: usize, peer: usize, statuses: &[Status]) -> Cause {
+    if let Some(rank) = statuses.iter().position(|status| *status == Status::Silent) {
+        return Cause::Stalled { rank, detail: NO_ANSWER.into() };
+    }
+    if let Some(cause) = chain::end(asker, &waits_of(asker, peer, statuses), statuses) {
+        return cause;
+    }
+    let in_collective = |rank: usize| match &statuses[rank] {
+        Status::Active(activity) => activity.current().is_none_or(|call| !call.is_message()),
+        _ => false,
+    };
+    let progress = |rank: usize| match &statuses[rank] {
+        // Within one call, a rank that is not (or no more) in it counts as behind those that wait in it.
+        Status::Active(activity) => (activity.progress(), activity.busy),
+        _ => (u64::MAX, true),
+    };
+    let everyone = 0..statuses.len();
+    let rank = match everyone.filter(|rank| *rank != asker).min_by_key(|rank| progress(*rank)) {
+        Some(rank) if in_collective(asker) && progress(rank) < progress(asker) => rank,
+        _ => peer,
+    };
+    let detail = match &statuses[rank] {
+        Status::Active(activity) => activity.describe(),
+        Status::Unknown => "nobody can ask what it does, because rank 0 has left".into(),
+        _ => "it gave no sign of what it does".into(),
+    };
+    Cause::Stalled { rank, detail }
+}
+
+/// The ranks that `asker` waits for, which asks because of `peer`.
+fn waits_of(asker: usize, peer: usize, statuses: &[Status]) -> Vec<usize> {
+    let known = statuses.get(asker).and_then(Status::activity).map(|activity| activity.waits.clone());
+    known.filter(|waits| waits.contains(&peer)).unwrap_or_else(|| vec![peer])
+}
+
+#[cfg(test)]
+mod tests;

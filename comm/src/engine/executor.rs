@@ -1,0 +1,382 @@
+//! Runs a schedule over the links, whatever they are: greets, sends, receives and reduces, and never waits for ever.
+
+mod carried;
+mod exchange;
+mod local;
+mod opening;
+mod receiving;
+
+pub(crate) use exchange::Parcel;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use candle_core::DType;
+
+use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer};
+use crate::base::buffer::element::divide_bytes;
+use crate::base::fingerprint::{self, Fingerprint};
+use crate::base::last_words::LastWords;
+use crate::blame::ending::Ending;
+use crate::blame::patience::Patience;
+use crate::blame::supervisor::Supervisor;
+use crate::blame::verdict::Question;
+use crate::engine::memory::Memory;
+use crate::transport::carrier::Pump;
+use crate::transport::links::{Closed, Links, Wait};
+use crate::{Error, ReduceOp, Result};
+
+use receiving::Receiving;
+
+/// Bytes that are received before they are reduced: small enough to stay in the processor's cache.
+const SEGMENT: usize = 128 * 1024;
+
+/// The longest sleep of a rank that others may need for what it has done already.
+const PUMPED: Duration = Duration::from_millis(1);
+
+/// One rank's executor; it runs one call at a time.
+pub(crate) struct Executor<L> {
+    links: L,
+    supervisor: Arc<dyn Supervisor>,
+    call: Call,
+    sends: Vec<Sending>,
+    receives: Vec<Receiving>,
+    /// For each receive of a step, where bytes wait to be reduced; of u64 so that every element type is aligned.
+    scratch: Vec<Vec<u64>>,
+    waits: Vec<Wait>,
+    pump: Option<Pump>,
+    patience: Patience,
+    /// Payload so far.
+    pub(crate) bytes_sent: u64,
+    pub(crate) bytes_received: u64,
+}
+
+/// What is the same for all steps of a call.
+struct Call {
+    fingerprint: Fingerprint,
+    op: ReduceOp,
+    dtype: DType,
+    world_size: usize,
+    peers: Vec<Peer>,
+}
+
+/// How far the announcements between this rank and one peer have come, in bytes.
+struct Peer {
+    rank: usize,
+    /// The call as this rank announces it to the peer, and the peer must announce it to this rank.
+    fingerprint: Fingerprint,
+    mine: [u8; fingerprint::LEN],
+    told: usize,
+    announcement: [u8; fingerprint::LEN],
+    heard: usize,
+}
+
+struct Sending {
+    to: usize,
+    at: usize,
+    end: usize,
+}
+
+/// What an executor runs beside the schedule.
+pub(crate) struct Task<'a> {
+    pub(crate) fingerprint: Fingerprint,
+    /// What the ranks of a pair must agree on beyond the fingerprint, by peer; empty where that is nothing.
+    pub(crate) pairs: &'a [u64],
+    pub(crate) op: ReduceOp,
+    /// The elements that the schedule counts.
+    pub(crate) dtype: DType,
+}
+
+impl<L: Links> Executor<L> {
+    pub(crate) fn new(links: L, supervisor: Arc<dyn Supervisor>, world_size: usize) -> Self {
+        let fingerprint = Fingerprint::new(fingerprint::Kind::Barrier, 0);
+        let (op, dtype) = (ReduceOp::Sum, DType::U8);
+        let call = Call { fingerprint, op, dtype, world_size, peers: Vec::new() };
+        let (sends, receives, scratch, waits) = Default::default();
+        let (pump, bytes_sent, bytes_received) = (None, 0, 0);
+        let patience = Patience::new(Arc::default());
+        Self {
+            links,
+            supervisor,
+            call,
+            sends,
+            receives,
+            scratch,
+            waits,
+            pump,
+            patience,
+            bytes_sent,
+            bytes_received,
+        }
+    }
+
+    /// Tells it that the communicator ends.
+    pub(crate) fn ending(&self) -> &Arc<Ending> {
+        self.patience.ending()
+    }
+
+    /// Has `pump` called whenever this rank waits.
+    pub(crate) fn pump(&mut self, pump: Option<Pump>) {
+        self.pump = pump;
+    }
+
+    /// Lets some time pass, until one of the streams of `waits` can go on.
+    fn wait(&mut self) -> Result<()> {
+        let longest = self.pump.as_ref().map_or(Duration::MAX, |pump| {
+            pump();
+            PUMPED
+        });
+        let (waits, moved) = ((&self.waits[..], longest), self.bytes_sent + self.bytes_received);
+        self.patience.wait(&mut self.links, waits, moved, &*self.supervisor, &self.call.fingerprint)
+    }
+
+    /// Lets no time pass: looks whether it is still worth waiting for `peer`.
+    fn consider(&mut self, peer: usize) -> Result<()> {
+        let moved = self.bytes_sent + self.bytes_received;
+        let considered =
+            self.patience.consider(&self.links, peer, moved, &*self.supervisor, &self.call.fingerprint);
+        considered.map(drop)
+    }
+
+    /// Does this rank's part of a call on `memory`.
+    pub(crate) fn run(
+        &mut self,
+        task: &Task<'_>,
+        schedule: &Schedule,
+        memory: &mut Memory<'_>,
+    ) -> Result<()> {
+        self.greet(task, schedule);
+        self.open()?;
+        let size = task.dtype.size_in_bytes();
+        for (index, step) in schedule.steps.iter().enumerate() {
+            self.prepare(step, index == 0, memory)?;
+            self.transfer(memory)?;
+            self.reduce_deferred(memory)?;
+            if task.op == ReduceOp::Avg {
+                let finished = step.finished.start * size..step.finished.end * size;
+                let by = self.call.world_size;
+                memory.write_all(finished, |_, bytes| divide_bytes(task.dtype, by, bytes))?;
+            }
+        }
+        // Ranks that we only sent to have announced their calls, too.
+        self.sends.clear();
+        self.receives.clear();
+        let unheard = self.call.peers.iter().filter(|peer| peer.heard < fingerprint::LEN);
+        self.receives.extend(unheard.map(|peer| Receiving::new(peer.rank, 0..0, 0, Combine::Replace)));
+        self.transfer(memory)
+    }
+
+    /// Sets up the announcements of a call: in both directions between any two ranks that exchange anything, so that a
+    /// mismatch shows on both.
+    fn greet(&mut self, task: &Task<'_>, schedule: &Schedule) {
+        self.patience.begin(self.links.spins());
+        self.call.fingerprint = task.fingerprint;
+        (self.call.op, self.call.dtype) = (task.op, task.dtype);
+        self.call.peers.clear();
+        self.call.peers.extend(schedule.peers().into_iter().map(|rank| {
+            let fingerprint = match task.pairs.get(rank) {
+                Some(pair) => task.fingerprint.detail(*pair),
+                None => task.fingerprint,
+            };
+            let (mine, announcement) = (fingerprint.encode(), [0; fingerprint::LEN]);
+            Peer { rank, fingerprint, mine, told: 0, announcement, heard: 0 }
+        }));
+    }
+
+    fn prepare(&mut self, step: &Step, first: bool, memory: &mut Memory<'_>) -> Result<()> {
+        self.sends.clear();
+        self.receives.clear();
+        let size = self.call.dtype.size_in_bytes();
+        for transfer in &step.transfers {
+            let (from, range, mine, combine) = match transfer {
+                Transfer::Send { to, range } => {
+                    self.sends.push(Sending { to: *to, at: range.start * size, end: range.end * size });
+                    continue;
+                }
+                Transfer::Copy { range, to } => {
+                    memory.copy(range.start * size..range.end * size, to * size)?;
+                    continue;
+                }
+                Transfer::Reduce { places, range } => {
+                    local::reduce(memory, self.call.dtype, self.call.op, places, range.clone())?;
+                    continue;
+                }
+                Transfer::Recv { from, range, combine } => (from, range, range.start, combine),
+                Transfer::Fold { from, range, mine, combine } => (from, range, *mine, combine),
+            };
+            let bytes = range.start * size..range.end * size;
+            let mut receive = Receiving::new(*from, bytes, mine * size, *combine);
+            receive.deferred = *combine != Combine::Replace && step.overlaps(range);
+            self.receives.push(receive);
+        }
+        if first {
+            // Announce the call at once to those who get no data yet.
+            for peer in self.call.peers.iter().filter(|peer| peer.told == 0) {
+                if !self.sends.iter().any(|send| send.to == peer.rank) {
+                    self.sends.push(Sending { to: peer.rank, at: 0, end: 0 });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves bytes until all sends and receives of the step are done.
+    fn transfer(&mut self, memory: &mut Memory<'_>) -> Result<()> {
+        self.patience.reset();
+        loop {
+            self.waits.clear();
+            let moved = self.send_some(memory)? | self.receive_some(memory)?;
+            if self.waits.is_empty() {
+                return Ok(());
+            }
+            if moved {
+                self.patience.reset();
+            } else {
+                self.wait()?;
+            }
+        }
+    }
+
+    fn send_some(&mut self, memory: &Memory<'_>) -> Result<bool> {
+        let mut moved = false;
+        for send in &mut self.sends {
+            let Some(peer) = self.call.peers.iter_mut().find(|peer| peer.rank == send.to) else { continue };
+            let head = &peer.mine[peer.told..];
+            if head.is_empty() && send.at == send.end {
+                continue;
+            }
+            let links = &mut self.links;
+            let result = memory.read(send.at..send.end, |bytes| links.try_send(send.to, head, bytes))?;
+            let Ok(sent) = result else {
+                let to = send.to;
+                return Err(self.lost(to));
+            };
+            let of_head = sent.min(head.len());
+            peer.told += of_head;
+            send.at += sent - of_head;
+            self.bytes_sent += (sent - of_head) as u64;
+            moved |= sent > 0;
+            if peer.told < fingerprint::LEN || send.at < send.end {
+                self.waits.push(Wait { peer: send.to, read: false, write: true });
+            }
+        }
+        Ok(moved)
+    }
+
+    fn receive_some(&mut self, memory: &mut Memory<'_>) -> Result<bool> {
+        let mut moved = false;
+        for index in 0..self.receives.len() {
+            let from = self.receives[index].from;
+            let heard = self.hear(from)?;
+            if heard.is_none() || self.receives[index].got < self.receives[index].len {
+                let got = if heard.is_some() { self.receive(index, memory)? } else { 0 };
+                moved |= got > 0 || heard == Some(true);
+                if heard.is_none() || self.receives[index].got < self.receives[index].len {
+                    self.waits.push(Wait { peer: from, read: true, write: false });
+                }
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Reads what a peer announces before its data: None while that has not come, Some(true) when it has come just now.
+    fn hear(&mut self, from: usize) -> Result<Option<bool>> {
+        let Some(peer) = self.call.peers.iter_mut().find(|peer| peer.rank == from) else {
+            return Ok(Some(false));
+        };
+        if peer.heard == fingerprint::LEN {
+            return Ok(Some(false));
+        }
+        let Ok(got) = self.links.try_recv(from, &mut peer.announcement[peer.heard..]) else {
+            return Err(self.lost(from));
+        };
+        peer.heard += got;
+        if peer.heard < fingerprint::LEN {
+            return Ok(None);
+        }
+        let mine = peer.fingerprint;
+        match Fingerprint::decode(&peer.announcement) {
+            Some(theirs) if theirs == mine => Ok(Some(true)),
+            Some(theirs) => Err(self.failed(Question::Mismatch { peer: from, mine, theirs })),
+            None => Err(match LastWords::decode(&peer.announcement) {
+                Some(words) => self.failed(Question::lost(from, Some(words))),
+                None => self.failed(Question::Garbage { peer: from }),
+            }),
+        }
+    }
+
+    /// Takes in some bytes of one receive; those to be reduced go through the scratch, unless they can be reduced where
+    /// they lie.
+    fn receive(&mut self, index: usize, memory: &mut Memory<'_>) -> Result<usize> {
+        let (receive, links) = (&mut self.receives[index], &mut self.links);
+        let result = if receive.combine == Combine::Replace {
+            let rest = receive.first + receive.got..receive.first + receive.len;
+            memory.write(rest, |bytes| links.try_recv(receive.from, bytes))?
+        } else if receive.is_in_place()
+            && let Some(bytes) = links.peek(receive.from)
+        {
+            let bytes = bytes.ok();
+            let reduced =
+                bytes.map(|bytes| receive.reduce_in_place(&self.call, bytes, memory)).transpose()?;
+            links.consume(receive.from, reduced.unwrap_or(0));
+            reduced.ok_or(Closed)
+        } else {
+            let room = if receive.deferred { receive.len } else { receive.len.min(SEGMENT) };
+            if self.scratch.len() <= index {
+                self.scratch.resize_with(index + 1, Vec::new);
+            }
+            let scratch = &mut self.scratch[index];
+            if scratch.len() * size_of::<u64>() < room {
+                scratch.resize(room.div_ceil(size_of::<u64>()), 0);
+            }
+            let bytes: &mut [u8] = bytemuck::cast_slice_mut(scratch);
+            let waiting = receive.got - receive.reduced;
+            let end = room.min(waiting + receive.len - receive.got);
+            links.try_recv(receive.from, &mut bytes[waiting..end])
+        };
+        let Ok(got) = result else {
+            let from = receive.from;
+            return Err(self.lost(from));
+        };
+        receive.got += got;
+        self.bytes_received += got as u64;
+        if receive.combine != Combine::Replace && !receive.deferred && receive.reduced < receive.got {
+            receive.reduce(&self.call, &mut self.scratch[index], memory)?;
+        }
+        Ok(got)
+    }
+
+    fn reduce_deferred(&mut self, memory: &mut Memory<'_>) -> Result<()> {
+        for (index, receive) in self.receives.iter_mut().enumerate() {
+            if receive.deferred && receive.len > 0 {
+                receive.reduce(&self.call, &mut self.scratch[index], memory)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing goes to or comes from `peer` any more. It may have said before why.
+    fn lost(&mut self, peer: usize) -> Error {
+        let (mut said, mut heard) = ([0; fingerprint::LEN], 0);
+        if !self.links.speaks_apart(peer)
+            && let Some(known) = self.call.peers.iter().find(|known| known.rank == peer)
+            && known.heard < fingerprint::LEN
+        {
+            (said, heard) = (known.announcement, known.heard);
+        }
+        while heard < fingerprint::LEN {
+            match self.links.try_hear(peer, &mut said[heard..]) {
+                Ok(0) | Err(Closed) => break,
+                Ok(got) => heard += got,
+            }
+        }
+        self.failed(Question::lost(peer, LastWords::decode(&said)))
+    }
+
+    fn failed(&self, question: Question) -> Error {
+        crate::blame::patience::blame(&*self.supervisor, question, &self.call.fingerprint)
+    }
+}
+
+#[cfg(test)]
+mod tests;

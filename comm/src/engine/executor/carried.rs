@@ -1,0 +1,73 @@
+//! Waiting for what a carrier moves.
+
+use crate::Result;
+use crate::blame::patience::blame_library;
+use crate::engine::executor::Parcel;
+use crate::engine::memory::Memory;
+use crate::transport::carrier::{Carrier, Nap};
+use crate::transport::links::Links;
+
+use super::Executor;
+
+impl<L: Links> Executor<L> {
+    /// Waits until what the carrier has begun is done, while the links tell whether the others are still there.
+    pub(crate) fn attend(&mut self, carrier: &mut dyn Carrier, rank: usize) -> Result<()> {
+        self.patience.reset();
+        let mut nap = Nap::default();
+        let (supervisor, fingerprint) = (self.supervisor.clone(), self.call.fingerprint);
+        let failed = |error| blame_library(&*supervisor, rank, error, &fingerprint);
+        while !carrier.poll().map_err(failed)? {
+            if let Some(peer) = self.call.peers.first().map(|peer| peer.rank)
+                && nap.is_long()
+            {
+                self.consider(peer)?;
+            }
+            nap.take();
+        }
+        Ok(())
+    }
+
+    /// Announces messages and hears of them while the carrier moves them. Their ranges are empty.
+    pub(crate) fn exchange_beside(
+        &mut self,
+        parcels: Vec<Parcel>,
+        carrier: &mut dyn Carrier,
+        rank: usize,
+    ) -> Result<()> {
+        let Some(first) = parcels.first() else { return Ok(()) };
+        let (fingerprint, mut peer, mut memory) = (first.fingerprint, first.peer, Memory::default());
+        let mut lanes = self.lanes(parcels, fingerprint);
+        self.open()?;
+        self.patience.reset();
+        let mut nap = Nap::default();
+        let mut outcome = Ok(false);
+        loop {
+            let began = self.begin_next(&mut lanes);
+            if let Ok(false) = outcome {
+                outcome = carrier.poll();
+            }
+            // Where the carrier fails, the peers' announcements tell why.
+            match (&outcome, lanes.is_empty()) {
+                (Ok(false), _) | (_, false) => {}
+                (_, true) => {
+                    let failed = |error| blame_library(&*self.supervisor, rank, error, &fingerprint);
+                    return outcome.map(drop).map_err(failed);
+                }
+            }
+            self.waits.clear();
+            let moved = self.send_some(&memory)? | self.receive_some(&mut memory)?;
+            if moved || began {
+                self.patience.reset();
+                nap = Nap::default();
+                continue;
+            }
+            if let Some(wait) = self.waits.iter().find(|wait| wait.read).or(self.waits.first()) {
+                peer = wait.peer;
+            }
+            if nap.is_long() {
+                self.consider(peer)?;
+            }
+            nap.take();
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Messages between single ranks, several at a time.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use crate::algorithm::schedule::Combine;
+use crate::base::fingerprint::{self, Fingerprint};
+use crate::engine::memory::Memory;
+use crate::transport::links::Links;
+use crate::{ReduceOp, Result};
+
+use super::{Executor, Peer, Receiving, Sending};
+
+/// How long a rank whose group has failed goes on with messages that it has begun.
+const LAST_SENDS: Duration = Duration::from_millis(200);
+
+/// A message that this rank sends or receives.
+#[derive(Debug)]
+pub(crate) struct Parcel {
+    pub(crate) peer: usize,
+    pub(crate) outgoing: bool,
+    /// Announced by its sender only.
+    pub(crate) fingerprint: Fingerprint,
+    /// The bytes of the memory.
+    pub(crate) range: Range<usize>,
+}
+
+/// Messages that wait for those before them, in one direction between this rank and a peer.
+pub(super) struct Lane {
+    peer: usize,
+    outgoing: bool,
+    waiting: VecDeque<Parcel>,
+    /// The first one is on its way.
+    busy: bool,
+}
+
+impl<L: Links> Executor<L> {
+    /// Sends and receives all messages. Those in one direction between two ranks keep their order; nothing else waits for
+    /// anything, so that no order of the messages can make ranks wait for each other.
+    pub(crate) fn exchange(&mut self, parcels: Vec<Parcel>, memory: &mut Memory<'_>) -> Result<()> {
+        let Some(first) = parcels.first().map(|parcel| parcel.fingerprint) else { return Ok(()) };
+        let mut lanes = self.lanes(parcels, first);
+        self.open()?;
+        self.patience.reset();
+        loop {
+            let began = self.begin_next(&mut lanes);
+            if lanes.is_empty() {
+                return Ok(());
+            }
+            self.waits.clear();
+            let moved = self.send_some(memory)? | self.receive_some(memory)?;
+            if moved || began || self.waits.is_empty() {
+                self.patience.reset();
+            } else {
+                self.wait()?;
+            }
+        }
+    }
+
+    /// Sets up the messages, by peer and direction.
+    pub(super) fn lanes(&mut self, parcels: Vec<Parcel>, first: Fingerprint) -> Vec<Lane> {
+        self.patience.begin(self.links.spins());
+        self.sends.clear();
+        self.receives.clear();
+        self.call.peers.clear();
+        self.call.op = ReduceOp::Sum;
+        self.call.fingerprint = first;
+        let mut lanes: Vec<Lane> = Vec::new();
+        for parcel in parcels {
+            let (peer, outgoing) = (parcel.peer, parcel.outgoing);
+            if !self.call.peers.iter().any(|known| known.rank == peer) {
+                self.call.peers.push(Peer::silent(peer, parcel.fingerprint));
+            }
+            match lanes.iter_mut().find(|lane| lane.peer == peer && lane.outgoing == outgoing) {
+                Some(lane) => lane.waiting.push_back(parcel),
+                None => lanes.push(Lane { peer, outgoing, waiting: [parcel].into(), busy: false }),
+            }
+        }
+        lanes
+    }
+
+    /// After a failure: the ranks that can be told why. A message that was begun is sent to its end, if that can be done
+    /// soon, so that words are not taken for a part of it.
+    pub(crate) fn part(&mut self, memory: &Memory<'_>) -> Vec<usize> {
+        let until = Instant::now() + LAST_SENDS;
+        let mut cut_off = Vec::new();
+        for send in std::mem::take(&mut self.sends) {
+            let to = send.to;
+            self.sends.push(send);
+            while self.is_cut_off(to) && Instant::now() < until {
+                self.waits.clear();
+                match self.send_some(memory) {
+                    Ok(true) => {}
+                    Ok(false) => {
+                        self.links.park(&self.waits, until.saturating_duration_since(Instant::now()))
+                    }
+                    Err(_) => break,
+                }
+            }
+            if self.is_cut_off(to) {
+                cut_off.push(to);
+            }
+            self.sends.clear();
+        }
+        (0..self.call.world_size).filter(|rank| !cut_off.contains(rank)).collect()
+    }
+
+    fn is_cut_off(&self, to: usize) -> bool {
+        let Some(peer) = self.call.peers.iter().find(|peer| peer.rank == to) else { return false };
+        let left = self.sends.iter().any(|send| send.to == to && send.at < send.end);
+        peer.told > 0 && (peer.told < fingerprint::LEN || left) && !self.links.speaks_apart(to)
+    }
+
+    /// Takes leave of messages that are done, and begins those that waited for them. True where there was one.
+    pub(super) fn begin_next(&mut self, lanes: &mut Vec<Lane>) -> bool {
+        let mut began = false;
+        for lane in lanes.iter_mut() {
+            if lane.busy && self.is_done(lane) {
+                lane.busy = false;
+                lane.waiting.pop_front();
+                self.sends.retain(|send| !lane.outgoing || send.to != lane.peer);
+                self.receives.retain(|receive| lane.outgoing || receive.from != lane.peer);
+            }
+            let peer = self.call.peers.iter_mut().find(|peer| peer.rank == lane.peer);
+            if let (false, Some(parcel), Some(peer)) = (lane.busy, lane.waiting.front(), peer) {
+                (lane.busy, began) = (true, true);
+                let range = parcel.range.clone();
+                if lane.outgoing {
+                    (peer.mine, peer.told) = (parcel.fingerprint.encode(), 0);
+                    self.sends.push(Sending { to: lane.peer, at: range.start, end: range.end });
+                } else {
+                    (peer.fingerprint, peer.heard) = (parcel.fingerprint, 0);
+                    self.receives.push(Receiving::new(lane.peer, range, 0, Combine::Replace));
+                }
+            }
+        }
+        lanes.retain(|lane| lane.busy);
+        if let Some(parcel) = lanes.first().and_then(|lane| lane.waiting.front()) {
+            self.call.fingerprint = parcel.fingerprint;
+        }
+        began
+    }
+
+    fn is_done(&self, lane: &Lane) -> bool {
+        let Some(peer) = self.call.peers.iter().find(|peer| peer.rank == lane.peer) else { return true };
+        if lane.outgoing {
+            let send = self.sends.iter().find(|send| send.to == lane.peer);
+            peer.told == fingerprint::LEN && send.is_none_or(|send| send.at == send.end)
+        } else {
+            let receive = self.receives.iter().find(|receive| receive.from == lane.peer);
+            peer.heard == fingerprint::LEN && receive.is_none_or(|receive| receive.got == receive.len)
+        }
+    }
+}
+
+impl Peer {
+    /// A peer that nothing is said to or heard from.
+    fn silent(rank: usize, fingerprint: Fingerprint) -> Self {
+        let (told, heard) = (fingerprint::LEN, fingerprint::LEN);
+        let (mine, announcement) = (fingerprint.encode(), [0; fingerprint::LEN]);
+        Self { rank, fingerprint, mine, told, announcement, heard }
+    }
+}

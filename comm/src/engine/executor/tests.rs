@@ -1,0 +1,131 @@
+//! The time that an operation may take, with a peer that sends as it likes.
+
+use std::time::Instant;
+
+use candle_core::{DType, Device, Tensor};
+
+use super::*;
+use crate::base::buffer::staging::Before;
+use crate::base::cause::Cause;
+use crate::base::fingerprint::LEN;
+use crate::base::members::Members;
+use crate::engine::runner::{Run, Runner};
+use crate::transport::links::Closed;
+use crate::{Operation, Topology};
+
+/// A peer that makes the same calls, takes everything, and sends zeros: so many bytes after so many, and so long after them.
+struct Peer {
+    pieces: fn(u64) -> (usize, Duration),
+    announcement: Vec<u8>,
+    sent: u64,
+    due: Instant,
+}
+
+impl Links for Peer {
+    fn try_send(&mut self, _: usize, head: &[u8], body: &[u8]) -> std::result::Result<usize, Closed> {
+        self.announcement.extend_from_slice(head);
+        Ok(head.len() + body.len())
+    }
+
+    fn try_recv(&mut self, _: usize, into: &mut [u8]) -> std::result::Result<usize, Closed> {
+        if !self.announcement.is_empty() {
+            let said: Vec<u8> = self.announcement.drain(..into.len()).collect();
+            into.copy_from_slice(&said);
+            return Ok(into.len());
+        }
+        if Instant::now() < self.due {
+            return Ok(0);
+        }
+        let (len, pause) = (self.pieces)(self.sent);
+        let len = len.min(into.len());
+        into[..len].fill(0);
+        self.sent += len as u64;
+        self.due = Instant::now() + pause;
+        Ok(len)
+    }
+
+    fn park(&mut self, _: &[Wait], timeout: Duration) {
+        std::thread::sleep(timeout.min(self.due.saturating_duration_since(Instant::now())));
+    }
+
+    fn spins(&self) -> u32 {
+        10
+    }
+}
+
+/// Nobody knows anything of the others.
+#[derive(Debug)]
+struct Alone(Members, Duration);
+
+impl Supervisor for Alone {
+    fn begin(&self, _: Fingerprint) {}
+
+    fn wait_for(&self, _: &[Wait]) {}
+
+    fn end(&self) {}
+
+    fn failure(&self) -> Option<Cause> {
+        None
+    }
+
+    fn ask(&self, _: Question) -> Option<Cause> {
+        None
+    }
+
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn members(&self) -> &Members {
+        &self.0
+    }
+
+    fn host(&self, _: usize) -> String {
+        String::new()
+    }
+
+    fn timeout(&self) -> Duration {
+        self.1
+    }
+
+    fn slow_warning(&self) -> Duration {
+        self.1
+    }
+}
+
+/// An all_reduce of so many bytes with such a peer.
+fn all_reduce(bytes: usize, timeout: Duration, pieces: fn(u64) -> (usize, Duration)) -> Result<()> {
+    let peer = Peer { pieces, announcement: Vec::with_capacity(LEN), sent: 0, due: Instant::now() };
+    let supervisor = Arc::new(Alone(Members::world(2), timeout));
+    let mut runner = Runner::new(0, Topology::one_host(2), peer, supervisor);
+    let operation = Operation::AllReduce {
+        tensor: Tensor::zeros(bytes, DType::U8, &Device::Cpu).unwrap(),
+        op: ReduceOp::Max,
+    };
+    runner.run(&operation, &Before::of(&operation).unwrap())
+}
+
+fn assert_late(outcome: Result<()>) {
+    assert!(matches!(outcome, Err(Error::Timeout { rank: 1, .. })), "{outcome:?}");
+}
+
+const MS: Duration = Duration::from_millis(1);
+
+#[test]
+fn a_byte_now_and_then_is_no_progress() {
+    assert_late(all_reduce(40_000, 300 * MS, |_| (1, MS)));
+    assert_late(all_reduce(4_000, 300 * MS, |_| (1, 10 * MS)));
+}
+
+#[test]
+fn much_data_may_take_longer_at_a_steady_pace() {
+    all_reduce(12 << 20, 2000 * MS, |_| (64 << 10, 20 * MS)).unwrap();
+}
+
+#[test]
+fn who_was_quick_at_first_has_no_more_time_in_the_end() {
+    let total = 64 << 20;
+    assert_late(all_reduce(total, 500 * MS, |sent| {
+        if sent < (60 << 20) { (1 << 20, Duration::ZERO) } else { (1, MS) }
+    }));
+}

@@ -1,0 +1,208 @@
+//! What a rank does for an operation: on which buffer, by which schedule.
+
+mod halves;
+
+use candle_core::{DType, Tensor};
+
+use crate::algorithm::schedule::{Parts, Schedule};
+use crate::base::buffer::storage;
+use crate::base::fingerprint;
+use crate::engine::memory::Memory;
+use crate::{Operation, ReduceOp, Result, Topology, algorithm};
+
+pub(crate) struct Plan<'a> {
+    pub(crate) memory: Memory<'a>,
+    pub(crate) schedule: Schedule,
+    /// The elements that the schedule counts.
+    pub(crate) dtype: DType,
+    pub(crate) op: ReduceOp,
+    /// What any two ranks must agree on beside the fingerprint, by peer.
+    pub(crate) pairs: Vec<u64>,
+}
+
+/// Plans for one rank.
+pub(crate) struct Planner<'t> {
+    rank: usize,
+    world_size: usize,
+    topology: &'t Topology,
+}
+
+type Counts = Option<Vec<usize>>;
+
+impl<'t> Planner<'t> {
+    pub(crate) fn new(rank: usize, topology: &'t Topology) -> Self {
+        Self { rank, world_size: topology.world_size(), topology }
+    }
+
+    /// A plan for an operation that was found to have no mistakes.
+    pub(crate) fn plan<'a>(&self, operation: &'a Operation) -> Result<Plan<'a>> {
+        Ok(match operation {
+            Operation::AllReduce { tensor, op } => self.all_reduce(std::slice::from_ref(tensor), *op)?,
+            Operation::Reduce { tensor, op, root } => self.reduce(tensor, *op, *root)?,
+            Operation::Broadcast { tensor, root } => self.broadcast(tensor, *root),
+            Operation::AllGather { output, input, counts } => self.all_gather(output, input, counts),
+            Operation::ReduceScatter { output, input, op, counts } => {
+                self.reduce_scatter(output, input, *op, counts)?
+            }
+            Operation::Gather { output, input, root, counts } => {
+                let parts = self.parts(input.elem_count() * self.world_size, counts);
+                let memory = output.iter().fold(Memory::of(input), Memory::output);
+                let schedule = algorithm::direct_gather::schedule(self.rank, &parts, *root);
+                Plan::copying(memory, schedule, input)
+            }
+            Operation::Scatter { output, input, root, counts } => {
+                let parts = self.parts(output.elem_count() * self.world_size, counts);
+                let memory = input.iter().fold(Memory::default(), Memory::tensor).output(output);
+                let schedule = algorithm::direct_scatter::schedule(self.rank, &parts, *root);
+                Plan::copying(memory, schedule, output)
+            }
+            Operation::AllToAll { output, input, output_counts, input_counts } => {
+                self.all_to_all(output, input, output_counts, input_counts)
+            }
+            Operation::Barrier => {
+                let schedule = algorithm::dissemination_barrier::schedule(self.rank, self.world_size);
+                let memory = Memory::default().room(1);
+                Plan { memory, schedule, dtype: DType::U8, op: ReduceOp::Max, pairs: Vec::new() }
+            }
+            Operation::AllReduceCoalesced { tensors, op } => self.all_reduce(tensors, *op)?,
+            Operation::BroadcastCoalesced { tensors, root } => {
+                // Of several dtypes maybe: as bytes.
+                let memory = tensors.iter().fold(Memory::default(), Memory::tensor);
+                let schedule = algorithm::broadcast(self.rank, self.world_size, memory.len(), 1, *root);
+                Plan { memory, schedule, dtype: DType::U8, op: ReduceOp::Sum, pairs: Vec::new() }
+            }
+            // Messages need no plan.
+            Operation::Send { .. } | Operation::Recv { .. } | Operation::Batch { .. } => Plan {
+                memory: Memory::default(),
+                schedule: Schedule::default(),
+                dtype: DType::U8,
+                op: ReduceOp::Sum,
+                pairs: Vec::new(),
+            },
+        })
+    }
+
+    /// All tensors as one, without a copy of them.
+    fn all_reduce<'a>(&self, tensors: &'a [Tensor], op: ReduceOp) -> Result<Plan<'a>> {
+        if let Some(plan) = self.halves_all_reduce(tensors, op) {
+            return Ok(plan);
+        }
+        let memory = tensors.iter().try_fold(Memory::default(), summed)?;
+        let dtype = tensors.first().map_or(DType::U8, |tensor| widened(tensor.dtype()));
+        let len = tensors.iter().map(Tensor::elem_count).sum();
+        let schedule = algorithm::all_reduce(self.rank, self.topology, len, dtype.size_in_bytes());
+        Ok(Plan { memory, schedule, dtype, op, pairs: Vec::new() })
+    }
+
+    fn reduce<'a>(&self, tensor: &'a Tensor, op: ReduceOp, root: usize) -> Result<Plan<'a>> {
+        if let Some(plan) = self.halves_reduce(tensor, op, root) {
+            return Ok(plan);
+        }
+        let (len, size) = (tensor.elem_count(), widened(tensor.dtype()).size_in_bytes());
+        let is_root = self.rank == root;
+        if let Some(segments) = algorithm::chain_segments(self.world_size, len, size) {
+            let schedule = algorithm::chain_reduce::schedule(self.rank, self.world_size, len, root, segments);
+            let room = algorithm::chain_reduce::room(len, segments) * size;
+            let memory =
+                if is_root { summed(Memory::default(), tensor)? } else { own_input(tensor)?.room(room) };
+            return Ok(Plan::reducing(memory, schedule, tensor, op));
+        }
+        let schedule = algorithm::binomial_reduce::schedule(self.rank, self.world_size, len, root);
+        let memory = if is_root { summed(Memory::default(), tensor)? } else { own_copy(tensor)? };
+        Ok(Plan::reducing(memory, schedule, tensor, op))
+    }
+
+    fn broadcast<'a>(&self, tensor: &'a Tensor, root: usize) -> Plan<'a> {
+        let (len, size) = (tensor.elem_count(), tensor.dtype().size_in_bytes());
+        let schedule = algorithm::broadcast(self.rank, self.world_size, len, size, root);
+        Plan::copying(Memory::of(tensor), schedule, tensor)
+    }
+
+    fn all_gather<'a>(&self, output: &'a Tensor, input: &'a Tensor, counts: &Counts) -> Plan<'a> {
+        let parts = self.parts(output.elem_count(), counts);
+        let (own, first) = (input.elem_count(), parts.of(self.rank).start);
+        let gather = algorithm::all_gather(self.rank, self.topology, &parts).shifted(own);
+        let schedule = Schedule::copying(0..own, own + first).then(gather);
+        Plan::copying(Memory::of(input).output(output), schedule, input)
+    }
+
+    fn reduce_scatter<'a>(
+        &self,
+        output: &'a Tensor,
+        input: &'a Tensor,
+        op: ReduceOp,
+        counts: &Counts,
+    ) -> Result<Plan<'a>> {
+        let parts = self.parts(input.elem_count(), counts);
+        if let Some(plan) = self.halves_reduce_scatter(output, input, op, &parts) {
+            return Ok(plan);
+        }
+        let dtype = widened(input.dtype());
+        let size = dtype.size_in_bytes();
+        let (schedule, room) = algorithm::reduce_scatter(self.rank, self.topology, &parts, size);
+        let memory = summed(own_input(input)?, output)?.room(room * size);
+        Ok(Plan::reducing(memory, schedule, input, op))
+    }
+
+    fn all_to_all<'a>(
+        &self,
+        output: &'a Tensor,
+        input: &'a Tensor,
+        output_counts: &Counts,
+        input_counts: &Counts,
+    ) -> Plan<'a> {
+        let incoming = self.parts(output.elem_count(), output_counts);
+        let outgoing = self.parts(input.elem_count(), input_counts);
+        let schedule = algorithm::pairwise_all_to_all::schedule(self.rank, &outgoing, &incoming);
+        let plan = Plan::copying(Memory::of(input).output(output), schedule, input);
+        Plan { pairs: pairs(self.rank, &outgoing, &incoming), ..plan }
+    }
+
+    /// Equal parts of so many elements, unless there are counts.
+    fn parts(&self, whole: usize, counts: &Counts) -> Parts {
+        match counts {
+            Some(counts) => Parts::uneven(counts),
+            None => Parts::even(whole, self.world_size),
+        }
+    }
+}
+
+impl<'a> Plan<'a> {
+    fn copying(memory: Memory<'a>, schedule: Schedule, like: &Tensor) -> Self {
+        Self { memory, schedule, dtype: like.dtype(), op: ReduceOp::Sum, pairs: Vec::new() }
+    }
+
+    fn reducing(memory: Memory<'a>, schedule: Schedule, like: &Tensor, op: ReduceOp) -> Self {
+        Self { memory, schedule, dtype: widened(like.dtype()), op, pairs: Vec::new() }
+    }
+}
+
+/// f16 and bf16 are summed in f32.
+fn widened(dtype: DType) -> DType {
+    if storage::is_half(dtype) { DType::F32 } else { dtype }
+}
+
+/// Appends a tensor that sums are written to.
+fn summed<'a>(memory: Memory<'a>, tensor: &'a Tensor) -> Result<Memory<'a>> {
+    if storage::is_half(tensor.dtype()) { memory.wide(tensor, true) } else { Ok(memory.tensor(tensor)) }
+}
+
+/// A tensor whose elements are summed, and that is not written to.
+fn own_input(tensor: &Tensor) -> Result<Memory<'_>> {
+    let memory = Memory::default();
+    if storage::is_half(tensor.dtype()) { memory.wide(tensor, false) } else { Ok(memory.tensor(tensor)) }
+}
+
+/// A copy to sum in.
+fn own_copy(tensor: &Tensor) -> Result<Memory<'_>> {
+    if storage::is_half(tensor.dtype()) { own_input(tensor) } else { Memory::default().copy_of(tensor) }
+}
+
+/// For each peer, what goes from the lower to the higher of the two ranks and back: the same on both.
+fn pairs(rank: usize, outgoing: &Parts, incoming: &Parts) -> Vec<u64> {
+    let pair = |peer: usize| {
+        let (out, back) = (outgoing.of(peer).len(), incoming.of(peer).len());
+        fingerprint::digest(if rank < peer { [out, back] } else { [back, out] })
+    };
+    (0..outgoing.count()).map(pair).collect()
+}

@@ -1,0 +1,77 @@
+//! Plans for f16 and bf16, which are summed in f32: where they can be sent as they are.
+
+use candle_core::Tensor;
+
+use crate::ReduceOp;
+use crate::algorithm::schedule::{Parts, Schedule};
+use crate::algorithm::{
+    LATENCY_BYTES, PAIRWISE_RANKS, pairwise_all_reduce, pairwise_reduce, pairwise_reduce_scatter,
+};
+use crate::base::buffer::storage;
+use crate::engine::memory::Memory;
+
+use super::{Plan, Planner};
+
+impl Planner<'_> {
+    /// None where the ring, the tree or the chain is better, in f32: for other dtypes; for little, which takes few steps
+    /// that way; among so many ranks that not all of them should talk to each other; and with several ranks on several hosts,
+    /// between which each element would go more than once.
+    pub(super) fn halves_all_reduce<'a>(&self, tensors: &'a [Tensor], op: ReduceOp) -> Option<Plan<'a>> {
+        let first = tensors.first().filter(|_| !self.topology.is_hierarchical())?;
+        let len = tensors.iter().map(Tensor::elem_count).sum();
+        let segment = self.halves_segment(first, len)?;
+        let size = first.dtype().size_in_bytes();
+        let room = pairwise_all_reduce::room(self.world_size, len, segment) * size;
+        let memory = tensors.iter().fold(Memory::default(), Memory::tensor).room(room);
+        let schedule = pairwise_all_reduce::schedule(self.rank, self.world_size, len, segment);
+        Some(Plan::narrow(memory, schedule, first, op))
+    }
+
+    /// See [`Planner::halves_all_reduce`].
+    pub(super) fn halves_reduce<'a>(
+        &self,
+        tensor: &'a Tensor,
+        op: ReduceOp,
+        root: usize,
+    ) -> Option<Plan<'a>> {
+        let len = tensor.elem_count();
+        let segment = self.halves_segment(tensor, len)?;
+        let room = pairwise_reduce::room(self.world_size, len, segment) * tensor.dtype().size_in_bytes();
+        let schedule = pairwise_reduce::schedule(self.rank, self.world_size, len, root, segment);
+        Some(Plan::narrow(Memory::of(tensor).room(room), schedule, tensor, op))
+    }
+
+    /// One step in place of P-1: for little as well. But much goes between hosts once, in f32.
+    pub(super) fn halves_reduce_scatter<'a>(
+        &self,
+        output: &'a Tensor,
+        input: &'a Tensor,
+        op: ReduceOp,
+        parts: &Parts,
+    ) -> Option<Plan<'a>> {
+        let widened = parts.len().saturating_mul(size_of::<f32>());
+        let once = self.topology.is_regular() && widened > LATENCY_BYTES;
+        (self.is_pairwise(input) && !once).then(|| {
+            let room = pairwise_reduce_scatter::room(self.rank, parts) * input.dtype().size_in_bytes();
+            let memory = Memory::of(input).output(output).room(room);
+            Plan::narrow(memory, pairwise_reduce_scatter::schedule(self.rank, parts), input, op)
+        })
+    }
+
+    fn is_pairwise(&self, tensor: &Tensor) -> bool {
+        storage::is_half(tensor.dtype()) && (2..=PAIRWISE_RANKS).contains(&self.world_size)
+    }
+
+    /// Elements of a segment, if elements shall go as they are.
+    fn halves_segment(&self, tensor: &Tensor, len: usize) -> Option<usize> {
+        let widened = len.saturating_mul(size_of::<f32>());
+        (self.is_pairwise(tensor) && widened > LATENCY_BYTES)
+            .then(|| self.topology.segment_bytes() / tensor.dtype().size_in_bytes())
+    }
+}
+
+impl<'a> Plan<'a> {
+    fn narrow(memory: Memory<'a>, schedule: Schedule, like: &Tensor, op: ReduceOp) -> Self {
+        Self { op, ..Self::copying(memory, schedule, like) }
+    }
+}

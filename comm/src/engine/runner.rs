@@ -1,0 +1,234 @@
+//! Runs operations: gives each its fingerprint, and has the executor carry out its plan.
+
+mod carried;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use candle_core::Tensor;
+
+use crate::base::buffer::staging::Before;
+use crate::base::fingerprint::{self, Fingerprint, Kind, digest};
+use crate::base::members::Members;
+use crate::blame::ending::Ending;
+use crate::blame::supervisor::Supervisor;
+use crate::engine::executor::{Executor, Parcel, Task};
+use crate::engine::memory::Memory;
+use crate::engine::plan::{Plan, Planner};
+use crate::transport::carrier::Carrier;
+use crate::transport::links::Links;
+use crate::{Error, Message, Operation, Result, Stats, Topology};
+
+/// Runs operations one after the other, on whatever thread calls it.
+pub(crate) trait Run: Send {
+    fn run(&mut self, operation: &Operation, before: &Before) -> Result<()>;
+    /// The operation as errors name it, were it the next one to run.
+    fn describe(&self, operation: &Operation) -> String;
+    fn stats(&self) -> Stats;
+    /// What tells the operation under way that its communicator ends.
+    fn ending(&self) -> Arc<Ending>;
+}
+
+pub(crate) struct Runner<L> {
+    rank: usize,
+    topology: Topology,
+    executor: Executor<L>,
+    carrier: Option<Box<dyn Carrier>>,
+    supervisor: Arc<dyn Supervisor>,
+    /// Collectives so far.
+    sequence: u64,
+    /// Messages so far, to and from each rank.
+    sent: Vec<u64>,
+    received: Vec<u64>,
+    stats: Stats,
+}
+
+impl<L: Links> Runner<L> {
+    pub(crate) fn new(rank: usize, topology: Topology, links: L, supervisor: Arc<dyn Supervisor>) -> Self {
+        let world_size = topology.world_size();
+        let executor = Executor::new(links, supervisor.clone(), world_size);
+        let (sent, received) = (vec![0; world_size], vec![0; world_size]);
+        let (carrier, stats) = (None, Stats::default());
+        Self { rank, topology, executor, carrier, supervisor, sequence: 0, sent, received, stats }
+    }
+
+    /// Has `carrier` move the data of the operations that it takes.
+    pub(crate) fn carried_by(mut self, carrier: Option<Box<dyn Carrier>>) -> Self {
+        self.executor.pump(carrier.as_ref().and_then(|carrier| carrier.pump()));
+        Self { carrier, ..self }
+    }
+
+    fn members(&self) -> &Members {
+        self.supervisor.members()
+    }
+
+    /// For the next collective.
+    fn fingerprint(&self, operation: &Operation) -> Fingerprint {
+        let sequence = self.sequence + 1;
+        let call = |kind: Kind, tensor: &Tensor| {
+            Fingerprint::new(kind, sequence).tensor(tensor.dtype(), tensor.elem_count())
+        };
+        // Errors name the ranks of the whole job.
+        let world = |root: &usize| self.members().world_rank(*root);
+        match operation {
+            Operation::AllReduce { tensor, op } => call(Kind::AllReduce, tensor).reduce(*op),
+            Operation::Reduce { tensor, op, root } => {
+                call(Kind::Reduce, tensor).reduce(*op).root(world(root))
+            }
+            Operation::Broadcast { tensor, root } => call(Kind::Broadcast, tensor).root(world(root)),
+            Operation::AllGather { input, counts, .. } => divided(call(Kind::AllGather, input), counts),
+            Operation::ReduceScatter { output, op, counts, .. } => {
+                divided(call(Kind::ReduceScatter, output).reduce(*op), counts)
+            }
+            Operation::Gather { input, root, counts, .. } => {
+                divided(call(Kind::Gather, input).root(world(root)), counts)
+            }
+            Operation::Scatter { output, root, counts, .. } => {
+                divided(call(Kind::Scatter, output).root(world(root)), counts)
+            }
+            Operation::AllToAll { input, input_counts: None, output_counts: None, .. } => {
+                call(Kind::AllToAll, input)
+            }
+            // How much goes where, only the two ranks know that it concerns: see `Plan::pairs`.
+            Operation::AllToAll { input, .. } => call(Kind::AllToAll, input).tensor(input.dtype(), 0),
+            Operation::AllReduceCoalesced { tensors, op } => {
+                coalesced(Fingerprint::new(Kind::AllReduce, sequence).reduce(*op), tensors)
+            }
+            Operation::BroadcastCoalesced { tensors, root } => {
+                coalesced(Fingerprint::new(Kind::Broadcast, sequence).root(world(root)), tensors)
+            }
+            _ => Fingerprint::new(Kind::Barrier, sequence),
+        }
+    }
+
+    /// For the next message to or from a rank.
+    fn message(&self, peer: usize, outgoing: bool, tensor: &Tensor) -> Fingerprint {
+        let (counters, sender) = if outgoing { (&self.sent, self.rank) } else { (&self.received, peer) };
+        let call =
+            Fingerprint::new(Kind::Message, counters[peer] + 1).root(self.members().world_rank(sender));
+        call.tensor(tensor.dtype(), tensor.elem_count())
+    }
+
+    /// Counts a message to or from a rank.
+    fn parcel(&mut self, peer: usize, outgoing: bool, tensor: &Tensor, start: usize) -> Parcel {
+        let fingerprint = self.message(peer, outgoing, tensor);
+        let counters = if outgoing { &mut self.sent } else { &mut self.received };
+        counters[peer] += 1;
+        let bytes = tensor.elem_count() * tensor.dtype().size_in_bytes();
+        Parcel { peer, outgoing, fingerprint, range: start..start + bytes }
+    }
+
+    /// The messages that an operation consists of, and their tensors; none for a collective.
+    fn messages<'a>(&mut self, operation: &'a Operation) -> Option<(Vec<Parcel>, Memory<'a>)> {
+        match operation {
+            Operation::Send { tensor, to } => {
+                Some((vec![self.parcel(*to, true, tensor, 0)], Memory::of(tensor)))
+            }
+            Operation::Recv { tensor, from } => {
+                Some((vec![self.parcel(*from, false, tensor, 0)], Memory::default().output(tensor)))
+            }
+            Operation::Batch { messages } => {
+                let (mut parcels, mut memory) = (Vec::new(), Memory::default());
+                for message in messages {
+                    let outgoing = matches!(message, Message::Send { .. });
+                    parcels.push(self.parcel(message.peer(), outgoing, message.tensor(), memory.len()));
+                    memory = match outgoing {
+                        true => memory.tensor(message.tensor()),
+                        false => memory.output(message.tensor()),
+                    };
+                }
+                Some((parcels, memory))
+            }
+            _ => None,
+        }
+    }
+
+    fn execute(&mut self, operation: &Operation, before: &Before) -> Result<()> {
+        if self.is_carried(operation) {
+            return self.carry(operation, before);
+        }
+        before.wait()?;
+        if let Some((parcels, mut memory)) = self.messages(operation) {
+            let Some(first) = parcels.first() else { return Ok(()) };
+            self.supervisor.begin(first.fingerprint);
+            let result = self.executor.exchange(parcels, &mut memory);
+            result.inspect_err(|_| self.supervisor.hang_up(&mut || self.executor.part(&memory)))?;
+            return memory.finish();
+        }
+        let fingerprint = self.fingerprint(operation);
+        self.sequence += 1;
+        self.supervisor.begin(fingerprint);
+        let plan = Planner::new(self.rank, &self.topology).plan(operation)?;
+        let Plan { mut memory, schedule, dtype, op, pairs } = plan;
+        let task = Task { fingerprint, pairs: &pairs, op, dtype };
+        // In the middle of a collective, words would be taken for data.
+        self.executor
+            .run(&task, &schedule, &mut memory)
+            .inspect_err(|_| self.supervisor.hang_up(&mut Vec::new))?;
+        memory.finish()
+    }
+}
+
+/// The elements of all parts, where they are uneven, in place of those of one.
+fn divided(call: Fingerprint, counts: &Option<Vec<usize>>) -> Fingerprint {
+    match counts {
+        None => call,
+        Some(counts) => call.elements(counts.iter().sum()).detail(digest(counts.iter().copied())),
+    }
+}
+
+/// The elements of all tensors, and how many each of them has, of which dtype.
+fn coalesced(call: Fingerprint, tensors: &[Tensor]) -> Fingerprint {
+    let elements = tensors.iter().map(Tensor::elem_count).sum();
+    let sizes =
+        tensors.iter().flat_map(|tensor| [fingerprint::dtype_number(tensor.dtype()), tensor.elem_count()]);
+    let call = match tensors.first() {
+        Some(first) => call.tensor(first.dtype(), elements),
+        None => call,
+    };
+    call.detail(digest(sizes))
+}
+
+impl<L: Links> Run for Runner<L> {
+    fn run(&mut self, operation: &Operation, before: &Before) -> Result<()> {
+        let elements: usize = operation.tensors().iter().map(|tensor| tensor.elem_count()).sum();
+        let span = tracing::info_span!("collective", call = operation.name(), elements);
+        let _entered = span.enter();
+        let began = Instant::now();
+        let result = self.execute(operation, before);
+        // What it has aborted, this rank has not taken part in.
+        if !matches!(result, Err(Error::Aborted { .. })) {
+            self.supervisor.end();
+        }
+        self.stats.busy_ns += began.elapsed().as_nanos() as u64;
+        self.stats.operations += u64::from(result.is_ok());
+        result
+    }
+
+    fn describe(&self, operation: &Operation) -> String {
+        let carried = self.is_carried(operation);
+        let call = match operation {
+            Operation::Send { tensor, to } => self.message(*to, true, tensor),
+            Operation::Recv { tensor, from } => self.message(*from, false, tensor),
+            Operation::Batch { messages } => match messages.first() {
+                Some(Message::Send { tensor, to }) => self.message(*to, true, tensor),
+                Some(Message::Recv { tensor, from }) => self.message(*from, false, tensor),
+                None => return operation.name().into(),
+            },
+            collective => self.fingerprint(collective),
+        };
+        if carried { call.carried().to_string() } else { call.to_string() }
+    }
+
+    fn stats(&self) -> Stats {
+        Stats {
+            bytes_sent: self.executor.bytes_sent,
+            bytes_received: self.executor.bytes_received,
+            ..self.stats
+        }
+    }
+
+    fn ending(&self) -> Arc<Ending> {
+        self.executor.ending().clone()
+    }
+}

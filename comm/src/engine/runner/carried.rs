@@ -1,0 +1,120 @@
+//! Operations whose data a carrier moves: the ranks agree over the links, the carrier does the rest.
+
+use crate::algorithm::schedule::{Parts, Schedule};
+use crate::algorithm::{dissemination_barrier, pairwise_all_to_all};
+use crate::base::buffer::staging::Before;
+use crate::base::fingerprint::Fingerprint;
+use crate::blame::patience::blame_library;
+use crate::engine::executor::Task;
+use crate::engine::memory::Memory;
+use crate::engine::plan::Planner;
+use crate::transport::carrier::Carrier;
+use crate::transport::links::Links;
+use crate::{Operation, ReduceOp, Result};
+
+use super::Runner;
+
+impl<L: Links> Runner<L> {
+    pub(super) fn is_carried(&self, operation: &Operation) -> bool {
+        self.carrier.as_ref().is_some_and(|carrier| carrier.takes(operation))
+    }
+
+    pub(super) fn carry(&mut self, operation: &Operation, before: &Before) -> Result<()> {
+        let Some(mut carrier) = self.carrier.take() else { return Ok(()) };
+        let bytes = carrier.bytes();
+        let result = match operation {
+            Operation::Send { .. } | Operation::Recv { .. } | Operation::Batch { .. } => {
+                self.carry_messages(&mut *carrier, operation, before)
+            }
+            _ => self.carry_collective(&mut *carrier, operation, before),
+        };
+        if result.is_err() {
+            carrier.abandon();
+        }
+        self.stats.bytes_sent += carrier.bytes().0 - bytes.0;
+        self.stats.bytes_received += carrier.bytes().1 - bytes.1;
+        self.carrier = Some(carrier);
+        result
+    }
+
+    fn carry_messages(
+        &mut self,
+        carrier: &mut dyn Carrier,
+        operation: &Operation,
+        before: &Before,
+    ) -> Result<()> {
+        let Some((mut parcels, _)) = self.messages(operation) else { return Ok(()) };
+        for parcel in &mut parcels {
+            (parcel.fingerprint, parcel.range) = (parcel.fingerprint.carried(), 0..0);
+        }
+        let Some(first) = parcels.first() else { return Ok(()) };
+        self.supervisor.begin(first.fingerprint);
+        let call = first.fingerprint;
+        let result = match operation {
+            // Once begun, a receive occupies the device, and its sender may wait for other work of this very device: so the
+            // sender comes first. Of several messages, those that are received may wait for those that are sent.
+            Operation::Recv { .. } => {
+                let announced = self.executor.exchange(parcels, &mut Memory::default());
+                let begun = announced.and_then(|()| self.begin(carrier, operation, before, call));
+                begun.and_then(|()| self.executor.attend(carrier, self.rank))
+            }
+            _ => {
+                let begun = self.begin(carrier, operation, before, call);
+                begun.and_then(|()| self.executor.exchange_beside(parcels, carrier, self.rank))
+            }
+        };
+        result.inspect_err(|_| self.supervisor.hang_up(&mut || self.executor.part(&Memory::default())))
+    }
+
+    fn carry_collective(
+        &mut self,
+        carrier: &mut dyn Carrier,
+        operation: &Operation,
+        before: &Before,
+    ) -> Result<()> {
+        let fingerprint = self.fingerprint(operation).carried();
+        self.sequence += 1;
+        self.supervisor.begin(fingerprint);
+        let (schedule, pairs) = self.agreement(operation)?;
+        let task = Task { fingerprint, pairs: &pairs, op: ReduceOp::Max, dtype: candle_core::DType::U8 };
+        // What agreeing takes is no payload.
+        let payload = (self.executor.bytes_sent, self.executor.bytes_received);
+        let agreed = self.executor.run(&task, &schedule, &mut Memory::default().room(1));
+        (self.executor.bytes_sent, self.executor.bytes_received) = payload;
+        let result = agreed
+            .and_then(|()| self.begin(carrier, operation, before, fingerprint))
+            .and_then(|()| self.executor.attend(carrier, self.rank));
+        // In the middle of a collective, words would be taken for data.
+        result.inspect_err(|_| self.supervisor.hang_up(&mut Vec::new))
+    }
+
+    fn begin(
+        &self,
+        carrier: &mut dyn Carrier,
+        operation: &Operation,
+        before: &Before,
+        call: Fingerprint,
+    ) -> Result<()> {
+        let begun = carrier.begin(operation, before);
+        begun.map_err(|error| blame_library(&*self.supervisor, self.rank, error, &call))
+    }
+
+    /// Who tells whom of a call: a barrier, so that nobody begins before all have come and agree.
+    fn agreement(&self, operation: &Operation) -> Result<(Schedule, Vec<u64>)> {
+        let barrier = dissemination_barrier::schedule(self.rank, self.topology.world_size());
+        let uneven = match operation {
+            Operation::AllToAll { input_counts, output_counts, .. } => {
+                input_counts.is_some() || output_counts.is_some()
+            }
+            _ => false,
+        };
+        if !uneven {
+            return Ok((barrier, Vec::new()));
+        }
+        // What two ranks exchange, only these two know.
+        let planner = Planner::new(self.rank, &self.topology);
+        let nothing = Parts::uneven(&vec![0; self.topology.world_size()]);
+        let all = pairwise_all_to_all::schedule(self.rank, &nothing, &nothing);
+        Ok((all.then(barrier), planner.plan(operation)?.pairs))
+    }
+}

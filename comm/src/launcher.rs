@@ -1,0 +1,103 @@
+//! What a launcher of ranks takes from this crate: for the crate `launch`, and no part of the interface that programs keep to.
+#![allow(clippy::missing_errors_doc, reason = "for one caller")]
+
+use std::fmt;
+use std::net::{SocketAddr, TcpStream};
+use std::time::Instant;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::rendezvous::connection::fault::Fault;
+use crate::rendezvous::connection::wire::Wire;
+use crate::rendezvous::meeting;
+use crate::{Result, TcpConfig};
+
+pub use crate::base::failure::signal_name;
+pub use crate::base::fingerprint::digest;
+pub use crate::base::lock::lock;
+pub use crate::blame::causes::names_another_rank;
+pub use crate::rendezvous::launched::{
+    ELASTIC_MIN, LISTENER, LISTENER_STDIN, MASTER_PORT, MET_PREFIX, SPAWNER_PID, elastic_min,
+    inherited_listener, is_worker,
+};
+pub use crate::rendezvous::meeting::obituary::Announcement;
+pub use crate::rendezvous::scheduler::{address_towards, addresses, seen_by_others};
+
+/// Why nothing came over a connection, or nothing could be said.
+#[derive(Debug)]
+pub struct Broken(Fault);
+
+impl Broken {
+    /// The other side has closed the connection.
+    pub fn is_end(&self) -> bool {
+        matches!(self.0, Fault::Closed)
+    }
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A connection between two launchers that have proved to each other that they are of one job.
+#[derive(Debug)]
+pub struct Connection(Wire);
+
+/// Launchers meet as ranks do: the first one gets a connection to each other one, those one to it.
+pub fn meet(config: &TcpConfig) -> Result<Vec<Connection>> {
+    let met = meeting::meet(config)?;
+    Ok(met.control.into_iter().flatten().map(|stream| Connection(stream.into())).collect())
+}
+
+impl Connection {
+    /// One that has proved nothing.
+    pub fn new(stream: TcpStream) -> std::result::Result<Self, Broken> {
+        Wire::new(stream, None).map(Self).map_err(Broken)
+    }
+
+    /// A message as it is sent.
+    pub fn frame(message: &impl Serialize) -> std::result::Result<Vec<u8>, Broken> {
+        Wire::frame(message).map_err(Broken)
+    }
+
+    /// Sends bytes.
+    pub fn write(&mut self, bytes: &[u8], deadline: Instant) -> std::result::Result<(), Broken> {
+        self.0.write(bytes, deadline).map_err(Broken)
+    }
+
+    /// Receives a message of at most `limit` bytes.
+    pub fn receive<T: DeserializeOwned>(
+        &mut self,
+        limit: usize,
+        deadline: Instant,
+    ) -> std::result::Result<T, Broken> {
+        self.0.receive(limit, deadline).map_err(Broken)
+    }
+
+    /// Another handle of this connection, for another thread.
+    pub fn again(&self) -> Self {
+        Self(self.0.again())
+    }
+
+    /// Closes the connection in such a way that the other side can still read what was sent.
+    pub fn hang_up(&mut self) {
+        self.0.hang_up();
+    }
+
+    /// Ends the connection: nothing more comes on either side.
+    pub fn cut(&self) {
+        self.0.cut();
+    }
+
+    /// Where the other side is.
+    pub fn peer(&self) -> std::result::Result<SocketAddr, Broken> {
+        self.0.peer().map_err(Broken)
+    }
+
+    /// For options.
+    pub fn socket(&self) -> &TcpStream {
+        self.0.socket()
+    }
+}

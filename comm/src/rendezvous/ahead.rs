@@ -1,0 +1,37 @@
+//! What the ranks of a job will find, looked at by the process that starts them.
+
+use std::ffi::OsString;
+
+use crate::rendezvous::meeting::place::try_out;
+use crate::{InitMethod, Result, TcpConfig};
+
+impl TcpConfig {
+    /// Checks, before any work, what the ranks will find that this process is about to start on this host: the variables that they
+    /// read, and whether rank 0 can listen and, unless it is to be at `env://`, open its meeting point, which is closed again.
+    ///
+    /// # Errors
+    /// As [`TcpConfig::from_env_at`]; [`Error::Listen`](crate::Error::Listen).
+    ///
+    /// ```
+    /// comm::TcpConfig::check_for_ranks(2, None)?;
+    /// let nowhere = "file:///no/such/folder/meeting".parse()?;
+    /// assert!(comm::TcpConfig::check_for_ranks(2, Some(nowhere)).is_err());
+    /// # Ok::<(), comm::Error>(())
+    /// ```
+    pub fn check_for_ranks(world_size: usize, init_method: Option<InitMethod>) -> Result<()> {
+        let given = init_method.map(|method| OsString::from(method.to_string()));
+        let config = Self::from_lookup(&|name| match name {
+            // As `launch` tells them.
+            "RANK" => Some("0".into()),
+            "WORLD_SIZE" => Some(world_size.to_string().into()),
+            "MASTER_ADDR" => Some("127.0.0.1".into()),
+            "MASTER_PORT" => Some("1".into()),
+            "GIRANDOLE_SECRET" => Some("1".repeat(64).into()),
+            "GIRANDOLE_SECRET_FILE" => None,
+            name if name.starts_with("GIRANDOLE_ELASTIC") || name == "GIRANDOLE_NEWCOMER" => None,
+            "GIRANDOLE_INIT_METHOD" if given.is_some() => given.clone(),
+            name => std::env::var_os(name),
+        })?;
+        if world_size == 1 { Ok(()) } else { try_out(&config) }
+    }
+}

@@ -1,0 +1,380 @@
+//! What a rank must know to join its group over TCP.
+
+use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::{Duration, Instant};
+
+use crate::rendezvous::scheduler::{self, Found, address_towards};
+use crate::rendezvous::variables::Variables;
+use crate::{Elastic, Error, InitMethod, Result, Secret, Tls, Transport};
+
+/// Rank 0 holds a control connection to every other rank.
+const MAX_WORLD_SIZE: usize = 4096;
+/// Longer than any run; keeps the arithmetic on points in time within its bounds.
+const MAX_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// What a rank must know to join its group over TCP.
+///
+/// ```
+/// use comm::{InitMethod, TcpConfig};
+///
+/// let config = TcpConfig {
+///     rank: 1,
+///     world_size: 2,
+///     init_method: "tcp://127.0.0.1:29500".parse()?,
+///     ..TcpConfig::default()
+/// };
+/// assert_eq!(config.timeout.as_secs(), 300);
+/// # Ok::<(), comm::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct TcpConfig {
+    /// This process's number, from 0 to `world_size - 1`. Default 0.
+    pub rank: usize,
+    /// Number of ranks, 1 to 4096. Default 1, which opens no connection at all.
+    pub world_size: usize,
+    /// Where the ranks meet. Default `env://`.
+    pub init_method: InitMethod,
+    /// The address on which this rank listens for the others. Default 127.0.0.1, which only ranks of the same host can
+    /// reach. With ranks on several hosts: this host's address in the network that connects them.
+    pub bind: IpAddr,
+    /// How long meeting, and later each operation, may take as a whole, waiting for other ranks included. Default 300 s; more
+    /// than a year counts as a year.
+    ///
+    /// An operation that moves much data may take longer, as long as it is moving: time in which a rank sends and receives at
+    /// least 1 MiB a second does not count, and below that each MiB counts as one second less. So a slow network ends no
+    /// operation that goes on at a steady pace, and a rank that sends a byte now and then holds the others for no longer
+    /// than one that sends nothing. What NCCL and MPI move is not seen until it has come: there the time-out is
+    /// that of the whole operation, whatever it moves.
+    pub timeout: Duration,
+    /// How long to wait before a warning says for whom, counted as the time-out is. Default 30 s.
+    pub slow_warning: Duration,
+    /// What the ranks prove to each other. Without one (the default) every user of this host may join, and addresses
+    /// other than loopback are refused.
+    pub secret: Option<Secret>,
+    /// What carries the data between ranks. Default [`Transport::Auto`].
+    pub transport: Transport,
+    /// Which TCP connections are encrypted; the same on every rank. The keys come from the secret, so there must be one.
+    /// Default [`Tls::Off`].
+    pub tls: Tls,
+    /// A name that keeps apart jobs with the same secret, or with none. Default empty.
+    pub job_id: String,
+    /// Whether the group may change while it runs ([`Communicator::shrink`](crate::Communicator::shrink)), the same on every
+    /// rank. Default: `None`, it stays as it is.
+    pub elastic: Option<Elastic>,
+}
+
+impl Default for TcpConfig {
+    fn default() -> Self {
+        Self {
+            rank: 0,
+            world_size: 1,
+            init_method: InitMethod::Env,
+            bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            timeout: Duration::from_secs(300),
+            slow_warning: Duration::from_secs(30),
+            secret: None,
+            transport: Transport::Auto,
+            tls: Tls::Off,
+            job_id: String::new(),
+            elastic: None,
+        }
+    }
+}
+
+impl TcpConfig {
+    /// Reads the environment: `RANK` and `WORLD_SIZE`; `MASTER_ADDR` and `MASTER_PORT` (under `torchrun`: the address of its
+    /// store), unless `GIRANDOLE_INIT_METHOD` names another place than `env://`; and, each only where it is set, `GIRANDOLE_SECRET` (64 hexadecimal digits) or
+    /// `GIRANDOLE_SECRET_FILE`, `GIRANDOLE_JOB_ID`, `GIRANDOLE_BIND` (an IP address), `GIRANDOLE_TIMEOUT` (seconds),
+    /// `GIRANDOLE_TRANSPORT` (`auto`, `tcp` or `shm`; see [`Transport`]), `GIRANDOLE_TLS` (`off`, `hosts` or `all`; see [`Tls`]);
+    /// `GIRANDOLE_ELASTIC` (1: the group may change), `GIRANDOLE_ELASTIC_FILE`, `GIRANDOLE_ELASTIC_ENDED` and `GIRANDOLE_NEWCOMER` (1; see
+    /// [`Elastic`]).
+    ///
+    /// Where `RANK` and `WORLD_SIZE` are not set, rank and world size are those that Slurm, Open MPI, MPICH or Kubeflow tell (see
+    /// [`Place::from_env`](crate::Place::from_env)); so is the meeting place, if `MASTER_ADDR` or `MASTER_PORT` is not set. A
+    /// rank that finds the others on another host then listens on the address with which it goes there.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for the first variable that is missing or wrong, with its value.
+    pub fn from_env() -> Result<Self> {
+        Self::from_env_at(None)
+    }
+
+    /// As [`TcpConfig::from_env`], with the ranks' meeting place given, whatever `GIRANDOLE_INIT_METHOD` says.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for the first variable that is missing or wrong, with its value.
+    pub fn from_env_at(init_method: Option<InitMethod>) -> Result<Self> {
+        let given = init_method.map(|method| OsString::from(method.to_string()));
+        Self::from_lookup(&|name| match name {
+            "GIRANDOLE_INIT_METHOD" if given.is_some() => given.clone(),
+            name => std::env::var_os(name),
+        })
+    }
+
+    /// As [`TcpConfig::from_env`], for a rank whose place, meeting point and secret come from elsewhere.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn from_env_as(rank: usize, world_size: usize) -> Result<Self> {
+        Self::from_lookup(&|name| match name {
+            "RANK" => Some(rank.to_string().into()),
+            "WORLD_SIZE" => Some(world_size.to_string().into()),
+            "GIRANDOLE_INIT_METHOD" => Some("tcp://127.0.0.1:1".into()),
+            "GIRANDOLE_SECRET" | "GIRANDOLE_SECRET_FILE" | "PET_NNODES" => None,
+            name => std::env::var_os(name),
+        })
+    }
+
+    pub(super) fn from_lookup(lookup: &dyn Fn(&str) -> Option<OsString>) -> Result<Self> {
+        let env = Variables(lookup);
+        let found = scheduler::find(&env)?;
+        let (rank, world_size) = match &found {
+            Some(found) => (found.place.rank, found.place.world_size),
+            None => (
+                env.required("RANK", "a rank's number, from 0 to WORLD_SIZE - 1")?,
+                env.required("WORLD_SIZE", "the number of ranks, from 1")?,
+            ),
+        };
+        let job = found.as_ref().map(|found| found.job.clone());
+        let job_id = env.text("GIRANDOLE_JOB_ID")?.or(job).unwrap_or_default();
+        let mut config = Self { rank, world_size, secret: env.secret()?, job_id, ..Self::default() };
+        if let Some(bind) = env.optional("GIRANDOLE_BIND", "an IP address of this host, without port")? {
+            config.bind = bind;
+        }
+        if let Some(seconds) = env.optional::<f64>("GIRANDOLE_TIMEOUT", TIMEOUT_HELP)? {
+            config.timeout = Duration::try_from_secs_f64(seconds)
+                .map_err(|_| Error::invalid("GIRANDOLE_TIMEOUT", seconds, give(TIMEOUT_HELP)))?;
+        }
+        if let Some(transport) = env.optional("GIRANDOLE_TRANSPORT", "auto, tcp or shm")? {
+            config.transport = transport;
+        }
+        if let Some(tls) = env.optional("GIRANDOLE_TLS", "off, hosts or all")? {
+            config.tls = tls;
+        }
+        config.elastic = elastic(&env)?;
+        if let Some(method) = env.text("GIRANDOLE_INIT_METHOD")? {
+            config.init_method = method.parse().map_err(|error| named(error, "GIRANDOLE_INIT_METHOD"))?;
+        }
+        let (rank_from, world_size_from) =
+            found.as_ref().map_or(("RANK", "WORLD_SIZE"), |found| (found.rank_from, found.world_size_from));
+        config.validate().map_err(|error| match &error {
+            Error::InvalidArgument { what, .. } if what == RANK => named(error, rank_from),
+            Error::InvalidArgument { what, .. } if what == WORLD_SIZE => named(error, world_size_from),
+            Error::InvalidArgument { what, .. } if what == TIMEOUT => named(error, "GIRANDOLE_TIMEOUT"),
+            _ => error,
+        })?;
+        match &found {
+            _ if config.world_size == 1 => {}
+            Some(found) => config.meet_as_told(&env, found)?,
+            None if config.init_method == InitMethod::Env => drop(env.master()?),
+            None => {}
+        }
+        Ok(config)
+    }
+
+    /// Goes where the scheduler says, and listens where the others reach this host from there.
+    fn meet_as_told(&mut self, env: &Variables<'_>, found: &Found) -> Result<()> {
+        if self.init_method == InitMethod::Env {
+            let (host, port) = found.master(env)?;
+            self.init_method = InitMethod::Tcp { host, port };
+        }
+        if let (InitMethod::Tcp { host, port }, None) = (&self.init_method, env.text("GIRANDOLE_BIND")?) {
+            let deadline = Instant::now() + self.bounded_timeout();
+            self.bind =
+                address_towards(host, *port, found.is_on_several_hosts(), deadline).map_err(|reason| {
+                    let help = format!("{reason}; set MASTER_ADDR to an address of it");
+                    Error::invalid("the host of rank 0", host, help)
+                })?;
+        }
+        Ok(())
+    }
+
+    /// Checks what can be checked without asking the system.
+    pub(crate) fn validate(&self) -> Result<()> {
+        let Self { rank, world_size, .. } = *self;
+        if world_size == 0 || world_size > MAX_WORLD_SIZE {
+            return Err(Error::invalid(WORLD_SIZE, world_size, format!("give 1 to {MAX_WORLD_SIZE} ranks")));
+        }
+        let newcomer = self.elastic.as_ref().is_some_and(|elastic| elastic.newcomer);
+        if rank >= world_size && !newcomer {
+            return Err(Error::invalid(
+                RANK,
+                rank,
+                format!("with world size {world_size}, give 0 to {}", world_size - 1),
+            ));
+        }
+        if self.timeout.is_zero() {
+            return Err(Error::invalid(TIMEOUT, "0 s", give(TIMEOUT_HELP)));
+        }
+        if self.tls != Tls::Off && self.secret.is_none() && (world_size > 1 || self.elastic.is_some()) {
+            let help = "its keys come from the job's secret: set GIRANDOLE_SECRET_FILE or GIRANDOLE_SECRET on every rank";
+            return Err(Error::invalid("TLS (GIRANDOLE_TLS)", self.tls, help));
+        }
+        Ok(())
+    }
+
+    /// The time-out, short enough to be added to any point in time.
+    pub(crate) fn bounded_timeout(&self) -> Duration {
+        self.timeout.min(MAX_TIMEOUT)
+    }
+}
+
+impl Secret {
+    /// The secret that this process was given for its job, if any: that of `GIRANDOLE_SECRET` or `GIRANDOLE_SECRET_FILE`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a variable that cannot be used.
+    pub fn from_env() -> Result<Option<Self>> {
+        Variables(&|name| std::env::var_os(name)).secret()
+    }
+}
+
+/// Where `env://` meets: `MASTER_ADDR` and `MASTER_PORT`.
+pub(crate) fn master_from_env() -> Result<(String, u16)> {
+    Variables(&|name| std::env::var_os(name)).master()
+}
+
+/// Where `torchrun` keeps a store for its ranks at `MASTER_PORT`: the key under which rank 0 tells where it listens.
+pub(crate) fn agent_store_from_env() -> Option<String> {
+    let value = |name| std::env::var(name).unwrap_or_default();
+    let names = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "GIRANDOLE_JOB_ID"].map(value);
+    (value("TORCHELASTIC_USE_AGENT_STORE") == "True").then(|| format!("girandole/{}", names.join("/")))
+}
+
+/// Whether and how the group may change.
+fn elastic(env: &Variables<'_>) -> Result<Option<Elastic>> {
+    let is_on = |name: &str| match env.text(name)?.as_deref() {
+        None | Some("0") => Ok(false),
+        Some("1") => Ok(true),
+        Some(other) => Err(Error::invalid(name, other, "give 0 or 1")),
+    };
+    let (wanted, newcomer) = (is_on("GIRANDOLE_ELASTIC")?, is_on("GIRANDOLE_NEWCOMER")?);
+    let file = env.text("GIRANDOLE_ELASTIC_FILE")?.map(std::path::PathBuf::from);
+    let ended = env.text("GIRANDOLE_ELASTIC_ENDED")?.map(std::path::PathBuf::from);
+    Ok((wanted || newcomer || file.is_some()).then_some(Elastic { file, ended, newcomer }))
+}
+
+const RANK: &str = "the rank";
+const WORLD_SIZE: &str = "the world size";
+const TIMEOUT: &str = "the time-out";
+const TIMEOUT_HELP: &str = "a number of seconds greater than 0, such as 300";
+
+fn give(what: &str) -> String {
+    format!("give {what}")
+}
+
+/// The same error, of the variable that held the value.
+fn named(error: Error, name: &str) -> Error {
+    match error {
+        Error::InvalidArgument { got, help, .. } => Error::invalid(name, got, help),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<TcpConfig> {
+        TcpConfig::from_lookup(&|name| {
+            variables.iter().rev().find(|(n, _)| *n == name).map(|(_, value)| value.into())
+        })
+    }
+
+    const GOOD: [(&str, &str); 4] =
+        [("RANK", "1"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "29500")];
+
+    #[test]
+    fn a_launchers_environment_is_enough() {
+        let config = read(&GOOD).unwrap();
+        assert_eq!((config.rank, config.world_size, config.init_method), (1, 4, InitMethod::Env));
+        assert_eq!((config.bind.to_string().as_str(), config.timeout.as_secs()), ("127.0.0.1", 300));
+        assert!(config.secret.is_none() && config.job_id.is_empty());
+        assert_eq!(config.transport, Transport::Auto);
+        assert!(read(&[("RANK", "0"), ("WORLD_SIZE", "1")]).is_ok(), "one rank meets nobody");
+    }
+
+    #[test]
+    fn every_variable_counts() {
+        let digits = "ab".repeat(32);
+        let more = [
+            ("GIRANDOLE_SECRET", digits.as_str()),
+            ("GIRANDOLE_JOB_ID", "night run"),
+            ("GIRANDOLE_INIT_METHOD", "file:///tmp/meet"),
+            ("GIRANDOLE_BIND", "::1"),
+            ("GIRANDOLE_TIMEOUT", "2.5"),
+            ("GIRANDOLE_TRANSPORT", "shm"),
+            ("GIRANDOLE_TLS", "hosts"),
+        ];
+        let config = read(&[&GOOD[..2], &more].concat()).unwrap();
+        assert_eq!((config.secret.unwrap().to_hex(), config.transport), (digits.clone(), Transport::Shm));
+        assert_eq!(
+            (config.job_id.as_str(), config.init_method.to_string().as_str()),
+            ("night run", "file:///tmp/meet")
+        );
+        assert_eq!((config.bind.to_string().as_str(), config.timeout), ("::1", Duration::from_millis(2500)));
+        assert_eq!(config.tls, Tls::Hosts);
+        let message = read(&[&GOOD[..], &[("GIRANDOLE_TLS", "all")]].concat()).unwrap_err().to_string();
+        assert!(message.starts_with("TLS (GIRANDOLE_TLS): got all; its keys come from"), "{message}");
+    }
+
+    #[test]
+    fn a_missing_variable_is_named() {
+        for (name, _) in GOOD {
+            let rest: Vec<_> = GOOD.into_iter().filter(|(other, _)| *other != name).collect();
+            let message = read(&rest).unwrap_err().to_string();
+            assert!(message.starts_with(&format!("{name}: got nothing; set it to ")), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_variable_is_named_with_its_value() {
+        for (name, value) in [
+            ("RANK", "-1"),
+            ("RANK", "one"),
+            ("WORLD_SIZE", "4.0"),
+            ("MASTER_ADDR", "not a host"),
+            ("MASTER_PORT", "0"),
+            ("MASTER_PORT", "+80"),
+            ("MASTER_PORT", "99999"),
+            ("GIRANDOLE_BIND", "localhost"),
+            ("GIRANDOLE_TIMEOUT", "soon"),
+            ("GIRANDOLE_TIMEOUT", "-1"),
+            ("GIRANDOLE_TIMEOUT", "NaN"),
+            ("GIRANDOLE_TIMEOUT", "inf"),
+            ("GIRANDOLE_TRANSPORT", "rdma"),
+            ("GIRANDOLE_TLS", "on"),
+            ("GIRANDOLE_INIT_METHOD", "etcd://x"),
+            ("GIRANDOLE_SECRET_FILE", "/nowhere"),
+        ] {
+            let message = read(&[&GOOD[..], &[(name, value)]].concat()).unwrap_err().to_string();
+            assert!(message.starts_with(name) && message.contains(value), "{message}");
+            assert_eq!(message.lines().count(), 1);
+        }
+    }
+
+    #[test]
+    fn a_secret_is_not_repeated_and_given_once() {
+        let message =
+            read(&[&GOOD[..], &[("GIRANDOLE_SECRET", "hunter2")]].concat()).unwrap_err().to_string();
+        assert!(message.starts_with("GIRANDOLE_SECRET") && !message.contains("hunter2"), "{message}");
+        let both = [("GIRANDOLE_SECRET", "hunter2"), ("GIRANDOLE_SECRET_FILE", "/x")];
+        let message = read(&[&GOOD[..], &both].concat()).unwrap_err().to_string();
+        assert!(message.contains("unset one") && !message.contains("hunter2"), "{message}");
+    }
+
+    #[test]
+    fn ranks_and_sizes_that_cannot_be_are_refused() {
+        for (rank, world_size) in [("0", "0"), ("4", "4"), ("5", "4"), ("0", "1000000000")] {
+            let message = read(&[&GOOD[..], &[("RANK", rank), ("WORLD_SIZE", world_size)]].concat())
+                .unwrap_err()
+                .to_string();
+            assert!(message.contains("give 0 to 3") || message.contains("give 1 to 4096 ranks"), "{message}");
+            let variable = if message.contains("give 0 to 3") { "RANK: got " } else { "WORLD_SIZE: got " };
+            assert!(message.starts_with(variable), "{message}");
+        }
+        let config = TcpConfig { timeout: Duration::ZERO, ..TcpConfig::default() };
+        assert!(config.validate().is_err());
+        let config = TcpConfig { timeout: Duration::MAX, ..TcpConfig::default() };
+        assert!(config.validate().is_ok() && config.bounded_timeout() < Duration::MAX);
+    }
+}

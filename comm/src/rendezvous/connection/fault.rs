@@ -1,0 +1,133 @@
+//! Why one try to connect two ranks came to nothing.
+
+use std::fmt;
+use std::io;
+
+use rustix::io::Errno;
+
+use crate::base::last_words::LastWords;
+use crate::rendezvous::obstacle::Obstacle;
+
+/// Goes up with every change of what ranks send to each other.
+pub(crate) const VERSION: u16 = 4;
+
+/// Why one try to connect two ranks came to nothing. Most are tried again until the time-out; the last one is told then.
+#[derive(Debug)]
+pub(crate) enum Fault {
+    /// The other side closed the connection.
+    Closed,
+    /// The other side said nothing for too long.
+    TimedOut,
+    /// This side is no longer interested.
+    Stopped,
+    /// The operating system's reason.
+    Io(io::Error),
+    /// The other side does not speak our protocol.
+    NotOurs,
+    /// The other side speaks another version of it.
+    Version(u16),
+    /// The other side does not hold the job's secret.
+    BadProof,
+    /// The other side has seen this side's proof, and says that it proves nothing to it.
+    ProofRefused,
+    /// The other side encrypts this connection (`theirs`) and this one does not, or the other way round.
+    Encryption { theirs: bool },
+    /// The other side holds the secret, and expects no such rank (now).
+    NotAwaited,
+    /// The other side holds the secret, and makes, or has, a connection to this rank by itself.
+    Crossed,
+    /// The other side holds the secret, and has closed its group, or its group has failed; what it says.
+    Gone(LastWords),
+    /// The other side is as it should be, but memory cannot be shared with it.
+    NoMemory(Obstacle),
+    /// The other side holds the secret, and is not the rank that was looked for.
+    OtherRank(u32),
+    /// The other side holds the secret, and sent what no rank sends.
+    Malformed(String),
+    /// The meeting's file cannot be used (yet).
+    File(String),
+    /// The meeting's host has no address (yet).
+    Resolve(String),
+    /// The system has no random numbers to give.
+    NoRandomness,
+}
+
+/// The outcome of one try.
+pub(crate) type Try<T> = std::result::Result<T, Fault>;
+
+impl Fault {
+    /// True where the other side is a rank of some job, whose mind another try will hardly change.
+    pub(crate) fn is_settled(&self) -> bool {
+        matches!(self, Fault::ProofRefused | Fault::Version(_) | Fault::Encryption { .. })
+    }
+
+    /// True where this process, or this machine, has no file descriptors left.
+    pub(crate) fn is_exhausted(&self) -> bool {
+        let Fault::Io(error) = self else { return false };
+        [Errno::MFILE, Errno::NFILE].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+    }
+}
+
+impl From<io::Error> for Fault {
+    fn from(error: io::Error) -> Self {
+        use io::ErrorKind::{
+            BrokenPipe, ConnectionAborted, ConnectionReset, InvalidData, NotConnected, TimedOut,
+            UnexpectedEof,
+        };
+        match error.kind() {
+            BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof => Fault::Closed,
+            TimedOut => Fault::TimedOut,
+            InvalidData => match error.get_ref().and_then(|error| error.downcast_ref()) {
+                // Another key is another secret or another job.
+                Some(rustls::Error::InvalidCertificate(_) | rustls::Error::AlertReceived(_)) => {
+                    Fault::ProofRefused
+                }
+                _ => Fault::NotOurs,
+            },
+            _ => Fault::Io(error),
+        }
+    }
+}
+
+impl From<Errno> for Fault {
+    fn from(error: Errno) -> Self {
+        io::Error::from(error).into()
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fault::Closed => f.write_str("the connection was closed"),
+            Fault::TimedOut => f.write_str("no answer came"),
+            Fault::Stopped => f.write_str("the meeting was over"),
+            Fault::Io(error) if self.is_exhausted() => {
+                write!(f, "{error}; raise the limit of open files (ulimit -n)")
+            }
+            Fault::Io(error) => write!(f, "{error}"),
+            Fault::NotOurs => f.write_str("what listens there is no rank of Girandole"),
+            Fault::Version(theirs) => write!(
+                f,
+                "what listens there speaks version {theirs} of the protocol, this rank version {VERSION}: run the same \
+                 build everywhere"
+            ),
+            Fault::BadProof => f.write_str("what listens there could not prove that it belongs to this job"),
+            Fault::ProofRefused => f.write_str(
+                "the other side did not accept this rank's proof: the secret (GIRANDOLE_SECRET, GIRANDOLE_SECRET_FILE) \
+                 or the job id (GIRANDOLE_JOB_ID) differs",
+            ),
+            Fault::Encryption { theirs } => {
+                let [one, other] = if *theirs { ["the other side", "this one"] } else { ["this side", "the other one"] };
+                write!(f, "{one} encrypts the connection, {other} does not: set GIRANDOLE_TLS alike on every rank")
+            }
+            Fault::NotAwaited => f.write_str("the other side does not expect this rank"),
+            Fault::Crossed => f.write_str("the other side is about to connect to this one"),
+            Fault::Gone(_) => f.write_str("the other side has closed its group"),
+            Fault::NoMemory(obstacle) => write!(f, "{obstacle}"),
+            Fault::OtherRank(rank) => write!(f, "rank {rank} answered instead"),
+            Fault::Malformed(what) => write!(f, "the other side sent {what}"),
+            Fault::File(reason) | Fault::Resolve(reason) => f.write_str(reason),
+            Fault::NoRandomness => f.write_str("the system gave no random numbers"),
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! One connection between two processes that have proved to each other that they are of one job.
+
+pub(crate) mod acceptor;
+pub(crate) mod fault;
+pub(crate) mod handshake;
+pub(crate) mod stream;
+pub(crate) mod tls;
+pub(crate) mod wire;

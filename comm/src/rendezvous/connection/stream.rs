@@ -1,0 +1,95 @@
+//! A connection between two ranks as their group uses it: never blocking, encrypted or not.
+
+use std::io::{self, IoSlice};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Mutex, OnceLock};
+
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
+
+use crate::base::lock::lock;
+use crate::platform::socket::{NO_SIGNAL, without_signals};
+use crate::rendezvous::connection::tls::Session;
+
+#[derive(Debug)]
+pub(crate) struct Stream {
+    socket: TcpStream,
+    session: OnceLock<Mutex<Session>>,
+}
+
+impl From<TcpStream> for Stream {
+    fn from(socket: TcpStream) -> Self {
+        without_signals(&socket);
+        Self { socket, session: OnceLock::new() }
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Stream {
+    /// For addresses and options. What is sent or received goes through the methods here.
+    pub(crate) fn socket(&self) -> &TcpStream {
+        &self.socket
+    }
+
+    /// From here on everything is encrypted.
+    pub(crate) fn secure(&self, session: Session) {
+        // A connection shakes hands once.
+        let _ = self.session.set(Mutex::new(session));
+    }
+
+    /// Sends `head`, then `body`, as far as there is room. Where there is none, the same bytes must be offered again.
+    pub(crate) fn send(&self, head: &[u8], body: &[u8]) -> io::Result<usize> {
+        if let Some(session) = self.session.get() {
+            return lock(session).send(&self.socket, head, body);
+        }
+        let parts = [IoSlice::new(head), IoSlice::new(body)];
+        let flags = NO_SIGNAL | SendFlags::DONTWAIT;
+        Ok(sendmsg(&self.socket, &parts, &mut SendAncillaryBuffer::default(), flags)?)
+    }
+
+    /// Fills `into`, which is not empty, as far as bytes have come; 0 at the end.
+    pub(crate) fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
+        match self.session.get() {
+            Some(session) => lock(session).recv(&self.socket, into),
+            None => Ok(recv(&self.socket, into, RecvFlags::DONTWAIT)?.0),
+        }
+    }
+
+    /// Says something if there is room for it, and does not wait.
+    pub(crate) fn say(&self, words: &[u8]) {
+        // A peer that takes nothing now, or has left itself, learns it otherwise.
+        let _ = match self.session.get() {
+            Some(session) => lock(session).say(&self.socket, words),
+            None => self.send(words, &[]).map(drop),
+        };
+    }
+
+    /// Waits until `into` is full.
+    #[cfg(test)]
+    pub(crate) fn fill(&self, into: &mut [u8]) {
+        use rustix::event::{PollFd, PollFlags, poll};
+        let mut filled = 0;
+        while filled < into.len() {
+            match self.recv(&mut into[filled..]) {
+                Ok(0) => panic!("the connection has ended"),
+                Ok(got) => filled += got,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let minute = crate::base::timespec::timespec(std::time::Duration::from_secs(60));
+                    let ready = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&minute)).unwrap();
+                    assert_eq!(ready, 1, "nothing came");
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// As [`TcpStream::shutdown`]. One that is closed already is as good.
+    pub(crate) fn shutdown(&self, how: Shutdown) {
+        let _ = self.socket.shutdown(how);
+    }
+}

@@ -1,0 +1,365 @@
+//! A connection while ranks meet: every read and write has a deadline, and every message a limit.
+
+use std::io::{self, Read};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+
+use super::fault::{Fault, Try};
+use super::handshake::{Admission, Caller, Client, Credentials, Server, Verdict, is_plain};
+use super::stream::Stream;
+use crate::base::fingerprint;
+use crate::base::last_words::LastWords;
+use crate::rendezvous::connection::tls::{HELLO, Session};
+
+/// What a rank may have on the way to another of its host. The kernel's own choice grows to several MiB, which falls out of
+/// the processor's cache before the other rank reads it: a broadcast of 64 MiB between two ranks took 1.6 times as long.
+/// Between hosts that choice is right, for it follows the length of the way.
+const LOCAL_SEND_BUFFER: usize = 512 * 1024;
+
+/// Waits until one of `fds` is ready and tells which; all false at the deadline.
+pub(crate) fn wait_any(fds: &[(BorrowedFd<'_>, PollFlags)], deadline: Instant) -> io::Result<Vec<bool>> {
+    let mut polled: Vec<_> = fds.iter().map(|(fd, flags)| PollFd::new(fd, *flags)).collect();
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout =
+            Timespec { tv_sec: left.as_secs().min(1 << 30) as _, tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut polled, Some(&timeout)) {
+            Ok(0) if !left.is_zero() => {}
+            Ok(_) => return Ok(polled.iter().map(|fd| !fd.revents().is_empty()).collect()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Our own key that rustls cannot use, which no user can bring about.
+fn unusable(error: rustls::Error) -> Fault {
+    Fault::Malformed(error.to_string())
+}
+
+/// How long a message is, by the four bytes before it, where at most `limit` bytes are allowed.
+pub(crate) fn message_len(announced: [u8; 4], limit: usize) -> Try<usize> {
+    let length = u32::from_le_bytes(announced) as usize;
+    if length > limit {
+        return Err(Fault::Malformed(format!(
+            "a message of {length} bytes, where at most {limit} are allowed"
+        )));
+    }
+    Ok(length)
+}
+
+/// Reads a message that has come whole.
+pub(crate) fn parse<T: DeserializeOwned>(message: &[u8]) -> Try<T> {
+    serde_json::from_slice(message).map_err(|error| Fault::Malformed(format!("an unknown message ({error})")))
+}
+
+/// A TCP connection that is not yet part of a group.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    stream: Arc<Stream>,
+    /// Becomes readable when nobody is interested in this connection any more.
+    stop: Option<Arc<UnixStream>>,
+}
+
+impl From<Arc<Stream>> for Wire {
+    fn from(stream: Arc<Stream>) -> Self {
+        Self { stream, stop: None }
+    }
+}
+
+impl Wire {
+    pub(crate) fn new(stream: TcpStream, stop: Option<Arc<UnixStream>>) -> Try<Self> {
+        // What macOS says of a connection that has ended already.
+        let ended = |error: &io::Error| error.raw_os_error() == Some(Errno::INVAL.raw_os_error());
+        stream.set_nodelay(true).map_err(|error| if ended(&error) { Fault::Closed } else { error.into() })?;
+        stream.set_nonblocking(true)?;
+        Ok(Self { stream: Arc::new(stream.into()), stop })
+    }
+
+    /// Connects and proves that this rank belongs to the job; tells what the other side makes of it.
+    pub(crate) fn connect(
+        address: SocketAddr,
+        credentials: &Credentials,
+        caller: Caller,
+        deadline: Instant,
+    ) -> Try<(Self, Verdict)> {
+        let mut wire = Self::dial(address, None, deadline)?;
+        let verdict = wire.introduce(credentials, caller, deadline)?;
+        Ok((wire, verdict))
+    }
+
+    /// Connects, unless nobody is interested any more.
+    pub(crate) fn dial(address: SocketAddr, stop: Option<Arc<UnixStream>>, deadline: Instant) -> Try<Self> {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+        socket.set_nonblocking(true)?;
+        socket.set_tcp_nodelay(true)?;
+        let begun = socket.connect(&address.into());
+        let wire = Self { stream: Arc::new(TcpStream::from(socket).into()), stop };
+        match begun {
+            Err(error) if error.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {
+                wire.wait(PollFlags::OUT, deadline)?;
+                wire.stream.socket().take_error()?.map_or(Ok(()), Err)?;
+            }
+            other => other?,
+        }
+        // Where nobody listens, a free local port may connect to itself, and then keep rank 0 from listening there.
+        if wire.stream.socket().local_addr()? == wire.stream.socket().peer_addr()? {
+            return Err(io::Error::from(io::ErrorKind::ConnectionRefused).into());
+        }
+        Ok(wire)
+    }
+
+    /// Proves that this rank belongs to the job; tells what the other side makes of it.
+    pub(crate) fn introduce(
+        &mut self,
+        credentials: &Credentials,
+        caller: Caller,
+        deadline: Instant,
+    ) -> Try<Verdict> {
+        if let Some(identity) = credentials.tls(self.is_local()?) {
+            self.secure(Session::new(identity.client().map_err(unusable)?), deadline)?;
+        }
+        let client = Client::new(credentials, caller)?;
+        self.write(client.opening(), deadline)?;
+        let (claim, claimed) = client.claim(self.read(deadline)?)?;
+        self.write(&claim, deadline)?;
+        claimed.check(&self.read(deadline)?)
+    }
+
+    /// The listening side of [`Wire::connect`], up to the answer.
+    pub(crate) fn accept<'a>(
+        &mut self,
+        credentials: &'a Credentials,
+        deadline: Instant,
+    ) -> Try<Admission<'a>> {
+        self.agree_on_encryption(credentials, deadline)?;
+        let server = match Server::new(credentials, self.read(deadline)?) {
+            Err(fault @ Fault::Version(_)) => {
+                self.write(&Server::other_version()?, deadline)?;
+                return Err(fault);
+            }
+            other => other?,
+        };
+        self.write(server.opening(), deadline)?;
+        let admission = server.check(self.read(deadline)?);
+        if matches!(admission, Err(Fault::BadProof)) {
+            self.write(&Server::no_proof(), deadline)?;
+        }
+        admission
+    }
+
+    /// The listening side encrypts what begins with a client's hello, and refuses what should.
+    fn agree_on_encryption(&mut self, credentials: &Credentials, deadline: Instant) -> Try<()> {
+        let mut first = [0];
+        loop {
+            match self.stream.socket().peek(&mut first) {
+                Ok(0) => return Err(Fault::Closed),
+                Ok(_) => break,
+                Err(error) => self.after(error, PollFlags::IN, deadline)?,
+            }
+        }
+        let identity = credentials.tls(self.is_local()?);
+        match (identity, first[0] == HELLO) {
+            (Some(identity), true) => {
+                let session = Session::new(identity.server().map_err(unusable)?);
+                let stranger =
+                    |fault| if matches!(fault, Fault::ProofRefused) { Fault::BadProof } else { fault };
+                self.secure(session, deadline).map_err(stranger)
+            }
+            (None, false) => Ok(()),
+            (Some(_), false) => {
+                self.write(&Server::encrypted()?, deadline)?;
+                Err(Fault::Encryption { theirs: false })
+            }
+            (None, true) => {
+                self.write(&Server::other_version()?, deadline)?;
+                Err(Fault::Encryption { theirs: true })
+            }
+        }
+    }
+
+    /// Encrypts from here on.
+    fn secure(&mut self, mut session: Session, deadline: Instant) -> Try<()> {
+        loop {
+            match session.shake(self.stream.socket()) {
+                Ok(()) => break,
+                Err(_) if is_plain(session.strange()) => return Err(Fault::Encryption { theirs: false }),
+                Err(error) => {
+                    let flags = if session.has_outgoing() { PollFlags::OUT } else { PollFlags::IN };
+                    self.after(error, flags, deadline)?;
+                }
+            }
+        }
+        self.stream.secure(session);
+        Ok(())
+    }
+
+    pub(crate) fn read<const N: usize>(&mut self, deadline: Instant) -> Try<[u8; N]> {
+        let mut message = [0; N];
+        self.fill(&mut message, deadline)?;
+        Ok(message)
+    }
+
+    /// What a rank says whose group has ended, of which the `first` byte was read already; none where it says something else.
+    pub(crate) fn last_words(&mut self, first: Option<u8>, deadline: Instant) -> Option<LastWords> {
+        let mut words = [0; fingerprint::LEN];
+        let known = first.iter().len();
+        words[..known].copy_from_slice(first.as_slice());
+        self.fill(&mut words[known..], deadline).ok()?;
+        LastWords::decode(&words)
+    }
+
+    fn fill(&mut self, buffer: &mut [u8], deadline: Instant) -> Try<()> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match self.stream.recv(&mut buffer[filled..]) {
+                Ok(0) => return Err(Fault::Closed),
+                Ok(count) => filled += count,
+                Err(error) => self.after(error, PollFlags::IN, deadline)?,
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn write(&mut self, message: &[u8], deadline: Instant) -> Try<()> {
+        let mut sent = 0;
+        while sent < message.len() {
+            match self.stream.send(&message[sent..], &[]) {
+                Ok(count) => sent += count,
+                Err(error) => self.after(error, PollFlags::OUT, deadline)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the call that gave `error` can be made again.
+    fn after(&self, error: io::Error, flags: PollFlags, deadline: Instant) -> Try<()> {
+        match error.kind() {
+            io::ErrorKind::Interrupted => return Ok(()),
+            io::ErrorKind::WouldBlock => {}
+            _ => return Err(error.into()),
+        }
+        self.wait(flags, deadline)
+    }
+
+    fn wait(&self, flags: PollFlags, deadline: Instant) -> Try<()> {
+        let mut fds = vec![(self.stream.as_fd(), flags)];
+        fds.extend(self.stop.iter().map(|stop| (stop.as_fd(), PollFlags::IN)));
+        let ready = wait_any(&fds, deadline)?;
+        match (ready[0], ready.get(1)) {
+            (_, Some(true)) => Err(Fault::Stopped),
+            (false, _) => Err(Fault::TimedOut),
+            _ => Ok(()),
+        }
+    }
+
+    /// Sends a message: its length in four bytes, then JSON.
+    pub(crate) fn send<T: Serialize>(&mut self, message: &T, deadline: Instant) -> Try<()> {
+        self.write(&Self::frame(message)?, deadline)
+    }
+
+    /// A message as it is sent.
+    pub(crate) fn frame<T: Serialize>(message: &T) -> Try<Vec<u8>> {
+        let mut frame = vec![0; 4];
+        serde_json::to_writer(&mut frame, message).map_err(|error| Fault::Malformed(error.to_string()))?;
+        let length =
+            u32::try_from(frame.len() - 4).map_err(|_| Fault::Malformed("too long a message".into()))?;
+        frame[..4].copy_from_slice(&length.to_le_bytes());
+        Ok(frame)
+    }
+
+    /// Receives a message of at most `limit` bytes; a longer one is refused before any room is made for it.
+    pub(crate) fn receive<T: DeserializeOwned>(&mut self, limit: usize, deadline: Instant) -> Try<T> {
+        let mut message = vec![0; message_len(self.read(deadline)?, limit)?];
+        self.fill(&mut message, deadline)?;
+        parse(&message)
+    }
+
+    /// True where something has come that was not read yet, the end of the connection included.
+    pub(crate) fn has_news(&self) -> bool {
+        let now = Instant::now();
+        wait_any(&[(self.stream.as_fd(), PollFlags::IN)], now).is_ok_and(|ready| ready[0])
+    }
+
+    /// False where the other side has closed the connection, and nothing of it is left to be read.
+    pub(crate) fn is_open(&self) -> bool {
+        match self.stream.socket().peek(&mut [0]) {
+            Ok(count) => count > 0,
+            Err(error) => matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
+        }
+    }
+
+    /// Another handle of this connection, for another thread.
+    pub(crate) fn again(&self) -> Self {
+        Self { stream: self.stream.clone(), stop: self.stop.clone() }
+    }
+
+    /// Goes on even if the acceptor that took this connection stops.
+    pub(crate) fn detach(&mut self) {
+        self.stop = None;
+    }
+
+    /// Closes the connection in such a way that the other side can still read what was sent: unread input would make the
+    /// system cut it off.
+    pub(crate) fn hang_up(&mut self) {
+        self.stream.shutdown(Shutdown::Write);
+        let mut rest = [0; 1024];
+        for _ in 0..64 {
+            if !matches!(self.stream.socket().read(&mut rest), Ok(1..)) {
+                break;
+            }
+        }
+    }
+
+    /// Ends the connection: nothing more comes on either side.
+    pub(crate) fn cut(&self) {
+        self.stream.shutdown(Shutdown::Both);
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
+    /// For options.
+    pub(crate) fn socket(&self) -> &TcpStream {
+        self.stream.socket()
+    }
+
+    pub(crate) fn peer(&self) -> Try<SocketAddr> {
+        Ok(self.stream.socket().peer_addr()?)
+    }
+
+    /// True where the other side runs on this host.
+    pub(crate) fn is_local(&self) -> Try<bool> {
+        let peer = self.stream.socket().peer_addr()?.ip().to_canonical();
+        Ok(peer.is_loopback() || peer == self.stream.socket().local_addr()?.ip().to_canonical())
+    }
+
+    /// The connection as data goes over it: never blocking.
+    pub(crate) fn into_data_stream(self) -> Arc<Stream> {
+        if self.is_local().unwrap_or(false) {
+            // One that keeps the size it has is slower, and as good.
+            let _ = SockRef::from(self.stream.socket()).set_send_buffer_size(LOCAL_SEND_BUFFER);
+        }
+        self.stream
+    }
+
+    /// The connection as a group uses it: never blocking.
+    pub(crate) fn into_stream(self) -> Arc<Stream> {
+        self.stream
+    }
+
+    /// Says something if there is room for it, and does not wait.
+    pub(crate) fn say(&self, words: &[u8]) {
+        self.stream.say(words);
+    }
+}

@@ -1,0 +1,155 @@
+//! Rank 0's part in a meeting.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::message::{Entry, Failure, LIMIT, Table, ToLeader, ToMember};
+use super::place::OpenPlace;
+use super::roster::{Roster, bad_news, gave_up, protocol};
+use super::{Lines, Meeting, Plan, random_nonce};
+use crate::rendezvous::connection::acceptor::Acceptor;
+use crate::rendezvous::connection::fault::Fault;
+use crate::rendezvous::connection::handshake::Credentials;
+use crate::rendezvous::connection::wire::{Wire, wait_any};
+use crate::{Error, Result};
+
+/// How long to try to tell the others that there will be no group.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// By rank, from 1.
+pub(super) type Members = Vec<(usize, Wire, Entry)>;
+
+/// Waits for the others, and sees to it that all are connected.
+pub(super) fn lead(plan: &Plan<'_>, given: Option<TcpListener>) -> Result<Meeting> {
+    let OpenPlace { listener, credentials, _file } = plan.open_place(given)?;
+    let data = plan.listen_for_data()?;
+    let (members, host) = (plan.members.clone(), plan.own.host.clone());
+    let roster = Arc::new(Roster::new(members, host, credentials.clone(), plan.deadline));
+    let greet = Arc::clone(&roster);
+    let control = Acceptor::start(
+        listener,
+        plan.limits,
+        Arc::new(move |wire, until, place| greet.greet(wire, until, place)),
+    )?;
+
+    let gathered = roster.gather(plan);
+    let mut members = roster.take_wires();
+    let met = gathered.and_then(|()| conclude(plan, &mut members, data, &credentials));
+    let lines = met.inspect_err(|error| {
+        dismiss(plan, std::mem::take(&mut members), error);
+        // Who is about to say who it is shall know it too, and who has said so meanwhile.
+        roster.give_up(reason(plan, error));
+        drop(control);
+        dismiss(plan, roster.take_wires(), error);
+    })?;
+    Ok(into_meeting(plan, lines, members))
+}
+
+/// All are here: tells them of each other, and waits until all are connected.
+pub(super) fn conclude(
+    plan: &Plan<'_>,
+    members: &mut Members,
+    (listener, port): (TcpListener, u16),
+    credentials: &Credentials,
+) -> Result<Lines> {
+    let session = random_nonce()?;
+    let address = SocketAddr::new(plan.config.bind, port);
+    let (host, pid, site, door) = (plan.own.host.clone(), plan.own.pid, plan.site(), plan.door);
+    let own = Entry { address, host, pid, site, door };
+    let ranks = std::iter::once(own).chain(members.iter().map(|(.., entry)| entry.clone())).collect();
+    let table = Table { session, ranks };
+    let peers = table.ranks.iter().map(Entry::info).collect();
+    let lines = plan.open_lines(listener, (credentials, session), peers)?;
+    connect_all(plan, members, table)?;
+    Ok(lines)
+}
+
+/// From now on the connections are for control.
+pub(super) fn into_meeting(plan: &Plan<'_>, lines: Lines, members: Members) -> Meeting {
+    let mut control = vec![None];
+    control.extend(members.into_iter().map(|(_, wire, _)| Some(wire.into_stream())));
+    let own_ips = control.iter().map(|stream| plan.own_ip(stream.as_ref(), plan.config.bind)).collect();
+    Meeting { lines, control, own_ips, job: Arc::default() }
+}
+
+/// Gives everybody the table, and waits until everybody takes connections.
+fn connect_all(plan: &Plan<'_>, members: &mut Members, table: Table) -> Result<()> {
+    tell_all(plan, members, &ToMember::Table(table))?;
+    let mut connected = vec![false; members.len()];
+    while connected.contains(&false) {
+        let fds = plan.watch(members.iter().map(|(_, wire, _)| wire.fd()));
+        let ready =
+            wait_any(&fds, plan.deadline).map_err(|reason| Error::system("waiting for the ranks", reason))?;
+        if !ready.contains(&true) {
+            let late: Vec<usize> =
+                (1..).zip(&connected).filter(|(_, done)| !**done).map(|(rank, _)| rank).collect();
+            // Who is after one that is late waits for it.
+            let first = late.iter().copied().filter(|rank| !late.contains(&(rank - 1)));
+            let late = plan.name(&first.collect::<Vec<_>>());
+            return Err(
+                plan.failed(format!("all ranks are here, but {late} could not connect to the rank before"))
+            );
+        }
+        // A rank that has died explains what others complain of.
+        if let Some((rank, _, entry)) = members.iter().find(|(_, wire, _)| !wire.is_open()) {
+            return Err(plan.died(*rank, entry.host.as_str()));
+        }
+        plan.check_parent()?;
+        for (((rank, wire, entry), connected), _) in
+            members.iter_mut().zip(&mut connected).zip(&ready).filter(|(_, ready)| **ready)
+        {
+            if *connected {
+                return Err(bad_news(plan, *rank, wire, entry));
+            }
+            *connected = hear(plan, *rank, wire, entry)?;
+        }
+    }
+    plan.agree();
+    tell_all(plan, members, &ToMember::Complete)
+}
+
+/// True when the rank says that it is connected.
+fn hear(plan: &Plan<'_>, rank: usize, wire: &mut Wire, entry: &Entry) -> Result<bool> {
+    match wire.receive(LIMIT, plan.deadline) {
+        Ok(ToLeader::Connected) => Ok(true),
+        Ok(ToLeader::Failed(failure)) => Err(gave_up(plan, rank, entry, failure)),
+        Err(Fault::Closed) => Err(plan.died(rank, entry.host.as_str())),
+        Err(fault) => Err(protocol(plan, rank, entry, &fault.to_string())),
+    }
+}
+
+fn tell_all(plan: &Plan<'_>, members: &mut Members, message: &ToMember) -> Result<()> {
+    let message = Wire::frame(message).map_err(|fault| Error::system("the table of ranks", fault))?;
+    members.iter_mut().try_for_each(|(rank, wire, entry)| {
+        wire.write(&message, plan.deadline).map_err(|fault| match fault {
+            Fault::Closed => plan.died(*rank, entry.host.as_str()),
+            fault => {
+                let (rank, host) = (plan.number(*rank), &entry.host);
+                plan.failed(format!("nothing can be sent to rank {rank} (host {host}): {fault}"))
+            }
+        })
+    })
+}
+
+/// Tells those who came that there will be no group, and why.
+pub(super) fn dismiss(plan: &Plan<'_>, members: Members, error: &Error) {
+    let (until, failure) = (Instant::now() + FAREWELL, reason(plan, error));
+    for (_, mut wire, _) in members {
+        if wire.send(&ToMember::Failed(failure.clone()), until).is_ok() {
+            wire.hang_up();
+        }
+    }
+}
+
+/// What the others are told.
+fn reason(plan: &Plan<'_>, error: &Error) -> Failure {
+    let failure = Failure::of(error);
+    match error {
+        // What names no rank is this one's own.
+        Error::System { .. } | Error::Listen { .. } | Error::Aborted { .. } => {
+            failure.by(plan.number(0), &plan.own.host)
+        }
+        _ => failure,
+    }
+}

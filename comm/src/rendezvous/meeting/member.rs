@@ -1,0 +1,288 @@
+//! The part of every rank but 0 in a meeting.
+
+use std::io::ErrorKind;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::machine::Machine;
+use super::message::{Entry, Failure, HELLO_LIMIT, Hello, LIMIT, Table, ToLeader, ToMember};
+use super::place::Place;
+use super::{BackOff, Lines, Meeting, Plan};
+use crate::rendezvous::connection::fault::{Fault, Try};
+use crate::rendezvous::connection::handshake::{Credentials, Purpose, Status, Verdict};
+use crate::rendezvous::connection::wire::{Wire, wait_any};
+use crate::rendezvous::meeting::peer::PeerInfo;
+use crate::{Error, Result};
+
+/// So many times in a row a rank of some job must turn this one away before this one believes it.
+const SETTLED: usize = 5;
+/// How long rank 0 may take to explain why another rank is not there any more.
+const EXPLANATION: Duration = Duration::from_millis(300);
+/// How long rank 0 may take to answer where it has closed a connection.
+const SECOND_TRY: Duration = Duration::from_secs(1);
+
+/// Goes to rank 0, and from there to all others.
+pub(super) fn join(plan: &Plan<'_>) -> Result<Meeting> {
+    let (wire, mut credentials) = find_leader(plan)?;
+    let mut leader = Leader { plan, wire };
+    let listening = plan.listen_for_data();
+    let hello = hello(plan, listening.as_ref().map_or(0, |(_, port)| *port));
+    leader.introduce(&hello, &mut credentials)?;
+    let (listener, _) = listening.map_err(|error| leader.give_up(error))?;
+    leader.conclude(listener, &credentials)
+}
+
+/// What a rank says of itself, with the port at which it takes data connections.
+pub(super) fn hello(plan: &Plan<'_>, port: u16) -> Hello {
+    // Rank 0 knows who is missing: it shall say so before this rank's own time is over.
+    let left = plan.deadline.saturating_duration_since(Instant::now());
+    let patience = left - (left / 4).min(Duration::from_millis(500));
+    Hello {
+        ip: plan.published_ip(),
+        port,
+        host: plan.own.host.clone(),
+        pid: plan.own.pid,
+        site: plan.site(),
+        patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
+        door: plan.door,
+        machine: Machine::own(),
+    }
+}
+
+/// Tries until rank 0 is there.
+fn find_leader(plan: &Plan<'_>) -> Result<(Wire, Credentials)> {
+    let mut back_off = BackOff::new();
+    let mut settled = 0;
+    let mut last: Option<Fault> = None;
+    let slow_warning =
+        plan.config.slow_warning.clamp(Duration::from_millis(100), Duration::from_secs(1 << 25));
+    let mut warn_at = plan.started + slow_warning;
+    loop {
+        let fault = match try_leader(plan, plan.limits.handshake)? {
+            Ok(found) => return Ok(found),
+            Err(fault) => fault,
+        };
+        plan.check_parent()?;
+        let leader = plan.number(0);
+        if fault.is_exhausted() {
+            return Err(Error::system(format!("looking for rank {leader} at {}", plan.place), fault));
+        }
+        settled = if fault.is_settled() { settled + 1 } else { 0 };
+        let now = Instant::now();
+        // A try that was cut short by the deadline says less than the one before it.
+        let fault = match (fault, last) {
+            (Fault::TimedOut, Some(last)) if now >= plan.deadline => last,
+            (fault, _) => fault,
+        };
+        let sure = settled >= SETTLED && matches!(plan.place, Place::Address { .. });
+        if sure || now >= plan.deadline {
+            return Err(plan.failed(format!("rank {leader} was not found there: {fault}")));
+        }
+        if now >= warn_at {
+            tracing::warn!(place = %plan.place, "still looking for rank {leader}: {fault}");
+            warn_at = now + slow_warning;
+        }
+        last = Some(fault);
+        back_off.pause(plan.deadline);
+    }
+}
+
+/// One try at each address that rank 0 may have, of so long at most. The outer error is final.
+fn try_leader(plan: &Plan<'_>, longest: Duration) -> Result<Try<(Wire, Credentials)>> {
+    let (addresses, credentials) = match plan.find_place() {
+        Ok(found) => found,
+        Err(fault) => return Ok(Err(fault)),
+    };
+    let mut worst = Fault::Closed;
+    for address in addresses {
+        plan.check_secret(address.ip())?;
+        let until = plan.deadline.min(Instant::now() + longest);
+        let connected = Wire::dial(address, plan.parent_ended(), until).and_then(|mut wire| {
+            let verdict = wire.introduce(&credentials, plan.caller(Purpose::Control), until)?;
+            Ok((wire, verdict))
+        });
+        match connected {
+            Ok((wire, verdict)) if verdict.rank == 0 => {
+                check_verdict(plan, verdict)?;
+                return Ok(Ok((wire, credentials)));
+            }
+            Ok((_, verdict)) => worst = Fault::OtherRank(verdict.rank),
+            Err(_) if worst.is_settled() => {}
+            Err(fault) => worst = fault,
+        }
+    }
+    Ok(Err(worst))
+}
+
+fn check_verdict(plan: &Plan<'_>, verdict: Verdict) -> Result<()> {
+    let own = plan.config.world_size;
+    let reason = match verdict.status {
+        Status::Admitted => return Ok(()),
+        Status::OtherWorldSize => format!(
+            "it was started with world size {own}, the group there has {}; give every rank the same WORLD_SIZE",
+            verdict.world_size
+        ),
+        Status::NotAwaited | Status::Crossed | Status::Gone => "no such rank is expected there".into(),
+    };
+    Err(refused(plan, reason))
+}
+
+fn refused(plan: &Plan<'_>, reason: String) -> Error {
+    Error::Refused { rank: plan.number(plan.config.rank), address: plan.place.to_string(), reason }
+}
+
+/// The connection to rank 0, and whose it is.
+pub(super) struct Leader<'a> {
+    pub(super) plan: &'a Plan<'a>,
+    pub(super) wire: Wire,
+}
+
+impl Leader<'_> {
+    /// Says who this rank is, and waits for what rank 0 says to that. Where rank 0 closes the connection and is there, this
+    /// rank comes again; where it is not there, it has died.
+    fn introduce(&mut self, hello: &Hello, credentials: &mut Credentials) -> Result<()> {
+        let (plan, mut back_off) = (self.plan, BackOff::new());
+        loop {
+            match self.wire.send(hello, plan.deadline) {
+                // It has more to say.
+                Ok(()) if hello.port == 0 => return Ok(()),
+                Ok(()) => {
+                    let watched = plan.watch([self.wire.fd()].into_iter());
+                    let came = wait_any(&watched, plan.deadline).is_ok_and(|ready| ready[0]);
+                    if !came || self.wire.is_open() {
+                        return Ok(());
+                    }
+                }
+                Err(Fault::Closed) => {}
+                Err(fault) => return Err(self.lost(fault, "")),
+            }
+            let Ok(found) = try_leader(plan, SECOND_TRY.min(plan.limits.handshake))? else {
+                // The end of the group that the ranks are of may be why.
+                plan.check_parent()?;
+                return Err(self.lost(Fault::Closed, ""));
+            };
+            (self.wire, *credentials) = found;
+            back_off.pause(plan.deadline);
+        }
+    }
+
+    /// Waits until all others have said who they are, and connects.
+    pub(super) fn conclude(mut self, listener: TcpListener, credentials: &Credentials) -> Result<Meeting> {
+        let plan = self.plan;
+        let table = self.hear_table()?;
+        let peers = self.peers(&table)?;
+        let own_ip = peers[plan.config.rank].address.ip();
+        let opened = plan.open_lines(listener, (credentials, table.session), peers);
+        let lines = opened.map_err(|error| self.give_up(error))?;
+        self.reach(plan.config.rank - 1, &lines)?;
+        self.wait_for_all()?;
+
+        let mut control: Vec<_> = (0..plan.config.world_size).map(|_| None).collect();
+        control[0] = Some(self.wire.into_stream());
+        let own_ips = vec![own_ip; plan.config.world_size];
+        Ok(Meeting { lines, control, own_ips, job: Arc::default() })
+    }
+
+    fn hear_table(&mut self) -> Result<Table> {
+        let limit = HELLO_LIMIT * (self.plan.config.world_size + 1);
+        match self.hear(limit.max(LIMIT), "other ranks have not come")? {
+            ToMember::Table(table) if table.ranks.len() == self.plan.config.world_size => Ok(table),
+            _ => Err(self.lost(Fault::Malformed("something else than the table of ranks".into()), "")),
+        }
+    }
+
+    /// All ranks, each with an address at which this one can reach it.
+    fn peers(&mut self, table: &Table) -> Result<Vec<PeerInfo>> {
+        let mut peers: Vec<PeerInfo> = table.ranks.iter().map(Entry::info).collect();
+        for peer in &mut peers {
+            if peer.address.ip().is_unspecified() {
+                let leader = self.wire.peer().map_err(|fault| self.lost(fault, ""))?;
+                peer.address.set_ip(leader.ip());
+            }
+            self.plan.check_secret(peer.address.ip())?;
+        }
+        Ok(peers)
+    }
+
+    /// Connects to the rank before this one, and meanwhile listens to what rank 0 says. So each rank but the last is reached
+    /// once: an address that nobody can reach shows at the meeting, not in the middle of the work.
+    fn reach(&mut self, rank: usize, lines: &Lines) -> Result<()> {
+        let plan = self.plan;
+        let mut back_off = BackOff::new();
+        loop {
+            let Err(fault) = lines.switchboard.dial(rank) else { return Ok(()) };
+            plan.check_parent().map_err(|error| self.give_up(error))?;
+            // It has listened since before it was in the table.
+            let gone = matches!(&fault, Fault::Io(error) if error.kind() == ErrorKind::ConnectionRefused);
+            let explained = Instant::now() + if gone { EXPLANATION } else { Duration::ZERO };
+            if wait_any(&plan.watch([self.wire.fd()].into_iter()), explained).is_ok_and(|ready| ready[0]) {
+                self.hear(LIMIT, "")?;
+                return Err(self.lost(Fault::Malformed("something before its time".into()), ""));
+            }
+            plan.check_parent().map_err(|error| self.give_up(error))?;
+            let settled = gone || fault.is_exhausted() || matches!(fault, Fault::NoMemory(_));
+            if settled || Instant::now() >= plan.deadline {
+                let (own, PeerInfo { host, address, .. }) = (plan.config.rank, lines.switchboard.peer(rank));
+                let [own, rank] = [own, rank].map(|rank| plan.number(rank));
+                let error = plan.failed(format!(
+                    "rank {own} (host {}) cannot reach rank {rank} (host {host}) at {address}: {fault}",
+                    plan.own.host
+                ));
+                return Err(self.give_up(error));
+            }
+            back_off.pause(plan.deadline);
+        }
+    }
+
+    /// Tells rank 0 that this rank is connected, and waits until all are.
+    fn wait_for_all(&mut self) -> Result<()> {
+        self.plan.agree();
+        self.wire.send(&ToLeader::Connected, self.plan.deadline).map_err(|fault| self.lost(fault, ""))?;
+        match self.hear(LIMIT, "other ranks could not connect to each other")? {
+            ToMember::Complete => Ok(()),
+            _ => Err(self.lost(Fault::Malformed("something else than that all are connected".into()), "")),
+        }
+    }
+
+    /// What rank 0 says, unless that is the end of it.
+    fn hear(&mut self, limit: usize, waiting_because: &str) -> Result<ToMember> {
+        match self.wire.receive(limit, self.plan.deadline) {
+            Ok(ToMember::Failed(failure)) => Err(self.plan.failed_elsewhere(failure)),
+            Ok(ToMember::Refused(reason)) => Err(refused(self.plan, reason)),
+            Ok(message) => Ok(message),
+            Err(fault) => Err(self.lost(fault, waiting_because)),
+        }
+    }
+
+    /// The connection to rank 0 is of no more use.
+    fn lost(&mut self, fault: Fault, waiting_because: &str) -> Error {
+        let host =
+            self.wire.peer().map_or_else(|_| self.plan.place.to_string(), |peer| peer.ip().to_string());
+        let rank = self.plan.number(0);
+        match fault {
+            Fault::Closed => self.plan.died(0, host),
+            Fault::TimedOut => {
+                let error = self.plan.failed(format!("rank {rank} is there, {waiting_because}"));
+                self.give_up(error)
+            }
+            Fault::Stopped => {
+                let known = self.plan.check_parent().err();
+                let error = known.unwrap_or_else(|| self.plan.failed(fault.to_string()));
+                self.give_up(error)
+            }
+            fault => {
+                Error::Protocol { rank, host, operation: self.plan.operation(), detail: fault.to_string() }
+            }
+        }
+    }
+
+    /// Tells rank 0, so that it can tell the others.
+    fn give_up(&mut self, error: Error) -> Error {
+        let until = Instant::now() + Duration::from_millis(200);
+        if self.wire.send(&ToLeader::Failed(Failure::of(&error)), until).is_ok() {
+            self.wire.hang_up();
+        }
+        error
+    }
+}

@@ -1,0 +1,150 @@
+//! What ranks tell each other once they have proved who they are.
+
+use std::net::{IpAddr, SocketAddr};
+
+use serde::{Deserialize, Serialize};
+
+use super::machine::Machine;
+use super::text::tidy;
+use crate::Error;
+use crate::rendezvous::meeting::peer::PeerInfo;
+use crate::rendezvous::site::Site;
+
+/// The longest message of one rank, in bytes.
+pub(super) const LIMIT: usize = 4096;
+/// The longest [`Hello`], in bytes, and a rank's share in the longest table.
+pub(super) const HELLO_LIMIT: usize = 1024;
+/// Characters of a host's name. One takes up to 6 bytes in JSON.
+pub(super) const MAX_HOST: usize = 128;
+const MAX_DETAIL: usize = 600;
+
+/// A rank introduces itself to rank 0.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Hello {
+    /// Where it takes data connections; none stands for the address from which it comes.
+    pub(super) ip: Option<IpAddr>,
+    /// 0 where it could not listen, and will say so next.
+    pub(super) port: u16,
+    pub(super) host: String,
+    pub(super) pid: u32,
+    pub(super) site: Site,
+    /// How long it will wait for the others.
+    pub(super) patience_ms: u64,
+    /// The port of its door, at its address, where the group may change; else 0.
+    #[serde(default)]
+    pub(super) door: u16,
+    pub(super) machine: Machine,
+}
+
+/// What a rank tells rank 0 after that.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum ToLeader {
+    /// It takes connections, and has reached the rank before it.
+    Connected,
+    /// It gives up.
+    Failed(Failure),
+}
+
+/// What rank 0 tells the others.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum ToMember {
+    /// All are here.
+    Table(Table),
+    /// This rank does not fit; the others go on without it.
+    Refused(String),
+    /// There will be no group.
+    Failed(Failure),
+    /// All are connected.
+    Complete,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Table {
+    /// Goes into the handshakes of the data connections.
+    pub(super) session: [u8; 32],
+    /// By rank.
+    pub(super) ranks: Vec<Entry>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Entry {
+    /// Where it takes data connections. For rank 0 an unspecified address stands for the one that reached it.
+    pub(super) address: SocketAddr,
+    pub(super) host: String,
+    pub(super) pid: u32,
+    pub(super) site: Site,
+    /// As in [`Hello`].
+    #[serde(default)]
+    pub(super) door: u16,
+}
+
+impl Entry {
+    pub(super) fn info(&self) -> PeerInfo {
+        let Self { address, pid, ref site, door, .. } = *self;
+        PeerInfo { host: tidy(&self.host, MAX_HOST), pid, address, site: site.clone(), door }
+    }
+}
+
+/// Why there will be no group.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Failure {
+    pub(super) detail: String,
+    /// The rank that died, by its number in the whole job, and its host, if that was it.
+    pub(super) died: Option<(usize, String)>,
+    /// How long the one that gave up had waited by then, in milliseconds.
+    #[serde(default)]
+    pub(super) waited_ms: u64,
+}
+
+impl Failure {
+    pub(super) fn of(error: &Error) -> Self {
+        let (detail, died) = match error {
+            Error::PeerDied { rank, host, .. } => (String::new(), Some((*rank, tidy(host, MAX_HOST)))),
+            Error::Rendezvous { detail, .. } => (tidy(detail, MAX_DETAIL), None),
+            other => (tidy(&other.to_string(), MAX_DETAIL), None),
+        };
+        let waited_ms = match error {
+            Error::Rendezvous { waited, .. } => u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
+            _ => 0,
+        };
+        Self { detail, died, waited_ms }
+    }
+
+    /// As told by others: whose it is.
+    pub(super) fn by(self, rank: usize, host: &str) -> Self {
+        Self { detail: format!("rank {rank} (host {host}) gave up: {}", self.detail), ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_messages_stay_within_their_limits() {
+        let host = "\"".repeat(1000);
+        let ip = Some("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap());
+        let site = Site::longest();
+        let (pid, patience_ms) = (u32::MAX, u64::MAX);
+        let hello = Hello {
+            ip,
+            port: u16::MAX,
+            host: tidy(&host, MAX_HOST),
+            pid,
+            site,
+            patience_ms,
+            door: u16::MAX,
+            machine: Machine::of_version("1234.1234.1234-alpha.1"),
+        };
+        assert!(serde_json::to_vec(&hello).unwrap().len() <= HELLO_LIMIT);
+
+        let error = Error::system("\u{1}é\u{10ffff}".repeat(1000), host);
+        let failed = ToMember::Failed(Failure::of(&error));
+        assert!(serde_json::to_vec(&failed).unwrap().len() <= LIMIT);
+    }
+
+    #[test]
+    fn names_cannot_play_with_a_terminal() {
+        assert_eq!(tidy("a\u{1b}[2Jb\n", 100), "a [2Jb ");
+    }
+}

@@ -1,0 +1,412 @@
+//! How the ranks of a job find each other: all go to rank 0 at the meeting point, each says where it listens and what it
+//! could share memory with, rank 0 answers with the table of all, and each rank connects to the one before it. Further
+//! connections are made when they are needed (see [`crate::transport::tcp::switchboard`]).
+//!
+//! ```text
+//! rank r                      rank 0
+//!   handshake (control)  ->
+//!   Hello                ->   waits until all are here
+//!                        <-   Table | Refused | Failed
+//!   handshake (data) with rank r - 1
+//!   Connected | Failed   ->   waits until all take connections
+//!                        <-   Complete | Failed
+//! ```
+//!
+//! All ranks go to rank 0, which keeps these connections to see who dies: a star, where a tree would have less at its middle
+//! and tell of a death later, by more ranks that may be dead themselves. It carries far: 1,000 ranks in 4 processes meet in
+//! about a second on 2 cores (`MANY_RANKS=1000 cargo test --workspace --test many -- --nocapture`, 2026-11-21), each with 28
+//! sockets when it has reduced, broadcast and waited; a world has at most 4,096.
+
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
+mod leader;
+mod machine;
+mod meeting_file;
+mod member;
+mod message;
+pub(crate) mod obituary;
+pub(crate) mod parent;
+pub(crate) mod peer;
+pub(crate) mod place;
+pub(crate) mod regroup;
+mod roster;
+mod store;
+mod text;
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+
+use self::message::{Failure, MAX_HOST};
+use self::parent::Parent;
+use self::peer::PeerInfo;
+use self::place::Place;
+use self::roster::name_ranks;
+use crate::base::members::Members;
+use crate::blame::control::bureau::job::Job;
+use crate::rendezvous::connection::acceptor::{Acceptor, Limits, Place as Guest, widen};
+use crate::rendezvous::connection::fault::Fault;
+use crate::rendezvous::connection::handshake::{Caller, Credentials, Purpose};
+use crate::rendezvous::connection::stream::Stream;
+use crate::rendezvous::launched::inherited_listener;
+use crate::rendezvous::meeting::text::tidy;
+use crate::rendezvous::obstacle::Obstacle;
+use crate::rendezvous::site::Site;
+use crate::transport::shm::Host;
+use crate::transport::tcp::switchboard::{Setup, Switchboard};
+use crate::{Error, InitMethod, Result, TcpConfig, Transport};
+
+/// Ranks that have found each other.
+#[derive(Debug)]
+pub(crate) struct Meeting {
+    pub(crate) lines: Lines,
+    /// By rank: on rank 0 one for each other rank, on the others one to rank 0. Blocking, with TCP_NODELAY.
+    pub(crate) control: Vec<Option<Arc<Stream>>>,
+    /// By rank: the address at which that rank reaches this one.
+    pub(crate) own_ips: Vec<IpAddr>,
+    /// What this group shares with those that it was made of.
+    pub(crate) job: Arc<Job>,
+}
+
+/// One rank's data connections, and who takes those of others. Dropping it ends both, in bounded time.
+#[derive(Debug)]
+pub(crate) struct Lines {
+    pub(crate) switchboard: Arc<Switchboard>,
+    /// What all ranks of the group have in common, and nobody else.
+    pub(crate) session: [u8; 32],
+    /// None in a group of one.
+    acceptor: Option<Acceptor>,
+}
+
+impl Drop for Lines {
+    fn drop(&mut self) {
+        self.acceptor = None;
+        self.switchboard.end();
+    }
+}
+
+/// Finds the other ranks. Returns on all of them, once each takes connections from each, or on none.
+pub(crate) fn meet(config: &TcpConfig) -> Result<Meeting> {
+    meet_with(config, Options::default())
+}
+
+/// What not every meeting has.
+#[derive(Debug, Default)]
+pub(crate) struct Options {
+    /// The meeting point, already bound; rank 0 only.
+    pub(crate) listener: Option<TcpListener>,
+    pub(crate) limits: Limits,
+    /// Who meets, where those are some ranks of a job.
+    pub(crate) members: Option<Members>,
+    /// The group that they are of: when it has failed, they do not meet.
+    pub(crate) parent: Option<Parent>,
+    /// The port of this rank's door, where the group may change.
+    pub(crate) door: u16,
+}
+
+pub(crate) fn meet_with(config: &TcpConfig, options: Options) -> Result<Meeting> {
+    config.validate()?;
+    let members = options.members.unwrap_or_else(|| Members::world(config.world_size));
+    if config.world_size == 1 {
+        return meet_nobody(config, members);
+    }
+    let place = Place::of(&config.init_method)?;
+    let listener = match (options.listener, &config.init_method) {
+        (None, InitMethod::Env) if config.rank == 0 => inherited_listener(),
+        (given, _) => given,
+    };
+    let started = Instant::now();
+    let plan = Plan {
+        config,
+        place,
+        limits: options.limits,
+        started,
+        deadline: started + config.bounded_timeout(),
+        own: Own::new(config.transport),
+        credentials: Credentials::of(config)?,
+        members,
+        parent: options.parent,
+        door: options.door,
+        agreed: None,
+    };
+    plan.check_secret(config.bind)?;
+    match config.rank {
+        0 => leader::lead(&plan, listener),
+        _ => member::join(&plan),
+    }
+}
+
+fn meet_nobody(config: &TcpConfig, members: Members) -> Result<Meeting> {
+    let started = Instant::now();
+    let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let plan = Plan {
+        config,
+        place: Place::Address { host: address.to_string(), port: 0 },
+        limits: Limits::default(),
+        started,
+        deadline: started,
+        own: Own::new(Transport::Tcp),
+        credentials: Credentials::of(config)?,
+        members,
+        parent: None,
+        door: 0,
+        agreed: None,
+    };
+    let (host, pid, site) = (plan.own.host.clone(), plan.own.pid, plan.site());
+    let peers = vec![PeerInfo { host, pid, address: SocketAddr::new(address, 0), site, door: 0 }];
+    let switchboard = Arc::new(Switchboard::new(plan.setup(plan.credentials(), peers))?);
+    let lines = Lines { switchboard, session: random_nonce()?, acceptor: None };
+    Ok(Meeting { lines, control: vec![None], own_ips: vec![address], job: Arc::default() })
+}
+
+/// What a rank tells of itself.
+struct Own {
+    host: String,
+    pid: u32,
+    /// The means to share memory, or why it does not.
+    memory: std::result::Result<Host, Obstacle>,
+}
+
+/// The name of this host.
+fn own_host() -> String {
+    tidy(&rustix::system::uname().nodename().to_string_lossy(), MAX_HOST)
+}
+
+impl Own {
+    fn new(transport: Transport) -> Self {
+        let memory = match transport {
+            Transport::Tcp => Err(Obstacle::Unwanted),
+            Transport::Auto | Transport::Shm => Host::open(),
+        };
+        Self { host: own_host(), pid: std::process::id(), memory }
+    }
+}
+
+/// One rank's part in a meeting.
+struct Plan<'a> {
+    config: &'a TcpConfig,
+    place: Place,
+    limits: Limits,
+    started: Instant,
+    deadline: Instant,
+    own: Own,
+    credentials: Credentials,
+    members: Members,
+    parent: Option<Parent>,
+    door: u16,
+    /// Called on a member before the leader hears that it is ready, and on the leader before anyone hears that all are.
+    agreed: Option<&'a dyn Fn()>,
+}
+
+impl Plan<'_> {
+    /// From now on the others may have met.
+    fn agree(&self) {
+        if let Some(agreed) = self.agreed {
+            agreed();
+        }
+    }
+
+    /// The number in the whole job of a rank of this group.
+    fn number(&self, rank: usize) -> usize {
+        self.members.world_rank(rank)
+    }
+
+    /// Ranks of this group, as errors name them.
+    fn name(&self, ranks: &[usize]) -> String {
+        name_ranks(&ranks.iter().map(|rank| self.number(*rank)).collect::<Vec<_>>())
+    }
+
+    /// What errors call a meeting.
+    fn operation(&self) -> String {
+        "rendezvous".to_string() + &self.members.place()
+    }
+
+    /// An error where the group has failed, or was aborted, of which this one is made: not all of its members will come.
+    fn check_parent(&self) -> Result<()> {
+        self.parent.as_ref().and_then(|parent| parent.failure(self.operation())).map_or(Ok(()), Err)
+    }
+
+    /// Becomes readable when that is so.
+    fn parent_ended(&self) -> Option<Arc<UnixStream>> {
+        self.parent.as_ref().map(|parent| parent.ended.clone())
+    }
+
+    /// What to wait for beside what comes over these connections.
+    fn watch<'a>(&'a self, fds: impl Iterator<Item = BorrowedFd<'a>>) -> Vec<(BorrowedFd<'a>, PollFlags)> {
+        fds.chain(self.parent.iter().map(|parent| parent.ended.as_fd()))
+            .map(|fd| (fd, PollFlags::IN))
+            .collect()
+    }
+
+    /// Off loopback a job needs a secret.
+    fn check_secret(&self, ip: IpAddr) -> Result<()> {
+        check_secret(self.config, ip)
+    }
+
+    fn credentials(&self) -> Credentials {
+        self.credentials.clone()
+    }
+
+    /// The number of ranks is at most 4096.
+    fn world_size(&self) -> u32 {
+        self.config.world_size as u32
+    }
+
+    fn rank(&self) -> u32 {
+        self.config.rank as u32
+    }
+
+    fn caller(&self, purpose: Purpose) -> Caller {
+        Caller { rank: self.rank(), world_size: self.world_size(), purpose }
+    }
+
+    fn site(&self) -> Site {
+        Site::own(self.own.memory.as_ref().err().copied())
+    }
+
+    fn setup(&self, credentials: Credentials, peers: Vec<PeerInfo>) -> Setup {
+        Setup {
+            own: self.caller(Purpose::Data),
+            credentials,
+            peers: Arc::new(peers),
+            host: self.own.memory.clone().ok(),
+            transport: self.config.transport,
+            handshake: self.limits.handshake,
+            timeout: self.config.bounded_timeout(),
+        }
+    }
+
+    /// Takes data connections from now on. Where all of them shall be memory, and some cannot, that is an error.
+    fn open_lines(
+        &self,
+        listener: TcpListener,
+        (credentials, session): (&Credentials, [u8; 32]),
+        peers: Vec<PeerInfo>,
+    ) -> Result<Lines> {
+        let own = self.config.rank;
+        if self.config.transport == Transport::Shm {
+            for (rank, peer) in peers.iter().enumerate().filter(|(rank, _)| *rank != own) {
+                if let Some(obstacle) = peers[own].site.obstacle_to(&peer.site) {
+                    return Err(no_memory(self.number(own), self.number(rank), &peer.host, obstacle));
+                }
+            }
+        }
+        let credentials = credentials.bound_to(&session);
+        let switchboard = Arc::new(Switchboard::new(self.setup(credentials, peers))?);
+        let answering = switchboard.clone();
+        let greet = move |wire, until, place: Guest<'_>| answering.answer(wire, until, place);
+        let acceptor = Acceptor::start(listener, self.limits, Arc::new(greet))?;
+        Ok(Lines { switchboard, session, acceptor: Some(acceptor) })
+    }
+
+    /// The address of this rank as seen by the one at the other end of a connection.
+    fn own_ip(&self, stream: Option<&Arc<Stream>>, listens: IpAddr) -> IpAddr {
+        match stream.and_then(|stream| stream.socket().local_addr().ok()) {
+            Some(address) if listens.is_unspecified() => address.ip(),
+            _ => listens,
+        }
+    }
+
+    /// Where this rank takes data connections.
+    fn listen_for_data(&self) -> Result<(TcpListener, u16)> {
+        let address = SocketAddr::new(self.config.bind, 0);
+        let listener = TcpListener::bind(address).map_err(|reason| cannot_listen(address, reason))?;
+        widen(&listener);
+        let port =
+            listener.local_addr().map_err(|reason| Error::system("a listener's address", reason))?.port();
+        Ok((listener, port))
+    }
+
+    /// The address that others should use; none where this rank listens on all of its host's.
+    fn published_ip(&self) -> Option<IpAddr> {
+        Some(self.config.bind).filter(|ip| !ip.is_unspecified())
+    }
+
+    /// The meeting failed, for a reason that is neither this rank's nor another's alone.
+    fn failed(&self, detail: impl Into<String>) -> Error {
+        self.failed_after(self.started.elapsed(), detail)
+    }
+
+    fn failed_after(&self, waited: Duration, detail: impl Into<String>) -> Error {
+        Error::Rendezvous {
+            rank: self.number(self.config.rank),
+            world_size: self.config.world_size,
+            address: self.place.to_string(),
+            waited,
+            detail: detail.into(),
+        }
+    }
+
+    fn died(&self, rank: usize, host: impl Into<String>) -> Error {
+        Error::PeerDied { rank: self.number(rank), host: host.into(), operation: self.operation() }
+    }
+
+    /// The meeting failed for what another rank reports.
+    fn failed_elsewhere(&self, failure: Failure) -> Error {
+        match failure.died {
+            Some((rank, host)) => Error::PeerDied { rank, host, operation: self.operation() },
+            // This rank may have come late, long after the others began to wait.
+            None => {
+                let waited = self.started.elapsed().max(Duration::from_millis(failure.waited_ms));
+                self.failed_after(waited, failure.detail)
+            }
+        }
+    }
+}
+
+/// Off loopback a job needs a secret.
+fn check_secret(config: &TcpConfig, ip: IpAddr) -> Result<()> {
+    match config.secret.is_some() || ip.to_canonical().is_loopback() {
+        true => Ok(()),
+        false => Err(Error::NoSecret { address: ip.to_string() }),
+    }
+}
+
+/// Ranks that shall share memory and cannot.
+fn no_memory(own: usize, rank: usize, host: &str, obstacle: Obstacle) -> Error {
+    let help = format!(
+        "rank {own} and rank {rank} (host {host}) cannot share memory, because {obstacle}; choose auto or tcp"
+    );
+    Error::invalid("the transport", Transport::Shm, help)
+}
+
+fn cannot_listen(address: SocketAddr, reason: std::io::Error) -> Error {
+    match Fault::from(reason) {
+        Fault::Io(reason) if reason.kind() == ErrorKind::AddrNotAvailable => {
+            let help =
+                "this host has no such address; give one that it has in the network that connects the ranks";
+            Error::invalid("bind (GIRANDOLE_BIND)", address.ip(), help)
+        }
+        // Another port would be of no help.
+        fault if fault.is_exhausted() => Error::system(format!("listening on {address}"), fault),
+        fault => Error::Listen { address: address.to_string(), reason: fault.to_string() },
+    }
+}
+
+fn random_nonce() -> Result<[u8; 32]> {
+    let mut nonce = [0; 32];
+    getrandom::fill(&mut nonce).map_err(|reason| Error::system("random numbers for a nonce", reason))?;
+    Ok(nonce)
+}
+
+/// Waits longer and longer between tries.
+struct BackOff(Duration);
+
+impl BackOff {
+    fn new() -> Self {
+        Self(Duration::from_millis(1))
+    }
+
+    fn pause(&mut self, deadline: Instant) {
+        std::thread::sleep(self.0.min(deadline.saturating_duration_since(Instant::now())));
+        self.0 = (self.0 * 2).min(Duration::from_millis(100));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,121 @@
+//! What a launcher tells ranks that are about to meet: one of them has ended, and will not come.
+//!
+//! It goes to rank 0 in the place of the one that has ended, and says so; rank 0 tells all others. Where rank 0 itself has ended,
+//! it answers in its place.
+
+use std::net::TcpListener;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+
+use super::member::hello;
+use super::message::{Failure, HELLO_LIMIT, Hello, ToLeader, ToMember};
+use super::place::Place;
+use super::{Limits, Own, Plan};
+use crate::base::members::Members;
+use crate::rendezvous::connection::fault::{Fault, Try};
+use crate::rendezvous::connection::handshake::{Credentials, Purpose, Status, Verdict};
+use crate::rendezvous::connection::wire::{Wire, wait_any};
+use crate::{Error, Result, TcpConfig, Transport};
+
+/// Between two tries.
+const PAUSE: Duration = Duration::from_millis(20);
+/// How long one rank may take to listen.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+/// Who is told, and for how long.
+pub struct Announcement {
+    /// That of the rank that has ended.
+    pub config: TcpConfig,
+    /// That of the rank, by name.
+    pub host: String,
+    /// How long to tell it.
+    pub until: Instant,
+    /// Becomes readable when nobody is to be told any more.
+    pub stop: Arc<UnixStream>,
+    /// Rank 0 ran on this host, and has ended.
+    pub leader_has_ended: Arc<AtomicBool>,
+}
+
+impl Announcement {
+    /// Tells all that come to the meeting point.
+    ///
+    /// # Errors
+    /// A configuration that cannot be used. That nobody is there is none: the ranks may have met long ago.
+    pub fn make(&self) -> Result<()> {
+        let Self { config, until, .. } = self;
+        let plan = Plan {
+            config,
+            place: Place::of(&config.init_method)?,
+            limits: Limits::default(),
+            started: Instant::now(),
+            deadline: *until,
+            own: Own::new(Transport::Tcp),
+            credentials: Credentials::of(config)?,
+            members: Members::world(config.world_size),
+            parent: None,
+            door: 0,
+            agreed: None,
+        };
+        let death = plan.died(config.rank, self.host.as_str());
+        let mut told = config.rank == 0;
+        while Instant::now() < *until && !self.is_stopped_after(PAUSE) {
+            told = told || self.tell_leader(&plan, &death).is_ok();
+            if self.leader_has_ended.load(Ordering::Acquire)
+                && let Ok(place) = plan.open_place(None)
+            {
+                self.answer_all(&plan, &death, &place.listener);
+            }
+        }
+        Ok(())
+    }
+
+    fn is_stopped_after(&self, time: Duration) -> bool {
+        let stop = [(self.stop.as_fd(), PollFlags::IN)];
+        wait_any(&stop, Instant::now() + time).map_or(true, |ready| ready[0])
+    }
+
+    /// Goes to rank 0 as the rank that has ended. Where that one has come before, rank 0 knows it already.
+    fn tell_leader(&self, plan: &Plan<'_>, death: &Error) -> Try<()> {
+        let (addresses, credentials) = plan.find_place()?;
+        let until = self.until.min(Instant::now() + PATIENCE);
+        let address = addresses.first().ok_or(Fault::Closed)?;
+        let mut wire = Wire::dial(*address, Some(self.stop.clone()), until)?;
+        let verdict = wire.introduce(&credentials, plan.caller(Purpose::Control), until)?;
+        if verdict.rank != 0 || verdict.status != Status::Admitted {
+            return Err(Fault::NotAwaited);
+        }
+        wire.send(&hello(plan, 0), until)?;
+        wire.send(&ToLeader::Failed(Failure::of(death)), until)?;
+        wire.hang_up();
+        Ok(())
+    }
+
+    /// Answers in the place of rank 0, one rank after the other, until the time is over.
+    fn answer_all(&self, plan: &Plan<'_>, death: &Error, listener: &TcpListener) {
+        loop {
+            let fds = [(listener.as_fd(), PollFlags::IN), (self.stop.as_fd(), PollFlags::IN)];
+            if !wait_any(&fds, self.until).is_ok_and(|ready| ready[0] && !ready[1]) {
+                return;
+            }
+            // Who cannot be told is no worse off than before.
+            let _ = self.answer(plan, death, listener);
+        }
+    }
+
+    fn answer(&self, plan: &Plan<'_>, death: &Error, listener: &TcpListener) -> Try<()> {
+        let mut wire = Wire::new(listener.accept()?.0, Some(self.stop.clone()))?;
+        let until = self.until.min(Instant::now() + PATIENCE);
+        let admission = wire.accept(&plan.credentials, until)?;
+        let verdict = Verdict { status: Status::Admitted, rank: 0, world_size: plan.world_size() };
+        wire.write(&admission.answer(verdict), until)?;
+        wire.receive::<Hello>(HELLO_LIMIT, until)?;
+        wire.send(&ToMember::Failed(Failure::of(death)), until)?;
+        wire.hang_up();
+        Ok(())
+    }
+}

@@ -1,0 +1,222 @@
+//! The meeting point: where rank 0 listens, and where the others look for it.
+
+use std::fmt;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::time::Instant;
+
+use super::meeting_file::{self, MeetingFile};
+use super::store::{Store, Word};
+use super::{Plan, cannot_listen, random_nonce};
+use crate::rendezvous::address::HostPort;
+use crate::rendezvous::config::{agent_store_from_env, master_from_env};
+use crate::rendezvous::connection::fault::{Fault, Try};
+use crate::rendezvous::connection::handshake::Credentials;
+use crate::rendezvous::scheduler::{self, seen_by_others};
+use crate::{Error, InitMethod, Result, TcpConfig};
+
+/// An init method with all its blanks filled in.
+#[derive(Debug, Clone)]
+pub(super) enum Place {
+    Address {
+        host: String,
+        port: u16,
+    },
+    File(PathBuf),
+    /// Another launcher's store, in which rank 0 tells under a key where it listens.
+    Store {
+        host: String,
+        port: u16,
+        key: String,
+    },
+}
+
+impl Place {
+    pub(super) fn of(method: &InitMethod) -> Result<Self> {
+        Ok(match method {
+            InitMethod::Env => {
+                let (host, port) = master_from_env()?;
+                match agent_store_from_env() {
+                    Some(key) => Self::Store { host, port, key },
+                    None => Self::Address { host, port },
+                }
+            }
+            InitMethod::Tcp { host, port } => Self::Address { host: host.clone(), port: *port },
+            InitMethod::File(path) => Self::File(path.clone()),
+        })
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address { host, port } => HostPort(host, *port).fmt(f),
+            Self::Store { host, port, .. } => write!(f, "{} (torchrun's store)", HostPort(host, *port)),
+            Self::File(path) => write!(f, "file://{}", path.display()),
+        }
+    }
+}
+
+/// The meeting point as rank 0 holds it.
+pub(super) struct OpenPlace {
+    pub(super) listener: TcpListener,
+    pub(super) credentials: Credentials,
+    /// Removes the file in the end, where there is one.
+    pub(super) _file: Option<MeetingFile>,
+}
+
+impl Plan<'_> {
+    /// Rank 0 opens the meeting point.
+    pub(super) fn open_place(&self, given: Option<TcpListener>) -> Result<OpenPlace> {
+        let credentials = self.credentials();
+        match &self.place {
+            Place::Address { host, port } => {
+                let addresses = own_addresses(host, *port, self.deadline)?;
+                // A rank that others reach from elsewhere is to be found from there.
+                let addresses = match self.config.bind.to_canonical().is_loopback() {
+                    true => addresses,
+                    false => seen_by_others(host, addresses.clone()).unwrap_or(addresses),
+                };
+                addresses.iter().try_for_each(|address| self.check_secret(address.ip()))?;
+                let listener = match given {
+                    Some(listener) => {
+                        let address = listener
+                            .local_addr()
+                            .map_err(|reason| Error::system("the meeting point", reason))?;
+                        self.check_secret(address.ip())?;
+                        listener
+                    }
+                    None => listen_on_first(&addresses)?,
+                };
+                Ok(OpenPlace { listener, credentials, _file: None })
+            }
+            Place::File(path) => {
+                self.open_told(|address, nonce| MeetingFile::write(path, address, nonce).map(Some))
+            }
+            Place::Store { host, port, key } => self.open_told(|address, nonce| {
+                let found = resolve(host, *port, self.deadline).map_err(Fault::Resolve);
+                let left = found.and_then(|addresses| {
+                    Store::connect(&addresses, self.deadline)?.leave(key, &Word { address, nonce })
+                });
+                left.map(|()| None)
+                    .map_err(|fault| self.failed(format!("nothing can be left there: {fault}")))
+            }),
+        }
+    }
+
+    /// A meeting point at any free port, of which `tell` tells the others.
+    fn open_told(
+        &self,
+        tell: impl FnOnce(SocketAddr, [u8; 32]) -> Result<Option<MeetingFile>>,
+    ) -> Result<OpenPlace> {
+        check_one_address(self.config)?;
+        let (listener, port) = self.listen_for_data()?;
+        let nonce = random_nonce()?;
+        let file = tell(SocketAddr::new(self.config.bind, port), nonce)?;
+        Ok(OpenPlace { listener, credentials: self.credentials().bound_to(&nonce), _file: file })
+    }
+
+    /// Another rank looks up where rank 0 might be, anew for each try.
+    pub(super) fn find_place(&self) -> Try<(Vec<SocketAddr>, Credentials)> {
+        let credentials = self.credentials();
+        match &self.place {
+            Place::Address { host, port } => {
+                Ok((resolve(host, *port, self.deadline).map_err(Fault::Resolve)?, credentials))
+            }
+            Place::File(path) => {
+                let (address, nonce) =
+                    meeting_file::read(path, self.config.secret.is_none()).map_err(Fault::File)?;
+                Ok((vec![address], credentials.bound_to(&nonce)))
+            }
+            Place::Store { host, port, key } => {
+                let addresses = resolve(host, *port, self.deadline).map_err(Fault::Resolve)?;
+                let until = self.deadline.min(Instant::now() + self.limits.handshake);
+                let word = Store::connect(&addresses, until)?.find(key)?;
+                let nothing = || Fault::File("rank 0 has not left word there yet".into());
+                let Word { address, nonce } = word.ok_or_else(nothing)?;
+                Ok((vec![address], credentials.bound_to(&nonce)))
+            }
+        }
+    }
+}
+
+/// Opens what rank 0 of a configuration will open, as far as its launcher does not do that, and closes it again.
+pub(crate) fn try_out(config: &TcpConfig) -> Result<()> {
+    let address = SocketAddr::new(config.bind, 0);
+    TcpListener::bind(address).map_err(|reason| cannot_listen(address, reason))?;
+    match &config.init_method {
+        InitMethod::Env => Ok(()),
+        InitMethod::Tcp { host, port } => {
+            let deadline = Instant::now() + config.bounded_timeout();
+            listen_on_first(&own_addresses(host, *port, deadline)?).map(drop)
+        }
+        InitMethod::File(path) => {
+            check_one_address(config)?;
+            MeetingFile::write(path, address, random_nonce()?).map(drop)
+        }
+    }
+}
+
+/// Others can only be told of one address.
+fn check_one_address(config: &TcpConfig) -> Result<()> {
+    match config.bind.is_unspecified() {
+        false => Ok(()),
+        true => {
+            let help = "give the one address by which the other ranks reach this host";
+            Err(Error::invalid("bind (GIRANDOLE_BIND)", config.bind, help))
+        }
+    }
+}
+
+/// The addresses of this host's name.
+fn own_addresses(host: &str, port: u16, deadline: Instant) -> Result<Vec<SocketAddr>> {
+    resolve(host, port, deadline).map_err(|reason| {
+        Error::invalid("the meeting point's host", host, format!("{reason}; give an address of this host"))
+    })
+}
+
+fn resolve(host: &str, port: u16, deadline: Instant) -> std::result::Result<Vec<SocketAddr>, String> {
+    match scheduler::addresses(host, port, deadline) {
+        Ok(addresses) if !addresses.is_empty() => Ok(addresses),
+        Ok(_) => Err(format!("the name {host} has no address")),
+        Err(reason) => Err(format!("the name {host} has no address ({reason})")),
+    }
+}
+
+/// Listens on the first address that is this host's. One that is taken is an error: the others would look there.
+fn listen_on_first(addresses: &[SocketAddr]) -> Result<TcpListener> {
+    let foreign = |address: String| {
+        let reason = "the meeting point must be an address of the host of rank 0".into();
+        Error::Listen { address, reason }
+    };
+    for &address in addresses {
+        match TcpListener::bind(address) {
+            Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {}
+            other => return other.map_err(|reason| cannot_listen(address, reason)),
+        }
+    }
+    let names: Vec<_> = addresses.iter().map(SocketAddr::to_string).collect();
+    Err(foreign(names.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_is_not_this_hosts_is_skipped() {
+        let foreign: SocketAddr = "192.0.2.1:0".parse().unwrap();
+        let own: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        let message = listen_on_first(&[foreign]).unwrap_err().to_string();
+        assert!(message.contains("192.0.2.1") && message.contains("host of rank 0"), "{message}");
+        assert!(listen_on_first(&[foreign, own]).unwrap().local_addr().unwrap().ip().is_loopback());
+    }
+
+    #[test]
+    fn a_port_in_use_is_an_error_at_once() {
+        let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+        let error = listen_on_first(&[holder.local_addr().unwrap()]).unwrap_err();
+        assert!(matches!(error, Error::Listen { .. }), "{error}");
+    }
+}

@@ -1,0 +1,186 @@
+//! A rank's door: who comes, and what becomes of them.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use super::super::machine::Machine;
+use super::super::message::{Entry, Hello};
+use super::super::roster::entry;
+use super::super::{Own, check_secret, own_host};
+use super::history::History;
+use super::message::{Card, Come, Knock, LIMIT, Reply};
+use super::{Hall, State};
+use crate::Transport;
+use crate::base::lock::lock;
+use crate::rendezvous::connection::acceptor::Place;
+use crate::rendezvous::connection::fault::{Fault, Try};
+use crate::rendezvous::connection::handshake::{Purpose, Status, Verdict};
+use crate::rendezvous::connection::wire::Wire;
+use crate::rendezvous::site::Site;
+
+/// How long an answer may take to be sent.
+const ANSWER: Duration = Duration::from_secs(1);
+
+/// Somebody who has come, and waits.
+#[derive(Debug)]
+pub(super) struct Visitor {
+    pub(super) card: Card,
+    pub(super) history: History,
+    pub(super) promised: u64,
+    pub(super) hello: Hello,
+    /// The address from which it came.
+    pub(super) from: IpAddr,
+    pub(super) wire: Wire,
+}
+
+impl Visitor {
+    pub(super) fn send_away(mut self, reply: &Reply) {
+        if self.wire.send(reply, Instant::now() + ANSWER).is_ok() {
+            self.wire.hang_up();
+        }
+    }
+
+    pub(super) fn refuse(self, reason: String) {
+        tracing::warn!("refused: {reason}");
+        self.send_away(&Reply::Refused(reason));
+    }
+}
+
+/// Why one with this number cannot become a member.
+pub(super) fn taken(number: usize) -> String {
+    format!("there is a rank {number} already: give it a number (RANK) that no rank of the job has had")
+}
+
+impl Hall {
+    /// Takes a connection to the door.
+    pub(super) fn greet(&self, mut wire: Wire, until: Instant, place: Place<'_>) -> Try<()> {
+        let admission = wire.accept(&self.credentials, until)?;
+        drop(place);
+        let status = match admission.caller.purpose {
+            Purpose::Door => Status::Admitted,
+            _ => Status::NotAwaited,
+        };
+        let verdict = Verdict { status, rank: self.own as u32, world_size: 0 };
+        wire.write(&admission.answer(verdict), until)?;
+        if status != Status::Admitted {
+            return Err(Fault::NotAwaited);
+        }
+        let from = wire.peer()?.ip().to_canonical();
+        match wire.receive(LIMIT, until)? {
+            Knock::Probe { number, generation } => {
+                let reply = if self.excludes(number, generation) { Reply::Excluded } else { Reply::Here };
+                wire.send(&reply, until)?;
+                wire.hang_up();
+            }
+            Knock::Come(Come { card, history, promised, people, hello }) => {
+                wire.detach();
+                self.take_in(Visitor { card, history, promised, hello, from, wire }, &people);
+            }
+            Knock::Join { card, hello } => {
+                let is_local = wire.is_local()?;
+                wire.detach();
+                let (history, promised) = (History::default(), 0);
+                let guest = Visitor { card, history, promised, hello, from, wire };
+                self.let_wait(guest, is_local);
+            }
+        }
+        Ok(())
+    }
+
+    /// One who wants to become a member waits from now on, or hears why that cannot be.
+    fn let_wait(&self, guest: Visitor, is_local: bool) {
+        let mut state = self.state();
+        // One who asks again has given up the first time.
+        state.newcomers.retain(|other| other.wire.is_open() && other.card != guest.card);
+        match self.misfit(&state, &guest, is_local) {
+            None => state.newcomers.push(guest),
+            Some(reason) => {
+                drop(state);
+                guest.refuse(reason);
+            }
+        }
+    }
+
+    /// Why this one cannot become a member. What is found only when all meet would keep the members from each other.
+    fn misfit(&self, state: &State, guest: &Visitor, is_local: bool) -> Option<String> {
+        let (own, number) = (self.own, guest.card.number);
+        let waits = state.newcomers.iter().any(|other| other.card.number == number);
+        if number == own || waits || state.has_another(&guest.card) {
+            return Some(taken(number));
+        }
+        let Entry { address, host, site, .. } = entry(guest.hello.clone(), guest.from);
+        let own_host = own_host();
+        if let Some(reason) = Machine::own().misfit((own, &own_host), &guest.hello.machine, (number, &host)) {
+            return Some(reason);
+        }
+        let ip = address.ip();
+        if let Err(error) = check_secret(&self.config, ip) {
+            return Some(error.to_string());
+        }
+        if self.config.transport == Transport::Shm {
+            let memory = Own::new(Transport::Shm).memory;
+            let here = Site::own(memory.as_ref().err().copied());
+            if let Some(obstacle) = here.obstacle_to(&site) {
+                return Some(format!(
+                    "rank {own} and rank {number} (host {host}) cannot share memory, because {obstacle}, and \
+                     the group's transport is shm"
+                ));
+            }
+        }
+        let is_elsewhere = |door: &SocketAddr| !door.ip().is_loopback() && door.ip() != self.door.ip();
+        let far = !is_local || state.doors.values().any(is_elsewhere);
+        let unseen = state.doors.iter().find(|(_, door)| !is_local && door.ip().is_loopback());
+        match unseen {
+            _ if far && ip.is_loopback() => Some(format!(
+                "rank {number} (host {host}) listens on {ip}, where ranks of other hosts cannot reach it: set \
+                 GIRANDOLE_BIND (TcpConfig::bind) to its host's address in your network"
+            )),
+            Some((member, door)) => Some(format!(
+                "rank {member} listens on {}, where rank {number} (host {host}) cannot reach it: set \
+                 GIRANDOLE_BIND (TcpConfig::bind) on each host to its address in your network",
+                door.ip()
+            )),
+            None => None,
+        }
+    }
+
+    /// Whether the newest group that this rank has been in has gone on without that one, which knows of none that is newer.
+    /// None has, as long as this rank does not know who is in the first one.
+    fn excludes(&self, number: usize, newest: u64) -> bool {
+        let State { history, .. } = &*self.state();
+        history.is_known() && newest <= history.met && !history.has_met_with(number)
+    }
+
+    fn take_in(&self, guest: Visitor, people: &[Card]) {
+        if self.excludes(guest.card.number, guest.history.newest) {
+            return guest.send_away(&Reply::Excluded);
+        }
+        let mut state = self.state();
+        state.hear_of(people);
+        if state.away {
+            drop(state);
+            return guest.send_away(&Reply::Elsewhere);
+        }
+        // One who comes again has given up the first time.
+        state.guests.retain(|other| other.card.number != guest.card.number);
+        state.guests.push(guest);
+        drop(state);
+        self.came.notify_all();
+    }
+
+    /// This rank goes to another door: who waits at this one shall look elsewhere.
+    pub(super) fn go_out(&self) {
+        let mut state = self.state();
+        state.away = true;
+        let guests = std::mem::take(&mut state.guests);
+        drop(state);
+        guests.into_iter().for_each(|guest| guest.send_away(&Reply::Elsewhere));
+    }
+
+    /// How many wait to become members, as far as this rank knows: they come to the first one's door.
+    pub(crate) fn waiting(&self) -> usize {
+        let mut state = lock(&self.state);
+        state.newcomers.retain(|guest| guest.wire.is_open());
+        state.newcomers.len()
+    }
+}

@@ -1,0 +1,120 @@
+//! The part of every other rank that is left.
+
+use std::net::{SocketAddr, TcpListener};
+use std::time::Instant;
+
+use rustix::event::PollFlags;
+
+use super::super::member::{Leader, hello};
+use super::super::{Own, Plan};
+use super::message::{Come, Knock, LIMIT, Promise, Reply, Seat};
+use super::search::{Search, excluded, knock};
+use super::{Attempt, Hall, Miss, Regrouped};
+use crate::Error;
+use crate::rendezvous::connection::fault::Fault;
+use crate::rendezvous::connection::wire::{Wire, wait_any};
+
+impl Hall {
+    /// Goes to a leader's door, and waits there.
+    pub(super) fn follow(
+        &self,
+        search: &mut Search<'_>,
+        leader: usize,
+        door: SocketAddr,
+    ) -> Attempt<Regrouped> {
+        self.go_out();
+        let deadline = search.deadline;
+        let config = self.config_as(0, 1);
+        let plan = self.plan(&config, &[self.card()], Own::new(config.transport), deadline);
+        let (listener, port) = plan.listen_for_data()?;
+        let come = {
+            let state = self.state();
+            let (history, promised) = (state.history.clone(), state.promised);
+            let people = state.people(&history, |number| number == self.own);
+            Knock::Come(Come { card: self.card(), history, promised, people, hello: hello(&plan, port) })
+        };
+        let until = plan.deadline;
+        let own = plan.own;
+        let mut wire = knock(door, Some(leader), (&self.credentials, self.own as u32), &come, until)
+            .map_err(|fault| Miss::Again(format!("rank {leader} cannot be reached at {door}: {fault}")))?;
+        let mut still_there = || {
+            search.look(leader, door, search.patience())?;
+            Ok(!search.is_given_up(leader))
+        };
+        match self.await_seat(&mut wire, &format!("rank {leader}"), deadline, &mut still_there)? {
+            Some(seat) => self.take_seat(seat, wire, own, listener, deadline),
+            None => {
+                // It has found a rank that was silent before.
+                search.silent.clear();
+                Err(Miss::Again(format!("rank {leader} does not lead")))
+            }
+        }
+    }
+
+    /// Waits for a place in the group; none where `leader` does not lead. It is asked now and then whether it is there: its
+    /// connection stays open when it is stopped.
+    pub(super) fn await_seat(
+        &self,
+        wire: &mut Wire,
+        leader: &str,
+        deadline: Instant,
+        still_there: &mut dyn FnMut() -> Attempt<bool>,
+    ) -> Attempt<Option<Seat>> {
+        let mut pause = self.silence() / 4;
+        loop {
+            let until = deadline.min(Instant::now() + pause);
+            let said = wait_any(&[(wire.fd(), PollFlags::IN)], until)
+                .map_err(|reason| Error::system("waiting for a new group", reason))?;
+            if said[0] || Instant::now() >= deadline {
+                break;
+            }
+            if !still_there()? && !wire.has_news() {
+                return Err(Miss::Again(format!("{leader} does not answer any more")));
+            }
+            pause = (pause * 2).min(self.silence());
+        }
+        match wire.receive(LIMIT, deadline.min(Instant::now() + self.silence())) {
+            Ok(Reply::Seat(seat)) if seat.rank > 0 && seat.rank < seat.people.len() => Ok(Some(seat)),
+            Ok(Reply::Excluded) => Err(Miss::Final(excluded(self.own))),
+            Ok(Reply::Refused(reason)) => {
+                let address = wire.peer().map_or_else(|_| leader.into(), |peer| peer.to_string());
+                Err(Miss::Final(Error::Refused { rank: self.own, address, reason }))
+            }
+            Ok(_) => Ok(None),
+            Err(Fault::TimedOut) => {
+                Err(Miss::Again(format!("{leader} is there, and does not come to meet the others")))
+            }
+            Err(fault) => Err(Miss::Again(format!("{leader}: {fault}"))),
+        }
+    }
+
+    /// Promises to take part, and meets the others.
+    pub(super) fn take_seat(
+        &self,
+        Seat { rank, history, people, others }: Seat,
+        mut wire: Wire,
+        own: Own,
+        listener: TcpListener,
+        deadline: Instant,
+    ) -> Attempt<Regrouped> {
+        let number = history.newest;
+        {
+            let mut state = self.state();
+            if number <= state.promised {
+                return Err(Miss::Again(format!("a group {number} is offered, which is over")));
+            }
+            state.promised = number;
+            state.hear_of(&others);
+            state.hear_of(&people);
+        }
+        let config = self.config_as(rank, people.len());
+        let agree = || self.agree(history.clone());
+        let plan = Plan { agreed: Some(&agree), ..self.plan(&config, &people, own, deadline) };
+        wire.send(&Promise { number }, plan.deadline)
+            .map_err(|fault| Miss::Again(format!("the leader of a new group: {fault}")))?;
+        let meeting = Leader { plan: &plan, wire }.conclude(listener, &self.credentials)?;
+        self.settle(history.clone().concluded(), &people)?;
+        let numbers = people.iter().map(|card| card.number).collect();
+        Ok(Regrouped { config, meeting, numbers })
+    }
+}

@@ -1,0 +1,324 @@
+//! How ranks find each other again when some of them are gone, or new ones have come: groups that change ([`Elastic`]).
+//!
+//! Each rank keeps a *door*: a socket that listens at the same address for as long as the rank is in the job, whatever
+//! happens to its groups. All know each other's doors, so that no single one is needed to meet again. The lowest rank that
+//! is left leads; the others go to its door:
+//!
+//! ```text
+//! rank r                                lowest rank that is left
+//!   handshake (door)                ->
+//!   Come: what it knows, Hello      ->  waits until all are here, or known to have ended
+//!                                   <-  Seat: new rank, number of the group, doors | Elsewhere | Excluded
+//!   Promise: nothing older any more ->  waits until all have promised
+//!   ... and from here on as at the first meeting, over the same connection. A rank agrees to the group when it says
+//!       that it is connected; the group has met when all have.
+//! ```
+//!
+//! Whoever dies in the middle is missed by all, who then begin anew; so is a leader that falls silent while others wait at its
+//! door. One that was silent and wakes leads if it is lower: the other leader then sends its guests on, and goes there. Where
+//! some have met and others have not, those who have agreed bring what they agreed to with them. Each group has a session of
+//! its own, which all its connections prove: nothing of an earlier one can get into it.
+//!
+//! Ranks are told apart by their number in the job's first group, which newcomers continue.
+//!
+//! There are never two groups, however ranks are cut from each other: [`history`] is the rule by which those who are left may
+//! go on without the others, and why it suffices. What cannot be reached counts as if it were there. Two things prove that a
+//! rank has ended ([`search`]): on its own host, that nobody listens at its door any more, or another program does; and the
+//! word of the launcher that has seen its process end ([`Elastic::ended`]), which each launcher gives for its own ranks, and
+//! which the launchers pass on to each other. Between hosts a refused connection proves nothing: a firewall refuses in the
+//! name of a rank that lives. One who was left behind hears that it is excluded as soon as it asks.
+//!
+//! What that costs. Without a launcher, half of the ranks or more that are lost at once with their host are not survived,
+//! unless what is left is the half with the lowest rank; with one on that host that lives they are. With the host its launcher
+//! is lost as well, and then the same holds as without one. Where half of the ranks or more are missing at once, of whom one
+//! only stands still, the others do not go on, even on one host: it may have gone on with those that have ended. Less than
+//! half may be missing for any reason, one after the other down to a single rank.
+
+mod door;
+mod follow;
+mod history;
+mod lead;
+mod message;
+mod newcomer;
+mod search;
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener};
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use self::door::Visitor;
+use self::history::History;
+use self::search::Search;
+use super::meeting_file::MeetingFile;
+use super::place::Place;
+use super::{Guest, Meeting, Own, Plan, cannot_listen, check_secret};
+use crate::base::lock::lock;
+use crate::base::members::Members;
+use crate::rendezvous::connection::acceptor::{Acceptor, Limits};
+use crate::rendezvous::connection::handshake::Credentials;
+use crate::{Elastic, Error, Result, TcpConfig};
+
+pub(crate) use message::Card;
+pub(crate) use newcomer::join;
+
+/// The longest that one try to come together may take, once all who are left have said that they are there.
+const FORMING: Duration = Duration::from_secs(10);
+/// Between two tries.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// A rank's part in a job whose group changes: its door is open as long as this lives.
+pub(crate) struct Lobby {
+    hall: Arc<Hall>,
+    _door: Acceptor,
+}
+
+impl Deref for Lobby {
+    type Target = Hall;
+
+    fn deref(&self) -> &Hall {
+        &self.hall
+    }
+}
+
+/// What is behind a door: who has come, and what this rank knows of the others.
+pub(crate) struct Hall {
+    /// This rank's number in the job.
+    own: usize,
+    /// As the group was made, but for rank and size.
+    config: TcpConfig,
+    /// Where newcomers find the group.
+    file: Option<PathBuf>,
+    /// Where a launcher tells whose processes it has seen end.
+    ended: Option<PathBuf>,
+    nonce: [u8; 32],
+    credentials: Credentials,
+    door: SocketAddr,
+    state: Mutex<State>,
+    /// Somebody has come.
+    came: Condvar,
+    /// One search at a time.
+    turn: Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What this rank knows of the job's groups.
+    history: History,
+    /// The highest number of a group that it has promised to take part in.
+    promised: u64,
+    /// Doors, by number in the job, of all that it has heard of.
+    doors: BTreeMap<usize, SocketAddr>,
+    /// Members that have come to this door.
+    guests: Vec<Visitor>,
+    /// Those who want to become one.
+    newcomers: Vec<Visitor>,
+    /// This rank waits at another one's door.
+    away: bool,
+    file: Option<MeetingFile>,
+}
+
+impl State {
+    /// Whether another process has this number. One of the group that has missed its beginning asks anew, at the same door.
+    fn has_another(&self, card: &Card) -> bool {
+        self.doors.get(&card.number).is_some_and(|door| *door != card.door)
+    }
+
+    /// What is known here: who comes from a newer group knows better who is in it. One proof of an end is enough for all.
+    fn newest(&self) -> History {
+        let all = || self.guests.iter().map(|guest| &guest.history).chain([&self.history]);
+        let newest = all().max_by_key(|history| (history.is_known(), history.newest));
+        let mut newest = newest.cloned().unwrap_or_default();
+        all().for_each(|history| newest.have_ended(history.ended().iter().copied()));
+        newest
+    }
+
+    fn hear_of(&mut self, people: &[Card]) {
+        self.doors.extend(people.iter().map(|card| (card.number, card.door)));
+    }
+
+    /// All that are of account for the next group, this rank and its guests but for those that `are_not`.
+    fn people(&self, history: &History, are_not: impl Fn(usize) -> bool) -> Vec<Card> {
+        let numbers = history.all().into_iter().filter(|number| !are_not(*number));
+        numbers.filter_map(|number| Some(Card { number, door: *self.doors.get(&number)? })).collect()
+    }
+}
+
+/// A group that has come together.
+pub(crate) struct Regrouped {
+    pub(crate) config: TcpConfig,
+    pub(crate) meeting: Meeting,
+    /// By rank: its number in the job.
+    pub(crate) numbers: Vec<usize>,
+}
+
+/// What came of one try.
+enum Miss {
+    /// Another one may do better.
+    Again(String),
+    Final(Error),
+}
+
+type Attempt<T> = std::result::Result<T, Miss>;
+
+impl From<Error> for Miss {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::InvalidArgument { .. }
+            | Error::NoSecret { .. }
+            | Error::Listen { .. }
+            | Error::System { .. } => Miss::Final(error),
+            other => Miss::Again(other.to_string()),
+        }
+    }
+}
+
+impl Lobby {
+    /// Where this rank's door will be, and its port.
+    pub(crate) fn listen(config: &TcpConfig) -> Result<(TcpListener, u16)> {
+        if config.bind.is_unspecified() {
+            let help = "a group that changes needs the one address by which the other ranks reach this host";
+            return Err(Error::invalid("bind (GIRANDOLE_BIND)", config.bind, help));
+        }
+        check_secret(config, config.bind)?;
+        let address = SocketAddr::new(config.bind, 0);
+        let listener = TcpListener::bind(address).map_err(|reason| cannot_listen(address, reason))?;
+        let port =
+            listener.local_addr().map_err(|reason| Error::system("a listener's address", reason))?.port();
+        Ok((listener, port))
+    }
+
+    /// Opens this rank's door.
+    pub(crate) fn open(
+        listener: TcpListener,
+        config: &TcpConfig,
+        elastic: &Elastic,
+        own: usize,
+        nonce: [u8; 32],
+    ) -> Result<Arc<Self>> {
+        let door = listener.local_addr().map_err(|reason| Error::system("a listener's address", reason))?;
+        let hall = Arc::new(Hall {
+            own,
+            config: config.clone(),
+            file: elastic.file.clone(),
+            ended: elastic.ended.clone(),
+            nonce,
+            credentials: Credentials::of(config)?.bound_to(&nonce),
+            door,
+            state: Mutex::default(),
+            came: Condvar::new(),
+            turn: Mutex::default(),
+        });
+        let behind = hall.clone();
+        let greet = move |wire, until, place: Guest<'_>| behind.greet(wire, until, place);
+        let _door = Acceptor::start(listener, Limits::default(), Arc::new(greet))?;
+        Ok(Arc::new(Self { hall, _door }))
+    }
+}
+
+impl Hall {
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// What the others must know of this rank.
+    pub(crate) fn card(&self) -> Card {
+        Card { number: self.own, door: self.door }
+    }
+
+    /// The job's first group has met.
+    pub(crate) fn settle_first(&self, people: &[Card]) -> Result<()> {
+        self.settle(History::first(people.iter().map(|card| card.number).collect()), people)
+    }
+
+    /// From now on this rank knows of this group: it has agreed to it, or it is the leader and all others have.
+    fn agree(&self, history: History) {
+        self.state().history = history;
+    }
+
+    /// The group is this one now.
+    fn settle(&self, history: History, people: &[Card]) -> Result<()> {
+        let mut state = self.state();
+        let is_first = people.first().is_some_and(|first| first.number == self.own);
+        // Who was the first rank remains it, and so does the file.
+        if let (Some(path), true, None) = (&self.file, is_first, &state.file) {
+            state.file = Some(MeetingFile::write(path, self.door, self.nonce)?);
+        }
+        state.history = history;
+        state.hear_of(people);
+        state.away = false;
+        // They came before it was known here who is in the group.
+        let newcomers = std::mem::take(&mut state.newcomers);
+        let (refused, waiting): (Vec<_>, Vec<_>) =
+            newcomers.into_iter().partition(|guest| state.has_another(&guest.card));
+        state.newcomers = waiting;
+        drop(state);
+        refused.into_iter().for_each(|guest| {
+            let reason = door::taken(guest.card.number);
+            guest.refuse(reason);
+        });
+        Ok(())
+    }
+
+    /// Comes together with those who are left of the group, and with newcomers as far as there is room for `room` ranks. The
+    /// `blamed` are not waited for.
+    pub(crate) fn regroup(&self, blamed: &[usize], room: usize) -> Result<Regrouped> {
+        let _turn = lock(&self.turn);
+        let started = Instant::now();
+        let deadline = started + self.config.bounded_timeout();
+        let mut search = Search::new(self, blamed, deadline);
+        loop {
+            let outcome = match search.find_leader() {
+                Ok(Some((leader, address))) => self.follow(&mut search, leader, address),
+                Ok(None) => self.lead(&mut search, room),
+                Err(miss) => Err(miss),
+            };
+            self.state().away = false;
+            match outcome {
+                Ok(regrouped) => return Ok(regrouped),
+                Err(Miss::Final(error)) => return Err(error),
+                Err(Miss::Again(why)) if Instant::now() >= deadline => {
+                    return Err(Error::Regroup { rank: self.own, waited: started.elapsed(), detail: why });
+                }
+                Err(Miss::Again(why)) => {
+                    tracing::debug!(rank = self.own, "coming together again: {why}");
+                    std::thread::sleep(PAUSE);
+                }
+            }
+        }
+    }
+
+    /// What a try begins with; who takes part, by rank, is not known yet where that is this rank alone.
+    fn plan<'a>(&self, config: &'a TcpConfig, people: &[Card], own: Own, deadline: Instant) -> Plan<'a> {
+        let started = Instant::now();
+        Plan {
+            config,
+            place: Place::Address { host: self.door.ip().to_string(), port: self.door.port() },
+            limits: Limits::default(),
+            started,
+            deadline: deadline.min(started + FORMING),
+            own,
+            credentials: self.credentials.clone(),
+            members: Members::some(people.iter().map(|card| card.number)),
+            // It is the one that has failed.
+            parent: None,
+            door: 0,
+            agreed: None,
+        }
+    }
+
+    fn config_as(&self, rank: usize, world_size: usize) -> TcpConfig {
+        TcpConfig { rank, world_size, elastic: None, ..self.config.clone() }
+    }
+}
+
+impl std::fmt::Debug for Lobby {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Lobby(rank {} at {})", self.own, self.door)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,271 @@
+//! Ranks as threads, some of which stand still. The system takes connections for a process that is stopped: so does a
+//! listener that nobody serves.
+
+use std::thread::{JoinHandle, sleep, spawn};
+
+use super::super::machine::Machine;
+use super::super::message::Hello;
+use super::*;
+use crate::rendezvous::connection::wire::Wire;
+use crate::rendezvous::obstacle::Obstacle;
+use crate::rendezvous::site::Site;
+use crate::{Tcp, Tls, Transport};
+
+/// Who does not answer counts as silent after a quarter of it.
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+type Outcome = Result<Vec<usize>>;
+
+fn config() -> TcpConfig {
+    TcpConfig { timeout: TIMEOUT, world_size: 4, ..TcpConfig::default() }
+}
+
+fn doors(ranks: usize) -> Vec<TcpListener> {
+    (0..ranks).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect()
+}
+
+fn cards(doors: &[TcpListener]) -> Vec<Card> {
+    let card = |(number, door): (usize, &TcpListener)| Card { number, door: door.local_addr().unwrap() };
+    doors.iter().enumerate().map(card).collect()
+}
+
+/// A rank of the group of these people.
+fn rank(number: usize, door: TcpListener, people: &[Card]) -> Arc<Lobby> {
+    let lobby = Lobby::open(door, &config(), &Elastic::default(), number, [7; 32]).unwrap();
+    lobby.settle_first(people).unwrap();
+    lobby
+}
+
+/// Looks for the others; gives the ranks of the new group.
+fn regroup(lobby: &Arc<Lobby>) -> JoinHandle<Outcome> {
+    let lobby = lobby.clone();
+    spawn(move || lobby.regroup(&[], 0).map(|regrouped| regrouped.numbers))
+}
+
+fn probe(number: usize) -> message::Knock {
+    message::Knock::Probe { number, generation: 0 }
+}
+
+fn wait_until(is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        sleep(Duration::from_millis(1));
+    }
+}
+
+fn numbers(outcomes: Vec<JoinHandle<Outcome>>) -> Vec<Vec<usize>> {
+    let outcomes: Vec<Outcome> = outcomes.into_iter().map(|outcome| outcome.join().unwrap()).collect();
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+    outcomes.into_iter().flatten().collect()
+}
+
+#[test]
+fn a_leader_gives_way_to_a_lower_rank_that_wakes() {
+    let doors = doors(4);
+    let people = cards(&doors);
+    // The first is gone, and the second stands still.
+    let [gone, still, third, fourth] = <[TcpListener; 4]>::try_from(doors).unwrap();
+    drop(gone);
+    let (third, fourth) = (rank(2, third, &people), rank(3, fourth, &people));
+    let mut outcomes = vec![regroup(&third), regroup(&fourth)];
+    wait_until(|| third.state().guests.len() == 1);
+    let awake = rank(1, still, &people);
+    outcomes.push(regroup(&awake));
+    assert_eq!(numbers(outcomes), [[1, 2, 3], [1, 2, 3], [1, 2, 3]]);
+}
+
+#[test]
+fn one_that_does_not_know_the_first_group_yet_excludes_nobody() {
+    let doors = doors(3);
+    let people = cards(&doors);
+    let [first, second, gone] = <[TcpListener; 3]>::try_from(doors).unwrap();
+    drop(gone);
+    let second = Lobby::open(second, &config(), &Elastic::default(), 1, [7; 32]).unwrap();
+    let first = rank(0, first, &people);
+    // What the first one does before it waits for the second.
+    let (own, until) = ((&first.credentials, 0), Instant::now() + TIMEOUT);
+    let mut wire = search::knock(second.door, Some(1), own, &probe(0), until).unwrap();
+    assert!(matches!(wire.receive(message::LIMIT, until), Ok(message::Reply::Here)));
+    let waits = regroup(&first);
+    second.settle_first(&people).unwrap();
+    assert_eq!(numbers(vec![waits, regroup(&second)]), [[0, 1], [0, 1]]);
+}
+
+#[test]
+fn a_group_of_one_that_others_may_join_needs_a_secret_as_any() {
+    let folder = tempfile::tempdir().unwrap();
+    for newcomer in [false, true] {
+        let elastic = Some(Elastic { file: Some(folder.path().join("group")), ended: None, newcomer });
+        let alone = TcpConfig { elastic, timeout: Duration::from_secs(1), ..TcpConfig::default() };
+        let encrypted = TcpConfig { tls: Tls::All, ..alone.clone() };
+        let error = Tcp::connect(&encrypted).unwrap_err();
+        assert!(matches!(&error, Error::InvalidArgument { what, .. } if what.starts_with("TLS")), "{error}");
+        // An address that no host has: it would not be listened on either.
+        let bind = "192.0.2.2".parse().unwrap();
+        let seen = TcpConfig { bind, ..alone };
+        let error = Tcp::connect(&seen).unwrap_err();
+        assert!(matches!(error, Error::NoSecret { .. }), "{error}");
+    }
+}
+
+/// One who asks to be let in, as it tells of itself.
+fn newcomer(lobby: &Lobby, number: usize, ip: &str) -> Wire {
+    newcomer_of(lobby, number, ip, Machine::own())
+}
+
+/// One whose program was built for such a machine.
+fn newcomer_of(lobby: &Lobby, number: usize, ip: &str, machine: Machine) -> Wire {
+    let hello = Hello {
+        ip: Some(ip.parse().unwrap()),
+        port: 1,
+        host: "h".into(),
+        pid: 1,
+        site: Site::own(Some(Obstacle::Unwanted)),
+        patience_ms: 1000,
+        door: 0,
+        machine,
+    };
+    let card = Card { number, door: ([127, 0, 0, 1], number as u16 + 1).into() };
+    let own = (&lobby.credentials, message::NOBODY);
+    let until = Instant::now() + TIMEOUT;
+    search::knock(lobby.door, None, own, &message::Knock::Join { card, hello }, until).unwrap()
+}
+
+/// Why it is refused.
+fn refusal(mut wire: Wire) -> String {
+    match wire.receive(message::LIMIT, Instant::now() + TIMEOUT) {
+        Ok(message::Reply::Refused(reason)) => reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn newcomers_that_do_not_fit_hear_it_at_the_door() {
+    let [first, second] = <[TcpListener; 2]>::try_from(doors(2)).unwrap();
+    let people = cards(&[first.try_clone().unwrap(), second]);
+    let lobby = rank(0, first, &people);
+    let taken = "there is a rank 1 already";
+    assert!(refusal(newcomer(&lobby, 1, "127.0.0.1")).starts_with(taken));
+    let no_secret = refusal(newcomer(&lobby, 2, "192.0.2.2"));
+    assert!(no_secret.contains("192.0.2.2 without a secret"), "{no_secret}");
+    let other = newcomer_of(&lobby, 2, "127.0.0.1", Machine::of_version("9.8.7"));
+    let version = refusal(other);
+    assert!(
+        version.starts_with("rank 2 (host h) runs version 9.8.7 (") && version.contains("rank 0 (host "),
+        "{version}"
+    );
+    assert_eq!(lobby.waiting(), 0);
+    let waits = newcomer(&lobby, 7, "127.0.0.1");
+    wait_until(|| lobby.waiting() == 1);
+    // One that has lost its connection, and comes again, has the same door as before.
+    let again = newcomer(&lobby, 7, "127.0.0.1");
+    wait_until(|| !waits.is_open());
+    assert_eq!(lobby.waiting(), 1);
+    drop(again);
+    wait_until(|| lobby.waiting() == 0);
+}
+
+#[test]
+fn a_number_is_taken_by_one_that_waits_as_well() {
+    let [first, second] = <[TcpListener; 2]>::try_from(doors(2)).unwrap();
+    let people = cards(&[first.try_clone().unwrap(), second]);
+    let lobby = rank(0, first, &people[..1]);
+    let _waits = newcomer(&lobby, 7, "127.0.0.1");
+    wait_until(|| lobby.waiting() == 1);
+    lobby.state().newcomers[0].card.door.set_port(9);
+    assert!(refusal(newcomer(&lobby, 7, "127.0.0.1")).starts_with("there is a rank 7 already"));
+    let first_to_know = newcomer(&lobby, 1, "127.0.0.1");
+    wait_until(|| lobby.waiting() == 2);
+    let history = History::first([0].into()).with(1, [0, 1].into()).concluded();
+    lobby.settle(history, &people).unwrap();
+    assert!(refusal(first_to_know).starts_with("there is a rank 1 already"));
+    assert_eq!(lobby.waiting(), 1);
+}
+
+#[test]
+fn where_all_share_memory_a_newcomer_must_too() {
+    let [first] = <[TcpListener; 1]>::try_from(doors(1)).unwrap();
+    let people = cards(&[first.try_clone().unwrap()]);
+    let config = TcpConfig { transport: Transport::Shm, ..config() };
+    let lobby = Lobby::open(first, &config, &Elastic::default(), 0, [7; 32]).unwrap();
+    lobby.settle_first(&people).unwrap();
+    let reason = refusal(newcomer(&lobby, 1, "127.0.0.1"));
+    assert!(reason.contains("one of the two was told to use TCP"), "{reason}");
+}
+
+#[test]
+fn a_rank_that_is_there_and_does_not_come_is_left_behind() {
+    let doors = doors(5);
+    let people = cards(&doors);
+    let [gone, second, third, fourth, busy] = <[TcpListener; 5]>::try_from(doors).unwrap();
+    drop(gone);
+    let ranks = [rank(1, second, &people), rank(2, third, &people), rank(3, fourth, &people)];
+    let busy = rank(4, busy, &people);
+    assert_eq!(numbers(ranks.iter().map(regroup).collect()), [[1, 2, 3]; 3]);
+    assert!(matches!(regroup(&busy).join().unwrap(), Err(Error::Excluded { rank: 4 })));
+}
+
+/// Rank 2 of a group whose other ranks are on a host that cannot be reached, where a launcher has seen these end; who goes on.
+fn without_a_host(ended: &[u8]) -> Outcome {
+    let folder = tempfile::tempdir().unwrap();
+    let elastic = Elastic { ended: Some(folder.path().join("ended")), ..Elastic::default() };
+    std::fs::write(folder.path().join("ended"), ended).unwrap();
+    let [door] = <[TcpListener; 1]>::try_from(doors(1)).unwrap();
+    let own = Card { number: 2, door: door.local_addr().unwrap() };
+    // An address that no host has.
+    let elsewhere = |number| Card { number, door: "192.0.2.2:1".parse().unwrap() };
+    let config = TcpConfig { timeout: Duration::from_secs(2), ..config() };
+    let lobby = Lobby::open(door, &config, &elastic, 2, [7; 32]).unwrap();
+    lobby.settle_first(&[elsewhere(0), elsewhere(1), own]).unwrap();
+    regroup(&lobby).join().unwrap()
+}
+
+#[test]
+fn ranks_that_cannot_be_reached_count_as_alive_unless_a_launcher_has_seen_them_end() {
+    for ended in ["", "0\n", "0\n1", "0\n7\n"] {
+        let outcome = without_a_host(ended.as_bytes());
+        let Err(Error::Regroup { detail, .. }) = &outcome else { panic!("{ended:?}: {outcome:?}") };
+        assert!(detail.contains("cannot be reached") || detail.contains("may still be there"), "{detail}");
+    }
+    assert_eq!(without_a_host(b"1\n0\n").unwrap(), [2]);
+}
+
+#[test]
+fn ranks_that_stand_still_are_waited_for_together() {
+    // One after the other they would take all of the time.
+    const STILL: usize = 8;
+    const RANKS: usize = 2 * STILL + 1;
+    let config = TcpConfig { timeout: 2 * TIMEOUT, world_size: RANKS, ..TcpConfig::default() };
+    let mut still = doors(RANKS);
+    let people = cards(&still);
+    let at_work: Vec<_> = still.split_off(STILL).into_iter().zip(STILL..).collect();
+    let at_work = at_work.into_iter().map(|(door, number)| {
+        let lobby = Lobby::open(door, &config, &Elastic::default(), number, [7; 32]).unwrap();
+        lobby.settle_first(&people).unwrap();
+        lobby
+    });
+    let at_work: Vec<_> = at_work.collect();
+    let left: Vec<usize> = (STILL..RANKS).collect();
+    let outcomes = at_work.iter().map(regroup).collect();
+    assert_eq!(numbers(outcomes), vec![left; RANKS - STILL]);
+    drop(still);
+}
+
+#[test]
+fn a_leader_that_falls_silent_is_left_behind() {
+    let doors = doors(5);
+    let people = cards(&doors);
+    let [gone, leader, third, fourth, fifth] = <[TcpListener; 5]>::try_from(doors).unwrap();
+    drop(gone);
+    let still = leader.try_clone().unwrap();
+    let leader = rank(1, leader, &people);
+    let ranks = [rank(2, third, &people), rank(3, fourth, &people), rank(4, fifth, &people)];
+    let outcomes = ranks.iter().map(regroup).collect();
+    wait_until(|| leader.state().guests.len() == 3);
+    // It keeps its connections, and says nothing more.
+    let stopped = leader.hall.clone();
+    drop(leader);
+    assert_eq!(numbers(outcomes), [[2, 3, 4]; 3]);
+    drop((still, stopped));
+}

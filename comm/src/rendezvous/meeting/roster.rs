@@ -1,0 +1,376 @@
+//! Who has come to rank 0 so far.
+
+use std::fmt::Write;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::Plan;
+use super::machine::Machine;
+use super::message::{Entry, Failure, HELLO_LIMIT, Hello, LIMIT, MAX_HOST, ToLeader, ToMember};
+use crate::base::members::Members;
+use crate::rendezvous::connection::acceptor::Place;
+use crate::rendezvous::connection::fault::{Fault, Try};
+use crate::rendezvous::connection::handshake::{Caller, Credentials, Purpose, Status, Verdict};
+use crate::rendezvous::connection::wire::Wire;
+use crate::rendezvous::meeting::text::tidy;
+use crate::{Error, Result};
+
+/// How often rank 0 looks whether one of those who wait has died.
+const ROUND: Duration = Duration::from_millis(100);
+/// How long a message may take that has begun to come.
+const MESSAGE: Duration = Duration::from_secs(1);
+
+/// Who has come to rank 0 so far.
+pub(super) struct Roster {
+    credentials: Credentials,
+    members: Members,
+    /// This rank's.
+    host: String,
+    /// When the meeting is over.
+    deadline: Instant,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    /// By rank; the first is never taken.
+    seats: Vec<Option<Seat>>,
+    /// Connections without proof.
+    strangers: usize,
+    /// The last rank with proof that did not fit.
+    refused: Option<String>,
+    /// There will be no group.
+    failure: Option<Failure>,
+}
+
+struct Seat {
+    /// None once the meeting has gone on.
+    wire: Option<Wire>,
+    entry: Entry,
+    /// None for this host.
+    host_ip: Option<IpAddr>,
+    until: Instant,
+}
+
+impl Roster {
+    /// `host`: where rank 0 runs. `deadline`: when the meeting is over.
+    pub(super) fn new(members: Members, host: String, credentials: Credentials, deadline: Instant) -> Self {
+        let seats = members.world_ranks().iter().map(|_| None).collect();
+        let state = Mutex::new(State { seats, strangers: 0, refused: None, failure: None });
+        Self { credentials, members, host, deadline, state, changed: Condvar::new() }
+    }
+
+    /// The number of ranks is at most 4096.
+    fn world_size(&self) -> u32 {
+        self.members.world_ranks().len() as u32
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a rank's control connection. Who has proved to be one is no stranger any more: it gives up its `place` among
+    /// them, and has the time that ranks have for each other.
+    pub(super) fn greet(&self, mut wire: Wire, until: Instant, place: Place<'_>) -> Try<()> {
+        let admission = wire.accept(&self.credentials, until).inspect_err(|fault| {
+            self.state().strangers += usize::from(!matches!(fault, Fault::Stopped));
+        })?;
+        drop(place);
+        let deadline = self.deadline;
+        let Caller { rank, world_size, purpose } = admission.caller;
+        let status = match () {
+            () if world_size != self.world_size() => Status::OtherWorldSize,
+            () if purpose != Purpose::Control || rank == 0 || rank >= world_size => Status::NotAwaited,
+            () => Status::Admitted,
+        };
+        let verdict = Verdict { status, rank: 0, world_size: self.world_size() };
+        let number = self.members.world_rank(rank as usize);
+        wire.write(&admission.answer(verdict), deadline)?;
+        match status {
+            Status::Admitted => {}
+            Status::OtherWorldSize => {
+                self.note(format!(
+                    "rank {number} came with world size {world_size}, this group has {}",
+                    self.world_size()
+                ));
+                return Ok(());
+            }
+            Status::NotAwaited | Status::Crossed | Status::Gone => return Err(Fault::NotAwaited),
+        }
+        let hello: Hello = match wire.receive(HELLO_LIMIT, deadline) {
+            Err(Fault::Stopped) => return self.send_away(wire),
+            hello => hello?,
+        };
+        if let Some(reason) = self.misfit(number, &hello) {
+            wire.send(&ToMember::Refused(reason.clone()), deadline)?;
+            self.note(reason);
+            return Ok(());
+        }
+        if let Some((mut wire, reason)) = self.seat(rank as usize, wire, hello)? {
+            wire.send(&ToMember::Refused(reason.clone()), deadline)?;
+            self.note(format!("a second rank {number} came: {reason}"));
+        }
+        Ok(())
+    }
+
+    /// There will be no group: so hear those who are admitted from now on.
+    pub(super) fn give_up(&self, failure: Failure) {
+        self.state().failure = Some(failure);
+    }
+
+    /// One that is about to say who it is, while nobody is waited for any more.
+    fn send_away(&self, mut wire: Wire) -> Try<()> {
+        let Some(failure) = self.state().failure.clone() else { return Err(Fault::Stopped) };
+        wire.detach();
+        let until = Instant::now() + MESSAGE;
+        // Unread, it could make the system cut the connection off before the answer is read.
+        let _ = wire.receive::<Hello>(HELLO_LIMIT, until);
+        wire.send(&ToMember::Failed(failure), until)?;
+        wire.hang_up();
+        Ok(())
+    }
+
+    /// Why a rank with this number in the job cannot be of one group with this one.
+    fn misfit(&self, number: usize, hello: &Hello) -> Option<String> {
+        let (own, host) = (self.members.world_rank(0), tidy(&hello.host, MAX_HOST));
+        Machine::own().misfit((own, &self.host), &hello.machine, (number, &host))
+    }
+
+    fn note(&self, refused: String) {
+        tracing::warn!("refused: {refused}");
+        self.state().refused = Some(refused);
+    }
+
+    /// Gives the connection back, with a reason, where its place is taken.
+    fn seat(&self, rank: usize, mut wire: Wire, hello: Hello) -> Try<Option<(Wire, String)>> {
+        let from = wire.peer()?.ip().to_canonical();
+        let host_ip = (!wire.is_local()?).then_some(from);
+        let patience = Duration::from_millis(hello.patience_ms).min(Duration::from_secs(1 << 25));
+        let entry = entry(hello, from);
+        let mut state = self.state();
+        let Some(place) = state.seats.get_mut(rank) else { return Err(Fault::NotAwaited) };
+        if let Some(Seat { entry, wire: seated, .. }) = place {
+            // It has died, or has given up: so this one may well say in its name.
+            if seated.as_ref().is_some_and(Wire::has_news) {
+                self.changed.notify_all();
+                return Err(Fault::NotAwaited);
+            }
+            let number = self.members.world_rank(rank);
+            let reason =
+                format!("rank {number} is already here, from host {}, pid {}", entry.host, entry.pid);
+            return Ok(Some((wire, reason)));
+        }
+        wire.detach();
+        *place = Some(Seat { wire: Some(wire), entry, host_ip, until: Instant::now() + patience });
+        self.changed.notify_all();
+        Ok(None)
+    }
+
+    /// Waits until all ranks are here. Fails when one of them cannot wait any longer, or dies, or the group has failed of
+    /// which they are.
+    pub(super) fn gather(&self, plan: &Plan<'_>) -> Result<()> {
+        let mut warn_at = plan.started + plan.config.slow_warning.min(plan.config.bounded_timeout());
+        let mut state = self.state();
+        loop {
+            // Before anything is made of what they say of themselves.
+            state.check_alive(plan)?;
+            if state.missing().is_empty() {
+                return state.check_reach(plan);
+            }
+            plan.check_parent()?;
+            let until = state.seats.iter().flatten().map(|seat| seat.until).fold(plan.deadline, Instant::min);
+            let now = Instant::now();
+            if now >= until {
+                return Err(plan.failed(state.complaint(plan)));
+            }
+            if now >= warn_at {
+                tracing::warn!(place = %plan.place, "still waiting: {}", state.complaint(plan));
+                warn_at = now + plan.config.slow_warning.max(ROUND).min(plan.config.bounded_timeout());
+            }
+            let wait = ROUND.min(until - now);
+            state = self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// All who are here: rank, connection, and what is known of them. They stay on the roster.
+    pub(super) fn take_wires(&self) -> Vec<(usize, Wire, Entry)> {
+        let mut state = self.state();
+        let seats = state.seats.iter_mut().enumerate();
+        seats
+            .filter_map(|(rank, seat)| {
+                let seat = seat.as_mut()?;
+                Some((rank, seat.wire.take()?, seat.entry.clone()))
+            })
+            .collect()
+    }
+}
+
+impl State {
+    fn missing(&self) -> Vec<usize> {
+        (1..self.seats.len()).filter(|&rank| self.seats[rank].is_none()).collect()
+    }
+
+    /// Nobody who waits for the table has anything to say but that there will be no group, as one does that cannot listen.
+    fn check_alive(&mut self, plan: &Plan<'_>) -> Result<()> {
+        for (rank, seat) in self.seats.iter_mut().enumerate() {
+            let Some(Seat { wire: Some(wire), entry, .. }) = seat else { continue };
+            if entry.address.port() == 0 || wire.has_news() {
+                return Err(bad_news(plan, rank, wire, entry));
+            }
+        }
+        Ok(())
+    }
+
+    /// An address on loopback is of no use to a rank on another host.
+    fn check_reach(&self, plan: &Plan<'_>) -> Result<()> {
+        let own = (plan.config.bind, None, plan.own.host.as_str());
+        let others = self
+            .seats
+            .iter()
+            .flatten()
+            .map(|seat| (seat.entry.address.ip(), seat.host_ip, seat.entry.host.as_str()));
+        let ranks: Vec<_> = std::iter::once(own).chain(others).collect();
+        unreachable_pair(&ranks, &plan.members).map_or(Ok(()), |complaint| Err(plan.failed(complaint)))
+    }
+
+    fn complaint(&self, plan: &Plan<'_>) -> String {
+        let missing = self.missing();
+        let verb = if missing.len() == 1 { "is" } else { "are" };
+        let mut text = format!("{} {verb} missing", plan.name(&missing));
+        if self.strangers > 0 {
+            let count = self.strangers;
+            let _ = write!(text, "; {count} connection(s) came without proof of the job's secret and job id");
+        }
+        if let Some(refused) = &self.refused {
+            let _ = write!(text, "; refused: {refused}");
+        }
+        text
+    }
+}
+
+/// What is known of a rank that comes from this address.
+pub(super) fn entry(hello: Hello, from: IpAddr) -> Entry {
+    let Hello { ip, port, host, pid, site, door, .. } = hello;
+    Entry { address: SocketAddr::new(ip.unwrap_or(from), port), host: tidy(&host, MAX_HOST), pid, site, door }
+}
+
+/// What it means that a rank says something which should have nothing to say.
+pub(super) fn bad_news(plan: &Plan<'_>, rank: usize, wire: &mut Wire, entry: &Entry) -> Error {
+    match wire.receive(LIMIT, Instant::now() + MESSAGE) {
+        Ok(ToLeader::Failed(failure)) => gave_up(plan, rank, entry, failure),
+        Ok(ToLeader::Connected) => protocol(plan, rank, entry, "it is connected before its time"),
+        Err(Fault::Closed) => plan.died(rank, entry.host.as_str()),
+        Err(fault) => protocol(plan, rank, entry, &fault.to_string()),
+    }
+}
+
+/// What a rank says that gives up.
+pub(super) fn gave_up(plan: &Plan<'_>, rank: usize, entry: &Entry, failure: Failure) -> Error {
+    plan.failed_elsewhere(failure.by(plan.number(rank), &entry.host))
+}
+
+pub(super) fn protocol(plan: &Plan<'_>, rank: usize, entry: &Entry, detail: &str) -> Error {
+    let (rank, host, operation) = (plan.number(rank), entry.host.clone(), plan.operation());
+    Error::Protocol { rank, host, operation, detail: detail.into() }
+}
+
+/// `rank 2`, `ranks 2, 3 and 5`.
+pub(super) fn name_ranks(ranks: &[usize]) -> String {
+    const MOST: usize = 16;
+    let mut names: Vec<String> = ranks.iter().take(MOST).map(usize::to_string).collect();
+    if ranks.len() > MOST {
+        names.push(format!("{} more", ranks.len() - MOST));
+    }
+    match names.split_last() {
+        Some((last, [])) => format!("rank {last}"),
+        Some((last, rest)) => format!("ranks {} and {last}", rest.join(", ")),
+        None => "no rank".into(),
+    }
+}
+
+/// Each rank: where it listens, the address of its host where that is not rank 0's, and the host's name. Any rank may have
+/// to connect to any other one.
+fn unreachable_pair(ranks: &[(IpAddr, Option<IpAddr>, &str)], members: &Members) -> Option<String> {
+    let local = ranks.iter().enumerate().filter(|(_, (listens, ..))| listens.is_loopback());
+    local.into_iter().find_map(|(rank, (listens, host_ip, host))| {
+        let (other, (.., name)) = ranks.iter().enumerate().find(|(_, (_, ip, _))| ip != host_ip)?;
+        let [rank, other] = [rank, other].map(|rank| members.world_rank(rank));
+        Some(format!(
+            "rank {rank} (host {host}) listens on {listens}, where rank {other} (host {name}) cannot reach it: set \
+             GIRANDOLE_BIND (TcpConfig::bind) on each host to its address in your network"
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::rendezvous::obstacle::Obstacle;
+    use crate::rendezvous::site::Site;
+
+    #[test]
+    fn ranks_are_named_as_people_would() {
+        assert_eq!(name_ranks(&[2]), "rank 2");
+        assert_eq!(name_ranks(&[2, 3]), "ranks 2 and 3");
+        assert_eq!(name_ranks(&[2, 3, 5]), "ranks 2, 3 and 5");
+        let many: Vec<usize> = (1..100).collect();
+        assert!(name_ranks(&many).ends_with(", 15, 16 and 83 more"));
+    }
+
+    #[test]
+    fn loopback_is_of_no_use_to_another_host() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let unreachable_pair = |ranks: &[_]| unreachable_pair(ranks, &Members::world(ranks.len()));
+        let (here, there) = (None, Some(ip("10.0.0.2")));
+        let one_host = [(ip("127.0.0.1"), here, "a"), (ip("127.0.0.1"), here, "a")];
+        assert_eq!(unreachable_pair(&one_host), None);
+        let all_told =
+            [(ip("10.0.0.1"), here, "a"), (ip("10.0.0.2"), there, "b"), (ip("10.0.0.2"), there, "b")];
+        assert_eq!(unreachable_pair(&all_told), None);
+        let last_is_wrong = [(ip("10.0.0.1"), here, "a"), (ip("127.0.0.1"), there, "b")];
+        let complaint = unreachable_pair(&last_is_wrong).unwrap();
+        assert!(
+            complaint.starts_with("rank 1 (host b) listens on 127.0.0.1, where rank 0 (host a)"),
+            "{complaint}"
+        );
+        let wrong = [(ip("10.0.0.1"), here, "a"), (ip("127.0.0.1"), here, "a"), (ip("10.0.0.2"), there, "b")];
+        let complaint = unreachable_pair(&wrong).unwrap();
+        assert!(
+            complaint.contains("rank 1 (host a)") && complaint.contains("rank 2 (host b)"),
+            "{complaint}"
+        );
+        let wrong = [(ip("::1"), here, "a"), (ip("10.0.0.2"), there, "b")];
+        assert!(unreachable_pair(&wrong).unwrap().contains("rank 0 (host a) listens on ::1"));
+    }
+
+    /// Who comes to say so may be here before rank 0 has looked.
+    #[test]
+    fn the_place_of_a_rank_that_has_died_is_not_said_to_be_taken() {
+        let until = Instant::now() + Duration::from_secs(60);
+        let roster = Roster::new(Members::world(3), "here".into(), Credentials::new(None, ""), until);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let comes = || {
+            let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            (there, Wire::new(listener.accept().unwrap().0, None).unwrap())
+        };
+        let (host, site) = ("a".into(), Site::own(Some(Obstacle::Unwanted)));
+        let machine = Machine::own();
+        let hello = Hello { ip: None, port: 1, host, pid: 7, site, patience_ms: 60_000, door: 0, machine };
+        let (first, wire) = comes();
+        assert!(roster.seat(1, wire, hello.clone()).unwrap().is_none());
+        let (_second, wire) = comes();
+        let (_, reason) = roster.seat(1, wire, hello.clone()).unwrap().unwrap();
+        assert_eq!(reason, "rank 1 is already here, from host a, pid 7");
+        drop(first);
+        let is_gone = || roster.state().seats[1].as_ref().unwrap().wire.as_ref().unwrap().has_news();
+        while !is_gone() {
+            assert!(Instant::now() < until);
+        }
+        let (_third, wire) = comes();
+        let third = roster.seat(1, wire, hello);
+        assert!(matches!(third, Err(Fault::NotAwaited)), "{third:?}");
+    }
+}

@@ -1,0 +1,176 @@
+//! Where this process stands among the ranks of its job, as whoever started it tells through the environment.
+//!
+//! One file for each: they are asked from the innermost to the outermost, since each leaves the words of those around it in
+//! place (`mpirun` within a Slurm job, a launcher within a pod).
+
+#[cfg(any(test, fuzzing))]
+mod fuzz;
+mod kubeflow;
+mod mpi;
+mod node_list;
+mod route;
+mod slurm;
+
+use std::ffi::OsString;
+
+#[cfg(any(test, fuzzing))]
+pub use fuzz::fuzz_environment;
+pub use route::{address_towards, addresses, seen_by_others};
+
+use crate::rendezvous::address::{is_host, parse_port};
+use crate::rendezvous::variables::Variables;
+use crate::{Error, Result};
+
+/// Ports that no system gives away by itself, for jobs that have to agree on one without a word.
+const FIRST_PORT: u16 = 10_000;
+const PORTS: u64 = 20_000;
+
+/// Where this process stands among the ranks of its job.
+///
+/// ```
+/// // Nothing has started this documentation's test as a rank.
+/// assert!(comm::Place::from_env()?.is_none());
+/// # Ok::<(), comm::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// Its number among all ranks.
+    pub rank: usize,
+    /// Ranks of the job.
+    pub world_size: usize,
+    /// Its number among the ranks of its node, where that is told.
+    pub local_rank: Option<usize>,
+    /// Ranks of its node, where that is told.
+    pub local_world_size: Option<usize>,
+    /// Its node's number, where that is told.
+    pub node_rank: Option<usize>,
+}
+
+impl Place {
+    /// Reads what a launcher tells (`RANK` and so on, as `torchrun` does), Slurm (`SLURM_PROCID`), Open MPI
+    /// (`OMPI_COMM_WORLD_RANK`), MPICH and its kin (`PMI_RANK`), or Kubeflow's training operator (`PET_NODE_RANK`). `None`
+    /// where nobody has started this process as a rank.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for the first variable that is missing or wrong, with its name and value.
+    pub fn from_env() -> Result<Option<Self>> {
+        Self::from_lookup(&|name| std::env::var_os(name))
+    }
+
+    /// True where a scheduler has started this process as a rank, and no launcher in between: `RANK` and `WORLD_SIZE` need not
+    /// be set then.
+    ///
+    /// # Errors
+    /// Those of [`Place::from_env`].
+    pub fn is_from_scheduler() -> Result<bool> {
+        Ok(find(&Variables(&|name| std::env::var_os(name)))?.is_some())
+    }
+
+    fn from_lookup(lookup: &dyn Fn(&str) -> Option<OsString>) -> Result<Option<Self>> {
+        let env = Variables(lookup);
+        if let Some(found) = find(&env)? {
+            return Ok(Some(found.place));
+        }
+        if env.text("RANK")?.is_none() && env.text("WORLD_SIZE")?.is_none() {
+            return Ok(None);
+        }
+        launched(&env).map(Some)
+    }
+}
+
+/// As `torchrun` and [`launch`](crate::launch) tell it.
+fn launched(env: &Variables<'_>) -> Result<Place> {
+    let number = |name| env.optional(name, "a whole number");
+    Ok(Place {
+        rank: env.required("RANK", "a rank's number, from 0 to WORLD_SIZE - 1")?,
+        world_size: env.required("WORLD_SIZE", "the number of ranks, from 1")?,
+        local_rank: number("LOCAL_RANK")?,
+        local_world_size: number("LOCAL_WORLD_SIZE")?.filter(|&size| size > 0),
+        node_rank: number("GROUP_RANK")?.map_or_else(|| number("NODE_RANK"), |node| Ok(Some(node)))?,
+    })
+}
+
+/// What a scheduler tells.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Found {
+    pub(crate) place: Place,
+    /// The variables that rank and world size come from.
+    pub(crate) rank_from: &'static str,
+    pub(crate) world_size_from: &'static str,
+    /// The host of rank 0; or why it is not known.
+    host: std::result::Result<String, &'static str>,
+    /// Beside `MASTER_PORT`.
+    port_from: Option<&'static str>,
+    /// Different for each job that may run at the same time; the same for all ranks of one.
+    pub(crate) job: String,
+}
+
+impl Found {
+    /// Whether there are ranks on other hosts, as far as is known.
+    pub(crate) fn is_on_several_hosts(&self) -> bool {
+        self.place.local_world_size.is_some_and(|local| local < self.place.world_size)
+    }
+
+    /// Where the ranks meet: `MASTER_ADDR` and `MASTER_PORT` where they are set, else what the scheduler leads to.
+    pub(crate) fn master(&self, env: &Variables<'_>) -> Result<(String, u16)> {
+        let host = match (env.text("MASTER_ADDR")?, &self.host) {
+            (Some(host), _) if is_host(&host) => host,
+            (Some(host), _) => {
+                return Err(Error::invalid(
+                    "MASTER_ADDR",
+                    host,
+                    "give the host of rank 0, such as 127.0.0.1",
+                ));
+            }
+            (None, Ok(host)) => host.clone(),
+            (None, Err(help)) => return Err(Error::invalid("MASTER_ADDR", "nothing", *help)),
+        };
+        for name in [Some("MASTER_PORT"), self.port_from].into_iter().flatten() {
+            if let Some(text) = env.text(name)? {
+                let wrong =
+                    || Error::invalid(name, &text, "give a port from 1 to 65535, the same on every rank");
+                return Ok((host, parse_port(text.trim()).ok_or_else(wrong)?));
+            }
+        }
+        Ok((host, port_of(&self.job)))
+    }
+}
+
+/// What a scheduler tells, where no launcher stands between it and this process.
+pub(crate) fn find(env: &Variables<'_>) -> Result<Option<Found>> {
+    if let Some(found) = kubeflow::find(env)? {
+        return checked(found).map(Some);
+    }
+    if env.text("RANK")?.is_some() || env.text("WORLD_SIZE")?.is_some() {
+        return Ok(None);
+    }
+    let finders = [mpi::open_mpi, mpi::pmi, slurm::find];
+    for finder in finders {
+        if let Some(found) = finder(env)? {
+            return checked(found).map(Some);
+        }
+    }
+    Ok(None)
+}
+
+fn checked(found: Found) -> Result<Found> {
+    let Place { rank, world_size, .. } = found.place;
+    if world_size == 0 {
+        return Err(Error::invalid(found.world_size_from, 0, "give the number of ranks, from 1"));
+    }
+    if rank >= world_size {
+        let help = format!("with {}={world_size}, give 0 to {}", found.world_size_from, world_size - 1);
+        return Err(Error::invalid(found.rank_from, rank, help));
+    }
+    Ok(found)
+}
+
+/// The same for all ranks of a job, another one for most others (FNV-1a).
+fn port_of(job: &str) -> u16 {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3);
+    let hash = job.bytes().fold(0xCBF2_9CE4_8422_2325, step);
+    FIRST_PORT + u16::try_from(hash % PORTS).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,83 @@
+//! Open MPI's `mpirun`, and those that speak PMI: MPICH's `mpiexec` and its kin.
+
+use super::{Found, Place};
+use crate::Result;
+use crate::rendezvous::variables::Variables;
+
+const NUMBER: &str = "a rank's number, from 0";
+const SIZE: &str = "the number of ranks, from 1";
+const LOCAL: &str = "a whole number";
+const HOST: &str = "mpirun does not tell where rank 0 runs, and there are several hosts: set it to the host of rank 0, such as \
+                    with mpirun -x MASTER_ADDR=HOST (MPICH: -genv MASTER_ADDR HOST)";
+
+/// What Open MPI tells.
+pub(super) fn open_mpi(env: &Variables<'_>) -> Result<Option<Found>> {
+    if env.text("OMPI_COMM_WORLD_RANK")?.is_none() {
+        return Ok(None);
+    }
+    let local_world_size: Option<usize> = env.optional("OMPI_COMM_WORLD_LOCAL_SIZE", LOCAL)?;
+    // Absent under srun --mpi=pmix, which has a word of its own.
+    let local_rank = match env.optional("OMPI_COMM_WORLD_LOCAL_RANK", LOCAL)? {
+        Some(local) => Some(local),
+        None => env.optional("SLURM_LOCALID", LOCAL)?,
+    };
+    let world_size = env.required("OMPI_COMM_WORLD_SIZE", SIZE)?;
+    Ok(Some(Found {
+        place: Place {
+            rank: env.required("OMPI_COMM_WORLD_RANK", NUMBER)?,
+            world_size,
+            local_rank,
+            local_world_size,
+            node_rank: None,
+        },
+        rank_from: "OMPI_COMM_WORLD_RANK",
+        world_size_from: "OMPI_COMM_WORLD_SIZE",
+        host: host(local_world_size, world_size),
+        port_from: None,
+        job: job(env, &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID"])?,
+    }))
+}
+
+/// What a PMI launcher tells.
+pub(super) fn pmi(env: &Variables<'_>) -> Result<Option<Found>> {
+    let told_by_slurm = env.text("PMI_RANK")? == env.text("SLURM_PROCID")?;
+    // `srun --mpi=pmi2` tells more by itself.
+    if env.text("PMI_RANK")?.is_none()
+        || told_by_slurm && env.text("PMI_SIZE")? == env.text("SLURM_NTASKS")?
+    {
+        return Ok(None);
+    }
+    let local_world_size = env.optional("MPI_LOCALNRANKS", LOCAL)?;
+    let world_size = env.required("PMI_SIZE", SIZE)?;
+    Ok(Some(Found {
+        place: Place {
+            rank: env.required("PMI_RANK", NUMBER)?,
+            world_size,
+            local_rank: env.optional("MPI_LOCALRANKID", LOCAL)?,
+            local_world_size,
+            node_rank: None,
+        },
+        rank_from: "PMI_RANK",
+        world_size_from: "PMI_SIZE",
+        host: host(local_world_size, world_size),
+        port_from: None,
+        job: job(env, &["PMI_JOBID", "PMI_PORT", "PMI_KVS"])?,
+    }))
+}
+
+/// Where all ranks are of this host they meet on loopback.
+fn host(local_world_size: Option<usize>, world_size: usize) -> std::result::Result<String, &'static str> {
+    let alone = world_size == 1 || local_world_size == Some(world_size);
+    if alone { Ok("127.0.0.1".into()) } else { Err(HOST) }
+}
+
+/// The job's name by the first of these that is told; the process that started the ranks of this host, failing that.
+fn job(env: &Variables<'_>, names: &[&str]) -> Result<String> {
+    for name in names {
+        if let Some(text) = env.text(name)? {
+            return Ok(format!("mpi-{text}"));
+        }
+    }
+    let parent = rustix::process::getppid().map_or(0, |parent| parent.as_raw_pid());
+    Ok(format!("mpi-of-process-{parent}"))
+}

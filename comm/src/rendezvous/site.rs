@@ -1,0 +1,100 @@
+//! Where a rank runs, as far as sharing memory goes. Ranks tell each other when they meet, so that all know who shares
+//! memory with whom before any two of them are connected.
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::obstacle::Obstacle;
+use crate::platform;
+
+/// Where a rank runs, as far as sharing memory goes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Site {
+    /// One kernel's boot: two ranks that see the same one run on the same machine, whatever they call it.
+    boot: Option<u64>,
+    /// The network in which unix sockets reach each other; 0 where that cannot be told.
+    network: u64,
+    user: u32,
+    /// Why this rank shares memory with nobody, as a number; 0 where it does.
+    obstacle: u8,
+}
+
+/// What is the same for all ranks of this machine, and for no others.
+fn boot() -> Option<u64> {
+    let hash = Sha256::digest(platform::boot_id()?);
+    hash.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
+}
+
+impl Site {
+    /// Of this process, that shares memory, or cannot or shall not.
+    pub(crate) fn own(obstacle: Option<Obstacle>) -> Self {
+        let (boot, network) = (boot(), platform::network());
+        let missing = boot.is_none().then_some(Obstacle::Unsupported);
+        let obstacle = Obstacle::to_byte(obstacle.or(missing));
+        Self { boot, network, user: rustix::process::geteuid().as_raw(), obstacle }
+    }
+
+    /// Whether both are on one machine, where that can be told.
+    pub(crate) fn is_at(&self, other: &Self) -> bool {
+        self.boot.is_some() && self.boot == other.boot
+    }
+
+    /// Whether two ranks reach each other without leaving their machine, by loopback if not by shared memory. Containers with
+    /// networks of their own count as hosts.
+    pub(crate) fn is_near(&self, other: &Self) -> bool {
+        self.is_at(other) && self.network == other.network
+    }
+
+    /// What keeps two ranks from sharing memory, as far as they can tell without trying; the same from both sides.
+    pub(crate) fn obstacle_to(&self, other: &Self) -> Option<Obstacle> {
+        // Where neither is willing, both name the same reason.
+        let reasons = [self.obstacle, other.obstacle].into_iter().filter(|reason| *reason != 0);
+        let unwilling = reasons.min().and_then(Obstacle::from_byte);
+        let separate = match () {
+            () if !self.is_at(other) => Some(Obstacle::OtherHost),
+            () if self.network != other.network => Some(Obstacle::Unreachable),
+            () if self.user != other.user => Some(Obstacle::OtherUser),
+            () => None,
+        };
+        unwilling.or(separate)
+    }
+}
+
+#[cfg(test)]
+impl Site {
+    /// One that takes as much room as any.
+    pub(crate) fn longest() -> Self {
+        Self { boot: Some(u64::MAX), network: u64::MAX, user: u32::MAX, obstacle: u8::MAX }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SITE: Site = Site { boot: Some(1), network: 2, user: 3, obstacle: 0 };
+
+    #[test]
+    fn one_machine_network_and_user_share() {
+        assert_eq!(SITE.obstacle_to(&SITE), None);
+        for (other, obstacle) in [
+            (Site { boot: Some(2), ..SITE }, Obstacle::OtherHost),
+            (Site { boot: None, ..SITE }, Obstacle::OtherHost),
+            (Site { network: 3, ..SITE }, Obstacle::Unreachable),
+            (Site { user: 4, ..SITE }, Obstacle::OtherUser),
+            (Site { obstacle: Obstacle::to_byte(Some(Obstacle::Unwanted)), ..SITE }, Obstacle::Unwanted),
+        ] {
+            assert_eq!(SITE.obstacle_to(&other), Some(obstacle));
+            assert_eq!(other.obstacle_to(&SITE), Some(obstacle));
+        }
+        let [one, other] = [Obstacle::Unwanted, Obstacle::OtherUser].map(|why| Obstacle::to_byte(Some(why)));
+        let [one, other] = [one, other].map(|obstacle| Site { obstacle, ..SITE });
+        assert_eq!(one.obstacle_to(&other), other.obstacle_to(&one));
+        let unknown = Site { boot: None, ..SITE };
+        assert!(SITE.is_at(&SITE) && !unknown.is_at(&unknown));
+        let container = Site { network: 3, ..SITE };
+        assert!(
+            SITE.is_near(&Site { user: 4, ..SITE }) && SITE.is_at(&container) && !SITE.is_near(&container)
+        );
+    }
+}

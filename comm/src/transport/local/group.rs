@@ -1,0 +1,32 @@
+//! Groups of some of the ranks: a shared state of their own, made by the first member.
+
+use std::sync::Arc;
+
+use candle_core::{Device, Tensor};
+
+use crate::base::members::Members;
+use crate::{Communicator, Error, Message, Operation, Result, Topology};
+
+use super::Local;
+use super::shared::Shared;
+
+impl Local {
+    /// Called on the members, all at the same place among their operations.
+    pub(super) fn join_group(&self, ranks: &[usize]) -> Result<Local> {
+        let place = crate::api::communicator::group::place(self.rank, ranks)?;
+        let members = Members::some(ranks.iter().map(|rank| self.members.world_rank(*rank)));
+        let number = Tensor::new(&[0i64], &Device::Cpu)?;
+        let shared = if place == 0 {
+            let shared = Arc::new(Shared::new(ranks.len(), self.shared.config()));
+            let number = Tensor::new(&[self.shared.offer(&shared, ranks.len() - 1)], &Device::Cpu)?;
+            let invite = |to: &usize| Message::Send { tensor: number.clone(), to: *to };
+            self.run(Operation::Batch { messages: ranks[1..].iter().map(invite).collect() })?;
+            shared
+        } else {
+            self.run(Operation::Recv { tensor: number.clone(), from: ranks[0] })?;
+            let number = number.to_vec1::<i64>()?[0];
+            self.shared.take(number).ok_or_else(|| Error::system("a new group", "it is gone"))?
+        };
+        Ok(Self::member(place, &shared, members, Topology::one_host(ranks.len())))
+    }
+}

@@ -1,0 +1,271 @@
+//! What the threads of one group share: their streams, what each is doing, and the cause of a failure.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::base::cause::Cause;
+use crate::base::fingerprint::Fingerprint;
+use crate::base::lock::lock;
+use crate::base::members::Members;
+use crate::blame::supervisor::Supervisor;
+use crate::blame::verdict::{Activity, Question, Status, judge};
+use crate::transport::links::{Closed, Wait};
+
+use super::LocalConfig;
+
+/// Bytes a stream holds before its writer must wait.
+const STREAM_BYTES: usize = 1 << 20;
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    /// By rank: its inbox.
+    inboxes: Vec<Inbox>,
+    statuses: Vec<Mutex<Status>>,
+    failure: Mutex<Option<Cause>>,
+    config: LocalConfig,
+    groups: Mutex<Offers>,
+    pub(super) gathering: Mutex<Gathering>,
+    /// Somebody has come to the gathering, or is gone.
+    pub(super) gathered: Condvar,
+}
+
+/// Who has come to make a smaller group, and that group once it is made.
+#[derive(Debug, Default)]
+pub(super) struct Gathering {
+    pub(super) here: BTreeSet<usize>,
+    pub(super) made: Option<(Arc<Shared>, Vec<usize>)>,
+}
+
+/// Groups of some of the ranks that not all members have joined yet.
+#[derive(Debug, Default)]
+struct Offers {
+    made: i64,
+    /// By number, with how many are still to come.
+    open: HashMap<i64, (Arc<Shared>, usize)>,
+}
+
+/// The streams to one rank.
+#[derive(Debug, Default)]
+struct Inbox {
+    state: Mutex<InboxState>,
+    /// Rung when anything changes that this rank may wait for.
+    bell: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct InboxState {
+    /// By sender, made when first written to.
+    streams: HashMap<usize, VecDeque<u8>>,
+    rings: u64,
+}
+
+impl Shared {
+    pub(super) fn new(world_size: usize, config: &LocalConfig) -> Self {
+        let inboxes = (0..world_size).map(|_| Inbox::default()).collect();
+        let statuses = (0..world_size).map(|_| Mutex::new(Status::Active(Activity::default()))).collect();
+        Self {
+            inboxes,
+            statuses,
+            failure: Mutex::default(),
+            config: config.clone(),
+            groups: Mutex::default(),
+            gathering: Mutex::default(),
+            gathered: Condvar::new(),
+        }
+    }
+
+    pub(super) fn config(&self) -> &LocalConfig {
+        &self.config
+    }
+
+    /// Keeps a new group for so many members; its number.
+    pub(super) fn offer(&self, group: &Arc<Shared>, members: usize) -> i64 {
+        let mut groups = lock(&self.groups);
+        groups.made += 1;
+        let number = groups.made;
+        if members > 0 {
+            groups.open.insert(number, (group.clone(), members));
+        }
+        number
+    }
+
+    /// A member takes its share in a group.
+    pub(super) fn take(&self, number: i64) -> Option<Arc<Shared>> {
+        let mut groups = lock(&self.groups);
+        let (group, to_come) = groups.open.get_mut(&number)?;
+        *to_come -= 1;
+        let (group, to_come) = (group.clone(), *to_come);
+        if to_come == 0 {
+            groups.open.remove(&number);
+        }
+        Some(group)
+    }
+
+    pub(super) fn world_size(&self) -> usize {
+        self.inboxes.len()
+    }
+
+    pub(super) fn supervisor(self: &Arc<Self>, rank: usize, members: Members) -> Arc<dyn Supervisor> {
+        Arc::new(Member { rank, shared: self.clone(), members })
+    }
+
+    /// Writes as far as there is room.
+    pub(super) fn write(&self, from: usize, to: usize, parts: [&[u8]; 2]) -> Result<usize, Closed> {
+        if self.is_gone(to) || lock(&self.failure).is_some() {
+            return Err(Closed);
+        }
+        let inbox = &self.inboxes[to];
+        let mut state = lock(&inbox.state);
+        let stream = state.streams.entry(from).or_default();
+        let before = stream.len();
+        for part in parts {
+            let room = STREAM_BYTES.saturating_sub(stream.len());
+            stream.extend(&part[..part.len().min(room)]);
+        }
+        let written = stream.len() - before;
+        if written > 0 {
+            state.rings += 1;
+            inbox.bell.notify_all();
+        }
+        Ok(written)
+    }
+
+    /// Reads what has come; the end of a stream shows once it is empty.
+    pub(super) fn read(&self, from: usize, to: usize, into: &mut [u8]) -> Result<usize, Closed> {
+        // Asked first: what was written before the sender left is still read.
+        let ended = self.is_gone(from) || lock(&self.failure).is_some();
+        let mut state = lock(&self.inboxes[to].state);
+        let stream = state.streams.entry(from).or_default();
+        let len = into.len().min(stream.len());
+        if len == 0 {
+            return if ended { Err(Closed) } else { Ok(0) };
+        }
+        let (front, back) = stream.as_slices();
+        let of_front = len.min(front.len());
+        into[..of_front].copy_from_slice(&front[..of_front]);
+        into[of_front..len].copy_from_slice(&back[..len - of_front]);
+        let was_full = stream.len() >= STREAM_BYTES;
+        stream.drain(..len);
+        drop(state);
+        if was_full {
+            self.ring(from);
+        }
+        Ok(len)
+    }
+
+    /// A number that changes whenever the rank's bell is rung.
+    pub(super) fn rings(&self, rank: usize) -> u64 {
+        lock(&self.inboxes[rank].state).rings
+    }
+
+    /// Sleeps until the bell has been rung since `heard`, or the time is over.
+    pub(super) fn sleep(&self, rank: usize, heard: u64, timeout: Duration) {
+        let inbox = &self.inboxes[rank];
+        let state = lock(&inbox.state);
+        let woken = inbox.bell.wait_timeout_while(state, timeout, |state| state.rings == heard);
+        drop(woken.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// A rank is gone; of a death everybody hears at once.
+    pub(super) fn leave(&self, rank: usize, died: bool) {
+        *lock(&self.statuses[rank]) = if died { Status::Died } else { Status::Left };
+        if died {
+            lock(&self.failure).get_or_insert(Cause::Died { rank });
+        }
+        self.ring_all();
+        // Whoever counts those who are left has seen this rank gone, or is waiting by now.
+        drop(lock(&self.gathering));
+        self.gathered.notify_all();
+    }
+
+    /// Ranks that are still there.
+    pub(super) fn present(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.world_size()).filter(|rank| !self.is_gone(*rank))
+    }
+
+    fn is_gone(&self, rank: usize) -> bool {
+        !matches!(*lock(&self.statuses[rank]), Status::Active(_))
+    }
+
+    fn ring(&self, rank: usize) {
+        let inbox = &self.inboxes[rank];
+        lock(&inbox.state).rings += 1;
+        inbox.bell.notify_all();
+    }
+
+    fn ring_all(&self) {
+        (0..self.world_size()).for_each(|rank| self.ring(rank));
+    }
+}
+
+/// One rank's view of the group.
+#[derive(Debug)]
+struct Member {
+    rank: usize,
+    shared: Arc<Shared>,
+    members: Members,
+}
+
+impl Member {
+    fn activity(&self, change: impl FnOnce(&mut Activity)) {
+        if let Status::Active(activity) = &mut *lock(&self.shared.statuses[self.rank]) {
+            change(activity);
+        }
+    }
+}
+
+impl Supervisor for Member {
+    fn begin(&self, call: Fingerprint) {
+        self.activity(|activity| activity.begin(call));
+    }
+
+    fn wait_for(&self, waits: &[Wait]) {
+        self.activity(|activity| activity.wait_for(&mut waits.iter().map(|wait| wait.peer)));
+    }
+
+    fn end(&self) {
+        self.activity(Activity::end);
+    }
+
+    fn failure(&self) -> Option<Cause> {
+        lock(&self.shared.failure).clone()
+    }
+
+    fn ask(&self, question: Question) -> Option<Cause> {
+        let mut failure = lock(&self.shared.failure);
+        if failure.is_none() {
+            let statuses: Vec<Status> =
+                self.shared.statuses.iter().map(|status| lock(status).clone()).collect();
+            let cause = judge(self.rank, &question, &statuses);
+            if !question.is_fatal() || cause.is_none() {
+                return cause;
+            }
+            *failure = cause;
+        }
+        let cause = failure.clone();
+        drop(failure);
+        self.shared.ring_all();
+        cause
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn members(&self) -> &Members {
+        &self.members
+    }
+
+    fn host(&self, _rank: usize) -> String {
+        "this process".into()
+    }
+
+    fn timeout(&self) -> Duration {
+        self.shared.config.timeout
+    }
+
+    fn slow_warning(&self) -> Duration {
+        self.shared.config.slow_warning
+    }
+}

@@ -1,0 +1,47 @@
+//! The threads that are left of a group, as a new one.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Instant;
+
+use crate::base::lock::lock;
+use crate::base::members::Members;
+use crate::{Error, Result, Topology};
+
+use super::Local;
+use super::shared::Shared;
+
+impl Local {
+    /// Called on all that are left.
+    pub(super) fn come_together(&self) -> Result<Local> {
+        let (shared, started) = (&self.shared, Instant::now());
+        let timeout = shared.config().timeout;
+        let mut gathering = lock(&shared.gathering);
+        gathering.here.insert(self.rank);
+        loop {
+            if let Some((group, ranks)) = &gathering.made {
+                let Some(place) = ranks.iter().position(|rank| *rank == self.rank) else {
+                    return Err(Error::Excluded { rank: self.members.world_rank(self.rank) });
+                };
+                let members = Members::some(ranks.iter().map(|rank| self.members.world_rank(*rank)));
+                return Ok(Self::member(place, group, members, Topology::one_host(ranks.len())));
+            }
+            let missing = shared.present().find(|rank| !gathering.here.contains(rank));
+            let Some(missing) = missing else {
+                let ranks: Vec<usize> = shared.present().collect();
+                let group = Arc::new(Shared::new(ranks.len(), shared.config()));
+                gathering.made = Some((group, ranks));
+                shared.gathered.notify_all();
+                continue;
+            };
+            let left = timeout.saturating_sub(started.elapsed());
+            if left.is_zero() {
+                let detail = format!("rank {missing} is there, and does not come to meet the others");
+                let (rank, waited) = (self.members.world_rank(self.rank), started.elapsed());
+                gathering.here.remove(&self.rank);
+                return Err(Error::Regroup { rank, waited, detail });
+            }
+            gathering =
+                shared.gathered.wait_timeout(gathering, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}

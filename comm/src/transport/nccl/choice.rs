@@ -1,0 +1,88 @@
+//! NCCL where all ranks can use it, TCP otherwise.
+
+use std::sync::Arc;
+
+use candle_core::Device;
+use serde::{Deserialize, Serialize};
+
+use crate::base::members::Members;
+use crate::{Communicator, CudaLibrary, Error, Result, Tcp, TcpConfig, all_gather_object};
+
+use super::{Nccl, uuid};
+
+/// What a rank has for it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Means {
+    /// The GPU with its tensors.
+    gpu: Option<Vec<u8>>,
+    /// Why it cannot use NCCL.
+    problem: Option<String>,
+}
+
+/// Why the ranks do not use NCCL.
+#[derive(Debug, PartialEq, Eq)]
+enum Obstacle {
+    /// Nobody would expect it.
+    Plain,
+    /// What the user may want to mend.
+    Odd(String),
+}
+
+impl Nccl {
+    /// Meets the other ranks: a group of NCCL's where each rank has a CUDA device that no other one has, and NCCL's library can
+    /// be used on all; of [`Tcp`]'s otherwise, on all ranks alike. Where only some of them lack what it takes, a warning says
+    /// which one and what.
+    ///
+    /// # Cost
+    /// That of a [`Tcp`] group and an all-gather of a few bytes, and then, where it is NCCL, that of [`Nccl::connect`].
+    ///
+    /// # Errors
+    /// Those of [`Tcp::connect`] and [`Nccl::connect`].
+    pub fn connect_or_tcp(config: &TcpConfig, device: &Device) -> Result<Arc<dyn Communicator>> {
+        let tcp = Tcp::connect(config)?;
+        let means = all_gather_object(&tcp, &Means::of(device)?)?;
+        let Device::Cuda(device) = device else {
+            return Ok(tell(obstacle(&means), tcp));
+        };
+        if let Some(obstacle) = obstacle(&means) {
+            return Ok(tell(Some(obstacle), tcp));
+        }
+        let ranks: Vec<usize> = (0..tcp.world_size()).collect();
+        let (config, meeting, _) = tcp.meet_group(&ranks)?;
+        Ok(Arc::new(Self::join(config, meeting, Members::world(ranks.len()), device)?))
+    }
+}
+
+/// Once for all ranks.
+fn tell(obstacle: Option<Obstacle>, tcp: Tcp) -> Arc<dyn Communicator> {
+    if let (Some(Obstacle::Odd(why)), 0) = (obstacle, tcp.rank()) {
+        tracing::warn!("data go over TCP, not by NCCL: {why}");
+    }
+    Arc::new(tcp)
+}
+
+impl Means {
+    fn of(device: &Device) -> Result<Self> {
+        let Device::Cuda(device) = device else { return Ok(Self::default()) };
+        let problem = CudaLibrary::Nccl.load().err().as_ref().map(Error::to_string);
+        Ok(Self { gpu: Some(uuid(device)?), problem })
+    }
+}
+
+/// The first of what keeps the ranks from using NCCL; nothing where all can.
+fn obstacle(means: &[Means]) -> Option<Obstacle> {
+    let with_gpu = means.iter().position(|means| means.gpu.is_some());
+    let without = means.iter().position(|means| means.gpu.is_none());
+    let shares = |(rank, own): (usize, &Means)| means[..rank].iter().any(|other| other.gpu == own.gpu);
+    match (with_gpu, without) {
+        (None, _) => Some(Obstacle::Plain),
+        (Some(gpu), Some(cpu)) => {
+            Some(Obstacle::Odd(format!("rank {gpu} has its tensors on a GPU, and rank {cpu} on the CPU")))
+        }
+        (Some(_), None) if means.iter().enumerate().any(shares) => Some(Obstacle::Plain),
+        (Some(_), None) => means.iter().enumerate().find_map(|(rank, means)| {
+            let problem = means.problem.as_ref()?;
+            Some(Obstacle::Odd(format!("on rank {rank} {problem}")))
+        }),
+    }
+}

@@ -1,0 +1,215 @@
+//! Ranks with a CUDA device each, that talk through NVIDIA's NCCL.
+//!
+//! Tested on a machine without a GPU, with stand-ins for the driver and NCCL (`scripts/check-nccl.sh`): they show that calls
+//! come in order, that buffers live long enough and that errors are named. It has never run on a GPU.
+
+mod calls;
+mod carrier;
+mod choice;
+mod farewell;
+mod handle;
+mod launch;
+mod library;
+mod watch;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use candle_core::{CudaDevice, Device, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::base::lock::lock;
+use crate::base::members::Members;
+use crate::rendezvous::meeting::{Meeting, meet};
+use crate::transport::carrier::Nap;
+use crate::{Communicator, Error, Operation, Result, Stats, Tcp, TcpConfig, Work, all_gather_object};
+
+use carrier::{NcclCarrier, failed};
+use handle::{Handle, ID_BYTES};
+use watch::{Shared, Watchdog};
+
+/// One rank of a group in which NCCL moves the data of CUDA tensors, one device a rank.
+///
+/// The ranks meet, agree on each call before NCCL hears of it, and watch over each other as those of [`Tcp`] do; tensors of
+/// the CPU go over these connections, too. NCCL works on a stream of its own: an operation begins when what was asked of the
+/// device before it was submitted is done, and what the device is asked afterwards goes on beside it until
+/// [`Work::wait`] returns; the order is kept on the device, by events, and no thread waits for it. NCCL never blocks a
+/// thread; an operation that fails or takes longer than the time-out is aborted, also where a call of the driver waits for
+/// it, and an error between two operations is noticed: all ranks then say which rank NCCL has failed on, in which operation
+/// and how. Dropping a group waits for the other ranks of the host to drop theirs, because NCCL does, but no longer than 5 s
+/// or a quarter of the time-out; a thread does the rest.
+/// f16 and bf16 are summed in f32. What becomes of NaN in minima and maxima is NCCL's affair, and so is the order of sums,
+/// which is the same on every rank.
+///
+/// [`Stats`] counts the bytes that the best algorithm would move, since NCCL does not tell.
+///
+/// # Several groups on one GPU
+/// Each group has a thread and a stream of its own, so what several groups of a rank do at the same time reaches the GPU in no
+/// certain order, and on other ranks in another one. A collective begins when all of its ranks have come to it, a single receive
+/// when its sender has; then their kernels only need room beside each other, which GPUs have for several of them. NVIDIA
+/// promises progress only where all ranks have the same order ("Using multiple NCCL communicators concurrently" in NCCL's user
+/// guide). Where that matters, wait for one group's work before another group's is submitted, on all ranks alike. A send, and
+/// the messages of a batch, occupy the GPU until the other rank comes, too: what waits for the whole device meanwhile, as
+/// freeing memory may, must not be what that rank waits for. Leave `NCCL_LAUNCH_ORDER_IMPLICIT` off, its default: it asks for
+/// one thread a device, and where several race NCCL fails.
+///
+/// ```no_run
+/// use candle_core::{DType, Device, Tensor};
+/// use comm::{Communicator, Nccl, ReduceOp, TcpConfig};
+///
+/// let device = Device::new_cuda(0)?;
+/// let comm = Nccl::connect(&TcpConfig::from_env()?, &device)?;
+/// let tensor = Tensor::ones(4, DType::F32, &device)?;
+/// comm.all_reduce(&tensor, ReduceOp::Sum)?.wait()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Nccl {
+    tcp: Tcp,
+    device: CudaDevice,
+    config: TcpConfig,
+    // After the group that they belong to.
+    _watchdog: Watchdog,
+    _shared: Arc<Shared>,
+}
+
+/// What a rank tells of its device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Place {
+    uuid: Vec<u8>,
+    ordinal: usize,
+}
+
+impl Nccl {
+    /// NCCL's version: `2.27.3`.
+    pub fn version() -> Option<String> {
+        library::version()
+    }
+
+    /// Meets the other ranks, each of which has another device. [`Nccl::connect_or_tcp`] leaves the choice to what they have.
+    ///
+    /// # Errors
+    /// Those of [`Tcp::connect`]; a device that is none of CUDA's, or that two ranks share; what NCCL says.
+    pub fn connect(config: &TcpConfig, device: &Device) -> Result<Self> {
+        let Device::Cuda(device) = device else {
+            return Err(Error::invalid("NCCL's device", "the CPU", "give a CUDA device, or use Tcp"));
+        };
+        Self::join(config.clone(), meet(config)?, Members::world(config.world_size), device)
+    }
+
+    fn join(config: TcpConfig, meeting: Meeting, members: Members, device: &CudaDevice) -> Result<Self> {
+        let shared: Arc<Shared> = Arc::default();
+        let ordinal = device.cuda_stream().context().ordinal();
+        let carrier = NcclCarrier::new(shared.clone(), ordinal, &config);
+        let tcp = Tcp::join(&config, meeting, members, Some(Box::new(carrier)))?;
+        check_devices(&tcp, device)?;
+        let handle = start(&tcp, &config, device)?;
+        *lock(&shared.handle) = Some(handle);
+        let watchdog = Watchdog::start(shared.clone(), tcp.supervisor(), config.rank)?;
+        // Whoever fails before this has left the group, which the others hear of here.
+        tcp.run(Operation::Barrier)?;
+        Ok(Self { tcp, device: device.clone(), config, _watchdog: watchdog, _shared: shared })
+    }
+}
+
+/// Tells a device from all others, those of other hosts, too.
+fn uuid(device: &CudaDevice) -> Result<Vec<u8>> {
+    let uuid = device.cuda_stream().context().uuid().map_err(failed)?;
+    Ok(uuid.bytes.iter().map(|byte| *byte as u8).collect())
+}
+
+/// NCCL refuses two ranks on one device, with an error that names neither.
+fn check_devices(tcp: &Tcp, device: &CudaDevice) -> Result<()> {
+    let ordinal = device.cuda_stream().context().ordinal();
+    let places = all_gather_object(tcp, &Place { uuid: uuid(device)?, ordinal })?;
+    for (rank, place) in places.iter().enumerate() {
+        if let Some(other) = places[..rank].iter().position(|other| other.uuid == place.uuid) {
+            let world = |rank: usize| tcp.world_ranks()[rank];
+            let got = format!("one GPU for ranks {} and {}", world(other), world(rank));
+            let help = "give each rank a GPU of its own, or let ranks share GPUs over TCP (--backend tcp)";
+            return Err(Error::invalid("NCCL's devices", got, help));
+        }
+    }
+    Ok(())
+}
+
+/// Makes a communicator: rank 0 tells the others its id over our connections.
+fn start(tcp: &Tcp, config: &TcpConfig, device: &CudaDevice) -> Result<Handle> {
+    const CALL: &str = "ncclCommInitRankConfig";
+    let id = if tcp.rank() == 0 { handle::new_id()?.to_vec() } else { vec![0; ID_BYTES] };
+    let id = Tensor::from_vec(id, ID_BYTES, &Device::Cpu)?;
+    tcp.run(Operation::Broadcast { tensor: id.clone(), root: 0 })?;
+    let id: [u8; ID_BYTES] =
+        id.to_vec1::<u8>()?.try_into().map_err(|_| Error::system(CALL, "an id of another length"))?;
+    let stream = device.cuda_stream().context().new_stream().map_err(failed)?;
+    let timeout = config.bounded_timeout();
+    let mut handle = Handle::begin(&id, tcp.rank(), tcp.world_size(), stream, timeout)?;
+    let (deadline, mut nap) = (Instant::now() + timeout, Nap::default());
+    loop {
+        let error = match handle.is_ready(CALL) {
+            Ok(true) => return Ok(handle),
+            Ok(false) if Instant::now() >= deadline => {
+                Some(Error::system(CALL, "NCCL did not bring the ranks together within the time-out"))
+            }
+            Ok(false) => tcp.failure(CALL),
+            // A rank that is gone explains what NCCL says of it.
+            Err(error) => tcp.failure(CALL).or(Some(error)),
+        };
+        if let Some(error) = error {
+            handle.abort();
+            return Err(error);
+        }
+        nap.take();
+    }
+}
+
+impl Communicator for Nccl {
+    fn rank(&self) -> usize {
+        self.tcp.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.tcp.world_size()
+    }
+
+    fn backend(&self) -> &'static str {
+        "nccl"
+    }
+
+    fn stats(&self) -> Stats {
+        self.tcp.stats()
+    }
+
+    fn world_ranks(&self) -> &[usize] {
+        self.tcp.world_ranks()
+    }
+
+    // Not by `ncclCommSplit`: all ranks of the parent must call it, those too that get no group, and at a moment when none
+    // of them has an operation under way, while a subgroup is its members' affair alone and operations are queued. The
+    // members meet anyway, for what goes over our connections, and the id of a new communicator is one broadcast more.
+    // What fails in the one is not shared with the other.
+    fn subgroup(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>> {
+        let (config, meeting, members) = self.tcp.meet_group(ranks)?;
+        Ok(Arc::new(Self::join(config, meeting, members, &self.device)?))
+    }
+
+    fn abort(&self) {
+        self.tcp.abort();
+    }
+
+    fn submit(&self, operation: Operation) -> Result<Work> {
+        self.tcp.submit(operation)
+    }
+
+    fn run(&self, operation: Operation) -> Result<()> {
+        self.tcp.run(operation)
+    }
+}
+
+impl fmt::Debug for Nccl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { device, config, .. } = self;
+        let ordinal = device.cuda_stream().context().ordinal();
+        write!(f, "Nccl(rank {} of {}, CUDA device {ordinal})", config.rank, config.world_size)
+    }
+}

@@ -1,0 +1,111 @@
+//! Two ranks make the memory between them, over their new connection, in three exchanges: what each offers; whether each
+//! could give; whether each could take. Whatever one of them cannot do, both know.
+
+use std::time::{Duration, Instant};
+
+use crate::base::last_words::LastWords;
+use crate::rendezvous::connection::fault::{Fault, Try};
+use crate::rendezvous::connection::wire::Wire;
+use crate::rendezvous::obstacle::Obstacle;
+
+use super::host::{Counter, Host, Pair};
+use super::{Name, Token};
+
+/// How long handing over may take; it is a matter of microseconds.
+const PATIENCE: Duration = Duration::from_secs(10);
+const OFFER: usize = 1 + size_of::<Name>() + size_of::<Token>();
+
+/// What one rank tells another first.
+struct Offer {
+    obstacle: Option<Obstacle>,
+    name: Name,
+    /// In the memory of the stream from the rank that is told.
+    token: Token,
+}
+
+impl Offer {
+    fn encode(&self) -> [u8; OFFER] {
+        let mut bytes = [0; OFFER];
+        bytes[0] = Obstacle::to_byte(self.obstacle);
+        bytes[1..17].copy_from_slice(&self.name);
+        bytes[17..].copy_from_slice(&self.token);
+        bytes
+    }
+
+    fn decode(obstacle: u8, rest: &[u8; OFFER - 1]) -> Self {
+        let (mut name, mut token) = (Name::default(), Token::default());
+        name.copy_from_slice(&rest[..16]);
+        token.copy_from_slice(&rest[16..]);
+        Self { obstacle: Obstacle::from_byte(obstacle), name, token }
+    }
+}
+
+/// Makes the memory between this rank and the one at the other end of `wire`, which does the same. Both get the same kind of
+/// outcome: the two streams, or what stood in the way.
+pub(crate) fn share(
+    host: &Host,
+    wire: &mut Wire,
+    deadline: Instant,
+) -> Try<std::result::Result<Pair, Obstacle>> {
+    let mut own = Token::default();
+    getrandom::fill(&mut own).map_err(|_| Fault::NoRandomness)?;
+    let patience = deadline.min(Instant::now() + PATIENCE);
+    let counter = host.open_counter();
+    let name = counter.as_ref().map(Counter::name).unwrap_or_default();
+    let offer = Offer { obstacle: counter.as_ref().err().copied(), name, token: own };
+    wire.write(&offer.encode(), deadline)?;
+    let first = hear(wire, deadline)?;
+    let theirs = Offer::decode(first, &wire.read(deadline)?);
+    let mut counter = match (counter, theirs.obstacle) {
+        (Err(obstacle), _) | (Ok(_), Some(obstacle)) => return Ok(Err(obstacle)),
+        (Ok(counter), None) => counter,
+    };
+    let given = counter.give(&theirs.name, &own, patience);
+    let inbox = match compare(wire, given, deadline)? {
+        Ok(inbox) => inbox,
+        Err(obstacle) => return Ok(Err(obstacle)),
+    };
+    let taken = counter.take(inbox, &theirs.token, patience);
+    compare(wire, taken, deadline)
+}
+
+/// Tells what stands in the way, and hears what stands in the way of the other. Where something does, both see first that
+/// the other is still there: a rank that leaves takes its means with it.
+fn compare<T>(
+    wire: &mut Wire,
+    outcome: std::result::Result<T, Obstacle>,
+    deadline: Instant,
+) -> Try<std::result::Result<T, Obstacle>> {
+    wire.write(&[Obstacle::to_byte(outcome.as_ref().err().copied())], deadline)?;
+    let outcome = match Obstacle::from_byte(hear(wire, deadline)?) {
+        Some(obstacle) => outcome.and(Err(obstacle)),
+        None => outcome,
+    };
+    if outcome.is_err() {
+        wire.write(&[0], deadline)?;
+        hear(wire, deadline)?;
+    }
+    Ok(outcome)
+}
+
+/// The first byte of an answer. A rank whose group ends meanwhile says so instead.
+fn hear(wire: &mut Wire, deadline: Instant) -> Try<u8> {
+    let [first] = wire.read(deadline)?;
+    match LastWords::begin_with(first) {
+        true => Err(wire.last_words(Some(first), deadline).map_or(Fault::Closed, Fault::Gone)),
+        false => Ok(first),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_offer_arrives_as_it_was_sent() {
+        let sent = Offer { obstacle: Some(Obstacle::Unwanted), name: [2; 16], token: [3; 32] };
+        let bytes = sent.encode();
+        let got = Offer::decode(bytes[0], bytes[1..].try_into().unwrap());
+        assert_eq!((got.obstacle, got.name, got.token), (sent.obstacle, sent.name, sent.token));
+    }
+}

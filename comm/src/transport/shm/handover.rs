@@ -1,0 +1,133 @@
+//! Giving memory to another process of this host, and taking it: by file descriptors over a unix socket without a file.
+//!
+//! The socket's name and the token that a giver shows have gone over the connection between the two ranks before, which
+//! has proved on both sides that they belong to the job.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::cmsg_space;
+use rustix::io::{Errno, Result};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
+    listen, recvmsg, sendmsg, socket_with,
+};
+
+use super::user::is_of_this_user;
+use super::{Name, Token};
+use crate::rendezvous::obstacle::Obstacle;
+
+/// Connections that are accepted and have not said anything yet; further ones are closed.
+const MAX_PENDING: usize = 256;
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// What one process gives another: the memory of a ring, and its bell.
+type Gift = [OwnedFd; 2];
+
+/// Where this rank takes what others give.
+pub(super) struct Handover {
+    listener: OwnedFd,
+    /// Givers that have not shown anything yet.
+    pending: Vec<OwnedFd>,
+    arrived: Vec<(Token, Gift)>,
+}
+
+impl Handover {
+    pub(super) fn open(name: &Name) -> Result<Self> {
+        let listener = socket()?;
+        bind(&listener, &SocketAddrUnix::new_abstract_name(name)?)?;
+        listen(&listener, 4096)?;
+        Ok(Self { listener, pending: Vec::new(), arrived: Vec::new() })
+    }
+
+    /// Gives to the process that listens under `name`. Meanwhile takes what comes, so that two that give to each other do
+    /// not wait for each other.
+    pub(super) fn give(
+        &mut self,
+        name: &Name,
+        token: &Token,
+        gift: [BorrowedFd<'_>; 2],
+        deadline: Instant,
+    ) -> std::result::Result<(), Obstacle> {
+        loop {
+            match try_give(name, token, &gift) {
+                Ok(true) => return Ok(()),
+                Ok(false) => return Err(Obstacle::OtherUser),
+                // Its queue is full, or too many descriptors are on their way.
+                Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::INTR) if Instant::now() < deadline => {}
+                Err(_) => return Err(Obstacle::Unreachable),
+            }
+            self.accept_all();
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Takes what the holder of `token` says that it has given.
+    pub(super) fn take(&mut self, token: &Token, deadline: Instant) -> std::result::Result<Gift, Obstacle> {
+        loop {
+            self.accept_all();
+            if let Some(index) = self.arrived.iter().position(|(shown, _)| shown == token) {
+                return Ok(self.arrived.swap_remove(index).1);
+            }
+            if Instant::now() >= deadline {
+                return Err(Obstacle::NotHandedOver);
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    fn accept_all(&mut self) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        while let Ok(giver) = accept_with(&self.listener, flags) {
+            if is_of_this_user(giver.as_fd()) && self.pending.len() < MAX_PENDING {
+                self.pending.push(giver);
+            }
+        }
+        let arrived = &mut self.arrived;
+        self.pending.retain(|giver| match receive(giver.as_fd()) {
+            Ok(gift) => {
+                arrived.extend(gift);
+                false
+            }
+            Err(error) => error == Errno::AGAIN || error == Errno::INTR,
+        });
+    }
+}
+
+fn socket() -> Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+/// False where another user listens there.
+fn try_give(name: &Name, token: &Token, gift: &[BorrowedFd<'_>]) -> Result<bool> {
+    let taker = socket()?;
+    connect(&taker, &SocketAddrUnix::new_abstract_name(name)?)?;
+    if !is_of_this_user(taker.as_fd()) {
+        return Ok(false);
+    }
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
+    let mut rights = SendAncillaryBuffer::new(&mut space);
+    rights.push(SendAncillaryMessage::ScmRights(gift));
+    sendmsg(&taker, &[IoSlice::new(token)], &mut rights, SendFlags::NOSIGNAL)?;
+    Ok(true)
+}
+
+/// None where it is nothing that a rank gives.
+fn receive(giver: BorrowedFd<'_>) -> Result<Option<(Token, Gift)>> {
+    let mut token = Token::default();
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
+    let mut rights = RecvAncillaryBuffer::new(&mut space);
+    let message = recvmsg(giver, &mut [IoSliceMut::new(&mut token)], &mut rights, RecvFlags::CMSG_CLOEXEC)?;
+    let mut fds = Vec::new();
+    for part in rights.drain() {
+        if let RecvAncillaryMessage::ScmRights(some) = part {
+            fds.extend(some);
+        }
+    }
+    let gift = <[OwnedFd; 2]>::try_from(fds).ok().filter(|_| message.bytes == token.len());
+    Ok(gift.map(|gift| (token, gift)))
+}

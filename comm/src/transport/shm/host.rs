@@ -1,0 +1,80 @@
+//! What a rank shares with the other ranks of its host, on Linux.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::bell::Bell;
+use super::handover::Handover;
+use super::region::Region;
+use super::ring::{Reader, Writer};
+use super::{Name, Token};
+use crate::rendezvous::obstacle::Obstacle;
+
+/// One rank's means to share memory: its bell, on which it sleeps whoever it waits for.
+#[derive(Debug, Clone)]
+pub(crate) struct Host {
+    pub(super) bell: Arc<Bell>,
+}
+
+/// Where this rank hands over memory, open while it does.
+pub(super) struct Counter {
+    name: Name,
+    handover: Handover,
+    bell: Arc<Bell>,
+}
+
+/// The memory of one stream.
+pub(super) struct Inbox(Region);
+
+/// The two streams between two ranks.
+#[derive(Debug)]
+pub(crate) struct Pair {
+    pub(super) reader: Reader,
+    pub(super) writer: Writer,
+    /// The connection beside the memory has ended.
+    pub(super) gone: bool,
+}
+
+impl Host {
+    /// Fails where the system does not offer all that is needed.
+    pub(crate) fn open() -> Result<Self, Obstacle> {
+        let bell = Bell::new().map_err(|_| Obstacle::Unsupported)?;
+        let host = Self { bell: Arc::new(bell) };
+        host.open_counter().map_err(|_| Obstacle::Unsupported)?;
+        Ok(host)
+    }
+
+    pub(super) fn open_counter(&self) -> Result<Counter, Obstacle> {
+        let open = || {
+            let mut name = Name::default();
+            getrandom::fill(&mut name).ok()?;
+            let handover = Handover::open(&name).ok()?;
+            Some(Counter { name, handover, bell: self.bell.clone() })
+        };
+        open().ok_or(Obstacle::NotHandedOver)
+    }
+}
+
+impl Counter {
+    pub(super) fn name(&self) -> Name {
+        self.name
+    }
+
+    /// Makes the memory of the stream from another rank and gives it to that rank, whose counter has this name.
+    pub(super) fn give(&mut self, to: &Name, token: &Token, deadline: Instant) -> Result<Inbox, Obstacle> {
+        let (region, file) = Region::create(token).map_err(|_| Obstacle::NotHandedOver)?;
+        self.handover.give(to, token, [file.as_fd(), self.bell.fd()], deadline)?;
+        Ok(Inbox(region))
+    }
+
+    /// Takes the memory of the stream to another rank, which has given it, and completes the pair.
+    pub(super) fn take(&mut self, inbox: Inbox, token: &Token, deadline: Instant) -> Result<Pair, Obstacle> {
+        let [file, bell] = self.handover.take(token, deadline)?;
+        let outbox = Region::open(&file).ok().filter(|region| region.token() == *token);
+        let outbox = outbox.ok_or(Obstacle::NotHandedOver)?;
+        let bell = Arc::new(Bell::of(bell));
+        let (reader, writer) = (Reader::new(inbox.0, bell.clone()), Writer::new(outbox, bell));
+        Ok(Pair { reader, writer, gone: false })
+    }
+}

@@ -1,0 +1,174 @@
+//! Streams of bytes through shared memory where there is some, through the sockets to all other ranks.
+//!
+//! A rank sleeps in one place, on its bell and on its sockets. Those beside shared memory carry nothing but a rank's
+//! farewell; where that comes, or they end, nothing will come through memory any more: the other rank has left or died, or
+//! this one's group has failed.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::base::timespec::timespec;
+use crate::transport::links::{Closed, Links, Unopened, Wait};
+use crate::transport::tcp::links::TcpLinks;
+
+use super::bell::Bell;
+use super::host::{Host, Pair};
+use super::ring::settle;
+
+/// How often to look again before sleeping, where every rank has a core: some tens of microseconds.
+const SPINS: u32 = 1000;
+
+pub(crate) struct HybridLinks {
+    sockets: TcpLinks,
+    /// By rank, those that are open and share memory.
+    pairs: Vec<Option<Pair>>,
+    /// Open streams that do not.
+    others: usize,
+    bell: Arc<Bell>,
+    crowded: bool,
+}
+
+impl HybridLinks {
+    pub(super) fn new(sockets: TcpLinks, bell: Arc<Bell>, crowded: bool) -> Self {
+        Self { sockets, pairs: Vec::new(), others: 0, bell, crowded }
+    }
+
+    fn pair(&mut self, peer: usize) -> Option<&mut Pair> {
+        self.pairs.get_mut(peer).and_then(Option::as_mut)
+    }
+
+    /// Says that this rank sleeps until what it waits for comes; true where it has come.
+    fn expect(&mut self, waits: &[Wait], expect: bool) -> bool {
+        for wait in waits {
+            let Some(pair) = self.pair(wait.peer) else { continue };
+            if wait.read {
+                pair.reader.expect_bytes(expect);
+            }
+            if wait.write {
+                pair.writer.expect_room(expect);
+            }
+        }
+        if !expect {
+            return false;
+        }
+        settle();
+        waits.iter().any(|wait| match self.pair(wait.peer) {
+            Some(pair) => {
+                pair.gone
+                    || wait.read && pair.reader.has_news() != Ok(false)
+                    || wait.write && pair.writer.has_room() != Ok(false)
+            }
+            None => false,
+        })
+    }
+
+    fn sleep(&mut self, waits: &[Wait], timeout: Duration) {
+        let mut polled = Vec::with_capacity(waits.len() + 1);
+        polled.push(PollFd::from_borrowed_fd(self.bell.fd(), PollFlags::IN));
+        for wait in waits {
+            let shared = self.pairs.get(wait.peer).is_some_and(Option::is_some);
+            let mut events = PollFlags::empty();
+            events.set(PollFlags::IN, wait.read || shared);
+            events.set(PollFlags::OUT, wait.write && !shared);
+            match self.sockets.stream(wait.peer) {
+                Ok(stream) => polled.push(PollFd::from_borrowed_fd(stream.as_fd(), events)),
+                // The next try will say so.
+                Err(Closed) => return,
+            }
+        }
+        // An error or a signal is like waking up early.
+        if !matches!(poll(&mut polled, Some(&timespec(timeout))), Ok(1..)) {
+            return;
+        }
+        if !polled[0].revents().is_empty() {
+            self.bell.silence();
+        }
+        for (polled, wait) in polled[1..].iter().zip(waits) {
+            if let Some(pair) = self.pairs.get_mut(wait.peer).and_then(Option::as_mut) {
+                pair.gone |= !polled.revents().is_empty();
+            }
+        }
+    }
+}
+
+impl Links for HybridLinks {
+    fn open(&mut self, peer: usize) -> Result<bool, Unopened> {
+        if self.sockets.is_open(peer) {
+            return Ok(true);
+        }
+        let Some(pair) = self.sockets.fetch(peer)? else { return Ok(false) };
+        self.others += usize::from(pair.is_none());
+        if self.pairs.len() <= peer {
+            self.pairs.resize_with(peer + 1, || None);
+        }
+        self.pairs[peer] = pair;
+        Ok(true)
+    }
+
+    fn trouble(&self, peer: usize) -> Option<String> {
+        self.sockets.trouble(peer)
+    }
+
+    fn try_send(&mut self, peer: usize, head: &[u8], body: &[u8]) -> Result<usize, Closed> {
+        match self.pair(peer) {
+            Some(Pair { gone: true, .. }) => Err(Closed),
+            Some(pair) => pair.writer.write(head, body),
+            None => self.sockets.try_send(peer, head, body),
+        }
+    }
+
+    fn try_recv(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Closed> {
+        let Some(pair) = self.pair(peer) else { return self.sockets.try_recv(peer, into) };
+        match pair.reader.read(into) {
+            // What was written before the end is read first. What the sockets carry are words, not data.
+            Ok(0) if pair.gone => Err(Closed),
+            other => other,
+        }
+    }
+
+    fn peek(&mut self, peer: usize) -> Option<Result<&[u8], Closed>> {
+        let Pair { reader, gone, .. } = self.pair(peer)?;
+        Some(match reader.peek() {
+            Ok([]) if *gone => Err(Closed),
+            other => other,
+        })
+    }
+
+    fn consume(&mut self, peer: usize, len: usize) {
+        if let Some(pair) = self.pair(peer) {
+            pair.reader.consume(len);
+        }
+    }
+
+    fn speaks_apart(&self, peer: usize) -> bool {
+        self.pairs.get(peer).is_some_and(Option::is_some)
+    }
+
+    fn try_hear(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Closed> {
+        if self.speaks_apart(peer) { self.sockets.try_recv(peer, into) } else { self.try_recv(peer, into) }
+    }
+
+    fn park(&mut self, waits: &[Wait], timeout: Duration) {
+        if waits.iter().all(|wait| self.pairs.get(wait.peer).is_none_or(Option::is_none)) {
+            return self.sockets.park(waits, timeout);
+        }
+        if !self.expect(waits, true) {
+            self.sleep(waits, timeout);
+        }
+        self.expect(waits, false);
+    }
+
+    fn spins(&self) -> u32 {
+        // A look at a socket takes much longer than one at memory.
+        if self.others == 0 && !self.crowded { SPINS } else { self.sockets.spins() }
+    }
+}
+
+/// Streams to all ranks: through memory where it is shared, through the sockets to all others. `crowded`: there are more
+/// ranks than cores.
+pub(crate) fn join(sockets: TcpLinks, host: Host, crowded: bool) -> impl Links {
+    HybridLinks::new(sockets, host.bell, crowded)
+}

@@ -1,0 +1,135 @@
+//! Groups that change while they run: smaller when ranks are lost, larger when new ones come.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use crate::base::cause::Cause;
+use crate::base::members::Members;
+use crate::blame::supervisor::Supervisor;
+use crate::rendezvous::launched::tell_met;
+use crate::rendezvous::meeting::peer::PeerInfo;
+use crate::rendezvous::meeting::regroup::{Card, Lobby, Regrouped, join};
+use crate::rendezvous::meeting::{Meeting, Options, meet_with};
+use crate::{Communicator, Elastic, Error, Result, TcpConfig};
+
+use super::Tcp;
+
+/// A group that can change.
+pub(super) fn connect(config: &TcpConfig, elastic: &Elastic) -> Result<Tcp> {
+    if elastic.newcomer {
+        let (lobby, regrouped) = join(config, elastic)?;
+        let group = of_regrouped(lobby, regrouped)?;
+        tell_met(&[]);
+        return Ok(group);
+    }
+    config.validate()?;
+    let (listener, door) = Lobby::listen(config)?;
+    let meeting = meet_with(config, Options { door, ..Options::default() })?;
+    // From here on nothing is needed of the others: whoever is lost now, is one that the others go on without.
+    let lobby = Lobby::open(listener, config, elastic, config.rank, meeting.lines.session)?;
+    lobby.settle_first(&people(&lobby, &meeting)?)?;
+    let mut group = Tcp::join(config, meeting, Members::world(config.world_size), None)?;
+    group.lobby = Some(lobby);
+    tell_met(&[]);
+    Ok(group)
+}
+
+/// All ranks, and where their doors are.
+fn people(lobby: &Lobby, meeting: &Meeting) -> Result<Vec<Card>> {
+    let own = lobby.card();
+    let card = |(number, peer): (usize, &PeerInfo)| match peer.door {
+        _ if number == own.number => Ok(own.clone()),
+        0 => {
+            let help = "whether the group may change is the same for all ranks: set it alike on every rank";
+            let got = format!("nothing on rank {number} (host {})", peer.host);
+            Err(Error::invalid("TcpConfig::elastic (GIRANDOLE_ELASTIC)", got, help))
+        }
+        port => Ok(Card { number, door: SocketAddr::new(peer.address.ip(), port) }),
+    };
+    meeting.lines.switchboard.peers().iter().enumerate().map(card).collect()
+}
+
+fn of_regrouped(lobby: Arc<Lobby>, regrouped: Regrouped) -> Result<Tcp> {
+    let Regrouped { config, meeting, numbers } = regrouped;
+    let mut group = Tcp::join(&config, meeting, Members::some(numbers), None)?;
+    group.lobby = Some(lobby);
+    Ok(group)
+}
+
+impl Tcp {
+    /// A group of those who are left, and of those who wait, up to `room` ranks.
+    pub(super) fn regroup(&self, what: &str, room: usize) -> Result<Arc<dyn Communicator>> {
+        let Some(lobby) = &self.lobby else {
+            let help = "set TcpConfig::elastic (GIRANDOLE_ELASTIC=1) on every rank; groups made by new_group or split do not \
+                        change: change the one of all ranks, and make them anew";
+            return Err(Error::invalid(what, "a group that cannot change", help));
+        };
+        let bureau: &dyn Supervisor = &*self.bureau;
+        let blamed = match bureau.failure() {
+            // Not the loss of a rank: the next group would fail in the same way.
+            Some(cause @ (Cause::Mismatch { .. } | Cause::Failed { .. } | Cause::Hung)) => {
+                return Err(bureau.error(&cause, what.into()));
+            }
+            Some(
+                Cause::Stalled { rank, .. } | Cause::Protocol { rank, .. } | Cause::Unreachable { rank, .. },
+            ) => Some(self.members.world_rank(rank)),
+            Some(Cause::Died { .. } | Cause::Left { .. } | Cause::InJob { .. }) | None => None,
+        };
+        let own = self.members.world_rank(self.rank);
+        if blamed == Some(own) {
+            return Err(Error::Excluded { rank: own });
+        }
+        let group = of_regrouped(lobby.clone(), lobby.regroup(blamed.as_slice(), room)?)?;
+        let is_gone = |rank: &usize| !group.members.world_ranks().contains(rank);
+        let gone: Vec<usize> = self.members.world_ranks().iter().copied().filter(is_gone).collect();
+        tell_met(&gone);
+        Ok(Arc::new(group))
+    }
+
+    /// Processes that wait to be let in.
+    pub(super) fn waiting_ranks(&self) -> usize {
+        self.lobby.as_ref().map_or(0, |lobby| lobby.waiting())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::spawn;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::Operation;
+
+    #[test]
+    fn one_that_dies_right_after_the_meeting_is_lost_like_any_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let init_method: crate::InitMethod =
+            format!("file://{}", folder.path().join("meeting").display()).parse().unwrap();
+        let config = move |rank| TcpConfig {
+            rank,
+            world_size: 3,
+            init_method: init_method.clone(),
+            timeout: Duration::from_secs(60),
+            elastic: Some(Elastic::default()),
+            ..TcpConfig::default()
+        };
+        let others = [0, 1].map(|rank| {
+            let config = config(rank);
+            spawn(move || {
+                let group = Tcp::connect(&config)?;
+                let error = group.run(Operation::Barrier).unwrap_err();
+                assert!(error.is_loss(), "{error}");
+                let group = group.shrink()?;
+                group.run(Operation::Barrier)?;
+                Ok::<_, Error>(group.world_ranks().to_vec())
+            })
+        });
+        // What it does before it has told anybody that they have met.
+        let (listener, door) = Lobby::listen(&config(2)).unwrap();
+        drop(meet_with(&config(2), Options { door, ..Options::default() }).unwrap());
+        drop(listener);
+        for other in others {
+            assert_eq!(other.join().unwrap().unwrap(), [0, 1]);
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Groups of some of the ranks: a meeting of their own, at an address that the first member tells the others.
+
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::atomic::Ordering;
+
+use candle_core::{DType, Device, Tensor};
+
+use crate::base::members::Members;
+use crate::rendezvous::meeting::parent::Parent;
+use crate::rendezvous::meeting::{Meeting, Options, meet_with};
+use crate::{Communicator, Error, InitMethod, Message, Operation, Result, TcpConfig};
+
+use super::Tcp;
+
+/// Longer than any invitation.
+const INVITATION: usize = 128;
+
+impl Tcp {
+    /// This group, as one of whose ranks others are made.
+    pub(crate) fn as_parent(&self) -> Parent {
+        Parent { supervisor: self.bureau.clone(), ended: self.lines.switchboard.ended() }
+    }
+
+    /// Called on the members, all at the same place among their operations.
+    pub(crate) fn meet_group(&self, ranks: &[usize]) -> Result<(TcpConfig, Meeting, Members)> {
+        let (config, listener) = self.arrange(ranks)?;
+        self.meet_members(ranks, config, listener)
+    }
+
+    /// Where the members meet; on the first of them also what listens there.
+    fn arrange(&self, ranks: &[usize]) -> Result<(TcpConfig, Option<TcpListener>)> {
+        let place = crate::api::communicator::group::place(self.rank, ranks)?;
+        let config = TcpConfig {
+            rank: place,
+            world_size: ranks.len(),
+            init_method: InitMethod::Tcp { host: "127.0.0.1".into(), port: 1 },
+            ..self.config.clone()
+        };
+        match (ranks.len(), place) {
+            (1, _) => Ok((config, None)),
+            (_, 0) => self.invite(config, ranks),
+            _ => Ok((self.accept(config, ranks[0])?, None)),
+        }
+    }
+
+    /// Meets the others there. When this group fails meanwhile, they may not all come.
+    fn meet_members(
+        &self,
+        ranks: &[usize],
+        config: TcpConfig,
+        listener: Option<TcpListener>,
+    ) -> Result<(TcpConfig, Meeting, Members)> {
+        let members = Members::some(ranks.iter().map(|rank| self.members.world_rank(*rank)));
+        let options = Options {
+            listener,
+            members: Some(members.clone()),
+            parent: Some(self.as_parent()),
+            ..Options::default()
+        };
+        let operation = "rendezvous".to_string() + &members.place();
+        let own = self.members.world_rank(self.rank);
+        let others: Vec<usize> = members.world_ranks().iter().copied().filter(|rank| *rank != own).collect();
+        let job = self.bureau.job().clone();
+        let waits = job.meet(operation.clone(), others.clone());
+        let met = meet_with(&config, options);
+        let met = met.map_err(|error| self.bureau.explain(error, operation, &others));
+        drop(waits);
+        Ok((config, Meeting { job, ..met? }, members))
+    }
+
+    /// The first member opens a meeting point.
+    fn invite(&self, config: TcpConfig, ranks: &[usize]) -> Result<(TcpConfig, Option<TcpListener>)> {
+        let number = self.groups.fetch_add(1, Ordering::Relaxed);
+        let opened = TcpListener::bind((config.bind, 0)).and_then(|listener| {
+            let port = listener.local_addr()?.port();
+            Ok((listener, port))
+        });
+        let mut messages = Vec::new();
+        for &to in &ranks[1..] {
+            // An invitation to nowhere tells the others that there will be no group.
+            let text = match &opened {
+                Ok((_, port)) => format!("{} {number}", SocketAddr::new(self.address_for(to), *port)),
+                Err(_) => String::new(),
+            };
+            let mut bytes = text.into_bytes();
+            bytes.resize(INVITATION, b' ');
+            messages.push(Message::Send { tensor: Tensor::from_vec(bytes, INVITATION, &Device::Cpu)?, to });
+        }
+        self.run(Operation::Batch { messages })?;
+        let (listener, port) = opened.map_err(|reason| Error::Listen {
+            address: SocketAddr::new(config.bind, 0).to_string(),
+            reason: reason.to_string(),
+        })?;
+        let own = SocketAddr::new(config.bind, port);
+        Ok((self.at(config, own, self.rank, number), Some(listener)))
+    }
+
+    /// The others hear of it.
+    fn accept(&self, config: TcpConfig, from: usize) -> Result<TcpConfig> {
+        let tensor = Tensor::zeros(INVITATION, DType::U8, &Device::Cpu)?;
+        self.run(Operation::Recv { tensor: tensor.clone(), from })?;
+        let text = String::from_utf8_lossy(&tensor.to_vec1::<u8>()?).into_owned();
+        let parse = |text: &str| {
+            let (address, number) = text.trim().split_once(' ')?;
+            Some((address.parse().ok()?, number.parse().ok()?))
+        };
+        let (address, number) = parse(&text).ok_or_else(|| {
+            let from = self.members.world_rank(from);
+            Error::system("a new group", format!("rank {from} could not open a meeting point for it"))
+        })?;
+        Ok(self.at(config, address, from, number))
+    }
+
+    fn at(&self, config: TcpConfig, address: SocketAddr, first: usize, number: u64) -> TcpConfig {
+        let (host, port) = (address.ip().to_string(), address.port());
+        let job_id = format!("{}/{first}.{number}", self.config.job_id);
+        TcpConfig { init_method: InitMethod::Tcp { host, port }, job_id, ..config }
+    }
+
+    /// The address at which a rank reaches this one.
+    fn address_for(&self, rank: usize) -> IpAddr {
+        self.own_ips.get(rank).copied().unwrap_or(self.config.bind)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::resume_unwind;
+    use std::sync::{Arc, Barrier};
+    use std::thread::{JoinHandle, spawn};
+    use std::time::Duration;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    type Part = Box<dyn Fn(&Tcp) -> Result<()> + Send + Sync>;
+
+    /// A group whose ranks are threads, each with a part; what they come to. All stay until the last one is done, but for
+    /// those that die.
+    fn outcomes(timeout: Duration, parts: Vec<Part>) -> Vec<Option<Error>> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (host, port) = ("127.0.0.1".into(), listener.local_addr().unwrap().port());
+        let config = TcpConfig {
+            world_size: parts.len(),
+            init_method: InitMethod::Tcp { host, port },
+            timeout,
+            ..TcpConfig::default()
+        };
+        let mut listener = Some(listener);
+        let ranks = parts.into_iter().enumerate().map(|(rank, part)| {
+            let config = TcpConfig { rank, ..config.clone() };
+            let options = Options { listener: listener.take(), ..Options::default() };
+            spawn(move || {
+                let meeting = meet_with(&config, options).unwrap();
+                let tcp = Tcp::join(&config, meeting, Members::world(config.world_size), None).unwrap();
+                let outcome = part(&tcp);
+                (tcp, outcome)
+            })
+        });
+        let ranks: Vec<JoinHandle<(Tcp, Result<()>)>> = ranks.collect();
+        let ends: Vec<_> = ranks.into_iter().map(|rank| rank.join().ok()).collect();
+        ends.iter().map(|end| end.as_ref().and_then(|(_, outcome)| outcome.clone().err())).collect()
+    }
+
+    /// All members know where they meet; then these come, and the others do not.
+    fn parts(world_size: usize, ranks: &'static [usize], come: &[usize], stay_away: fn()) -> Vec<Part> {
+        let arranged = Arc::new(Barrier::new(ranks.len()));
+        let part = |rank: usize| -> Part {
+            if !ranks.contains(&rank) {
+                return Box::new(|_| Ok(()));
+            }
+            let (arranged, comes) = (arranged.clone(), come.contains(&rank));
+            Box::new(move |tcp| {
+                let (config, listener) = tcp.arrange(ranks)?;
+                arranged.wait();
+                if comes {
+                    return tcp.meet_members(ranks, config, listener).map(drop);
+                }
+                stay_away();
+                Ok(())
+            })
+        };
+        (0..world_size).map(part).collect()
+    }
+
+    #[test]
+    fn a_member_that_dies_before_it_comes_is_named_on_the_others() {
+        let dies = || resume_unwind(Box::new("it dies"));
+        for ranks in [&[1, 3][..], &[3, 1], &[0, 1, 3], &[1, 0, 3], &[3, 1, 0]] {
+            let outcomes = outcomes(LONG, parts(4, ranks, &[0, 1], dies));
+            for &rank in ranks.iter().filter(|rank| **rank != 3) {
+                let error = outcomes[rank].clone().unwrap();
+                assert!(matches!(error, Error::PeerDied { rank: 3, .. }), "{error}");
+                let place = format!("died during rendezvous in the group {ranks:?}");
+                assert!(error.to_string().ends_with(&place), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_member_that_does_not_come_has_its_number_in_the_job() {
+        let ways: [(&[usize], _); 2] =
+            [(&[1, 2], "rank 1 was not found there"), (&[2, 1], "rank 1 is missing")];
+        for (ranks, told) in ways {
+            let outcomes = outcomes(Duration::from_secs(2), parts(3, ranks, &[2], || ()));
+            let error = outcomes[2].clone().unwrap();
+            assert!(matches!(error, Error::Rendezvous { rank: 2, .. }), "{error}");
+            assert!(error.to_string().contains(told), "{error}");
+        }
+    }
+
+    /// The first member, or another one; the last one does not come.
+    #[test]
+    fn a_meeting_ends_where_the_group_is_aborted_and_the_others_say_who_has_left() {
+        for victim in [0, 1] {
+            let mut parts = parts(3, &[0, 1, 2], &[0, 1], || ());
+            let part = std::mem::replace(&mut parts[victim], Box::new(|_| Ok(())));
+            let part = move |tcp: &Tcp| {
+                std::thread::scope(|scope| {
+                    let part = scope.spawn(|| part(tcp));
+                    while tcp.bureau.job().meetings().is_empty() && !part.is_finished() {
+                        std::thread::yield_now();
+                    }
+                    tcp.abort();
+                    part.join().unwrap()
+                })
+            };
+            parts[victim] = Box::new(part);
+            let outcomes = outcomes(Duration::from_secs(2), parts);
+            let [own, other] = [victim, 1 - victim].map(|rank| outcomes[rank].clone().unwrap());
+            assert!(matches!(own, Error::Aborted { .. }), "{own}");
+            assert!(matches!(other, Error::PeerLeft { rank, .. } if rank == victim), "{other}");
+        }
+    }
+}

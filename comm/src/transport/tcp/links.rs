@@ -1,0 +1,143 @@
+//! The data connections as the executor uses them: one to each peer that it has talked to, never blocking.
+
+use std::io::ErrorKind;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::base::timespec::timespec;
+use crate::rendezvous::connection::stream::Stream;
+use crate::transport::links::{Closed, Links, Unopened, Wait};
+use crate::transport::shm::Pair;
+
+use super::switchboard::Switchboard;
+
+/// Bytes read at once where less is asked for, so that an announcement and a small tensor are one read.
+const READ_AHEAD: usize = 64 * 1024;
+
+pub(crate) struct TcpLinks {
+    switchboard: Arc<Switchboard>,
+    /// By rank, those that are in use. Kept here so that no operation has to lock the switchboard for them.
+    lines: Vec<Option<Line>>,
+    spins: u32,
+}
+
+struct Line {
+    stream: Arc<Stream>,
+    inbox: Inbox,
+}
+
+/// Bytes that have been read and not yet asked for.
+#[derive(Default)]
+struct Inbox {
+    bytes: Vec<u8>,
+    start: usize,
+    end: usize,
+}
+
+impl TcpLinks {
+    /// `spins`: see [`Links::spins`].
+    pub(crate) fn new(switchboard: Arc<Switchboard>, spins: u32) -> Self {
+        Self { switchboard, lines: Vec::new(), spins }
+    }
+
+    pub(crate) fn is_open(&self, peer: usize) -> bool {
+        self.lines.get(peer).is_some_and(Option::is_some)
+    }
+
+    /// Takes the connection to a peer into use, with the memory beside it if there is any; None while it is being made.
+    pub(crate) fn fetch(&mut self, peer: usize) -> Result<Option<Option<Pair>>, Unopened> {
+        let Some((stream, pair)) = self.switchboard.fetch(peer)? else { return Ok(None) };
+        if self.lines.len() <= peer {
+            self.lines.resize_with(peer + 1, || None);
+        }
+        self.lines[peer] = Some(Line { stream, inbox: Inbox::default() });
+        Ok(Some(pair))
+    }
+
+    pub(crate) fn stream(&self, peer: usize) -> Result<&Stream, Closed> {
+        self.lines.get(peer).and_then(Option::as_ref).map(|line| &*line.stream).ok_or(Closed)
+    }
+}
+
+impl Inbox {
+    fn take(&mut self, into: &mut [u8]) -> usize {
+        let len = into.len().min(self.end - self.start);
+        into[..len].copy_from_slice(&self.bytes[self.start..self.start + len]);
+        self.start += len;
+        len
+    }
+}
+
+impl Links for TcpLinks {
+    fn open(&mut self, peer: usize) -> Result<bool, Unopened> {
+        Ok(self.is_open(peer) || self.fetch(peer)?.is_some())
+    }
+
+    fn trouble(&self, peer: usize) -> Option<String> {
+        if self.is_open(peer) { None } else { Some(self.switchboard.trouble(peer)) }
+    }
+
+    fn try_send(&mut self, peer: usize, head: &[u8], body: &[u8]) -> Result<usize, Closed> {
+        // An empty body is nothing that any reader waits for.
+        match self.stream(peer)?.send(head, body) {
+            Err(error) => not_yet(error.kind()),
+            Ok(sent) => Ok(sent),
+        }
+    }
+
+    fn try_recv(&mut self, peer: usize, into: &mut [u8]) -> Result<usize, Closed> {
+        let read_ahead = into.len() < READ_AHEAD;
+        let Line { stream, inbox } = self.lines.get_mut(peer).and_then(Option::as_mut).ok_or(Closed)?;
+        if inbox.start < inbox.end {
+            return Ok(inbox.take(into));
+        }
+        let target = if read_ahead {
+            if inbox.bytes.is_empty() {
+                inbox.bytes = vec![0; READ_AHEAD];
+            }
+            &mut inbox.bytes[..]
+        } else {
+            &mut into[..]
+        };
+        match stream.recv(target) {
+            Ok(0) => Err(Closed),
+            Ok(got) if read_ahead => {
+                (inbox.start, inbox.end) = (0, got);
+                Ok(inbox.take(into))
+            }
+            Ok(got) => Ok(got),
+            Err(error) => not_yet(error.kind()),
+        }
+    }
+
+    fn park(&mut self, waits: &[Wait], timeout: Duration) {
+        let mut polled = Vec::with_capacity(waits.len());
+        for wait in waits {
+            let mut events = PollFlags::empty();
+            events.set(PollFlags::IN, wait.read);
+            events.set(PollFlags::OUT, wait.write);
+            match self.stream(wait.peer) {
+                Ok(stream) => polled.push(PollFd::from_borrowed_fd(stream.as_fd(), events)),
+                // It is still being made.
+                Err(Closed) => return self.switchboard.wait(waits, timeout),
+            }
+        }
+        // An error or a signal is like waking up early.
+        let _ = poll(&mut polled, Some(&timespec(timeout)));
+    }
+
+    fn spins(&self) -> u32 {
+        self.spins
+    }
+}
+
+/// No bytes for now, or an end.
+fn not_yet(error: ErrorKind) -> Result<usize, Closed> {
+    match error {
+        ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(0),
+        _ => Err(Closed),
+    }
+}

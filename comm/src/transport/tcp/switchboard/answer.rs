@@ -1,0 +1,78 @@
+//! The side that is dialed.
+
+use std::time::Instant;
+
+use super::dial::SEEN;
+use super::{Line, Switchboard};
+use crate::rendezvous::connection::acceptor::Place;
+use crate::rendezvous::connection::fault::{Fault, Try};
+use crate::rendezvous::connection::handshake::{Caller, Purpose, Status, Verdict};
+use crate::rendezvous::connection::wire::Wire;
+
+impl Switchboard {
+    /// Takes a connection, if it is a peer's and there is none yet. Who has proved to be one is no stranger any more: it
+    /// gives up its `place` among them, and has the time that ranks have for each other.
+    pub(crate) fn answer(&self, mut wire: Wire, until: Instant, place: Place<'_>) -> Try<()> {
+        let admission = wire.accept(&self.setup.credentials, until)?;
+        drop(place);
+        let (status, number) = self.admit(admission.caller);
+        let own = self.setup.own;
+        let answer = admission.answer(Verdict { status, rank: own.rank, world_size: own.world_size });
+        if status != Status::Admitted {
+            wire.write(&answer, until)?;
+            self.part_with(&wire);
+            return Err(Fault::NotAwaited);
+        }
+        let (peer, deadline) = (admission.caller.rank as usize, Instant::now() + self.setup.timeout);
+        let outcome = self.agree(peer, &mut wire, &answer, deadline);
+        if outcome.is_err() {
+            self.part_with(&wire);
+        }
+        let is_mine = |line: &Line| matches!(line, Line::Answering(latest) if *latest == number);
+        self.conclude(peer, is_mine, outcome.map(|pair| (wire, pair)))
+    }
+
+    fn agree(
+        &self,
+        peer: usize,
+        wire: &mut Wire,
+        answer: &[u8],
+        deadline: Instant,
+    ) -> Try<Option<crate::transport::shm::Pair>> {
+        wire.write(answer, deadline)?;
+        if wire.read(deadline)? != SEEN {
+            return Err(Fault::Malformed("something else than that it has seen the answer".into()));
+        }
+        self.share(peer, wire, deadline)
+    }
+
+    /// Where this rank leaves while a peer dials, the peer may count on the connection already.
+    fn part_with(&self, wire: &Wire) {
+        if let Some(words) = &self.state().parting {
+            wire.say(words);
+        }
+    }
+
+    /// What to tell a peer that dials, and the number of its connection where it is admitted.
+    fn admit(&self, caller: Caller) -> (Status, u64) {
+        let own = self.setup.own;
+        let Caller { rank, world_size, purpose } = caller;
+        let mut state = self.state();
+        let status = match state.lines.get(rank as usize) {
+            _ if world_size != own.world_size => Status::OtherWorldSize,
+            _ if purpose != Purpose::Data || rank == own.rank => Status::NotAwaited,
+            _ if state.closed => Status::Gone,
+            None => Status::NotAwaited,
+            Some(Line::Open { .. }) => Status::Crossed,
+            Some(Line::Dialing) if rank > own.rank => Status::Crossed,
+            // A second one means that the peer has given up the first.
+            Some(Line::Idle | Line::Dialing | Line::Answering(_)) => Status::Admitted,
+        };
+        if status == Status::Admitted {
+            state.admitted += 1;
+            let number = state.admitted;
+            state.lines[rank as usize] = Line::Answering(number);
+        }
+        (status, state.admitted)
+    }
+}

@@ -1,0 +1,189 @@
+//! Two ranks in one process that connect to each other, or cannot.
+
+use crate::base::last_words::LastWords;
+use crate::rendezvous::connection::acceptor::{Acceptor, Limits, Place};
+use crate::rendezvous::connection::handshake::{Purpose, Status, Verdict};
+use crate::rendezvous::obstacle::Obstacle;
+use crate::rendezvous::site::Site;
+use std::net::{SocketAddr, TcpListener};
+use std::thread;
+
+use super::*;
+
+/// Long enough for a busy machine; a test that comes near it fails.
+const LONG: Duration = Duration::from_secs(60);
+
+fn listener() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+fn caller(rank: usize) -> Caller {
+    Caller { rank: rank as u32, world_size: 2, purpose: Purpose::Data }
+}
+
+fn credentials() -> Credentials {
+    Credentials::new(None, "switchboard")
+}
+
+/// A rank of a group of two that listen there.
+fn switchboard(rank: usize, addresses: [SocketAddr; 2]) -> Arc<Switchboard> {
+    let site = Site::own(Some(Obstacle::Unwanted));
+    let peer = |address| PeerInfo { host: "here".into(), pid: 1, address, site: site.clone(), door: 0 };
+    let setup = Setup {
+        own: caller(rank),
+        credentials: credentials(),
+        peers: Arc::new(addresses.map(peer).to_vec()),
+        host: None,
+        transport: Transport::Tcp,
+        handshake: Duration::from_millis(500),
+        timeout: LONG,
+    };
+    Arc::new(Switchboard::new(setup).unwrap())
+}
+
+fn acceptor(switchboard: &Arc<Switchboard>, listener: TcpListener) -> Acceptor {
+    let answering = switchboard.clone();
+    let greet = move |wire, until, place: Place<'_>| answering.answer(wire, until, place);
+    Acceptor::start(listener, Limits::default(), Arc::new(greet)).unwrap()
+}
+
+/// Both ranks, and what takes their connections.
+fn both() -> [(Arc<Switchboard>, Acceptor); 2] {
+    let ((first, one), (second, other)) = (listener(), listener());
+    let ranks = [0, 1].map(|rank| switchboard(rank, [one, other]));
+    let acceptors = [acceptor(&ranks[0], first), acceptor(&ranks[1], second)];
+    ranks.into_iter().zip(acceptors).collect::<Vec<_>>().try_into().unwrap()
+}
+
+fn wait(switchboard: &Switchboard, peer: usize) {
+    switchboard.wait(&[Wait { peer, read: true, write: false }], LONG);
+}
+
+fn connect(switchboard: &Arc<Switchboard>, peer: usize) -> std::result::Result<Arc<Stream>, Unopened> {
+    loop {
+        match switchboard.fetch(peer)? {
+            Some((stream, _)) => return Ok(stream),
+            None => wait(switchboard, peer),
+        }
+    }
+}
+
+fn assert_connected(streams: [&Stream; 2]) {
+    for (from, to) in [(streams[0], streams[1]), (streams[1], streams[0])] {
+        let mut byte = [0];
+        assert_eq!(from.send(&[7], &[]).unwrap(), 1);
+        to.fill(&mut byte);
+        assert_eq!(byte, [7]);
+    }
+}
+
+#[test]
+fn two_that_dial_each_other_at_once_get_one_connection() {
+    for _ in 0..200 {
+        let ranks = both();
+        let streams = thread::scope(|scope| {
+            let threads = [0, 1].map(|rank| {
+                let switchboard = &ranks[rank].0;
+                scope.spawn(move || connect(switchboard, 1 - rank).unwrap())
+            });
+            threads.map(|thread| thread.join().unwrap())
+        });
+        assert_connected([&streams[0], &streams[1]]);
+        ranks.iter().for_each(|(switchboard, _)| switchboard.end());
+    }
+}
+
+#[test]
+fn one_is_enough_whatever_the_other_does() {
+    for rank in [0, 1] {
+        let ranks = both();
+        let stream = connect(&ranks[rank].0, 1 - rank).unwrap();
+        wait(&ranks[1 - rank].0, rank);
+        let there = connect(&ranks[1 - rank].0, rank).unwrap();
+        assert_connected([&stream, &there]);
+        ranks.iter().for_each(|(switchboard, _)| switchboard.end());
+    }
+}
+
+#[test]
+fn who_gives_up_before_it_has_seen_the_answer_leaves_no_trace() {
+    let ranks = both();
+    let address = ranks[0].0.peers()[0].address;
+    for _ in 0..20 {
+        let until = Instant::now() + LONG;
+        let (wire, verdict) = Wire::connect(address, &credentials(), caller(1), until).unwrap();
+        assert_eq!(verdict, Verdict { status: Status::Admitted, rank: 0, world_size: 2 });
+        drop(wire);
+    }
+    assert!(ranks[0].0.connected().is_empty());
+    let stream = connect(&ranks[1].0, 0).unwrap();
+    let there = connect(&ranks[0].0, 1).unwrap();
+    assert_connected([&stream, &there]);
+    // There is one now.
+    let (_, verdict) = Wire::connect(address, &credentials(), caller(1), Instant::now() + LONG).unwrap();
+    assert_eq!(verdict.status, Status::Crossed);
+    ranks.iter().for_each(|(switchboard, _)| switchboard.end());
+}
+
+#[test]
+fn where_nobody_or_somebody_else_listens_the_peer_is_unreachable() {
+    let ((gone, nobody), (taken, own)) = (listener(), listener());
+    drop(gone);
+    let alone = switchboard(0, [own, nobody]);
+    let Err(Unopened::Unreachable(why)) = connect(&alone, 1) else { panic!() };
+    assert!(why.contains("refused") && why.contains(&nobody.to_string()), "{why}");
+    alone.end();
+
+    let wrong = switchboard(0, [own, own]);
+    let _acceptor = acceptor(&wrong, taken);
+    let lost = switchboard(0, [own, own]);
+    let Err(Unopened::Unreachable(why)) = connect(&lost, 1) else { panic!() };
+    assert!(why.contains("rank 0 answered instead"), "{why}");
+    lost.end();
+    wrong.end();
+}
+
+#[test]
+fn a_peer_that_says_nothing_holds_up_nobody_who_leaves() {
+    let ((_silent, address), (_, own)) = (listener(), listener());
+    let waiting = switchboard(0, [own, address]);
+    assert!(matches!(waiting.fetch(1), Ok(None)));
+    assert!(waiting.trouble(1).contains(&address.to_string()));
+    let began = Instant::now();
+    waiting.leave(FAREWELL);
+    waiting.end();
+    assert!(matches!(waiting.fetch(1), Err(Unopened::Closed)));
+    assert!(began.elapsed() < LONG / 2);
+}
+
+#[test]
+fn a_group_that_fails_or_closes_ends_every_wait() {
+    let cut = |switchboard: &Switchboard| switchboard.cut(Shutdown::Both, None);
+    for close in [cut, |switchboard: &Switchboard| switchboard.leave(FAREWELL)] {
+        let ((_silent, address), (_, own)) = (listener(), listener());
+        let waiting = switchboard(0, [own, address]);
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| connect(&waiting, 1));
+            close(&waiting);
+            assert!(matches!(waiter.join().unwrap(), Err(Unopened::Closed)));
+        });
+        waiting.end();
+    }
+}
+
+#[test]
+fn who_has_left_takes_nobody_in_and_says_so_where_it_might_be_counted_on() {
+    let ranks = both();
+    let address = ranks[0].0.peers()[0].address;
+    let until = Instant::now() + LONG;
+    let (mut half, _) = Wire::connect(address, &credentials(), caller(1), until).unwrap();
+    ranks[0].0.leave(FAREWELL);
+    half.write(&[1], until).unwrap();
+    assert_eq!(half.read::<{ FAREWELL.len() }>(until).unwrap(), FAREWELL);
+    let (_, verdict) = Wire::connect(address, &credentials(), caller(1), until).unwrap();
+    assert_eq!(verdict.status, Status::Gone);
+    assert!(matches!(connect(&ranks[1].0, 0), Err(Unopened::Left(LastWords::Farewell))));
+    ranks.iter().for_each(|(switchboard, _)| switchboard.end());
+}

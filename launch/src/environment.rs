@@ -1,0 +1,297 @@
+//! What a rank is told through its environment.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread::available_parallelism;
+
+use std::net::IpAddr;
+
+use comm::launcher::{ELASTIC_MIN, LISTENER, MASTER_PORT, SPAWNER_PID};
+use comm::{Error, InitMethod, Result, Secret, TcpConfig, Tls};
+
+use super::notes;
+use super::random::random_hex;
+use crate::nodes::Round;
+use crate::{Layout, SpawnConfig};
+
+const SECRET: &str = "GIRANDOLE_SECRET";
+const SECRET_FILE: &str = "GIRANDOLE_SECRET_FILE";
+const JOB_ID: &str = "GIRANDOLE_JOB_ID";
+/// Names what one launcher has started in one round.
+pub(super) const SPAWN_ID: &str = "GIRANDOLE_SPAWN_ID";
+/// What the launchers above a rank have started, see `nested.rs`.
+pub(super) const COMMANDS: &str = "GIRANDOLE_COMMANDS";
+const TLS: &str = "GIRANDOLE_TLS";
+const BIND: &str = "GIRANDOLE_BIND";
+/// Says that the group of the others is to be joined.
+pub(super) const NEWCOMER: &str = "GIRANDOLE_NEWCOMER";
+const ELASTIC: &str = "GIRANDOLE_ELASTIC";
+const ELASTIC_FILE: &str = "GIRANDOLE_ELASTIC_FILE";
+const ELASTIC_ENDED: &str = "GIRANDOLE_ELASTIC_ENDED";
+/// What an outer launcher may have set for its own ranks.
+const OUTER: [&str; 8] = [
+    LISTENER,
+    SECRET_FILE,
+    "TORCHELASTIC_ERROR_FILE",
+    NEWCOMER,
+    ELASTIC,
+    ELASTIC_MIN,
+    ELASTIC_FILE,
+    ELASTIC_ENDED,
+];
+/// How often the ranks were started before, in `torchrun`'s word.
+pub(super) const RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
+const THREADS: &str = "RAYON_NUM_THREADS";
+
+/// What is the same for all ranks of a job. Not `Debug`: it holds the secret.
+pub(super) struct Job {
+    layout: Layout,
+    node_rank: usize,
+    host: String,
+    round: Round,
+    secret: String,
+    spawn_id: String,
+    /// Where this node's ranks listen, where others must reach them.
+    bind: Option<String>,
+    spawner: String,
+    commands: String,
+    notes: bool,
+    /// The fewest ranks of the group, which may change.
+    elastic_min: Option<usize>,
+    /// Where ranks that come later find it.
+    group_file: Option<PathBuf>,
+    /// Where this launcher tells which ranks' processes have ended, where the others go on.
+    ended: Option<PathBuf>,
+    /// Threads for each rank, where nobody has set them.
+    threads: Option<String>,
+}
+
+impl Job {
+    /// One round of a job; `address` is this node's, where there are several.
+    pub(super) fn new(config: &SpawnConfig, round: &Round, address: Option<IpAddr>) -> Result<Self> {
+        let cores = available_parallelism().map_or(1, usize::from);
+        let local = config.local_world_size();
+        let given = config.secret.as_ref().map(Secret::to_hex);
+        let secret = given.or_else(|| round.secret.clone());
+        let secret = secret.ok_or_else(|| {
+            let help =
+                "node 0 was given one: give the same here, in GIRANDOLE_SECRET or GIRANDOLE_SECRET_FILE";
+            Error::invalid("the job's secret", "nothing", help)
+        })?;
+        let threads = (!config.sets(THREADS)).then(|| (cores / local).max(1).to_string());
+        Ok(Self {
+            layout: Layout::new(config.nodes, local)?,
+            node_rank: config.node_rank,
+            host: config.master_addr.clone(),
+            round: round.clone(),
+            secret,
+            spawn_id: random_hex::<16>()?,
+            bind: address.filter(|_| !config.sets(BIND)).map(|address| address.to_string()),
+            spawner: std::process::id().to_string(),
+            commands: config.commands(),
+            notes: config.notes.is_some(),
+            elastic_min: config.elastic.as_ref().map(|elastic| elastic.min),
+            group_file: None,
+            ended: None,
+            threads,
+        })
+    }
+
+    /// What has ended is told in this file.
+    pub(super) fn vouched_in(self, file: PathBuf) -> Self {
+        Self { ended: Some(file), ..self }
+    }
+
+    /// Tells the ranks of this node that the process of this rank of the job has ended. A launcher has seen it.
+    pub(super) fn vouch_for_end(&self, rank: usize) {
+        let Some(file) = &self.ended else { return };
+        let file = OpenOptions::new().create(true).append(true).mode(0o600).open(file);
+        if let Err(reason) = file.and_then(|mut file| file.write_all(format!("{rank}\n").as_bytes())) {
+            tracing::warn!("the other ranks cannot be told that rank {rank} has ended: {reason}");
+        }
+    }
+
+    /// Newcomers find the group through this file.
+    pub(super) fn found_in(self, file: PathBuf) -> Self {
+        Self { group_file: Some(file), ..self }
+    }
+
+    /// The name of what is started here. No secret.
+    pub(super) fn spawn_id(&self) -> &str {
+        &self.spawn_id
+    }
+
+    pub(super) fn round(&self) -> &Round {
+        &self.round
+    }
+
+    /// A rank's number among all.
+    pub(super) fn rank(&self, local_rank: usize) -> usize {
+        self.layout.global_rank(self.node_rank, local_rank)
+    }
+
+    /// What a rank of this job makes of what it is told, as far as it takes to meet the others.
+    pub(super) fn config_of(&self, config: &SpawnConfig, rank: usize) -> Result<TcpConfig> {
+        let given = config.env.iter().rev().find(|(name, _)| name == TLS).map(|(_, value)| value.clone());
+        let tls = given.or_else(|| std::env::var_os(TLS)).filter(|tls| !tls.is_empty());
+        Ok(TcpConfig {
+            rank,
+            world_size: self.layout.world_size(),
+            init_method: InitMethod::Tcp { host: self.host.clone(), port: self.round.port },
+            secret: Some(Secret::from_hex(&self.secret)?),
+            tls: tls.map_or(Ok(Tls::Off), |tls| tls.to_string_lossy().parse())?,
+            job_id: self.job_id(),
+            ..TcpConfig::default()
+        })
+    }
+
+    /// A rank of an earlier round would be told from these.
+    fn job_id(&self) -> String {
+        format!("{}-{}", self.round.run_id, self.round.restart)
+    }
+
+    /// Writes the environment of one rank of this node.
+    pub(super) fn tell(&self, local_rank: usize, command: &mut Command) {
+        // A launcher may itself run under another one, whose word must not reach these ranks.
+        for name in OUTER {
+            command.env_remove(name);
+        }
+        if let Some(min) = self.elastic_min {
+            command.env(ELASTIC, "1").env(ELASTIC_MIN, min.to_string());
+        }
+        if let Some(file) = &self.group_file {
+            command.env(ELASTIC_FILE, file);
+        }
+        if let Some(file) = &self.ended {
+            command.env(ELASTIC_ENDED, file);
+        }
+        command.envs(self.place(local_rank)).envs(self.elastic());
+        command
+            .env("MASTER_ADDR", &self.host)
+            .env(MASTER_PORT, self.round.port.to_string())
+            .env(SECRET, &self.secret)
+            .env(JOB_ID, self.job_id())
+            .env(SPAWN_ID, &self.spawn_id)
+            .env(SPAWNER_PID, &self.spawner)
+            .env(COMMANDS, &self.commands)
+            .env(notes::WANTED, if self.notes { "1" } else { "0" });
+        if let Some(threads) = &self.threads {
+            command.env(THREADS, threads);
+        }
+        if let Some(bind) = &self.bind {
+            command.env(BIND, bind);
+        }
+    }
+
+    /// Where a rank stands, in `torchrun`'s words: a group is a node, and all ranks have one role.
+    fn place(&self, local_rank: usize) -> [(&'static str, String); 10] {
+        let layout = self.layout;
+        let (rank, world_size) = (layout.global_rank(self.node_rank, local_rank), layout.world_size());
+        [
+            ("RANK", rank.to_string()),
+            ("WORLD_SIZE", world_size.to_string()),
+            ("LOCAL_RANK", local_rank.to_string()),
+            ("LOCAL_WORLD_SIZE", layout.local_world_size().to_string()),
+            ("NODE_RANK", self.node_rank.to_string()),
+            ("GROUP_RANK", self.node_rank.to_string()),
+            ("GROUP_WORLD_SIZE", layout.nodes().to_string()),
+            ("ROLE_RANK", rank.to_string()),
+            ("ROLE_WORLD_SIZE", world_size.to_string()),
+            ("ROLE_NAME", "default".to_owned()),
+        ]
+    }
+
+    /// What PyTorch's programs look for. No store of the launcher's: rank 0 opens `MASTER_PORT` itself.
+    fn elastic(&self) -> [(&'static str, String); 4] {
+        let Round { run_id, restart, max_restarts, .. } = &self.round;
+        [
+            ("TORCHELASTIC_RUN_ID", run_id.clone()),
+            (RESTART_COUNT, restart.to_string()),
+            ("TORCHELASTIC_MAX_RESTARTS", max_restarts.to_string()),
+            ("TORCHELASTIC_USE_AGENT_STORE", "False".to_owned()),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(rank: usize, config: &SpawnConfig) -> Vec<(String, Option<String>)> {
+        let mut command = Command::new("true");
+        let secret = Some(random_hex::<32>().unwrap());
+        let round = Round { run_id: "ab".repeat(16), secret, port: 29500, restart: 1, max_restarts: 3 };
+        let address = (config.nodes > 1).then_some([10, 0, 0, 7].into());
+        Job::new(config, &round, address).unwrap().tell(rank, &mut command);
+        let text = |s: &std::ffi::OsStr| s.to_string_lossy().into_owned();
+        command.get_envs().map(|(name, value)| (text(name), value.map(text))).collect()
+    }
+
+    fn value(variables: &[(String, Option<String>)], name: &str) -> Option<String> {
+        variables.iter().find(|(n, _)| n == name).and_then(|(_, v)| v.clone())
+    }
+
+    #[test]
+    fn every_job_has_its_own_secret_of_32_bytes() {
+        let config = SpawnConfig { world_size: 2, ..SpawnConfig::default() };
+        let (first, second) = (told(1, &config), told(1, &config));
+        let secret = value(&first, SECRET).unwrap();
+        assert_eq!(secret.len(), 64);
+        assert!(secret.bytes().all(|b| b.is_ascii_hexdigit()));
+        assert_ne!(Some(secret), value(&second, SECRET));
+        assert_eq!(value(&first, JOB_ID).unwrap(), "ab".repeat(16) + "-1");
+        assert_ne!(value(&first, SPAWN_ID), value(&second, SPAWN_ID));
+    }
+
+    #[test]
+    fn a_rank_knows_its_place_and_where_to_meet() {
+        let config = SpawnConfig { world_size: 4, master_addr: "localhost".into(), ..SpawnConfig::default() };
+        let told = told(2, &config);
+        for (name, expected) in [
+            ("RANK", "2"),
+            ("WORLD_SIZE", "4"),
+            ("LOCAL_RANK", "2"),
+            ("LOCAL_WORLD_SIZE", "4"),
+            ("NODE_RANK", "0"),
+            ("GROUP_RANK", "0"),
+            ("GROUP_WORLD_SIZE", "1"),
+            ("ROLE_RANK", "2"),
+            ("MASTER_ADDR", "localhost"),
+            ("MASTER_PORT", "29500"),
+            ("TORCHELASTIC_USE_AGENT_STORE", "False"),
+        ] {
+            assert_eq!(value(&told, name).as_deref(), Some(expected), "{name}");
+        }
+        for outer in [LISTENER, SECRET_FILE, "TORCHELASTIC_ERROR_FILE"] {
+            assert!(told.contains(&(outer.to_owned(), None)), "{outer}");
+        }
+    }
+
+    #[test]
+    fn on_several_nodes_ranks_are_counted_over_all_and_listen_on_the_nodes_address() {
+        let config = SpawnConfig { world_size: 6, nodes: 3, node_rank: 1, ..SpawnConfig::default() };
+        let told = told(1, &config);
+        for (name, expected) in [
+            ("RANK", "3"),
+            ("WORLD_SIZE", "6"),
+            ("LOCAL_RANK", "1"),
+            ("LOCAL_WORLD_SIZE", "2"),
+            ("GROUP_RANK", "1"),
+            ("GROUP_WORLD_SIZE", "3"),
+            (BIND, "10.0.0.7"),
+            (RESTART_COUNT, "1"),
+            ("TORCHELASTIC_MAX_RESTARTS", "3"),
+        ] {
+            assert_eq!(value(&told, name).as_deref(), Some(expected), "{name}");
+        }
+    }
+
+    #[test]
+    fn threads_are_left_alone_where_they_are_set() {
+        let env = vec![(THREADS.into(), "7".into())];
+        assert_eq!(value(&told(0, &SpawnConfig { env, ..SpawnConfig::default() }), THREADS), None);
+    }
+}

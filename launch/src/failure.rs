@@ -1,0 +1,103 @@
+//! How a rank ended, and which one is to blame.
+
+use std::time::{Duration, Instant};
+
+use comm::{EXIT_PEER_FAILED, ExitKind};
+use signal_hook::consts::{SIGKILL, SIGTERM};
+
+/// A dying process's connections are closed a little before its end can be seen, and a peer may be quicker to end
+/// because of them. SIGKILL comes from outside, never from a peer's death: it takes precedence for this long.
+pub(super) const CLOSE: Duration = Duration::from_millis(500);
+
+/// The end of one rank.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ended {
+    pub(super) rank: usize,
+    pub(super) status: ExitKind,
+    /// The launcher had told it to end before.
+    pub(super) told: bool,
+    /// When the launcher learnt of it.
+    pub(super) at: Instant,
+}
+
+impl Ended {
+    /// A failure of its own. A rank that was told to end may do so with any code, but not crash.
+    fn failed(&self) -> bool {
+        match self.status {
+            ExitKind::Code(_) => !self.told && !self.status.success(),
+            ExitKind::Signal(SIGTERM | SIGKILL) => !self.told,
+            ExitKind::Signal(_) => true,
+        }
+    }
+
+    /// A failure that may well be nothing but the effect of `signal` on that rank, or on its peers.
+    fn explained_by(&self, signal: i32) -> bool {
+        self.told
+            || self.status == ExitKind::Signal(signal)
+            || self.status == ExitKind::Code(128 + signal)
+            || self.status == ExitKind::Code(EXIT_PEER_FAILED)
+    }
+}
+
+/// The rank to blame, and how many others failed. `ended` is in the order of time; `signal` is what stopped the job, if
+/// it was stopped. The first cause is the earliest failure that is not put down to another rank, see also [`CLOSE`].
+pub(super) fn first_cause(ended: &[Ended], signal: Option<i32>) -> Option<(Ended, usize)> {
+    let failed: Vec<Ended> = ended.iter().copied().filter(Ended::failed).collect();
+    let own = failed.iter().find(|end| end.status != ExitKind::Code(EXIT_PEER_FAILED));
+    let earliest = *own.or(failed.first())?;
+    let killed = |end: &&Ended| end.status == ExitKind::Signal(SIGKILL) && end.at < earliest.at + CLOSE;
+    let cause = failed.iter().find(killed).copied().unwrap_or(earliest);
+    let excused = signal.is_some_and(|signal| cause.explained_by(signal));
+    (!excused).then_some((cause, failed.len() - 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end(rank: usize, status: ExitKind) -> Ended {
+        Ended { rank, status, told: false, at: Instant::now() }
+    }
+
+    fn told(rank: usize, status: ExitKind) -> Ended {
+        Ended { told: true, ..end(rank, status) }
+    }
+
+    fn blamed(ended: &[Ended], signal: Option<i32>) -> Option<(usize, usize)> {
+        first_cause(ended, signal).map(|(cause, others)| (cause.rank, others))
+    }
+
+    #[test]
+    fn the_earliest_failure_that_is_not_put_down_to_a_peer_is_the_cause() {
+        use ExitKind::{Code, Signal};
+        assert_eq!(blamed(&[end(0, Code(0)), end(1, Code(0))], None), None);
+        assert_eq!(blamed(&[end(2, Code(75)), end(0, Code(75)), end(1, Signal(9))], None), Some((1, 2)));
+        assert_eq!(blamed(&[end(2, Code(0)), end(0, Code(75)), end(1, Code(75))], None), Some((0, 1)));
+        assert_eq!(blamed(&[end(1, Code(3)), end(0, Signal(11))], None), Some((1, 1)));
+    }
+
+    #[test]
+    fn a_rank_that_is_killed_from_outside_comes_first_where_times_are_close() {
+        use ExitKind::{Code, Signal};
+        let (panicked, killed) = (end(0, Code(101)), end(1, Signal(9)));
+        assert_eq!(blamed(&[panicked, killed], None), Some((1, 1)));
+        assert_eq!(blamed(&[panicked, Ended { at: panicked.at + CLOSE, ..killed }], None), Some((0, 1)));
+    }
+
+    #[test]
+    fn a_rank_that_the_launcher_ended_is_not_the_cause() {
+        use ExitKind::{Code, Signal};
+        let others = [told(1, Signal(15)), told(2, Signal(9)), told(3, Code(1))];
+        assert_eq!(blamed(&[&[end(0, Code(75))], &others[..]].concat(), None), Some((0, 0)));
+        // ... unless it crashed in a way that no launcher causes.
+        assert_eq!(blamed(&[end(0, Code(75)), told(1, Signal(11))], None), Some((1, 1)));
+    }
+
+    #[test]
+    fn what_a_signal_to_the_job_explains_is_no_failure() {
+        use ExitKind::{Code, Signal};
+        assert_eq!(blamed(&[end(0, Signal(2)), told(1, Signal(2))], Some(2)), None);
+        assert_eq!(blamed(&[end(0, Code(130)), end(1, Code(75))], Some(2)), None);
+        assert_eq!(blamed(&[end(0, Code(3)), told(1, Signal(2))], Some(2)), Some((0, 1)));
+    }
+}

@@ -1,0 +1,318 @@
+//! The threads that forward what the ranks print.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, ErrorKind, PipeReader, PipeWriter, Read, pipe};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::thread::JoinHandle;
+
+use comm::{Error, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::environment::Job;
+use super::event::Event;
+use super::lines::{Item, LineBuffer};
+use super::logs::{LogFile, Stream};
+use super::sink::Sink;
+use super::start::Workers;
+use crate::{Notes, SpawnConfig};
+
+/// Lines of standard error that are kept for the report, for each rank.
+const TAIL_LINES: usize = 20;
+/// Bytes of each of them.
+const TAIL_LINE: usize = 1000;
+/// Bytes that are read at once.
+const CHUNK: usize = 64 << 10;
+/// What may be left in a pipe when its rank has ended: Linux's limit for the size of a pipe. More comes only from a
+/// process that outlives the rank.
+const LEFT: usize = 1 << 20;
+
+/// What was taken out of the streams, by rank.
+#[derive(Debug, Default)]
+pub(super) struct Captured {
+    pub(super) results: Vec<Option<String>>,
+    pub(super) tails: Vec<VecDeque<String>>,
+    /// Why a log does not have all that a rank has printed.
+    pub(super) lost_log: Option<Error>,
+}
+
+/// Two threads: one for the standard outputs, one for the standard errors, so that neither waits for the other. Ends
+/// them when dropped.
+#[derive(Debug)]
+pub(super) struct Output {
+    threads: Vec<JoinHandle<Captured>>,
+    finish: Option<PipeWriter>,
+    abandon: Option<PipeWriter>,
+    /// Of the standard errors, by local rank.
+    logs: Vec<Option<PathBuf>>,
+}
+
+impl Output {
+    /// Number of [`Event::Drained`] that come.
+    pub(super) const THREADS: usize = 2;
+
+    pub(super) fn start(
+        workers: &mut Workers,
+        config: &SpawnConfig,
+        job: &Job,
+        events: &Sender<Event>,
+    ) -> Result<Self> {
+        let (outs, errs) = workers.take_pipes();
+        let sources = |stream, pipes: Vec<OwnedFd>| {
+            let source = |(local_rank, pipe)| {
+                let log =
+                    config.log(&job.round().run_id, job.round().restart, job.rank(local_rank), stream)?;
+                Ok(Source::new(local_rank, pipe, stream == Stream::Out, log))
+            };
+            pipes.into_iter().enumerate().map(source).collect::<Result<Vec<_>>>()
+        };
+        let sources =
+            [(Stream::Out, sources(Stream::Out, outs)?), (Stream::Err, sources(Stream::Err, errs)?)];
+        Self::start_threads(sources, config, events)
+            .map_err(|e| Error::system("cannot forward the workers' output", e))
+    }
+
+    fn start_threads(
+        sources: [(Stream, Vec<Source>); 2],
+        config: &SpawnConfig,
+        events: &Sender<Event>,
+    ) -> io::Result<Self> {
+        let (finish, finish_writer) = pipe()?;
+        let (abandon, abandon_writer) = pipe()?;
+        // What this program says itself begins on a line of its own; the output of others is passed on as it is.
+        let (out, err) = Sink::standard(&abandon, config.program.is_none())?;
+        let log_path = |source: &Source| source.log.as_ref().map(|log| log.path().to_path_buf());
+        let logs = sources[1].1.iter().map(log_path).collect();
+        let mut output =
+            Self { threads: Vec::new(), finish: Some(finish_writer), abandon: Some(abandon_writer), logs };
+        for ((stream, sources), sink) in sources.into_iter().zip([out, err]) {
+            let shown = config.logs.as_ref().is_none_or(|logs| logs.shows(stream));
+            let forwarder = Forwarder {
+                sources,
+                sink: Some(sink),
+                shown,
+                finish: finish.try_clone()?,
+                abandon: abandon.try_clone()?,
+                events: events.clone(),
+                notes: config.notes.clone(),
+                reports: stream == Stream::Out,
+                captured: Captured::default(),
+            };
+            output
+                .threads
+                .push(std::thread::Builder::new().name("forward".into()).spawn(|| forwarder.run())?);
+        }
+        Ok(output)
+    }
+
+    /// The file of a rank's standard error.
+    pub(super) fn log(&self, local_rank: usize) -> Option<PathBuf> {
+        self.logs.get(local_rank).cloned().flatten()
+    }
+
+    /// All ranks have ended: forward what is still in the pipes, then send [`Event::Drained`].
+    pub(super) fn finish(&mut self) {
+        self.finish = None;
+    }
+
+    /// Ends both threads, whatever they do.
+    pub(super) fn join(&mut self) -> Captured {
+        self.finish = None;
+        self.abandon = None;
+        let mut all = Captured::default();
+        for thread in self.threads.drain(..) {
+            let part = thread.join().unwrap_or_default();
+            all.results.extend(part.results);
+            all.tails.extend(part.tails);
+            all.lost_log = all.lost_log.or(part.lost_log);
+        }
+        all
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        self.join();
+    }
+}
+
+/// The reading end of one rank's stream.
+#[derive(Debug)]
+struct Source {
+    id: usize,
+    /// Among the ranks of this node.
+    rank: usize,
+    pipe: File,
+    lines: LineBuffer,
+    log: Option<LogFile>,
+    open: bool,
+    /// Bytes that are still read once the ranks have ended.
+    left: usize,
+}
+
+impl Source {
+    fn new(rank: usize, pipe: OwnedFd, reports: bool, log: Option<LogFile>) -> Self {
+        let id = 2 * rank + usize::from(reports);
+        Self { id, rank, pipe: pipe.into(), lines: LineBuffer::new(reports), log, open: true, left: LEFT }
+    }
+}
+
+/// One thread's work.
+struct Forwarder {
+    sources: Vec<Source>,
+    /// `None` once writing has failed: what comes is read all the same, so that no rank blocks.
+    sink: Option<Sink>,
+    /// Whether that shows what logs have.
+    shown: bool,
+    finish: PipeReader,
+    abandon: PipeReader,
+    events: Sender<Event>,
+    notes: Option<Arc<dyn Notes>>,
+    reports: bool,
+    captured: Captured,
+}
+
+impl Forwarder {
+    fn run(mut self) -> Captured {
+        match self.reports {
+            true => self.captured.results.resize(self.sources.len(), None),
+            false => self.captured.tails.resize(self.sources.len(), VecDeque::new()),
+        }
+        let mut sources = std::mem::take(&mut self.sources);
+        let mut chunk = vec![0; CHUNK];
+        let mut finishing = false;
+        while let Some(ready) = self.ready(&sources, &mut finishing) {
+            for at in ready {
+                self.read(&mut sources[at], &mut chunk, finishing);
+            }
+        }
+        for source in sources.iter_mut().filter(|source| source.open) {
+            self.close(source);
+        }
+        // Nobody listens any more where the launcher has given up.
+        let _ = self.events.send(Event::Drained);
+        self.captured
+    }
+
+    /// The sources that have something to read; `None` when the work is done. (A hang-up is told on Linux in any case, and on
+    /// macOS to those who ask for it.)
+    fn ready(&self, sources: &[Source], finishing: &mut bool) -> Option<Vec<usize>> {
+        let open: Vec<usize> = (0..sources.len()).filter(|&at| sources[at].open).collect();
+        if open.is_empty() {
+            return None;
+        }
+        let mut fds = vec![PollFd::new(&self.abandon, PollFlags::HUP)];
+        fds.extend(open.iter().map(|&at| PollFd::new(&sources[at].pipe, PollFlags::IN)));
+        if !*finishing {
+            fds.push(PollFd::new(&self.finish, PollFlags::HUP));
+        }
+        let at_once = finishing.then_some(Timespec { tv_sec: 0, tv_nsec: 0 });
+        let count = match poll(&mut fds, at_once.as_ref()) {
+            Err(rustix::io::Errno::INTR) => return Some(Vec::new()),
+            other => other.ok()?,
+        };
+        if count == 0 || !fds[0].revents().is_empty() {
+            return None;
+        }
+        let ready = open
+            .iter()
+            .zip(&fds[1..])
+            .filter(|(_, fd)| !fd.revents().is_empty())
+            .map(|(&at, _)| at)
+            .collect();
+        *finishing |= fds.get(open.len() + 1).is_some_and(|fd| !fd.revents().is_empty());
+        Some(ready)
+    }
+
+    fn read(&mut self, source: &mut Source, chunk: &mut [u8], finishing: bool) {
+        match source.pipe.read(chunk) {
+            Ok(0) => self.close(source),
+            Ok(count) => {
+                let Source { id, rank, lines, log, .. } = source;
+                lines.push(&chunk[..count], |item| self.take(*id, *rank, log.as_mut(), item));
+                if finishing {
+                    source.left = source.left.saturating_sub(count);
+                    if source.left == 0 {
+                        self.close(source);
+                    }
+                }
+            }
+            Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
+            Err(_) => self.close(source),
+        }
+    }
+
+    fn close(&mut self, source: &mut Source) {
+        source.open = false;
+        let Source { id, rank, lines, log, .. } = source;
+        lines.finish(|item| self.take(*id, *rank, log.as_mut(), item));
+        let lost = log.as_mut().and_then(LogFile::lost);
+        self.captured.lost_log = self.captured.lost_log.take().or(lost);
+        self.put(|sink| sink.finish(source.id));
+    }
+
+    fn take(&mut self, id: usize, rank: usize, log: Option<&mut LogFile>, item: Item<'_>) {
+        match item {
+            Item::Report(report) => {
+                self.captured.results[rank] = Some(String::from_utf8_lossy(report).into_owned());
+            }
+            Item::Note(text) => {
+                if let Some(notes) = &self.notes {
+                    notes.note(rank, &String::from_utf8_lossy(text));
+                }
+            }
+            // Nobody listens any more where the launcher has given up.
+            Item::Met(text) => {
+                let numbers = String::from_utf8_lossy(text);
+                let without = numbers.split(' ').filter_map(|number| number.parse().ok()).collect();
+                drop(self.events.send(Event::Met { local_rank: rank, without }));
+            }
+            Item::Text(text) => {
+                if let Some(tail) = self.captured.tails.get_mut(rank) {
+                    keep(tail, text);
+                }
+                let is_kept = log.is_some_and(|log| log.write(text));
+                if self.shown || !is_kept {
+                    self.put(|sink| sink.write(id, text));
+                }
+            }
+        }
+    }
+
+    fn put(&mut self, write: impl FnOnce(&mut Sink) -> io::Result<()>) {
+        let Some(sink) = &mut self.sink else { return };
+        let mut written = None;
+        match &self.notes {
+            Some(notes) => {
+                let mut write = Some(write);
+                notes.aside(&mut || {
+                    if let Some(write) = write.take() {
+                        written = Some(write(sink));
+                    }
+                });
+            }
+            None => written = Some(write(sink)),
+        }
+        let Some(Err(error)) = written else { return };
+        self.sink = None;
+        // Without standard error a job still does its work; without standard output it does not.
+        if self.reports {
+            let _ = self.events.send(Event::OutputFailed(error));
+        }
+    }
+}
+
+/// Adds a line to the last ones of a rank.
+fn keep(tail: &mut VecDeque<String>, text: &[u8]) {
+    let line = String::from_utf8_lossy(&text[..text.len().min(TAIL_LINE)]);
+    if line.trim().is_empty() {
+        return;
+    }
+    if tail.len() == TAIL_LINES {
+        tail.pop_front();
+    }
+    tail.push_back(line.trim_end().to_owned());
+}

@@ -1,0 +1,26 @@
+//! What other launchers may hand this crate, as functions of bytes: for `fuzz/` and for the test that goes through its seeds. Each
+//! panics where something is not as it should be, and is there in no other build.
+#![allow(missing_docs, clippy::missing_errors_doc, clippy::unwrap_used)]
+
+pub use crate::nodes::fuzz_council as council;
+
+#[cfg(test)]
+#[path = "../../comm/src/fuzz/seeds.rs"]
+mod seeds;
+
+#[cfg(test)]
+mod tests {
+    use super::seeds::{Target, every_change, every_seed};
+
+    const TARGETS: [Target; 1] = [("council", super::council)];
+
+    #[test]
+    fn every_seed_passes() {
+        every_seed(&TARGETS);
+    }
+
+    #[test]
+    fn every_change_of_a_seed_passes() {
+        every_change(&TARGETS);
+    }
+}

@@ -1,0 +1,80 @@
+//! Tells ranks that are about to meet that one of them has ended: they would wait for it until they are ended themselves, and
+//! could not say whom they miss.
+
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use comm::launcher::Announcement;
+use comm::{Error, Result};
+
+use super::environment::Job;
+use super::nodes;
+use crate::SpawnConfig;
+
+/// Tells it as long as it lives, and for so long at most.
+#[derive(Debug)]
+pub(super) struct Herald {
+    /// Closed, it ends the thread.
+    alive: Option<UnixStream>,
+    leader_has_ended: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Herald {
+    /// This rank of this node has ended.
+    pub(super) fn start(config: &SpawnConfig, job: &Job, rank: usize, time: Duration) -> Result<Self> {
+        let failed =
+            |reason: &dyn std::fmt::Display| Error::system("telling the ranks that one has ended", reason);
+        let (alive, stop) = UnixStream::pair().map_err(|reason| failed(&reason))?;
+        let leader_has_ended = Arc::new(AtomicBool::new(rank == 0));
+        let announcement = Announcement {
+            config: job.config_of(config, rank)?,
+            host: nodes::host(),
+            until: Instant::now() + time.min(nodes::LONGEST),
+            stop: Arc::new(stop),
+            leader_has_ended: leader_has_ended.clone(),
+        };
+        let tell = move || {
+            if let Err(error) = announcement.make() {
+                tracing::debug!("the other ranks are not told: {error}");
+            }
+        };
+        let thread = Builder::new().name("herald".into()).spawn(tell).map_err(|reason| failed(&reason))?;
+        Ok(Self { alive: Some(alive), leader_has_ended, thread: Some(thread) })
+    }
+
+    /// Another rank of this node has ended.
+    pub(super) fn note_end(&self, rank: usize) {
+        self.leader_has_ended.fetch_or(rank == 0, Ordering::AcqRel);
+    }
+}
+
+impl Drop for Herald {
+    fn drop(&mut self) {
+        self.alive = None;
+        if let Some(thread) = self.thread.take() {
+            // It only fails if it panicked, and then it has ended.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::random::random_hex;
+    use super::*;
+    use crate::nodes::Round;
+
+    #[test]
+    fn it_may_tell_for_ever() {
+        let config = SpawnConfig { world_size: 2, grace: Duration::MAX, ..SpawnConfig::default() };
+        let secret = Some(random_hex::<32>().unwrap());
+        let round = Round { run_id: "ab".repeat(16), secret, port: 1, restart: 0, max_restarts: 0 };
+        let job = Job::new(&config, &round, None).unwrap();
+        let herald = Herald::start(&config, &job, 1, config.grace).unwrap();
+        assert!(herald.thread.as_ref().is_some_and(|thread| !thread.is_finished()));
+    }
+}

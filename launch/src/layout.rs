@@ -1,0 +1,98 @@
+//! How ranks are numbered over the nodes of a job.
+
+use std::ops::Range;
+
+use comm::{Error, Result};
+
+/// How ranks are numbered over nodes (machines): node by node, the same number on each.
+///
+/// ```
+/// use launch::Layout;
+///
+/// let layout = Layout::new(2, 4)?;
+/// assert_eq!(layout.world_size(), 8);
+/// assert_eq!(layout.global_rank(1, 2), 6);
+/// assert_eq!(layout.place(6), (1, 2));
+/// # Ok::<(), comm::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    nodes: usize,
+    local_world_size: usize,
+}
+
+impl Layout {
+    /// So many nodes, and ranks on each.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where one of them is 0, or there are more ranks than can be counted.
+    pub fn new(nodes: usize, local_world_size: usize) -> Result<Self> {
+        for (what, count) in [("nodes", nodes), ("local_world_size", local_world_size)] {
+            if count == 0 {
+                return Err(Error::invalid(what, 0, "at least 1 is needed"));
+            }
+        }
+        match nodes.checked_mul(local_world_size) {
+            Some(_) => Ok(Self { nodes, local_world_size }),
+            None => {
+                Err(Error::invalid("nodes", nodes, format!("too many, with {local_world_size} ranks each")))
+            }
+        }
+    }
+
+    /// Machines.
+    pub fn nodes(self) -> usize {
+        self.nodes
+    }
+
+    /// Ranks on each of them.
+    pub fn local_world_size(self) -> usize {
+        self.local_world_size
+    }
+
+    /// All ranks.
+    pub fn world_size(self) -> usize {
+        self.nodes * self.local_world_size
+    }
+
+    /// A rank's number among all: `node_rank * local_world_size + local_rank`.
+    pub fn global_rank(self, node_rank: usize, local_rank: usize) -> usize {
+        node_rank * self.local_world_size + local_rank
+    }
+
+    /// The node of a rank, and its number there: the other way round.
+    pub fn place(self, global_rank: usize) -> (usize, usize) {
+        (global_rank / self.local_world_size, global_rank % self.local_world_size)
+    }
+
+    /// The ranks of a node.
+    pub fn ranks_of(self, node_rank: usize) -> Range<usize> {
+        self.global_rank(node_rank, 0)..self.global_rank(node_rank + 1, 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_rank_has_one_place_and_each_place_one_rank() {
+        for (nodes, local) in [(1, 1), (1, 4), (2, 4), (3, 5), (7, 1)] {
+            let layout = Layout::new(nodes, local).unwrap();
+            let places = (0..nodes).flat_map(|node| (0..local).map(move |rank| (node, rank)));
+            for (rank, (node, local_rank)) in places.enumerate() {
+                assert_eq!(layout.global_rank(node, local_rank), rank);
+                assert_eq!(layout.place(rank), (node, local_rank));
+                assert!(layout.ranks_of(node).contains(&rank));
+            }
+            assert_eq!((layout.world_size(), layout.ranks_of(nodes - 1).end), (nodes * local, nodes * local));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_counted_is_refused() {
+        assert_eq!(Layout::new(0, 4).unwrap_err().to_string(), "nodes: got 0; at least 1 is needed");
+        assert!(Layout::new(2, 0).unwrap_err().to_string().starts_with("local_world_size: got 0"));
+        assert!(Layout::new(usize::MAX, 2).unwrap_err().to_string().contains("too many"));
+    }
+}

@@ -1,0 +1,122 @@
+//! The port at which the ranks of a job meet, as the launcher holds it.
+
+use std::fmt::Display;
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, TcpListener};
+use std::time::Instant;
+
+use comm::launcher::{addresses, seen_by_others};
+use comm::{Error, Result};
+
+use super::nodes;
+use super::reserved::{ReservedPort, bound};
+use crate::{MasterPort, SpawnConfig};
+
+/// Ranks that may wait to be let in.
+const BACKLOG: i32 = 1024;
+
+/// The port, open or reserved for as long as this lives.
+pub(super) struct Master {
+    held: Held,
+    pub(super) port: u16,
+}
+
+enum Held {
+    Listener(TcpListener),
+    Reserved(ReservedPort),
+}
+
+impl Master {
+    /// Opens the port on the first address of the host that is this machine's. On several nodes the launchers meet at the
+    /// port that was asked for, and loopback will not do.
+    pub(super) fn open(config: &SpawnConfig) -> Result<Self> {
+        let SpawnConfig { master_addr, port_kind, join_timeout, .. } = config;
+        let master_port = if config.nodes > 1 { 0 } else { config.master_port };
+        let wrong = |reason: &dyn Display| {
+            Error::invalid("master_addr", master_addr, format!("{reason}; give an address of this machine"))
+        };
+        let deadline = Instant::now() + (*join_timeout).min(nodes::LONGEST);
+        let found = addresses(master_addr, master_port, deadline)
+            .map_err(|reason| wrong(&format_args!("the name has no address ({reason})")))?;
+        let addresses = match config.nodes {
+            1 => found,
+            _ => seen_by_others(master_addr, found).map_err(|reason| wrong(&reason))?,
+        };
+        for address in addresses {
+            match hold(address, *port_kind) {
+                Ok((held, port)) => return Ok(Self { held, port }),
+                Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {}
+                Err(error) => {
+                    return Err(Error::Listen { address: address.to_string(), reason: error.to_string() });
+                }
+            }
+        }
+        Err(wrong(&"this machine does not have that address"))
+    }
+
+    /// What rank 0 inherits, if anything; and what the launcher goes on to hold.
+    pub(super) fn split(self) -> (Option<TcpListener>, Option<ReservedPort>) {
+        match self.held {
+            Held::Listener(listener) => (Some(listener), None),
+            Held::Reserved(reserved) => (None, Some(reserved)),
+        }
+    }
+}
+
+fn hold(address: SocketAddr, kind: MasterPort) -> io::Result<(Held, u16)> {
+    match kind {
+        MasterPort::Inherited => {
+            let (socket, address) = bound(address)?;
+            socket.listen(BACKLOG)?;
+            Ok((Held::Listener(socket.into()), address.port()))
+        }
+        MasterPort::Reserved => {
+            let reserved = ReservedPort::bind(address)?;
+            let port = reserved.address().port();
+            Ok((Held::Reserved(reserved), port))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(port_kind: MasterPort, addr: &str, master_port: u16) -> Result<Master> {
+        Master::open(&SpawnConfig {
+            port_kind,
+            master_addr: addr.into(),
+            master_port,
+            ..SpawnConfig::default()
+        })
+    }
+
+    #[test]
+    fn a_reserved_port_can_be_listened_on_and_is_given_to_nobody_else() {
+        let master = open(MasterPort::Reserved, "127.0.0.1", 0).unwrap();
+        let listener = TcpListener::bind(("127.0.0.1", master.port)).unwrap();
+        assert!(std::net::TcpStream::connect(("127.0.0.1", master.port)).is_ok());
+        drop(listener);
+        let (inherited, kept) = master.split();
+        assert!(inherited.is_none() && kept.is_some());
+    }
+
+    #[test]
+    fn a_port_that_somebody_listens_on_is_taken_for_both_kinds() {
+        let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = holder.local_addr().unwrap().port();
+        for kind in [MasterPort::Inherited, MasterPort::Reserved] {
+            let error = open(kind, "127.0.0.1", port).err().unwrap();
+            assert!(matches!(error, Error::Listen { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_host_must_be_this_one() {
+        for (host, part) in [("192.0.2.1", "does not have"), ("no such host", "no address"), ("", "address")]
+        {
+            let message = open(MasterPort::Reserved, host, 0).err().unwrap().to_string();
+            assert!(message.starts_with("master_addr: got ") && message.contains(part), "{message}");
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Ranks that would start ranks of the same program, which would do so again, without end.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+
+use comm::launcher::digest;
+use comm::launcher::is_worker;
+use comm::{Error, Result};
+
+use super::environment::COMMANDS;
+use crate::SpawnConfig;
+
+const HELP: &str = "this process is a rank itself, and its ranks would start ranks in their turn, without end; call \
+                    launch::run, which starts ranks only where there are none, or ask launch::is_worker() first";
+
+impl SpawnConfig {
+    /// Refuses to start what this process was started as.
+    pub(super) fn check_nesting(&self) -> Result<()> {
+        let rank = env::var_os("RANK").filter(|_| is_worker());
+        let refuse = |got: String| Err(Error::invalid("spawn", got, HELP));
+        match rank {
+            Some(rank) if self.program.is_none() => {
+                refuse(format!("a call in rank {}", rank.to_string_lossy()))
+            }
+            _ if above().split(':').any(|command| command == self.command()) => {
+                refuse("the command that this process is a rank of".into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The commands of the launchers above the ranks, for these.
+    pub(super) fn commands(&self) -> String {
+        match above() {
+            above if above.is_empty() => self.command(),
+            above => format!("{above}:{}", self.command()),
+        }
+    }
+
+    /// The name of what is started: the same for the same program with the same arguments.
+    fn command(&self) -> String {
+        let program = match &self.program {
+            Some(program) => program.canonicalize().unwrap_or_else(|_| program.clone()),
+            None => env::current_exe().unwrap_or_else(|_| PathBuf::new()),
+        };
+        let args = self.arguments();
+        let words = std::iter::once(program.as_os_str()).chain(args.iter().map(OsString::as_os_str));
+        // The end of a word is no byte of any.
+        let numbers = |word: &OsStr| {
+            word.as_encoded_bytes().iter().map(|&byte| usize::from(byte)).chain([256]).collect::<Vec<_>>()
+        };
+        format!("{:x}", digest(words.flat_map(numbers)))
+    }
+}
+
+/// What the launchers above this process have started, outermost first.
+fn above() -> String {
+    env::var(COMMANDS).ok().filter(|_| is_worker()).unwrap_or_default()
+}

@@ -1,0 +1,310 @@
+//! What becomes of a job whose ranks are on several nodes, or on one: the first node's launcher decides, from what all say.
+//! No sockets, no processes.
+
+use std::time::{Duration, Instant};
+
+use comm::{EXIT_PEER_FAILED, ExitKind, NodeName, WorkerFailure};
+
+use super::losses::Losses;
+use super::message::{Ending, Order, Round, Verdict, Word};
+use crate::failure::CLOSE;
+
+const SIGKILL: ExitKind = ExitKind::Signal(9);
+
+/// To each node its orders.
+pub(super) type Orders = Vec<(usize, Order)>;
+
+/// How far a node is.
+#[derive(Debug, Clone, PartialEq)]
+enum Stage {
+    /// It has not said that it is ready for the next round.
+    Awaited,
+    Ready,
+    Running,
+    Ended,
+    /// There is no connection to its launcher any more.
+    Gone,
+}
+
+/// A rank's failure, as the council knows it.
+#[derive(Debug, Clone)]
+pub(super) struct Failed {
+    failure: WorkerFailure,
+    at: Instant,
+    is_final: bool,
+}
+
+/// Listens to all nodes and decides.
+pub(super) struct Council {
+    stages: Vec<Stage>,
+    names: Vec<NodeName>,
+    local_world_sizes: Vec<Option<usize>>,
+    /// The fewest ranks that go on, as each node was told.
+    elastic: Vec<Option<usize>>,
+    /// How often the ranks may be started again, as each node was told.
+    max_restarts: Vec<usize>,
+    losses: Losses,
+    round: Round,
+    failures: Vec<Failed>,
+    /// What ends the job whatever the ranks do: the first such thing.
+    end: Option<Verdict>,
+    over: bool,
+}
+
+impl Council {
+    /// `hosts` are the addresses of the nodes, until they tell their names.
+    pub(super) fn new(hosts: Vec<String>, round: Round) -> Self {
+        let nodes = hosts.len();
+        let name = |(node, host)| NodeName { node, host };
+        Self {
+            stages: vec![Stage::Awaited; nodes],
+            names: hosts.into_iter().enumerate().map(name).collect(),
+            local_world_sizes: vec![None; nodes],
+            elastic: vec![None; nodes],
+            max_restarts: vec![0; nodes],
+            losses: Losses::new(nodes),
+            round,
+            failures: Vec::new(),
+            end: None,
+            over: false,
+        }
+    }
+
+    /// Takes note of a node's word; what is to be done now.
+    pub(super) fn hear(&mut self, node: usize, word: Word, now: Instant) -> Orders {
+        if self.over || self.stages[node] == Stage::Gone {
+            return Vec::new();
+        }
+        match word {
+            Word::Ready { host, local_world_size, port, elastic, max_restarts } => {
+                self.names[node].host = host;
+                self.local_world_sizes[node] = Some(local_world_size);
+                self.elastic[node] = elastic;
+                self.max_restarts[node] = max_restarts;
+                if node == 0 {
+                    self.round.port = port;
+                }
+                self.ready(node)
+            }
+            Word::Met { without } => {
+                self.losses.met(without);
+                Vec::new()
+            }
+            Word::HasEnded(rank) => self.has_ended(node, rank),
+            Word::Lost { failure, is_final } => self.lost(node, failure, is_final, now),
+            Word::Failing => self.stop(),
+            Word::Ended(ending) => self.ended(node, ending, now),
+            Word::Gone => self.gone(node, "is gone".into(), Verdict::Gone),
+            Word::Silent { ms } => {
+                let what =
+                    format!("is given up: nothing was heard of its launcher for {:.1} s", ms as f64 / 1e3);
+                self.gone(node, what, |node| Verdict::Silent { node, ms })
+            }
+        }
+    }
+
+    fn ready(&mut self, node: usize) -> Orders {
+        self.stages[node] = Stage::Ready;
+        if self.end.is_some() {
+            return self.settle();
+        }
+        if self.stages.iter().any(|stage| *stage != Stage::Ready) {
+            return Vec::new();
+        }
+        if let Some((odd, reason)) = self.misfit() {
+            self.end = Some(Verdict::Stopped { node: self.names[odd].clone(), reason });
+            return self.settle();
+        }
+        self.stages.fill(Stage::Running);
+        (0..self.stages.len()).map(|node| (node, Order::Start(self.round.clone()))).collect()
+    }
+
+    /// The first node that was not told the same as node 0, and what it was told.
+    fn misfit(&self) -> Option<(usize, String)> {
+        let size = |node: usize| self.local_world_sizes[node].unwrap_or_default().to_string();
+        let least =
+            |node: usize| self.elastic[node].map_or("nothing".into(), |min| format!("at least {min} ranks"));
+        let differs = |node: &usize, tell: &dyn Fn(usize) -> String| tell(*node) != tell(0);
+        let restarts = |node: usize| self.max_restarts[node].to_string();
+        let told: [(&str, &dyn Fn(usize) -> String); 3] =
+            [("--nproc-per-node", &size), ("--elastic", &least), ("--max-restarts", &restarts)];
+        told.into_iter().find_map(|(option, tell)| {
+            let odd = (0..self.names.len()).find(|node| differs(node, tell))?;
+            let (got, other, first) = (tell(odd), tell(0), &self.names[0]);
+            Some((odd, format!("{option}: got {got}, {first} has {other}; give the same on every node")))
+        })
+    }
+
+    /// A rank has failed where the others may go on without it.
+    fn lost(&mut self, node: usize, mut failure: WorkerFailure, is_final: bool, now: Instant) -> Orders {
+        if self.stages[node] != Stage::Running {
+            return Vec::new();
+        }
+        failure.node = Some(self.names[node].clone());
+        self.losses.add(failure.rank);
+        if self.are_enough() {
+            return self.go_on(failure.headline());
+        }
+        self.losses.add_fatal(node, Failed { failure, at: now, is_final });
+        self.stop()
+    }
+
+    /// A launcher has seen a process end. Each speaks for its own ranks only: of a node that cannot be reached nobody knows.
+    fn has_ended(&self, node: usize, rank: usize) -> Orders {
+        let is_its_own = self.stages.len() == 1 || rank.checked_div(self.local_world_size()) == Some(node);
+        let running = self.those_at(|stage| *stage == Stage::Running).filter(|_| is_its_own);
+        running.map(|node| (node, Order::HasEnded(rank))).collect()
+    }
+
+    /// A node's launcher is gone, and with it its ranks.
+    fn gone(&mut self, node: usize, how: String, verdict: impl Fn(NodeName) -> Verdict) -> Orders {
+        let stage = std::mem::replace(&mut self.stages[node], Stage::Gone);
+        let what = format!("{} {how}", self.names[node]);
+        self.go_on_without(node, &stage, what).unwrap_or_else(|| {
+            self.end.get_or_insert(verdict(self.names[node].clone()));
+            self.settle()
+        })
+    }
+
+    /// Whether there is no connection to a node's launcher any more.
+    pub(super) fn is_gone(&self, node: usize) -> bool {
+        self.stages[node] == Stage::Gone
+    }
+
+    pub(super) fn name(&self, node: usize) -> &NodeName {
+        &self.names[node]
+    }
+
+    /// Orders where the others can go on without this node, which was at this stage.
+    fn go_on_without(&mut self, node: usize, stage: &Stage, what: String) -> Option<Orders> {
+        if *stage == Stage::Running {
+            self.losses.add_node(node);
+        }
+        let has_begun = matches!(stage, Stage::Running | Stage::Ended);
+        if !has_begun || !self.are_enough() {
+            return None;
+        }
+        let mut orders = if *stage == Stage::Running { self.go_on(what) } else { Vec::new() };
+        orders.extend(self.settle());
+        Some(orders)
+    }
+
+    fn local_world_size(&self) -> usize {
+        self.local_world_sizes[0].unwrap_or_default()
+    }
+
+    /// Whether those that are left can go on.
+    fn are_enough(&self) -> bool {
+        let local = self.local_world_size();
+        !self.is_in_vain() && self.elastic[0].is_some_and(|min| self.losses.can_go_on(local, min))
+    }
+
+    /// What the ranks do makes no difference any more.
+    fn is_in_vain(&self) -> bool {
+        self.end.is_some() || !self.failures.is_empty() || self.losses.fatal().next().is_some()
+    }
+
+    /// Orders for all whose launchers are there.
+    fn go_on(&self, what: String) -> Orders {
+        let left = match self.losses.left(self.local_world_size()) {
+            1 => "the other goes on".to_string(),
+            left => format!("the others go on, {left} in all"),
+        };
+        let there = self.those_at(|stage| matches!(stage, Stage::Running | Stage::Ended));
+        there.map(|node| (node, Order::GoOn(format!("{what}; {left}")))).collect()
+    }
+
+    fn ended(&mut self, node: usize, ending: Ending, now: Instant) -> Orders {
+        let before = std::mem::replace(&mut self.stages[node], Stage::Ended);
+        match ending {
+            Ending::Done => {}
+            Ending::Failed { mut failure, ago_ms, is_final } => {
+                failure.node = (self.names.len() > 1).then(|| self.names[node].clone());
+                let at = now.checked_sub(Duration::from_millis(ago_ms)).unwrap_or(now);
+                self.losses.told_by(node);
+                self.failures.push(Failed { failure, at, is_final });
+            }
+            Ending::Stopped(reason) => return self.stopped(node, &before, reason),
+        }
+        self.settle()
+    }
+
+    /// A node's launcher has ended its ranks, for a reason of its own. The first one is what all depend on.
+    fn stopped(&mut self, node: usize, before: &Stage, reason: String) -> Orders {
+        let (name, what) = (self.names[node].clone(), format!("{} has left: {reason}", self.names[node]));
+        let verdict = Verdict::Stopped { node: name, reason };
+        if node > 0 {
+            let stage = std::mem::replace(&mut self.stages[node], Stage::Gone);
+            if let Some(mut orders) = self.go_on_without(node, before, what) {
+                orders.push((node, Order::Over(verdict)));
+                return orders;
+            }
+            self.stages[node] = stage;
+        }
+        self.end.get_or_insert(verdict);
+        self.settle()
+    }
+
+    /// Orders for those whose ranks still run.
+    fn stop(&self) -> Orders {
+        self.those_at(|stage| *stage == Stage::Running).map(|node| (node, Order::Stop)).collect()
+    }
+
+    fn those_at(&self, is: impl Fn(&Stage) -> bool) -> impl Iterator<Item = usize> {
+        let nodes: Vec<usize> = (0..self.stages.len()).filter(|&node| is(&self.stages[node])).collect();
+        nodes.into_iter()
+    }
+
+    /// Decides, once no rank runs any more.
+    fn settle(&mut self) -> Orders {
+        let runs = |stage: &Stage| *stage == Stage::Running;
+        if self.stages.iter().any(runs) {
+            return if self.is_in_vain() { self.stop() } else { Vec::new() };
+        }
+        let verdict = match (self.end.take(), self.first_cause()) {
+            (Some(end), _) => end,
+            (None, None) => Verdict::Done,
+            (None, Some(Failed { failure, is_final, .. })) => {
+                let all_are_there = !self.stages.contains(&Stage::Gone);
+                if self.round.restart < self.round.max_restarts && !is_final && all_are_there {
+                    return self.again(&failure);
+                }
+                Verdict::Failed(failure)
+            }
+        };
+        self.over = true;
+        let here = self.those_at(|stage| *stage != Stage::Gone);
+        here.map(|node| (node, Order::Over(verdict.clone()))).collect()
+    }
+
+    fn again(&mut self, failure: &WorkerFailure) -> Orders {
+        self.failures.clear();
+        self.losses = Losses::new(self.stages.len());
+        self.stages.fill(Stage::Awaited);
+        self.round.restart += 1;
+        let order = Order::Again {
+            reason: failure.headline(),
+            restart: self.round.restart,
+            of: self.round.max_restarts,
+        };
+        (0..self.stages.len()).map(|node| (node, order.clone())).collect()
+    }
+
+    /// As on one node: the earliest failure that is not put down to another rank; but one that was killed from outside
+    /// comes first where times are close.
+    fn first_cause(&self) -> Option<Failed> {
+        let own = |failed: &&Failed| failed.failure.status != ExitKind::Code(EXIT_PEER_FAILED);
+        let earliest = |failures: Vec<&Failed>| failures.into_iter().min_by_key(|failed| failed.at).cloned();
+        let all: Vec<&Failed> = self.failures.iter().chain(self.losses.fatal()).collect();
+        let cause = earliest(all.iter().copied().filter(own).collect()).or_else(|| earliest(all.clone()))?;
+        let killed = |failed: &&Failed| failed.failure.status == SIGKILL && failed.at < cause.at + CLOSE;
+        let mut cause = all.iter().copied().find(killed).cloned().unwrap_or(cause);
+        let of_node = |failed: &&Failed| failed.failure.also_failed.saturating_add(1);
+        let count = all.iter().map(of_node).fold(0, usize::saturating_add);
+        cause.failure.also_failed = count - 1;
+        Some(cause)
+    }
+}
+
+#[cfg(test)]
+mod tests;

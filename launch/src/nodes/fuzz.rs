@@ -1,0 +1,37 @@
+//! Any words of any nodes, in any order.
+
+use std::time::Instant;
+
+use super::council::Council;
+use super::message::{Order, Round, Verdict, Word};
+
+const NODES: usize = 3;
+
+/// Each line is a node's word: one character for the node, then the message.
+pub fn fuzz_council(data: &[u8]) {
+    let round = Round { run_id: "run".into(), secret: None, port: 0, restart: 0, max_restarts: 2 };
+    let mut council = Council::new((0..NODES).map(|node| format!("h{node}")).collect(), round);
+    // A launcher that is stopped may have left before the others' end.
+    let (now, mut over) = (Instant::now(), [false; NODES]);
+    for line in data.split(|byte| *byte == b'\n') {
+        let Some((node, text)) = line.split_first() else { continue };
+        if let Ok(order) = serde_json::from_slice::<Order>(text) {
+            look(&order);
+        }
+        let Ok(word) = serde_json::from_slice::<Word>(text) else { continue };
+        let orders = council.hear(usize::from(*node) % NODES, word, now);
+        for (node, order) in &orders {
+            assert!(!over[*node], "an order after the end");
+            over[*node] = matches!(order, Order::Over(_));
+            look(order);
+        }
+    }
+}
+
+fn look(order: &Order) {
+    match order {
+        Order::Over(Verdict::Failed(failure)) => assert!(!failure.to_string().is_empty()),
+        Order::Start(round) => assert!(round.restart <= round.max_restarts || round.secret.is_none()),
+        _ => {}
+    }
+}

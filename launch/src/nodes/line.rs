@@ -1,0 +1,148 @@
+//! The connection to another launcher, and how long nothing has come over it.
+//!
+//! A launcher that stands still (SIGSTOP, a suspended machine) keeps its connections: the kernel answers for it. So launchers
+//! send each other signs of life, `null` in place of a message. Each is sent only once something has come since the last one:
+//! no pile of them waits for a launcher that stands still.
+
+use std::time::{Duration, Instant};
+
+use comm::launcher::Connection;
+use serde::Serialize;
+
+/// Between two signs of life, and between two looks at those of the others.
+const PERIOD: Duration = Duration::from_secs(1);
+/// How many of them there are at least before a launcher is given up.
+const SIGNS: u32 = 4;
+/// Less says nothing on a busy machine.
+const SHORTEST: Duration = Duration::from_secs(1);
+/// How long a launcher may be silent before a warning says so, as with ranks.
+const WARN_AFTER: Duration = Duration::from_secs(30);
+
+/// How long a message may wait for room.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a launcher may be silent while another one waits for it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limit(Duration);
+
+impl Limit {
+    pub(super) fn new(timeout: Duration) -> Self {
+        Self(timeout.max(SHORTEST))
+    }
+
+    pub(super) fn period(self) -> Duration {
+        PERIOD.min(self.0 / SIGNS)
+    }
+}
+
+/// The way to one launcher.
+pub(super) struct Line {
+    pub(super) wire: Connection,
+    /// For how long nothing has come. A period is added at each look: while this launcher itself stands still, none is.
+    silence: Duration,
+    /// Something has come since the last sign of life was sent.
+    is_answered: bool,
+}
+
+impl Line {
+    pub(super) fn new(wire: Connection) -> Self {
+        Self { wire, silence: Duration::ZERO, is_answered: true }
+    }
+
+    /// Something has come.
+    pub(super) fn hear(&mut self) {
+        self.silence = Duration::ZERO;
+        self.is_answered = true;
+    }
+
+    /// Gives a sign of life, and looks whether one has come. True where it is time for a warning, once.
+    pub(super) fn look(&mut self, limit: Limit) -> bool {
+        if std::mem::take(&mut self.is_answered) {
+            send(&mut self.wire, &None::<()>);
+        }
+        let before = self.silence;
+        self.silence += limit.period();
+        before < WARN_AFTER && self.silence >= WARN_AFTER
+    }
+
+    /// How long it has been silent, where that is too long for one who has waited for so long.
+    pub(super) fn is_missed(&self, waited: Duration, limit: Limit) -> Option<Duration> {
+        (self.silence.min(waited) >= limit.0).then_some(self.silence)
+    }
+}
+
+/// Says something to another launcher.
+pub(super) fn send(wire: &mut Connection, message: &impl Serialize) {
+    match Connection::frame(message) {
+        // Where it cannot be sent, the other side is gone, which its reader finds out.
+        Ok(frame) => drop(wire.write(&frame, Instant::now() + PATIENCE)),
+        // Nobody is to wait for what cannot be said: both sides find the other one gone.
+        Err(reason) => {
+            tracing::warn!("what the launchers say to each other cannot be written: {reason}");
+            wire.cut();
+        }
+    }
+}
+
+/// The warning.
+pub(super) fn say_that_it_is_silent(node: &impl std::fmt::Display) {
+    let seconds = WARN_AFTER.as_secs();
+    tracing::warn!(
+        "{node}: nothing was heard of its launcher for {seconds} s; it stands still, or cannot be reached"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Instant;
+
+    use super::*;
+
+    fn line() -> (Line, Connection) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let [one, other] = [one, listener.accept().unwrap().0].map(|end| Connection::new(end).unwrap());
+        (Line::new(one), other)
+    }
+
+    #[test]
+    fn a_silent_launcher_is_warned_of_once_and_missed_by_those_who_wait() {
+        let (mut line, _other) = line();
+        let seconds = Duration::from_secs;
+        let limit = Limit::new(seconds(60));
+        let mut warned: Vec<u64> = (1..60).filter(|_| line.look(limit)).collect();
+        assert_eq!(warned, [30]);
+        assert_eq!(line.is_missed(seconds(100), limit), None);
+        line.look(limit);
+        assert_eq!(line.is_missed(seconds(60), limit), Some(seconds(60)));
+        // Who has only just begun to wait gives it the whole time.
+        assert_eq!(line.is_missed(seconds(59), limit), None);
+        line.hear();
+        assert_eq!(line.is_missed(seconds(100), limit), None);
+        warned = (1..60).filter(|_| line.look(limit)).collect();
+        assert_eq!(warned, [30]);
+    }
+
+    #[test]
+    fn one_sign_of_life_is_sent_for_each_that_comes() {
+        let (mut line, mut other) = line();
+        let limit = Limit::new(Duration::from_secs(60));
+        for _ in 0..3 {
+            line.look(limit);
+        }
+        line.hear();
+        line.look(limit);
+        line.wire.cut();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut signs = || other.receive::<Option<u8>>(100, deadline);
+        assert_eq!((signs().unwrap(), signs().unwrap()), (None, None));
+        assert!(signs().is_err());
+    }
+
+    #[test]
+    fn the_time_out_is_that_of_the_configuration_but_for_very_short_ones() {
+        assert_eq!(Limit::new(Duration::ZERO).period(), Duration::from_millis(250));
+        assert_eq!(Limit::new(Duration::from_secs(300)).period(), PERIOD);
+    }
+}

@@ -1,0 +1,213 @@
+//! Connections between launchers, and the threads that listen to them.
+
+use std::net::TcpStream;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+use comm::launcher::{Connection, lock};
+use comm::{Error, NodeName, Result};
+use socket2::{SockRef, TcpKeepalive};
+
+use super::council::Council;
+use super::line::{Limit, Line, say_that_it_is_silent, send};
+use super::message::{LIMIT, Order, Verdict, Word};
+use crate::event::Event;
+use crate::platform::socket::end_when_unconfirmed;
+
+/// Longer than any job.
+const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// A machine that is silent for so long is asked whether it is there, and how often.
+const SILENCE: Duration = Duration::from_secs(10);
+const ASK_EVERY: Duration = Duration::from_secs(5);
+const ASK: u32 = 3;
+
+/// A machine that vanishes without a word is missed within half a minute.
+pub(super) fn keep_alive(stream: &TcpStream) {
+    let socket = SockRef::from(stream);
+    let keep = TcpKeepalive::new().with_time(SILENCE).with_interval(ASK_EVERY).with_retries(ASK);
+    // Without it the job still ends when the ranks miss each other.
+    let _ = socket.set_tcp_keepalive(&keep);
+    end_when_unconfirmed(stream, SILENCE + ASK * ASK_EVERY);
+}
+
+/// The council, and the ways to all nodes.
+pub(super) struct Chair {
+    council: Council,
+    own: Sender<Event>,
+    /// Of the nodes from 1.
+    others: Vec<Line>,
+}
+
+impl Chair {
+    pub(super) fn start(
+        council: Council,
+        others: Vec<Connection>,
+        own: &Sender<Event>,
+    ) -> Result<Arc<Mutex<Self>>> {
+        let readers = others.iter().map(Connection::again).collect::<Vec<_>>();
+        let others = others.into_iter().map(Line::new).collect();
+        let chair = Arc::new(Mutex::new(Self { council, own: own.clone(), others }));
+        for (at, mut wire) in readers.into_iter().enumerate() {
+            let chair = Arc::clone(&chair);
+            let listen = move || {
+                loop {
+                    let heard = wire.receive(LIMIT, Instant::now() + FOR_EVER);
+                    let mut chair = lock(&chair);
+                    chair.others[at].hear();
+                    // None is a sign of life.
+                    let Some(word) = heard.unwrap_or(Some(Word::Gone)) else { continue };
+                    let is_last = word == Word::Gone;
+                    chair.hear(at + 1, word);
+                    if is_last {
+                        return;
+                    }
+                }
+            };
+            spawn(listen)?;
+        }
+        Ok(chair)
+    }
+
+    pub(super) fn hear(&mut self, node: usize, word: Word) {
+        for (to, order) in self.council.hear(node, word, Instant::now()) {
+            match to.checked_sub(1) {
+                // Nobody listens any more where this launcher is about to return.
+                None => drop(self.own.send(Event::Order(order))),
+                Some(at) => send(&mut self.others[at].wire, &order),
+            }
+        }
+    }
+
+    /// Gives up those that have been silent for too long, in which this launcher has waited for them.
+    pub(super) fn give_up(&mut self, waited: Duration, limit: Limit) {
+        for at in 0..self.others.len() {
+            let Some(silence) = self.others[at].is_missed(waited, limit) else { continue };
+            // Where it goes on some day, it learns that the others do without it.
+            self.others[at].wire.cut();
+            self.hear(at + 1, Word::Silent { ms: milliseconds(silence) });
+        }
+    }
+
+    /// Nothing more will be said.
+    pub(super) fn close(&mut self) {
+        self.others.iter_mut().for_each(|line| line.wire.hang_up());
+    }
+}
+
+impl KeepUp for Chair {
+    fn keep_up(&mut self, limit: Limit) {
+        for (at, line) in self.others.iter_mut().enumerate() {
+            if line.look(limit) && !self.council.is_gone(at + 1) {
+                say_that_it_is_silent(self.council.name(at + 1));
+            }
+        }
+    }
+}
+
+/// The way to the first node's launcher.
+pub(super) struct Follower {
+    pub(super) line: Line,
+    own: Sender<Event>,
+    first: NodeName,
+}
+
+impl Follower {
+    /// Listens to the first node.
+    pub(super) fn start(wire: Connection, events: &Sender<Event>) -> Result<Arc<Mutex<Self>>> {
+        let mut ear = wire.again();
+        let host = wire.peer().map_or_else(|_| "?".into(), |peer| peer.ip().to_string());
+        let first = NodeName { node: 0, host };
+        let line = Line::new(wire);
+        let follower = Arc::new(Mutex::new(Self { line, own: events.clone(), first: first.clone() }));
+        let (events, here) = (events.clone(), Arc::clone(&follower));
+        let listen = move || {
+            loop {
+                let heard = ear.receive(LIMIT, Instant::now() + FOR_EVER);
+                lock(&here).line.hear();
+                let gone = |_| Some(Order::Over(Verdict::Gone(first.clone())));
+                // None is a sign of life.
+                let Some(order) = heard.unwrap_or_else(gone) else { continue };
+                let is_last = matches!(order, Order::Over(_));
+                // See above.
+                if events.send(Event::Order(order)).is_err() || is_last {
+                    return;
+                }
+            }
+        };
+        spawn(listen)?;
+        Ok(follower)
+    }
+
+    /// Gives up the first one where it has been silent for too long, in which this launcher has waited for it.
+    pub(super) fn give_up(&mut self, waited: Duration, limit: Limit) {
+        let Some(silence) = self.line.is_missed(waited, limit) else { return };
+        self.line.wire.cut();
+        let verdict = Verdict::Silent { node: self.first.clone(), ms: milliseconds(silence) };
+        // See above.
+        let _ = self.own.send(Event::Order(Order::Over(verdict)));
+    }
+}
+
+impl KeepUp for Follower {
+    fn keep_up(&mut self, limit: Limit) {
+        if self.line.look(limit) {
+            say_that_it_is_silent(&self.first);
+        }
+    }
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Gives signs of life, as long as what it returns lives.
+pub(super) fn keep_up<T: KeepUp>(link: &Arc<Mutex<T>>, limit: Limit) -> Result<Sender<()>> {
+    let (end, ended) = channel();
+    let link = Arc::clone(link);
+    spawn(move || {
+        while ended.recv_timeout(limit.period()) == Err(RecvTimeoutError::Timeout) {
+            lock(&link).keep_up(limit);
+        }
+    })?;
+    Ok(end)
+}
+
+/// What needs signs of life.
+pub(super) trait KeepUp: Send + 'static {
+    /// Gives one, and looks at those of the others.
+    fn keep_up(&mut self, limit: Limit);
+}
+
+/// They end with the connection, which ends when either side has closed it.
+fn spawn(listen: impl FnOnce() + Send + 'static) -> Result<()> {
+    let thread = Builder::new().name("node".into()).spawn(listen);
+    thread.map(drop).map_err(|reason| Error::system("cannot listen to the other nodes", reason))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::net::TcpListener;
+
+    use super::*;
+    use comm::launcher::Broken;
+
+    #[test]
+    fn what_cannot_be_said_ends_the_connection_for_both_sides() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let [mut one, mut other] =
+            [one, listener.accept().unwrap().0].map(|end| Connection::new(end).unwrap());
+        send(&mut one, &Word::Failing);
+        // JSON has no such keys.
+        send(&mut one, &BTreeMap::from([((1, 2), 3)]));
+        let limit = Instant::now() + Duration::from_secs(60);
+        assert_eq!(other.receive::<Word>(LIMIT, limit).unwrap(), Word::Failing);
+        for wire in [&mut one, &mut other] {
+            let heard = wire.receive::<Word>(LIMIT, limit);
+            assert!(heard.as_ref().is_err_and(Broken::is_end), "{heard:?}");
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! Launchers of one job on several nodes: who they are, and how they act as one.
+//!
+//! They meet as ranks do, each proving that it has the secret. The first one's council hears all and decides; the others
+//! keep a connection to it for as long as the job lasts. With one node the council is there, too, and decides alone.
+
+mod council;
+#[cfg(any(test, fuzzing))]
+mod fuzz;
+mod line;
+mod link;
+mod losses;
+mod message;
+
+use std::net::IpAddr;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use comm::launcher::{self, Connection, address_towards, lock};
+use comm::{Error, InitMethod, NodeName, Result, TcpConfig, Tls, Transport};
+
+use super::event::Event;
+use super::random::random_hex;
+use crate::SpawnConfig;
+
+use council::Council;
+use line::Limit;
+use link::{Chair, Follower};
+
+#[cfg(any(test, fuzzing))]
+pub use fuzz::fuzz_council;
+pub(super) use message::{Ending, Order, Round, Verdict, Word};
+
+/// Longer than anybody waits.
+pub(super) const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// This launcher among those of its job.
+pub(super) struct Nodes {
+    link: Link,
+    /// Where the others reach this node's ranks; none where there is one node.
+    pub(super) address: Option<IpAddr>,
+    /// How long the others may be silent.
+    limit: Limit,
+    /// Gives signs of life, where there are others.
+    signs: Option<Sender<()>>,
+}
+
+enum Link {
+    First(Arc<Mutex<Chair>>),
+    Other(Arc<Mutex<Follower>>),
+}
+
+impl Nodes {
+    /// Meets the launchers of the other nodes. What is to be done comes as [`Event::Order`].
+    pub(super) fn join(config: &SpawnConfig, events: &Sender<Event>) -> Result<Self> {
+        let secret = match &config.secret {
+            Some(_) => None,
+            None => Some(random_hex::<32>()?),
+        };
+        let round = Round {
+            run_id: random_hex::<16>()?,
+            secret,
+            port: 0,
+            restart: 0,
+            max_restarts: config.max_restarts,
+        };
+        let limit = Limit::new(config.join_timeout.min(LONGEST));
+        if config.nodes == 1 {
+            let council = Council::new(vec![host()], round);
+            let link = Link::First(Chair::start(council, Vec::new(), events)?);
+            return Ok(Self { link, address: None, limit, signs: None });
+        }
+        let address = own_address(config)?;
+        let wires = meet_others(config, address)?;
+        let (link, signs) = match wires {
+            Wires::OfAll(wires) => {
+                let peer =
+                    |wire: &Connection| wire.peer().map_or_else(|_| "?".into(), |peer| peer.ip().to_string());
+                let hosts = std::iter::once(host()).chain(wires.iter().map(peer)).collect();
+                let chair = Chair::start(Council::new(hosts, round), wires, events)?;
+                let signs = link::keep_up(&chair, limit)?;
+                (Link::First(chair), signs)
+            }
+            Wires::ToFirst(wire) => {
+                let follower = Follower::start(wire, events)?;
+                let signs = link::keep_up(&follower, limit)?;
+                (Link::Other(follower), signs)
+            }
+        };
+        Ok(Self { link, address: Some(address), limit, signs: Some(signs) })
+    }
+
+    /// How often to look for launchers that are silent; never where there are no others.
+    pub(super) fn period(&self) -> Option<Duration> {
+        self.signs.as_ref().map(|_| self.limit.period())
+    }
+
+    /// Gives up launchers that have been silent for the time-out, in which this one has waited for them.
+    pub(super) fn give_up_the_silent(&self, waited: Duration) {
+        match &self.link {
+            Link::First(chair) => lock(chair).give_up(waited, self.limit),
+            Link::Other(follower) => lock(follower).give_up(waited, self.limit),
+        }
+    }
+
+    /// Tells the council.
+    pub(super) fn tell(&self, word: Word) {
+        match &self.link {
+            Link::First(chair) => lock(chair).hear(0, word),
+            Link::Other(follower) => line::send(&mut lock(follower).line.wire, &word),
+        }
+    }
+}
+
+impl Drop for Nodes {
+    fn drop(&mut self) {
+        match &self.link {
+            Link::First(chair) => lock(chair).close(),
+            Link::Other(follower) => lock(follower).line.wire.hang_up(),
+        }
+    }
+}
+
+/// This machine's name.
+pub(super) fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// The address of this node in the network in which the first one is: the one that the way there begins with.
+fn own_address(config: &SpawnConfig) -> Result<IpAddr> {
+    let SpawnConfig { master_addr, master_port, join_timeout, .. } = config;
+    let deadline = Instant::now() + (*join_timeout).min(LONGEST);
+    address_towards(master_addr, *master_port, true, deadline).map_err(|reason| {
+        Error::invalid("master_addr", master_addr, format!("{reason}; give the address of node 0"))
+    })
+}
+
+enum Wires {
+    OfAll(Vec<Connection>),
+    ToFirst(Connection),
+}
+
+fn meet_others(config: &SpawnConfig, bind: IpAddr) -> Result<Wires> {
+    let meeting = TcpConfig {
+        rank: config.node_rank,
+        world_size: config.nodes,
+        init_method: InitMethod::Tcp { host: config.master_addr.clone(), port: config.master_port },
+        bind,
+        timeout: config.join_timeout,
+        secret: config.secret.clone(),
+        transport: Transport::Tcp,
+        // Its keys are made from the secret; where there is none all is on loopback.
+        tls: if config.secret.is_some() { config.tls } else { Tls::Off },
+        // Ranks that come to the launchers' port are told apart.
+        job_id: "launchers".into(),
+        ..TcpConfig::default()
+    };
+    let mut wires = launcher::meet(&meeting).map_err(of_nodes)?;
+    wires.iter().for_each(|wire| link::keep_alive(wire.socket()));
+    match (config.node_rank, wires.pop()) {
+        (0, Some(last)) => Ok(Wires::OfAll(wires.into_iter().chain([last]).collect())),
+        (_, Some(first)) => Ok(Wires::ToFirst(first)),
+        (_, None) => Err(Error::system("a connection between launchers", "there is none")),
+    }
+}
+
+/// The same error, of nodes in place of ranks.
+fn of_nodes(error: Error) -> Error {
+    let words =
+        [("WORLD_SIZE", "--nnodes"), ("world size", "--nnodes"), ("ranks", "nodes"), ("rank", "node")];
+    let say = |text: String| words.iter().fold(text, |text, (rank, node)| replace_word(&text, rank, node));
+    match error {
+        Error::Rendezvous { rank, world_size, address, waited, detail } => {
+            let seconds = waited.as_secs_f64();
+            let detail = format!("within {seconds:.1} s: {}", say(detail));
+            Error::Nodes { node: rank, nodes: world_size, address, detail }
+        }
+        Error::Refused { rank, address, reason } => {
+            Error::NodeRefused { node: rank, address, reason: say(reason) }
+        }
+        Error::PeerDied { rank, host, .. } => Error::NodeGone(NodeName { node: rank, host }),
+        error => error,
+    }
+}
+
+/// Only where it stands alone: hosts may be called `frankfurt` or `rank-3`.
+fn replace_word(text: &str, word: &str, other: &str) -> String {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
+    let mut replaced = String::new();
+    let mut from = 0;
+    for (at, _) in text.match_indices(word) {
+        let (before, after) = (&text[..at], &text[at + word.len()..]);
+        if !before.ends_with(is_part) && !after.starts_with(is_part) {
+            replaced.extend([&text[from..at], other]);
+            from = at + word.len();
+        }
+    }
+    replaced + &text[from..]
+}
+
+impl SpawnConfig {
+    /// What is said of nodes.
+    pub(super) fn check_nodes(&self) -> Result<()> {
+        let Self { nodes, node_rank, world_size, master_port, .. } = *self;
+        if nodes == 0 || !world_size.is_multiple_of(nodes) {
+            return Err(Error::invalid(
+                "nodes",
+                nodes,
+                format!("{world_size} ranks are the same number on each"),
+            ));
+        }
+        if node_rank >= nodes {
+            return Err(Error::invalid(
+                "node_rank",
+                node_rank,
+                format!("with {nodes} nodes, give 0 to {}", nodes - 1),
+            ));
+        }
+        if nodes > 1 && master_port == 0 {
+            let help = "several nodes need a port to meet at: give 1 to 65535, the same on each";
+            return Err(Error::invalid("master_port", 0, help));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_called_nodes_and_hosts_what_they_are_called() {
+        let error = Error::Rendezvous {
+            rank: 0,
+            world_size: 3,
+            address: "10.0.0.1:1".into(),
+            waited: Duration::from_secs(1),
+            detail:
+                "ranks 1 and 2 are missing; this rank (host frankfurt-2, rank-3): the world size, WORLD_SIZE"
+                    .into(),
+        };
+        let Error::Nodes { detail, .. } = of_nodes(error) else { panic!() };
+        assert_eq!(
+            detail,
+            "within 1.0 s: nodes 1 and 2 are missing; this node (host frankfurt-2, rank-3): the --nnodes, --nnodes"
+        );
+    }
+}

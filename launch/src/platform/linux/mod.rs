@@ -1,0 +1,9 @@
+//! What Linux offers beside POSIX.
+
+pub(crate) mod dispositions;
+pub(crate) mod exits;
+pub(crate) mod guard;
+pub(crate) mod processes;
+pub(crate) mod program;
+pub(crate) mod socket;
+pub(crate) mod tie;

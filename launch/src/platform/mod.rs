@@ -1,0 +1,20 @@
+//! What operating systems do differently, behind functions that mean the same on all of them.
+//!
+//! There are two ways: `linux`, and `portable`, which is what macOS takes and needs little beside POSIX.
+//! `RUSTFLAGS="--cfg portable"` makes a build for Linux take the portable way, too, so that it is tested
+//! (`scripts/test-portable.sh`). Both ways have the same modules, and these the same functions.
+
+#[cfg(all(target_os = "linux", not(portable)))]
+mod linux;
+#[cfg(not(all(target_os = "linux", not(portable))))]
+mod portable;
+mod signals;
+
+#[cfg(all(target_os = "linux", not(portable)))]
+use linux as system;
+#[cfg(not(all(target_os = "linux", not(portable))))]
+use portable as system;
+
+pub(crate) use signals::Mask;
+pub(crate) use system::exits::Exits;
+pub(crate) use system::{guard, processes, program, socket, tie};

@@ -1,0 +1,160 @@
+//! A job from its first start to its last: the ranks of this node are started, ended, and perhaps started again.
+
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use comm::launcher::signal_name;
+use comm::{Error, Result};
+
+use super::elastic::JobFolder;
+use super::environment::Job;
+use super::event::{Event, Inbox};
+use super::forward::Output;
+use super::master::Master;
+use super::nodes;
+use super::nodes::Nodes;
+use super::start;
+use super::supervise::{Finished, Supervisor};
+use super::warden::Warden;
+use crate::SpawnConfig;
+use crate::nodes::{Ending, Order, Round, Verdict, Word};
+
+/// What each rank passed on, by rank of this node.
+type Reports = Vec<Option<String>>;
+
+/// One node's part in a job.
+pub(super) struct Rounds<'a> {
+    pub(super) config: &'a SpawnConfig,
+    pub(super) nodes: Nodes,
+    pub(super) inbox: Inbox,
+    pub(super) events: Sender<Event>,
+    /// The signal that came while there were no ranks here.
+    pub(super) signal: Option<i32>,
+    /// Why a log of this or an earlier round does not have all that a rank has printed.
+    pub(super) lost_log: Option<Error>,
+}
+
+impl Rounds<'_> {
+    pub(super) fn run(mut self) -> Result<Reports> {
+        loop {
+            let master = self.open().inspect_err(|error| {
+                self.nodes.tell(Word::Ended(Ending::Stopped(error.to_string())));
+            })?;
+            let port = master.as_ref().map_or(0, |master| master.port);
+            let local_world_size = self.config.local_world_size();
+            let elastic = self.config.elastic.as_ref().map(|elastic| elastic.min);
+            let max_restarts = self.config.max_restarts;
+            self.nodes.tell(Word::Ready {
+                host: nodes::host(),
+                local_world_size,
+                port,
+                elastic,
+                max_restarts,
+            });
+            let round = match self.order()? {
+                Order::Start(round) => round,
+                Order::Over(verdict) => return self.conclude(verdict, Ok(Vec::new())),
+                Order::Stop | Order::GoOn(_) | Order::HasEnded(_) | Order::Again { .. } => continue,
+            };
+            let Finished { result, failed_at, lost_log } =
+                self.round(&round, master).unwrap_or_else(Finished::of);
+            self.lost_log = self.lost_log.take().or(lost_log);
+            self.nodes.tell(Word::Ended(self.ending(&result, failed_at)));
+            match self.order()? {
+                Order::Over(verdict) => return self.conclude(verdict, result),
+                Order::Again { reason, restart, of } => {
+                    tracing::warn!("{reason}; all ranks start again (restart {restart} of {of})");
+                }
+                Order::Start(_) | Order::Stop | Order::GoOn(_) | Order::HasEnded(_) => {}
+            }
+        }
+    }
+
+    /// The first node opens the port at which the ranks meet.
+    fn open(&self) -> Result<Option<Master>> {
+        (self.config.node_rank == 0).then(|| Master::open(self.config)).transpose()
+    }
+
+    fn round(&mut self, round: &Round, master: Option<Master>) -> Result<Finished> {
+        let config = self.config;
+        let job = Job::new(config, round, self.nodes.address)?;
+        let folder = config.elastic.is_some().then(JobFolder::new).transpose()?;
+        let job = match (&folder, &config.elastic) {
+            (Some(folder), Some(elastic)) => {
+                let job = job.vouched_in(folder.file("ended"));
+                if elastic.replace > 0 { job.found_in(folder.file("group")) } else { job }
+            }
+            _ => job,
+        };
+        // Dropped last: what it ends has lost its rank by then.
+        let _warden = config.sweep.then(|| Warden::start(job.spawn_id())).transpose()?;
+        let mut workers = start::start(config, &job, master, &self.events)?;
+        let output = Output::start(&mut workers, config, &job, &self.events)?;
+        Ok(Supervisor::new((config, &job), workers, output, &mut self.inbox, &self.nodes).run())
+    }
+
+    fn ending(&self, result: &Result<Reports>, failed_at: Option<Instant>) -> Ending {
+        match result {
+            Ok(_) => Ending::Done,
+            Err(Error::Worker(failure)) => {
+                let ago = failed_at.map_or(0, |at| at.elapsed().as_millis());
+                Ending::Failed {
+                    failure: (**failure).clone(),
+                    ago_ms: u64::try_from(ago).unwrap_or(u64::MAX),
+                    is_final: self.config.is_final(failure.status),
+                }
+            }
+            Err(Error::Interrupted { signal }) => Ending::Stopped(by_signal(*signal)),
+            Err(error) => Ending::Stopped(error.to_string()),
+        }
+    }
+
+    /// The council's next order that is not for ranks, of which there are none here.
+    fn order(&mut self) -> Result<Order> {
+        let period = self.nodes.period();
+        let next_look = || period.map(|period| Instant::now() + period);
+        let (mut look, mut waited) = (next_look(), Duration::ZERO);
+        loop {
+            match self.inbox.kept_or_next(look) {
+                Some(Event::Order(Order::Stop | Order::HasEnded(_))) => {}
+                Some(Event::Order(Order::GoOn(what))) => tracing::warn!("{what}"),
+                Some(Event::Order(order)) => return Ok(order),
+                // The second one: at once.
+                Some(Event::Signal(signal)) if self.signal.is_some() => {
+                    return Err(Error::Interrupted { signal });
+                }
+                Some(Event::Signal(signal)) => {
+                    self.signal = Some(signal);
+                    self.nodes.tell(Word::Ended(Ending::Stopped(by_signal(signal))));
+                }
+                Some(_) => {}
+                None => {
+                    let ended = || Error::system("the launcher", "its threads have ended");
+                    waited += period.ok_or_else(ended)?;
+                    self.nodes.give_up_the_silent(waited);
+                    look = next_look();
+                }
+            }
+        }
+    }
+
+    fn conclude(&self, verdict: Verdict, result: Result<Reports>) -> Result<Reports> {
+        match verdict {
+            Verdict::Done => self.lost_log.clone().map_or(result, Err),
+            Verdict::Failed(failure) => Err(Box::new(failure).into()),
+            Verdict::Gone(node) => Err(Error::NodeGone(node)),
+            Verdict::Silent { node, ms } => {
+                Err(Error::NodeSilent { node, silence: Duration::from_millis(ms) })
+            }
+            Verdict::Stopped { node, reason } => match (node.node == self.config.node_rank, self.signal) {
+                (true, Some(signal)) => Err(Error::Interrupted { signal }),
+                (true, None) if result.is_err() => result,
+                _ => Err(Error::NodeStopped { node, reason }),
+            },
+        }
+    }
+}
+
+fn by_signal(signal: i32) -> String {
+    format!("stopped by {}", signal_name(signal))
+}

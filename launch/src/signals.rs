@@ -1,0 +1,153 @@
+//! Signals to the launcher, while it has ranks to look after.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
+use std::thread::JoinHandle;
+
+use comm::launcher::lock;
+use comm::{Error, Result};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::{Handle, Signals};
+
+use super::event::Event;
+use crate::platform::Mask;
+
+const PASSED_ON: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
+
+/// True while no launcher runs in this process: signals then do what they do by default.
+static IDLE: AtomicBool = AtomicBool::new(true);
+/// Launchers that run in this process; `None` until the first one has run.
+static RUNNING: Mutex<Option<usize>> = Mutex::new(None);
+
+/// What [`on_signal`] has set up, and the launchers that run in this process since.
+static DESK: Mutex<Option<Desk>> = Mutex::new(None);
+
+struct Desk {
+    /// The signals that come here.
+    signals: Vec<i32>,
+    action: Box<dyn FnMut(i32) + Send>,
+    launchers: Vec<(usize, Sender<Event>)>,
+    /// Launchers so far.
+    count: usize,
+}
+
+impl Desk {
+    fn take(&mut self, signal: i32) {
+        for (_, events) in &self.launchers {
+            // Nobody listens any more where the launcher is about to return.
+            let _ = events.send(Event::Signal(signal));
+        }
+        if self.launchers.is_empty() {
+            (self.action)(signal);
+        }
+    }
+}
+
+/// From now on SIGINT, SIGTERM and SIGHUP do this in this process while it has no ranks to look after, in place of ending it.
+/// Those that come during [`spawn`](super::spawn) are passed on to the ranks as ever, and none is lost in between. A signal that
+/// this process ignores, as under `nohup`, or handles already, is left as it is. The action runs on a thread of its own; a
+/// second call replaces it.
+///
+/// # Errors
+/// [`Error::System`] where the system refuses.
+///
+/// ```
+/// launch::on_signal(|signal| {
+///     eprintln!("stopped by signal {signal}");
+///     std::process::exit(128 + signal);
+/// })?;
+/// # Ok::<(), comm::Error>(())
+/// ```
+pub fn on_signal(action: impl FnMut(i32) + Send + 'static) -> Result<()> {
+    let mut desk = lock(&DESK);
+    let action = Box::new(action);
+    if let Some(desk) = &mut *desk {
+        desk.action = action;
+        return Ok(());
+    }
+    let refused = |e| Error::system("cannot listen for signals", e);
+    let taken = [Mask::ignored(), Mask::handled()];
+    let is_free = |signal: &i32| !taken.iter().any(|mask| mask.has(*signal));
+    let signals: Vec<i32> = PASSED_ON.into_iter().filter(is_free).collect();
+    let mut all = Signals::new(&signals).map_err(refused)?;
+    let listen = move || {
+        for signal in all.forever() {
+            if let Some(desk) = &mut *lock(&DESK) {
+                desk.take(signal);
+            }
+        }
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(listen).map_err(refused)?;
+    *desk = Some(Desk { signals, action, launchers: Vec::new(), count: 0 });
+    Ok(())
+}
+
+/// Turns signals into events until it is dropped.
+#[derive(Debug)]
+pub(super) struct SignalRelay {
+    handle: Handle,
+    thread: Option<JoinHandle<()>>,
+    /// Its number at the desk, where there is one.
+    number: Option<usize>,
+}
+
+impl SignalRelay {
+    pub(super) fn start(events: &Sender<Event>) -> Result<Self> {
+        Self::try_start(events.clone()).map_err(|e| Error::system("cannot listen for signals", e))
+    }
+
+    fn try_start(events: Sender<Event>) -> std::io::Result<Self> {
+        let mut running = lock(&RUNNING);
+        let mut desk = lock(&DESK);
+        let at_desk = desk.as_ref().map(|desk| desk.signals.clone()).unwrap_or_default();
+        let ignored = Mask::ignored();
+        let is_ours = |signal: &i32| !ignored.has(*signal) && !at_desk.contains(signal);
+        if running.is_none() {
+            // A handler stays installed for good once it was: from now on the default action is up to this process.
+            // A signal that the program handles itself is left to that handler.
+            let handled = Mask::handled();
+            for signal in PASSED_ON.into_iter().filter(is_ours).filter(|&s| !handled.has(s)) {
+                signal_hook::flag::register_conditional_default(signal, &IDLE)?;
+            }
+            *running = Some(0);
+        }
+        // Under `nohup` and the like a signal stays ignored. But where SIGCHLD is, no exit status could be learnt.
+        let mut wanted: Vec<i32> = PASSED_ON.into_iter().filter(is_ours).collect();
+        wanted.extend(ignored.has(SIGCHLD).then_some(SIGCHLD));
+        let mut signals = Signals::new(wanted)?;
+        let handle = signals.handle();
+        let to_desk = events.clone();
+        let relay = move || {
+            for signal in signals.forever().filter(|&signal| signal != SIGCHLD) {
+                // Nobody listens any more where the launcher is about to return.
+                let _ = events.send(Event::Signal(signal));
+            }
+        };
+        let thread = std::thread::Builder::new().name("signals".into()).spawn(relay)?;
+        *running = running.map(|count| count + 1);
+        IDLE.store(false, Ordering::SeqCst);
+        let number = desk.as_mut().map(|desk| {
+            desk.count += 1;
+            desk.launchers.push((desk.count, to_desk));
+            desk.count
+        });
+        Ok(Self { handle, thread: Some(thread), number })
+    }
+}
+
+impl Drop for SignalRelay {
+    fn drop(&mut self) {
+        if let (Some(own), Some(desk)) = (self.number, &mut *lock(&DESK)) {
+            desk.launchers.retain(|(number, _)| *number != own);
+        }
+        let mut running = lock(&RUNNING);
+        *running = running.map(|count| count.saturating_sub(1));
+        IDLE.store(*running == Some(0), Ordering::SeqCst);
+        self.handle.close();
+        if let Some(thread) = self.thread.take() {
+            // It only fails if it panicked, and then it has ended.
+            let _ = thread.join();
+        }
+    }
+}

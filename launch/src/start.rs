@@ -1,0 +1,257 @@
+//! Starting the processes of the ranks, and owning them.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, PipeReader, PipeWriter};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::Sender;
+
+use comm::launcher::{LISTENER, LISTENER_STDIN};
+use comm::{Error, ExitKind, Result};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::environment::{Job, NEWCOMER};
+use super::event::Event;
+use super::master::Master;
+use super::reserved::ReservedPort;
+use super::watch::Watch;
+use crate::SpawnConfig;
+use crate::platform::{program, tie};
+
+/// The process of one rank.
+pub(super) struct Worker {
+    /// Among all ranks of the job.
+    pub(super) rank: usize,
+    child: Child,
+    pub(super) pid: u32,
+    /// Once it was reaped.
+    pub(super) ended: Option<ExitKind>,
+    /// The launcher has told it to end.
+    pub(super) told: bool,
+    /// It was started when the others were at work.
+    is_newcomer: bool,
+    /// It has met the others.
+    pub(super) has_met: bool,
+    /// The others went on without it.
+    pub(super) left_behind: bool,
+}
+
+impl Worker {
+    /// The others do not wait for it, and it does nothing more that counts.
+    pub(super) fn is_apart(&self) -> bool {
+        self.left_behind || self.is_newcomer && !self.has_met
+    }
+
+    /// Sends a signal, if the process is there. Until it is reaped its id belongs to nobody else.
+    pub(super) fn send(&self, signal: Signal) {
+        if self.ended.is_none() {
+            // Fails only if it has ended by now, or has taken another identity; then nothing can be done about it.
+            let _ = kill_process(Pid::from_child(&self.child), signal);
+        }
+    }
+
+    /// Takes note of how it ended. Blocks until it has.
+    pub(super) fn reap(&mut self) -> io::Result<ExitKind> {
+        let status = ExitKind::from(self.child.wait()?);
+        self.ended = Some(status);
+        Ok(status)
+    }
+}
+
+/// The processes of a job on this node, by local rank. Dropping it ends those that still run.
+pub(super) struct Workers {
+    pub(super) list: Vec<Worker>,
+    watch: Watch,
+    /// Keeps the port to meet at, where rank 0 does not hold it from the start.
+    _reserved: Option<ReservedPort>,
+    /// For ranks that may be started later.
+    spares: VecDeque<Spare>,
+    /// Some cannot be ended: nobody waits for them any more.
+    pub(super) given_up: bool,
+}
+
+impl Workers {
+    pub(super) fn running(&self) -> usize {
+        self.those_that_run().count()
+    }
+
+    pub(super) fn those_that_run(&self) -> impl Iterator<Item = &Worker> {
+        self.list.iter().filter(|worker| worker.ended.is_none())
+    }
+
+    /// How many do what counts.
+    pub(super) fn at_work(&self) -> usize {
+        self.those_that_run().filter(|worker| !worker.is_apart()).count()
+    }
+
+    /// How many are on their way to the others, to take the place of lost ones.
+    pub(super) fn on_their_way(&self) -> usize {
+        let comes = |worker: &&Worker| worker.is_newcomer && !worker.has_met && !worker.left_behind;
+        self.those_that_run().filter(comes).count()
+    }
+
+    /// This rank of this node has met others, without these ranks of the job.
+    pub(super) fn have_met(&mut self, local_rank: usize, without: &[usize]) {
+        if let Some(worker) = self.list.get_mut(local_rank) {
+            worker.has_met = true;
+        }
+        for worker in self.list.iter_mut().filter(|worker| without.contains(&worker.rank)) {
+            worker.left_behind = true;
+        }
+    }
+
+    /// Sends these signals to every rank that still runs, and remembers that they were told.
+    pub(super) fn tell(&mut self, signals: &[Signal]) {
+        for worker in &mut self.list {
+            worker.told |= worker.ended.is_none();
+            signals.iter().for_each(|&signal| worker.send(signal));
+        }
+    }
+
+    /// The reading ends of all standard outputs and all standard errors.
+    pub(super) fn take_pipes(&mut self) -> (Vec<OwnedFd>, Vec<OwnedFd>) {
+        let outs = self.list.iter_mut().filter_map(|worker| worker.child.stdout.take()).map(OwnedFd::from);
+        let spare_outs = self.spares.iter_mut().filter_map(|spare| spare.stdout.0.take()).map(OwnedFd::from);
+        let outs = outs.chain(spare_outs).collect();
+        let errs = self.list.iter_mut().filter_map(|worker| worker.child.stderr.take()).map(OwnedFd::from);
+        let spare_errs = self.spares.iter_mut().filter_map(|spare| spare.stderr.0.take()).map(OwnedFd::from);
+        (outs, errs.chain(spare_errs).collect())
+    }
+
+    /// Nobody is started any more: what the spare pipes lead to need not be waited for.
+    pub(super) fn are_all(&mut self) {
+        self.spares.clear();
+    }
+
+    /// Starts one more rank, with the number after the last one's; none where there is no room for it.
+    pub(super) fn add(&mut self, config: &SpawnConfig, job: &Job) -> Result<Option<usize>> {
+        let Some(spare) = self.spares.front() else { return Ok(None) };
+        let pipes = spare.stdout.1.try_clone().and_then(|stdout| Ok((stdout, spare.stderr.1.try_clone()?)));
+        let (stdout, stderr) = pipes.map_err(|reason| Error::system("cannot start a rank", reason))?;
+        let local_rank = self.list.len();
+        let rank = job.rank(local_rank);
+        let mut command = command(config, job, local_rank)?;
+        command.env(NEWCOMER, "1").stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+        self.launch(&mut command, (local_rank, rank), config)?;
+        // Not before: whose pipe it is, is known by the rank's place, and one that could not be started has none.
+        self.spares.pop_front();
+        Ok(Some(rank))
+    }
+
+    fn launch(
+        &mut self,
+        command: &mut Command,
+        (local_rank, rank): (usize, usize),
+        config: &SpawnConfig,
+    ) -> Result<()> {
+        tie::to_this_thread(command);
+        let program = command.get_program().to_owned();
+        let is_newcomer = local_rank >= config.local_world_size();
+        let child = command.spawn().map_err(|e| refused(rank, config.world_size, program.as_ref(), &e))?;
+        let (pid, handle) = (child.id(), Pid::from_child(&child));
+        tracing::debug!(rank, pid, "started");
+        self.list.push(Worker {
+            rank,
+            child,
+            pid,
+            ended: None,
+            told: false,
+            is_newcomer,
+            has_met: false,
+            left_behind: false,
+        });
+        let watched = self.watch.add(local_rank, handle);
+        if watched.is_err()
+            && let Some(mut worker) = self.list.pop()
+        {
+            // Nobody would see its end.
+            worker.send(Signal::KILL);
+            let _ = worker.reap();
+        }
+        watched.map_err(|e| Error::system("cannot watch a worker", e))
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        if self.given_up {
+            return;
+        }
+        self.tell(&[Signal::KILL]);
+        for worker in self.list.iter_mut().filter(|worker| worker.ended.is_none()) {
+            // Fails only where somebody else has reaped it.
+            let _ = worker.reap();
+        }
+        self.watch.join();
+    }
+}
+
+/// The pipes of a rank that may be started later: their reading ends are read from the beginning.
+struct Spare {
+    stdout: (Option<PipeReader>, PipeWriter),
+    stderr: (Option<PipeReader>, PipeWriter),
+}
+
+impl Spare {
+    fn new() -> Result<Self> {
+        let pipe = || {
+            let (reader, writer) = io::pipe().map_err(|e| Error::system("making a pipe", e))?;
+            Ok::<_, Error>((Some(reader), writer))
+        };
+        Ok(Self { stdout: pipe()?, stderr: pipe()? })
+    }
+}
+
+/// Starts all ranks, or none: if one cannot be started, those before it are ended.
+pub(super) fn start(
+    config: &SpawnConfig,
+    job: &Job,
+    master: Option<Master>,
+    events: &Sender<Event>,
+) -> Result<Workers> {
+    let (mut listener, reserved) = master.map_or((None, None), Master::split);
+    let spares = (0..config.spares()).map(|_| Spare::new()).collect::<Result<_>>()?;
+    let mut workers =
+        Workers { list: Vec::new(), watch: Watch::new(events), _reserved: reserved, spares, given_up: false };
+    for local_rank in 0..config.local_world_size() {
+        let mut command = command(config, job, local_rank)?;
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // Rank 0 gets the only copy.
+        if let Some(listener) = listener.take() {
+            command.env(LISTENER, LISTENER_STDIN).stdin(OwnedFd::from(listener));
+        }
+        workers.launch(&mut command, (local_rank, job.rank(local_rank)), config)?;
+    }
+    workers.watch.run().map_err(|e| Error::system("cannot watch the workers", e))?;
+    Ok(workers)
+}
+
+/// What a rank runs, and what it is told.
+fn command(config: &SpawnConfig, job: &Job, local_rank: usize) -> Result<Command> {
+    let mut command = match &config.program {
+        Some(program) => Command::new(program),
+        None => program::command().map_err(|e| Error::system("cannot find this program's file", e))?,
+    };
+    command.args(config.arguments()).envs(config.env.iter().map(|(name, value)| (name, value)));
+    job.tell(local_rank, &mut command);
+    Ok(command)
+}
+
+fn refused(rank: usize, world_size: usize, program: &Path, error: &io::Error) -> Error {
+    match error.kind() {
+        ErrorKind::NotFound
+        | ErrorKind::PermissionDenied
+        | ErrorKind::IsADirectory
+        | ErrorKind::NotADirectory => {
+            Error::invalid("program", program.display(), format!("it cannot be run: {error}"))
+        }
+        ErrorKind::WouldBlock | ErrorKind::OutOfMemory => Error::system(
+            format!("cannot start rank {rank} of {world_size}"),
+            format!("{error}; start fewer ranks, or raise the limit of processes (ulimit -u)"),
+        ),
+        _ => {
+            Error::system(format!("cannot start rank {rank} of {world_size} ({})", program.display()), error)
+        }
+    }
+}

@@ -1,0 +1,409 @@
+//! From the start of the ranks to the end of the last one.
+
+use std::io::{self, ErrorKind};
+use std::time::{Duration, Instant};
+
+use comm::{EXIT_PEER_FAILED, Error, ExitKind, Result, WorkerFailure};
+use rustix::process::Signal;
+use signal_hook::consts::SIGPIPE;
+
+use super::environment::Job;
+use super::event::{Event, Inbox};
+use super::failure::{Ended, first_cause};
+use super::forward::{Captured, Output};
+use super::herald::Herald;
+use super::nodes::Nodes;
+use super::start::{Worker, Workers};
+use crate::nodes::{Order, Word};
+use crate::{MasterPort, SpawnConfig};
+
+/// Between SIGTERM and SIGKILL.
+const TERM_TIME: Duration = Duration::from_millis(300);
+/// How long a process may take to vanish after SIGKILL. Only one that hangs in the kernel takes longer.
+const KILL_TIME: Duration = Duration::from_secs(5);
+/// How long the last lines of a job that was stopped may take to be written, where the reader is slow.
+const DRAIN_TIME: Duration = Duration::from_millis(300);
+
+/// How the ranks of this node ended.
+pub(super) struct Finished {
+    /// What each has reported, or the first cause.
+    pub(super) result: Result<Vec<Option<String>>>,
+    /// When the rank failed that is the first cause.
+    pub(super) failed_at: Option<Instant>,
+    /// What the ranks have printed could not be kept.
+    pub(super) lost_log: Option<Error>,
+}
+
+impl Finished {
+    /// What could not be begun.
+    pub(super) fn of(error: Error) -> Self {
+        Self { result: Err(error), failed_at: None, lost_log: None }
+    }
+}
+
+/// How far things have gone; each stage but the first has a deadline.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Stage {
+    Running,
+    /// One rank has failed, the others may end by themselves.
+    Grace,
+    /// Those that did the job have ended well; these are apart from them, as one that stands still and was left behind.
+    Finishing,
+    /// All were asked to end.
+    Asked,
+    Killed,
+}
+
+/// Looks after the ranks of one round. Fields are dropped in this order: ranks, their output.
+pub(super) struct Supervisor<'a> {
+    workers: Workers,
+    output: Output,
+    inbox: &'a mut Inbox,
+    nodes: &'a Nodes,
+    config: &'a SpawnConfig,
+    job: &'a Job,
+    grace: Duration,
+    stage: Stage,
+    deadline: Option<Instant>,
+    /// In the order of time.
+    ended: Vec<Ended>,
+    /// The ranks have met: from then on the others can go on without one.
+    met: bool,
+    /// Without these the others go on.
+    lost: Vec<Ended>,
+    /// Tells those that have not met yet of the first failure.
+    herald: Option<Herald>,
+    drained: usize,
+    /// The signal that stopped the job.
+    signal: Option<i32>,
+    output_error: Option<io::Error>,
+    /// The job was done when the ranks that were left were asked to end.
+    is_done: bool,
+}
+
+impl<'a> Supervisor<'a> {
+    pub(super) fn new(
+        (config, job): (&'a SpawnConfig, &'a Job),
+        workers: Workers,
+        output: Output,
+        inbox: &'a mut Inbox,
+        nodes: &'a Nodes,
+    ) -> Self {
+        Self {
+            workers,
+            output,
+            inbox,
+            nodes,
+            config,
+            job,
+            grace: config.grace,
+            stage: Stage::Running,
+            deadline: None,
+            ended: Vec::new(),
+            met: false,
+            lost: Vec::new(),
+            herald: None,
+            drained: 0,
+            signal: None,
+            output_error: None,
+            is_done: false,
+        }
+    }
+
+    pub(super) fn run(mut self) -> Finished {
+        let mut captured = self.watch();
+        let lost_log = captured.as_mut().ok().and_then(|captured| captured.lost_log.take());
+        let failed_at = first_cause(&self.ended, self.stopped_by()).map(|(cause, _)| cause.at);
+        Finished { result: captured.and_then(|captured| self.outcome(captured)), failed_at, lost_log }
+    }
+
+    /// The signal that stopped the job, where it was not a rank. That nobody reads what it prints is SIGPIPE.
+    fn stopped_by(&self) -> Option<i32> {
+        let is_unread = |error: &&io::Error| error.kind() == ErrorKind::BrokenPipe;
+        self.signal.or(self.output_error.as_ref().filter(is_unread).map(|_| SIGPIPE))
+    }
+
+    fn watch(&mut self) -> Result<Captured> {
+        while self.workers.running() > 0 && !self.workers.given_up {
+            match self.inbox.next(self.deadline) {
+                Some(event) => self.handle(event)?,
+                None => self.escalate(),
+            }
+        }
+        self.workers.are_all();
+        // Its port may be needed again.
+        self.herald = None;
+        self.drain()
+    }
+
+    fn handle(&mut self, event: Event) -> Result<()> {
+        match event {
+            Event::Exited(rank) => return self.exited(rank),
+            Event::Met { local_rank, without } => {
+                self.workers.have_met(local_rank, &without);
+                let is_first = !std::mem::replace(&mut self.met, true);
+                if is_first || !without.is_empty() {
+                    self.nodes.tell(Word::Met { without });
+                }
+                if is_first {
+                    self.go_on_without_the_first();
+                }
+                self.look_who_is_left();
+            }
+            Event::Signal(number) => self.interrupted(number),
+            Event::OutputFailed(error) => {
+                self.output_error.get_or_insert(error);
+                self.ask(&[Signal::TERM, Signal::CONT], TERM_TIME);
+            }
+            Event::Drained => self.drained += 1,
+            Event::Order(order) => self.ordered(order),
+        }
+        Ok(())
+    }
+
+    /// Ranks of other nodes have failed, or their launcher is gone.
+    fn ordered(&mut self, order: Order) {
+        match &order {
+            Order::GoOn(what) => return tracing::warn!("{what}"),
+            Order::HasEnded(rank) => return self.job.vouch_for_end(*rank),
+            _ => {}
+        }
+        if self.is_at_work() {
+            self.blame_the_lost();
+            self.enter(Stage::Grace, self.grace);
+        }
+        if !matches!(order, Order::Stop) {
+            self.inbox.keep(Event::Order(order));
+        }
+    }
+
+    fn exited(&mut self, local_rank: usize) -> Result<()> {
+        let worker = &mut self.workers.list[local_rank];
+        let (rank, pid) = (worker.rank, worker.pid);
+        let status = worker.reap().map_err(|e| Error::system(format!("cannot wait for rank {rank}"), e))?;
+        tracing::debug!(rank, pid, %status, "ended");
+        let end = Ended { rank, status, told: worker.told, at: Instant::now() };
+        if self.config.elastic.is_some() {
+            self.nodes.tell(Word::HasEnded(rank));
+        }
+        if self.goes_on_without(end, local_rank, pid) {
+            self.look_who_is_left();
+            return Ok(());
+        }
+        if !status.success() && self.stage == Stage::Running {
+            self.blame_the_lost();
+        }
+        self.ended.push(end);
+        self.herald.iter().for_each(|herald| herald.note_end(rank));
+        if status.success() {
+            self.look_who_is_left();
+        } else if self.stage == Stage::Running {
+            self.enter(Stage::Grace, self.grace);
+            if self.config.nodes > 1 {
+                self.nodes.tell(Word::Failing);
+            }
+            self.announce(end);
+        }
+        Ok(())
+    }
+
+    /// Ranks that are about to meet would wait for one that has ended. Who blames another one has met it, or has told so. Other
+    /// programs than ours may have something else to listen to at that port.
+    fn announce(&mut self, end: Ended) {
+        let is_own = end.status != ExitKind::Code(EXIT_PEER_FAILED);
+        if !is_own || self.config.port_kind != MasterPort::Inherited {
+            return;
+        }
+        let herald = Herald::start(self.config, self.job, end.rank, self.grace);
+        self.herald = herald.inspect_err(|error| tracing::debug!("{error}")).ok();
+    }
+
+    /// In an elastic job, ranks that are apart from those that have done it need not be waited for.
+    fn look_who_is_left(&mut self) {
+        let Some(elastic) = &self.config.elastic else { return };
+        let some_run = self.workers.running() > 0 && self.ended_well() > 0;
+        let only_apart = some_run && self.workers.those_that_run().all(Worker::is_apart);
+        match (self.stage, only_apart) {
+            (Stage::Running, true) => self.enter(Stage::Finishing, elastic.finish),
+            (Stage::Finishing, false) => (self.stage, self.deadline) = (Stage::Running, None),
+            _ => {}
+        }
+    }
+
+    fn ended_well(&self) -> usize {
+        self.ended.iter().filter(|end| end.status.success()).count()
+    }
+
+    /// Nobody has asked the ranks to end.
+    fn is_at_work(&self) -> bool {
+        matches!(self.stage, Stage::Running | Stage::Finishing)
+    }
+
+    /// What was lost just now may be the cause of what has ended the job.
+    fn blame_the_lost(&mut self) {
+        let recent = |lost: &Ended| lost.at.elapsed() < self.grace;
+        self.ended.extend(self.lost.iter().copied().filter(recent));
+    }
+
+    /// The ranks have met, as one of them tells after others have failed. They have met with those: without them there would have
+    /// been no group. On several nodes all were told already that the job ends.
+    fn go_on_without_the_first(&mut self) {
+        if self.stage != Stage::Grace || self.config.nodes > 1 {
+            return;
+        }
+        (self.stage, self.deadline) = (Stage::Running, None);
+        let (failed, well) =
+            std::mem::take(&mut self.ended).into_iter().partition(|end| !end.status.success());
+        self.ended = well;
+        let failed: Vec<Ended> = failed;
+        for end in failed {
+            let found = self.workers.list.iter().position(|worker| worker.rank == end.rank);
+            let local_rank = found.unwrap_or_default();
+            let pid = self.workers.list[local_rank].pid;
+            if !self.goes_on_without(end, local_rank, pid) {
+                self.ended.push(end);
+            }
+        }
+        if self.ended.iter().any(|end| !end.status.success()) {
+            self.enter(Stage::Grace, self.grace);
+        }
+    }
+
+    /// Whether the others go on where this one has failed; another one may take its place.
+    fn goes_on_without(&mut self, end: Ended, local_rank: usize, pid: u32) -> bool {
+        let Some(elastic) = &self.config.elastic else { return false };
+        let may = self.met && self.is_at_work() && self.signal.is_none();
+        if end.status.success() || end.told || !may {
+            return false;
+        }
+        let Ended { rank, status, .. } = end;
+        if self.config.nodes > 1 {
+            // All nodes together have to be enough, which the council knows.
+            self.lost.push(end);
+            let log = self.output.log(local_rank);
+            let failure =
+                WorkerFailure { rank, pid, status, stderr_tail: Vec::new(), also_failed: 0, node: None, log };
+            self.nodes.tell(Word::Lost { failure, is_final: self.config.is_final(status) });
+            return true;
+        }
+        let done = self.ended_well();
+        let left = self.workers.at_work() + done;
+        // Newcomers count as soon as they are started; without the others there is nothing that they could join.
+        if left == 0 || left + self.workers.on_their_way() < elastic.min {
+            return false;
+        }
+        self.lost.push(end);
+        let replaced = match done {
+            0 => self.workers.add(self.config, self.job).unwrap_or_else(|error| {
+                tracing::warn!("no rank can be started in the place of rank {rank}: {error}");
+                None
+            }),
+            _ => None,
+        };
+        let go_on = if left == 1 { "the other goes on" } else { "the others go on" };
+        match replaced {
+            Some(new) => {
+                tracing::warn!("rank {rank} (pid {pid}) {status}; {go_on}, and rank {new} takes its place")
+            }
+            None => tracing::warn!("rank {rank} (pid {pid}) {status}; {go_on}, {left} in all"),
+        }
+        true
+    }
+
+    /// The first signal is passed on; a second one ends the ranks at once.
+    fn interrupted(&mut self, number: i32) {
+        if self.signal.replace(number).is_some() {
+            self.kill();
+        } else if let Some(signal) = Signal::from_named_raw(number) {
+            // A stopped process takes notice only when it goes on.
+            self.ask(&[signal, Signal::CONT], self.grace);
+        }
+    }
+
+    fn ask(&mut self, signals: &[Signal], time: Duration) {
+        if self.stage != Stage::Killed {
+            self.workers.tell(signals);
+            self.enter(Stage::Asked, time);
+        }
+    }
+
+    fn kill(&mut self) {
+        self.workers.tell(&[Signal::KILL]);
+        self.enter(Stage::Killed, KILL_TIME);
+    }
+
+    fn enter(&mut self, stage: Stage, time: Duration) {
+        self.stage = stage;
+        self.deadline = Instant::now().checked_add(time);
+    }
+
+    /// The deadline of this stage has passed.
+    fn escalate(&mut self) {
+        match self.stage {
+            Stage::Running | Stage::Grace => self.ask(&[Signal::TERM, Signal::CONT], TERM_TIME),
+            Stage::Finishing => {
+                self.is_done = true;
+                self.workers.those_that_run().for_each(say_that_it_is_ended);
+                self.ask(&[Signal::TERM, Signal::CONT], TERM_TIME);
+            }
+            Stage::Asked => self.kill(),
+            Stage::Killed => self.workers.given_up = true,
+        }
+    }
+
+    /// Waits until the ranks' last lines are written. Only a job that was stopped does not wait for a slow reader.
+    fn drain(&mut self) -> Result<Captured> {
+        self.output.finish();
+        let stopped = !self.is_at_work() && (!self.is_done || self.signal.is_some());
+        self.deadline = stopped.then(|| Instant::now() + DRAIN_TIME);
+        while self.drained < Output::THREADS {
+            match self.inbox.next(self.deadline) {
+                Some(Event::Signal(number)) => {
+                    self.signal.get_or_insert(number);
+                    break;
+                }
+                Some(event) => self.handle(event)?,
+                None => break,
+            }
+        }
+        Ok(self.output.join())
+    }
+
+    fn outcome(mut self, captured: Captured) -> Result<Vec<Option<String>>> {
+        // A signal that came at the very end was meant for the job as well.
+        while let Some(event) = self.inbox.now() {
+            match event {
+                Event::Signal(number) => drop(self.signal.get_or_insert(number)),
+                Event::Order(order) => self.ordered(order),
+                _ => {}
+            }
+        }
+        if let Some((cause, also_failed)) = first_cause(&self.ended, self.stopped_by()) {
+            let Captured { mut tails, .. } = captured;
+            let Ended { rank, status, .. } = cause;
+            let found = self.workers.list.iter().position(|worker| worker.rank == rank);
+            let local_rank = found.unwrap_or_default();
+            let stderr_tail = tails.get_mut(local_rank).map(std::mem::take).unwrap_or_default().into();
+            let pid = self.workers.list[local_rank].pid;
+            let log = self.output.log(local_rank);
+            let failure = WorkerFailure { rank, pid, status, stderr_tail, also_failed, node: None, log };
+            return Err(Box::new(failure).into());
+        }
+        if let Some(signal) = self.stopped_by() {
+            return Err(Error::Interrupted { signal });
+        }
+        match self.output_error {
+            Some(error) => Err(Error::system("cannot write the workers' output", error)),
+            None => Ok(captured.results),
+        }
+    }
+}
+
+fn say_that_it_is_ended(worker: &Worker) {
+    let Worker { rank, pid, left_behind, .. } = worker;
+    let reason = match left_behind {
+        true => "the others have left it behind, and are done",
+        false => "it had not joined the others when they were done",
+    };
+    tracing::warn!("rank {rank} (pid {pid}) is ended: {reason}");
+}

@@ -1,0 +1,98 @@
+//! Noticing that ranks end, in the order in which they do.
+
+use std::sync::mpsc::Sender;
+use std::thread::{Builder, JoinHandle};
+
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+
+use super::event::Event;
+use crate::platform::Exits;
+
+/// Sends [`Event::Exited`] for each rank, without reaping it: its process id stays taken until the receiver does.
+///
+/// Where the system tells of the ends in their order, one thread waits for all of them ([`Exits`]); elsewhere one for each.
+pub(super) struct Watch {
+    events: Sender<Event>,
+    exits: Option<Exits>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Watch {
+    pub(super) fn new(events: &Sender<Event>) -> Self {
+        Self { events: events.clone(), exits: Exits::new().ok(), threads: Vec::new() }
+    }
+
+    /// Adds a child of this process that has not been reaped.
+    pub(super) fn add(&mut self, rank: usize, pid: Pid) -> std::io::Result<()> {
+        if self.exits.as_mut().is_some_and(|exits| exits.add(rank, pid).is_ok()) {
+            return Ok(());
+        }
+        let events = self.events.clone();
+        let wait = move || {
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+            while matches!(waitid(WaitId::Pid(pid), options), Err(rustix::io::Errno::INTR)) {}
+            // Nobody listens any more where the launcher has given up.
+            let _ = events.send(Event::Exited(rank));
+        };
+        self.threads.push(Builder::new().name("wait".into()).spawn(wait)?);
+        Ok(())
+    }
+
+    /// Call once all are added: from now on the events come.
+    pub(super) fn run(&mut self) -> std::io::Result<()> {
+        if let Some(exits) = self.exits.take() {
+            let events = self.events.clone();
+            let tell = move |rank| {
+                // Nobody listens any more where the launcher has given up.
+                let _ = events.send(Event::Exited(rank));
+            };
+            self.threads.push(Builder::new().name("wait".into()).spawn(move || exits.run(tell))?);
+        }
+        Ok(())
+    }
+
+    /// Waits for the threads to end, which they do when all ranks have.
+    pub(super) fn join(&mut self) {
+        for thread in self.threads.drain(..) {
+            // It only fails if it panicked, and then it has ended.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command, Stdio};
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    /// Three processes that end one after the other, in an order that is not that of starting.
+    fn exits_in_order(watch: impl FnOnce(&Sender<Event>) -> Watch) {
+        let (sender, events) = channel();
+        let mut watch = watch(&sender);
+        let cat = || Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let mut children: Vec<Child> = (0..3).map(|_| cat()).collect();
+        for (rank, child) in children.iter().enumerate() {
+            watch.add(rank, Pid::from_child(child)).unwrap();
+        }
+        watch.run().unwrap();
+        for rank in [1, 2, 0] {
+            drop(children[rank].stdin.take());
+            let event = events.recv_timeout(Duration::from_secs(60)).unwrap();
+            assert!(matches!(event, Event::Exited(other) if other == rank), "rank {rank} was to end");
+            assert!(children[rank].wait().unwrap().success());
+        }
+        watch.join();
+    }
+
+    #[test]
+    fn ends_are_seen_as_they_come() {
+        exits_in_order(Watch::new);
+    }
+
+    #[test]
+    fn ends_are_seen_without_handles_of_processes_too() {
+        exits_in_order(|events| Watch { exits: None, ..Watch::new(events) });
+    }
+}

@@ -1,0 +1,231 @@
+//! Jobs that go on without some of their ranks.
+
+use std::process::exit;
+use std::time::{Duration, Instant};
+
+use candle_core::{Device, Tensor};
+use comm::{Communicator, Operation, ReduceOp, Tcp, TcpConfig};
+use launch::{ElasticJob, SpawnConfig, report_result};
+use rustix::process::{Signal, getpid, kill_process};
+
+use crate::job::{Finished, Job};
+use crate::roles::{forever, ready, see_the_end_of_rank_1};
+
+/// Longer than the launcher needs to end a rank that it does not wait for.
+const A_WHILE: Duration = Duration::from_millis(500);
+/// After this long a test has failed; nothing takes nearly as long.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A launcher that does not wait at all for ranks that are left behind.
+pub(crate) fn config(config: SpawnConfig) -> SpawnConfig {
+    let elastic = ElasticJob { finish: Duration::ZERO, ..ElasticJob::default() };
+    let env = vec![("GIRANDOLE_TIMEOUT".into(), "3".into())];
+    SpawnConfig { elastic: Some(elastic), env, ..config }
+}
+
+/// Rank 1 ends well at once, rank 0 some time after it.
+pub(crate) fn at_work(rank: usize) {
+    see_the_end_of_rank_1(rank);
+    if rank == 0 {
+        std::thread::sleep(A_WHILE);
+        report_result("worked on").unwrap();
+    }
+}
+
+/// The last rank stops. The others go on without it, print so many lines of 1000 bytes, and end well.
+pub(crate) fn left_behind(rank: usize, lines: usize) {
+    let config = TcpConfig::from_env().unwrap();
+    let group = Tcp::connect(&config).unwrap();
+    if rank + 1 == config.world_size {
+        kill_process(getpid(), Signal::STOP).unwrap();
+        forever();
+    }
+    let one = Tensor::new(&[1u32], &Device::Cpu).unwrap();
+    let error = group.run(Operation::AllReduce { tensor: one, op: ReduceOp::Sum }).unwrap_err();
+    assert!(error.is_loss(), "{error}");
+    let group = group.shrink().unwrap();
+    if group.rank() == 0 {
+        (0..lines).for_each(|line| println!("{line:0999}"));
+    }
+    report_result(&format!("one of {}", group.world_size())).unwrap();
+}
+
+/// As `left_behind`, but then the others fail.
+pub(crate) fn all_but_one_fail(rank: usize) {
+    left_behind(rank, 0);
+    exit(3);
+}
+
+/// A launcher that starts so many ranks in place of lost ones, and waits for them: that they have met is told by themselves, maybe
+/// after the others have ended.
+pub(crate) fn with_more(replace: usize, plain: SpawnConfig) -> SpawnConfig {
+    let elastic = ElasticJob { replace, finish: LIMIT, ..ElasticJob::default() };
+    SpawnConfig { elastic: Some(elastic), ..config(plain) }
+}
+
+/// Rank 1 fails, and the first one as soon as the rank that takes its place asks to be let in.
+pub(crate) fn fail_before_the_newcomer_is_in(rank: usize) {
+    let group = Tcp::connect(&TcpConfig::from_env().unwrap()).unwrap();
+    let began = Instant::now();
+    while rank == 0 && group.waiting() == 0 {
+        assert!(began.elapsed() < LIMIT, "nobody comes");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    exit(3);
+}
+
+/// All ranks but the first wait to be killed. That goes on with the one that takes the place of another, or alone.
+pub(crate) fn replaced(rank: usize, is_replaced: bool) {
+    let group = Tcp::connect(&TcpConfig::from_env().unwrap()).unwrap();
+    if std::env::var_os("GIRANDOLE_NEWCOMER").is_none() {
+        ready(rank);
+        if rank > 0 {
+            forever();
+        }
+    }
+    let began = Instant::now();
+    while rank == 0 && is_replaced && group.waiting() == 0 {
+        assert!(began.elapsed() < LIMIT, "nobody comes");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let size = match rank {
+        0 => group.grow(2).unwrap().world_size(),
+        _ => group.world_size(),
+    };
+    report_result(&format!("one of {size}")).unwrap();
+}
+
+/// Rank 1 fails, and only then the first one tells the launcher that they had met.
+pub(crate) fn met_late(rank: usize) {
+    see_the_end_of_rank_1(rank);
+    if rank == 1 {
+        exit(3);
+    }
+    std::thread::sleep(A_WHILE);
+    println!("\u{1}girandole-met:");
+    std::thread::sleep(A_WHILE);
+    report_result("worked on").unwrap();
+}
+
+/// At least two of three ranks, and as many that may be started later.
+pub(crate) fn filled_up_config(plain: SpawnConfig) -> SpawnConfig {
+    let mut config = with_more(2, plain);
+    config.elastic.as_mut().unwrap().min = 2;
+    config
+}
+
+/// All ranks but the first wait to be killed. That lets in two newcomers at once.
+pub(crate) fn filled_up(rank: usize) {
+    let group = Tcp::connect(&TcpConfig::from_env().unwrap()).unwrap();
+    if rank > 2 {
+        return report_result(&format!("one of {}", group.world_size())).unwrap();
+    }
+    ready(rank);
+    if rank > 0 {
+        forever();
+    }
+    let began = Instant::now();
+    while group.waiting() < 2 {
+        assert!(began.elapsed() < LIMIT, "nobody comes");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    report_result(&format!("one of {}", group.grow(3).unwrap().world_size())).unwrap();
+}
+
+/// Ranks of this role lose the file of their program, and then one of them.
+fn without_its_file(role: &str) -> Finished {
+    let job = Job::start_copy(role, 2);
+    // The launcher has heard that they have met before it forwards this.
+    let ranks = job.ready(2);
+    job.remove_copy();
+    kill_process(ranks[1], Signal::KILL).unwrap();
+    job.finish()
+}
+
+/// Only Linux starts a program whose file has no name any more.
+#[cfg(not(portable))]
+#[test]
+fn a_lost_rank_is_replaced_where_the_file_of_the_program_is_gone() {
+    let finished = without_its_file("replaced");
+    assert_eq!(finished.outcome(), r#"[Some("one of 2"), None, Some("one of 2")]"#, "{}", finished.stderr);
+}
+
+#[test]
+fn where_no_rank_can_be_started_in_place_of_a_lost_one_the_others_go_on() {
+    let finished = without_its_file("not replaced");
+    assert_eq!(finished.outcome(), r#"[Some("one of 1"), None, None]"#, "{}", finished.stderr);
+}
+
+#[test]
+fn a_rank_that_could_be_started_after_another_could_not_is_known_by_its_place() {
+    let mut job = Job::start_copy("replaced by the second", 3);
+    let ranks = job.ready(3);
+    job.remove_copy();
+    kill_process(ranks[1], Signal::KILL).unwrap();
+    job.wait_until_it_says("no rank can be started in the place of rank 1");
+    job.put_back_copy();
+    kill_process(ranks[2], Signal::KILL).unwrap();
+    let finished = job.finish();
+    let outcome = r#"[Some("one of 2"), None, None, Some("one of 2"), None]"#;
+    assert_eq!(finished.outcome(), outcome, "{}", finished.stderr);
+}
+
+#[test]
+fn a_rank_that_fails_before_the_launcher_hears_that_they_have_met_is_lost_as_any_other() {
+    let finished = Job::start("met late", 2).finish();
+    assert_eq!(finished.outcome(), r#"[Some("worked on"), None]"#, "{}", finished.stderr);
+}
+
+#[test]
+fn newcomers_on_their_way_count_among_those_that_are_left() {
+    let mut job = Job::start("filled up", 3);
+    let ranks = job.ready(3);
+    kill_process(ranks[2], Signal::KILL).unwrap();
+    job.wait_until_it_says("rank 3 takes its place");
+    kill_process(ranks[1], Signal::KILL).unwrap();
+    let finished = job.finish();
+    let outcome = r#"[Some("one of 3"), None, None, Some("one of 3"), Some("one of 3")]"#;
+    assert_eq!(finished.outcome(), outcome, "{}", finished.stderr);
+}
+
+#[test]
+fn where_all_that_did_the_work_have_failed_nobody_waits_for_one_that_was_left_behind() {
+    let finished = Job::start("all but one fail", 3).finish();
+    assert!(finished.outcome().contains("exited with code 3"), "{}", finished.stderr);
+}
+
+#[test]
+fn where_all_have_failed_nobody_waits_for_one_that_was_not_let_in() {
+    let finished = Job::start("fail before the newcomer is in", 2).finish();
+    let outcome = finished.outcome();
+    assert!(outcome.contains("exited with code 3") && !outcome.contains("rank 2"), "{}", finished.stderr);
+}
+
+#[test]
+fn a_rank_that_works_on_when_another_has_ended_well_is_not_ended() {
+    let finished = Job::start("at work", 2).finish();
+    assert_eq!(finished.outcome(), r#"[Some("worked on"), None]"#, "{}", finished.stderr);
+}
+
+#[test]
+fn a_rank_that_stands_still_and_was_left_behind_is_ended_when_the_others_are_done() {
+    let finished = Job::start("left behind", 3).finish();
+    assert_eq!(finished.outcome(), r#"[Some("one of 2"), Some("one of 2"), None]"#, "{}", finished.stderr);
+}
+
+#[test]
+fn what_the_others_have_printed_waits_for_a_slow_reader_all_the_same() {
+    let job = Job::start_unread("talkative", 3);
+    job.wait_until_full();
+    // All of it is in pipes, so that the ranks that print can end, and then the one that does not is ended.
+    let began = Instant::now();
+    while job.processes().len() > 1 {
+        assert!(began.elapsed() < LIMIT, "ranks are left");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    std::thread::sleep(A_WHILE);
+    let finished = job.read().finish();
+    let lines = finished.stdout.iter().filter(|line| line.len() == 999).count();
+    assert_eq!(lines, 100, "{}", finished.stderr);
+    assert_eq!(finished.outcome(), r#"[Some("one of 2"), Some("one of 2"), None]"#);
+}

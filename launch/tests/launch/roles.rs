@@ -1,0 +1,336 @@
+//! What launcher and ranks do when this test binary is started as one of them.
+
+use std::io::{Read, Write, stderr, stdin, stdout};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::process::exit;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use launch::{
+    EXIT_PEER_FAILED, Notes, SpawnConfig, is_worker, report_result, send_note, spawn, wants_notes,
+    worker_guard,
+};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use signal_hook::iterator::Signals;
+
+use crate::elastic;
+use crate::job::{RANKS, ROLE};
+use crate::warnings::Warnings;
+
+/// Not a test by itself: the entry of launchers and ranks.
+#[test]
+fn process() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    if is_worker() {
+        worker_guard().unwrap();
+        play(&role, variable("RANK"));
+    } else {
+        launch(&role, variable(RANKS));
+    }
+}
+
+fn variable(name: &str) -> usize {
+    std::env::var(name).unwrap().parse().unwrap()
+}
+
+/// The launcher writes what `spawn` returned to standard error, and exits.
+fn launch(role: &str, ranks: usize) {
+    let shell = |script: &str| SpawnConfig {
+        world_size: ranks,
+        program: Some("/bin/sh".into()),
+        args: Some(vec!["-c".into(), script.into()]),
+        ..SpawnConfig::default()
+    };
+    // `args: None` starts this same function in the ranks.
+    let plain = SpawnConfig { world_size: ranks, ..SpawnConfig::default() };
+    let config = match role {
+        "hurry" | "talk" => SpawnConfig { grace: Duration::from_millis(50), ..plain },
+        "grandchild" => shell("sleep 1000 & echo sleep $!"),
+        "threads" => SpawnConfig { env: vec![("RAYON_NUM_THREADS".into(), "7".into())], ..plain },
+        "wrapped" => {
+            let words = std::env::args().map(|arg| format!("'{arg}'")).collect::<Vec<_>>();
+            shell(&format!("{}; exit $?", words.join(" ")))
+        }
+        "at work" | "left behind" | "talkative" | "all but one fail" => elastic::config(plain),
+        "met late" => SpawnConfig { grace: Duration::from_secs(60), ..elastic::config(plain) },
+        "filled up" => {
+            tracing::subscriber::set_global_default(Warnings).unwrap();
+            elastic::filled_up_config(plain)
+        }
+        "fail before the newcomer is in" | "replaced" => elastic::with_more(1, plain),
+        "not replaced" | "replaced by the second" => {
+            // The test waits for one of them.
+            tracing::subscriber::set_global_default(Warnings).unwrap();
+            let program = std::env::current_exe().ok();
+            elastic::with_more(ranks - 1, SpawnConfig { program, ..plain })
+        }
+        "no room" => no_room(&plain),
+        "notes" => return notes(&plain),
+        "twice" => return twice(&plain),
+        _ => plain,
+    };
+    finish(&spawn(&config));
+}
+
+fn finish(outcome: &comm::Result<Vec<Option<String>>>) -> ! {
+    match outcome {
+        Ok(results) => eprintln!("OUTCOME {results:?}"),
+        Err(error) => eprintln!("OUTCOME {error}"),
+    }
+    exit(i32::from(outcome.is_err()))
+}
+
+/// No files are left to this process when it comes to the last ranks.
+fn no_room(config: &SpawnConfig) -> ! {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let limit = rustix::process::Rlimit { current: Some(100), ..getrlimit(Resource::Nofile) };
+    setrlimit(Resource::Nofile, limit).unwrap();
+    let _files: Vec<_> = (0..70).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
+    finish(&spawn(config))
+}
+
+/// Two jobs one after the other; then this process must be as it was.
+fn twice(config: &SpawnConfig) {
+    let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
+    let files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    // What stays for good after a first job: the signal handlers.
+    assert!(spawn(config).is_ok());
+    let (before, files_before) = (threads(), files());
+    assert!(spawn(config).is_ok());
+    // A thread that was joined may be seen for another moment.
+    let start = Instant::now();
+    while threads() > before && start.elapsed() < Duration::from_secs(10) {
+        std::thread::yield_now();
+    }
+    assert_eq!((threads(), files()), (before, files_before));
+    ready(0);
+    forever();
+}
+
+/// Counts what goes past it.
+#[derive(Debug, Default)]
+struct Recorder(Mutex<(Vec<String>, usize)>);
+
+impl Notes for Recorder {
+    fn note(&self, rank: usize, text: &str) {
+        self.0.lock().unwrap().0.push(format!("rank {rank}: {text}"));
+    }
+
+    fn aside(&self, write: &mut dyn FnMut()) {
+        self.0.lock().unwrap().1 += 1;
+        write();
+    }
+}
+
+fn notes(config: &SpawnConfig) {
+    let recorder = Arc::new(Recorder::default());
+    let config = SpawnConfig { notes: Some(recorder.clone() as Arc<dyn Notes>), ..config.clone() };
+    let outcome = spawn(&config);
+    let (notes, lines) = &*recorder.0.lock().unwrap();
+    eprintln!("{} notes, in order: {}, at least 400 lines: {}", notes.len(), in_order(notes), *lines >= 400);
+    finish(&outcome);
+}
+
+fn in_order(notes: &[String]) -> bool {
+    [0, 1].iter().all(|rank| {
+        let own = notes.iter().filter_map(|note| note.strip_prefix(&format!("rank {rank}: ")));
+        own.eq((0..100).map(|step| step.to_string()).collect::<Vec<_>>())
+    })
+}
+
+/// Notes between lines, one in the middle of a line.
+fn tell() {
+    assert!(wants_notes());
+    for step in 0..100 {
+        print!("step ");
+        send_note(&step.to_string());
+        println!("{step}");
+        eprintln!("step {step}");
+    }
+    send_note("several\nlines");
+}
+
+pub(crate) fn ready(rank: usize) {
+    println!("rank {rank} ready {}", std::process::id());
+}
+
+pub(crate) fn forever() -> ! {
+    loop {
+        std::thread::park();
+    }
+}
+
+fn play(role: &str, rank: usize) {
+    match role {
+        "report" => report(rank),
+        "environment" | "threads" => environment(),
+        "lines" => lines(rank),
+        "long line" => long_line(rank),
+        "wait" | "wrapped" => {
+            ready(rank);
+            forever();
+        }
+        "notes" => tell(),
+        "code 3" => code_3(rank),
+        "peers" => peers(rank, EXIT_PEER_FAILED),
+        "careless peers" => peers(rank, 101),
+        "only peers" => only_peers(rank),
+        "met late" => elastic::met_late(rank),
+        "filled up" => elastic::filled_up(rank),
+        "at work" => elastic::at_work(rank),
+        "left behind" => elastic::left_behind(rank, 1),
+        "talkative" => elastic::left_behind(rank, 100),
+        "replaced" | "replaced by the second" => elastic::replaced(rank, true),
+        "not replaced" => elastic::replaced(rank, false),
+        "all but one fail" => elastic::all_but_one_fail(rank),
+        "fail before the newcomer is in" => elastic::fail_before_the_newcomer_is_in(rank),
+        "early" => early(rank),
+        "handler" | "hurry" => handler(rank, role == "handler"),
+        "talk" => loop {
+            println!("rank {rank} goes on");
+        },
+        "no room" => {
+            ready(rank);
+            forever();
+        }
+        "twice" => report_result("done").unwrap(),
+        other => panic!("no role {other}"),
+    }
+}
+
+fn report(rank: usize) {
+    println!("a line");
+    print!("half of ");
+    if rank != 1 {
+        report_result("an earlier report").unwrap();
+        report_result(&format!("{{\"rank\":{rank}}}")).unwrap();
+    }
+    print!("a line");
+    stdout().flush().unwrap();
+    exit(0)
+}
+
+fn environment() {
+    let names = [
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "GIRANDOLE_SECRET",
+        "GIRANDOLE_JOB_ID",
+        "RAYON_NUM_THREADS",
+    ];
+    let words = names.map(|name| format!("{name}={}", std::env::var(name).unwrap_or_default()));
+    let secret = std::env::var("GIRANDOLE_SECRET").unwrap();
+    assert!(!std::env::args().any(|arg| arg.contains(&secret)));
+    report_result(&words.join(" ")).unwrap();
+}
+
+/// Writes to both streams in chunks that do not care for lines.
+fn lines(rank: usize) {
+    let letter = char::from(b'a' + rank as u8).to_string();
+    let line = |i: usize| format!("{rank} {i} {}\n", letter.repeat(i * 7 % 9000));
+    let text: String = (0..1000).map(line).collect();
+    let write = |mut stream: Box<dyn Write + Send>| {
+        for chunk in text.as_bytes().chunks(3001) {
+            stream.write_all(chunk).unwrap();
+            stream.flush().unwrap();
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| write(Box::new(stdout())));
+        scope.spawn(|| write(Box::new(stderr())));
+    });
+}
+
+fn long_line(rank: usize) {
+    let letter = char::from(b'a' + rank as u8).to_string();
+    print!("{}", letter.repeat(3 << 20));
+    stdout().flush().unwrap();
+    exit(0)
+}
+
+fn code_3(rank: usize) {
+    if rank != 1 {
+        forever();
+    }
+    (0..30).for_each(|i| eprintln!("line {i}"));
+    eprint!("the end");
+    exit(3)
+}
+
+/// Rank 0 is connected to all others; rank 1 waits to be killed. Who sees a connection end, ends with this code.
+fn peers(rank: usize, code: i32) {
+    if rank == 0 {
+        let listener = TcpListener::from(stdin().as_fd().try_clone_to_owned().unwrap());
+        let mut streams: Vec<_> = (1..variable("WORLD_SIZE")).map(|_| listener.accept().unwrap().0).collect();
+        // Each says who it is. The connection of rank 1 then stays silent until its end.
+        let mut number = [0];
+        let mut is_rank_1 = |stream: &mut TcpStream| stream.read_exact(&mut number).is_ok() && number == [1];
+        let ranks: Vec<bool> = streams.iter_mut().map(&mut is_rank_1).collect();
+        let first = ranks.iter().position(|&rank_1| rank_1).unwrap();
+        ready(rank);
+        let _ = streams[first].read(&mut [0]);
+    } else {
+        let mut stream = TcpStream::connect(("127.0.0.1", variable("MASTER_PORT") as u16)).unwrap();
+        stream.write_all(&[rank as u8]).unwrap();
+        ready(rank);
+        let _ = stream.read(&mut [0]);
+    }
+    eprintln!("rank {rank}: a peer failed");
+    exit(code)
+}
+
+/// Both ranks put it down to another one, rank 1 first.
+fn only_peers(rank: usize) {
+    see_the_end_of_rank_1(rank);
+    eprintln!("rank {rank}: a peer failed");
+    exit(EXIT_PEER_FAILED)
+}
+
+/// On rank 0: rank 1 has ended. On rank 1: rank 0 waits for that.
+pub(crate) fn see_the_end_of_rank_1(rank: usize) {
+    if rank == 0 {
+        let listener = TcpListener::from(stdin().as_fd().try_clone_to_owned().unwrap());
+        let mut pid = [0; 4];
+        let mut stream = listener.accept().unwrap().0;
+        stream.read_exact(&mut pid).unwrap();
+        let pid = Pid::from_raw(i32::from_le_bytes(pid)).unwrap();
+        let process = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        stream.write_all(&[0]).unwrap();
+        poll(&mut [PollFd::new(&process, PollFlags::IN)], None).unwrap();
+    } else {
+        let mut stream = TcpStream::connect(("127.0.0.1", variable("MASTER_PORT") as u16)).unwrap();
+        stream.write_all(&std::process::id().to_le_bytes()).unwrap();
+        stream.read_exact(&mut [0]).unwrap();
+    }
+}
+
+/// Rank 0 is done at once; the others only when it is gone.
+fn early(rank: usize) {
+    if rank == 0 {
+        exit(0);
+    }
+    // The kernel answers for rank 0 as long as it lives, and closes the connection when it ends.
+    if let Ok(mut stream) = TcpStream::connect(("127.0.0.1", variable("MASTER_PORT") as u16)) {
+        let _ = stream.read(&mut [0]);
+    }
+    report_result("went on").unwrap();
+}
+
+/// Takes SIGINT and SIGTERM itself; a polite one then ends.
+fn handler(rank: usize, polite: bool) {
+    let mut signals = Signals::new([2, 15]).unwrap();
+    ready(rank);
+    for signal in signals.forever() {
+        println!("rank {rank} got {signal}");
+        if polite {
+            exit(0);
+        }
+    }
+}
