@@ -39,6 +39,7 @@ mod shapes;
 mod split;
 mod stage;
 mod tied;
+mod units;
 
 pub use config::PipelineConfig;
 pub use error::{Error, Result};
