@@ -1,0 +1,111 @@
+//! The crate's one error type.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// What can go wrong with a model and its folder.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file or folder cannot be read or written.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// A file that is not what it should be.
+    #[error("{}: {problem}", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A model that this crate does not have.
+    #[error("model_type {got:?} is not supported; supported are {supported}")]
+    Architecture {
+        /// The `model_type` of the configuration.
+        got: String,
+        /// Those that there are.
+        supported: String,
+    },
+    /// A field of `config.json` that is missing or cannot be used.
+    #[error("config.json: {field} is {got}; {help}")]
+    Config {
+        /// The field.
+        field: String,
+        /// What it is.
+        got: String,
+        /// What would be accepted.
+        help: String,
+    },
+    /// Fields of `config.json` that nobody here knows.
+    #[error(
+        "config.json: {fields} not known for {family}, and could change what the model computes; remove a field that does not"
+    )]
+    UnknownFields {
+        /// The fields with their values.
+        fields: String,
+        /// The kind of model.
+        family: String,
+    },
+    /// The tensors of a folder are not those of the model.
+    #[error("{}: the tensors are not this model's: {misfits}", folder.display())]
+    Tensors {
+        /// The folder.
+        folder: PathBuf,
+        /// What does not fit.
+        misfits: Misfits,
+    },
+    /// candle's, and those of layers.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+}
+
+/// The crate's results.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// How the tensors of a folder differ from those of a model.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Misfits {
+    /// Names that the model has and the folder has not.
+    pub missing: Vec<String>,
+    /// Names that the folder has and the model has not.
+    pub surplus: Vec<String>,
+    /// Names, shapes in the folder and shapes in the model.
+    pub misshapen: Vec<(String, Vec<usize>, Vec<usize>)>,
+    /// Names, and dtypes that no model can be made of.
+    pub unreadable: Vec<(String, String)>,
+}
+
+impl Misfits {
+    /// True where all fit.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl fmt::Display for Misfits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts = Vec::new();
+        if !self.missing.is_empty() {
+            parts.push(format!("missing {}", self.missing.join(", ")));
+        }
+        if !self.surplus.is_empty() {
+            parts.push(format!("surplus {}", self.surplus.join(", ")));
+        }
+        let misshapen = self
+            .misshapen
+            .iter()
+            .map(|(name, got, expected)| format!("{name} is of shape {got:?} and should be of {expected:?}"));
+        let unreadable = self.unreadable.iter().map(|(name, dtype)| {
+            format!("{name} is of dtype {dtype} and should be of F32, BF16, F16 or F64")
+        });
+        parts.extend(misshapen.chain(unreadable));
+        f.write_str(&parts.join("; "))
+    }
+}
