@@ -61,6 +61,18 @@ pub enum Error {
         /// What does not fit.
         misfits: Misfits,
     },
+    /// What a caller asks for cannot be.
+    #[error("{what}: {field} is {got}; {help}")]
+    Invalid {
+        /// What is configured.
+        what: &'static str,
+        /// The field.
+        field: &'static str,
+        /// What it is.
+        got: String,
+        /// What would be accepted.
+        help: &'static str,
+    },
     /// candle's, and those of layers.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),

@@ -23,13 +23,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`CausalLm::new`] is the only constructor, for all layouts: see [`training::build`].
+//! [`generate`] continues a text. [`CausalLm::new`] is the only constructor, for all layouts: see [`training::build`].
 #![forbid(unsafe_code)]
 
 mod block;
 mod config;
 mod error;
 mod folder;
+mod generate;
 mod model;
 mod names;
 mod rotary;
@@ -38,6 +39,7 @@ mod weights;
 
 pub use config::{Family, ModelConfig};
 pub use error::{Error, Misfits, Result};
+pub use generate::{GenerateConfig, generate};
 pub use model::{Cache, CausalLm};
 pub use save::{FolderConfig, FolderWriter, save_folder};
 pub use weights::Weights;
