@@ -1,5 +1,6 @@
 //! Where layers get their parts of the weights from.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -22,6 +23,24 @@ pub enum Weights {
     Random(SharedGenerator),
     /// A safetensors file of the whole model, of which each rank reads its part only.
     File(PathBuf),
+    /// Whatever a builder of candle's kind gives, whole and one at a time, of which each rank keeps its part.
+    Builder(WholeWeights),
+}
+
+/// A builder of whole weights, of the dtype that a model is to have. It should keep none itself.
+#[derive(Clone)]
+pub struct WholeWeights(VarBuilder<'static>);
+
+impl From<VarBuilder<'static>> for Weights {
+    fn from(builder: VarBuilder<'static>) -> Self {
+        Self::Builder(WholeWeights(builder))
+    }
+}
+
+impl fmt::Debug for WholeWeights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WholeWeights({:?})", self.0.dtype())
+    }
 }
 
 impl Weights {
@@ -31,7 +50,7 @@ impl Weights {
     }
 
     /// Whether a file has what the model that `build` makes asks for, and nothing else: by its header alone, in one process, before
-    /// any rank begins. Random weights are always right.
+    /// any rank begins. Other weights are not looked at.
     ///
     /// # Errors
     /// Those of [`TensorParallel::new`](crate::TensorParallel::new) that one rank would have.
@@ -113,6 +132,7 @@ enum Source {
         scratch: VarMap,
     },
     File(ShardedFile),
+    Builder(VarBuilder<'static>),
     /// A file of which nothing is read but what it has.
     Outline(ShardedFile),
     /// Of a model that is built elsewhere: see [`crate::Shards`].
@@ -173,6 +193,7 @@ impl ShardBuilder {
                 Source::Random { builder, scratch }
             }
             Weights::File(path) => Source::File(ShardedFile::open(path)?),
+            Weights::Builder(WholeWeights(builder)) => Source::Builder(builder.clone()),
         };
         Ok(Self::of(source, config, context, averaging))
     }
@@ -286,6 +307,10 @@ impl ShardBuilder {
                 let whole = builder.get_with_hints(shape, &name, init)?;
                 // Nobody else needs the whole; the next weight takes its place.
                 scratch.data().lock().unwrap_or_else(PoisonError::into_inner).clear();
+                cut(&whole, runs, &shard_dims)?
+            }
+            Source::Builder(builder) => {
+                let whole = builder.get_with_hints_dtype(shape, &name, init, self.inner.dtype)?;
                 cut(&whole, runs, &shard_dims)?
             }
             Source::File(file) => file.read(&name, &dims, self.inner.dtype, runs, &shard_dims)?,
