@@ -10,6 +10,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::VarMap;
 use comm::{Communicator, Local, Mesh};
 use common::{Expected, FOLDERS, Trainer, assert_losses, folder, gap};
+use fsdp::{Fsdp, FsdpConfig};
 use models::{CausalLm, FolderConfig, FolderWriter, GenerateConfig, Weights, generate};
 use pipeline::{Modules, Pipeline, PipelineConfig, Split};
 use tensor_parallel::{Shards, TensorParallel, TensorParallelConfig, Weights as Parts};
@@ -132,6 +133,42 @@ fn stages_of_divided_layers_train_as_one_process() {
         assert!(losses[0].is_empty() && losses[1].is_empty());
         assert_losses(&losses[2], &expected.losses(), name);
         assert_eq!(losses[2], losses[3], "{name}");
+    }
+}
+
+#[test]
+fn shards_of_divided_layers_train_as_one_process() {
+    for name in FOLDERS {
+        let (weights, expected) = (weights(name), Expected::of(name));
+        let body = |comm: Comm| -> Result<Vec<f32>> {
+            let mesh = Mesh::new(comm, &[("shard", 2), ("tp", 2)])?;
+            let (shard, tp) = (mesh.axis("shard")?.clone(), mesh.axis("tp")?.clone());
+            let batches = expected.batches(shard.rank(), 2);
+            let parts = Parts::from(weights.tensors(DType::F32, &Device::Cpu));
+            let shards = wrapped(Shards::new(&mesh, &TensorParallelConfig::default(), &parts))?;
+            // Of which the sharded model takes its own pieces.
+            let vars = VarMap::new();
+            let build =
+                |units| CausalLm::new(weights.config(), &Builder::from(units).with_layers(shards.layers()));
+            let mut fsdp = Fsdp::new(shard, shards.var_builder(&vars), &FsdpConfig::default(), build)?;
+            vars.data().lock().unwrap().clear();
+            let (is_first, divided) = (tp.rank() == 0, shards.clone());
+            fsdp.set_norm_over(vec![tp], move |name| is_first || divided.is_divided(name));
+            let mut trainer = Trainer::new(fsdp.named_vars(), |name| weights.shapes()[name].len() > 1);
+            let mut losses = Vec::new();
+            for [tokens, targets] in batches {
+                let loss = fsdp.model()?.loss(&tokens, &targets)?;
+                let mut grads = fsdp.backward(&loss)?;
+                wrapped(shards.sum_gradients(&fsdp.named_vars(), &mut grads))?;
+                fsdp.clip_grad_norm(&mut grads, 1.0)?;
+                trainer.step(&grads)?;
+                losses.push(loss.to_scalar::<f32>()?);
+            }
+            Ok(losses)
+        };
+        let losses = Local::run_shared(4, |comm| Ok(body(comm)?)).unwrap();
+        let mean: Vec<f32> = losses[0].iter().zip(&losses[2]).map(|(a, b)| (a + b) / 2.0).collect();
+        assert_losses(&mean, &expected.losses(), name);
     }
 }
 
