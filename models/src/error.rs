@@ -33,9 +33,11 @@ pub enum Error {
         /// Those that there are.
         supported: String,
     },
-    /// A field of `config.json` that is missing or cannot be used.
-    #[error("config.json: {field} is {got}; {help}")]
+    /// A field of a configuration that is missing or cannot be used.
+    #[error("{file}: {field} is {got}; {help}")]
     Config {
+        /// The file, `config.json` for one.
+        file: &'static str,
         /// The field.
         field: String,
         /// What it is.
@@ -43,15 +45,17 @@ pub enum Error {
         /// What would be accepted.
         help: String,
     },
-    /// Fields of `config.json` that nobody here knows.
+    /// Fields of a configuration that nobody here knows.
     #[error(
-        "config.json: {fields} not known for {family}, and could change what the model computes; remove a field that does not"
+        "{file}: {fields} not known for {of}, and could change what the model computes; remove a field that does not"
     )]
     UnknownFields {
+        /// The file.
+        file: &'static str,
         /// The fields with their values.
         fields: String,
-        /// The kind of model.
-        family: String,
+        /// What is configured.
+        of: String,
     },
     /// The tensors of a folder are not those of the model.
     #[error("{}: the tensors are not this model's: {misfits}", folder.display())]
@@ -60,6 +64,14 @@ pub enum Error {
         folder: PathBuf,
         /// What does not fit.
         misfits: Misfits,
+    },
+    /// A LoRA target that the model has not.
+    #[error("LoRA target {target:?} matches no layer of the model; layers are called {known}")]
+    Target {
+        /// The target.
+        target: String,
+        /// The layers' names.
+        known: String,
     },
     /// What a caller asks for cannot be.
     #[error("{what}: {field} is {got}; {help}")]
@@ -76,6 +88,15 @@ pub enum Error {
     /// candle's, and those of layers.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+}
+
+impl From<Error> for candle_core::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Candle(error) => error,
+            other => Self::wrap(other),
+        }
+    }
 }
 
 /// The crate's results.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
@@ -15,7 +15,7 @@ pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// Where a tensor lies.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Entry {
     file: usize,
     begin: u64,
@@ -37,10 +37,10 @@ impl Entry {
 }
 
 /// A folder of which the headers have been read.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Folder {
     pub(crate) path: PathBuf,
-    files: Vec<(PathBuf, Mutex<File>)>,
+    files: Vec<(PathBuf, Arc<Mutex<File>>)>,
     tensors: BTreeMap<String, Entry>,
     /// Names that the index has and no file.
     pub(crate) lost: Vec<String>,
@@ -55,6 +55,14 @@ impl Folder {
             folder.add(&path.join(name))?;
         }
         folder.lost = listed.into_iter().filter(|name| !folder.tensors.contains_key(name)).collect();
+        Ok(folder)
+    }
+
+    /// One file of a folder alone.
+    pub(crate) fn of_file(path: &Path, file: &str) -> Result<Self> {
+        let mut folder =
+            Self { path: path.into(), files: Vec::new(), tensors: BTreeMap::new(), lost: Vec::new() };
+        folder.add(&path.join(file))?;
         Ok(folder)
     }
 
@@ -76,7 +84,7 @@ impl Folder {
                 return Err(Error::Format { path: path.into(), problem });
             }
         }
-        self.files.push((path.into(), Mutex::new(file)));
+        self.files.push((path.into(), Arc::new(Mutex::new(file))));
         Ok(())
     }
 

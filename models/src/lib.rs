@@ -23,7 +23,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`generate`] continues a text. [`CausalLm::new`] is the only constructor, for all layouts: see [`training::build`].
+//! [`generate`] continues a text. [`Lora`] trains small adapters of a frozen model. [`CausalLm::new`] is the only constructor, for all layouts: see [`training::build`].
 #![forbid(unsafe_code)]
 
 mod block;
@@ -31,6 +31,7 @@ mod config;
 mod error;
 mod folder;
 mod generate;
+mod lora;
 mod model;
 mod names;
 mod rotary;
@@ -40,6 +41,7 @@ mod weights;
 pub use config::{Family, ModelConfig};
 pub use error::{Error, Misfits, Result};
 pub use generate::{GenerateConfig, generate};
+pub use lora::{Lora, LoraConfig};
 pub use model::{Cache, CausalLm};
 pub use save::{FolderConfig, FolderWriter, save_folder};
 pub use weights::Weights;

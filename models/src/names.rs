@@ -55,3 +55,18 @@ pub(crate) fn init(config: &ModelConfig, name: &str, dims: &[usize]) -> Init {
     };
     Init::Randn { mean: 0.0, stdev }
 }
+
+/// What the parts of an adapter are called, after the name of its layer.
+pub(crate) const ADAPTER: [&str; 2] = ["lora_A", "lora_B"];
+
+/// What a new parameter of an adapter is drawn from, as in peft: the first as PyTorch's linear layers, the second zeros, so that the
+/// adapter changes nothing at first.
+pub(crate) fn adapter_init(name: &str, dims: &[usize]) -> Option<Init> {
+    let [a, b] = ADAPTER.map(|part| name.ends_with(&format!(".{part}.weight")));
+    let bound = 1.0 / (dims.last().copied().unwrap_or(1).max(1) as f64).sqrt();
+    match (a, b) {
+        (true, _) => Some(Init::Uniform { lo: -bound, up: bound }),
+        (_, true) => Some(Init::Const(0.0)),
+        _ => None,
+    }
+}

@@ -12,7 +12,8 @@ use training::build::Builder;
 
 use crate::error::Misfits;
 use crate::folder::Folder;
-use crate::{CausalLm, Error, ModelConfig, Result, names};
+use crate::lora::files;
+use crate::{CausalLm, Error, Lora, ModelConfig, Result, names};
 
 /// The first values of a model's parameters.
 ///
@@ -29,6 +30,8 @@ struct Inner {
     shapes: BTreeMap<String, Vec<usize>>,
     /// None for random ones.
     folder: Option<Folder>,
+    /// Of adapters that were trained before.
+    adapters: Option<Folder>,
     seed: u64,
 }
 
@@ -47,7 +50,7 @@ impl Weights {
         if !misfits.is_empty() {
             return Err(Error::Tensors { folder: path.into(), misfits });
         }
-        Ok(Self { inner: Arc::new(Inner { config, shapes, folder: Some(folder), seed: 0 }) })
+        Ok(Self { inner: Arc::new(Inner { config, shapes, folder: Some(folder), adapters: None, seed: 0 }) })
     }
 
     /// Random ones, of the distributions that transformers draws from: normal of `initializer_range` for weights, zeros for
@@ -69,7 +72,45 @@ impl Weights {
     /// ```
     pub fn random(config: &ModelConfig, seed: u64) -> Result<Self> {
         let shapes = shapes(config)?;
-        Ok(Self { inner: Arc::new(Inner { config: config.clone(), shapes, folder: None, seed }) })
+        Ok(Self {
+            inner: Arc::new(Inner { config: config.clone(), shapes, folder: None, adapters: None, seed }),
+        })
+    }
+
+    /// The same with adapters from a folder that [`Lora::save`] or `peft` wrote, for a model that `lora` makes. Without it, adapters are
+    /// new.
+    ///
+    /// # Errors
+    /// A file that is missing or damaged; [`Error::Tensors`] lists all tensors that are missing, surplus or misshapen.
+    pub fn with_adapters(&self, folder: &Path, lora: &Lora) -> Result<Self> {
+        let tensors = Folder::of_file(folder, files::TENSORS)?;
+        let mut misfits =
+            lora.misfits(|name| Some(tensors.entry(&format!("{}{name}", files::PREFIX))?.dims.clone()));
+        let is_known =
+            |name: &str| lora.shapes().contains_key(name.strip_prefix(files::PREFIX).unwrap_or_default());
+        misfits.surplus = tensors.names().filter(|name| !is_known(name)).cloned().collect();
+        if !misfits.is_empty() {
+            return Err(Error::Tensors { folder: folder.into(), misfits });
+        }
+        let Inner { config, shapes, folder, seed, .. } = &*self.inner;
+        let (config, shapes, folder) = (config.clone(), shapes.clone(), folder.clone());
+        Ok(Self { inner: Arc::new(Inner { config, shapes, folder, adapters: Some(tensors), seed: *seed }) })
+    }
+
+    /// The same with another seed for what is not in a folder: new adapters.
+    #[must_use]
+    pub fn with_seed(&self, seed: u64) -> Self {
+        let Inner { config, shapes, folder, adapters, .. } = &*self.inner;
+        let (config, shapes) = (config.clone(), shapes.clone());
+        Self {
+            inner: Arc::new(Inner {
+                config,
+                shapes,
+                folder: folder.clone(),
+                adapters: adapters.clone(),
+                seed,
+            }),
+        }
     }
 
     /// What model they are of.
@@ -104,7 +145,7 @@ impl Inner {
         // A stage's copy of a tied parameter.
         let embedding = names::of(self.config.family).embedding();
         let name = if self.config.tied && name == names::HEAD { &*embedding } else { name };
-        let Some(expected) = self.shapes.get(name) else { return self.draw(shape, name, init, dtype) };
+        let Some(expected) = self.shapes.get(name) else { return self.other(shape, name, init, dtype) };
         if shape.dims() != expected {
             bail!("parameter {name} is asked for as {:?}, and is {expected:?}", shape.dims())
         }
@@ -113,11 +154,24 @@ impl Inner {
             return self.draw(shape, name, init, dtype);
         };
         let read = folder.read(&file_name(&self.config, folder, name));
-        let tensor = read.map_err(candle_core::Error::wrap)?.to_dtype(dtype)?;
+        let tensor = read?.to_dtype(dtype)?;
         match names::is_transposed(self.config.family, name) {
             true => tensor.t()?.contiguous(),
             false => Ok(tensor),
         }
+    }
+
+    /// A parameter that is not the model's own.
+    fn other(&self, shape: &Shape, name: &str, init: Init, dtype: DType) -> candle_core::Result<Tensor> {
+        let adapter = names::adapter_init(name, shape.dims());
+        let (Some(adapters), true) = (&self.adapters, adapter.is_some()) else {
+            return self.draw(shape, name, adapter.unwrap_or(init), dtype);
+        };
+        let read = adapters.read(&format!("{}{name}", files::PREFIX))?;
+        if read.shape() != shape {
+            bail!("parameter {name} is asked for as {:?}, and is {:?}", shape.dims(), read.dims())
+        }
+        read.to_dtype(dtype)
     }
 
     fn draw(&self, shape: &Shape, name: &str, init: Init, dtype: DType) -> candle_core::Result<Tensor> {
@@ -152,9 +206,17 @@ fn file_name(config: &ModelConfig, folder: &Folder, name: &str) -> String {
 
 /// What a model asks for.
 fn shapes(config: &ModelConfig) -> Result<BTreeMap<String, Vec<usize>>> {
+    shapes_of(config, |builder| builder)
+}
+
+/// What a model asks for whose layers are made otherwise.
+pub(crate) fn shapes_of(
+    config: &ModelConfig,
+    change: impl FnOnce(Builder) -> Builder,
+) -> Result<BTreeMap<String, Vec<usize>>> {
     let asked: Arc<Mutex<BTreeMap<String, Vec<usize>>>> = Arc::default();
     let outline = VarBuilder::from_backend(Box::new(Outline(asked.clone())), DType::F32, Device::Cpu);
-    CausalLm::new(config, &Builder::new(outline))?;
+    CausalLm::new(config, &change(Builder::new(outline)))?;
     let shapes = std::mem::take(&mut *lock(&asked));
     Ok(shapes)
 }

@@ -177,6 +177,8 @@ struct Inner {
 pub struct ShardBuilder {
     inner: Arc<Inner>,
     prefix: String,
+    /// What it gives has no gradient.
+    frozen: bool,
 }
 
 impl ShardBuilder {
@@ -207,7 +209,7 @@ impl ShardBuilder {
         let (source, parameters) = (Mutex::new(source), Mutex::default());
         let (dtype, device) = (config.dtype, config.device.clone());
         let inner = Inner { source, parameters, dtype, device, context, averaging };
-        Self { inner: Arc::new(inner), prefix: String::new() }
+        Self { inner: Arc::new(inner), prefix: String::new(), frozen: false }
     }
 
     /// A builder that asks `builder`, and tells it how each weight is divided. One that does not listen gives whole weights.
@@ -215,12 +217,17 @@ impl ShardBuilder {
         let (dtype, device) = (builder.dtype(), builder.device().clone());
         let (source, parameters) = (Mutex::new(Source::Elsewhere(builder, asked)), Mutex::default());
         let inner = Inner { source, parameters, dtype, device, context, averaging: None };
-        Self { inner: Arc::new(inner), prefix: String::new() }
+        Self { inner: Arc::new(inner), prefix: String::new(), frozen: false }
     }
 
     /// A builder for a part of the model, whose names begin with `name` and a dot.
     pub fn pp(&self, name: impl std::fmt::Display) -> Self {
-        Self { inner: self.inner.clone(), prefix: format!("{}{name}.", self.prefix) }
+        Self { prefix: format!("{}{name}.", self.prefix), ..self.clone() }
+    }
+
+    /// The same, of parameters that get no gradient or do.
+    pub(crate) fn frozen(self, frozen: bool) -> Self {
+        Self { frozen, ..self }
     }
 
     pub(crate) fn dtype(&self) -> DType {
@@ -253,6 +260,7 @@ impl ShardBuilder {
         division: impl Into<Division>,
     ) -> Result<Weight> {
         let (value, index) = self.parameter(dims.into(), name, init, division.into())?;
+        let index = index.filter(|_| !self.frozen);
         let (Some(averaging), Some(index)) = (&self.inner.averaging, index) else {
             return Ok(Weight::new(value, None));
         };
@@ -278,6 +286,17 @@ impl ShardBuilder {
 
     /// A weight, and its place among the parameters unless something else has it.
     pub(crate) fn parameter(
+        &self,
+        shape: Shape,
+        name: &str,
+        init: Init,
+        division: Division,
+    ) -> Result<(Tensor, Option<usize>)> {
+        let (value, index) = self.find(shape, name, init, division)?;
+        Ok((if self.frozen { value.detach() } else { value }, index))
+    }
+
+    fn find(
         &self,
         shape: Shape,
         name: &str,

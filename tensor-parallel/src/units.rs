@@ -6,7 +6,9 @@ use candle_core::{DType, Device, Result, Shape, Tensor, bail};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use training::LinearCrossEntropyConfig;
-use training::build::{Builder, Division as Wanted, Layers, Linear, LinearConfig, Vocabulary, WholeLayers};
+use training::build::{
+    Builder, Division as Wanted, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig, WholeLayers,
+};
 
 use crate::averaging::Weight;
 use crate::builder::Division;
@@ -76,7 +78,8 @@ impl Layers for Divided {
 
     fn linear(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Linear> {
         self.check()?;
-        let &LinearConfig { inputs, outputs, bias, division, groups } = config;
+        let &LinearConfig { inputs, outputs, bias, division, groups, frozen } = config;
+        let builder = || self.at(vb).frozen(frozen);
         if self.ranks() == 1 {
             return WholeLayers.linear(vb, config);
         }
@@ -84,27 +87,24 @@ impl Layers for Divided {
             Wanted::Whole => return WholeLayers.linear(vb, config),
             Wanted::Outputs => {
                 let config = ColumnConfig { bias, groups, ..ColumnConfig::default() };
-                Linear::new(ColumnParallelLinear::new(inputs, outputs, &config, &self.at(vb))?)
+                Linear::new(ColumnParallelLinear::new(inputs, outputs, &config, &builder())?)
             }
             Wanted::Inputs => {
                 let config = RowConfig { bias, ..RowConfig::default() };
-                Linear::new(RowParallelLinear::new(inputs, outputs, &config, &self.at(vb))?)
+                Linear::new(RowParallelLinear::new(inputs, outputs, &config, &builder())?)
             }
         })
     }
 
-    fn vocabulary(
-        &self,
-        vb: &VarBuilder<'static>,
-        tokens: usize,
-        features: usize,
-    ) -> Result<Arc<dyn Vocabulary>> {
+    fn vocabulary(&self, vb: &VarBuilder<'static>, config: &VocabularyConfig) -> Result<Arc<dyn Vocabulary>> {
         self.check()?;
         if self.ranks() == 1 {
-            return WholeLayers.vocabulary(vb, tokens, features);
+            return WholeLayers.vocabulary(vb, config);
         }
         let init = Init::Randn { mean: 0.0, stdev: 1.0 };
-        let weight = self.at(vb).weight((tokens, features), "weight", init, Division::VOCABULARY)?;
+        let &VocabularyConfig { tokens, features, frozen } = config;
+        let builder = self.at(vb).frozen(frozen);
+        let weight = builder.weight((tokens, features), "weight", init, Division::VOCABULARY)?;
         Ok(Arc::new(Table { weight, tokens, context: self.context().clone() }))
     }
 }

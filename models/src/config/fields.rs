@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-use super::Family;
 use crate::{Error, Result};
 
 /// What changes nothing here: how text becomes tokens, how tokens are generated, what a file is called, what a program that is not
@@ -49,53 +48,69 @@ const HARMLESS: &[&str] = &[
 ];
 
 /// Probabilities of dropout.
-const DROPOUT: &[&str] = &["attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout"];
+const DROPOUT: &[&str] =
+    &["attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "lora_dropout"];
 
 /// A JSON object that notes what was asked for.
-pub(super) struct Fields<'a> {
+pub(crate) struct Fields<'a> {
+    file: &'static str,
+    /// What is configured.
+    of: String,
     /// What the object is, before a field's name.
     prefix: String,
-    family: Family,
+    /// Names of what changes nothing.
+    harmless: &'static [&'static str],
     json: &'a Map<String, Value>,
     read: BTreeSet<String>,
 }
 
 impl<'a> Fields<'a> {
-    pub(super) fn new(family: Family, json: &'a Map<String, Value>) -> Self {
-        Self { prefix: String::new(), family, json, read: BTreeSet::new() }
+    /// The fields of a model's `config.json`.
+    pub(super) fn of_model(family: super::Family, json: &'a Map<String, Value>) -> Self {
+        Self::new("config.json", family.to_string(), HARMLESS, json)
+    }
+
+    pub(crate) fn new(
+        file: &'static str,
+        of: String,
+        harmless: &'static [&'static str],
+        json: &'a Map<String, Value>,
+    ) -> Self {
+        Self { file, of, prefix: String::new(), harmless, json, read: BTreeSet::new() }
     }
 
     /// An object in a field; none where it is null or not there.
-    pub(super) fn object(&mut self, name: &str) -> Result<Option<Fields<'a>>> {
+    pub(crate) fn object(&mut self, name: &str) -> Result<Option<Fields<'a>>> {
         match self.value(name) {
             None => Ok(None),
             Some(Value::Object(json)) => {
                 let prefix = format!("{}{name}.", self.prefix);
-                Ok(Some(Fields { prefix, family: self.family, json, read: BTreeSet::new() }))
+                let (of, read) = (self.of.clone(), BTreeSet::new());
+                Ok(Some(Fields { file: self.file, of, prefix, harmless: &[], json, read }))
             }
             Some(other) => Err(self.refuse(name, other, "it must be an object or null")),
         }
     }
 
     /// A value that is there and not null.
-    pub(super) fn value(&mut self, name: &str) -> Option<&'a Value> {
+    pub(crate) fn value(&mut self, name: &str) -> Option<&'a Value> {
         self.read.insert(name.to_string());
         self.json.get(name).filter(|value| !value.is_null())
     }
 
-    pub(super) fn has(&self, name: &str) -> bool {
+    pub(crate) fn has(&self, name: &str) -> bool {
         self.json.contains_key(name)
     }
 
     /// A number that may not be missing.
-    pub(super) fn size(&mut self, name: &str) -> Result<usize> {
+    pub(crate) fn size(&mut self, name: &str) -> Result<usize> {
         match self.optional_size(name)? {
             Some(size) => Ok(size),
             None => Err(self.config(name, "missing", "give a whole number")),
         }
     }
 
-    pub(super) fn optional_size(&mut self, name: &str) -> Result<Option<usize>> {
+    pub(crate) fn optional_size(&mut self, name: &str) -> Result<Option<usize>> {
         let Some(value) = self.value(name) else { return Ok(None) };
         let size = value.as_u64().and_then(|size| usize::try_from(size).ok());
         // Sizes are multiplied with each other.
@@ -105,23 +120,23 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub(super) fn number(&mut self, name: &str) -> Result<Option<f64>> {
+    pub(crate) fn number(&mut self, name: &str) -> Result<Option<f64>> {
         let Some(value) = self.value(name) else { return Ok(None) };
         value.as_f64().map(Some).ok_or_else(|| self.refuse(name, value, "it must be a number"))
     }
 
-    pub(super) fn flag(&mut self, name: &str, default: bool) -> Result<bool> {
+    pub(crate) fn flag(&mut self, name: &str, default: bool) -> Result<bool> {
         let Some(value) = self.value(name) else { return Ok(default) };
         value.as_bool().ok_or_else(|| self.refuse(name, value, "it must be true or false"))
     }
 
-    pub(super) fn text(&mut self, name: &str) -> Result<Option<&'a str>> {
+    pub(crate) fn text(&mut self, name: &str) -> Result<Option<&'a str>> {
         let Some(value) = self.value(name) else { return Ok(None) };
         value.as_str().map(Some).ok_or_else(|| self.refuse(name, value, "it must be a string"))
     }
 
     /// A field that must have this value where it is there.
-    pub(super) fn only(&mut self, name: &str, supported: &Value) -> Result<()> {
+    pub(crate) fn only(&mut self, name: &str, supported: &Value) -> Result<()> {
         match self.value(name) {
             Some(got) if got != supported => {
                 Err(self.refuse(name, got, &format!("supported is {supported}")))
@@ -130,20 +145,24 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub(super) fn refuse(&self, name: &str, got: &Value, help: &str) -> Error {
+    pub(crate) fn refuse(&self, name: &str, got: &Value, help: &str) -> Error {
         self.config(name, &got.to_string(), help)
     }
 
-    pub(super) fn config(&self, name: &str, got: &str, help: &str) -> Error {
-        Error::Config { field: format!("{}{name}", self.prefix), got: got.into(), help: help.into() }
+    pub(crate) fn config(&self, name: &str, got: &str, help: &str) -> Error {
+        Error::Config {
+            file: self.file,
+            field: format!("{}{name}", self.prefix),
+            got: got.into(),
+            help: help.into(),
+        }
     }
 
     /// Refuses what was not asked for and is not known to change nothing; notes what is not applied.
-    pub(super) fn finish(self) -> Result<Vec<String>> {
+    pub(crate) fn finish(self) -> Result<Vec<String>> {
         let (mut notes, mut unknown) = (Vec::new(), Vec::new());
         for (name, value) in self.json {
-            let is_known =
-                self.read.contains(name) || (self.prefix.is_empty() && HARMLESS.contains(&&**name));
+            let is_known = self.read.contains(name) || self.harmless.contains(&&**name);
             if is_known || is_nothing(value) {
                 continue;
             }
@@ -162,7 +181,7 @@ impl<'a> Fields<'a> {
             [one] => format!("the field {one} is"),
             several => format!("the fields {} are", several.join(", ")),
         };
-        Err(Error::UnknownFields { fields, family: self.family.to_string() })
+        Err(Error::UnknownFields { file: self.file, fields, of: self.of })
     }
 }
 

@@ -13,7 +13,7 @@ use training::{Gate, RotaryConfig};
 
 use crate::{Error, Result};
 
-use fields::Fields;
+pub(crate) use fields::Fields;
 
 /// The kinds of models that there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -147,7 +147,7 @@ impl ModelConfig {
             let supported = Family::ALL.map(Family::model_type).join(", ");
             return Err(Error::Architecture { got: got.into(), supported });
         };
-        let mut fields = Fields::new(family, &json);
+        let mut fields = Fields::of_model(family, &json);
         let mut config = match family {
             Family::Gpt2 => gpt2::read(&mut fields)?,
             _ => llama::read(family, &mut fields)?,
@@ -170,7 +170,12 @@ impl ModelConfig {
             ("the number of positions", self.max_len),
         ];
         let refuse = |field: &str, got: usize, help: &str| {
-            Err(Error::Config { field: field.into(), got: got.to_string(), help: help.into() })
+            Err(Error::Config {
+                file: "config.json",
+                field: field.into(),
+                got: got.to_string(),
+                help: help.into(),
+            })
         };
         if let Some((field, got)) = sizes.into_iter().find(|(_, size)| *size == 0) {
             return refuse(field, got, "it must be above 0");

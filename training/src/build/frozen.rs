@@ -4,8 +4,8 @@ use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 
-/// The same parameters, through which no gradient goes to them.
-pub(super) fn frozen(vb: &VarBuilder<'static>) -> VarBuilder<'static> {
+/// A builder of the same parameters, of which none gets a gradient.
+pub fn frozen(vb: &VarBuilder<'static>) -> VarBuilder<'static> {
     let backend = Frozen { inner: vb.root() };
     let prefix = vb.prefix();
     let root = VarBuilder::from_backend(Box::new(backend), vb.dtype(), vb.device().clone());

@@ -33,12 +33,14 @@ pub struct LinearConfig {
     pub division: Division,
     /// Layers of equal size whose outputs lie in one, such as 3 for queries, keys and values. Default in [`LinearConfig::new`]: 1.
     pub groups: usize,
+    /// Whether it gets no gradient. Default in [`LinearConfig::new`]: false.
+    pub frozen: bool,
 }
 
 impl LinearConfig {
     /// A layer without a bias.
     pub fn new(inputs: usize, outputs: usize, division: Division) -> Self {
-        Self { inputs, outputs, bias: false, division, groups: 1 }
+        Self { inputs, outputs, bias: false, division, groups: 1, frozen: false }
     }
 
     /// The same with a bias, if there is to be one.
@@ -48,6 +50,17 @@ impl LinearConfig {
     }
 }
 
+/// A table of vectors that a model wants, one for each token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VocabularyConfig {
+    /// Tokens that there are.
+    pub tokens: usize,
+    /// Numbers of a vector.
+    pub features: usize,
+    /// Whether it gets no gradient.
+    pub frozen: bool,
+}
+
 /// Makes layers: whole ones, parts of divided ones, ones with adapters.
 pub trait Layers: Send + Sync {
     /// Ranks that layers are divided over.
@@ -55,7 +68,7 @@ pub trait Layers: Send + Sync {
         1
     }
 
-    /// Whether the parameters that these layers are made of are not trained, so that others in a unit are not, either.
+    /// Whether a model's own parameters are not trained, norms and the like as well.
     fn freezes(&self) -> bool {
         false
     }
@@ -75,12 +88,7 @@ pub trait Layers: Send + Sync {
     ///
     /// # Errors
     /// What the builder fails with.
-    fn vocabulary(
-        &self,
-        vb: &VarBuilder<'static>,
-        tokens: usize,
-        features: usize,
-    ) -> Result<Arc<dyn Vocabulary>>;
+    fn vocabulary(&self, vb: &VarBuilder<'static>, config: &VocabularyConfig) -> Result<Arc<dyn Vocabulary>>;
 }
 
 /// One vector for each token: what an embedding looks up, and what a head compares with.

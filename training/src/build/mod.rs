@@ -56,7 +56,8 @@ use std::sync::Arc;
 use candle_core::Result;
 use candle_nn::VarBuilder;
 
-pub use layers::{Division, Layers, Linear, LinearConfig, Vocabulary};
+pub use frozen::frozen;
+pub use layers::{Division, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
 pub use unit::{Place, RunUnit, Unit, UnitSource, Units};
 pub use whole::WholeLayers;
 
@@ -150,13 +151,13 @@ impl Part {
 
     /// The builder of what every rank has whole: norms, positions.
     pub fn whole(&self) -> VarBuilder<'static> {
-        if self.layers.freezes() { frozen::frozen(&self.vb) } else { self.vb.clone() }
+        if self.layers.freezes() { frozen(&self.vb) } else { self.vb.clone() }
     }
 
     /// The builder of what every rank has whole and applies to its own heads alone, so that each has a part of the gradient: norms
     /// of queries and keys.
     pub fn of_heads(&self) -> VarBuilder<'static> {
-        if self.layers.freezes() { frozen::frozen(&self.vb) } else { self.layers.of_heads(&self.vb) }
+        if self.layers.freezes() { frozen(&self.vb) } else { self.layers.of_heads(&self.vb) }
     }
 
     /// A linear layer of `weight` and perhaps `bias`, divided as the configuration says where layers are divided.
@@ -173,7 +174,7 @@ impl Part {
     /// # Errors
     /// What the builder fails with.
     pub fn vocabulary(&self, tokens: usize, features: usize) -> Result<Arc<dyn Vocabulary>> {
-        self.layers.vocabulary(&self.vb, tokens, features)
+        self.layers.vocabulary(&self.vb, &VocabularyConfig { tokens, features, frozen: false })
     }
 
     /// Ranks that layers are divided over.

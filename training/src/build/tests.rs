@@ -86,7 +86,7 @@ fn tokens_beyond_the_vocabulary_are_named() -> Result<()> {
 fn frozen_parameters_get_no_gradient() -> Result<()> {
     let vars = VarMap::new();
     let part = Part::new(vb(&vars).pp("a"), Arc::new(WholeLayers));
-    let tensor = frozen::frozen(&part.vb.pp("b")).get_with_hints(3, "c", candle_nn::Init::Const(2.0))?;
+    let tensor = frozen(&part.vb.pp("b")).get_with_hints(3, "c", candle_nn::Init::Const(2.0))?;
     assert!(vars.data().lock().unwrap().contains_key("a.b.c") && !tensor.track_op());
     assert_eq!(tensor.to_vec1::<f32>()?, [2.0; 3]);
     let layer = part.pp("l").linear(&LinearConfig::new(3, 2, Division::Outputs).with_bias(true))?;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use candle_core::{Module, Result, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
 
-use super::{Layers, Linear, LinearConfig, Vocabulary};
+use super::frozen::frozen;
+use super::{Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
 use crate::{LinearCrossEntropyConfig, linear, linear_cross_entropy, linear_no_bias};
 
 /// Makes every layer whole.
@@ -15,18 +16,16 @@ pub struct WholeLayers;
 impl Layers for WholeLayers {
     fn linear(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Linear> {
         let &LinearConfig { inputs, outputs, bias, .. } = config;
+        let vb = if config.frozen { frozen(vb) } else { vb.clone() };
         let layer = if bias { linear } else { linear_no_bias };
-        Ok(Linear::new(layer(inputs, outputs, vb.clone())?))
+        Ok(Linear::new(layer(inputs, outputs, vb)?))
     }
 
-    fn vocabulary(
-        &self,
-        vb: &VarBuilder<'static>,
-        tokens: usize,
-        features: usize,
-    ) -> Result<Arc<dyn Vocabulary>> {
+    fn vocabulary(&self, vb: &VarBuilder<'static>, config: &VocabularyConfig) -> Result<Arc<dyn Vocabulary>> {
+        let vb = if config.frozen { frozen(vb) } else { vb.clone() };
+        let shape = (config.tokens, config.features);
         let init = Init::Randn { mean: 0.0, stdev: 1.0 };
-        Ok(Arc::new(Whole { weight: vb.get_with_hints((tokens, features), "weight", init)? }))
+        Ok(Arc::new(Whole { weight: vb.get_with_hints(shape, "weight", init)? }))
     }
 }
 
