@@ -17,7 +17,7 @@ impl From<UnitBuilder<'static>> for Builder {
 
 impl UnitSource for UnitBuilder<'static> {
     fn unit(&self, name: &str, build: &mut dyn FnMut(VarBuilder<'static>) -> Result<()>) -> Result<Place> {
-        let unit = self.named_unit(name.into(), &UnitConfig::default(), |vb| build(vb))?;
+        let unit = self.named_unit(name.into(), &UnitConfig::default(), build)?;
         Ok(Place::Gathered(Arc::new(unit)))
     }
 }

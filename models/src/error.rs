@@ -63,7 +63,7 @@ pub enum Error {
         /// The folder.
         folder: PathBuf,
         /// What does not fit.
-        misfits: Misfits,
+        misfits: Box<Misfits>,
     },
     /// A LoRA target that the model has not.
     #[error("LoRA target {target:?} matches no layer of the model; layers are called {known}")]

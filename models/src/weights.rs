@@ -48,7 +48,7 @@ impl Weights {
         let shapes = shapes(&config)?;
         let misfits = misfits(&config, &shapes, &folder);
         if !misfits.is_empty() {
-            return Err(Error::Tensors { folder: path.into(), misfits });
+            return Err(Error::Tensors { folder: path.into(), misfits: Box::new(misfits) });
         }
         Ok(Self { inner: Arc::new(Inner { config, shapes, folder: Some(folder), adapters: None, seed: 0 }) })
     }
@@ -90,7 +90,7 @@ impl Weights {
             |name: &str| lora.shapes().contains_key(name.strip_prefix(files::PREFIX).unwrap_or_default());
         misfits.surplus = tensors.names().filter(|name| !is_known(name)).cloned().collect();
         if !misfits.is_empty() {
-            return Err(Error::Tensors { folder: folder.into(), misfits });
+            return Err(Error::Tensors { folder: folder.into(), misfits: Box::new(misfits) });
         }
         let Inner { config, shapes, folder, seed, .. } = &*self.inner;
         let (config, shapes, folder) = (config.clone(), shapes.clone(), folder.clone());

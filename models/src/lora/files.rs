@@ -46,7 +46,7 @@ impl Lora {
             parameters.into_iter().filter(|(name, _)| Self::is_adapter(name)).collect();
         let misfits = self.misfits(|name| tensors.get(name).map(|tensor| tensor.dims().to_vec()));
         if !misfits.is_empty() {
-            return Err(Error::Tensors { folder: folder.into(), misfits });
+            return Err(Error::Tensors { folder: folder.into(), misfits: Box::new(misfits) });
         }
         fs::create_dir_all(folder).map_err(|source| Error::Io {
             action: "make",

@@ -35,7 +35,9 @@ impl UnitSource for Some {
     }
 }
 
-fn model(builder: &Builder) -> Result<(Unit<Arc<dyn Vocabulary>>, Unit<Arc<dyn Vocabulary>>)> {
+type Table = Unit<Arc<dyn Vocabulary>>;
+
+fn model(builder: &Builder) -> Result<(Table, Table)> {
     let embed = builder.unit("embed", |part| part.pp("embed").vocabulary(5, 3))?;
     let head = builder.unit_sharing("head", &embed, |part, embed| match embed {
         Option::Some(embed) => Ok(embed.clone()),
