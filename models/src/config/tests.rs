@@ -95,10 +95,10 @@ fn windows_are_each_familys_own() {
         with(llama(), &changes).map(|config| config.windows)
     };
     let window = ("sliding_window", json!(5));
-    assert_eq!(of("mistral", &[window.clone()]).unwrap(), [Some(5); 2]);
+    assert_eq!(of("mistral", std::slice::from_ref(&window)).unwrap(), [Some(5); 2]);
     assert_eq!(of("mistral", &[("sliding_window", Value::Null)]).unwrap(), [None; 2]);
     assert_eq!(of("mistral", &[]).unwrap(), [Some(4096); 2]);
-    assert_eq!(of("qwen2", &[window.clone()]).unwrap(), [None; 2]);
+    assert_eq!(of("qwen2", std::slice::from_ref(&window)).unwrap(), [None; 2]);
     let on = ("use_sliding_window", json!(true));
     let by_count = [window.clone(), on.clone(), ("max_window_layers", json!(1))];
     assert_eq!(of("qwen2", &by_count).unwrap(), [None, Some(5)]);
