@@ -23,7 +23,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`generate`] continues a text. [`Lora`] trains small adapters of a frozen model. [`CausalLm::new`] is the only constructor, for all layouts: see [`training::build`].
+//! [`Tokenizer`] makes tokens of text, [`generate`] continues one. [`Lora`] trains small adapters of a frozen model. [`CausalLm::new`] is the only constructor, for all layouts: see [`training::build`].
 #![forbid(unsafe_code)]
 
 mod block;
@@ -36,6 +36,7 @@ mod model;
 mod names;
 mod rotary;
 mod save;
+mod tokenizer;
 mod weights;
 
 pub use config::{Family, ModelConfig};
@@ -44,4 +45,5 @@ pub use generate::{GenerateConfig, generate};
 pub use lora::{Lora, LoraConfig};
 pub use model::{Cache, CausalLm};
 pub use save::{FolderConfig, FolderWriter, save_folder};
+pub use tokenizer::{TextStream, Tokenizer};
 pub use weights::Weights;
