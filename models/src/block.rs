@@ -178,11 +178,7 @@ impl Module for FeedForward {
             Self::Gated { gate, up, down, activation } => {
                 down.forward(&activation.apply(&gate.forward(x)?, &up.forward(x)?)?)
             }
-            Self::Plain { up, down, activation } => {
-                let x = up.forward(x)?;
-                // A gate of nothing but ones.
-                down.forward(&activation.apply(&x, &x.ones_like()?)?)
-            }
+            Self::Plain { up, down, activation } => down.forward(&activation.activate(&up.forward(x)?)?),
         }
     }
 }

@@ -169,6 +169,26 @@ fn new_adapters_change_nothing_at_first() -> Result<()> {
     Ok(())
 }
 
+/// In f32 beside a model in bf16.
+#[test]
+fn adapters_may_have_a_dtype_of_their_own() -> Result<()> {
+    let (weights, vars) = (Weights::folder(&folder("llama-tied")).unwrap(), VarMap::new());
+    let config = LoraConfig { dtype: Some(DType::F32), ..LoraConfig::default() };
+    let lora = Lora::new(&config, weights.config()).unwrap();
+    let builder = lora.adapt(Builder::new(weights.vars(&vars, DType::BF16, &Device::Cpu)));
+    let model = CausalLm::new(weights.config(), &builder)?;
+    let expected = Expected::of("llama-tied");
+    let tokens = expected.get("tokens");
+    assert!(gap(&model.logits(tokens)?, expected.get("logits")) < 0.5);
+    let grads = model.loss(tokens, tokens)?.backward()?;
+    for (name, var) in named_vars(&vars) {
+        let dtype = if Lora::is_adapter(&name) { DType::F32 } else { DType::BF16 };
+        assert_eq!(var.dtype(), dtype, "{name}");
+        assert_eq!(grads.get(&var).map(Tensor::dtype), Lora::is_adapter(&name).then_some(dtype), "{name}");
+    }
+    Ok(())
+}
+
 #[test]
 fn adapters_that_cannot_be_are_named() {
     let weights = Weights::folder(&folder("llama")).unwrap();

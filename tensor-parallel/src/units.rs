@@ -56,7 +56,18 @@ impl Divided {
         }
     }
 
-    fn check(&self) -> Result<()> {
+    fn check(&self, vb: &VarBuilder<'static>) -> Result<()> {
+        let expected = match self {
+            Self::Root(shards) => shards.dtype(),
+            Self::Elsewhere(_) => vb.dtype(),
+        };
+        if vb.dtype() != expected {
+            bail!(
+                "{}: divided models have one dtype: {:?} is asked for, the others are {expected:?}",
+                vb.prefix(),
+                vb.dtype()
+            )
+        }
         match self.context().sequence_parallel() {
             true => bail!(
                 "models of training::build are not divided along the sequence: turn sequence_parallel off"
@@ -77,7 +88,7 @@ impl Layers for Divided {
     }
 
     fn linear(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Linear> {
-        self.check()?;
+        self.check(vb)?;
         let &LinearConfig { inputs, outputs, bias, division, groups, frozen } = config;
         let builder = || self.at(vb).frozen(frozen);
         if self.ranks() == 1 {
@@ -97,7 +108,7 @@ impl Layers for Divided {
     }
 
     fn vocabulary(&self, vb: &VarBuilder<'static>, config: &VocabularyConfig) -> Result<Arc<dyn Vocabulary>> {
-        self.check()?;
+        self.check(vb)?;
         if self.ranks() == 1 {
             return WholeLayers.vocabulary(vb, config);
         }

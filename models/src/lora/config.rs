@@ -1,5 +1,6 @@
 //! What adapters are, as `adapter_config.json` says it.
 
+use candle_core::DType;
 use serde_json::{Map, Value, json};
 
 use crate::config::Fields;
@@ -36,11 +37,14 @@ pub struct LoraConfig {
     pub targets: Vec<String>,
     /// Whether adapters are multiplied with alpha over the root of the rank, in place of over the rank. Default: false.
     pub by_root: bool,
+    /// What adapters are computed in, f32 beside a model in bf16, for one; it is not saved. Sharded and divided models have one dtype.
+    /// Default: none, the model's.
+    pub dtype: Option<DType>,
 }
 
 impl Default for LoraConfig {
     fn default() -> Self {
-        Self { rank: 8, alpha: 16.0, targets: vec![ALL.into()], by_root: false }
+        Self { rank: 8, alpha: 16.0, targets: vec![ALL.into()], by_root: false, dtype: None }
     }
 }
 
@@ -93,7 +97,7 @@ impl LoraConfig {
         for note in fields.finish()? {
             tracing::warn!("{FILE}: {note}");
         }
-        let config = Self { rank, alpha, targets, by_root };
+        let config = Self { rank, alpha, targets, by_root, dtype: None };
         config.validate()?;
         Ok(config)
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use candle_core::{Module, Result, Tensor};
+use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::VarBuilder;
 use training::build::{Division, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
 
@@ -36,12 +36,13 @@ impl Layers for Adapted {
             Division::Inputs => (Division::Inputs, Division::Whole),
         };
         let rank = self.config.rank;
-        let [a, b] = ADAPTER.map(|part| vb.pp(part));
+        let dtype = self.config.dtype.unwrap_or(vb.dtype());
+        let [a, b] = ADAPTER.map(|part| vb.pp(part).to_dtype(dtype));
         let a = self.inner.linear(&a, &LinearConfig::new(config.inputs, rank, first))?;
         let second =
             LinearConfig { groups: config.groups, ..LinearConfig::new(rank, config.outputs, second) };
         let b = self.inner.linear(&b, &second)?;
-        Ok(Linear::new(WithAdapter { base, a, b, scale: self.config.scale() }))
+        Ok(Linear::new(WithAdapter { base, a, b, scale: self.config.scale(), dtype }))
     }
 
     fn vocabulary(&self, vb: &VarBuilder<'static>, config: &VocabularyConfig) -> Result<Arc<dyn Vocabulary>> {
@@ -54,12 +55,13 @@ struct WithAdapter {
     a: Linear,
     b: Linear,
     scale: f64,
+    dtype: DType,
 }
 
 impl Module for WithAdapter {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         // Scaled where it is small.
-        let change = self.b.forward(&(self.a.forward(x)? * self.scale)?)?;
-        self.base.forward(x)? + change
+        let change = self.b.forward(&(self.a.forward(&x.to_dtype(self.dtype)?)? * self.scale)?)?;
+        self.base.forward(x)? + change.to_dtype(x.dtype())?
     }
 }
