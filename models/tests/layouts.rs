@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Device, Result, Tensor};
@@ -32,6 +33,24 @@ fn mean(ranks: &[Vec<f32>]) -> Vec<f32> {
     (0..ranks[0].len())
         .map(|step| ranks.iter().map(|losses| losses[step]).sum::<f32>() / ranks.len() as f32)
         .collect()
+}
+
+/// The logits of a model that was trained in one process.
+fn trained(name: &str) -> Tensor {
+    let (weights, expected, vars) = (weights(name), Expected::of(name), VarMap::new());
+    let builder = Builder::new(weights.vars(&vars, DType::F32, &Device::Cpu));
+    let model = CausalLm::new(weights.config(), &builder).unwrap();
+    let mut trainer = Trainer::new(named_vars(&vars), |name| weights.shapes()[name].len() > 1);
+    for [tokens, targets] in expected.batches(0, 1) {
+        let mut grads = model.loss(&tokens, &targets).unwrap().backward().unwrap();
+        clip_grad_norm(&mut grads, &vars.all_vars(), 1.0).unwrap();
+        trainer.step(&grads).unwrap();
+    }
+    model.logits(expected.get("tokens")).unwrap()
+}
+
+fn begin(weights: &Weights, out: &Path) -> FolderWriter {
+    FolderWriter::begin(out, weights.config(), DType::F32, &FolderConfig::default()).unwrap()
 }
 
 #[test]
@@ -81,14 +100,12 @@ fn shards_train_as_one_process_and_are_saved_as_a_folder() {
                 loss.to_scalar::<f32>()
             };
             let losses = batches.into_iter().map(step).collect::<Result<Vec<f32>>>()?;
-            let begin =
-                || FolderWriter::begin(out.path(), weights.config(), DType::F32, &FolderConfig::default());
-            let mut writer = if rank == 0 { Some(begin().unwrap()) } else { None };
+            let mut writer = if rank == 0 { Some(begin(&weights, out.path())) } else { None };
             fsdp.visit_full(|name, tensor| match &mut writer {
-                Some(writer) => writer.write(name, &tensor).map_err(candle_core::Error::wrap),
+                Some(writer) => Ok(writer.write(name, &tensor)?),
                 None => Ok(()),
             })?;
-            writer.map(FolderWriter::finish).transpose().unwrap();
+            writer.map(FolderWriter::finish).transpose()?;
             let logits = fsdp.model()?.logits(expected.get("tokens"))?;
             Ok((losses, logits))
         });
@@ -113,8 +130,9 @@ fn stages_train_as_one_process() {
         .into_iter()
         .flat_map(|name| [ScheduleKind::OneFOneB, ScheduleKind::ZbH1].map(|schedule| (name, schedule)))
     {
-        let (weights, expected) = (weights(name), Expected::of(name));
+        let (weights, expected, out) = (weights(name), Expected::of(name), tempfile::tempdir().unwrap());
         let losses = on_two(|comm| {
+            let rank = comm.rank();
             let config = weights.config().clone();
             let ties = config.ties();
             let second = format!("{}.1", if name == "gpt2" { "transformer.h" } else { "model.layers" });
@@ -141,8 +159,20 @@ fn stages_train_as_one_process() {
                 trainer.step(&step.grads)?;
                 losses.extend(step.loss);
             }
+            let mut writer = if rank == 0 { Some(begin(&weights, out.path())) } else { None };
+            let shown = pipeline.visit_full(|name, tensor| match &mut writer {
+                Some(writer) => Ok(writer.write(name, &tensor)?),
+                None => Ok(()),
+            });
+            shown.map_err(candle_core::Error::wrap)?;
+            writer.map(FolderWriter::finish).transpose()?;
             Ok(losses)
         });
+        let saved = Weights::folder(out.path()).unwrap();
+        let builder = Builder::new(saved.tensors(DType::F32, &Device::Cpu));
+        let alone = CausalLm::new(saved.config(), &builder).unwrap().logits(expected.get("tokens")).unwrap();
+        let found = gap(&alone, &trained(name));
+        assert!(found < 1e-3, "{name}, {schedule:?}: saved logits are {found} off");
         assert!(losses[0].is_empty());
         assert_losses(&losses[1], &expected.losses(), &format!("{name}, {schedule:?}"));
     }

@@ -40,6 +40,7 @@ mod split;
 mod stage;
 mod tied;
 mod units;
+mod visit;
 
 pub use config::PipelineConfig;
 pub use error::{Error, Result};
