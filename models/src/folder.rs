@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -98,16 +99,35 @@ impl Folder {
 
     /// A tensor, as it is in its file.
     pub(crate) fn read(&self, name: &str) -> Result<Tensor> {
+        let len = self.entry(name).map_or(0, |entry| entry.dims.iter().product());
+        let whole = self.read_part(name, &[0..len])?;
+        let dims = self.entry(name).map(|entry| entry.dims.clone()).unwrap_or_default();
+        Ok(whole.reshape(dims)?)
+    }
+
+    /// The numbers of a tensor in these ranges, one after the other.
+    pub(crate) fn read_part(&self, name: &str, ranges: &[Range<usize>]) -> Result<Tensor> {
         let Some((entry, dtype)) = self.entry(name).and_then(|entry| Some((entry, entry.dtype()?))) else {
             let problem = format!("there is no tensor {name} of floats");
             return Err(Error::Format { path: self.path.clone(), problem });
         };
         let (path, file) = &self.files[entry.file];
-        let mut bytes = vec![0; entry.dims.iter().product::<usize>() * dtype.size_in_bytes()];
+        let (all, width) = (entry.dims.iter().product::<usize>(), dtype.size_in_bytes());
+        if let Some(range) = ranges.iter().find(|range| range.end > all) {
+            let problem = format!("tensor {name} has {all} numbers, and {range:?} are asked for");
+            return Err(Error::Format { path: path.clone(), problem });
+        }
+        let len: usize = ranges.iter().map(ExactSizeIterator::len).sum();
+        let (mut bytes, mut at) = (vec![0; len * width], 0);
         let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
-        let read = file.seek(SeekFrom::Start(entry.begin)).and_then(|_| file.read_exact(&mut bytes));
-        read.map_err(|source| Error::Io { action: "read", path: path.clone(), source })?;
-        Ok(Tensor::from_raw_buffer(&bytes, dtype, &entry.dims, &Device::Cpu)?)
+        for range in ranges {
+            let part = &mut bytes[at..at + range.len() * width];
+            at += part.len();
+            let from = SeekFrom::Start(entry.begin + (range.start * width) as u64);
+            let read = file.seek(from).and_then(|_| file.read_exact(part));
+            read.map_err(|source| Error::Io { action: "read", path: path.clone(), source })?;
+        }
+        Ok(Tensor::from_raw_buffer(&bytes, dtype, &[len], &Device::Cpu)?)
     }
 }
 
@@ -144,4 +164,21 @@ fn file_names(path: &Path) -> Result<(BTreeSet<String>, Vec<String>)> {
         };
     }
     Ok((files, map.keys().cloned().collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_read_alone() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama");
+        let folder = Folder::open(&path).unwrap();
+        let name = "model.layers.0.mlp.up_proj.weight";
+        let whole: Vec<f32> = folder.read(name).unwrap().flatten_all().unwrap().to_vec1().unwrap();
+        let part: Vec<f32> = folder.read_part(name, &[5..8, 0..1, 9..9]).unwrap().to_vec1().unwrap();
+        assert_eq!(part, [&whole[5..8], &whole[..1]].concat());
+        let line = folder.read_part(name, &[0..48 * 32 + 1]).unwrap_err().to_string();
+        assert!(line.contains("has 1536 numbers"), "{line}");
+    }
 }

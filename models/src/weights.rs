@@ -1,6 +1,7 @@
 //! Where a model's parameters come from: a folder, or a seed.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -8,7 +9,7 @@ use candle_core::{DType, Device, Shape, Tensor, Var, bail};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder, VarMap};
 use sampler::Generator;
-use training::build::Builder;
+use training::build::{Builder, PartSource};
 
 use crate::error::Misfits;
 use crate::folder::Folder;
@@ -134,6 +135,12 @@ impl Weights {
         self.builder(None, dtype, device)
     }
 
+    /// The same for divided layers, of which each rank reads its own numbers: `tensor_parallel::Weights::from(weights.parts())`. What
+    /// is drawn, and GPT-2's weights that are turned, are whole for a moment.
+    pub fn parts(&self) -> Arc<dyn PartSource> {
+        self.inner.clone()
+    }
+
     fn builder(&self, vars: Option<VarMap>, dtype: DType, device: &Device) -> VarBuilder<'static> {
         let backend = Backend { inner: self.inner.clone(), vars };
         VarBuilder::from_backend(Box::new(backend), dtype, device.clone())
@@ -185,6 +192,31 @@ impl Inner {
         };
         Tensor::from_vec(numbers.map_err(candle_core::Error::wrap)?, shape.clone(), &Device::Cpu)?
             .to_dtype(dtype)
+    }
+}
+
+impl PartSource for Inner {
+    fn read(
+        &self,
+        name: &str,
+        shape: &Shape,
+        init: Init,
+        dtype: DType,
+        ranges: &[Range<usize>],
+    ) -> candle_core::Result<Tensor> {
+        let is_known = self.shapes.get(name).is_some_and(|expected| expected == shape.dims());
+        if let (Some(folder), true, false) =
+            (&self.folder, is_known, names::is_transposed(self.config.family, name))
+        {
+            return folder.read_part(&file_name(&self.config, folder, name), ranges)?.to_dtype(dtype);
+        }
+        let whole = self.value(shape, name, init, dtype)?.flatten_all()?;
+        let parts = ranges.iter().map(|range| whole.narrow(0, range.start, range.len()));
+        let parts = parts.collect::<candle_core::Result<Vec<_>>>()?;
+        match &parts[..] {
+            [] => whole.narrow(0, 0, 0)?.force_contiguous(),
+            parts => Tensor::cat(parts, 0),
+        }
     }
 }
 

@@ -83,7 +83,7 @@ fn adapters_of_sharded_and_divided_models_train_as_pefts() {
     let divided = |comm: Arc<dyn Communicator>| -> Result<Vec<f32>> {
         let wrap = |error| candle_core::Error::wrap(error);
         let mesh = Mesh::new(comm, &[("tp", 2)])?;
-        let parts = Parts::from(weights.tensors(DType::F32, &Device::Cpu));
+        let parts = Parts::from(weights.parts());
         let build = |shards| Ok(CausalLm::new(weights.config(), &lora.adapt(Builder::from(shards)))?);
         let parallel = TensorParallel::new(&mesh, &TensorParallelConfig::default(), &parts, build);
         let parallel = parallel.map_err(wrap)?;

@@ -34,7 +34,7 @@ fn train(name: &str, copies: usize) -> Vec<Vec<f32>> {
         let first = comm.rank() == 0;
         let mesh = Mesh::new(comm, &[("dp", copies), ("tp", 2)])?;
         let batches = expected.batches(mesh.axis("dp")?.rank(), copies);
-        let parts = Parts::from(weights.tensors(DType::F32, &Device::Cpu));
+        let parts = Parts::from(weights.parts());
         let build = |shards| Ok(CausalLm::new(weights.config(), &Builder::from(shards))?);
         let parallel = wrapped(TensorParallel::new(&mesh, &TensorParallelConfig::default(), &parts, build))?;
         let found = gap(&parallel.model().logits(expected.get("tokens"))?, expected.get("logits"));
@@ -93,7 +93,7 @@ fn stages_of_divided_layers_train_as_one_process() {
         let (weights, expected) = (weights(name), Expected::of(name));
         let body = |comm: Comm| -> Result<Vec<f32>> {
             let mesh = Mesh::new(comm, &[("pp", 2), ("tp", 2)])?;
-            let parts = Parts::from(weights.tensors(DType::F32, &Device::Cpu));
+            let parts = Parts::from(weights.parts());
             let shards = wrapped(Shards::new(&mesh, &TensorParallelConfig::default(), &parts))?;
             let (model, layers) = (weights.config().clone(), shards.layers());
             let second = format!("{}.1", if name == "gpt2" { "transformer.h" } else { "model.layers" });
@@ -144,7 +144,7 @@ fn shards_of_divided_layers_train_as_one_process() {
             let mesh = Mesh::new(comm, &[("shard", 2), ("tp", 2)])?;
             let (shard, tp) = (mesh.axis("shard")?.clone(), mesh.axis("tp")?.clone());
             let batches = expected.batches(shard.rank(), 2);
-            let parts = Parts::from(weights.tensors(DType::F32, &Device::Cpu));
+            let parts = Parts::from(weights.parts());
             let shards = wrapped(Shards::new(&mesh, &TensorParallelConfig::default(), &parts))?;
             // Of which the sharded model takes its own pieces.
             let vars = VarMap::new();
@@ -182,7 +182,7 @@ fn targets_that_do_not_count_are_left_out_of_divided_losses() {
     let expected = alone.loss(&tokens, &targets).unwrap();
     let body = |comm: Comm| -> Result<Tensor> {
         let mesh = Mesh::new(comm, &[("tp", 2)])?;
-        let parts = Parts::from(weights.tensors(DType::F32, &Device::Cpu));
+        let parts = Parts::from(weights.parts());
         let build = |shards| Ok(CausalLm::new(weights.config(), &Builder::from(shards))?);
         let parallel = wrapped(TensorParallel::new(&mesh, &TensorParallelConfig::default(), &parts, build))?;
         parallel.model().loss(&tokens, &targets)
@@ -197,7 +197,7 @@ fn heads_that_the_ranks_do_not_divide_are_named() {
     let build = |ranks: usize, sequence_parallel: bool| {
         let body = |comm: Comm| -> Result<()> {
             let mesh = Mesh::new(comm, &[("tp", ranks)])?;
-            let parts = Parts::from(weights.tensors(DType::F32, &Device::Cpu));
+            let parts = Parts::from(weights.parts());
             let build = |shards| Ok(CausalLm::new(weights.config(), &Builder::from(shards))?);
             let config = TensorParallelConfig { sequence_parallel, ..TensorParallelConfig::default() };
             wrapped(TensorParallel::new(&mesh, &config, &parts, build)).map(drop)

@@ -9,6 +9,7 @@ use candle_nn::{Init, VarBuilder, VarMap};
 use comm::{Local, LocalConfig};
 use sampler::{Generator, SharedGenerator};
 use training::TorchInit;
+use training::build::PartSource;
 
 use crate::averaging::{Averaging, Weight};
 use crate::file::ShardedFile;
@@ -23,23 +24,23 @@ pub enum Weights {
     Random(SharedGenerator),
     /// A safetensors file of the whole model, of which each rank reads its part only.
     File(PathBuf),
-    /// Whatever a builder of candle's kind gives, whole and one at a time, of which each rank keeps its part.
-    Builder(WholeWeights),
+    /// Whatever gives each rank its part.
+    Parts(WeightParts),
 }
 
-/// A builder of whole weights, of the dtype that a model is to have. It should keep none itself.
+/// A source of parts of weights, of any kind.
 #[derive(Clone)]
-pub struct WholeWeights(VarBuilder<'static>);
+pub struct WeightParts(Arc<dyn PartSource>);
 
-impl From<VarBuilder<'static>> for Weights {
-    fn from(builder: VarBuilder<'static>) -> Self {
-        Self::Builder(WholeWeights(builder))
+impl From<Arc<dyn PartSource>> for Weights {
+    fn from(source: Arc<dyn PartSource>) -> Self {
+        Self::Parts(WeightParts(source))
     }
 }
 
-impl fmt::Debug for WholeWeights {
+impl fmt::Debug for WeightParts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "WholeWeights({:?})", self.0.dtype())
+        f.debug_struct("WeightParts").finish_non_exhaustive()
     }
 }
 
@@ -132,7 +133,7 @@ enum Source {
         scratch: VarMap,
     },
     File(ShardedFile),
-    Builder(VarBuilder<'static>),
+    Parts(Arc<dyn PartSource>),
     /// A file of which nothing is read but what it has.
     Outline(ShardedFile),
     /// Of a model that is built elsewhere: see [`crate::Shards`].
@@ -195,7 +196,7 @@ impl ShardBuilder {
                 Source::Random { builder, scratch }
             }
             Weights::File(path) => Source::File(ShardedFile::open(path)?),
-            Weights::Builder(WholeWeights(builder)) => Source::Builder(builder.clone()),
+            Weights::Parts(WeightParts(source)) => Source::Parts(source.clone()),
         };
         Ok(Self::of(source, config, context, averaging))
     }
@@ -328,9 +329,9 @@ impl ShardBuilder {
                 scratch.data().lock().unwrap_or_else(PoisonError::into_inner).clear();
                 cut(&whole, runs, &shard_dims)?
             }
-            Source::Builder(builder) => {
-                let whole = builder.get_with_hints_dtype(shape, &name, init, self.inner.dtype)?;
-                cut(&whole, runs, &shard_dims)?
+            Source::Parts(source) => {
+                let ranges: Vec<_> = runs.ranges().collect();
+                source.read(&name, &shape, init, self.inner.dtype, &ranges)?.reshape(&shard_dims[..])?
             }
             Source::File(file) => file.read(&name, &dims, self.inner.dtype, runs, &shard_dims)?,
             // No memory for numbers that nobody needs.

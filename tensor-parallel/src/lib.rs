@@ -35,7 +35,7 @@ mod split;
 mod units;
 mod visit;
 
-pub use builder::{Parameter, ShardBuilder, Weights, WholeWeights};
+pub use builder::{Parameter, ShardBuilder, WeightParts, Weights};
 pub use context::{Context, TensorParallelConfig};
 pub use error::{Error, Result};
 #[cfg(any(test, fuzzing))]

@@ -47,6 +47,7 @@
 
 mod frozen;
 mod layers;
+mod parts;
 mod unit;
 mod whole;
 
@@ -58,6 +59,7 @@ use candle_nn::VarBuilder;
 
 pub use frozen::frozen;
 pub use layers::{Division, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
+pub use parts::PartSource;
 pub use unit::{Place, RunUnit, Unit, UnitSource, Units};
 pub use whole::WholeLayers;
 
