@@ -153,6 +153,16 @@ impl<'a> UnitBuilder<'a> {
             prefix if prefix.is_empty() => "the model".to_string(),
             prefix => prefix,
         };
+        self.named_unit(name, config, build)
+    }
+
+    /// A unit whose name is not the path that its parameters are under.
+    pub(crate) fn named_unit<M>(
+        &self,
+        name: String,
+        config: &UnitConfig,
+        build: impl FnOnce(VarBuilder<'a>) -> Result<M>,
+    ) -> Result<Unit<M>> {
         // Its index is its place in the list of all, so that no other one may come in between.
         let _building = Building::begin(&self.plan, &name)?;
         let index = lock(&self.plan.model).units.len();

@@ -59,6 +59,8 @@
 //!   [`LossScaler`] keeps small gradients of f16 from vanishing.
 //! - A batch does not fit into memory: [`Fsdp::backward_no_sync`] for all micro-batches but the last; or operations that compute units
 //!   again in backward ([`Unit::run`]).
+//! - A model that is written for every layout, on [`training::build`]: `Fsdp::new(comm, vb, &config, |units|
+//!   Net::new(&Builder::from(units)))`.
 //! - Some weights are frozen: use them detached. A parameter that no rank has used has no gradient, and does not change.
 //! - Gradients are to be clipped by their global norm: [`Fsdp::clip_grad_norm`]; where the model is one part of a larger one, by that
 //!   one's: [`Fsdp::set_norm_over`].
@@ -102,6 +104,7 @@ mod scaler;
 mod state;
 mod storage;
 mod unit;
+mod units;
 mod values;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

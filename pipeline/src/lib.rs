@@ -39,6 +39,8 @@ mod shapes;
 mod split;
 mod stage;
 mod tied;
+mod units;
+mod visit;
 
 pub use config::PipelineConfig;
 pub use error::{Error, Result};

@@ -1,5 +1,6 @@
 //! Where layers get their parts of the weights from.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,6 +9,7 @@ use candle_nn::{Init, VarBuilder, VarMap};
 use comm::{Local, LocalConfig};
 use sampler::{Generator, SharedGenerator};
 use training::TorchInit;
+use training::build::PartSource;
 
 use crate::averaging::{Averaging, Weight};
 use crate::file::ShardedFile;
@@ -22,6 +24,24 @@ pub enum Weights {
     Random(SharedGenerator),
     /// A safetensors file of the whole model, of which each rank reads its part only.
     File(PathBuf),
+    /// Whatever gives each rank its part.
+    Parts(WeightParts),
+}
+
+/// A source of parts of weights, of any kind.
+#[derive(Clone)]
+pub struct WeightParts(Arc<dyn PartSource>);
+
+impl From<Arc<dyn PartSource>> for Weights {
+    fn from(source: Arc<dyn PartSource>) -> Self {
+        Self::Parts(WeightParts(source))
+    }
+}
+
+impl fmt::Debug for WeightParts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WeightParts").finish_non_exhaustive()
+    }
 }
 
 impl Weights {
@@ -31,7 +51,7 @@ impl Weights {
     }
 
     /// Whether a file has what the model that `build` makes asks for, and nothing else: by its header alone, in one process, before
-    /// any rank begins. Random weights are always right.
+    /// any rank begins. Other weights are not looked at.
     ///
     /// # Errors
     /// Those of [`TensorParallel::new`](crate::TensorParallel::new) that one rank would have.
@@ -113,6 +133,7 @@ enum Source {
         scratch: VarMap,
     },
     File(ShardedFile),
+    Parts(Arc<dyn PartSource>),
     /// A file of which nothing is read but what it has.
     Outline(ShardedFile),
     /// Of a model that is built elsewhere: see [`crate::Shards`].
@@ -157,6 +178,8 @@ struct Inner {
 pub struct ShardBuilder {
     inner: Arc<Inner>,
     prefix: String,
+    /// What it gives has no gradient.
+    frozen: bool,
 }
 
 impl ShardBuilder {
@@ -173,6 +196,7 @@ impl ShardBuilder {
                 Source::Random { builder, scratch }
             }
             Weights::File(path) => Source::File(ShardedFile::open(path)?),
+            Weights::Parts(WeightParts(source)) => Source::Parts(source.clone()),
         };
         Ok(Self::of(source, config, context, averaging))
     }
@@ -186,7 +210,7 @@ impl ShardBuilder {
         let (source, parameters) = (Mutex::new(source), Mutex::default());
         let (dtype, device) = (config.dtype, config.device.clone());
         let inner = Inner { source, parameters, dtype, device, context, averaging };
-        Self { inner: Arc::new(inner), prefix: String::new() }
+        Self { inner: Arc::new(inner), prefix: String::new(), frozen: false }
     }
 
     /// A builder that asks `builder`, and tells it how each weight is divided. One that does not listen gives whole weights.
@@ -194,12 +218,17 @@ impl ShardBuilder {
         let (dtype, device) = (builder.dtype(), builder.device().clone());
         let (source, parameters) = (Mutex::new(Source::Elsewhere(builder, asked)), Mutex::default());
         let inner = Inner { source, parameters, dtype, device, context, averaging: None };
-        Self { inner: Arc::new(inner), prefix: String::new() }
+        Self { inner: Arc::new(inner), prefix: String::new(), frozen: false }
     }
 
     /// A builder for a part of the model, whose names begin with `name` and a dot.
     pub fn pp(&self, name: impl std::fmt::Display) -> Self {
-        Self { inner: self.inner.clone(), prefix: format!("{}{name}.", self.prefix) }
+        Self { prefix: format!("{}{name}.", self.prefix), ..self.clone() }
+    }
+
+    /// The same, of parameters that get no gradient or do.
+    pub(crate) fn frozen(self, frozen: bool) -> Self {
+        Self { frozen, ..self }
     }
 
     pub(crate) fn dtype(&self) -> DType {
@@ -232,6 +261,7 @@ impl ShardBuilder {
         division: impl Into<Division>,
     ) -> Result<Weight> {
         let (value, index) = self.parameter(dims.into(), name, init, division.into())?;
+        let index = index.filter(|_| !self.frozen);
         let (Some(averaging), Some(index)) = (&self.inner.averaging, index) else {
             return Ok(Weight::new(value, None));
         };
@@ -263,6 +293,17 @@ impl ShardBuilder {
         init: Init,
         division: Division,
     ) -> Result<(Tensor, Option<usize>)> {
+        let (value, index) = self.find(shape, name, init, division)?;
+        Ok((if self.frozen { value.detach() } else { value }, index))
+    }
+
+    fn find(
+        &self,
+        shape: Shape,
+        name: &str,
+        init: Init,
+        division: Division,
+    ) -> Result<(Tensor, Option<usize>)> {
         let Division { split, summed, uneven } = division;
         let (name, dims) = (format!("{}{name}", self.prefix), shape.dims().to_vec());
         let mut parameters = lock(&self.inner.parameters);
@@ -287,6 +328,10 @@ impl ShardBuilder {
                 // Nobody else needs the whole; the next weight takes its place.
                 scratch.data().lock().unwrap_or_else(PoisonError::into_inner).clear();
                 cut(&whole, runs, &shard_dims)?
+            }
+            Source::Parts(source) => {
+                let ranges: Vec<_> = runs.ranges().collect();
+                source.read(&name, &shape, init, self.inner.dtype, &ranges)?.reshape(&shard_dims[..])?
             }
             Source::File(file) => file.read(&name, &dims, self.inner.dtype, runs, &shard_dims)?,
             // No memory for numbers that nobody needs.

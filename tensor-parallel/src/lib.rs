@@ -32,8 +32,10 @@ mod random;
 mod save;
 mod shards;
 mod split;
+mod units;
+mod visit;
 
-pub use builder::{Parameter, ShardBuilder, Weights};
+pub use builder::{Parameter, ShardBuilder, WeightParts, Weights};
 pub use context::{Context, TensorParallelConfig};
 pub use error::{Error, Result};
 #[cfg(any(test, fuzzing))]

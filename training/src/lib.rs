@@ -16,12 +16,14 @@
 //! - [`activation_bytes`] tells what a graph holds for backward, with what operations keep to themselves ([`Kept`]).
 //! - [`tensor_header`] looks at a safetensors file before anything computes with what it says; [`open_input`] opens regular files
 //!   only, and [`AtomicFile`] leaves an older file as it was until the new one is whole.
+//! - [`build`] is how a model is written once for every layout.
 //! - [`Checkpoints`] keeps model, optimizer and sampler on disk, whole whenever the machine stops.
 #![deny(unsafe_code)]
 
 mod adam;
 mod audit;
 mod blocks;
+pub mod build;
 mod checkpoint;
 mod clip;
 mod defer;

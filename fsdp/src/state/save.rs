@@ -55,6 +55,30 @@ impl<M> Fsdp<M> {
     }
 }
 
+impl<M> Fsdp<M> {
+    /// Shows rank 0 each parameter whole, by its name, unit after unit: for a file of another kind. To be called on every rank.
+    ///
+    /// # Memory
+    /// On rank 0, one parameter at a time.
+    ///
+    /// # Errors
+    /// On every rank, that `visit` failed; failures of communication.
+    pub fn visit_full(&self, mut visit: impl FnMut(&str, Tensor) -> candle_core::Result<()>) -> Result<()> {
+        let mut failed = None;
+        for unit in 0..self.core().units.len() {
+            self.visit_unit(unit, &mut |_, name, tensor| {
+                // The others send theirs in any case.
+                if failed.is_none() {
+                    failed = visit(name, tensor).err();
+                }
+                Ok(())
+            })?;
+        }
+        let visited = failed.map_or(Ok(()), |error| Err(Error::from(error)));
+        self.all_agree(Path::new("what is made of the parameters"), visited)
+    }
+}
+
 /// The file that is being written.
 struct Draft {
     target: PathBuf,

@@ -70,6 +70,9 @@ fn of_weights(
     input: &Tensor,
     precision: Precision,
 ) -> Result<Vec<Option<Tensor>>> {
+    if variables.iter().all(|weight| !weight.node().track_op()) {
+        return Ok(vec![None; variables.len()]);
+    }
     let (of_products, of_sums) = (of_products.detach(), of_sums.detach());
     let (input, has_bias) = (input.clone(), variables.len() > 1);
     let compute = move || {

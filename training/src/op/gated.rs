@@ -55,7 +55,7 @@ impl Gate {
         result.to_dtype(gate.dtype())
     }
 
-    fn operation(self) -> &'static str {
+    pub(super) fn operation(self) -> &'static str {
         match self {
             Self::Silu => "swiglu",
             Self::Gelu => "geglu",
@@ -175,18 +175,18 @@ fn cubic<T: Real>(x: T) -> (T, T) {
 
 /// The activation of a number, and its slope.
 #[inline(always)]
-fn silu<T: Real>(x: T) -> (T, T) {
+pub(super) fn silu<T: Real>(x: T) -> (T, T) {
     let share = sigmoid(x);
     (x * share, share + x * share * (T::one() - share))
 }
 
 #[inline(always)]
-fn gelu<T: Real>(x: T) -> (T, T) {
+pub(super) fn gelu<T: Real>(x: T) -> (T, T) {
     (x * below(x), slope(x))
 }
 
 #[inline(always)]
-fn gelu_tanh<T: Real>(x: T) -> (T, T) {
+pub(super) fn gelu_tanh<T: Real>(x: T) -> (T, T) {
     let (argument, inner) = cubic(x);
     let share = sigmoid(argument);
     (x * share, share + x * share * (T::one() - share) * inner)

@@ -3,6 +3,7 @@
 //! Each file has an operation's rows (plain loops over slices), its `CustomOp` for f32 and f64 on a CPU, and the same
 //! composed of candle's operations for the other devices. f16 and bf16 go through f32 on all devices.
 
+mod activation;
 mod attention;
 mod conv2d;
 mod cross_entropy;

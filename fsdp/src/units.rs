@@ -1,0 +1,29 @@
+//! Models that are written for every layout: see [`training::build`].
+
+use std::sync::Arc;
+
+use candle_core::{Result, Tensor};
+use candle_nn::VarBuilder;
+use training::build::{Builder, Place, RunUnit, UnitSource};
+
+use crate::{Unit, UnitBuilder, UnitConfig};
+
+impl From<UnitBuilder<'static>> for Builder {
+    /// Each unit of the model is one of [`crate::Fsdp`]'s.
+    fn from(units: UnitBuilder<'static>) -> Self {
+        Self::of_units(Arc::new(units))
+    }
+}
+
+impl UnitSource for UnitBuilder<'static> {
+    fn unit(&self, name: &str, build: &mut dyn FnMut(VarBuilder<'static>) -> Result<()>) -> Result<Place> {
+        let unit = self.named_unit(name.into(), &UnitConfig::default(), build)?;
+        Ok(Place::Gathered(Arc::new(unit)))
+    }
+}
+
+impl RunUnit for Unit<()> {
+    fn run(&self, body: &mut dyn FnMut() -> Result<Tensor>) -> Result<Tensor> {
+        Unit::run(self, |()| body())
+    }
+}

@@ -1,0 +1,230 @@
+//! One block: attention and feed-forward, each after a norm and added to what came in.
+
+use candle_core::{Module, Result, Tensor};
+use candle_nn::kv_cache::Cache as Kept;
+use training::build::{Division, Linear, LinearConfig, Part};
+use training::{AttentionConfig, AttentionMask, Gate, LayerNorm, RmsNorm, attention, layer_norm, rms_norm};
+
+use crate::rotary::Positions;
+use crate::{Family, ModelConfig};
+
+/// A norm of either kind.
+#[derive(Debug)]
+pub(crate) enum Norm {
+    Rms(RmsNorm),
+    Layer(LayerNorm),
+}
+
+impl Norm {
+    pub(crate) fn new(config: &ModelConfig, part: &Part) -> Result<Self> {
+        let (size, eps) = (config.hidden_size, config.norm_eps);
+        Ok(match config.family {
+            Family::Gpt2 => Self::Layer(layer_norm(size, eps, part.whole())?),
+            _ => Self::Rms(rms_norm(size, eps, part.whole())?),
+        })
+    }
+}
+
+impl Module for Norm {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Rms(norm) => norm.forward(x),
+            Self::Layer(norm) => norm.forward(x),
+        }
+    }
+}
+
+/// Keys and values of one block, of the tokens so far.
+#[derive(Debug)]
+pub(crate) struct KeyValues {
+    keys: Kept,
+    values: Kept,
+}
+
+impl KeyValues {
+    pub(crate) fn new() -> Self {
+        /// Positions by which the memory grows.
+        const STEP: usize = 256;
+        Self { keys: Kept::new(1, STEP), values: Kept::new(1, STEP) }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.keys.current_seq_len()
+    }
+
+    /// Adds those of new tokens; those of all.
+    fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<[Tensor; 2]> {
+        let mut all = [(&mut self.keys, k), (&mut self.values, v)].into_iter().map(|(kept, new)| {
+            kept.append(&new.detach().contiguous()?)?;
+            kept.current_data()?.ok_or_else(|| candle_core::Error::Msg("an empty cache".into()))
+        });
+        match (all.next(), all.next()) {
+            (Some(k), Some(v)) => Ok([k?, v?]),
+            _ => candle_core::bail!("a cache without keys or values"),
+        }
+    }
+}
+
+/// Queries, keys and values: three layers, or one.
+#[derive(Debug)]
+enum Projections {
+    Apart([Linear; 3]),
+    Together(Linear),
+}
+
+#[derive(Debug)]
+struct SelfAttention {
+    projections: Projections,
+    /// For each head, of queries and of keys.
+    norms: Option<[RmsNorm; 2]>,
+    positions: Option<Positions>,
+    out: Linear,
+    config: AttentionConfig,
+    head_dim: usize,
+}
+
+impl SelfAttention {
+    fn new(config: &ModelConfig, layer: usize, positions: Option<&Positions>, part: &Part) -> Result<Self> {
+        let (hidden, head_dim) = (config.hidden_size, config.head_dim);
+        let widths =
+            [config.num_heads, config.num_kv_heads, config.num_kv_heads].map(|heads| heads * head_dim);
+        let linear = |name: &str, linear: LinearConfig| part.pp(name).linear(&linear);
+        let into = |width| LinearConfig::new(hidden, width, Division::Outputs).with_bias(config.qkv_bias);
+        let from = LinearConfig::new(widths[0], hidden, Division::Inputs).with_bias(config.out_bias);
+        let (projections, out) = match config.family {
+            Family::Gpt2 => {
+                let all = LinearConfig { groups: 3, ..into(widths.iter().sum()) };
+                (Projections::Together(linear("c_attn", all)?), linear("c_proj", from)?)
+            }
+            _ => {
+                let [q, k, v] = ["q_proj", "k_proj", "v_proj"];
+                let apart =
+                    [linear(q, into(widths[0]))?, linear(k, into(widths[1]))?, linear(v, into(widths[2]))?];
+                (Projections::Apart(apart), linear("o_proj", from)?)
+            }
+        };
+        let norm = |name: &str| rms_norm(head_dim, config.norm_eps, part.pp(name).of_heads());
+        let norms = if config.qk_norm { Some([norm("q_norm")?, norm("k_norm")?]) } else { None };
+        let window = config.windows.get(layer).copied().flatten();
+        let mask = window.map_or(AttentionMask::Causal, AttentionMask::SlidingWindow);
+        let heads = part.share("num_attention_heads", config.num_heads)?;
+        let num_kv_heads = Some(part.share("num_key_value_heads", config.num_kv_heads)?);
+        let config = AttentionConfig { num_kv_heads, ..AttentionConfig::new(heads, mask) };
+        Ok(Self { projections, norms, positions: positions.cloned(), out, config, head_dim })
+    }
+
+    fn forward(&self, x: &Tensor, cache: Option<&mut KeyValues>) -> Result<Tensor> {
+        let [mut q, mut k, v] = match &self.projections {
+            Projections::Apart([q, k, v]) => [q.forward(x)?, k.forward(x)?, v.forward(x)?],
+            Projections::Together(all) => {
+                let all = all.forward(x)?;
+                let width = all.dim(2)? / 3;
+                [all.narrow(2, 0, width)?, all.narrow(2, width, width)?, all.narrow(2, 2 * width, width)?]
+            }
+        };
+        if let Some([of_q, of_k]) = &self.norms {
+            (q, k) = (self.by_head(of_q, &q)?, self.by_head(of_k, &k)?);
+        }
+        let offset = cache.as_ref().map_or(0, |cache| cache.len());
+        if let Some(positions) = &self.positions {
+            [q, k] = positions.apply([&q, &k], offset)?;
+        }
+        let [k, v] = match cache {
+            Some(cache) => cache.append(&k, &v)?,
+            None => [k, v],
+        };
+        self.out.forward(&attention(&q, &k, &v, &self.config)?)
+    }
+
+    fn by_head(&self, norm: &RmsNorm, x: &Tensor) -> Result<Tensor> {
+        let (batch, len, width) = x.dims3()?;
+        norm.forward(&x.reshape((batch, len, width / self.head_dim, self.head_dim))?)?
+            .reshape((batch, len, width))
+    }
+}
+
+#[derive(Debug)]
+enum FeedForward {
+    Gated { gate: Linear, up: Linear, down: Linear, activation: Gate },
+    Plain { up: Linear, down: Linear, activation: Gate },
+}
+
+impl FeedForward {
+    fn new(config: &ModelConfig, part: &Part) -> Result<Self> {
+        let (hidden, wide, activation) = (config.hidden_size, config.intermediate_size, config.activation);
+        let into = |name: &str| {
+            part.pp(name)
+                .linear(&LinearConfig::new(hidden, wide, Division::Outputs).with_bias(config.mlp_bias))
+        };
+        let from = |name: &str| {
+            part.pp(name)
+                .linear(&LinearConfig::new(wide, hidden, Division::Inputs).with_bias(config.mlp_bias))
+        };
+        Ok(match config.family {
+            Family::Gpt2 => Self::Plain { up: into("c_fc")?, down: from("c_proj")?, activation },
+            _ => Self::Gated {
+                gate: into("gate_proj")?,
+                up: into("up_proj")?,
+                down: from("down_proj")?,
+                activation,
+            },
+        })
+    }
+}
+
+impl Module for FeedForward {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Gated { gate, up, down, activation } => {
+                down.forward(&activation.apply(&gate.forward(x)?, &up.forward(x)?)?)
+            }
+            Self::Plain { up, down, activation } => down.forward(&activation.activate(&up.forward(x)?)?),
+        }
+    }
+}
+
+/// One block.
+#[derive(Debug)]
+pub(crate) struct Block {
+    before_attention: Norm,
+    attention: SelfAttention,
+    before_feed_forward: Norm,
+    feed_forward: FeedForward,
+}
+
+impl Block {
+    pub(crate) fn new(
+        config: &ModelConfig,
+        layer: usize,
+        positions: Option<&Positions>,
+        part: &Part,
+    ) -> Result<Self> {
+        let [norm1, attention, norm2, feed_forward] = match config.family {
+            Family::Gpt2 => ["ln_1", "attn", "ln_2", "mlp"],
+            _ => ["input_layernorm", "self_attn", "post_attention_layernorm", "mlp"],
+        };
+        Ok(Self {
+            before_attention: Norm::new(config, &part.pp(norm1))?,
+            attention: SelfAttention::new(config, layer, positions, &part.pp(attention))?,
+            before_feed_forward: Norm::new(config, &part.pp(norm2))?,
+            feed_forward: FeedForward::new(config, &part.pp(feed_forward))?,
+        })
+    }
+
+    /// With a cache, the tokens come after those in it.
+    pub(crate) fn forward_with(&self, x: &Tensor, cache: Option<&mut KeyValues>) -> Result<Tensor> {
+        let x = (x + self.attention.forward(&self.before_attention.forward(x)?, cache)?)?;
+        &x + self.feed_forward.forward(&self.before_feed_forward.forward(&x)?)?
+    }
+}
+
+impl Module for Block {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.forward_with(x, None)
+    }
+}
+
+/// The table that the blocks share, where there is one.
+pub(crate) fn positions(config: &ModelConfig) -> Option<Positions> {
+    config.rotary.as_ref().map(Positions::new)
+}

@@ -1,0 +1,196 @@
+//! Fields of a configuration, of which each is read, known to change nothing, or an error.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value};
+
+use crate::{Error, Result};
+
+/// What changes nothing here: how text becomes tokens, how tokens are generated, what a file is called, what a program that is not
+/// this one does.
+const HARMLESS: &[&str] = &[
+    "_attn_implementation_autoset",
+    "_name_or_path",
+    "architectures",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "dtype",
+    "eos_token_id",
+    "gradient_checkpointing",
+    "id2label",
+    "is_decoder",
+    "is_encoder_decoder",
+    "is_llama_config",
+    "label2id",
+    "model_type",
+    "n_ctx",
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "pretraining_tp",
+    "problem_type",
+    "reorder_and_upcast_attn",
+    "return_dict",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "summary_type",
+    "summary_use_proj",
+    "task_specific_params",
+    "tokenizer_class",
+    "torch_dtype",
+    "torchscript",
+    "transformers.js_config",
+    "transformers_version",
+    "unsloth_fixed",
+    "unsloth_version",
+    "use_cache",
+];
+
+/// Probabilities of dropout.
+const DROPOUT: &[&str] =
+    &["attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "lora_dropout"];
+
+/// A JSON object that notes what was asked for.
+pub(crate) struct Fields<'a> {
+    file: &'static str,
+    /// What is configured.
+    of: String,
+    /// What the object is, before a field's name.
+    prefix: String,
+    /// Names of what changes nothing.
+    harmless: &'static [&'static str],
+    json: &'a Map<String, Value>,
+    read: BTreeSet<String>,
+}
+
+impl<'a> Fields<'a> {
+    /// The fields of a model's `config.json`.
+    pub(super) fn of_model(family: super::Family, json: &'a Map<String, Value>) -> Self {
+        Self::new("config.json", family.to_string(), HARMLESS, json)
+    }
+
+    pub(crate) fn new(
+        file: &'static str,
+        of: String,
+        harmless: &'static [&'static str],
+        json: &'a Map<String, Value>,
+    ) -> Self {
+        Self { file, of, prefix: String::new(), harmless, json, read: BTreeSet::new() }
+    }
+
+    /// An object in a field; none where it is null or not there.
+    pub(crate) fn object(&mut self, name: &str) -> Result<Option<Fields<'a>>> {
+        match self.value(name) {
+            None => Ok(None),
+            Some(Value::Object(json)) => {
+                let prefix = format!("{}{name}.", self.prefix);
+                let (of, read) = (self.of.clone(), BTreeSet::new());
+                Ok(Some(Fields { file: self.file, of, prefix, harmless: &[], json, read }))
+            }
+            Some(other) => Err(self.refuse(name, other, "it must be an object or null")),
+        }
+    }
+
+    /// A value that is there and not null.
+    pub(crate) fn value(&mut self, name: &str) -> Option<&'a Value> {
+        self.read.insert(name.to_string());
+        self.json.get(name).filter(|value| !value.is_null())
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.json.contains_key(name)
+    }
+
+    /// A number that may not be missing.
+    pub(crate) fn size(&mut self, name: &str) -> Result<usize> {
+        match self.optional_size(name)? {
+            Some(size) => Ok(size),
+            None => Err(self.config(name, "missing", "give a whole number")),
+        }
+    }
+
+    pub(crate) fn optional_size(&mut self, name: &str) -> Result<Option<usize>> {
+        let Some(value) = self.value(name) else { return Ok(None) };
+        let size = value.as_u64().and_then(|size| usize::try_from(size).ok());
+        // Sizes are multiplied with each other.
+        match size.filter(|size| *size <= 1 << 31) {
+            Some(size) => Ok(Some(size)),
+            None => Err(self.refuse(name, value, "it must be a whole number up to 2^31")),
+        }
+    }
+
+    pub(crate) fn number(&mut self, name: &str) -> Result<Option<f64>> {
+        let Some(value) = self.value(name) else { return Ok(None) };
+        value.as_f64().map(Some).ok_or_else(|| self.refuse(name, value, "it must be a number"))
+    }
+
+    pub(crate) fn flag(&mut self, name: &str, default: bool) -> Result<bool> {
+        let Some(value) = self.value(name) else { return Ok(default) };
+        value.as_bool().ok_or_else(|| self.refuse(name, value, "it must be true or false"))
+    }
+
+    pub(crate) fn text(&mut self, name: &str) -> Result<Option<&'a str>> {
+        let Some(value) = self.value(name) else { return Ok(None) };
+        value.as_str().map(Some).ok_or_else(|| self.refuse(name, value, "it must be a string"))
+    }
+
+    /// A field that must have this value where it is there.
+    pub(crate) fn only(&mut self, name: &str, supported: &Value) -> Result<()> {
+        match self.value(name) {
+            Some(got) if got != supported => {
+                Err(self.refuse(name, got, &format!("supported is {supported}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn refuse(&self, name: &str, got: &Value, help: &str) -> Error {
+        self.config(name, &got.to_string(), help)
+    }
+
+    pub(crate) fn config(&self, name: &str, got: &str, help: &str) -> Error {
+        Error::Config {
+            file: self.file,
+            field: format!("{}{name}", self.prefix),
+            got: got.into(),
+            help: help.into(),
+        }
+    }
+
+    /// Refuses what was not asked for and is not known to change nothing; notes what is not applied.
+    pub(crate) fn finish(self) -> Result<Vec<String>> {
+        let (mut notes, mut unknown) = (Vec::new(), Vec::new());
+        for (name, value) in self.json {
+            let is_known = self.read.contains(name) || self.harmless.contains(&&**name);
+            if is_known || is_nothing(value) {
+                continue;
+            }
+            if DROPOUT.contains(&&**name) && value.is_number() {
+                if value.as_f64() != Some(0.0) {
+                    notes.push(format!("{name} of {value} is not applied: training is without dropout"));
+                }
+                continue;
+            }
+            unknown.push(format!("{}{name} ({value})", self.prefix));
+        }
+        if unknown.is_empty() {
+            return Ok(notes);
+        }
+        let fields = match &unknown[..] {
+            [one] => format!("the field {one} is"),
+            several => format!("the fields {} are", several.join(", ")),
+        };
+        Err(Error::UnknownFields { file: self.file, fields, of: self.of })
+    }
+}
+
+/// Whether a field says that there is nothing.
+fn is_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        _ => false,
+    }
+}

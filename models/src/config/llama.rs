@@ -1,0 +1,121 @@
+//! `config.json` of Llama and its relatives.
+
+use serde_json::{Map, Value};
+use training::Gate;
+
+use super::fields::Fields;
+use super::{Family, ModelConfig, rope};
+use crate::Result;
+
+pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfig> {
+    let (hidden_size, num_heads) = (fields.size("hidden_size")?, fields.size("num_attention_heads")?);
+    let (num_layers, max_len) = (fields.size("num_hidden_layers")?, fields.size("max_position_embeddings")?);
+    let head_dim = match (fields.optional_size("head_dim")?, family) {
+        (Some(head_dim), _) => head_dim,
+        (None, Family::Qwen3) => 128,
+        (None, _) if num_heads > 0 && hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
+        (None, _) => {
+            return Err(fields.config(
+                "head_dim",
+                "missing",
+                "num_attention_heads does not divide hidden_size",
+            ));
+        }
+    };
+    let num_kv_heads = match (fields.optional_size("num_key_value_heads")?, family) {
+        (Some(heads), _) => heads,
+        (None, Family::Llama) => num_heads,
+        (None, _) => return Err(fields.config("num_key_value_heads", "missing", "give a whole number")),
+    };
+    let attention_bias = match family {
+        Family::Llama | Family::Qwen3 => fields.flag("attention_bias", false)?,
+        _ => false,
+    };
+    let windows = match family {
+        Family::Mistral => mistral_windows(fields, num_layers)?,
+        Family::Qwen2 | Family::Qwen3 => qwen_windows(fields, num_layers)?,
+        _ => vec![None; num_layers],
+    };
+    Ok(ModelConfig {
+        family,
+        vocab_size: fields.size("vocab_size")?,
+        hidden_size,
+        intermediate_size: fields.size("intermediate_size")?,
+        num_layers,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        max_len,
+        norm_eps: fields.number("rms_norm_eps")?.unwrap_or(1e-6),
+        activation: activation(fields, "hidden_act", "silu")?,
+        rotary: Some(rope::read(fields, head_dim, max_len)?),
+        windows,
+        qkv_bias: attention_bias || family == Family::Qwen2,
+        out_bias: attention_bias,
+        mlp_bias: family == Family::Llama && fields.flag("mlp_bias", false)?,
+        qk_norm: family == Family::Qwen3,
+        tied: fields.flag("tie_word_embeddings", false)?,
+        initializer_range: fields.number("initializer_range")?.unwrap_or(0.02),
+        json: Map::new(),
+        notes: Vec::new(),
+    })
+}
+
+/// The activation of the feed-forward layers.
+pub(super) fn activation(fields: &mut Fields<'_>, name: &str, default: &str) -> Result<Gate> {
+    match fields.text(name)?.unwrap_or(default) {
+        "silu" | "swish" => Ok(Gate::Silu),
+        "gelu" => Ok(Gate::Gelu),
+        "gelu_new" | "gelu_pytorch_tanh" => Ok(Gate::GeluTanh),
+        other => {
+            let help = "supported are silu, gelu, gelu_new and gelu_pytorch_tanh";
+            Err(fields.config(name, &format!("{other:?}"), help))
+        }
+    }
+}
+
+/// One window for all blocks; 4096 where nothing is said, none where it is null.
+fn mistral_windows(fields: &mut Fields<'_>, num_layers: usize) -> Result<Vec<Option<usize>>> {
+    let is_there = fields.has("sliding_window");
+    let window = fields.optional_size("sliding_window")?;
+    Ok(vec![if is_there { window } else { Some(4096) }; num_layers])
+}
+
+/// A window for some blocks, by `layer_types` or by `max_window_layers`, where it is turned on.
+fn qwen_windows(fields: &mut Fields<'_>, num_layers: usize) -> Result<Vec<Option<usize>>> {
+    let window = fields.optional_size("sliding_window")?;
+    let is_on = fields.flag("use_sliding_window", false)?;
+    let first = fields.optional_size("max_window_layers")?.unwrap_or(28);
+    let types = fields.value("layer_types");
+    if !is_on && types.is_none() {
+        return Ok(vec![None; num_layers]);
+    }
+    let windowed = match types {
+        None => (0..num_layers).map(|layer| layer >= first).collect::<Vec<_>>(),
+        Some(types) => {
+            let kind = |kind: &Value| match kind.as_str() {
+                Some("full_attention") => Some(false),
+                Some("sliding_attention") => Some(true),
+                _ => None,
+            };
+            let found = types.as_array().and_then(|types| types.iter().map(kind).collect::<Option<Vec<_>>>());
+            match found.filter(|found| found.len() == num_layers) {
+                Some(found) => found,
+                None => {
+                    let help = "it must be full_attention or sliding_attention for each of num_hidden_layers";
+                    return Err(fields.refuse("layer_types", types, help));
+                }
+            }
+        }
+    };
+    // A window that is not turned on is none.
+    let window = window.filter(|_| is_on);
+    if windowed.contains(&true) && window.is_none() {
+        return Err(fields.config(
+            "sliding_window",
+            "missing or turned off",
+            "blocks of sliding_attention need one",
+        ));
+    }
+    Ok(windowed.into_iter().map(|is_windowed| window.filter(|_| is_windowed)).collect())
+}

@@ -1,0 +1,215 @@
+//! What `config.json` says.
+
+mod fields;
+mod gpt2;
+mod llama;
+mod rope;
+
+use std::fmt;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+use training::{Gate, RotaryConfig};
+
+use crate::{Error, Result};
+
+pub(crate) use fields::Fields;
+
+/// The kinds of models that there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Family {
+    /// Llama 2 and 3, SmolLM2 and others of `model_type` "llama".
+    Llama,
+    /// "mistral": Llama with a sliding window.
+    Mistral,
+    /// "qwen2", Qwen2.5 too: Llama with biases of queries, keys and values.
+    Qwen2,
+    /// "qwen3": Llama with norms of queries and keys.
+    Qwen3,
+    /// "gpt2".
+    Gpt2,
+}
+
+impl Family {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3, Self::Gpt2];
+
+    /// The `model_type` of a configuration.
+    pub fn model_type(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Mistral => "mistral",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+            Self::Gpt2 => "gpt2",
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.model_type())
+    }
+}
+
+/// What a model is: read from `config.json`, as transformers 4 or 5 writes it.
+///
+/// # Which fields are accepted
+/// - Those that say what the model computes are read. A value that is not supported is an error that says which are.
+/// - Those that change nothing here (ids of special tokens, `use_cache`, `transformers_version`, `torch_dtype` and the like) are
+///   known by name and kept for saving.
+/// - Probabilities of dropout above 0 are not applied in training; [`notes`](Self::notes) says so.
+/// - Any other field is an error, unless it is null, false or empty: it could change the numbers.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct ModelConfig {
+    /// The kind of model.
+    pub family: Family,
+    /// Tokens that there are.
+    pub vocab_size: usize,
+    /// Features of a token.
+    pub hidden_size: usize,
+    /// Width of the feed-forward layers.
+    pub intermediate_size: usize,
+    /// Blocks.
+    pub num_layers: usize,
+    /// Heads of queries.
+    pub num_heads: usize,
+    /// Heads of keys and values.
+    pub num_kv_heads: usize,
+    /// Features of a head.
+    pub head_dim: usize,
+    /// Longest row of tokens.
+    pub max_len: usize,
+    /// What norms add to a variance.
+    pub norm_eps: f64,
+    /// The activation of the feed-forward layers.
+    pub activation: Gate,
+    /// How positions turn queries and keys; GPT-2 has learnt positions in their place.
+    pub rotary: Option<RotaryConfig>,
+    /// By block: how many tokens a token sees, where not all before it.
+    pub windows: Vec<Option<usize>>,
+    /// Whether queries, keys and values have biases.
+    pub qkv_bias: bool,
+    /// Whether attention's output has a bias.
+    pub out_bias: bool,
+    /// Whether the feed-forward layers have biases.
+    pub mlp_bias: bool,
+    /// Whether queries and keys go through a norm for each head.
+    pub qk_norm: bool,
+    /// Whether the head is the embedding.
+    pub tied: bool,
+    /// The standard deviation of new weights.
+    pub initializer_range: f64,
+    json: Map<String, Value>,
+    notes: Vec<String>,
+}
+
+impl ModelConfig {
+    /// Reads `config.json` of a folder.
+    ///
+    /// # Errors
+    /// A folder without that file; those of [`from_json`](Self::from_json).
+    pub fn from_folder(folder: &Path) -> Result<Self> {
+        let path = folder.join("config.json");
+        let bytes = training::read_input(&path).map_err(|source| Error::Io {
+            action: "read",
+            path: path.clone(),
+            source,
+        })?;
+        match std::str::from_utf8(&bytes) {
+            Ok(text) => Self::from_json(text),
+            Err(error) => Err(Error::Format { path, problem: error.to_string() }),
+        }
+    }
+
+    /// Reads the text of a `config.json`.
+    ///
+    /// # Errors
+    /// What is no JSON object; [`Error::Architecture`], [`Error::Config`], [`Error::UnknownFields`].
+    ///
+    /// ```
+    /// use models::ModelConfig;
+    ///
+    /// let text = r#"{"model_type": "llama", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    ///     "num_attention_heads": 4, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "torch_dtype": "bfloat16"}"#;
+    /// let config = ModelConfig::from_json(text)?;
+    /// assert_eq!((config.num_kv_heads, config.head_dim, config.tied), (4, 8, false));
+    /// let error = ModelConfig::from_json(&text.replace("torch_dtype", "router_scale")).unwrap_err();
+    /// assert!(error.to_string().contains("router_scale"));
+    /// # Ok::<(), models::Error>(())
+    /// ```
+    pub fn from_json(text: &str) -> Result<Self> {
+        let json: Map<String, Value> = serde_json::from_str(text)
+            .map_err(|error| Error::Format { path: "config.json".into(), problem: error.to_string() })?;
+        let got = json.get("model_type").and_then(Value::as_str).unwrap_or_default();
+        let Some(family) = Family::ALL.into_iter().find(|family| family.model_type() == got) else {
+            let supported = Family::ALL.map(Family::model_type).join(", ");
+            return Err(Error::Architecture { got: got.into(), supported });
+        };
+        let mut fields = Fields::of_model(family, &json);
+        let mut config = match family {
+            Family::Gpt2 => gpt2::read(&mut fields)?,
+            _ => llama::read(family, &mut fields)?,
+        };
+        config.notes = fields.finish()?;
+        config.json = json;
+        config.validate()?;
+        Ok(config)
+    }
+
+    fn validate(&self) -> Result<()> {
+        let sizes = [
+            ("vocab_size", self.vocab_size),
+            ("the hidden size", self.hidden_size),
+            ("the width of feed-forward layers", self.intermediate_size),
+            ("the number of layers", self.num_layers),
+            ("the number of attention heads", self.num_heads),
+            ("num_key_value_heads", self.num_kv_heads),
+            ("head_dim", self.head_dim),
+            ("the number of positions", self.max_len),
+        ];
+        let refuse = |field: &str, got: usize, help: &str| {
+            Err(Error::Config {
+                file: "config.json",
+                field: field.into(),
+                got: got.to_string(),
+                help: help.into(),
+            })
+        };
+        if let Some((field, got)) = sizes.into_iter().find(|(_, size)| *size == 0) {
+            return refuse(field, got, "it must be above 0");
+        }
+        if !self.num_heads.is_multiple_of(self.num_kv_heads) {
+            return refuse("num_key_value_heads", self.num_kv_heads, "it must divide num_attention_heads");
+        }
+        if self.rotary.is_some() && !self.head_dim.is_multiple_of(2) {
+            return refuse("head_dim", self.head_dim, "it must be even: rotary embedding turns pairs");
+        }
+        if self.family == Family::Gpt2 && self.head_dim * self.num_heads != self.hidden_size {
+            return refuse("n_embd", self.hidden_size, "n_head must divide it");
+        }
+        Ok(())
+    }
+
+    /// The configuration as it was read, to be written beside the weights.
+    pub fn json(&self) -> &Map<String, Value> {
+        &self.json
+    }
+
+    /// What of the configuration is not applied, one line for each thing.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Parameters that are one, by name: the first is the one that is saved. A pipeline has both, `PipelineConfig::tied`.
+    pub fn ties(&self) -> Vec<(String, String)> {
+        match self.tied {
+            true => vec![(crate::names::of(self.family).embedding(), crate::names::HEAD.into())],
+            false => Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

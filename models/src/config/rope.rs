@@ -1,0 +1,57 @@
+//! Rotary position embedding in a configuration.
+
+use serde_json::json;
+use training::{RotaryConfig, RotaryScaling};
+
+use super::fields::Fields;
+use crate::Result;
+
+const SUPPORTED: &str = "supported are default, linear, llama3 and yarn";
+
+/// Reads `rope_parameters`, or what came before it: `rope_theta` and `rope_scaling`.
+pub(super) fn read(fields: &mut Fields<'_>, head_dim: usize, max_len: usize) -> Result<RotaryConfig> {
+    let theta = fields.number("rope_theta")?;
+    // Pairs of numbers that lie apart are the only layout of these models' files.
+    fields.only("rope_interleaved", &json!(false))?;
+    fields.only("partial_rotary_factor", &json!(1.0))?;
+    let name = if fields.has("rope_parameters") { "rope_parameters" } else { "rope_scaling" };
+    let other = if name == "rope_parameters" { "rope_scaling" } else { "rope_parameters" };
+    fields.only(other, &json!(null))?;
+    let Some(mut rope) = fields.object(name)? else {
+        return Ok(RotaryConfig { theta: theta.unwrap_or(10_000.0), ..RotaryConfig::new(head_dim, max_len) });
+    };
+    let own_theta = rope.number("rope_theta")?;
+    rope.only("partial_rotary_factor", &json!(1.0))?;
+    let old = rope.text("type")?;
+    let kind = rope.text("rope_type")?.or(old).unwrap_or("default");
+    let scaling = scaling(kind, &mut rope, max_len)?;
+    rope.finish()?;
+    let theta = own_theta.or(theta).unwrap_or(10_000.0);
+    Ok(RotaryConfig { theta, scaling, ..RotaryConfig::new(head_dim, max_len) })
+}
+
+fn scaling(kind: &str, rope: &mut Fields<'_>, max_len: usize) -> Result<RotaryScaling> {
+    let needed = |rope: &mut Fields<'_>, name: &str| match rope.number(name)? {
+        Some(number) => Ok(number),
+        None => Err(rope.config(name, "missing", "give a number")),
+    };
+    Ok(match kind {
+        "default" => RotaryScaling::None,
+        "linear" => RotaryScaling::Linear { factor: needed(rope, "factor")? },
+        "llama3" => RotaryScaling::Llama3 {
+            factor: needed(rope, "factor")?,
+            low_freq_factor: needed(rope, "low_freq_factor")?,
+            high_freq_factor: needed(rope, "high_freq_factor")?,
+            original_max_len: rope.size("original_max_position_embeddings")?,
+        },
+        "yarn" => RotaryScaling::Yarn {
+            factor: needed(rope, "factor")?,
+            original_max_len: rope.optional_size("original_max_position_embeddings")?.unwrap_or(max_len),
+            beta_fast: rope.number("beta_fast")?.unwrap_or(32.0),
+            beta_slow: rope.number("beta_slow")?.unwrap_or(1.0),
+            attention_factor: rope.number("attention_factor")?,
+            truncate: rope.flag("truncate", true)?,
+        },
+        other => return Err(rope.config("rope_type", &format!("{other:?}"), SUPPORTED)),
+    })
+}

@@ -1,0 +1,120 @@
+use serde_json::{Value, json};
+use training::RotaryScaling;
+
+use super::*;
+
+fn llama() -> Value {
+    json!({
+        "model_type": "llama", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5
+    })
+}
+
+fn with(mut base: Value, changes: &[(&str, Value)]) -> Result<ModelConfig> {
+    for (name, value) in changes {
+        base[*name] = value.clone();
+    }
+    ModelConfig::from_json(&base.to_string())
+}
+
+#[test]
+fn both_spellings_of_rotary_embedding_are_read() {
+    let scaling = json!({
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16
+    });
+    let mut parameters = scaling.clone();
+    parameters["rope_theta"] = json!(500.0);
+    let new = with(llama(), &[("rope_parameters", parameters), ("dtype", json!("bfloat16"))]).unwrap();
+    let old = [("rope_theta", json!(500.0)), ("rope_scaling", scaling), ("torch_dtype", json!("bfloat16"))];
+    let old = with(llama(), &old).unwrap();
+    assert_eq!(new.rotary, old.rotary);
+    let rotary = new.rotary.unwrap();
+    assert_eq!((rotary.theta, rotary.max_len), (500.0, 64));
+    assert!(matches!(rotary.scaling, RotaryScaling::Llama3 { original_max_len: 16, .. }));
+    let linear = with(llama(), &[("rope_scaling", json!({"type": "linear", "factor": 2.0}))]).unwrap();
+    assert_eq!(linear.rotary.unwrap().scaling, RotaryScaling::Linear { factor: 2.0 });
+    let none = with(llama(), &[("rope_scaling", Value::Null)]).unwrap();
+    assert_eq!(none.rotary.unwrap().theta, 10_000.0);
+}
+
+#[test]
+fn what_is_not_supported_is_named() {
+    let line = |changes: &[(&str, Value)]| with(llama(), changes).unwrap_err().to_string();
+    for (changes, parts) in [
+        (
+            vec![("rope_scaling", json!({"type": "dynamic", "factor": 2.0}))],
+            ["rope_scaling.rope_type", "yarn"],
+        ),
+        (
+            vec![("rope_scaling", json!({"type": "yarn", "factor": 2.0, "mscale": 1.0}))],
+            ["rope_scaling.mscale", "known"],
+        ),
+        (vec![("hidden_act", json!("relu"))], ["hidden_act is \"relu\"", "silu"]),
+        (vec![("quantization_config", json!({"bits": 4}))], ["quantization_config", "llama"]),
+        (vec![("rope_interleaved", json!(true))], ["rope_interleaved is true", "false"]),
+        (vec![("a", json!(1)), ("b", json!("x"))], ["a (1), b (\"x\")", "remove"]),
+        (vec![("num_key_value_heads", json!(3))], ["num_key_value_heads is 3", "divide"]),
+        (vec![("hidden_size", json!(0))], ["hidden size is 0", "above 0"]),
+        (vec![("vocab_size", json!("many"))], ["vocab_size is \"many\"", "whole number"]),
+        (vec![("vocab_size", Value::Null)], ["vocab_size is missing", "give"]),
+        (vec![("model_type", json!("bert"))], ["\"bert\"", "llama, mistral, qwen2, qwen3, gpt2"]),
+        (vec![("head_dim", json!(7))], ["head_dim is 7", "even"]),
+        (vec![("tie_word_embeddings", json!(1))], ["tie_word_embeddings is 1", "true or false"]),
+    ] {
+        let line = line(&changes);
+        assert!(parts.iter().all(|part| line.contains(part)) && !line.contains('\n'), "{line}");
+    }
+    assert!(ModelConfig::from_json("[]").unwrap_err().to_string().contains("config.json"));
+}
+
+#[test]
+fn fields_that_change_nothing_are_accepted_and_kept() {
+    let config = with(
+        llama(),
+        &[
+            ("bos_token_id", json!(1)),
+            ("eos_token_id", json!([2, 3])),
+            ("use_cache", json!(true)),
+            ("transformers_version", json!("4.40.0")),
+            ("pretraining_tp", json!(1)),
+            ("something_else", json!(false)),
+            ("attention_dropout", json!(0.1)),
+        ],
+    )
+    .unwrap();
+    assert_eq!(config.json()["eos_token_id"], json!([2, 3]));
+    assert_eq!(config.notes().len(), 1);
+    assert!(config.notes()[0].contains("attention_dropout"));
+}
+
+#[test]
+fn windows_are_each_familys_own() {
+    let of = |family: &str, changes: &[(&str, Value)]| {
+        let changes = [&[("model_type", json!(family))], changes].concat();
+        with(llama(), &changes).map(|config| config.windows)
+    };
+    let window = ("sliding_window", json!(5));
+    assert_eq!(of("mistral", std::slice::from_ref(&window)).unwrap(), [Some(5); 2]);
+    assert_eq!(of("mistral", &[("sliding_window", Value::Null)]).unwrap(), [None; 2]);
+    assert_eq!(of("mistral", &[]).unwrap(), [Some(4096); 2]);
+    assert_eq!(of("qwen2", std::slice::from_ref(&window)).unwrap(), [None; 2]);
+    let on = ("use_sliding_window", json!(true));
+    let by_count = [window.clone(), on.clone(), ("max_window_layers", json!(1))];
+    assert_eq!(of("qwen2", &by_count).unwrap(), [None, Some(5)]);
+    let types = |first: &str, second: &str| ("layer_types", json!([first, second]));
+    let (full, sliding) = ("full_attention", "sliding_attention");
+    assert_eq!(of("qwen3", &[window.clone(), on.clone(), types(sliding, full)]).unwrap(), [Some(5), None]);
+    assert!(
+        of("qwen3", &[window.clone(), types(sliding, full)])
+            .unwrap_err()
+            .to_string()
+            .contains("sliding_window")
+    );
+    assert!(
+        of("qwen3", &[window, on, types("linear_attention", full)])
+            .unwrap_err()
+            .to_string()
+            .contains("layer_types")
+    );
+}

@@ -1,0 +1,184 @@
+//! The tensors of a folder, in one file or several, read by their bytes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::{DType, Device, Tensor};
+use serde_json::Value;
+
+use crate::{Error, Result};
+
+pub(crate) const SINGLE: &str = "model.safetensors";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
+
+/// Where a tensor lies.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    file: usize,
+    begin: u64,
+    dtype: safetensors::Dtype,
+    pub(crate) dims: Vec<usize>,
+}
+
+impl Entry {
+    /// What candle calls its dtype, if numbers of it can be read as floats.
+    pub(crate) fn dtype(&self) -> Option<DType> {
+        DType::try_from(self.dtype)
+            .ok()
+            .filter(|dtype| matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64))
+    }
+
+    pub(crate) fn dtype_name(&self) -> String {
+        format!("{:?}", self.dtype)
+    }
+}
+
+/// A folder of which the headers have been read.
+#[derive(Debug, Clone)]
+pub(crate) struct Folder {
+    pub(crate) path: PathBuf,
+    files: Vec<(PathBuf, Arc<Mutex<File>>)>,
+    tensors: BTreeMap<String, Entry>,
+    /// Names that the index has and no file.
+    pub(crate) lost: Vec<String>,
+}
+
+impl Folder {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let (names, listed) = file_names(path)?;
+        let mut folder =
+            Self { path: path.into(), files: Vec::new(), tensors: BTreeMap::new(), lost: Vec::new() };
+        for name in names {
+            folder.add(&path.join(name))?;
+        }
+        folder.lost = listed.into_iter().filter(|name| !folder.tensors.contains_key(name)).collect();
+        Ok(folder)
+    }
+
+    /// One file of a folder alone.
+    pub(crate) fn of_file(path: &Path, file: &str) -> Result<Self> {
+        let mut folder =
+            Self { path: path.into(), files: Vec::new(), tensors: BTreeMap::new(), lost: Vec::new() };
+        folder.add(&path.join(file))?;
+        Ok(folder)
+    }
+
+    fn add(&mut self, path: &Path) -> Result<()> {
+        let refuse = |source: std::io::Error| match source.kind() {
+            ErrorKind::InvalidData => {
+                Error::Format { path: path.into(), problem: format!("no whole safetensors file: {source}") }
+            }
+            _ => Error::Io { action: "read", path: path.into(), source },
+        };
+        let mut file = training::open_input(path).map_err(refuse)?;
+        let bytes = file.metadata().map_err(refuse)?.len();
+        let header = training::tensor_header(&mut file, bytes).map_err(refuse)?;
+        for (name, info) in header.metadata.tensors() {
+            let begin = header.data + info.data_offsets.0 as u64;
+            let entry = Entry { file: self.files.len(), begin, dtype: info.dtype, dims: info.shape.clone() };
+            if self.tensors.insert(name.clone(), entry).is_some() {
+                let problem = format!("tensor {name} is in another file of the folder, too");
+                return Err(Error::Format { path: path.into(), problem });
+            }
+        }
+        self.files.push((path.into(), Arc::new(Mutex::new(file))));
+        Ok(())
+    }
+
+    pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
+        self.tensors.keys()
+    }
+
+    pub(crate) fn entry(&self, name: &str) -> Option<&Entry> {
+        self.tensors.get(name)
+    }
+
+    /// A tensor, as it is in its file.
+    pub(crate) fn read(&self, name: &str) -> Result<Tensor> {
+        let len = self.entry(name).map_or(0, |entry| entry.dims.iter().product());
+        let whole = self.read_part(name, &[0..len])?;
+        let dims = self.entry(name).map(|entry| entry.dims.clone()).unwrap_or_default();
+        Ok(whole.reshape(dims)?)
+    }
+
+    /// The numbers of a tensor in these ranges, one after the other.
+    pub(crate) fn read_part(&self, name: &str, ranges: &[Range<usize>]) -> Result<Tensor> {
+        let Some((entry, dtype)) = self.entry(name).and_then(|entry| Some((entry, entry.dtype()?))) else {
+            let problem = format!("there is no tensor {name} of floats");
+            return Err(Error::Format { path: self.path.clone(), problem });
+        };
+        let (path, file) = &self.files[entry.file];
+        let (all, width) = (entry.dims.iter().product::<usize>(), dtype.size_in_bytes());
+        if let Some(range) = ranges.iter().find(|range| range.end > all) {
+            let problem = format!("tensor {name} has {all} numbers, and {range:?} are asked for");
+            return Err(Error::Format { path: path.clone(), problem });
+        }
+        let len: usize = ranges.iter().map(ExactSizeIterator::len).sum();
+        let (mut bytes, mut at) = (vec![0; len * width], 0);
+        let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+        for range in ranges {
+            let part = &mut bytes[at..at + range.len() * width];
+            at += part.len();
+            let from = SeekFrom::Start(entry.begin + (range.start * width) as u64);
+            let read = file.seek(from).and_then(|_| file.read_exact(part));
+            read.map_err(|source| Error::Io { action: "read", path: path.clone(), source })?;
+        }
+        Ok(Tensor::from_raw_buffer(&bytes, dtype, &[len], &Device::Cpu)?)
+    }
+}
+
+/// The files of a folder, and the tensors that its index lists.
+fn file_names(path: &Path) -> Result<(BTreeSet<String>, Vec<String>)> {
+    let index = path.join(INDEX);
+    if path.join(SINGLE).exists() {
+        return Ok((BTreeSet::from([SINGLE.to_string()]), Vec::new()));
+    }
+    if !index.exists() {
+        let problem = format!(
+            "there is neither {SINGLE} nor {INDEX}; weights of other formats are brought into this one by transformers' save_pretrained"
+        );
+        return Err(Error::Format { path: path.into(), problem });
+    }
+    let bytes = training::read_input(&index).map_err(|source| Error::Io {
+        action: "read",
+        path: index.clone(),
+        source,
+    })?;
+    let refuse = |problem: String| Error::Format { path: index.clone(), problem };
+    let json: Value = serde_json::from_slice(&bytes).map_err(|error| refuse(error.to_string()))?;
+    let Some(map) = json.get("weight_map").and_then(Value::as_object) else {
+        return Err(refuse("it has no weight_map".into()));
+    };
+    let mut files = BTreeSet::new();
+    for (tensor, file) in map {
+        // A file of this folder, and of no other.
+        match file.as_str().filter(|file| !file.is_empty() && !file.contains(['/', '\\']) && *file != "..") {
+            Some(file) => files.insert(file.to_string()),
+            None => {
+                return Err(refuse(format!("tensor {tensor} is in {file}, which is no file of this folder")));
+            }
+        };
+    }
+    Ok((files, map.keys().cloned().collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_read_alone() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama");
+        let folder = Folder::open(&path).unwrap();
+        let name = "model.layers.0.mlp.up_proj.weight";
+        let whole: Vec<f32> = folder.read(name).unwrap().flatten_all().unwrap().to_vec1().unwrap();
+        let part: Vec<f32> = folder.read_part(name, &[5..8, 0..1, 9..9]).unwrap().to_vec1().unwrap();
+        assert_eq!(part, [&whole[5..8], &whole[..1]].concat());
+        let line = folder.read_part(name, &[0..48 * 32 + 1]).unwrap_err().to_string();
+        assert!(line.contains("has 1536 numbers"), "{line}");
+    }
+}

@@ -1,0 +1,241 @@
+//! Text from a model: one token after the other.
+
+use std::ops::ControlFlow;
+
+use candle_core::{DType, Device, Tensor};
+use sampler::Generator;
+
+use crate::{Cache, CausalLm, Error, Result};
+
+/// How tokens are chosen.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GenerateConfig {
+    /// Tokens at most. Default: 128.
+    pub max_new_tokens: usize,
+    /// What logits are divided by: below 1 likely tokens are more likely; at 0 it is always the likeliest. Default: 0.
+    pub temperature: f64,
+    /// How many of the likeliest tokens are chosen from. Default: all.
+    pub top_k: Option<usize>,
+    /// Of the likeliest tokens as many are chosen from as have this probability together, above 0. Default: all.
+    pub top_p: Option<f64>,
+    /// Of the random numbers. Default: 42.
+    pub seed: u64,
+    /// Tokens that end a text; they are given out, too. Default: none.
+    pub stop: Vec<u32>,
+}
+
+impl Default for GenerateConfig {
+    fn default() -> Self {
+        Self { max_new_tokens: 128, temperature: 0.0, top_k: None, top_p: None, seed: 42, stop: Vec::new() }
+    }
+}
+
+impl GenerateConfig {
+    fn validate(&self) -> Result<()> {
+        let refuse = |field: &'static str, got: String, help: &'static str| {
+            Err(Error::Invalid { what: "GenerateConfig", field, got, help })
+        };
+        if !(self.temperature.is_finite() && self.temperature >= 0.0) {
+            return refuse(
+                "temperature",
+                self.temperature.to_string(),
+                "it must be a finite number, 0 or more",
+            );
+        }
+        if self.top_k == Some(0) {
+            return refuse("top_k", "0".into(), "there must be a token at least");
+        }
+        match self.top_p {
+            Some(top_p) if !(top_p > 0.0 && top_p <= 1.0) => {
+                refuse("top_p", top_p.to_string(), "it must be above 0 and at most 1")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Continues a row of tokens, and gives the new ones. `on_token` gets each as soon as it is there, and can end the text.
+///
+/// It ends with [`GenerateConfig::max_new_tokens`], after a token of [`GenerateConfig::stop`], or where the model has no position
+/// for another one. Where several ranks have parts of a model, all call it with the same prompt and get the same tokens.
+///
+/// # Cost
+/// Each token is computed once; keys and values of all are kept.
+///
+/// # Errors
+/// An empty prompt, or one that is longer than the model's positions; a configuration that cannot be; logits that are NaN;
+/// failures of communication.
+///
+/// ```
+/// use std::ops::ControlFlow;
+///
+/// use candle_core::{DType, Device};
+/// use models::{CausalLm, GenerateConfig, Weights, generate};
+/// use training::build::Builder;
+///
+/// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/llama").as_ref();
+/// let weights = Weights::folder(folder)?;
+/// let model = CausalLm::new(weights.config(), &Builder::new(weights.tensors(DType::F32, &Device::Cpu)))?;
+/// let config = GenerateConfig { max_new_tokens: 5, temperature: 0.8, top_p: Some(0.9), ..Default::default() };
+/// let tokens = generate(&model, &[1, 5, 9], &config, |_| ControlFlow::Continue(()))?;
+/// assert_eq!(tokens.len(), 5);
+/// # Ok::<(), models::Error>(())
+/// ```
+pub fn generate(
+    model: &CausalLm,
+    prompt: &[u32],
+    config: &GenerateConfig,
+    mut on_token: impl FnMut(u32) -> ControlFlow<()>,
+) -> Result<Vec<u32>> {
+    config.validate()?;
+    let device = model.device().cloned().unwrap_or(Device::Cpu);
+    let (mut cache, mut chooser) = (Cache::new(), Chooser::new(config));
+    let mut new: Vec<u32> = prompt.to_vec();
+    let mut tokens = Vec::new();
+    while tokens.len() < config.max_new_tokens {
+        // A prompt that is too long is the model's to refuse.
+        if !tokens.is_empty() && cache.len() >= model.config().max_len {
+            break;
+        }
+        let logits = model.next_logits(&Tensor::from_slice(&new, (1, new.len()), &device)?, &mut cache)?;
+        let token = chooser.choose(&logits)?;
+        tokens.push(token);
+        if on_token(token).is_break() || config.stop.contains(&token) {
+            break;
+        }
+        new = vec![token];
+    }
+    Ok(tokens)
+}
+
+/// Chooses tokens by their logits.
+struct Chooser<'a> {
+    config: &'a GenerateConfig,
+    random: Generator,
+}
+
+impl<'a> Chooser<'a> {
+    fn new(config: &'a GenerateConfig) -> Self {
+        Self { config, random: Generator::new(config.seed) }
+    }
+
+    fn choose(&mut self, logits: &Tensor) -> Result<u32> {
+        let logits = logits.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+        if logits.iter().any(|logit| logit.is_nan()) {
+            let help = "its weights or its training are broken";
+            return Err(Error::Invalid { what: "the model", field: "logits", got: "NaN".into(), help });
+        }
+        if self.config.temperature == 0.0 {
+            return Ok(likeliest(&logits));
+        }
+        let candidates = self.candidates(&logits);
+        let drawn = f64::from(self.random.next_u32()) / (f64::from(u32::MAX) + 1.0);
+        Ok(drawn_from(&candidates, drawn))
+    }
+
+    /// Tokens that may be chosen, the likeliest first, with what their probabilities are proportional to.
+    fn candidates(&self, logits: &[f32]) -> Vec<(u32, f64)> {
+        let mut all: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
+        // Equal ones in the order of tokens.
+        all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        all.truncate(self.config.top_k.unwrap_or(all.len()));
+        let top = all.first().map_or(0.0, |(_, logit)| f64::from(*logit));
+        let weight = |logit: f32| match f64::from(logit) - top {
+            // An infinite one, or more of them.
+            difference if difference.is_nan() => 1.0,
+            difference => (difference / self.config.temperature).exp(),
+        };
+        let mut all: Vec<(u32, f64)> = all.into_iter().map(|(token, logit)| (token, weight(logit))).collect();
+        if let Some(top_p) = self.config.top_p {
+            let total: f64 = all.iter().map(|(_, weight)| weight).sum();
+            let mut before = 0.0;
+            let kept = all.iter().take_while(|(_, weight)| {
+                let is_kept = before < top_p * total;
+                before += weight;
+                is_kept
+            });
+            let kept = kept.count().max(1);
+            all.truncate(kept);
+        }
+        all
+    }
+}
+
+/// The first of the largest.
+fn likeliest(logits: &[f32]) -> u32 {
+    let best =
+        (0u32..).zip(logits).fold(
+            (0, f32::NEG_INFINITY),
+            |best, (token, &logit)| {
+                if logit > best.1 { (token, logit) } else { best }
+            },
+        );
+    best.0
+}
+
+/// One of these by a number from 0 to 1.
+fn drawn_from(candidates: &[(u32, f64)], drawn: f64) -> u32 {
+    let total: f64 = candidates.iter().map(|(_, weight)| weight).sum();
+    let mut left = drawn * total;
+    for (token, weight) in candidates {
+        if left < *weight {
+            return *token;
+        }
+        left -= weight;
+    }
+    candidates.last().map_or(0, |(token, _)| *token)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokens(config: GenerateConfig, logits: &[f32]) -> Vec<u32> {
+        Chooser::new(&config).candidates(logits).into_iter().map(|(token, _)| token).collect()
+    }
+
+    #[test]
+    fn likely_tokens_are_kept() {
+        let logits = [0.1f32.ln(), 0.4f32.ln(), 0.2f32.ln(), 0.3f32.ln()];
+        let with = |top_k, top_p| GenerateConfig { temperature: 1.0, top_k, top_p, ..Default::default() };
+        assert_eq!(tokens(with(None, None), &logits), [1, 3, 2, 0]);
+        assert_eq!(tokens(with(Some(2), None), &logits), [1, 3]);
+        assert_eq!(tokens(with(Some(9), None), &logits), [1, 3, 2, 0]);
+        assert_eq!(tokens(with(None, Some(0.5)), &logits), [1, 3]);
+        assert_eq!(tokens(with(None, Some(0.01)), &logits), [1]);
+        assert_eq!(tokens(with(None, Some(1.0)), &logits), [1, 3, 2, 0]);
+        // Of those that are left, as in transformers.
+        assert_eq!(tokens(with(Some(2), Some(0.5)), &logits), [1]);
+        assert_eq!(likeliest(&[1.0, 3.0, 3.0]), 1);
+    }
+
+    #[test]
+    fn tokens_are_as_frequent_as_they_are_likely() {
+        let config = GenerateConfig { temperature: 0.5, ..Default::default() };
+        let mut chooser = Chooser::new(&config);
+        let logits = Tensor::new(&[[0f32, 2f32.ln()]], &Device::Cpu).unwrap();
+        let ones = (0..2000).map(|_| chooser.choose(&logits).unwrap()).sum::<u32>();
+        // Logits that differ by ln 2, at half the temperature: 1 to 4.
+        assert!((1540..1660).contains(&ones), "{ones}");
+    }
+
+    #[test]
+    fn extreme_logits_are_chosen_from() {
+        let config = GenerateConfig { temperature: 1.0, ..Default::default() };
+        let choose =
+            |logits: &[f32]| Chooser::new(&config).choose(&Tensor::new(logits, &Device::Cpu).unwrap());
+        assert_eq!(choose(&[f32::NEG_INFINITY, 0.0]).unwrap(), 1);
+        assert_eq!(choose(&[f32::INFINITY, 0.0]).unwrap(), 0);
+        assert!(choose(&[f32::NAN, 0.0]).unwrap_err().to_string().contains("NaN"));
+    }
+
+    #[test]
+    fn configurations_that_cannot_be_are_named() {
+        let line = |config: GenerateConfig| config.validate().unwrap_err().to_string();
+        assert!(
+            line(GenerateConfig { temperature: -1.0, ..Default::default() }).contains("temperature is -1")
+        );
+        assert!(line(GenerateConfig { top_k: Some(0), ..Default::default() }).contains("top_k is 0"));
+        assert!(line(GenerateConfig { top_p: Some(0.0), ..Default::default() }).contains("top_p is 0"));
+    }
+}

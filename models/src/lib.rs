@@ -1,0 +1,49 @@
+//! Language models of Hugging Face's folders, for training in any layout: the Llama family (Llama 2 and 3, SmolLM2, Mistral, Qwen2.5,
+//! Qwen3) and GPT-2.
+//!
+//! A folder is read, trained and written back:
+//!
+//! ```
+//! use candle_core::{DType, Device, Tensor};
+//! use candle_nn::{Optimizer, VarMap};
+//! use models::{CausalLm, FolderConfig, Weights, save_folder};
+//! use training::{Adam, AdamConfig, build::Builder, named_vars};
+//!
+//! # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/llama").as_ref();
+//! # let out = tempfile::tempdir()?;
+//! let (weights, vars) = (Weights::folder(folder)?, VarMap::new());
+//! let model = CausalLm::new(weights.config(), &Builder::new(weights.vars(&vars, DType::F32, &Device::Cpu)))?;
+//! let mut optimizer = Adam::named(named_vars(&vars), AdamConfig::adamw())?;
+//! let tokens = Tensor::new(&[[1u32, 5, 9, 2], [3, 3, 7, 8]], &Device::Cpu)?;
+//! for _ in 0..3 {
+//!     let loss = model.loss(&tokens.narrow(1, 0, 3)?, &tokens.narrow(1, 1, 3)?)?;
+//!     optimizer.backward_step(&loss)?;
+//! }
+//! save_folder(out.path(), weights.config(), &named_vars(&vars), &FolderConfig::default())?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! [`Tokenizer`] makes tokens of text, [`generate`] continues one. [`Lora`] trains small adapters of a frozen model. [`CausalLm::new`] is the only constructor, for all layouts: see [`training::build`].
+#![forbid(unsafe_code)]
+
+mod block;
+mod config;
+mod error;
+mod folder;
+mod generate;
+mod lora;
+mod model;
+mod names;
+mod rotary;
+mod save;
+mod tokenizer;
+mod weights;
+
+pub use config::{Family, ModelConfig};
+pub use error::{Error, Misfits, Result};
+pub use generate::{GenerateConfig, generate};
+pub use lora::{Lora, LoraConfig};
+pub use model::{Cache, CausalLm};
+pub use save::{FolderConfig, FolderWriter, save_folder};
+pub use tokenizer::{TextStream, Tokenizer};
+pub use weights::Weights;

@@ -1,0 +1,131 @@
+//! What adapters are, as `adapter_config.json` says it.
+
+use candle_core::DType;
+use serde_json::{Map, Value, json};
+
+use crate::config::Fields;
+use crate::{Error, ModelConfig, Result};
+
+pub(super) const FILE: &str = "adapter_config.json";
+
+/// Stands for all linear layers but the head.
+pub(super) const ALL: &str = "all-linear";
+
+/// Fields that change nothing here.
+const HARMLESS: &[&str] = &[
+    "auto_mapping",
+    "base_model_name_or_path",
+    "fan_in_fan_out",
+    "inference_mode",
+    "init_lora_weights",
+    "layers_pattern",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "task_type",
+];
+
+/// What adapters there are, and how strong.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoraConfig {
+    /// Columns of the first matrix and rows of the second. Default: 8.
+    pub rank: usize,
+    /// What an adapter is multiplied with, times the rank. Default: 16.
+    pub alpha: f64,
+    /// Layers that have one, by the last parts of their names; "all-linear" stands for all but the head. Default: "all-linear".
+    pub targets: Vec<String>,
+    /// Whether adapters are multiplied with alpha over the root of the rank, in place of over the rank. Default: false.
+    pub by_root: bool,
+    /// What adapters are computed in, f32 beside a model in bf16, for one; it is not saved. Sharded and divided models have one dtype.
+    /// Default: none, the model's.
+    pub dtype: Option<DType>,
+}
+
+impl Default for LoraConfig {
+    fn default() -> Self {
+        Self { rank: 8, alpha: 16.0, targets: vec![ALL.into()], by_root: false, dtype: None }
+    }
+}
+
+impl LoraConfig {
+    /// What an adapter is multiplied with.
+    pub fn scale(&self) -> f64 {
+        let rank = self.rank as f64;
+        self.alpha / if self.by_root { rank.sqrt() } else { rank }
+    }
+
+    pub(super) fn validate(&self) -> Result<()> {
+        let refuse = |field, got: String, help| Err(Error::Invalid { what: "LoraConfig", field, got, help });
+        if self.rank == 0 {
+            return refuse("rank", "0".into(), "it must be above 0");
+        }
+        if !self.alpha.is_finite() {
+            return refuse("alpha", self.alpha.to_string(), "it must be a finite number");
+        }
+        if self.targets.is_empty() {
+            return refuse("targets", "empty".into(), "give the names of layers, or all-linear");
+        }
+        Ok(())
+    }
+
+    /// Whether a layer has an adapter.
+    pub(super) fn is_target(&self, layer: &str) -> bool {
+        self.targets.iter().any(|target| target == ALL || is_of(target, layer))
+    }
+
+    /// Reads `adapter_config.json`.
+    pub(super) fn read(json: &Map<String, Value>) -> Result<Self> {
+        let mut fields = Fields::new(FILE, "LoRA".into(), HARMLESS, json);
+        fields.only("peft_type", &json!("LORA"))?;
+        fields.only("bias", &json!("none"))?;
+        let default = Self::default();
+        let rank = fields.size("r")?;
+        let alpha = fields.number("lora_alpha")?.unwrap_or(8.0);
+        let by_root = fields.flag("use_rslora", false)?;
+        let targets = match fields.value("target_modules") {
+            None => return Err(fields.config("target_modules", "missing", "give the names of layers")),
+            Some(Value::String(all)) if all == ALL => default.targets,
+            Some(Value::Array(names)) if names.iter().all(Value::is_string) => {
+                names.iter().filter_map(|name| name.as_str().map(String::from)).collect()
+            }
+            Some(other) => {
+                let help = "supported are a list of names and \"all-linear\"";
+                return Err(fields.refuse("target_modules", other, help));
+            }
+        };
+        for note in fields.finish()? {
+            tracing::warn!("{FILE}: {note}");
+        }
+        let config = Self { rank, alpha, targets, by_root, dtype: None };
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// What `peft` reads.
+    pub(super) fn json(&self, model: &ModelConfig) -> Value {
+        let targets = match &self.targets[..] {
+            [all] if all == ALL => json!(ALL),
+            targets => json!(targets),
+        };
+        json!({
+            "base_model_name_or_path": model.json().get("_name_or_path"),
+            "bias": "none",
+            "fan_in_fan_out": model.family == crate::Family::Gpt2,
+            "inference_mode": true,
+            "init_lora_weights": true,
+            "lora_alpha": self.alpha,
+            "lora_dropout": 0.0,
+            "peft_type": "LORA",
+            "r": self.rank,
+            "target_modules": targets,
+            "task_type": "CAUSAL_LM",
+            "use_rslora": self.by_root,
+        })
+    }
+}
+
+/// Whether a layer's name ends with a target.
+pub(super) fn is_of(target: &str, layer: &str) -> bool {
+    layer.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+}

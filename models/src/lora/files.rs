@@ -1,0 +1,83 @@
+//! Adapters in a folder, as `peft` has them.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use candle_core::Tensor;
+use serde_json::{Map, Value};
+use training::{AtomicFile, write_output, write_tensors};
+
+use super::config::FILE;
+use super::{Lora, LoraConfig};
+use crate::error::Misfits;
+use crate::{Error, ModelConfig, Result};
+
+pub(crate) const TENSORS: &str = "adapter_model.safetensors";
+
+/// What `peft` puts before a parameter's name.
+pub(crate) const PREFIX: &str = "base_model.model.";
+
+impl Lora {
+    /// The adapters of a folder with `adapter_config.json` and `adapter_model.safetensors`, for a model.
+    /// [`Weights::with_adapters`](crate::Weights::with_adapters) reads their numbers.
+    ///
+    /// # Errors
+    /// Files that cannot be read; fields that are not supported; targets that the model has not.
+    pub fn from_folder(folder: &Path, model: &ModelConfig) -> Result<Self> {
+        let path = folder.join(FILE);
+        let bytes = training::read_input(&path).map_err(|source| Error::Io {
+            action: "read",
+            path: path.clone(),
+            source,
+        })?;
+        let json: Map<String, Value> = serde_json::from_slice(&bytes)
+            .map_err(|error| Error::Format { path, problem: error.to_string() })?;
+        Self::new(&LoraConfig::read(&json)?, model)
+    }
+
+    /// Writes the adapters' parameters, by the names that the model asks for them by, as `peft` reads them. Other parameters are left
+    /// out.
+    ///
+    /// # Errors
+    /// Adapters that are missing or of other shapes; a folder that cannot be written.
+    pub fn save(&self, folder: &Path, parameters: impl IntoIterator<Item = (String, Tensor)>) -> Result<()> {
+        let tensors: HashMap<String, Tensor> =
+            parameters.into_iter().filter(|(name, _)| Self::is_adapter(name)).collect();
+        let misfits = self.misfits(|name| tensors.get(name).map(|tensor| tensor.dims().to_vec()));
+        if !misfits.is_empty() {
+            return Err(Error::Tensors { folder: folder.into(), misfits: Box::new(misfits) });
+        }
+        fs::create_dir_all(folder).map_err(|source| Error::Io {
+            action: "make",
+            path: folder.into(),
+            source,
+        })?;
+        let named =
+            tensors.into_iter().map(|(name, tensor)| Ok((format!("{PREFIX}{name}"), tensor.contiguous()?)));
+        let named: HashMap<String, Tensor> = named.collect::<candle_core::Result<_>>()?;
+        let path = folder.join(TENSORS);
+        let written = AtomicFile::create(&path).and_then(|mut file| {
+            write_tensors(&mut file, &named, Some("pt"))?;
+            file.commit()
+        });
+        written.map_err(|source| Error::Io { action: "write", path, source })?;
+        let (path, text) = (folder.join(FILE), format!("{:#}\n", self.config.json(&self.model)));
+        write_output(&path, text.as_bytes()).map_err(|source| Error::Io { action: "write", path, source })
+    }
+
+    /// What `dims` has not, or has in another shape.
+    pub(crate) fn misfits(&self, dims: impl Fn(&str) -> Option<Vec<usize>>) -> Misfits {
+        let mut misfits = Misfits::default();
+        for (name, expected) in &self.shapes {
+            match dims(name) {
+                None => misfits.missing.push(name.clone()),
+                Some(got) if got != *expected => {
+                    misfits.misshapen.push((name.clone(), got, expected.clone()))
+                }
+                Some(_) => {}
+            }
+        }
+        misfits
+    }
+}

@@ -1,0 +1,67 @@
+//! Layers with adapters beside them.
+
+use std::sync::Arc;
+
+use candle_core::{DType, Module, Result, Tensor};
+use candle_nn::VarBuilder;
+use training::build::{Division, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
+
+use super::LoraConfig;
+use crate::names::ADAPTER;
+
+/// Makes frozen layers, some of them with an adapter.
+pub(super) struct Adapted {
+    pub(super) inner: Arc<dyn Layers>,
+    pub(super) config: LoraConfig,
+}
+
+impl Layers for Adapted {
+    fn ranks(&self) -> usize {
+        self.inner.ranks()
+    }
+
+    fn freezes(&self) -> bool {
+        true
+    }
+
+    fn linear(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Linear> {
+        let base = self.inner.linear(vb, &LinearConfig { frozen: true, ..config.clone() })?;
+        if !self.config.is_target(&vb.prefix()) {
+            return Ok(base);
+        }
+        // What is divided by outputs has a second matrix that is, what is divided by inputs a first one.
+        let (first, second) = match config.division {
+            Division::Whole => (Division::Whole, Division::Whole),
+            Division::Outputs => (Division::Whole, Division::Outputs),
+            Division::Inputs => (Division::Inputs, Division::Whole),
+        };
+        let rank = self.config.rank;
+        let dtype = self.config.dtype.unwrap_or(vb.dtype());
+        let [a, b] = ADAPTER.map(|part| vb.pp(part).to_dtype(dtype));
+        let a = self.inner.linear(&a, &LinearConfig::new(config.inputs, rank, first))?;
+        let second =
+            LinearConfig { groups: config.groups, ..LinearConfig::new(rank, config.outputs, second) };
+        let b = self.inner.linear(&b, &second)?;
+        Ok(Linear::new(WithAdapter { base, a, b, scale: self.config.scale(), dtype }))
+    }
+
+    fn vocabulary(&self, vb: &VarBuilder<'static>, config: &VocabularyConfig) -> Result<Arc<dyn Vocabulary>> {
+        self.inner.vocabulary(vb, &VocabularyConfig { frozen: true, ..config.clone() })
+    }
+}
+
+struct WithAdapter {
+    base: Linear,
+    a: Linear,
+    b: Linear,
+    scale: f64,
+    dtype: DType,
+}
+
+impl Module for WithAdapter {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        // Scaled where it is small.
+        let change = self.b.forward(&(self.a.forward(&x.to_dtype(self.dtype)?)? * self.scale)?)?;
+        self.base.forward(x)? + change.to_dtype(x.dtype())?
+    }
+}

@@ -1,0 +1,227 @@
+//! The model: embedding, blocks, head.
+
+use std::sync::Arc;
+
+use candle_core::{Device, Module, Result, Tensor, bail};
+use candle_nn::Init;
+use training::LinearCrossEntropyConfig;
+use training::build::{Builder, Part, Unit, Units, Vocabulary};
+
+use crate::block::{Block, KeyValues, Norm, positions};
+use crate::names::{self, Names};
+use crate::{Family, ModelConfig};
+
+/// Vectors of tokens, and of positions where these are learnt.
+struct Embedding {
+    tokens: Arc<dyn Vocabulary>,
+    positions: Option<Tensor>,
+    device: Device,
+}
+
+impl Embedding {
+    fn new(config: &ModelConfig, names: &Names, part: &Part) -> Result<Self> {
+        let part = part.pp(names.base);
+        let tokens = part.pp(names.embedding).vocabulary(config.vocab_size, config.hidden_size)?;
+        let init = Init::Randn { mean: 0.0, stdev: config.initializer_range };
+        let positions = match config.family {
+            Family::Gpt2 => {
+                let shape = (config.max_len, config.hidden_size);
+                Some(part.pp("wpe").whole().get_with_hints(shape, "weight", init)?)
+            }
+            _ => None,
+        };
+        Ok(Self { tokens, positions, device: part.whole().device().clone() })
+    }
+
+    /// Of tokens that come after `offset` others.
+    fn forward_at(&self, tokens: &Tensor, offset: usize) -> Result<Tensor> {
+        let (_, len) = tokens.dims2()?;
+        let x = self.tokens.embed(tokens)?;
+        let Some(table) = &self.positions else { return Ok(x) };
+        let longest = table.dim(0)?;
+        if offset.saturating_add(len) > longest {
+            bail!(
+                "rows of {} tokens are longer than the model's {longest} positions",
+                offset.saturating_add(len)
+            )
+        }
+        x.broadcast_add(&table.narrow(0, offset, len)?)
+    }
+}
+
+impl Module for Embedding {
+    fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
+        self.forward_at(tokens, 0)
+    }
+}
+
+/// The last norm and the head.
+struct Head {
+    norm: Norm,
+    tokens: Arc<dyn Vocabulary>,
+}
+
+impl Head {
+    fn new(config: &ModelConfig, names: &Names, part: &Part, shared: Option<&Embedding>) -> Result<Self> {
+        let norm = Norm::new(config, &part.pp(names.base).pp(names.norm))?;
+        let tokens = match shared {
+            Some(embedding) => embedding.tokens.clone(),
+            None => part.pp("lm_head").vocabulary(config.vocab_size, config.hidden_size)?,
+        };
+        Ok(Self { norm, tokens })
+    }
+}
+
+impl Module for Head {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.tokens.logits(&self.norm.forward(x)?)
+    }
+}
+
+/// A language model that predicts the next token, of any [`Family`].
+///
+/// It is a chain of units: the embedding, each block, the head. Parameters have the names of transformers; GPT-2's `Conv1D` weights
+/// are `(outputs, inputs)` here, and turned in files.
+pub struct CausalLm {
+    config: ModelConfig,
+    embedding: Unit<Embedding>,
+    blocks: Vec<Unit<Block>>,
+    head: Unit<Head>,
+}
+
+/// Keys and values of the tokens that a model has seen, so that only new ones are computed.
+#[derive(Debug, Default)]
+pub struct Cache {
+    blocks: Vec<KeyValues>,
+}
+
+impl Cache {
+    /// Of no token yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Tokens so far.
+    pub fn len(&self) -> usize {
+        self.blocks.first().map_or(0, KeyValues::len)
+    }
+
+    /// True before the first token.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl CausalLm {
+    /// Builds the model, in whatever layout the builder is of.
+    ///
+    /// # Errors
+    /// Sizes that the ranks do not divide; what the builder fails with.
+    pub fn new(config: &ModelConfig, builder: &Builder) -> Result<Self> {
+        let names = names::of(config.family);
+        let name = |part: &str| format!("{}.{part}", names.base);
+        let embedding = builder.unit(&name(names.embedding), |part| Embedding::new(config, &names, part))?;
+        let positions = positions(config);
+        let block = |layer: usize| {
+            builder.unit(&name(&format!("{}.{layer}", names.blocks)), |part| {
+                let part = part.pp(names.base).pp(names.blocks).pp(layer);
+                Block::new(config, layer, positions.as_ref(), &part)
+            })
+        };
+        let blocks = (0..config.num_layers).map(block).collect::<Result<_>>()?;
+        let head = match config.tied {
+            true => builder.unit_sharing("lm_head", &embedding, |part, shared| {
+                Head::new(config, &names, part, shared)
+            })?,
+            false => builder.unit("lm_head", |part| Head::new(config, &names, part, None))?,
+        };
+        Ok(Self { config: config.clone(), embedding, blocks, head })
+    }
+
+    /// What it is.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Where it computes; none where its embedding is in another process.
+    pub fn device(&self) -> Option<&Device> {
+        self.embedding.module().map(|embedding| &embedding.device)
+    }
+
+    /// What the head is given, of all positions.
+    fn hidden(&self, tokens: &Tensor) -> Result<Tensor> {
+        let x = self.embedding.forward(tokens)?;
+        self.blocks.iter().try_fold(x, |x, block| block.forward(&x))
+    }
+
+    /// How well each token fits at each place.
+    ///
+    /// # Shapes
+    /// Tokens `(batch, length)`, of u8, u32 or i64, to `(batch, length, vocab_size)`.
+    ///
+    /// # Errors
+    /// A token that there is not, a row that is too long; failures of communication.
+    pub fn logits(&self, tokens: &Tensor) -> Result<Tensor> {
+        self.head.forward(&self.hidden(tokens)?)
+    }
+
+    /// The mean cross-entropy of the predictions of `targets`, those of -100 left out, without the logits of all places at once.
+    ///
+    /// # Shapes
+    /// Both `(batch, length)`: a target is the token after the one in its place. The loss has no dimensions.
+    ///
+    /// # Errors
+    /// As [`logits`](Self::logits); a target that is no token.
+    pub fn loss(&self, tokens: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        let x = self.hidden(tokens)?;
+        let config = LinearCrossEntropyConfig::default();
+        self.head.run(|head| head.tokens.loss(&head.norm.forward(&x)?, targets, &config))
+    }
+
+    /// How well each token fits after the last of these, which come after those in the cache and are added to it.
+    ///
+    /// # Shapes
+    /// Tokens `(batch, length)`, the same batch for all calls with one cache, to `(batch, vocab_size)`.
+    ///
+    /// # Cost
+    /// That of the new tokens, and of attention to all.
+    ///
+    /// # Errors
+    /// As [`logits`](Self::logits); no tokens.
+    pub fn next_logits(&self, tokens: &Tensor, cache: &mut Cache) -> Result<Tensor> {
+        let (_, len) = tokens.dims2()?;
+        if len == 0 {
+            bail!("no tokens to continue: give one at least")
+        }
+        let offset = cache.len();
+        if offset.saturating_add(len) > self.config.max_len {
+            let longest = self.config.max_len;
+            bail!(
+                "rows of {} tokens are longer than the model's {longest} positions",
+                offset.saturating_add(len)
+            )
+        }
+        cache.blocks.resize_with(self.blocks.len(), KeyValues::new);
+        let mut x = self.embedding.run(|embedding| embedding.forward_at(tokens, offset))?;
+        for (block, kept) in self.blocks.iter().zip(&mut cache.blocks) {
+            x = block.run(|block| block.forward_with(&x, Some(kept)))?;
+        }
+        self.head.forward(&x.narrow(1, len - 1, 1)?.contiguous()?)?.squeeze(1)
+    }
+}
+
+impl Units for CausalLm {
+    fn units(&self) -> Vec<&dyn Module> {
+        let blocks = self.blocks.iter().map(|block| block as &dyn Module);
+        std::iter::once(&self.embedding as &dyn Module)
+            .chain(blocks)
+            .chain([&self.head as &dyn Module])
+            .collect()
+    }
+}
+
+impl std::fmt::Debug for CausalLm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "CausalLm({}, {} blocks)", self.config.family, self.blocks.len())
+    }
+}

@@ -1,0 +1,275 @@
+//! Writing a model as a folder that transformers loads.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Tensor, Var};
+use safetensors::tensor::View;
+use serde_json::{Map, Value, json};
+use training::{AtomicFile, tensor_file_begin, write_output};
+
+use crate::folder::{INDEX, SINGLE};
+use crate::{Error, ModelConfig, Result, Weights, names};
+
+/// What goes with a model and is copied from another folder where it is there: what makes tokens of text.
+const COPIED: &[&str] = &[
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+];
+
+/// How a folder is written.
+#[derive(Debug, Clone)]
+pub struct FolderConfig {
+    /// Bytes of tensors that a file has at most, if it has more than one. Default: 5 GB, as in transformers 4.
+    pub max_file_bytes: usize,
+    /// What numbers are saved as. Default: none, what the tensors are.
+    pub dtype: Option<DType>,
+    /// A folder whose tokenizer is copied. Default: none.
+    pub tokenizer_of: Option<PathBuf>,
+}
+
+impl Default for FolderConfig {
+    fn default() -> Self {
+        Self { max_file_bytes: 5_000_000_000, dtype: None, tokenizer_of: None }
+    }
+}
+
+/// Writes a model that is whole in this process: see [`FolderWriter`].
+///
+/// # Errors
+/// Those of [`FolderWriter`].
+pub fn save_folder(
+    folder: &Path,
+    config: &ModelConfig,
+    parameters: &[(String, Var)],
+    how: &FolderConfig,
+) -> Result<()> {
+    let dtype = parameters.first().map_or(DType::F32, |(_, var)| var.dtype());
+    let mut writer = FolderWriter::begin(folder, config, dtype, how)?;
+    for (name, var) in parameters {
+        writer.write(name, &var.as_detached_tensor())?;
+    }
+    writer.finish()
+}
+
+/// Writes a model tensor by tensor, in any order, none of them kept: `config.json`, and `model.safetensors`, or several files and
+/// `model.safetensors.index.json`.
+///
+/// Files appear once all tensors are written, each whole or not at all; the configuration comes last. Weights of an older model
+/// in that folder are replaced.
+///
+/// # Errors
+/// A folder that cannot be written; a tensor that the model has not, of another shape, or twice; in the end, tensors that were not
+/// given.
+#[derive(Debug)]
+pub struct FolderWriter {
+    folder: PathBuf,
+    config: ModelConfig,
+    how: FolderConfig,
+    dtype: DType,
+    files: Vec<(String, BufWriter<AtomicFile>)>,
+    /// The file of each tensor that is still to come, where it begins there, and its shape in the file.
+    places: BTreeMap<String, (usize, u64, Vec<usize>)>,
+    index: BTreeMap<String, String>,
+    bytes: usize,
+}
+
+impl FolderWriter {
+    /// Begins all files. `dtype` is that of the tensors that will come.
+    ///
+    /// # Errors
+    /// See [`FolderWriter`].
+    pub fn begin(folder: &Path, config: &ModelConfig, dtype: DType, how: &FolderConfig) -> Result<Self> {
+        let dtype = how.dtype.unwrap_or(dtype);
+        let shapes = Weights::random(config, 0)?.shapes().clone();
+        let (mut groups, mut bytes, mut total) = (vec![Vec::new()], 0, 0);
+        for (name, mut dims) in shapes {
+            if names::is_transposed(config.family, &name) {
+                dims.reverse();
+            }
+            let size = dims.iter().product::<usize>() * dtype.size_in_bytes();
+            if bytes > 0 && bytes + size > how.max_file_bytes {
+                groups.push(Vec::new());
+                bytes = 0;
+            }
+            (bytes, total) = (bytes + size, total + size);
+            if let Some(group) = groups.last_mut() {
+                group.push((name, dims));
+            }
+        }
+        fs::create_dir_all(folder).map_err(|source| Error::Io {
+            action: "make",
+            path: folder.into(),
+            source,
+        })?;
+        let mut writer = Self {
+            folder: folder.into(),
+            config: config.clone(),
+            how: how.clone(),
+            dtype,
+            files: Vec::new(),
+            places: BTreeMap::new(),
+            index: BTreeMap::new(),
+            bytes: total,
+        };
+        let count = groups.len();
+        for (number, group) in groups.into_iter().enumerate() {
+            let name = match count {
+                1 => SINGLE.to_string(),
+                _ => format!("model-{:05}-of-{count:05}.safetensors", number + 1),
+            };
+            writer.begin_file(name, group)?;
+        }
+        Ok(writer)
+    }
+
+    fn begin_file(&mut self, file: String, tensors: Vec<(String, Vec<usize>)>) -> Result<()> {
+        let path = self.folder.join(&file);
+        let infos = tensors.iter().map(|(name, dims)| (name.clone(), self.dtype.into(), dims.clone()));
+        let begun = tensor_file_begin(infos, Some("pt")).and_then(|begin| {
+            let mut file = BufWriter::with_capacity(1 << 18, AtomicFile::create(&path)?);
+            file.write_all(&begin)?;
+            Ok((file, begin.len() as u64))
+        });
+        let (begun, mut end) = begun.map_err(|source| Error::Io { action: "write", path, source })?;
+        for (name, dims) in tensors {
+            let size = dims.iter().product::<usize>() * self.dtype.size_in_bytes();
+            self.index.insert(name.clone(), file.clone());
+            self.places.insert(name, (self.files.len(), end, dims));
+            end += size as u64;
+        }
+        self.files.push((file, begun));
+        Ok(())
+    }
+
+    /// Writes a parameter, as the model has it. A head that is tied to the embedding is left out.
+    ///
+    /// # Errors
+    /// See [`FolderWriter`].
+    pub fn write(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
+        if self.config.tied && name == names::HEAD {
+            return Ok(());
+        }
+        let Some((file, begin, dims)) = self.places.remove(name) else {
+            let known =
+                if self.index.contains_key(name) { "was written before" } else { "is none of the model's" };
+            let problem = format!("tensor {name} {known}");
+            return Err(Error::Format { path: self.folder.clone(), problem });
+        };
+        let tensor = match names::is_transposed(self.config.family, name) {
+            true => tensor.t()?,
+            false => tensor.clone(),
+        };
+        if tensor.dims() != dims {
+            let problem = format!("tensor {name} is of shape {:?} and should be of {dims:?}", tensor.dims());
+            return Err(Error::Format { path: self.folder.clone(), problem });
+        }
+        let tensor = tensor.to_device(&candle_core::Device::Cpu)?.to_dtype(self.dtype)?.contiguous()?;
+        let (path, file) = &mut self.files[file];
+        let written = file.seek(SeekFrom::Start(begin)).and_then(|_| file.write_all(&View::data(&tensor)));
+        written.map_err(|source| Error::Io { action: "write", path: self.folder.join(path), source })
+    }
+
+    /// Brings all files into their places.
+    ///
+    /// # Errors
+    /// See [`FolderWriter`].
+    pub fn finish(mut self) -> Result<()> {
+        if !self.places.is_empty() {
+            let missing = self.places.keys().cloned().collect::<Vec<_>>().join(", ");
+            let problem = format!("these tensors were not written: {missing}");
+            return Err(Error::Format { path: self.folder.clone(), problem });
+        }
+        let mut kept = BTreeSet::new();
+        for (name, file) in std::mem::take(&mut self.files) {
+            let file = file.into_inner().map_err(std::io::IntoInnerError::into_error);
+            file.and_then(AtomicFile::commit).map_err(|source| Error::Io {
+                action: "write",
+                path: self.folder.join(&name),
+                source,
+            })?;
+            kept.insert(name);
+        }
+        if kept.len() > 1 {
+            let parameters = self.bytes / self.dtype.size_in_bytes();
+            let metadata = json!({ "total_parameters": parameters, "total_size": self.bytes });
+            self.write_json(INDEX, &json!({ "metadata": metadata, "weight_map": self.index }))?;
+            kept.insert(INDEX.into());
+        }
+        self.remove_older(&kept)?;
+        self.copy_tokenizer()?;
+        self.write_json("config.json", &Value::Object(self.described()))
+    }
+
+    /// The configuration with the dtype of what was written.
+    fn described(&self) -> Map<String, Value> {
+        let mut json = self.config.json().clone();
+        let dtype = match self.dtype {
+            DType::BF16 => "bfloat16",
+            DType::F16 => "float16",
+            DType::F64 => "float64",
+            _ => "float32",
+        };
+        let field = if json.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
+        json.insert(field.into(), dtype.into());
+        json
+    }
+
+    fn write_json(&self, name: &str, value: &Value) -> Result<()> {
+        let path = self.folder.join(name);
+        let text = format!("{value:#}\n");
+        write_output(&path, text.as_bytes()).map_err(|source| Error::Io { action: "write", path, source })
+    }
+
+    /// Removes files of weights that are not of this model: a program that loads the folder could take them.
+    fn remove_older(&self, kept: &BTreeSet<String>) -> Result<()> {
+        let refuse = |source| Error::Io { action: "look through", path: self.folder.clone(), source };
+        for entry in fs::read_dir(&self.folder).map_err(refuse)? {
+            let entry = entry.map_err(refuse)?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let is_shard =
+                name.starts_with("model-") && name.contains("-of-") && name.ends_with(".safetensors");
+            if (is_shard || name == SINGLE || name == INDEX) && !kept.contains(&name) {
+                fs::remove_file(entry.path()).map_err(|source| Error::Io {
+                    action: "remove",
+                    path: entry.path(),
+                    source,
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn copy_tokenizer(&self) -> Result<()> {
+        let Some(from) = self.how.tokenizer_of.as_ref().filter(|from| **from != self.folder) else {
+            return Ok(());
+        };
+        for name in COPIED {
+            let (from, to) = (from.join(name), self.folder.join(name));
+            if from.exists() {
+                let bytes = training::read_input(&from).map_err(|source| Error::Io {
+                    action: "read",
+                    path: from.clone(),
+                    source,
+                })?;
+                write_output(&to, &bytes).map_err(|source| Error::Io {
+                    action: "write",
+                    path: to.clone(),
+                    source,
+                })?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,278 @@
+//! Text to tokens and back.
+
+mod made;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::{Error, ModelConfig, Result};
+
+use made::{byte_alphabet, description};
+
+pub(crate) const FILE: &str = "tokenizer.json";
+const CONFIG: &str = "tokenizer_config.json";
+
+/// What ends a text for tokenizers that are made here.
+const END: &str = "<|endoftext|>";
+
+/// Makes tokens of text, and text of tokens: as `tokenizer.json` of a folder says, or for those who have none, a token for each byte or
+/// each character. All are written as `tokenizer.json`, which transformers reads.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    kind: Kind,
+    end: Option<u32>,
+}
+
+/// What can be done faster than in general, and with an error where something has no token.
+enum Kind {
+    General,
+    Bytes,
+    Characters(HashMap<char, u32>),
+}
+
+impl Tokenizer {
+    /// That of a folder.
+    ///
+    /// # Errors
+    /// A `tokenizer.json` that is missing or not supported.
+    pub fn from_folder(folder: &Path) -> Result<Self> {
+        let path = folder.join(FILE);
+        let bytes = training::read_input(&path).map_err(|source| Error::Io {
+            action: "read",
+            path: path.clone(),
+            source,
+        })?;
+        let refuse = |problem: String| Error::Format { path: path.clone(), problem };
+        let json: Value = serde_json::from_slice(&bytes).map_err(|error| refuse(error.to_string()))?;
+        let kind = made::kind(&json);
+        let mut tokenizer = Self::of(&bytes, kind).map_err(refuse)?;
+        tokenizer.end = tokenizer.end_of(folder)?.or(tokenizer.end);
+        Ok(tokenizer)
+    }
+
+    /// A token for each byte, and one for the end of a text: 257.
+    ///
+    /// # Errors
+    /// None that is known.
+    ///
+    /// ```
+    /// let tokenizer = models::Tokenizer::bytes()?;
+    /// assert_eq!(tokenizer.encode("é!")?, [0xc3, 0xa9, 33]);
+    /// assert_eq!((tokenizer.decode(&[0xc3, 0xa9, 33])?, tokenizer.len()), ("é!".to_string(), 257));
+    /// # Ok::<(), models::Error>(())
+    /// ```
+    pub fn bytes() -> Result<Self> {
+        let alphabet = byte_alphabet();
+        Self::made(description(&alphabet, true), Kind::Bytes)
+    }
+
+    /// A token for each character of a text, in the order of their code points, and one for the end of a text.
+    ///
+    /// # Errors
+    /// A text without characters.
+    ///
+    /// ```
+    /// let tokenizer = models::Tokenizer::characters("banana\n")?;
+    /// assert_eq!(tokenizer.encode("nab\n")?, [3, 1, 2, 0]);
+    /// assert!(tokenizer.encode("bean").unwrap_err().to_string().contains("'e'"));
+    /// # Ok::<(), models::Error>(())
+    /// ```
+    pub fn characters(text: &str) -> Result<Self> {
+        let mut all: Vec<char> = text.chars().collect();
+        all.sort_unstable();
+        all.dedup();
+        if all.is_empty() {
+            let (what, help) = ("a tokenizer of characters", "give one with all characters");
+            return Err(Error::Invalid { what, field: "the text", got: "empty".into(), help });
+        }
+        let kind = Kind::Characters(all.iter().copied().zip(0..).collect());
+        Self::made(description(&all, false), kind)
+    }
+
+    fn made(description: Value, kind: Kind) -> Result<Self> {
+        let refuse = |problem| Error::Format { path: FILE.into(), problem };
+        Self::of(description.to_string().as_bytes(), kind).map_err(refuse)
+    }
+
+    fn of(bytes: &[u8], kind: Kind) -> std::result::Result<Self, String> {
+        let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| one_line(&*error))?;
+        // Rows are cut and filled elsewhere.
+        inner.with_truncation(None).map_err(|error| one_line(&*error))?;
+        inner.with_padding(None);
+        let end =
+            [END, "</s>", "<|end_of_text|>", "<|im_end|>"].iter().find_map(|end| inner.token_to_id(end));
+        Ok(Self { inner, kind, end })
+    }
+
+    /// What the folder says that ends a text.
+    fn end_of(&self, folder: &Path) -> Result<Option<u32>> {
+        let path = folder.join(CONFIG);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let bytes = training::read_input(&path).map_err(|source| Error::Io {
+            action: "read",
+            path: path.clone(),
+            source,
+        })?;
+        let json: Value = serde_json::from_slice(&bytes)
+            .map_err(|error| Error::Format { path, problem: error.to_string() })?;
+        let token =
+            json.get("eos_token").and_then(|token| token.as_str().or_else(|| token.get("content")?.as_str()));
+        Ok(token.and_then(|token| self.inner.token_to_id(token)))
+    }
+
+    /// How many tokens there are.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        // Numbers need not be without gaps.
+        self.inner.get_vocab(true).into_values().max().map_or(0, |last| last as usize + 1)
+    }
+
+    /// The token that ends a text, if there is one.
+    pub fn end_of_text(&self) -> Option<u32> {
+        self.end
+    }
+
+    /// The number of a token, by what it stands for.
+    pub fn token(&self, name: &str) -> Option<u32> {
+        self.inner.token_to_id(name)
+    }
+
+    /// The tokens of a text, without any at its beginning or end that it has not. Tokenizers of a folder know names of special
+    /// tokens in it.
+    ///
+    /// # Errors
+    /// A character without a token; what the tokenizer fails with.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        match &self.kind {
+            Kind::Bytes => Ok(text.bytes().map(u32::from).collect()),
+            Kind::Characters(all) => {
+                let token = |(place, character): (usize, char)| {
+                    all.get(&character).copied().ok_or_else(|| Error::Invalid {
+                        what: "the text",
+                        field: "a character",
+                        got: format!("{character:?} at byte {place}"),
+                        help: "the tokenizer has no token for it: it was made from another text",
+                    })
+                };
+                text.char_indices().map(token).collect()
+            }
+            Kind::General => self.encoded(text, false),
+        }
+    }
+
+    /// The tokens of a text with those that the folder says begin and end one.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_whole(&self, text: &str) -> Result<Vec<u32>> {
+        match self.kind {
+            Kind::General => self.encoded(text, true),
+            _ => self.encode(text),
+        }
+    }
+
+    fn encoded(&self, text: &str, special: bool) -> Result<Vec<u32>> {
+        let encoding = self.inner.encode_fast(text, special).map_err(|error| failed(&*error))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of tokens, without special ones. Bytes that are no text are replaced.
+    ///
+    /// # Errors
+    /// What the tokenizer fails with.
+    pub fn decode(&self, tokens: &[u32]) -> Result<String> {
+        self.inner.decode(tokens, true).map_err(|error| failed(&*error))
+    }
+
+    /// Text as tokens come.
+    pub fn stream(&self) -> TextStream<'_> {
+        TextStream(self.inner.decode_stream(true))
+    }
+
+    /// Whether a model has all the tokens.
+    ///
+    /// # Errors
+    /// More tokens than the model's vocabulary.
+    pub fn check(&self, model: &ModelConfig) -> Result<()> {
+        if self.len() <= model.vocab_size {
+            return Ok(());
+        }
+        let got = format!("{} tokens for a model of {}", self.len(), model.vocab_size);
+        let help = "take the model's own tokenizer, or a model with a larger vocab_size";
+        Err(Error::Invalid { what: "the tokenizer", field: "the vocabulary", got, help })
+    }
+
+    /// Writes `tokenizer.json` and `tokenizer_config.json`, as transformers reads them.
+    ///
+    /// # Errors
+    /// A folder that cannot be written.
+    pub fn save(&self, folder: &Path) -> Result<()> {
+        let text = self.inner.to_string(true).map_err(|error| failed(&*error))?;
+        let end = self.end.and_then(|end| self.inner.id_to_token(end));
+        let config = serde_json::json!({ "eos_token": end, "tokenizer_class": "PreTrainedTokenizerFast" });
+        for (name, text) in [(FILE, text), (CONFIG, format!("{config:#}\n"))] {
+            let path = folder.join(name);
+            training::write_output(&path, text.as_bytes()).map_err(|source| Error::Io {
+                action: "write",
+                path,
+                source,
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tokenizer({} tokens)", self.len())
+    }
+}
+
+/// Text of tokens that come one after the other: a character of several tokens is given with the last.
+pub struct TextStream<'a>(
+    tokenizers::tokenizer::DecodeStream<
+        'a,
+        tokenizers::ModelWrapper,
+        tokenizers::NormalizerWrapper,
+        tokenizers::PreTokenizerWrapper,
+        tokenizers::PostProcessorWrapper,
+        tokenizers::DecoderWrapper,
+    >,
+);
+
+impl TextStream<'_> {
+    /// What there is to read with another token, if anything.
+    ///
+    /// # Errors
+    /// What the tokenizer fails with.
+    ///
+    /// ```
+    /// let tokenizer = models::Tokenizer::bytes()?;
+    /// let mut stream = tokenizer.stream();
+    /// assert_eq!(stream.push(0xc3)?, None);
+    /// assert_eq!(stream.push(0xa9)?, Some("é".to_string()));
+    /// # Ok::<(), models::Error>(())
+    /// ```
+    pub fn push(&mut self, token: u32) -> Result<Option<String>> {
+        self.0.step(token).map_err(|error| failed(&*error))
+    }
+}
+
+impl fmt::Debug for TextStream<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TextStream").finish_non_exhaustive()
+    }
+}
+
+fn failed(error: &(dyn std::error::Error + Send + Sync)) -> Error {
+    Error::Format { path: FILE.into(), problem: one_line(error) }
+}
+
+fn one_line(error: &(dyn std::error::Error + Send + Sync)) -> String {
+    error.to_string().lines().collect::<Vec<_>>().join(" ")
+}

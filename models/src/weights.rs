@@ -1,0 +1,357 @@
+//! Where a model's parameters come from: a folder, or a seed.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use candle_core::{DType, Device, Shape, Tensor, Var, bail};
+use candle_nn::var_builder::SimpleBackend;
+use candle_nn::{Init, VarBuilder, VarMap};
+use sampler::Generator;
+use training::build::{Builder, PartSource};
+
+use crate::error::Misfits;
+use crate::folder::Folder;
+use crate::lora::files;
+use crate::{CausalLm, Error, Lora, ModelConfig, Result, names};
+
+/// The first values of a model's parameters.
+///
+/// What each is does not depend on the layout, nor on the order in which they are asked for. Names that the model itself has not,
+/// such as those of adapters, are drawn as they are asked for.
+#[derive(Debug, Clone)]
+pub struct Weights {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    config: ModelConfig,
+    shapes: BTreeMap<String, Vec<usize>>,
+    /// None for random ones.
+    folder: Option<Folder>,
+    /// Of adapters that were trained before.
+    adapters: Option<Folder>,
+    seed: u64,
+}
+
+impl Weights {
+    /// Those of a folder with `config.json` and `model.safetensors`, or several such files with `model.safetensors.index.json`.
+    /// Numbers may be f32, bf16, f16 or f64. Headers are read here, and of the numbers those that are asked for.
+    ///
+    /// # Errors
+    /// A configuration that is not supported; files that are missing or damaged; [`Error::Tensors`] lists all tensors that are
+    /// missing, surplus or misshapen.
+    pub fn folder(path: &Path) -> Result<Self> {
+        let config = ModelConfig::from_folder(path)?;
+        let folder = Folder::open(path)?;
+        let shapes = shapes(&config)?;
+        let misfits = misfits(&config, &shapes, &folder);
+        if !misfits.is_empty() {
+            return Err(Error::Tensors { folder: path.into(), misfits: Box::new(misfits) });
+        }
+        Ok(Self { inner: Arc::new(Inner { config, shapes, folder: Some(folder), adapters: None, seed: 0 }) })
+    }
+
+    /// Random ones, of the distributions that transformers draws from: normal of `initializer_range` for weights, zeros for
+    /// biases, ones for norms. The numbers are others than PyTorch's, since each parameter has random numbers of its own: they
+    /// depend on the seed and its name.
+    ///
+    /// # Errors
+    /// Sizes that no model can have.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device};
+    /// use models::{ModelConfig, Weights};
+    ///
+    /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/llama").as_ref();
+    /// let weights = Weights::random(&ModelConfig::from_folder(folder)?, 42)?;
+    /// let builder = weights.tensors(DType::F32, &Device::Cpu);
+    /// assert_eq!(builder.get(32, "model.norm.weight")?.to_vec1::<f32>()?, [1.0; 32]);
+    /// # Ok::<(), models::Error>(())
+    /// ```
+    pub fn random(config: &ModelConfig, seed: u64) -> Result<Self> {
+        let shapes = shapes(config)?;
+        Ok(Self {
+            inner: Arc::new(Inner { config: config.clone(), shapes, folder: None, adapters: None, seed }),
+        })
+    }
+
+    /// The same with adapters from a folder that [`Lora::save`] or `peft` wrote, for a model that `lora` makes. Without it, adapters are
+    /// new.
+    ///
+    /// # Errors
+    /// A file that is missing or damaged; [`Error::Tensors`] lists all tensors that are missing, surplus or misshapen.
+    pub fn with_adapters(&self, folder: &Path, lora: &Lora) -> Result<Self> {
+        let tensors = Folder::of_file(folder, files::TENSORS)?;
+        let mut misfits =
+            lora.misfits(|name| Some(tensors.entry(&format!("{}{name}", files::PREFIX))?.dims.clone()));
+        let is_known =
+            |name: &str| lora.shapes().contains_key(name.strip_prefix(files::PREFIX).unwrap_or_default());
+        misfits.surplus = tensors.names().filter(|name| !is_known(name)).cloned().collect();
+        if !misfits.is_empty() {
+            return Err(Error::Tensors { folder: folder.into(), misfits: Box::new(misfits) });
+        }
+        let Inner { config, shapes, folder, seed, .. } = &*self.inner;
+        let (config, shapes, folder) = (config.clone(), shapes.clone(), folder.clone());
+        Ok(Self { inner: Arc::new(Inner { config, shapes, folder, adapters: Some(tensors), seed: *seed }) })
+    }
+
+    /// The same with another seed for what is not in a folder: new adapters.
+    #[must_use]
+    pub fn with_seed(&self, seed: u64) -> Self {
+        let Inner { config, shapes, folder, adapters, .. } = &*self.inner;
+        let (config, shapes) = (config.clone(), shapes.clone());
+        Self {
+            inner: Arc::new(Inner {
+                config,
+                shapes,
+                folder: folder.clone(),
+                adapters: adapters.clone(),
+                seed,
+            }),
+        }
+    }
+
+    /// What model they are of.
+    pub fn config(&self) -> &ModelConfig {
+        &self.inner.config
+    }
+
+    /// Names and shapes of the model's parameters.
+    pub fn shapes(&self) -> &BTreeMap<String, Vec<usize>> {
+        &self.inner.shapes
+    }
+
+    /// A builder whose parameters are variables in `vars`: for one process, and for `Pipeline`.
+    pub fn vars(&self, vars: &VarMap, dtype: DType, device: &Device) -> VarBuilder<'static> {
+        self.builder(Some(vars.clone()), dtype, device)
+    }
+
+    /// A builder that keeps nothing, and reads or draws each parameter when it is asked for: for `Ddp` and `Fsdp`, which make
+    /// variables of their own.
+    pub fn tensors(&self, dtype: DType, device: &Device) -> VarBuilder<'static> {
+        self.builder(None, dtype, device)
+    }
+
+    /// The same for divided layers, of which each rank reads its own numbers: `tensor_parallel::Weights::from(weights.parts())`. What
+    /// is drawn, and GPT-2's weights that are turned, are whole for a moment.
+    pub fn parts(&self) -> Arc<dyn PartSource> {
+        self.inner.clone()
+    }
+
+    fn builder(&self, vars: Option<VarMap>, dtype: DType, device: &Device) -> VarBuilder<'static> {
+        let backend = Backend { inner: self.inner.clone(), vars };
+        VarBuilder::from_backend(Box::new(backend), dtype, device.clone())
+    }
+}
+
+impl Inner {
+    fn value(&self, shape: &Shape, name: &str, init: Init, dtype: DType) -> candle_core::Result<Tensor> {
+        // A stage's copy of a tied parameter.
+        let embedding = names::of(self.config.family).embedding();
+        let name = if self.config.tied && name == names::HEAD { &*embedding } else { name };
+        let Some(expected) = self.shapes.get(name) else { return self.other(shape, name, init, dtype) };
+        if shape.dims() != expected {
+            bail!("parameter {name} is asked for as {:?}, and is {expected:?}", shape.dims())
+        }
+        let Some(folder) = &self.folder else {
+            let init = names::init(&self.config, name, shape.dims());
+            return self.draw(shape, name, init, dtype);
+        };
+        let read = folder.read(&file_name(&self.config, folder, name));
+        let tensor = read?.to_dtype(dtype)?;
+        match names::is_transposed(self.config.family, name) {
+            true => tensor.t()?.contiguous(),
+            false => Ok(tensor),
+        }
+    }
+
+    /// A parameter that is not the model's own.
+    fn other(&self, shape: &Shape, name: &str, init: Init, dtype: DType) -> candle_core::Result<Tensor> {
+        let adapter = names::adapter_init(name, shape.dims());
+        let (Some(adapters), true) = (&self.adapters, adapter.is_some()) else {
+            return self.draw(shape, name, adapter.unwrap_or(init), dtype);
+        };
+        let read = adapters.read(&format!("{}{name}", files::PREFIX))?;
+        if read.shape() != shape {
+            bail!("parameter {name} is asked for as {:?}, and is {:?}", shape.dims(), read.dims())
+        }
+        read.to_dtype(dtype)
+    }
+
+    fn draw(&self, shape: &Shape, name: &str, init: Init, dtype: DType) -> candle_core::Result<Tensor> {
+        let mut generator = Generator::new(seed_of(self.seed, name));
+        let count = shape.elem_count();
+        let numbers = match init {
+            Init::Const(value) => Ok(vec![value as f32; count]),
+            Init::Randn { mean, stdev } => generator.normal(count, mean, stdev),
+            Init::Uniform { lo, up } => generator.uniform(count, lo, up),
+            Init::Kaiming { .. } => bail!("parameter {name}: say whether it is normal, uniform or constant"),
+        };
+        Tensor::from_vec(numbers.map_err(candle_core::Error::wrap)?, shape.clone(), &Device::Cpu)?
+            .to_dtype(dtype)
+    }
+}
+
+impl PartSource for Inner {
+    fn read(
+        &self,
+        name: &str,
+        shape: &Shape,
+        init: Init,
+        dtype: DType,
+        ranges: &[Range<usize>],
+    ) -> candle_core::Result<Tensor> {
+        let is_known = self.shapes.get(name).is_some_and(|expected| expected == shape.dims());
+        if let (Some(folder), true, false) =
+            (&self.folder, is_known, names::is_transposed(self.config.family, name))
+        {
+            return folder.read_part(&file_name(&self.config, folder, name), ranges)?.to_dtype(dtype);
+        }
+        let whole = self.value(shape, name, init, dtype)?.flatten_all()?;
+        let parts = ranges.iter().map(|range| whole.narrow(0, range.start, range.len()));
+        let parts = parts.collect::<candle_core::Result<Vec<_>>>()?;
+        match &parts[..] {
+            [] => whole.narrow(0, 0, 0)?.force_contiguous(),
+            parts => Tensor::cat(parts, 0),
+        }
+    }
+}
+
+/// The seed of one parameter's random numbers, of 32 bits as these take it.
+fn seed_of(seed: u64, name: &str) -> u64 {
+    let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    let hash = seed.to_le_bytes().into_iter().chain(name.bytes()).fold(0xcbf2_9ce4_8422_2325, mix);
+    (hash ^ (hash >> 32)) & 0xffff_ffff
+}
+
+/// What a file calls a parameter: models without a head are saved without the name of what is around it.
+fn file_name(config: &ModelConfig, folder: &Folder, name: &str) -> String {
+    let base = format!("{}.", names::of(config.family).base);
+    if folder.names().any(|known| known.starts_with(&base)) {
+        return name.to_string();
+    }
+    name.strip_prefix(&base).unwrap_or(name).to_string()
+}
+
+/// What a model asks for.
+fn shapes(config: &ModelConfig) -> Result<BTreeMap<String, Vec<usize>>> {
+    shapes_of(config, |builder| builder)
+}
+
+/// What a model asks for whose layers are made otherwise.
+pub(crate) fn shapes_of(
+    config: &ModelConfig,
+    change: impl FnOnce(Builder) -> Builder,
+) -> Result<BTreeMap<String, Vec<usize>>> {
+    let asked: Arc<Mutex<BTreeMap<String, Vec<usize>>>> = Arc::default();
+    let outline = VarBuilder::from_backend(Box::new(Outline(asked.clone())), DType::F32, Device::Cpu);
+    CausalLm::new(config, &change(Builder::new(outline)))?;
+    let shapes = std::mem::take(&mut *lock(&asked));
+    Ok(shapes)
+}
+
+fn misfits(config: &ModelConfig, shapes: &BTreeMap<String, Vec<usize>>, folder: &Folder) -> Misfits {
+    let mut misfits = Misfits { missing: folder.lost.clone(), ..Misfits::default() };
+    let mut known = Vec::with_capacity(shapes.len());
+    for (name, dims) in shapes {
+        let in_file = file_name(config, folder, name);
+        let mut expected = dims.clone();
+        if names::is_transposed(config.family, name) {
+            expected.reverse();
+        }
+        match folder.entry(&in_file) {
+            None if !misfits.missing.contains(&in_file) => misfits.missing.push(in_file.clone()),
+            None => {}
+            Some(entry) if entry.dims != expected => {
+                misfits.misshapen.push((in_file.clone(), entry.dims.clone(), expected));
+            }
+            Some(entry) if entry.dtype().is_none() => {
+                misfits.unreadable.push((in_file.clone(), entry.dtype_name()));
+            }
+            Some(_) => {}
+        }
+        known.push(in_file);
+    }
+    // A tied head may be there, too.
+    let is_known = |name: &String| {
+        known.contains(name) || names::is_buffer(name) || (config.tied && name == names::HEAD)
+    };
+    misfits.surplus = folder.names().filter(|name| !is_known(name)).cloned().collect();
+    misfits
+}
+
+/// Reads or draws parameters.
+struct Backend {
+    inner: Arc<Inner>,
+    vars: Option<VarMap>,
+}
+
+impl Backend {
+    fn known(&self, name: &str) -> Option<Var> {
+        lock(self.vars.as_ref()?.data()).get(name).cloned()
+    }
+}
+
+impl SimpleBackend for Backend {
+    fn get(
+        &self,
+        shape: Shape,
+        name: &str,
+        init: Init,
+        dtype: DType,
+        device: &Device,
+    ) -> candle_core::Result<Tensor> {
+        if let Some(known) = self.known(name) {
+            if *known.shape() != shape {
+                bail!("parameter {name} is asked for as {:?}, and is {:?}", shape.dims(), known.dims())
+            }
+            return Ok(known.as_tensor().clone());
+        }
+        let tensor = self.inner.value(&shape, name, init, dtype)?.to_device(device)?;
+        let Some(vars) = &self.vars else { return Ok(tensor) };
+        let var = Var::from_tensor(&tensor)?;
+        let tensor = var.as_tensor().clone();
+        lock(vars.data()).insert(name.to_string(), var);
+        Ok(tensor)
+    }
+
+    fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> candle_core::Result<Tensor> {
+        bail!("{name}: its shape must be asked for, as in VarBuilder::get")
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        self.inner.shapes.contains_key(name) || self.known(name).is_some()
+    }
+}
+
+/// Notes what is asked for, and gives tensors without memory.
+struct Outline(Arc<Mutex<BTreeMap<String, Vec<usize>>>>);
+
+impl SimpleBackend for Outline {
+    fn get(
+        &self,
+        shape: Shape,
+        name: &str,
+        _: Init,
+        dtype: DType,
+        device: &Device,
+    ) -> candle_core::Result<Tensor> {
+        lock(&self.0).insert(name.to_string(), shape.dims().to_vec());
+        Tensor::zeros((), dtype, device)?.broadcast_as(shape)
+    }
+
+    fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> candle_core::Result<Tensor> {
+        bail!("{name}: its shape must be asked for, as in VarBuilder::get")
+    }
+
+    fn contains_tensor(&self, _: &str) -> bool {
+        false
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

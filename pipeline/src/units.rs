@@ -1,0 +1,108 @@
+//! Models that are written for every layout, cut between any two of their units: see [`training::build`].
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::{Module, Result, Tensor, bail};
+use candle_nn::VarBuilder;
+use training::build::{Builder, Place, UnitSource, Units};
+
+use crate::Modules;
+
+impl Modules {
+    /// The units of a model, each a module. `build` is called once for each of them, to build that one alone.
+    ///
+    /// Where two units share a parameter, each stage has a copy: name both in [`PipelineConfig::tied`](crate::PipelineConfig).
+    ///
+    /// # Errors
+    /// What `build` fails with; a model whose chain is not its units, in the order in which they are built.
+    ///
+    /// ```
+    /// use candle_core::{Module, Result};
+    /// use pipeline::Modules;
+    /// use training::build::{Builder, Division, Linear, LinearConfig, Unit, Units};
+    ///
+    /// struct Net(Vec<Unit<Linear>>);
+    ///
+    /// impl Net {
+    ///     fn new(builder: &Builder) -> Result<Self> {
+    ///         let layer = LinearConfig::new(4, 4, Division::Whole);
+    ///         let unit = |name: &&str| builder.unit(name, |part| part.pp(name).linear(&layer));
+    ///         Ok(Self(["a", "b"].iter().map(unit).collect::<Result<_>>()?))
+    ///     }
+    /// }
+    ///
+    /// impl Units for Net {
+    ///     fn units(&self) -> Vec<&dyn Module> {
+    ///         self.0.iter().map(|unit| unit as &dyn Module).collect()
+    ///     }
+    /// }
+    ///
+    /// assert_eq!(Modules::of_units(Net::new)?.names(), ["a", "b"]);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
+    pub fn of_units<M: Units + Send + 'static>(
+        build: impl Fn(&Builder) -> Result<M> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let names: Arc<Mutex<Vec<String>>> = Arc::default();
+        let model = build(&Builder::of_units(Arc::new(Names(names.clone()))))?;
+        let names = std::mem::take(&mut *names.lock().unwrap_or_else(PoisonError::into_inner));
+        if model.units().len() != names.len() {
+            bail!(
+                "the model builds the units {}, and its chain has {}",
+                names.join(", "),
+                model.units().len()
+            )
+        }
+        let build = Arc::new(build);
+        let mut modules = Self::new();
+        for (place, name) in names.into_iter().enumerate() {
+            let (build, only) = (build.clone(), name.clone());
+            modules = modules.module(&name, move |vb| {
+                let only = Only { name: only.clone(), vb: vb.root() };
+                Ok(One { model: build(&Builder::of_units(Arc::new(only)))?, place })
+            });
+        }
+        Ok(modules)
+    }
+}
+
+/// One unit of a model.
+struct One<M> {
+    model: M,
+    place: usize,
+}
+
+/// Notes the names of units, and builds none.
+struct Names(Arc<Mutex<Vec<String>>>);
+
+impl UnitSource for Names {
+    fn unit(&self, name: &str, _: &mut dyn FnMut(VarBuilder<'static>) -> Result<()>) -> Result<Place> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(name.into());
+        Ok(Place::Elsewhere)
+    }
+}
+
+/// Builds one unit.
+struct Only {
+    name: String,
+    vb: VarBuilder<'static>,
+}
+
+impl UnitSource for Only {
+    fn unit(&self, name: &str, build: &mut dyn FnMut(VarBuilder<'static>) -> Result<()>) -> Result<Place> {
+        if name != self.name {
+            return Ok(Place::Elsewhere);
+        }
+        build(self.vb.clone())?;
+        Ok(Place::Here)
+    }
+}
+
+impl<M: Units> Module for One<M> {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        match self.model.units().get(self.place) {
+            Some(unit) => unit.forward(x),
+            None => bail!("the model has no unit {}", self.place),
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Models that are written for every layout: see [`training::build`].
+
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Result, Shape, Tensor, bail};
+use candle_nn::var_builder::SimpleBackend;
+use candle_nn::{Init, VarBuilder};
+use training::LinearCrossEntropyConfig;
+use training::build::{
+    Builder, Division as Wanted, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig, WholeLayers,
+};
+
+use crate::averaging::Weight;
+use crate::builder::Division;
+use crate::{
+    ColumnConfig, ColumnParallelLinear, Context, RowConfig, RowParallelLinear, ShardBuilder, Shards, Split,
+    op, vocab_parallel_cross_entropy,
+};
+
+impl From<ShardBuilder> for Builder {
+    /// Each rank has its part of the layers, and of whatever else the model has the whole. Sequence parallelism is refused: such
+    /// models take whole rows.
+    fn from(shards: ShardBuilder) -> Self {
+        let vb = Whole { shards: shards.clone(), summed: false }.var_builder("");
+        Builder::new(vb).with_layers(Arc::new(Divided::Root(shards)))
+    }
+}
+
+impl Shards {
+    /// The layers of a model that something else builds, a pipeline for one: `builder.with_layers(shards.layers())`.
+    pub fn layers(&self) -> Arc<dyn Layers> {
+        Arc::new(Divided::Elsewhere(self.clone()))
+    }
+}
+
+/// Layers of which each rank has a part.
+enum Divided {
+    Root(ShardBuilder),
+    Elsewhere(Shards),
+}
+
+impl Divided {
+    /// The builder that stands where this one does.
+    fn at(&self, vb: &VarBuilder<'static>) -> ShardBuilder {
+        match (self, vb.prefix()) {
+            (Self::Root(shards), prefix) if prefix.is_empty() => shards.clone(),
+            (Self::Root(shards), prefix) => shards.pp(prefix),
+            (Self::Elsewhere(shards), _) => shards.of(vb.clone()),
+        }
+    }
+
+    fn context(&self) -> &Context {
+        match self {
+            Self::Root(shards) => shards.context(),
+            Self::Elsewhere(shards) => shards.context(),
+        }
+    }
+
+    fn check(&self, vb: &VarBuilder<'static>) -> Result<()> {
+        let expected = match self {
+            Self::Root(shards) => shards.dtype(),
+            Self::Elsewhere(_) => vb.dtype(),
+        };
+        if vb.dtype() != expected {
+            bail!(
+                "{}: divided models have one dtype: {:?} is asked for, the others are {expected:?}",
+                vb.prefix(),
+                vb.dtype()
+            )
+        }
+        match self.context().sequence_parallel() {
+            true => bail!(
+                "models of training::build are not divided along the sequence: turn sequence_parallel off"
+            ),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Layers for Divided {
+    fn ranks(&self) -> usize {
+        self.context().ranks()
+    }
+
+    fn of_heads(&self, vb: &VarBuilder<'static>) -> VarBuilder<'static> {
+        let summed = self.ranks() > 1;
+        Whole { shards: self.at(&vb.root()), summed }.var_builder(&vb.prefix())
+    }
+
+    fn linear(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Linear> {
+        self.check(vb)?;
+        let &LinearConfig { inputs, outputs, bias, division, groups, frozen } = config;
+        let builder = || self.at(vb).frozen(frozen);
+        if self.ranks() == 1 {
+            return WholeLayers.linear(vb, config);
+        }
+        Ok(match division {
+            Wanted::Whole => return WholeLayers.linear(vb, config),
+            Wanted::Outputs => {
+                let config = ColumnConfig { bias, groups, ..ColumnConfig::default() };
+                Linear::new(ColumnParallelLinear::new(inputs, outputs, &config, &builder())?)
+            }
+            Wanted::Inputs => {
+                let config = RowConfig { bias, ..RowConfig::default() };
+                Linear::new(RowParallelLinear::new(inputs, outputs, &config, &builder())?)
+            }
+        })
+    }
+
+    fn vocabulary(&self, vb: &VarBuilder<'static>, config: &VocabularyConfig) -> Result<Arc<dyn Vocabulary>> {
+        self.check(vb)?;
+        if self.ranks() == 1 {
+            return WholeLayers.vocabulary(vb, config);
+        }
+        let init = Init::Randn { mean: 0.0, stdev: 1.0 };
+        let &VocabularyConfig { tokens, features, frozen } = config;
+        let builder = self.at(vb).frozen(frozen);
+        let weight = builder.weight((tokens, features), "weight", init, Division::VOCABULARY)?;
+        Ok(Arc::new(Table { weight, tokens, context: self.context().clone() }))
+    }
+}
+
+/// A table of which each rank has the vectors of some tokens.
+struct Table {
+    weight: Weight,
+    tokens: usize,
+    context: Context,
+}
+
+impl Vocabulary for Table {
+    fn embed(&self, tokens: &Tensor) -> Result<Tensor> {
+        Ok(op::embedding(tokens, (&self.weight, self.tokens), &self.context)?)
+    }
+
+    fn logits(&self, x: &Tensor) -> Result<Tensor> {
+        Ok(self.context.gather_shares(&op::column(x, &self.weight, None, &self.context)?, self.tokens)?)
+    }
+
+    fn loss(&self, x: &Tensor, targets: &Tensor, config: &LinearCrossEntropyConfig) -> Result<Tensor> {
+        if config.label_smoothing != 0.0 {
+            bail!("label smoothing is not there where the vocabulary is divided over ranks")
+        }
+        let (x, targets) = counted(x, targets, config.ignore_index)?;
+        let own = op::column(&x, &self.weight, None, &self.context)?;
+        Ok(vocab_parallel_cross_entropy(&own, &targets, &self.context)?)
+    }
+}
+
+/// The rows whose targets count.
+fn counted(x: &Tensor, targets: &Tensor, ignored: Option<i64>) -> Result<(Tensor, Tensor)> {
+    let features = x.dims().last().copied().unwrap_or(1);
+    let (x, targets) = (x.reshape(((), features))?, targets.flatten_all()?.to_dtype(DType::I64)?);
+    let numbers = targets.to_vec1::<i64>()?;
+    if !numbers.iter().any(|target| Some(*target) == ignored) {
+        return Ok((x, targets));
+    }
+    let rows = (0u32..).zip(&numbers).filter(|(_, target)| Some(**target) != ignored).map(|(row, _)| row);
+    let rows = Tensor::from_iter(rows, x.device())?;
+    Ok((x.index_select(&rows, 0)?, targets.index_select(&rows, 0)?))
+}
+
+/// Parameters that every rank has whole, through a builder of candle's kind.
+struct Whole {
+    shards: ShardBuilder,
+    /// Each rank has a part of the gradient.
+    summed: bool,
+}
+
+impl Whole {
+    fn var_builder(self, prefix: &str) -> VarBuilder<'static> {
+        let (dtype, device) = (self.shards.dtype(), self.shards.device().clone());
+        let root = VarBuilder::from_backend(Box::new(self), dtype, device);
+        if prefix.is_empty() { root } else { root.pp(prefix) }
+    }
+}
+
+impl SimpleBackend for Whole {
+    fn get(&self, shape: Shape, name: &str, init: Init, _: DType, _: &Device) -> Result<Tensor> {
+        let division = Division { summed: self.summed, ..Split::Whole.into() };
+        Ok(self.shards.parameter(shape, name, init, division)?.0)
+    }
+
+    fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> Result<Tensor> {
+        bail!("{name}: its shape must be asked for, as in VarBuilder::get")
+    }
+
+    fn contains_tensor(&self, _: &str) -> bool {
+        false
+    }
+}

@@ -1,0 +1,70 @@
+//! Whole parameters, one at a time.
+
+use candle_core::Tensor;
+use comm::{Communicator, Operation, broadcast_object};
+
+use crate::{Error, Parameter, Result, Split, TensorParallel};
+
+impl<M> TensorParallel<M> {
+    /// Shows the model's first rank each parameter whole, by its name, in order of construction: for a file of another kind than
+    /// [`save`](Self::save) writes. To be called on every rank.
+    ///
+    /// # Memory
+    /// On the first rank, one parameter at a time.
+    ///
+    /// # Errors
+    /// On every rank of the tensor-parallel group, that `visit` failed; failures of communication.
+    pub fn visit_full(&self, mut visit: impl FnMut(&str, Tensor) -> candle_core::Result<()>) -> Result<()> {
+        let comm = &**self.context().comm();
+        let is_first_copy = self.dp().is_none_or(|dp| dp.rank() == 0);
+        let mut failed = None;
+        for parameter in self.parameters() {
+            // The others send theirs in any case.
+            if let (Some(whole), true, None) = (whole(comm, parameter)?, is_first_copy, &failed) {
+                failed = visit(parameter.name(), whole).err();
+            }
+        }
+        let reason = failed.as_ref().map(ToString::to_string);
+        let reason: Option<String> = broadcast_object(comm, &reason, 0)?;
+        match (failed, reason) {
+            (Some(error), _) => Err(error.into()),
+            (None, Some(reason)) => Err(Error::PeerFile { rank: comm.world_ranks()[0], reason }),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+/// A parameter of all ranks, on the first.
+fn whole(comm: &dyn Communicator, parameter: &Parameter) -> Result<Option<Tensor>> {
+    let own = parameter.var().as_detached_tensor();
+    let (split, dims, ranks) = (parameter.split(), parameter.dims(), comm.world_size());
+    if split == Split::Whole || ranks == 1 {
+        return Ok((comm.rank() == 0).then_some(own));
+    }
+    if comm.rank() > 0 {
+        comm.run(Operation::Send { tensor: own.force_contiguous()?, to: 0 })?;
+        return Ok(None);
+    }
+    let mut parts = vec![own.clone()];
+    for rank in 1..ranks {
+        let runs = split.runs(dims, rank, ranks);
+        let mut shape = own.dims().to_vec();
+        // Only rows may be divided unevenly.
+        if split != Split::Columns {
+            shape[0] = runs.len * runs.count / shape[1..].iter().product::<usize>().max(1);
+        }
+        let part = Tensor::zeros(shape, own.dtype(), own.device())?;
+        comm.run(Operation::Recv { tensor: part.clone(), from: rank })?;
+        parts.push(part);
+    }
+    Ok(Some(match split {
+        Split::Columns => Tensor::cat(&parts, 1)?,
+        Split::Rows { groups } if groups > 1 => {
+            // Each group's parts lie together.
+            let by_group = |part: &Tensor| part.reshape((groups, part.elem_count() / groups));
+            let parts = parts.iter().map(by_group).collect::<candle_core::Result<Vec<_>>>()?;
+            Tensor::cat(&parts, 1)?.reshape(dims)?
+        }
+        _ => Tensor::cat(&parts, 0)?,
+    }))
+}

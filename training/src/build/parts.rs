@@ -1,0 +1,23 @@
+//! Parameters of which each rank reads its part alone.
+
+use std::ops::Range;
+
+use candle_core::{DType, Result, Shape, Tensor};
+use candle_nn::Init;
+
+/// Where first values of parameters come from, part by part.
+pub trait PartSource: Send + Sync {
+    /// The numbers of a parameter in these ranges of its flat whole, one range after the other, on the CPU. `shape` is that of the
+    /// whole; `init` is what a new one starts from, where the source has no opinion of its own.
+    ///
+    /// # Errors
+    /// A parameter that there is not, or of another shape; failures to read.
+    fn read(
+        &self,
+        name: &str,
+        shape: &Shape,
+        init: Init,
+        dtype: DType,
+        ranges: &[Range<usize>],
+    ) -> Result<Tensor>;
+}

@@ -1,0 +1,122 @@
+//! Parts of a model whose parameters are in one place.
+
+use std::fmt;
+use std::sync::Arc;
+
+use candle_core::{Module, Result, Tensor, bail};
+use candle_nn::VarBuilder;
+
+/// A part of a model (a block, the embedding, the head) whose parameters are in one place together.
+///
+/// # Errors
+/// To run one that another process has is an error.
+pub struct Unit<M> {
+    name: String,
+    module: Option<M>,
+    runs: Vec<Arc<dyn RunUnit>>,
+}
+
+/// Makes units: what each strategy has of its own.
+pub trait UnitSource: Send + Sync {
+    /// Builds a unit with `build`, unless it is to be elsewhere. Its builder stands at the model's root.
+    ///
+    /// # Errors
+    /// What `build` fails with; a unit that the strategy cannot have.
+    fn unit(&self, name: &str, build: &mut dyn FnMut(VarBuilder<'static>) -> Result<()>) -> Result<Place>;
+}
+
+/// Where a unit's parameters are.
+pub enum Place {
+    /// Here, always.
+    Here,
+    /// Here while the unit is run by this.
+    Gathered(Arc<dyn RunUnit>),
+    /// In another process.
+    Elsewhere,
+}
+
+/// Runs a unit whose parameters come and go.
+pub trait RunUnit: Send + Sync {
+    /// Calls `body` once, with the unit's parameters in place.
+    ///
+    /// # Errors
+    /// What `body` fails with; failures of communication.
+    fn run(&self, body: &mut dyn FnMut() -> Result<Tensor>) -> Result<Tensor>;
+}
+
+/// A model that is a chain of units, each of which takes what the one before it gives.
+pub trait Units {
+    /// The units, in the order in which data flow through them.
+    fn units(&self) -> Vec<&dyn Module>;
+}
+
+impl<M> Unit<M> {
+    pub(super) fn new(name: &str, module: Option<M>, place: Place) -> Self {
+        let runs = match place {
+            Place::Here | Place::Elsewhere => Vec::new(),
+            Place::Gathered(run) => vec![run],
+        };
+        Self { name: name.into(), module, runs }
+    }
+
+    /// This one runs only while the other one's parameters are here as well.
+    pub(super) fn needs<N>(&mut self, other: &Unit<N>) {
+        self.runs.splice(0..0, other.runs.iter().cloned());
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What was built, where it is in this process. Its parameters may be away unless it is run.
+    pub fn module(&self) -> Option<&M> {
+        self.module.as_ref()
+    }
+
+    /// Runs `body` with the unit's parameters in place. What `body` gives must be all that a loss is computed from.
+    ///
+    /// # Errors
+    /// What `body` fails with; a unit that another process has; failures of communication.
+    pub fn run(&self, body: impl FnOnce(&M) -> Result<Tensor>) -> Result<Tensor> {
+        let Some(module) = &self.module else {
+            bail!("unit {} is not in this process: it belongs to another stage", self.name)
+        };
+        let mut body = Some(body);
+        within(&self.runs, &mut || match body.take() {
+            Some(body) => body(module),
+            None => bail!("unit {}: it was run twice by one call", self.name),
+        })
+    }
+}
+
+/// Calls `body` inside all of these.
+fn within(runs: &[Arc<dyn RunUnit>], body: &mut dyn FnMut() -> Result<Tensor>) -> Result<Tensor> {
+    match runs.split_first() {
+        None => body(),
+        Some((first, others)) => first.run(&mut || within(others, body)),
+    }
+}
+
+impl<M: Module> Module for Unit<M> {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.run(|module| module.forward(x))
+    }
+}
+
+impl<M> fmt::Debug for Unit<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_here = self.module.is_some();
+        f.debug_struct("Unit").field("name", &self.name).field("is_here", &is_here).finish_non_exhaustive()
+    }
+}
+
+/// Every unit is here.
+pub(super) struct Here(pub(super) VarBuilder<'static>);
+
+impl UnitSource for Here {
+    fn unit(&self, _: &str, build: &mut dyn FnMut(VarBuilder<'static>) -> Result<()>) -> Result<Place> {
+        build(self.0.clone())?;
+        Ok(Place::Here)
+    }
+}

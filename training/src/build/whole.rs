@@ -1,0 +1,63 @@
+//! Layers that are whole on every rank.
+
+use std::sync::Arc;
+
+use candle_core::{Module, Result, Tensor, bail};
+use candle_nn::{Init, VarBuilder};
+
+use super::frozen::frozen;
+use super::{Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
+use crate::{LinearCrossEntropyConfig, linear, linear_cross_entropy, linear_no_bias};
+
+/// Makes every layer whole.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct WholeLayers;
+
+impl Layers for WholeLayers {
+    fn linear(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Linear> {
+        let &LinearConfig { inputs, outputs, bias, .. } = config;
+        let vb = if config.frozen { frozen(vb) } else { vb.clone() };
+        let layer = if bias { linear } else { linear_no_bias };
+        Ok(Linear::new(layer(inputs, outputs, vb)?))
+    }
+
+    fn vocabulary(&self, vb: &VarBuilder<'static>, config: &VocabularyConfig) -> Result<Arc<dyn Vocabulary>> {
+        let vb = if config.frozen { frozen(vb) } else { vb.clone() };
+        let shape = (config.tokens, config.features);
+        let init = Init::Randn { mean: 0.0, stdev: 1.0 };
+        Ok(Arc::new(Whole { weight: vb.get_with_hints(shape, "weight", init)? }))
+    }
+}
+
+/// A table of all tokens.
+struct Whole {
+    weight: Tensor,
+}
+
+impl Vocabulary for Whole {
+    fn embed(&self, tokens: &Tensor) -> Result<Tensor> {
+        if !tokens.dtype().is_int() {
+            bail!("tokens must be of u8, u32 or i64, got {:?}", tokens.dtype())
+        }
+        let (count, features) = self.weight.dims2()?;
+        let flat = tokens.flatten_all()?;
+        if flat.elem_count() > 0 {
+            let largest = flat.max(0)?.to_dtype(candle_core::DType::I64)?.to_scalar::<i64>()?;
+            let smallest = flat.min(0)?.to_dtype(candle_core::DType::I64)?.to_scalar::<i64>()?;
+            if let Some(token) = [smallest, largest].into_iter().find(|t| *t < 0 || *t >= count as i64) {
+                bail!("token {token} is none of the vocabulary's, which are 0 to {}", count.saturating_sub(1))
+            }
+        }
+        let mut dims = tokens.dims().to_vec();
+        dims.push(features);
+        self.weight.embedding(&flat)?.reshape(dims)
+    }
+
+    fn logits(&self, x: &Tensor) -> Result<Tensor> {
+        crate::Linear::new(self.weight.clone(), None).forward(x)
+    }
+
+    fn loss(&self, x: &Tensor, targets: &Tensor, config: &LinearCrossEntropyConfig) -> Result<Tensor> {
+        linear_cross_entropy(x, &self.weight, None, targets, config)
+    }
+}
