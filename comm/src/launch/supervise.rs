@@ -47,12 +47,14 @@ pub(super) struct Finished {
     pub(super) failed_at: Option<Instant>,
     /// What the ranks have printed could not be kept.
     pub(super) lost_log: Option<Error>,
+    /// Ranks of other nodes may still be about to meet.
+    pub(super) herald: Option<Herald>,
 }
 
 impl Finished {
     /// What could not be begun.
     pub(super) fn of(error: Error) -> Self {
-        Self { result: Err(error), failed_at: None, lost_log: None }
+        Self { result: Err(error), failed_at: None, lost_log: None, herald: None }
     }
 }
 
@@ -129,7 +131,8 @@ impl<'a> Supervisor<'a> {
         let mut captured = self.watch();
         let lost_log = captured.as_mut().ok().and_then(|captured| captured.lost_log.take());
         let failed_at = first_cause(&self.ended, self.stopped_by()).map(|(cause, _)| cause.at);
-        Finished { result: captured.and_then(|captured| self.outcome(captured)), failed_at, lost_log }
+        let herald = self.herald.take();
+        Finished { result: captured.and_then(|captured| self.outcome(captured)), failed_at, lost_log, herald }
     }
 
     /// The signal that stopped the job, where it was not a rank. That nobody reads what it prints is SIGPIPE.
@@ -146,8 +149,10 @@ impl<'a> Supervisor<'a> {
             }
         }
         self.workers.are_all();
-        // Its port may be needed again.
-        self.herald = None;
+        if self.config.nodes == 1 {
+            // Its port may be needed again.
+            self.herald = None;
+        }
         self.drain()
     }
 
@@ -160,7 +165,8 @@ impl<'a> Supervisor<'a> {
                 if is_first || !without.is_empty() {
                     self.nodes.tell(Word::Met { without });
                 }
-                if is_first {
+                // On several nodes the council says so.
+                if is_first && self.config.nodes == 1 {
                     self.go_on_without_the_first();
                 }
                 self.look_who_is_left();
@@ -179,7 +185,10 @@ impl<'a> Supervisor<'a> {
     /// Ranks of other nodes have failed, or their launcher is gone.
     fn ordered(&mut self, order: Order) {
         match &order {
-            Order::GoOn(what) => return tracing::warn!("{what}"),
+            Order::GoOn(what) => {
+                tracing::warn!("{what}");
+                return self.go_on_without_the_first();
+            }
             Order::HasEnded(rank) => return self.job.vouch_for_end(*rank),
             _ => {}
         }
@@ -261,9 +270,9 @@ impl<'a> Supervisor<'a> {
     }
 
     /// The ranks have met, as one of them tells after others have failed. They have met with those: without them there would have
-    /// been no group. On several nodes all were told already that the job ends.
+    /// been no group.
     fn go_on_without_the_first(&mut self) {
-        if self.stage != Stage::Grace || self.config.nodes > 1 {
+        if self.stage != Stage::Grace {
             return;
         }
         (self.stage, self.deadline) = (Stage::Running, None);
@@ -272,6 +281,10 @@ impl<'a> Supervisor<'a> {
         self.ended = well;
         let failed: Vec<Ended> = failed;
         for end in failed {
+            // The council was told already.
+            if self.lost.iter().any(|lost| lost.rank == end.rank) {
+                continue;
+            }
             let found = self.workers.list.iter().position(|worker| worker.rank == end.rank);
             let local_rank = found.unwrap_or_default();
             let pid = self.workers.list[local_rank].pid;
@@ -287,7 +300,8 @@ impl<'a> Supervisor<'a> {
     /// Whether the others go on where this one has failed; another one may take its place.
     fn goes_on_without(&mut self, end: Ended, local_rank: usize, pid: u32) -> bool {
         let Some(elastic) = &self.config.elastic else { return false };
-        let may = self.met && self.is_at_work() && self.signal.is_none();
+        // On several nodes the council knows whether the ranks have met: one of another node may have told.
+        let may = (self.met || self.config.nodes > 1) && self.is_at_work() && self.signal.is_none();
         if end.status.success() || end.told || !may {
             return false;
         }
@@ -299,6 +313,9 @@ impl<'a> Supervisor<'a> {
             let failure =
                 WorkerFailure { rank, pid, status, stderr_tail: Vec::new(), also_failed: 0, node: None, log };
             self.nodes.tell(Word::Lost { failure, is_final: self.config.is_final(status) });
+            if !self.met {
+                self.announce(end);
+            }
             return true;
         }
         let done = self.ended_well();
