@@ -160,9 +160,9 @@ impl Council {
             return self.go_on(failure.headline());
         }
         self.losses.add_fatal(node, Failed { failure, at: now, is_final });
-        let stop = self.stop();
-        // A node that has no ranks left has nothing to stop.
-        stop.into_iter().filter(|(node, _)| self.losses.has_ranks(*node, self.local_world_size())).collect()
+        let mut stop = self.stop();
+        stop.retain(|(node, _)| self.losses.may_have_ranks(*node, self.local_world_size()));
+        stop
     }
 
     /// A launcher has seen a process end. Each speaks for its own ranks only: of a node that cannot be reached nobody knows.

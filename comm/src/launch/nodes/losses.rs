@@ -55,10 +55,11 @@ impl Losses {
         std::mem::take(&mut self.early_nodes)
     }
 
-    /// Whether ranks are left of this node.
-    pub(super) fn has_ranks(&self, node: usize, local_world_size: usize) -> bool {
+    /// False for a node whose ranks have all ended before they were known to have met: it has nothing to stop.
+    pub(super) fn may_have_ranks(&self, node: usize, local_world_size: usize) -> bool {
         let first = node.saturating_mul(local_world_size);
-        self.ranks.range(first..first.saturating_add(local_world_size)).count() < local_world_size
+        let lost = self.ranks.range(first..first.saturating_add(local_world_size)).count();
+        self.has_met || lost < local_world_size
     }
 
     /// How many are left of nodes with so many ranks each.
