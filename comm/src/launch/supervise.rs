@@ -245,6 +245,9 @@ impl<'a> Supervisor<'a> {
     /// In an elastic job, ranks that are apart from those that have done it need not be waited for.
     fn look_who_is_left(&mut self) {
         let Some(elastic) = &self.config.elastic else { return };
+        if self.are_too_few(elastic.min) {
+            return;
+        }
         let some_run = self.workers.running() > 0 && self.ended_well() > 0;
         let only_apart = some_run && self.workers.those_that_run().all(Worker::is_apart);
         match (self.stage, only_apart) {
@@ -252,6 +255,21 @@ impl<'a> Supervisor<'a> {
             (Stage::Finishing, false) => (self.stage, self.deadline) = (Stage::Running, None),
             _ => {}
         }
+    }
+
+    /// Those that have failed were taken for lost while ranks that were left behind meanwhile seemed to go on: true where that is
+    /// so, and the job ends. On several nodes the council knows.
+    fn are_too_few(&mut self, min: usize) -> bool {
+        let left = self.workers.at_work() + self.ended_well();
+        let are_enough = left > 0 && left + self.workers.on_their_way() >= min;
+        if are_enough || self.stage != Stage::Running || self.config.nodes > 1 {
+            return false;
+        }
+        let Some(last) = self.lost.pop() else { return false };
+        self.blame_the_lost();
+        self.ended.push(last);
+        self.enter(Stage::Grace, self.grace);
+        true
     }
 
     fn ended_well(&self) -> usize {

@@ -135,7 +135,7 @@ impl Council {
     /// would have been no group.
     fn met(&mut self, without: Vec<usize>) -> Orders {
         if !self.losses.met(without) || self.over {
-            return Vec::new();
+            return self.look_who_is_left();
         }
         let ranks = self.losses.take_fatal();
         let nodes = self.end.take_if(|end| matches!(end, Verdict::Gone(_) | Verdict::Silent { .. }));
@@ -149,6 +149,16 @@ impl Council {
         said.into_iter().flat_map(|what| self.go_on(what)).collect()
     }
 
+    /// A rank was taken for lost while others that were left behind meanwhile seemed to go on.
+    fn look_who_is_left(&mut self) -> Orders {
+        if self.over || self.are_enough() || self.is_in_vain() {
+            return Vec::new();
+        }
+        let Some((node, failed)) = self.losses.take_last() else { return Vec::new() };
+        self.losses.add_fatal(node, failed);
+        self.stop()
+    }
+
     /// A rank has failed where the others may go on without it.
     fn lost(&mut self, node: usize, mut failure: WorkerFailure, is_final: bool, now: Instant) -> Orders {
         if self.stages[node] != Stage::Running {
@@ -156,10 +166,13 @@ impl Council {
         }
         failure.node = Some(self.names[node].clone());
         self.losses.add(failure.rank);
+        let headline = failure.headline();
+        let failed = Failed { failure, at: now, is_final };
         if self.are_enough() {
-            return self.go_on(failure.headline());
+            self.losses.keep(node, failed);
+            return self.go_on(headline);
         }
-        self.losses.add_fatal(node, Failed { failure, at: now, is_final });
+        self.losses.add_fatal(node, failed);
         let mut stop = self.stop();
         stop.retain(|(node, _)| self.losses.may_have_ranks(*node, self.local_world_size()));
         stop

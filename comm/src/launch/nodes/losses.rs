@@ -14,6 +14,8 @@ pub(super) struct Losses {
     nodes: Vec<bool>,
     /// Those that were one too many, by node: their launchers tell more of them when they have ended.
     fatal: Vec<(usize, Failed)>,
+    /// The last one without which the others go on.
+    last: Option<(usize, Failed)>,
     /// What is said of nodes that were lost before it was known that the ranks have met.
     early_nodes: Vec<String>,
 }
@@ -42,6 +44,15 @@ impl Losses {
     /// All ranks of this node are.
     pub(super) fn add_node(&mut self, node: usize) {
         self.nodes[node] = true;
+    }
+
+    /// Without this one the others go on.
+    pub(super) fn keep(&mut self, node: usize, failed: Failed) {
+        self.last = Some((node, failed));
+    }
+
+    pub(super) fn take_last(&mut self) -> Option<(usize, Failed)> {
+        self.last.take()
     }
 
     /// This is said of a node that is lost, where the ranks turn out to have met.

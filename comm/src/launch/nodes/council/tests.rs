@@ -232,6 +232,22 @@ fn those_that_were_left_behind_are_not_left() {
 }
 
 #[test]
+fn those_that_were_left_behind_are_not_left_even_where_that_is_heard_late() {
+    let now = Instant::now();
+    // Four have gone on without two that stand still, and have failed.
+    let mut council = elastic(2, 0);
+    for rank in 0..4 {
+        assert_eq!(council.hear(rank / 2, lost(rank), now).len(), 3, "rank {rank}");
+    }
+    assert_eq!(told(&council.hear(1, met(&[4, 5]), now)), ["0 stop", "1 stop", "2 stop"]);
+    assert!(council.hear(0, met(&[4, 5]), now).is_empty());
+    council.hear(0, Word::Ended(Ending::Done), now);
+    council.hear(1, Word::Ended(Ending::Done), now);
+    let over = told(&council.hear(2, Word::Ended(Ending::Done), now));
+    assert!(over.len() == 3 && over[0].contains("over: Failed(WorkerFailure { rank: 3, "), "{over:?}");
+}
+
+#[test]
 fn with_too_few_all_start_again_where_all_launchers_are_there() {
     let now = Instant::now();
     let mut council = elastic(5, 1);
