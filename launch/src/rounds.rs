@@ -56,7 +56,8 @@ impl Rounds<'_> {
                 Order::Over(verdict) => return self.conclude(verdict, Ok(Vec::new())),
                 Order::Stop | Order::GoOn(_) | Order::HasEnded(_) | Order::Again { .. } => continue,
             };
-            let Finished { result, failed_at, lost_log } =
+            // It tells the ranks of other nodes until all have ended.
+            let Finished { result, failed_at, lost_log, herald: _herald } =
                 self.round(&round, master).unwrap_or_else(Finished::of);
             self.lost_log = self.lost_log.take().or(lost_log);
             self.nodes.tell(Word::Ended(self.ending(&result, failed_at)));

@@ -32,12 +32,14 @@ pub(super) struct Finished {
     pub(super) failed_at: Option<Instant>,
     /// What the ranks have printed could not be kept.
     pub(super) lost_log: Option<Error>,
+    /// Ranks of other nodes may still be about to meet.
+    pub(super) herald: Option<Herald>,
 }
 
 impl Finished {
     /// What could not be begun.
     pub(super) fn of(error: Error) -> Self {
-        Self { result: Err(error), failed_at: None, lost_log: None }
+        Self { result: Err(error), failed_at: None, lost_log: None, herald: None }
     }
 }
 
@@ -114,7 +116,8 @@ impl<'a> Supervisor<'a> {
         let mut captured = self.watch();
         let lost_log = captured.as_mut().ok().and_then(|captured| captured.lost_log.take());
         let failed_at = first_cause(&self.ended, self.stopped_by()).map(|(cause, _)| cause.at);
-        Finished { result: captured.and_then(|captured| self.outcome(captured)), failed_at, lost_log }
+        let herald = self.herald.take();
+        Finished { result: captured.and_then(|captured| self.outcome(captured)), failed_at, lost_log, herald }
     }
 
     /// The signal that stopped the job, where it was not a rank. That nobody reads what it prints is SIGPIPE.
@@ -131,8 +134,10 @@ impl<'a> Supervisor<'a> {
             }
         }
         self.workers.are_all();
-        // Its port may be needed again.
-        self.herald = None;
+        if self.config.nodes == 1 {
+            // Its port may be needed again.
+            self.herald = None;
+        }
         self.drain()
     }
 
@@ -145,7 +150,8 @@ impl<'a> Supervisor<'a> {
                 if is_first || !without.is_empty() {
                     self.nodes.tell(Word::Met { without });
                 }
-                if is_first {
+                // On several nodes the council says so.
+                if is_first && self.config.nodes == 1 {
                     self.go_on_without_the_first();
                 }
                 self.look_who_is_left();
@@ -164,7 +170,10 @@ impl<'a> Supervisor<'a> {
     /// Ranks of other nodes have failed, or their launcher is gone.
     fn ordered(&mut self, order: Order) {
         match &order {
-            Order::GoOn(what) => return tracing::warn!("{what}"),
+            Order::GoOn(what) => {
+                tracing::warn!("{what}");
+                return self.go_on_without_the_first();
+            }
             Order::HasEnded(rank) => return self.job.vouch_for_end(*rank),
             _ => {}
         }
@@ -221,6 +230,9 @@ impl<'a> Supervisor<'a> {
     /// In an elastic job, ranks that are apart from those that have done it need not be waited for.
     fn look_who_is_left(&mut self) {
         let Some(elastic) = &self.config.elastic else { return };
+        if self.are_too_few(elastic.min) {
+            return;
+        }
         let some_run = self.workers.running() > 0 && self.ended_well() > 0;
         let only_apart = some_run && self.workers.those_that_run().all(Worker::is_apart);
         match (self.stage, only_apart) {
@@ -228,6 +240,21 @@ impl<'a> Supervisor<'a> {
             (Stage::Finishing, false) => (self.stage, self.deadline) = (Stage::Running, None),
             _ => {}
         }
+    }
+
+    /// Those that have failed were taken for lost while ranks that were left behind meanwhile seemed to go on: true where that is
+    /// so, and the job ends. On several nodes the council knows.
+    fn are_too_few(&mut self, min: usize) -> bool {
+        let left = self.workers.at_work() + self.ended_well();
+        let are_enough = left > 0 && left + self.workers.on_their_way() >= min;
+        if are_enough || self.stage != Stage::Running || self.config.nodes > 1 {
+            return false;
+        }
+        let Some(last) = self.lost.pop() else { return false };
+        self.blame_the_lost();
+        self.ended.push(last);
+        self.enter(Stage::Grace, self.grace);
+        true
     }
 
     fn ended_well(&self) -> usize {
@@ -246,9 +273,9 @@ impl<'a> Supervisor<'a> {
     }
 
     /// The ranks have met, as one of them tells after others have failed. They have met with those: without them there would have
-    /// been no group. On several nodes all were told already that the job ends.
+    /// been no group.
     fn go_on_without_the_first(&mut self) {
-        if self.stage != Stage::Grace || self.config.nodes > 1 {
+        if self.stage != Stage::Grace {
             return;
         }
         (self.stage, self.deadline) = (Stage::Running, None);
@@ -257,6 +284,10 @@ impl<'a> Supervisor<'a> {
         self.ended = well;
         let failed: Vec<Ended> = failed;
         for end in failed {
+            // The council was told already.
+            if self.lost.iter().any(|lost| lost.rank == end.rank) {
+                continue;
+            }
             let found = self.workers.list.iter().position(|worker| worker.rank == end.rank);
             let local_rank = found.unwrap_or_default();
             let pid = self.workers.list[local_rank].pid;
@@ -272,7 +303,8 @@ impl<'a> Supervisor<'a> {
     /// Whether the others go on where this one has failed; another one may take its place.
     fn goes_on_without(&mut self, end: Ended, local_rank: usize, pid: u32) -> bool {
         let Some(elastic) = &self.config.elastic else { return false };
-        let may = self.met && self.is_at_work() && self.signal.is_none();
+        // On several nodes the council knows whether the ranks have met: one of another node may have told.
+        let may = (self.met || self.config.nodes > 1) && self.is_at_work() && self.signal.is_none();
         if end.status.success() || end.told || !may {
             return false;
         }
@@ -284,6 +316,9 @@ impl<'a> Supervisor<'a> {
             let failure =
                 WorkerFailure { rank, pid, status, stderr_tail: Vec::new(), also_failed: 0, node: None, log };
             self.nodes.tell(Word::Lost { failure, is_final: self.config.is_final(status) });
+            if !self.met {
+                self.announce(end);
+            }
             return true;
         }
         let done = self.ended_well();

@@ -86,10 +86,7 @@ impl Council {
                 }
                 self.ready(node)
             }
-            Word::Met { without } => {
-                self.losses.met(without);
-                Vec::new()
-            }
+            Word::Met { without } => self.met(without),
             Word::HasEnded(rank) => self.has_ended(node, rank),
             Word::Lost { failure, is_final } => self.lost(node, failure, is_final, now),
             Word::Failing => self.stop(),
@@ -135,6 +132,34 @@ impl Council {
         })
     }
 
+    /// The ranks have met. Whoever was lost before that was known here is lost like those that fail later: without it there
+    /// would have been no group.
+    fn met(&mut self, without: Vec<usize>) -> Orders {
+        if !self.losses.met(without) || self.over {
+            return self.look_who_is_left();
+        }
+        let ranks = self.losses.take_fatal();
+        let nodes = self.end.take_if(|end| matches!(end, Verdict::Gone(_) | Verdict::Silent { .. }));
+        if !self.are_enough() {
+            self.end = self.end.take().or(nodes);
+            self.losses.put_back(ranks);
+            return Vec::new();
+        }
+        let said = ranks.iter().map(|(_, failed)| failed.failure.headline());
+        let said: Vec<String> = said.chain(self.losses.early_nodes()).collect();
+        said.into_iter().flat_map(|what| self.go_on(what)).collect()
+    }
+
+    /// A rank was taken for lost while others that were left behind meanwhile seemed to go on.
+    fn look_who_is_left(&mut self) -> Orders {
+        if self.over || self.are_enough() || self.is_in_vain() {
+            return Vec::new();
+        }
+        let Some((node, failed)) = self.losses.take_last() else { return Vec::new() };
+        self.losses.add_fatal(node, failed);
+        self.stop()
+    }
+
     /// A rank has failed where the others may go on without it.
     fn lost(&mut self, node: usize, mut failure: WorkerFailure, is_final: bool, now: Instant) -> Orders {
         if self.stages[node] != Stage::Running {
@@ -142,11 +167,16 @@ impl Council {
         }
         failure.node = Some(self.names[node].clone());
         self.losses.add(failure.rank);
+        let headline = failure.headline();
+        let failed = Failed { failure, at: now, is_final };
         if self.are_enough() {
-            return self.go_on(failure.headline());
+            self.losses.keep(node, failed);
+            return self.go_on(headline);
         }
-        self.losses.add_fatal(node, Failed { failure, at: now, is_final });
-        self.stop()
+        self.losses.add_fatal(node, failed);
+        let mut stop = self.stop();
+        stop.retain(|(node, _)| self.losses.may_have_ranks(*node, self.local_world_size()));
+        stop
     }
 
     /// A launcher has seen a process end. Each speaks for its own ranks only: of a node that cannot be reached nobody knows.
@@ -160,7 +190,8 @@ impl Council {
     fn gone(&mut self, node: usize, how: String, verdict: impl Fn(NodeName) -> Verdict) -> Orders {
         let stage = std::mem::replace(&mut self.stages[node], Stage::Gone);
         let what = format!("{} {how}", self.names[node]);
-        self.go_on_without(node, &stage, what).unwrap_or_else(|| {
+        self.go_on_without(node, &stage, what.clone()).unwrap_or_else(|| {
+            self.losses.note_early(what);
             self.end.get_or_insert(verdict(self.names[node].clone()));
             self.settle()
         })

@@ -14,17 +14,21 @@ pub(super) struct Losses {
     nodes: Vec<bool>,
     /// Those that were one too many, by node: their launchers tell more of them when they have ended.
     fatal: Vec<(usize, Failed)>,
+    /// The last one without which the others go on.
+    last: Option<(usize, Failed)>,
+    /// What is said of nodes that were lost before it was known that the ranks have met.
+    early_nodes: Vec<String>,
 }
 
 impl Losses {
     pub(super) fn new(nodes: usize) -> Self {
-        Self { has_met: false, ranks: BTreeSet::new(), nodes: vec![false; nodes], fatal: Vec::new() }
+        Self { nodes: vec![false; nodes], ..Self::default() }
     }
 
-    /// The ranks have met, without these: those that are left no longer wait for one that is lost.
-    pub(super) fn met(&mut self, without: Vec<usize>) {
-        self.has_met = true;
+    /// The ranks have met, without these: those that are left no longer wait for one that is lost. True for the first time.
+    pub(super) fn met(&mut self, without: Vec<usize>) -> bool {
         self.ranks.extend(without);
+        !std::mem::replace(&mut self.has_met, true)
     }
 
     /// Whether those that are left, of nodes with so many ranks each, can go on.
@@ -42,6 +46,33 @@ impl Losses {
         self.nodes[node] = true;
     }
 
+    /// Without this one the others go on.
+    pub(super) fn keep(&mut self, node: usize, failed: Failed) {
+        self.last = Some((node, failed));
+    }
+
+    pub(super) fn take_last(&mut self) -> Option<(usize, Failed)> {
+        self.last.take()
+    }
+
+    /// This is said of a node that is lost, where the ranks turn out to have met.
+    pub(super) fn note_early(&mut self, what: String) {
+        if !self.has_met {
+            self.early_nodes.push(what);
+        }
+    }
+
+    pub(super) fn early_nodes(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.early_nodes)
+    }
+
+    /// False for a node whose ranks have all ended before they were known to have met: it has nothing to stop.
+    pub(super) fn may_have_ranks(&self, node: usize, local_world_size: usize) -> bool {
+        let first = node.saturating_mul(local_world_size);
+        let lost = self.ranks.range(first..first.saturating_add(local_world_size)).count();
+        self.has_met || lost < local_world_size
+    }
+
     /// How many are left of nodes with so many ranks each.
     pub(super) fn left(&self, local_world_size: usize) -> usize {
         let nodes = self.nodes.iter().filter(|is_lost| !**is_lost).count();
@@ -54,6 +85,14 @@ impl Losses {
     /// Without this one the others are too few.
     pub(super) fn add_fatal(&mut self, node: usize, failed: Failed) {
         self.fatal.push((node, failed));
+    }
+
+    pub(super) fn take_fatal(&mut self) -> Vec<(usize, Failed)> {
+        std::mem::take(&mut self.fatal)
+    }
+
+    pub(super) fn put_back(&mut self, fatal: Vec<(usize, Failed)>) {
+        self.fatal = fatal;
     }
 
     /// A node's launcher has told itself what has failed there.

@@ -34,6 +34,11 @@ pub(crate) fn at_work(rank: usize) {
 
 /// The last rank stops. The others go on without it, print so many lines of 1000 bytes, and end well.
 pub(crate) fn left_behind(rank: usize, lines: usize) {
+    left_behind_after(rank, [0, lines]);
+}
+
+/// The same with so many lines before and after they have met without it.
+fn left_behind_after(rank: usize, [before, after]: [usize; 2]) {
     let config = TcpConfig::from_env().unwrap();
     let group = Tcp::connect(&config).unwrap();
     if rank + 1 == config.world_size {
@@ -43,16 +48,16 @@ pub(crate) fn left_behind(rank: usize, lines: usize) {
     let one = Tensor::new(&[1u32], &Device::Cpu).unwrap();
     let error = group.run(Operation::AllReduce { tensor: one, op: ReduceOp::Sum }).unwrap_err();
     assert!(error.is_loss(), "{error}");
+    let print = |lines: usize| (0..lines).for_each(|line| println!("{line:0999}"));
+    print(if group.rank() == 0 { before } else { 0 });
     let group = group.shrink().unwrap();
-    if group.rank() == 0 {
-        (0..lines).for_each(|line| println!("{line:0999}"));
-    }
+    print(if group.rank() == 0 { after } else { 0 });
     report_result(&format!("one of {}", group.world_size())).unwrap();
 }
 
-/// As `left_behind`, but then the others fail.
-pub(crate) fn all_but_one_fail(rank: usize) {
-    left_behind(rank, 0);
+/// As `left_behind`, but then the others fail, and the lines come before they have met without the last one.
+pub(crate) fn all_but_one_fail(rank: usize, lines: usize) {
+    left_behind_after(rank, [lines, 0]);
     exit(3);
 }
 
@@ -191,6 +196,22 @@ fn newcomers_on_their_way_count_among_those_that_are_left() {
 #[test]
 fn where_all_that_did_the_work_have_failed_nobody_waits_for_one_that_was_left_behind() {
     let finished = Job::start("all but one fail", 3).finish();
+    assert!(finished.outcome().contains("exited with code 3"), "{}", finished.stderr);
+}
+
+/// That they have left it behind is behind other lines that nobody reads before they have ended.
+#[test]
+fn that_one_was_left_behind_may_be_heard_after_the_ends_of_the_others() {
+    let job = Job::start_unread("all but one fail after lines", 3);
+    job.wait_until_full();
+    let began = Instant::now();
+    // The launcher, and the one that stands still.
+    while job.processes().len() > 2 {
+        assert!(began.elapsed() < LIMIT, "ranks are left");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    std::thread::sleep(A_WHILE);
+    let finished = job.read().finish();
     assert!(finished.outcome().contains("exited with code 3"), "{}", finished.stderr);
 }
 

@@ -53,7 +53,9 @@ fn launch(role: &str, ranks: usize) {
             let words = std::env::args().map(|arg| format!("'{arg}'")).collect::<Vec<_>>();
             shell(&format!("{}; exit $?", words.join(" ")))
         }
-        "at work" | "left behind" | "talkative" | "all but one fail" => elastic::config(plain),
+        "at work" | "left behind" | "talkative" | "all but one fail" | "all but one fail after lines" => {
+            elastic::config(plain)
+        }
         "met late" => SpawnConfig { grace: Duration::from_secs(60), ..elastic::config(plain) },
         "filled up" => {
             tracing::subscriber::set_global_default(Warnings).unwrap();
@@ -184,7 +186,8 @@ fn play(role: &str, rank: usize) {
         "talkative" => elastic::left_behind(rank, 100),
         "replaced" | "replaced by the second" => elastic::replaced(rank, true),
         "not replaced" => elastic::replaced(rank, false),
-        "all but one fail" => elastic::all_but_one_fail(rank),
+        "all but one fail" => elastic::all_but_one_fail(rank, 0),
+        "all but one fail after lines" => elastic::all_but_one_fail(rank, 100),
         "fail before the newcomer is in" => elastic::fail_before_the_newcomer_is_in(rank),
         "early" => early(rank),
         "handler" | "hurry" => handler(rank, role == "handler"),

@@ -168,6 +168,26 @@ fn a_rank_of_one_node_and_then_all_of_it() {
     ended_well(&outputs[0], &folder);
 }
 
+/// Whoever has met goes on without one that dies then, whichever launcher hears of it first.
+#[test]
+fn a_rank_that_dies_before_its_launcher_has_heard_that_all_have_met() {
+    for round in 0..6 {
+        let folder = Folder::new();
+        let program = [vec!["girandole".to_string()], run(&folder, &[])].concat();
+        let program: Vec<&str> = program.iter().map(String::as_str).collect();
+        let nodes = Nodes::start(&["--elastic", "2:4"], &program);
+        nodes.ranks();
+        let run = Run { nodes, folder };
+        run.signal(1, Signal::STOP);
+        let run = run.at_work();
+        run.kill(2 + round % 2);
+        run.more(10);
+        run.signal(1, Signal::CONT);
+        let (outputs, folder) = run.end();
+        outputs.iter().for_each(|output| ended_well(output, &folder));
+    }
+}
+
 #[test]
 fn all_ranks_of_the_first_node() {
     let run = Run::on_two_nodes(&["--elastic", "1:4"], &[]);

@@ -75,7 +75,7 @@ pub(super) fn into_meeting(plan: &Plan<'_>, lines: Lines, members: Members) -> M
 
 /// Gives everybody the table, and waits until everybody takes connections.
 fn connect_all(plan: &Plan<'_>, members: &mut Members, table: Table) -> Result<()> {
-    tell_all(plan, members, &ToMember::Table(table))?;
+    tell(plan, members, &ToMember::Table(table), false)?;
     let mut connected = vec![false; members.len()];
     while connected.contains(&false) {
         let fds = plan.watch(members.iter().map(|(_, wire, _)| wire.fd()));
@@ -106,7 +106,7 @@ fn connect_all(plan: &Plan<'_>, members: &mut Members, table: Table) -> Result<(
         }
     }
     plan.agree();
-    tell_all(plan, members, &ToMember::Complete)
+    tell(plan, members, &ToMember::Complete, true)
 }
 
 /// True when the rank says that it is connected.
@@ -119,16 +119,17 @@ fn hear(plan: &Plan<'_>, rank: usize, wire: &mut Wire, entry: &Entry) -> Result<
     }
 }
 
-fn tell_all(plan: &Plan<'_>, members: &mut Members, message: &ToMember) -> Result<()> {
+/// Once all have met, one `may_be_dead`: it is lost like those that die later, and the others are told all the same.
+fn tell(plan: &Plan<'_>, members: &mut Members, message: &ToMember, may_be_dead: bool) -> Result<()> {
     let message = Wire::frame(message).map_err(|fault| Error::system("the table of ranks", fault))?;
-    members.iter_mut().try_for_each(|(rank, wire, entry)| {
-        wire.write(&message, plan.deadline).map_err(|fault| match fault {
-            Fault::Closed => plan.died(*rank, entry.host.as_str()),
-            fault => {
-                let (rank, host) = (plan.number(*rank), &entry.host);
-                plan.failed(format!("nothing can be sent to rank {rank} (host {host}): {fault}"))
-            }
-        })
+    members.iter_mut().try_for_each(|(rank, wire, entry)| match wire.write(&message, plan.deadline) {
+        Ok(()) => Ok(()),
+        Err(Fault::Closed) if may_be_dead => Ok(()),
+        Err(Fault::Closed) => Err(plan.died(*rank, entry.host.as_str())),
+        Err(fault) => {
+            let (rank, host) = (plan.number(*rank), &entry.host);
+            Err(plan.failed(format!("nothing can be sent to rank {rank} (host {host}): {fault}")))
+        }
     })
 }
 

@@ -232,6 +232,22 @@ fn those_that_were_left_behind_are_not_left() {
 }
 
 #[test]
+fn those_that_were_left_behind_are_not_left_even_where_that_is_heard_late() {
+    let now = Instant::now();
+    // Four have gone on without two that stand still, and have failed.
+    let mut council = elastic(2, 0);
+    for rank in 0..4 {
+        assert_eq!(council.hear(rank / 2, lost(rank), now).len(), 3, "rank {rank}");
+    }
+    assert_eq!(told(&council.hear(1, met(&[4, 5]), now)), ["0 stop", "1 stop", "2 stop"]);
+    assert!(council.hear(0, met(&[4, 5]), now).is_empty());
+    council.hear(0, Word::Ended(Ending::Done), now);
+    council.hear(1, Word::Ended(Ending::Done), now);
+    let over = told(&council.hear(2, Word::Ended(Ending::Done), now));
+    assert!(over.len() == 3 && over[0].contains("over: Failed(WorkerFailure { rank: 3, "), "{over:?}");
+}
+
+#[test]
 fn with_too_few_all_start_again_where_all_launchers_are_there() {
     let now = Instant::now();
     let mut council = elastic(5, 1);
@@ -269,6 +285,60 @@ fn a_launcher_that_is_stopped_leaves_but_the_first_one_ends_the_job() {
 
     let mut council = elastic(5, 1);
     assert_eq!(told(&council.hear(2, stopped(), now)), ["0 stop", "1 stop"], "too few are left");
+}
+
+/// Two nodes with two ranks each, of which nothing was heard yet.
+fn before_they_met(min: usize) -> Council {
+    let mut council = council(2, 0);
+    let now = Instant::now();
+    (0..2).for_each(|node| drop(council.hear(node, ready_with(node, Some(min)), now)));
+    council
+}
+
+#[test]
+fn one_that_was_lost_before_the_ranks_were_heard_to_have_met_is_lost_like_a_later_one() {
+    let now = Instant::now();
+    let go_on = "rank 3 (pid 9, node 1, host h1) was killed by signal SIGKILL; the others go on, 3 in all";
+    let all_go_on = |what: &str| [0, 1].map(|node| format!("{node} {what}"));
+    // Its launcher has not heard it yet, but that of the other node.
+    let mut council = before_they_met(2);
+    assert!(council.hear(0, met(&[]), now).is_empty());
+    assert_eq!(told(&council.hear(1, lost(3), now)), all_go_on(go_on));
+    // Nobody has.
+    let mut council = before_they_met(2);
+    assert_eq!(told(&council.hear(1, lost(3), now)), ["0 stop", "1 stop"]);
+    assert_eq!(told(&council.hear(0, met(&[]), now)), all_go_on(go_on));
+    assert!(council.hear(1, met(&[]), now).is_empty());
+    assert!(council.hear(0, Word::Ended(Ending::Done), now).is_empty());
+    let over = told(&council.hear(1, Word::Ended(Ending::Done), now));
+    assert_eq!(over, ["0 over: Done", "1 over: Done"]);
+    // Too few are left.
+    let mut council = before_they_met(4);
+    assert_eq!(council.hear(1, lost(3), now).len(), 2);
+    assert!(council.hear(0, met(&[]), now).is_empty());
+    assert_eq!(council.hear(0, failed(0, ExitKind::Code(75), 0), now).len(), 1);
+    let over = told(&council.hear(1, failed(3, SIGKILL, 9), now));
+    assert!(over[0].starts_with("0 over: Failed(WorkerFailure { rank: 3"), "{over:?}");
+}
+
+#[test]
+fn a_node_that_was_lost_before_the_ranks_were_heard_to_have_met_as_well() {
+    let now = Instant::now();
+    let mut council = before_they_met(2);
+    assert_eq!(told(&council.hear(1, Word::Gone, now)), ["0 stop"]);
+    assert_eq!(
+        told(&council.hear(0, met(&[]), now)),
+        ["0 node 1 (host h1) is gone; the others go on, 2 in all"]
+    );
+    assert_eq!(told(&council.hear(0, Word::Ended(Ending::Done), now)), ["0 over: Done"]);
+
+    // One that has lost its ranks has nothing to stop, and hears the end.
+    let mut council = before_they_met(1);
+    assert_eq!(council.hear(1, lost(3), now).len(), 2);
+    assert_eq!(told(&council.hear(1, lost(2), now)), ["0 stop"]);
+    assert_eq!(told(&council.hear(1, Word::Ended(Ending::Done), now)), ["0 stop"]);
+    assert_eq!(told(&council.hear(0, met(&[]), now)).len(), 4);
+    assert_eq!(told(&council.hear(0, Word::Ended(Ending::Done), now)), ["0 over: Done", "1 over: Done"]);
 }
 
 #[test]

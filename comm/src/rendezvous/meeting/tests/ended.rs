@@ -3,8 +3,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::obituary::Announcement;
+use super::message::{LIMIT, ToLeader, ToMember};
 use super::misfits::introduced;
 use super::*;
+use crate::rendezvous::connection::wire::Wire;
 
 /// As a launcher does it, until what is given back is dropped.
 fn announce(config: TcpConfig) -> (UnixStream, thread::JoinHandle<Result<()>>) {
@@ -100,5 +102,27 @@ fn all_say_how_long_the_first_has_waited() {
     for end in ends(vec![leader, late]) {
         let Err(Error::Rendezvous { waited, detail, .. }) = end else { panic!("{end:?}") };
         assert!(waited >= timeout && detail.contains("rank 2 is missing"), "{waited:?}: {detail}");
+    }
+}
+
+/// The others have met by then: it is lost like one that dies later.
+#[test]
+fn one_that_dies_once_all_are_connected_does_not_keep_the_others_apart() {
+    for _ in 0..20 {
+        let (listener, port) = point();
+        let leader = leading(tcp(0, 3, port), listener);
+        let [mut dying, mut other] = [1, 2].map(|rank| introduced(rank, 3, port));
+        let until = Instant::now() + LONG;
+        let connected = Wire::frame(&ToLeader::Connected).unwrap();
+        assert!(matches!(other.receive(LIMIT, until), Ok(ToMember::Table(_))));
+        other.write(&connected, until).unwrap();
+        // Rank 0 waits for the rest of it, and it dies with the table unread.
+        let (last, rest) = connected.split_last().unwrap();
+        dying.write(rest, until).unwrap();
+        thread::sleep(Duration::from_millis(20));
+        dying.write(&[*last], until).unwrap();
+        drop(dying);
+        assert!(matches!(other.receive(LIMIT, until), Ok(ToMember::Complete)));
+        leader.join().unwrap().unwrap();
     }
 }
