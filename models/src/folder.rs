@@ -100,7 +100,7 @@ impl Folder {
     /// A tensor, as it is in its file.
     pub(crate) fn read(&self, name: &str) -> Result<Tensor> {
         let len = self.entry(name).map_or(0, |entry| entry.dims.iter().product());
-        let whole = self.read_part(name, &[0..len])?;
+        let whole = self.read_part(name, std::slice::from_ref(&(0..len)))?;
         let dims = self.entry(name).map(|entry| entry.dims.clone()).unwrap_or_default();
         Ok(whole.reshape(dims)?)
     }
@@ -178,7 +178,7 @@ mod tests {
         let whole: Vec<f32> = folder.read(name).unwrap().flatten_all().unwrap().to_vec1().unwrap();
         let part: Vec<f32> = folder.read_part(name, &[5..8, 0..1, 9..9]).unwrap().to_vec1().unwrap();
         assert_eq!(part, [&whole[5..8], &whole[..1]].concat());
-        let line = folder.read_part(name, &[0..48 * 32 + 1]).unwrap_err().to_string();
+        let line = folder.read_part(name, &[0..1, 0..48 * 32 + 1]).unwrap_err().to_string();
         assert!(line.contains("has 1536 numbers"), "{line}");
     }
 }

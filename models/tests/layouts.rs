@@ -11,7 +11,7 @@ use candle_nn::VarMap;
 use comm::{Communicator, Local};
 use common::{Expected, FOLDERS, Trainer, assert_losses, folder, gap};
 use ddp::{Ddp, DdpConfig};
-use fsdp::{Fsdp, FsdpConfig};
+use fsdp::{Fsdp, FsdpConfig, MixedPrecision, Strategy};
 use models::{CausalLm, FolderConfig, FolderWriter, Weights};
 use pipeline::{Modules, Pipeline, PipelineConfig, ScheduleKind, Split};
 use training::build::Builder;
@@ -115,6 +115,66 @@ fn shards_train_as_one_process_and_are_saved_as_a_folder() {
         assert_eq!(gap(&alone, &losses[0].1), 0.0, "{name}");
         let losses: Vec<_> = losses.into_iter().map(|(losses, _)| losses).collect();
         assert_losses(&mean(&losses), &expected.losses(), name);
+    }
+}
+
+/// A tied embedding is gathered for the embedding and again for the head.
+#[test]
+fn tied_shards_train_with_every_strategy_and_with_accumulation() {
+    let (weights, expected) = (weights("llama-tied"), Expected::of("llama-tied"));
+    for strategy in [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard] {
+        let losses = on_two(|comm| {
+            let batches = expected.batches(comm.rank(), 2);
+            let vb = weights.tensors(DType::F32, &Device::Cpu);
+            let build = |units| CausalLm::new(weights.config(), &Builder::from(units));
+            let fsdp = Fsdp::new(comm, vb, &FsdpConfig { strategy, ..FsdpConfig::default() }, build)?;
+            let mut trainer = Trainer::new(fsdp.named_vars(), |name| weights.shapes()[name].len() > 1);
+            let mut losses = Vec::new();
+            for [tokens, targets] in batches {
+                // Two rows, one after the other.
+                let of = |row: usize| {
+                    let part = |all: &Tensor| all.narrow(0, row, 1)?.contiguous();
+                    fsdp.model()?.loss(&part(&tokens)?, &part(&targets)?)? * 0.5
+                };
+                let first = of(0)?;
+                fsdp.backward_no_sync(&first)?;
+                let second = of(1)?;
+                let mut grads = fsdp.backward(&second)?;
+                fsdp.clip_grad_norm(&mut grads, 1.0)?;
+                trainer.step(&grads)?;
+                losses.push((first + second)?.to_scalar::<f32>()?);
+            }
+            Ok(losses)
+        });
+        assert_losses(&mean(&losses), &expected.losses(), &format!("{strategy:?}"));
+    }
+}
+
+/// Shards in f32, units in bf16.
+#[test]
+fn shards_train_in_mixed_precision() {
+    for name in FOLDERS {
+        let (weights, expected) = (weights(name), Expected::of(name));
+        let losses = on_two(|comm| {
+            let batches = expected.batches(comm.rank(), 2);
+            let vb = weights.tensors(DType::F32, &Device::Cpu);
+            let build = |units| CausalLm::new(weights.config(), &Builder::from(units));
+            let mixed_precision = MixedPrecision { param_dtype: Some(DType::BF16), ..Default::default() };
+            let fsdp = Fsdp::new(comm, vb, &FsdpConfig { mixed_precision, ..FsdpConfig::default() }, build)?;
+            let mut trainer = Trainer::new(fsdp.named_vars(), |name| weights.shapes()[name].len() > 1);
+            let mut losses = Vec::new();
+            for [tokens, targets] in batches {
+                let loss = fsdp.model()?.loss(&tokens, &targets)?;
+                let mut grads = fsdp.backward(&loss)?;
+                fsdp.clip_grad_norm(&mut grads, 1.0)?;
+                trainer.step(&grads)?;
+                losses.push(loss.to_scalar::<f32>()?);
+            }
+            Ok(losses)
+        });
+        for (got, expected) in mean(&losses).iter().zip(expected.losses()) {
+            assert!((got - expected).abs() < 0.05, "{name}: {got}, expected {expected}");
+        }
     }
 }
 
