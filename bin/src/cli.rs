@@ -22,6 +22,7 @@ use crate::experiments::tensor_parallel::{self, TensorParallelMlpOptions, Tensor
 use crate::interrupt;
 use crate::launch::{self, LaunchOptions};
 use crate::plan::{self, PlanOptions};
+use crate::text::{EvaluateOptions, GenerateOptions};
 
 // The feature that it is named for in Cargo.toml gives candle's matrix products AVX-512.
 use gemm as _;
@@ -58,6 +59,10 @@ enum Command {
     Sampler(SamplerOptions),
     /// Back ends, ranks, meeting places, operations between ranks, groups of ranks
     ProcessGroups(ProcessGroupsOptions),
+    /// Text that a model of a Hugging Face folder writes
+    Generate(GenerateOptions),
+    /// How well a model of a Hugging Face folder predicts a text: loss and perplexity
+    Evaluate(EvaluateOptions),
     /// Start any program as ranks on this machine, or on several, as torchrun does
     Launch(LaunchOptions),
     /// How long collectives take, by size
@@ -80,6 +85,8 @@ impl Command {
             Command::PipelineTransformer(options) => options.run(),
             Command::Sampler(options) => options.run(),
             Command::ProcessGroups(options) => process_groups::run(options),
+            Command::Generate(options) => options.run(),
+            Command::Evaluate(options) => options.run(),
             Command::Launch(options) => launch::run(options),
             Command::CommBench(options) => comm_bench::run(options),
             Command::Plan(options) => plan::run(options),

@@ -144,6 +144,9 @@ pub enum Error {
     /// The missing pieces of training.
     #[error(transparent)]
     Training(#[from] training::Error),
+    /// A model's folder.
+    #[error(transparent)]
+    Model(#[from] models::Error),
     /// Tensor arithmetic.
     #[error(transparent)]
     Tensor(candle_core::Error),

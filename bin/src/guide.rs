@@ -12,6 +12,7 @@ chapters! {
     GettingStarted: "book/src/getting-started.md",
     OwnModel: "book/src/own-model.md",
     FromPytorch: "book/src/from-pytorch.md",
+    Models: "book/src/models.md",
     Experiments: "book/src/experiments.md",
     Layout: "book/src/layout.md",
     DataParallelism: "book/src/ddp.md",

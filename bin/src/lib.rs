@@ -32,6 +32,7 @@ mod result_line;
 mod room;
 pub mod run_log;
 pub mod start;
+pub mod text;
 pub mod threads;
 pub mod tokens;
 pub mod trace;

@@ -23,3 +23,4 @@ mod process_groups;
 mod report;
 mod sampler;
 mod tensor_parallel;
+mod text;
