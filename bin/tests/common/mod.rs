@@ -4,6 +4,7 @@
 mod command;
 #[cfg(target_os = "linux")]
 mod culprit;
+mod port;
 #[cfg(target_os = "linux")]
 mod session;
 
@@ -11,6 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use candle_core::{DType, Device, safetensors};
+
+pub(crate) use port::free_port;
 
 pub(crate) use command::{
     Folder, Girandole, clean, girandole, is_ignored, losses, losses_of, metrics, refuse_with, sorted,

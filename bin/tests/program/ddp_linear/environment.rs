@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
 
-use crate::common::{Folder, losses_of, metrics, refuse_with, text, without_times};
+use crate::common::{Folder, free_port, losses_of, metrics, refuse_with, text, without_times};
 use crate::ddp_linear::LINEAR;
 
 fn rank(rank: &str, world_size: &str, port: u16) -> Command {
@@ -11,10 +11,6 @@ fn rank(rank: &str, world_size: &str, port: u16) -> Command {
     command.env("RANK", rank).env("WORLD_SIZE", world_size);
     command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
     command
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 fn start(command: &mut Command, arguments: &[&str]) -> Child {

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::common::{Folder, girandole, losses, refuse_with, succeed, text};
-use crate::launch::nodes::{LIMIT, Nodes, free_port, last_line};
+use crate::common::{Folder, free_port, girandole, losses, refuse_with, succeed, text};
+use crate::launch::nodes::{LIMIT, Nodes, last_line};
 use crate::launch::shell::ranks_of;
 
 /// Longer than a test needs for what it does to it; some 2000 steps.
@@ -283,7 +283,7 @@ fn programs_that_cannot_go_on_end_as_without_it() {
 
 #[test]
 fn ranks_that_were_started_one_by_one_can_as_well() {
-    let (folder, port) = (Folder::new(), free_port());
+    let (folder, port) = (Folder::new(), free_port().to_string());
     let start = |rank: usize| {
         let mut command = girandole();
         command.env("RANK", rank.to_string()).env("WORLD_SIZE", "3");
@@ -307,7 +307,7 @@ fn ranks_that_were_started_one_by_one_can_as_well() {
 
 #[test]
 fn one_that_is_started_by_hand_joins_those_that_were() {
-    let (folder, port) = (Folder::new(), free_port());
+    let (folder, port) = (Folder::new(), free_port().to_string());
     let group = folder.argument("group");
     let start = |folder: &Folder, rank: usize, newcomer: &str| {
         let mut command = girandole();

@@ -1,7 +1,6 @@
 //! Two launchers on loopback, as two nodes of one job.
 
 use std::ffi::OsStr;
-use std::net::TcpListener;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Output, Stdio};
@@ -9,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::common::{Folder, girandole, refuse_with, sorted, succeed, text};
+use crate::common::{Folder, free_port, girandole, refuse_with, sorted, succeed, text};
 use crate::launch::shell::ranks_of;
 
 /// Nothing that is waited for takes this long, not even on a busy machine.
@@ -28,7 +27,7 @@ impl Nodes {
         program: &[&str],
         change: impl Fn(usize, &mut Command),
     ) -> Self {
-        let port = free_port();
+        let port = free_port().to_string();
         let start = |node: usize| {
             let mut command = girandole();
             command.args([
@@ -80,10 +79,6 @@ impl Drop for Nodes {
             let _ = node.wait();
         }
     }
-}
-
-pub(crate) fn free_port() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
 }
 
 pub(crate) fn last_line(output: &Output) -> String {
@@ -199,7 +194,7 @@ fn a_signal_to_one_is_the_end_of_both() {
 
 #[test]
 fn launchers_that_do_not_fit_say_so() {
-    let port = free_port();
+    let port = free_port().to_string();
     let start = |node: &str, ranks: &str| {
         let mut command = girandole();
         command.args(["launch", "--nnodes", "2", "--node-rank", node, "--nproc-per-node", ranks]);
@@ -292,7 +287,7 @@ fn options_that_make_no_sense_are_one_line() {
 #[test]
 fn what_kubeflow_sets_stands_in_for_options() {
     let script = "echo $RANK $GROUP_RANK $WORLD_SIZE";
-    let port = free_port();
+    let port = free_port().to_string();
     let start = |node: &str| {
         let mut command = girandole();
         command.env("PET_NNODES", "2").env("PET_NODE_RANK", node).env("PET_NPROC_PER_NODE", "2");

@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 use std::process::Command;
 
-use crate::common::{girandole, sorted, succeed, text};
+use crate::common::{free_port, girandole, sorted, succeed, text};
 use crate::launch::shell::shell;
 
 #[test]
@@ -81,7 +81,7 @@ fn ranks_are_counted_as_torchrun_counts_them() {
 
 #[test]
 fn a_free_port_or_the_one_that_is_asked_for() {
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let free = free_port().to_string();
     let ask = [
         "launch",
         "--master-addr",

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::set_socket_linger;
 
-use crate::common::{Folder, girandole, succeed, text};
-use crate::launch::nodes::{LIMIT, Nodes, free_port};
+use crate::common::{Folder, free_port, girandole, succeed, text};
+use crate::launch::nodes::{LIMIT, Nodes};
 use crate::launch::shell::ranks_of_process;
 
 /// Each comes with one of these, or with nothing.
@@ -129,7 +129,7 @@ fn run(meet_alone_until: impl Fn() -> bool, port: &str, before: impl Fn(u32)) ->
 #[test]
 fn a_job_of_two_nodes_among_strangers() {
     let bare = succeed(girandole().args(TRAIN).args(["--world-size", "4"]));
-    let (normal, quiet) = run(|| true, &free_port(), |_| {});
+    let (normal, quiet) = run(|| true, &free_port().to_string(), |_| {});
     let (over, made) = (AtomicBool::new(false), AtomicUsize::new(0));
     let (peak, noisy) = std::thread::scope(|scope| {
         let attack = |launcher: u32| {
@@ -137,7 +137,7 @@ fn a_job_of_two_nodes_among_strangers() {
             scope.spawn(move || attack(launcher, over, made));
         };
         let end = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            run(|| made.load(Ordering::Relaxed) >= 500, &free_port(), attack)
+            run(|| made.load(Ordering::Relaxed) >= 500, &free_port().to_string(), attack)
         }));
         over.store(true, Ordering::Relaxed);
         end.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
