@@ -17,7 +17,7 @@ fi
 # Both packages, so that nothing else is built anew.
 selection="--locked -p bin -p girandole-comm --features bin/mpi,girandole-comm/mpi"
 # Quickly built: it is not their speed that is tested.
-for package in girandole-{comm,tensor-parallel}; do
+for package in girandole-{comm,launch,tensor-parallel}; do
     selection+=" --config profile.dev.package.$package.opt-level=1"
 done
 library() {

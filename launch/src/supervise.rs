@@ -147,7 +147,9 @@ impl<'a> Supervisor<'a> {
             Event::Met { local_rank, without } => {
                 self.workers.have_met(local_rank, &without);
                 let is_first = !std::mem::replace(&mut self.met, true);
-                if is_first || !without.is_empty() {
+                // Once the ranks are ended, the others need not know: they would go on with what is not there any more.
+                let are_ended = matches!(self.stage, Stage::Asked | Stage::Killed);
+                if (is_first || !without.is_empty()) && !are_ended {
                     self.nodes.tell(Word::Met { without });
                 }
                 // On several nodes the council says so.
@@ -172,7 +174,8 @@ impl<'a> Supervisor<'a> {
         match &order {
             Order::GoOn(what) => {
                 tracing::warn!("{what}");
-                return self.go_on_without_the_first();
+                self.go_on_without_the_first();
+                return self.look_who_is_left();
             }
             Order::HasEnded(rank) => return self.job.vouch_for_end(*rank),
             _ => {}
@@ -195,6 +198,7 @@ impl<'a> Supervisor<'a> {
         if self.config.elastic.is_some() {
             self.nodes.tell(Word::HasEnded(rank));
         }
+        self.herald.iter().for_each(|herald| herald.note_end(rank));
         if self.goes_on_without(end, local_rank, pid) {
             self.look_who_is_left();
             return Ok(());
@@ -203,7 +207,6 @@ impl<'a> Supervisor<'a> {
             self.blame_the_lost();
         }
         self.ended.push(end);
-        self.herald.iter().for_each(|herald| herald.note_end(rank));
         if status.success() {
             self.look_who_is_left();
         } else if self.stage == Stage::Running {
@@ -220,7 +223,7 @@ impl<'a> Supervisor<'a> {
     /// programs than ours may have something else to listen to at that port.
     fn announce(&mut self, end: Ended) {
         let is_own = end.status != ExitKind::Code(EXIT_PEER_FAILED);
-        if !is_own || self.config.port_kind != MasterPort::Inherited {
+        if !is_own || self.config.port_kind != MasterPort::Inherited || self.herald.is_some() {
             return;
         }
         let herald = Herald::start(self.config, self.job, end.rank, self.grace);

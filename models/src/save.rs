@@ -191,6 +191,14 @@ impl FolderWriter {
             let problem = format!("these tensors were not written: {missing}");
             return Err(Error::Format { path: self.folder.clone(), problem });
         }
+        // A folder of which only some files are new is none that loads.
+        let config = self.folder.join("config.json");
+        match fs::remove_file(&config) {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::Io { action: "remove", path: config, source });
+            }
+            _ => {}
+        }
         let mut kept = BTreeSet::new();
         for (name, file) in std::mem::take(&mut self.files) {
             let file = file.into_inner().map_err(std::io::IntoInnerError::into_error);

@@ -51,6 +51,9 @@ impl Weights {
         if !misfits.is_empty() {
             return Err(Error::Tensors { folder: path.into(), misfits: Box::new(misfits) });
         }
+        if config.tied && folder.entry(names::HEAD).is_some() {
+            check_tied(&config, &folder, path)?;
+        }
         Ok(Self { inner: Arc::new(Inner { config, shapes, folder: Some(folder), adapters: None, seed: 0 }) })
     }
 
@@ -281,6 +284,40 @@ fn misfits(config: &ModelConfig, shapes: &BTreeMap<String, Vec<usize>>, folder: 
     };
     misfits.surplus = folder.names().filter(|name| !is_known(name)).cloned().collect();
     misfits
+}
+
+/// Whether a head that is saved beside the embedding is the same, as the configuration says.
+fn check_tied(config: &ModelConfig, folder: &Folder, path: &Path) -> Result<()> {
+    /// Numbers that are read at a time.
+    const PIECE: usize = 1 << 20;
+    let embedding = file_name(config, folder, &names::of(config.family).embedding());
+    let len = |name: &str| folder.entry(name).map(|entry| entry.dims.iter().product::<usize>());
+    let len_of_both = len(&embedding).filter(|_| {
+        let dims = |name: &str| folder.entry(name).map(|entry| entry.dims.clone());
+        dims(&embedding) == dims(names::HEAD)
+    });
+    let piece = |name: &str, at: usize, end: usize| -> candle_core::Result<Vec<f32>> {
+        folder
+            .read_part(name, std::slice::from_ref(&(at..end)))?
+            .to_dtype(DType::F32)?
+            .flatten_all()?
+            .to_vec1()
+    };
+    let mut are_equal = len_of_both.is_some();
+    for at in (0..len_of_both.unwrap_or(0)).step_by(PIECE) {
+        let end = len_of_both.unwrap_or(0).min(at + PIECE);
+        are_equal &= piece(&embedding, at, end)? == piece(names::HEAD, at, end)?;
+    }
+    match are_equal {
+        true => Ok(()),
+        false => {
+            let problem = format!(
+                "{} is not {embedding}, which config.json says it is; set tie_word_embeddings to false there",
+                names::HEAD
+            );
+            Err(Error::Format { path: path.into(), problem })
+        }
+    }
 }
 
 /// Reads or draws parameters.

@@ -130,6 +130,23 @@ fn folders_that_are_not_whole_are_refused() {
 }
 
 /// GPT-2 as it was first published: without the name of what is around it, and with masks.
+/// Such a folder is one that was trained with a head of its own, whatever its configuration says.
+#[test]
+fn a_head_beside_a_tied_embedding_must_be_the_same() {
+    let folder = copy("llama-tied");
+    let file = folder.path().join("model.safetensors");
+    let mut tensors = load_tensors(&file, &Device::Cpu).unwrap();
+    let embedding = tensors["model.embed_tokens.weight"].clone();
+    for (head, is_right) in [(embedding.clone(), true), ((embedding * 1.5).unwrap(), false)] {
+        tensors.insert("lm_head.weight".into(), head);
+        save_tensors(&file, &tensors).unwrap();
+        match is_right {
+            true => assert!(Weights::folder(folder.path()).is_ok()),
+            false => assert!(refused(folder.path()).contains("set tie_word_embeddings to false")),
+        }
+    }
+}
+
 #[test]
 fn older_files_of_gpt2_are_read() {
     let old = copy("gpt2");

@@ -213,6 +213,7 @@ fn adapters_that_cannot_be_are_named() {
         ("\"bias\": \"none\"", "\"bias\": \"all\"", "bias is \"all\""),
         ("\"rank_pattern\": {}", "\"rank_pattern\": {\"q_proj\": 2}", "rank_pattern"),
         ("\"r\": 4,", "", "r is missing"),
+        ("\"init_lora_weights\": true", "\"init_lora_weights\": \"pissa\"", "convert the adapters"),
     ] {
         assert!(text.contains(from));
         fs::write(&path, text.replace(from, to)).unwrap();

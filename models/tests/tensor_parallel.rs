@@ -191,6 +191,27 @@ fn targets_that_do_not_count_are_left_out_of_divided_losses() {
     assert!(losses.iter().all(|loss| gap(loss, &expected) < 1e-5));
 }
 
+/// Whatever the model computes in, and where nothing counts.
+#[test]
+fn divided_losses_are_f32_and_nan_where_nothing_counts() {
+    let weights = weights("llama");
+    let tokens = Tensor::new(&[[1i64, 2, 3, 4]], &Device::Cpu).unwrap();
+    let body = |comm: Comm| -> Result<[f32; 2]> {
+        let mesh = Mesh::new(comm, &[("tp", 2)])?;
+        let parts = Parts::from(weights.parts());
+        let config = TensorParallelConfig { dtype: DType::BF16, ..TensorParallelConfig::default() };
+        let build = |shards| Ok(CausalLm::new(weights.config(), &Builder::from(shards))?);
+        let parallel = wrapped(TensorParallel::new(&mesh, &config, &parts, build))?;
+        let loss = |targets: [[i64; 4]; 1]| {
+            parallel.model().loss(&tokens, &Tensor::new(&targets, &Device::Cpu)?)?.to_scalar::<f32>()
+        };
+        Ok([loss([[2, 3, 4, 5]])?, loss([[-100; 4]])?])
+    };
+    for [some, none] in Local::run_shared(2, |comm| Ok(body(comm)?)).unwrap() {
+        assert!(some.is_finite() && none.is_nan(), "{some}, {none}");
+    }
+}
+
 #[test]
 fn heads_that_the_ranks_do_not_divide_are_named() {
     let weights = weights("llama");

@@ -94,11 +94,12 @@ impl Shards {
         lock(&self.divided).contains(name)
     }
 
-    /// Completes the gradients of these variables: with sequence parallelism those of norms and biases, of which each rank has
-    /// a part. To be called on every rank of the group, after each step's backward.
+    /// Completes the gradients of these variables of which each rank has a part: with sequence parallelism those of norms and biases,
+    /// and always those of norms that each head of attention has (Qwen3's). To be called on every rank of the group, after each step's
+    /// backward.
     ///
     /// # Cost
-    /// With sequence parallelism one all-reduce of these variables, else none.
+    /// One all-reduce of these variables, where there are any.
     ///
     /// # Errors
     /// Failures of communication.

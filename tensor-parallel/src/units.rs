@@ -141,8 +141,16 @@ impl Vocabulary for Table {
             bail!("label smoothing is not there where the vocabulary is divided over ranks")
         }
         let (x, targets) = counted(x, targets, config.ignore_index)?;
+        let wide = |x: &Tensor| match x.dtype() {
+            DType::F16 | DType::BF16 => x.to_dtype(DType::F32),
+            _ => Ok(x.clone()),
+        };
+        if targets.elem_count() == 0 {
+            // The mean of nothing, as where the vocabulary is whole.
+            return wide(&x)?.sum_all()? + f64::NAN;
+        }
         let own = op::column(&x, &self.weight, None, &self.context)?;
-        Ok(vocab_parallel_cross_entropy(&own, &targets, &self.context)?)
+        Ok(vocab_parallel_cross_entropy(&wide(&own)?, &targets, &self.context)?)
     }
 }
 

@@ -12,7 +12,7 @@ pub enum Precision {
     #[default]
     F32,
     /// Products of f32 as three of bf16, where the processor has a matrix unit for them (relative error about 2^-16); of f32
-    /// elsewhere. What PyTorch's `set_float32_matmul_precision("high")` promises.
+    /// elsewhere. What PyTorch's `set_float32_matmul_precision("high")` promises. An infinite operand may give NaN.
     F32High,
     /// Operands are rounded to bf16 (relative error 2^-9) on every machine: PyTorch's `autocast`, but for results that stay f32.
     Bf16,

@@ -57,3 +57,24 @@ fn other_dtypes_are_computed_as_always() -> Result<()> {
     assert!(Precision::Bf16.matmul(&x, &x).is_err(), "shapes that do not fit");
     Ok(())
 }
+
+/// A row, a column or a number that is repeated is no matrix in memory.
+#[test]
+fn what_is_repeated_is_multiplied_as_what_it_stands_for() -> Result<()> {
+    let x = Tensor::arange(0f32, 40. * 50., &Device::Cpu)?.reshape((40, 50))?.affine(1e-3, -1.)?;
+    let repeated = [
+        Tensor::new(0.5f32, &Device::Cpu)?.broadcast_as((30, 40))?,
+        x.narrow(1, 1, 40)?.narrow(0, 3, 1)?.broadcast_as((30, 40))?,
+        x.narrow(1, 7, 1)?.narrow(0, 0, 30)?.broadcast_as((30, 40))?,
+    ];
+    for left in repeated {
+        for precision in [Precision::Bf16, Precision::F32High] {
+            let (found, dense) =
+                (precision.matmul(&left, &x)?, precision.matmul(&left.force_contiguous()?, &x)?);
+            assert_eq!(found.to_vec2::<f32>()?, dense.to_vec2::<f32>()?, "{precision:?}");
+            let turned = precision.matmul(&x.t()?, &left.t()?)?;
+            assert!(gap(&turned.t()?, &dense)? < 1e-6, "{precision:?}");
+        }
+    }
+    Ok(())
+}

@@ -94,6 +94,10 @@ impl GenerateOptions {
             stop: tokenizer.end_of_text().into_iter().collect(),
         };
         let (mut text, mut problem) = (tokenizer.stream(), None);
+        // Some tokenizers write a token at the beginning of a text otherwise than after others.
+        for &token in &tokens {
+            text.push(token)?;
+        }
         print(prompt)?;
         let began = Instant::now();
         let new = models::generate(model, &tokens, &config, |token| {

@@ -49,6 +49,7 @@ fn the_chapter_on_the_environment_has_every_variable() {
         "fsdp",
         "tensor-parallel",
         "pipeline",
+        "models",
         "bin",
         "benches",
         "scripts",
@@ -70,6 +71,7 @@ fn messages_are_those_of_the_code() {
         "fsdp/src",
         "tensor-parallel/src",
         "pipeline/src",
+        "models/src",
         "bin/src",
     ]);
     let text = page("book/src/troubleshooting.md").text;

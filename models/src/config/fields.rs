@@ -120,6 +120,15 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// How many blocks there are: room is made for each before anything is read.
+    pub(crate) fn layers(&mut self, name: &str) -> Result<usize> {
+        let layers = self.size(name)?;
+        match layers <= 1 << 16 {
+            true => Ok(layers),
+            false => Err(self.config(name, &layers.to_string(), "it must be at most 65536")),
+        }
+    }
+
     pub(crate) fn number(&mut self, name: &str) -> Result<Option<f64>> {
         let Some(value) = self.value(name) else { return Ok(None) };
         value.as_f64().map(Some).ok_or_else(|| self.refuse(name, value, "it must be a number"))
@@ -138,7 +147,10 @@ impl<'a> Fields<'a> {
     /// A field that must have this value where it is there.
     pub(crate) fn only(&mut self, name: &str, supported: &Value) -> Result<()> {
         match self.value(name) {
-            Some(got) if got != supported => {
+            // 1 is 1.0, too.
+            Some(got)
+                if got != supported && got.as_f64().is_none_or(|got| supported.as_f64() != Some(got)) =>
+            {
                 Err(self.refuse(name, got, &format!("supported is {supported}")))
             }
             _ => Ok(()),

@@ -1,6 +1,6 @@
 //! `config.json` of Llama and its relatives.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use training::Gate;
 
 use super::fields::Fields;
@@ -8,8 +8,10 @@ use super::{Family, ModelConfig, rope};
 use crate::Result;
 
 pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfig> {
+    fields.only("is_causal", &json!(true))?;
     let (hidden_size, num_heads) = (fields.size("hidden_size")?, fields.size("num_attention_heads")?);
-    let (num_layers, max_len) = (fields.size("num_hidden_layers")?, fields.size("max_position_embeddings")?);
+    let (num_layers, max_len) =
+        (fields.layers("num_hidden_layers")?, fields.size("max_position_embeddings")?);
     let head_dim = match (fields.optional_size("head_dim")?, family) {
         (Some(head_dim), _) => head_dim,
         (None, Family::Qwen3) => 128,
@@ -25,6 +27,8 @@ pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfi
     let num_kv_heads = match (fields.optional_size("num_key_value_heads")?, family) {
         (Some(heads), _) => heads,
         (None, Family::Llama) => num_heads,
+        // Null, as opposed to what is not there.
+        (None, _) if fields.has("num_key_value_heads") => num_heads,
         (None, _) => return Err(fields.config("num_key_value_heads", "missing", "give a whole number")),
     };
     let attention_bias = match family {
@@ -36,6 +40,12 @@ pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfi
         Family::Qwen2 | Family::Qwen3 => qwen_windows(fields, num_layers)?,
         _ => vec![None; num_layers],
     };
+    // transformers gives that token's embedding no gradient.
+    let notes = fields.value("pad_token_id").map(|token| {
+        format!(
+            "pad_token_id of {token}: where rows contain that token, its embedding is trained like the others"
+        )
+    });
     Ok(ModelConfig {
         family,
         vocab_size: fields.size("vocab_size")?,
@@ -57,7 +67,7 @@ pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfi
         tied: fields.flag("tie_word_embeddings", false)?,
         initializer_range: fields.number("initializer_range")?.unwrap_or(0.02),
         json: Map::new(),
-        notes: Vec::new(),
+        notes: notes.into_iter().collect(),
     })
 }
 

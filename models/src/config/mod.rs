@@ -152,7 +152,7 @@ impl ModelConfig {
             Family::Gpt2 => gpt2::read(&mut fields)?,
             _ => llama::read(family, &mut fields)?,
         };
-        config.notes = fields.finish()?;
+        config.notes.extend(fields.finish()?);
         config.json = json;
         config.validate()?;
         Ok(config)
@@ -182,6 +182,9 @@ impl ModelConfig {
         }
         if !self.num_heads.is_multiple_of(self.num_kv_heads) {
             return refuse("num_key_value_heads", self.num_kv_heads, "it must divide num_attention_heads");
+        }
+        if self.windows.contains(&Some(0)) {
+            return refuse("sliding_window", 0, "it must be above 0");
         }
         if self.rotary.is_some() && !self.head_dim.is_multiple_of(2) {
             return refuse("head_dim", self.head_dim, "it must be even: rotary embedding turns pairs");

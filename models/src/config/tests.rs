@@ -61,11 +61,28 @@ fn what_is_not_supported_is_named() {
         (vec![("model_type", json!("bert"))], ["\"bert\"", "llama, mistral, qwen2, qwen3, gpt2"]),
         (vec![("head_dim", json!(7))], ["head_dim is 7", "even"]),
         (vec![("tie_word_embeddings", json!(1))], ["tie_word_embeddings is 1", "true or false"]),
+        (vec![("is_causal", json!(false))], ["is_causal is false", "true"]),
+        (vec![("num_hidden_layers", json!(2_000_000_000))], ["num_hidden_layers is 2000000000", "65536"]),
+        (
+            vec![("model_type", json!("mistral")), ("sliding_window", json!(0))],
+            ["sliding_window is 0", "above 0"],
+        ),
     ] {
         let line = line(&changes);
         assert!(parts.iter().all(|part| line.contains(part)) && !line.contains('\n'), "{line}");
     }
     assert!(ModelConfig::from_json("[]").unwrap_err().to_string().contains("config.json"));
+}
+
+#[test]
+fn what_is_null_or_whole_is_read_as_transformers_reads_it() {
+    let mistral =
+        |name: &str, value: Value| with(llama(), &[("model_type", json!("mistral")), (name, value)]);
+    assert_eq!(mistral("num_key_value_heads", Value::Null).unwrap().num_kv_heads, 4);
+    assert!(with(llama(), &[("partial_rotary_factor", json!(1))]).is_ok());
+    assert!(with(llama(), &[("partial_rotary_factor", json!(0.5))]).is_err());
+    let padded = with(llama(), &[("pad_token_id", json!(3))]).unwrap();
+    assert!(padded.notes()[0].starts_with("pad_token_id of 3: "), "{:?}", padded.notes());
 }
 
 #[test]

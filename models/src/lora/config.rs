@@ -17,7 +17,6 @@ const HARMLESS: &[&str] = &[
     "base_model_name_or_path",
     "fan_in_fan_out",
     "inference_mode",
-    "init_lora_weights",
     "layers_pattern",
     "megatron_core",
     "peft_version",
@@ -79,6 +78,15 @@ impl LoraConfig {
         let mut fields = Fields::new(FILE, "LoRA".into(), HARMLESS, json);
         fields.only("peft_type", &json!("LORA"))?;
         fields.only("bias", &json!("none"))?;
+        // Ways to begin that leave the model's own weights alone.
+        match fields.value("init_lora_weights") {
+            None | Some(Value::Bool(_)) => {}
+            Some(Value::String(how)) if how == "gaussian" || how == "orthogonal" => {}
+            Some(other) => {
+                let help = "it changes the model's own weights; convert the adapters with peft first";
+                return Err(fields.refuse("init_lora_weights", other, help));
+            }
+        }
         let default = Self::default();
         let rank = fields.size("r")?;
         let alpha = fields.number("lora_alpha")?.unwrap_or(8.0);

@@ -77,25 +77,29 @@ impl<'a, T> Matrix<'a, T> {
         }
     }
 
-    /// The matrix with its numbers rounded to bf16, dense in the order that it has.
-    fn rounded_into(self, out: &mut Vec<T>) -> Matrix<'_, T>
+    /// The matrix with its numbers, times `scale`, rounded to bf16, dense in the order that it has.
+    fn rounded_into(self, scale: T, out: &mut Vec<T>) -> Matrix<'_, T>
     where
         T: Real,
     {
         if self.column_stride > self.row_stride {
-            return self.t().rounded_into(out).t();
+            return self.t().rounded_into(scale, out).t();
         }
         out.clear();
         for row in 0..self.rows {
             let numbers = self.data.get(row * self.row_stride..).unwrap_or_default();
             let numbers = numbers.iter().step_by(self.column_stride.max(1)).take(self.columns);
-            out.extend(numbers.map(|x| T::from_f64(half::bf16::from_f64(x.to_f64()).to_f64())));
+            let round = |x: T| half::bf16::from_f32(x.to_f64() as f32).to_f64();
+            out.extend(numbers.map(|&x| T::from_f64(round(x * scale))));
         }
         Matrix::new(out, self.rows, self.columns, self.columns)
     }
 
-    /// True if every element lies in the slice.
+    /// True if every element lies in the slice, in a place of its own.
     fn is_whole(&self) -> bool {
+        if (self.rows > 1 && self.row_stride == 0) || (self.columns > 1 && self.column_stride == 0) {
+            return false;
+        }
         let Some((row, column)) = self.rows.checked_sub(1).zip(self.columns.checked_sub(1)) else {
             return true;
         };
@@ -106,6 +110,7 @@ impl<'a, T> Matrix<'a, T> {
 
 /// What multiplies bf16 faster than this processor multiplies f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no other processor's unit is used"))]
 pub(crate) enum Unit {
     /// The matrix unit of Intel's processors.
     Amx,
@@ -223,13 +228,13 @@ pub(crate) unsafe fn multiply_rounded(
         }
         (Precision::Bf16, _) => {
             let (mut left, mut right) = (Vec::new(), Vec::new());
-            let pair = (pair.0.rounded_into(&mut left), pair.1.rounded_into(&mut right));
+            let pair = (pair.0.rounded_into(scale, &mut left), pair.1.rounded_into(1.0, &mut right));
             if !add {
                 out.fill(MaybeUninit::new(0.0));
             }
             // SAFETY: it is initialized, now at the latest.
             let out = unsafe { &mut *(std::ptr::from_mut(out) as *mut [f32]) };
-            multiply_exactly(out, pair, scale, add, in_parallel);
+            multiply_exactly(out, pair, 1.0, add, in_parallel);
         }
         _ => return false,
     }
@@ -294,7 +299,7 @@ fn plain<T: Real>(out: &mut [T], a: Matrix<'_, T>, b: Matrix<'_, T>, scale: T, a
                 row.iter_mut().zip(from).for_each(|(to, &x)| *to += factor * x);
             } else {
                 row.iter_mut()
-                    .zip(from.iter().step_by(b.column_stride))
+                    .zip(from.iter().step_by(b.column_stride.max(1)))
                     .for_each(|(to, &x)| *to += factor * x);
             }
         }

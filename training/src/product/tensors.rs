@@ -68,7 +68,12 @@ impl Precision {
     /// # Ok::<(), candle_core::Error>(())
     /// ```
     pub fn matmul(self, a: &Tensor, b: &Tensor) -> candle_core::Result<Tensor> {
-        let (a, b) = (a.detach(), b.detach());
+        // What is repeated, by a step of 0, is written out.
+        let dense = |tensor: &Tensor| match tensor.stride().contains(&0) {
+            true => tensor.force_contiguous(),
+            false => Ok(tensor.clone()),
+        };
+        let (a, b) = (dense(&a.detach())?, dense(&b.detach())?);
         let is_ours =
             |tensor: &Tensor| tensor.dtype() == DType::F32 && tensor.device().is_cpu() && tensor.rank() == 2;
         if self == Self::F32 || !is_ours(&a) || !is_ours(&b) || a.dim(1)? != b.dim(0)? {

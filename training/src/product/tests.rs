@@ -88,8 +88,8 @@ fn all_ways(product: Rounded<'_>) -> candle_core::Result<()> {
     multiply(&mut out, (a, b), scale, add, How { precision: Precision::Bf16, in_parallel: false })?;
     product.check(&out, round, 3e-6, "this machine's way");
     let (mut left, mut right, mut out) = (Vec::new(), Vec::new(), ones());
-    let rounded = (a.rounded_into(&mut left), b.rounded_into(&mut right));
-    multiply_exactly(&mut out, rounded, scale, add, false);
+    let rounded = (a.rounded_into(scale, &mut left), b.rounded_into(1.0, &mut right));
+    multiply_exactly(&mut out, rounded, 1.0, add, false);
     product.check(&out, round, 3e-6, "without a unit");
     #[cfg(target_arch = "x86_64")]
     for unit in bf16::available() {
@@ -123,4 +123,5 @@ fn what_does_not_fit_is_refused() {
     assert!(line(9, whole.rows(1..4), whole.t()));
     assert!(line(9, Matrix::new(&numbers, 3, 4, 5), whole.t()));
     assert!(line(9, Matrix::new(&numbers, 3, 4, usize::MAX), whole.t()));
+    assert!(line(9, Matrix::new(&numbers, 3, 4, 0), whole.t()));
 }

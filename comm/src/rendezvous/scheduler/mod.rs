@@ -78,7 +78,7 @@ impl Place {
     }
 }
 
-/// As `torchrun` and [`launch`](crate::launch) tell it.
+/// As `torchrun` and `launch` tell it.
 fn launched(env: &Variables<'_>) -> Result<Place> {
     let number = |name| env.optional(name, "a whole number");
     Ok(Place {

@@ -13,6 +13,7 @@ mod pack;
 use std::arch::x86_64::__cpuid;
 use std::cell::Cell;
 use std::mem::MaybeUninit;
+use std::sync::OnceLock;
 
 use rayon::prelude::*;
 
@@ -44,9 +45,13 @@ thread_local! {
 
 /// The fastest unit for products of bf16, or in which way they are computed where there is none.
 pub(super) fn unit() -> Result<Unit, &'static str> {
-    amx::is_available().map(|()| Unit::Amx).or_else(|why| match has_avx512_bf16() && is_of_amd() {
-        true => Ok(Unit::Dot),
-        false => Err(why),
+    // Asking the processor is slow in a virtual machine.
+    static UNIT: OnceLock<Result<Unit, &'static str>> = OnceLock::new();
+    *UNIT.get_or_init(|| {
+        amx::is_available().map(|()| Unit::Amx).or_else(|why| match has_avx512_bf16() && is_of_amd() {
+            true => Ok(Unit::Dot),
+            false => Err(why),
+        })
     })
 }
 
