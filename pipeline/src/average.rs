@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use candle_core::{Tensor, TensorId};
+use candle_core::{Tensor, TensorId, Var};
 use comm::{Communicator, ReduceOp, Work};
 use training::DeferredGrads;
 
@@ -22,6 +22,8 @@ pub(crate) struct Average<'a> {
     bytes: usize,
     begun: HashSet<TensorId>,
     works: Vec<Work>,
+    /// Of each stage the variables that go out, and whether this copy, and in the end whether any, has a gradient of each.
+    present: Vec<(Vec<Var>, Tensor)>,
 }
 
 /// The places in a rank's list of actions after which a stage's gradients are complete.
@@ -42,8 +44,8 @@ impl<'a> Average<'a> {
         last: &'a [usize],
         bucket_bytes: usize,
     ) -> Self {
-        let (bucket, begun, works) = Default::default();
-        Self { comm, news, last, bucket_bytes, bucket, bytes: 0, begun, works }
+        let (bucket, begun, works, present) = Default::default();
+        Self { comm, news, last, bucket_bytes, bucket, bytes: 0, begun, works, present }
     }
 
     /// Whether the action at this place of the list is the last one for its stage, and there is something to average.
@@ -51,7 +53,8 @@ impl<'a> Average<'a> {
         self.comm.is_some() && self.last.contains(&place)
     }
 
-    /// Computes the last gradients of a stage; each goes on its way once it is complete.
+    /// Computes the last gradients of a stage; each goes on its way once it is complete, in one order on all copies: they need not
+    /// compute with the same variables. What this copy has no gradient of is zero here.
     pub(crate) fn compute(
         &mut self,
         stage: &Stage,
@@ -60,41 +63,59 @@ impl<'a> Average<'a> {
     ) -> Result<()> {
         let mut missing: HashMap<TensorId, usize> = HashMap::new();
         deferred.weights().for_each(|id| *missing.entry(id).or_default() += 1);
-        let there = stage.vars.iter().map(|(_, var)| var.id()).filter(|id| !missing.contains_key(id));
-        for id in there.collect::<Vec<_>>() {
-            self.add(id, gradients).map_err(|error| self.news.cause(error))?;
-        }
-        let mut failed = None;
+        // Backward computes the last ones first.
+        let vars = stage.vars.iter().rev().map(|(_, var)| var.clone());
+        let vars: Vec<Var> =
+            vars.filter(|var| var.dtype().is_float() && self.begun.insert(var.id())).collect();
+        let (mut next, mut flags) = (0, Vec::with_capacity(vars.len()));
+        let mut send = |average: &mut Self, missing: &HashMap<TensorId, usize>, gradients: &mut Gradients| {
+            while let Some(var) =
+                vars.get(next).filter(|var| missing.get(&var.id()).is_none_or(|left| *left == 0))
+            {
+                flags.push(u8::from(gradients.of(var).is_some()));
+                average.add(var, gradients)?;
+                next += 1;
+            }
+            Ok(())
+        };
+        let mut failed = send(self, &missing, gradients).err();
         let computed = deferred.compute(|id, gradient| {
             gradients.add_shared(id, &gradient)?;
-            let left = missing.get_mut(&id).map(|count| {
-                *count -= 1;
-                *count
-            });
-            if left == Some(0) && failed.is_none() {
-                failed = self.add(id, gradients).err();
+            if let Some(left) = missing.get_mut(&id) {
+                *left -= 1;
+            }
+            if failed.is_none() {
+                failed = send(self, &missing, gradients).err();
             }
             Ok(())
         });
         computed.map_err(Error::during("the gradients of weights"))?;
-        match failed {
-            Some(error) => Err(self.news.cause(error)),
-            None => self.flush().map_err(|error| self.news.cause(error)),
-        }
+        let ended =
+            failed.map_or(Ok(()), Err).and_then(|()| self.flush()).and_then(|()| self.tell(vars, flags));
+        ended.map_err(|error| self.news.cause(error))
     }
 
     /// Averages the sum of a variable's gradients with the next ones, or begins to.
-    fn add(&mut self, id: TensorId, gradients: &Gradients) -> comm::Result<()> {
-        let Some(sum) = gradients.of_id(id).filter(|sum| sum.dtype().is_float()) else { return Ok(()) };
-        if !self.begun.insert(id) {
-            return Ok(());
+    fn add(&mut self, var: &Var, gradients: &mut Gradients) -> comm::Result<()> {
+        if gradients.of(var).is_none() {
+            gradients.set(var, var.as_detached_tensor().zeros_like()?);
         }
+        let Some(sum) = gradients.of(var) else { return Ok(()) };
         if self.bucket.first().is_some_and(|first| first.dtype() != sum.dtype()) {
             self.flush()?;
         }
         self.bytes += sum.elem_count() * sum.dtype().size_in_bytes();
         self.bucket.push(sum.clone());
         if self.bytes >= self.bucket_bytes { self.flush() } else { Ok(()) }
+    }
+
+    /// Begins to find out of which variables some copy has a gradient.
+    fn tell(&mut self, vars: Vec<Var>, flags: Vec<u8>) -> comm::Result<()> {
+        let (Some(comm), Some(first)) = (self.comm, vars.first()) else { return Ok(()) };
+        let flags = Tensor::new(flags, first.device())?;
+        self.works.push(comm.all_reduce(&flags, ReduceOp::Max)?);
+        self.present.push((vars, flags));
+        Ok(())
     }
 
     fn flush(&mut self) -> comm::Result<()> {
@@ -106,8 +127,14 @@ impl<'a> Average<'a> {
         Ok(())
     }
 
-    pub(crate) fn wait(&mut self) -> Result<()> {
+    /// Waits for all; what no copy has a gradient of has none then.
+    pub(crate) fn wait(&mut self, gradients: &mut Gradients) -> Result<()> {
         let works = std::mem::take(&mut self.works);
-        works.into_iter().try_for_each(Work::wait).map_err(|error| self.news.cause(error))
+        works.into_iter().try_for_each(Work::wait).map_err(|error| self.news.cause(error))?;
+        for (vars, flags) in std::mem::take(&mut self.present) {
+            let flags = flags.to_vec1::<u8>().map_err(Error::during("the gradients"))?;
+            vars.iter().zip(flags).filter(|(_, flag)| *flag == 0).for_each(|(var, _)| gradients.unset(var));
+        }
+        Ok(())
     }
 }

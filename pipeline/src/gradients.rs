@@ -63,6 +63,12 @@ impl Gradients {
         }
     }
 
+    pub(crate) fn unset(&mut self, var: &Var) {
+        if let Some(&place) = self.places.get(&var.id()) {
+            self.sums[place] = None;
+        }
+    }
+
     /// All sums, by variable.
     pub(crate) fn finish(self) -> Result<GradStore> {
         // Candle has no other way to an empty store.

@@ -254,7 +254,7 @@ impl Pipeline {
             state: State::measuring(self.measures),
         };
         run.run(&table.actions[self.groups.pp.rank()])?;
-        tracing::info_span!("wait").in_scope(|| run.average.wait())?;
+        tracing::info_span!("wait").in_scope(|| run.average.wait(&mut run.gradients))?;
         let (mut gradients, state) = (run.gradients, run.state);
         tied::add(&self.ties, &mut gradients, &self.news)?;
         let State { losses, spans, most_alive, measures, most_bytes, .. } = state;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use candle_core::{DType, Device, Tensor, Var};
-use candle_nn::{VarBuilder, VarMap, func};
+use candle_nn::{Init, VarBuilder, VarMap, func};
 use comm::{Local, LocalConfig, Mesh};
 use pipeline::{Cost, Error, Modules, Pipeline, PipelineConfig, Result, ScheduleKind, Split};
 use sampler::{Generator, SharedGenerator};
@@ -307,4 +307,52 @@ fn a_rank_that_comes_late_hears_the_cause() {
     let cause = "the target has 3 rows";
     assert!(errors[1].to_string().starts_with(cause), "{}", errors[1]);
     assert!(errors[0].to_string().starts_with(&format!("rank 1 could not go on: {cause}")), "{}", errors[0]);
+}
+
+/// The first numbers of the gradients of both stages' experts, on each of two copies: copy 1 has ten times the input of copy 0, and
+/// computes with the expert that `used` says for it.
+fn of_experts(used: [usize; 2]) -> Vec<Vec<(String, Option<f64>)>> {
+    Local::run_shared(4, |comm| {
+        let mesh = Mesh::new(comm, &[("pp", 2), ("dp", 2)])?;
+        let dp = mesh.axis("dp")?.clone();
+        let (copy, expert) = (dp.rank(), used[dp.rank()]);
+        let config =
+            PipelineConfig { micro_batches: 2, data_parallel: Some(dp), ..PipelineConfig::default() };
+        let experts = move |vb: VarBuilder<'static>| {
+            let weights = (0..3).map(|e| vb.get_with_hints((2, 2), &format!("e{e}"), Init::Const(0.5)));
+            let weights = weights.collect::<candle_core::Result<Vec<Tensor>>>()?;
+            Ok(func(move |x: &Tensor| x.matmul(&weights[expert])))
+        };
+        let modules = Modules::new().module("a", experts).module("b", experts);
+        let builder = |map: &VarMap| VarBuilder::from_varmap(map, DType::F64, &Device::Cpu);
+        let example = Tensor::zeros((1, 2), DType::F64, &Device::Cpu)?;
+        let loss = |output: &Tensor, _: &Tensor| output.sum_all();
+        let pp = mesh.axis("pp")?.clone();
+        let mut pipeline = Pipeline::new(pp, &modules, &builder, &example, loss, &config)?;
+        let x = (Tensor::ones((2, 2), DType::F64, &Device::Cpu)? * (1.0 + 9.0 * copy as f64))?;
+        let step = pipeline.step(Some(&x), Some(&x))?;
+        let first =
+            |var: &Var| step.grads.get(var)?.flatten_all().ok()?.to_vec1::<f64>().ok()?.first().copied();
+        Ok(pipeline.named_vars().iter().map(|(name, var)| (name.clone(), first(var))).collect())
+    })
+    .unwrap()
+}
+
+/// Each gradient is averaged with that of the same variable; one that no copy has is none.
+#[test]
+fn copies_may_compute_with_other_variables() {
+    // With one expert for both copies: of each the mean over both, which is the sum of what each gives.
+    let both = of_experts([0, 0]);
+    let apart = of_experts([0, 1]);
+    for (one, two) in both.iter().zip(&apart) {
+        let numbers =
+            |ranks: &[(String, Option<f64>)]| ranks.iter().map(|(_, number)| *number).collect::<Vec<_>>();
+        let (one, two) = (numbers(one), numbers(two));
+        assert!(one[0].is_some() && one[1..] == [None, None], "{one:?}");
+        let parts = [two[0].unwrap(), two[1].unwrap()];
+        assert!((parts[1] - 10.0 * parts[0]).abs() < 1e-12 && two[2].is_none(), "{two:?}");
+        assert!((parts[0] + parts[1] - one[0].unwrap()).abs() < 1e-12, "{one:?}, {two:?}");
+    }
+    assert_eq!(apart[0], apart[1], "copies of the first stage");
+    assert_eq!(apart[2], apart[3], "copies of the second stage");
 }

@@ -1,6 +1,6 @@
 //! Gradients averaged over copies of the divided model, while backward computes those of earlier layers.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 
@@ -10,8 +10,7 @@ use comm::{Communicator, Operation, ReduceOp, Work, autograd};
 
 use crate::{Parameter, Result};
 
-/// Gradients go out together once there are so many bytes of them; what is left goes in one after backward. As large as
-/// PyTorch's first bucket.
+/// Gradients of so many bytes go out together. As large as PyTorch's first bucket.
 const BUCKET_BYTES: usize = 1 << 20;
 
 /// The data-parallel group, and the gradients on their way over it.
@@ -27,15 +26,51 @@ struct State {
     sums: HashMap<(ThreadId, usize), Tensor>,
     /// Threads in a backward of the model, and what each has to send.
     passes: HashMap<ThreadId, Pass>,
+    /// Parameters whose layers give their gradients themselves, in the order of the model, and their bytes.
+    given: Vec<(usize, usize)>,
 }
 
 /// One backward.
 #[derive(Debug, Default)]
 struct Pass {
+    /// Which parameters go out together: the same on all copies, whatever each of them computes.
+    buckets: Vec<Vec<usize>>,
+    /// Buckets that were sent.
+    sent: usize,
     /// Complete and not sent yet.
-    waiting: Vec<(usize, Tensor)>,
-    bytes: usize,
+    waiting: HashMap<usize, Tensor>,
+    /// Whose gradients this copy has.
+    present: HashSet<usize>,
     flights: Vec<Flight>,
+}
+
+impl Pass {
+    fn new(given: &[(usize, usize)]) -> Self {
+        let (mut buckets, mut bytes) = (vec![Vec::new()], 0);
+        // Backward comes to the last ones first.
+        for (index, size) in given.iter().rev() {
+            if bytes >= BUCKET_BYTES {
+                buckets.push(Vec::new());
+                bytes = 0;
+            }
+            bytes += size;
+            if let Some(bucket) = buckets.last_mut() {
+                bucket.push(*index);
+            }
+        }
+        buckets.retain(|bucket| !bucket.is_empty());
+        Self { buckets, ..Self::default() }
+    }
+
+    /// The next bucket, where all of it is there.
+    fn next(&mut self) -> Option<Vec<(usize, Tensor)>> {
+        let bucket = self.buckets.get(self.sent)?;
+        if !bucket.iter().all(|index| self.waiting.contains_key(index)) {
+            return None;
+        }
+        self.sent += 1;
+        Some(bucket.iter().filter_map(|&index| Some((index, self.waiting.remove(&index)?))).collect())
+    }
 }
 
 /// Gradients that are being averaged.
@@ -54,6 +89,7 @@ impl Averaging {
     /// the parameter have given their gradients, which are as large as the parameter and do not go by way of the number.
     pub(crate) fn token(self: &Arc<Self>, index: usize, var: &Var) -> Result<Tensor> {
         let (averaging, number) = (self.clone(), Tensor::zeros((), var.dtype(), var.device())?);
+        self.lock().given.push((index, var.elem_count() * var.dtype().size_in_bytes()));
         let arrived = move |_: &Tensor| Ok(vec![averaging.complete(index)?]);
         Ok(autograd::custom("averaged_parameter", &[var.as_tensor()], number, arrived)?)
     }
@@ -77,12 +113,10 @@ impl Averaging {
         let gradient = state.sums.remove(&(thread, index));
         let Some(pass) = state.passes.get_mut(&thread) else { return Ok(gradient) };
         if let Some(gradient) = gradient {
-            pass.bytes += gradient.elem_count() * gradient.dtype().size_in_bytes();
-            pass.waiting.push((index, gradient));
+            pass.present.insert(index);
+            pass.waiting.insert(index, gradient);
         }
-        if pass.bytes >= BUCKET_BYTES {
-            pass.bytes = 0;
-            let gradients = std::mem::take(&mut pass.waiting);
+        while let Some(gradients) = pass.next() {
             let _span = tracing::info_span!("bucket", parameters = gradients.len()).entered();
             let work = self.dp.submit(average(&gradients))?;
             pass.flights.push(Flight { gradients, work });
@@ -101,7 +135,8 @@ impl Averaging {
             let mut state = self.lock();
             // A backward that failed may have left some.
             state.sums.retain(|(of, _), _| *of != thread);
-            state.passes.insert(thread, Pass::default());
+            let pass = Pass::new(&state.given);
+            state.passes.insert(thread, pass);
         }
         let ended = backward();
         let pass = self.lock().passes.remove(&thread).unwrap_or_default();
@@ -110,24 +145,32 @@ impl Averaging {
         Ok(gradients)
     }
 
-    /// Sends what is left, waits for all, and puts it to the rest.
+    /// Sends what is left, waits for all, and puts it to the rest. What a copy has no gradient of is zero there; what none has one of
+    /// has none.
     fn finish(&self, pass: Pass, parameters: &[Parameter], gradients: &mut GradStore) -> Result<()> {
-        let Pass { mut waiting, flights, .. } = pass;
-        for (index, parameter) in parameters.iter().enumerate() {
-            if let Some(gradient) = gradients.remove(parameter.var()) {
-                waiting.push((index, gradient.contiguous()?));
-            }
+        let Pass { buckets, sent, mut waiting, present, mut flights } = pass;
+        for bucket in &buckets[sent..] {
+            let own = |&index: &usize| Ok((index, own_or_zeros(waiting.remove(&index), &parameters[index])?));
+            let gradients = bucket.iter().map(own).collect::<Result<Vec<_>>>()?;
+            let work = self.dp.submit(average(&gradients))?;
+            flights.push(Flight { gradients, work });
         }
+        let plain: Vec<Option<Tensor>> = parameters.iter().map(|of| gradients.remove(of.var())).collect();
+        let (is_given, is_plain) = self.anywhere(&present, &plain, parameters)?;
         let _span = tracing::info_span!("wait for averages").entered();
-        if !waiting.is_empty() {
-            self.dp.run(average(&waiting))?;
+        let mut rest = Vec::new();
+        for (index, own) in plain.into_iter().enumerate().filter(|(index, _)| is_plain[*index]) {
+            rest.push((index, own_or_zeros(own, &parameters[index])?));
+        }
+        if !rest.is_empty() {
+            self.dp.run(average(&rest))?;
         }
         let mut averaged = Vec::new();
         for Flight { gradients, work } in flights {
             work.wait()?;
-            averaged.extend(gradients);
+            averaged.extend(gradients.into_iter().filter(|(index, _)| is_given[*index]));
         }
-        averaged.extend(waiting);
+        averaged.extend(rest);
         for (index, gradient) in averaged {
             let var = parameters[index].var();
             // A weight may be used by a layer that gives its gradient itself, and by one that does not.
@@ -140,9 +183,34 @@ impl Averaging {
         Ok(())
     }
 
+    /// Of which parameters some copy has a gradient: from layers that give theirs, and from others.
+    fn anywhere(
+        &self,
+        given: &HashSet<usize>,
+        plain: &[Option<Tensor>],
+        parameters: &[Parameter],
+    ) -> Result<(Vec<bool>, Vec<bool>)> {
+        let Some(first) = parameters.first() else { return Ok(Default::default()) };
+        let flags =
+            (0..plain.len()).map(|index| given.contains(&index)).chain(plain.iter().map(Option::is_some));
+        let flags: Vec<u8> = flags.map(u8::from).collect();
+        let tensor = Tensor::new(flags, first.var().device())?;
+        self.dp.run(Operation::AllReduce { tensor: tensor.clone(), op: ReduceOp::Max })?;
+        let flags: Vec<bool> = tensor.to_vec1::<u8>()?.into_iter().map(|flag| flag > 0).collect();
+        let (given, plain) = flags.split_at(plain.len());
+        Ok((given.to_vec(), plain.to_vec()))
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn own_or_zeros(own: Option<Tensor>, parameter: &Parameter) -> Result<Tensor> {
+    Ok(match own {
+        Some(gradient) => gradient.contiguous()?,
+        None => parameter.var().as_detached_tensor().zeros_like()?,
+    })
 }
 
 fn average(gradients: &[(usize, Tensor)]) -> Operation {

@@ -244,7 +244,8 @@ impl ShardBuilder {
         &self.inner.context
     }
 
-    /// This rank's part of a weight of the whole shape `dims`.
+    /// This rank's part of a weight of the whole shape `dims`: the variable itself. A model of such weights alone does not notice
+    /// candle's `loss.backward()`, whose gradients are not averaged.
     ///
     /// # Errors
     /// A shape that the ranks do not divide; a file that lacks it, or has it in another shape or dtype.

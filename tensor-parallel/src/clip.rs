@@ -12,6 +12,9 @@ impl<M> TensorParallel<M> {
     /// counted on the ranks that have them, a parameter that every rank has whole is counted once. To be called on every rank, with
     /// what [`backward`](Self::backward) gave.
     ///
+    /// It is the norm of this model. Where the mesh has other axes than `dp` and `tp`, such as the stages of a pipeline, there is another
+    /// model for each place along them, whose norm does not count here.
+    ///
     /// # Cost
     /// One pass over this rank's gradients, and an all-gather of 8 bytes of each tensor-parallel rank.
     ///
