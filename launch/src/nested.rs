@@ -14,8 +14,11 @@ use crate::SpawnConfig;
 const HELP: &str = "this process is a rank itself, and its ranks would start ranks in their turn, without end; call \
                     launch::run, which starts ranks only where there are none, or ask launch::is_worker() first";
 
+/// Launchers above each other, at most: a program that starts itself with other arguments each time ends here.
+const DEEPEST: usize = 4;
+
 impl SpawnConfig {
-    /// Refuses to start what this process was started as.
+    /// Refuses to start what this process was started as, and what is too deep.
     pub(super) fn check_nesting(&self) -> Result<()> {
         let rank = env::var_os("RANK").filter(|_| is_worker());
         let refuse = |got: String| Err(Error::invalid("spawn", got, HELP));
@@ -26,6 +29,7 @@ impl SpawnConfig {
             _ if above().split(':').any(|command| command == self.command()) => {
                 refuse("the command that this process is a rank of".into())
             }
+            _ if depth(&above()) >= DEEPEST => refuse(format!("a call below {DEEPEST} launchers")),
             _ => Ok(()),
         }
     }
@@ -57,4 +61,8 @@ impl SpawnConfig {
 /// What the launchers above this process have started, outermost first.
 fn above() -> String {
     env::var(COMMANDS).ok().filter(|_| is_worker()).unwrap_or_default()
+}
+
+fn depth(commands: &str) -> usize {
+    commands.split(':').filter(|command| !command.is_empty()).count()
 }

@@ -22,6 +22,15 @@ pub(crate) fn all() {
     is_refused("spawn by name", "the command that this process is a rank of");
     is_refused("spawn by a shell", "the command that this process is a rank of");
 
+    // With other arguments each time it is another command.
+    let [output] = end([program("spawn counted")]);
+    let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
+    assert!(
+        said.contains("at depth 4: spawn: got a call below 4 launchers; ") && !said.contains("too deep"),
+        "{said}"
+    );
+    assert_eq!(output.status.code(), Some(1), "{said}");
+
     // Ranks of another program come to an end by themselves.
     let [output] = end([program("spawn another")]);
     assert!(output.status.success(), "{}", text(&output.stderr));

@@ -47,6 +47,7 @@ pub(crate) fn main(role: &str) -> ExitCode {
         "spawn by a shell" => {
             spawn(shell(&format!("{}; exit $?", std::env::current_exe().unwrap().display())))
         }
+        "spawn counted" => spawn_counted(),
         "spawn another" if launch::is_worker() => spawn(shell("echo another")),
         "spawn another" => spawn(SpawnConfig::default()),
         other => panic!("no role {other}"),
@@ -103,6 +104,24 @@ fn wait(rank: RankContext) -> comm::Result<()> {
 fn talk(_: RankContext) -> comm::Result<()> {
     loop {
         println!("on and on");
+    }
+}
+
+/// Starts itself as one rank, each time with another argument.
+fn spawn_counted() -> ExitCode {
+    let depth = std::env::var(DEPTH).unwrap_or_default();
+    if depth.len() > 2 * DEEPEST {
+        println!("too deep");
+        return ExitCode::FAILURE;
+    }
+    let (program, args) = (std::env::current_exe().ok(), Some(vec![depth.clone().into()]));
+    let env = vec![(DEPTH.into(), format!("{depth}1").into())];
+    match launch::spawn(&SpawnConfig { world_size: 1, program, args, env, ..SpawnConfig::default() }) {
+        Ok(_) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("at depth {}: {error}", depth.len());
+            ExitCode::from(error.exit_code())
+        }
     }
 }
 
