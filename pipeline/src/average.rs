@@ -63,8 +63,8 @@ impl<'a> Average<'a> {
     ) -> Result<()> {
         let mut missing: HashMap<TensorId, usize> = HashMap::new();
         deferred.weights().for_each(|id| *missing.entry(id).or_default() += 1);
-        // Backward computes the last ones first.
-        let vars = stage.vars.iter().rev().map(|(_, var)| var.clone());
+        // Backward computes those of the last modules first.
+        let vars = stage.by_module.iter().rev().cloned();
         let vars: Vec<Var> =
             vars.filter(|var| var.dtype().is_float() && self.begun.insert(var.id())).collect();
         let (mut next, mut flags) = (0, Vec::with_capacity(vars.len()));

@@ -15,6 +15,8 @@ pub(crate) struct Stage {
     modules: Vec<Box<dyn ModuleT + Send>>,
     /// By name, in the order of names.
     pub(crate) vars: Vec<(String, Var)>,
+    /// The same, module by module.
+    pub(crate) by_module: Vec<Var>,
 }
 
 impl Stage {
@@ -33,7 +35,7 @@ pub(crate) fn build(
 ) -> Result<Vec<Stage>> {
     let (mut stages, mut modules_of) = (Vec::new(), HashMap::new());
     for (number, range) in ranges.iter().enumerate() {
-        let mut stage = Stage { number, modules: Vec::new(), vars: Vec::new() };
+        let mut stage = Stage { number, modules: Vec::new(), vars: Vec::new(), by_module: Vec::new() };
         for index in range.clone() {
             // A map of its own, for one that they share would make one variable of two with the same name.
             let map = VarMap::new();
@@ -47,6 +49,7 @@ pub(crate) fn build(
             }
             if own[number] {
                 stage.modules.push(module);
+                stage.by_module.extend(vars.iter().map(|(_, var)| var.clone()));
                 stage.vars.extend(vars);
             }
         }
