@@ -97,12 +97,12 @@ impl<'a, T> Matrix<'a, T> {
 
     /// True if every element lies in the slice, in a place of its own.
     fn is_whole(&self) -> bool {
-        if (self.rows > 1 && self.row_stride == 0) || (self.columns > 1 && self.column_stride == 0) {
-            return false;
-        }
         let Some((row, column)) = self.rows.checked_sub(1).zip(self.columns.checked_sub(1)) else {
             return true;
         };
+        if (row > 0 && self.row_stride == 0) || (column > 0 && self.column_stride == 0) {
+            return false;
+        }
         let last = row.checked_mul(self.row_stride).zip(column.checked_mul(self.column_stride));
         last.and_then(|(row, column)| row.checked_add(column)).is_some_and(|last| last < self.data.len())
     }
