@@ -1,7 +1,7 @@
 //! The crate's one error type.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What can go wrong with a model and its folder.
 #[derive(Debug, thiserror::Error)]
@@ -88,6 +88,18 @@ pub enum Error {
     /// candle's, and those of layers.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+}
+
+impl Error {
+    /// What makes an error of a file or folder that something was tried with.
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl Fn(std::io::Error) -> Self {
+        move |source| Self::Io { action, path: path.into(), source }
+    }
+
+    /// All of a file.
+    pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
+        training::read_input(path).map_err(Self::io("read", path))
+    }
 }
 
 impl From<Error> for candle_core::Error {

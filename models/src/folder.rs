@@ -125,7 +125,7 @@ impl Folder {
             at += part.len();
             let from = SeekFrom::Start(entry.begin + (range.start * width) as u64);
             let read = file.seek(from).and_then(|_| file.read_exact(part));
-            read.map_err(|source| Error::Io { action: "read", path: path.clone(), source })?;
+            read.map_err(Error::io("read", path))?;
         }
         Ok(Tensor::from_raw_buffer(&bytes, dtype, &[len], &Device::Cpu)?)
     }
@@ -143,11 +143,7 @@ fn file_names(path: &Path) -> Result<(BTreeSet<String>, Vec<String>)> {
         );
         return Err(Error::Format { path: path.into(), problem });
     }
-    let bytes = training::read_input(&index).map_err(|source| Error::Io {
-        action: "read",
-        path: index.clone(),
-        source,
-    })?;
+    let bytes = Error::read(&index)?;
     let refuse = |problem: String| Error::Format { path: index.clone(), problem };
     let json: Value = serde_json::from_slice(&bytes).map_err(|error| refuse(error.to_string()))?;
     let Some(map) = json.get("weight_map").and_then(Value::as_object) else {

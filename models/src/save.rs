@@ -108,11 +108,7 @@ impl FolderWriter {
                 group.push((name, dims));
             }
         }
-        fs::create_dir_all(folder).map_err(|source| Error::Io {
-            action: "make",
-            path: folder.into(),
-            source,
-        })?;
+        fs::create_dir_all(folder).map_err(Error::io("make", folder))?;
         let mut writer = Self {
             folder: folder.into(),
             config: config.clone(),
@@ -142,7 +138,7 @@ impl FolderWriter {
             file.write_all(&begin)?;
             Ok((file, begin.len() as u64))
         });
-        let (begun, mut end) = begun.map_err(|source| Error::Io { action: "write", path, source })?;
+        let (begun, mut end) = begun.map_err(Error::io("write", &path))?;
         for (name, dims) in tensors {
             let size = dims.iter().product::<usize>() * self.dtype.size_in_bytes();
             self.index.insert(name.clone(), file.clone());
@@ -178,7 +174,7 @@ impl FolderWriter {
         let tensor = tensor.to_device(&candle_core::Device::Cpu)?.to_dtype(self.dtype)?.contiguous()?;
         let (path, file) = &mut self.files[file];
         let written = file.seek(SeekFrom::Start(begin)).and_then(|_| file.write_all(&View::data(&tensor)));
-        written.map_err(|source| Error::Io { action: "write", path: self.folder.join(path), source })
+        written.map_err(Error::io("write", &self.folder.join(path)))
     }
 
     /// Brings all files into their places.
@@ -202,11 +198,7 @@ impl FolderWriter {
         let mut kept = BTreeSet::new();
         for (name, file) in std::mem::take(&mut self.files) {
             let file = file.into_inner().map_err(std::io::IntoInnerError::into_error);
-            file.and_then(AtomicFile::commit).map_err(|source| Error::Io {
-                action: "write",
-                path: self.folder.join(&name),
-                source,
-            })?;
+            file.and_then(AtomicFile::commit).map_err(Error::io("write", &self.folder.join(&name)))?;
             kept.insert(name);
         }
         if kept.len() > 1 {
@@ -237,23 +229,19 @@ impl FolderWriter {
     fn write_json(&self, name: &str, value: &Value) -> Result<()> {
         let path = self.folder.join(name);
         let text = format!("{value:#}\n");
-        write_output(&path, text.as_bytes()).map_err(|source| Error::Io { action: "write", path, source })
+        write_output(&path, text.as_bytes()).map_err(Error::io("write", &path))
     }
 
     /// Removes files of weights that are not of this model: a program that loads the folder could take them.
     fn remove_older(&self, kept: &BTreeSet<String>) -> Result<()> {
-        let refuse = |source| Error::Io { action: "look through", path: self.folder.clone(), source };
-        for entry in fs::read_dir(&self.folder).map_err(refuse)? {
-            let entry = entry.map_err(refuse)?;
+        let refuse = Error::io("look through", &self.folder);
+        for entry in fs::read_dir(&self.folder).map_err(&refuse)? {
+            let entry = entry.map_err(&refuse)?;
             let name = entry.file_name().to_string_lossy().into_owned();
             let is_shard =
                 name.starts_with("model-") && name.contains("-of-") && name.ends_with(".safetensors");
             if (is_shard || name == SINGLE || name == INDEX) && !kept.contains(&name) {
-                fs::remove_file(entry.path()).map_err(|source| Error::Io {
-                    action: "remove",
-                    path: entry.path(),
-                    source,
-                })?;
+                fs::remove_file(entry.path()).map_err(Error::io("remove", &entry.path()))?;
             }
         }
         Ok(())
@@ -266,16 +254,8 @@ impl FolderWriter {
         for name in COPIED {
             let (from, to) = (from.join(name), self.folder.join(name));
             if from.exists() {
-                let bytes = training::read_input(&from).map_err(|source| Error::Io {
-                    action: "read",
-                    path: from.clone(),
-                    source,
-                })?;
-                write_output(&to, &bytes).map_err(|source| Error::Io {
-                    action: "write",
-                    path: to.clone(),
-                    source,
-                })?;
+                let bytes = Error::read(&from)?;
+                write_output(&to, &bytes).map_err(Error::io("write", &to))?;
             }
         }
         Ok(())

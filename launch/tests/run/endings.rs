@@ -5,7 +5,8 @@ use std::process::Child;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::process::{end, free_port, program, read_until, text};
+use crate::port::free_port;
+use crate::process::{end, program, read_until, text};
 
 pub(crate) fn errors() {
     let [output] = end([program("fail")]);
@@ -17,7 +18,7 @@ pub(crate) fn errors() {
     assert!(!remarks.contains("Problem"), "{remarks}");
 
     // The same without a launcher: each rank says itself what its code is.
-    let port = free_port();
+    let port = free_port().to_string();
     let outputs = end([0, 1, 2].map(|rank: usize| {
         let mut command = program("fail");
         command.envs([("RANK", rank.to_string().as_str()), ("WORLD_SIZE", "3")]);

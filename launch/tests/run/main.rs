@@ -7,6 +7,9 @@ mod endings;
 #[cfg(target_os = "linux")]
 mod nested;
 #[cfg(target_os = "linux")]
+#[path = "../../../bin/tests/common/port.rs"]
+mod port;
+#[cfg(target_os = "linux")]
 mod process;
 mod program;
 #[cfg(target_os = "linux")]

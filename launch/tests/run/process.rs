@@ -1,9 +1,7 @@
 //! Starting this program as a user's.
 
 use std::io::Read;
-use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
-use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::program::ROLE;
 
@@ -53,22 +51,6 @@ pub(crate) fn lines(outputs: &[Output]) -> Vec<String> {
     let mut lines: Vec<String> = all.lines().map(str::to_string).collect();
     lines.sort();
     lines
-}
-
-/// A port that nobody listens at and that the system gives to nobody who asks for any: another test cannot be given it in between.
-pub(crate) fn free_port() -> String {
-    /// Those of the system begin at 32768 unless it is told otherwise.
-    const PORTS: std::ops::Range<u16> = 10_000..32_000;
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let first = std::process::id() as u16;
-    loop {
-        // Of each process its own, and of each test in it.
-        let place = first.wrapping_mul(61).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
-        let port = PORTS.start + place % (PORTS.end - PORTS.start);
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port.to_string();
-        }
-    }
 }
 
 /// Reads until these words have come.

@@ -2,7 +2,8 @@
 
 use std::process::Output;
 
-use crate::process::{end, free_port, lines, program, text};
+use crate::port::free_port;
+use crate::process::{end, lines, program, text};
 
 /// The ranks of one job of three.
 const THREE: [&str; 3] = ["rank 0 of 3: 1", "rank 1 of 3: 1", "rank 2 of 3: 1"];
@@ -15,7 +16,7 @@ pub(crate) fn by_hand() {
 
 /// Three processes that are told so by these variables; `R` stands for the rank, and `PORT` for one and the same.
 fn told(variables: &[(&str, &str)]) {
-    let port = free_port();
+    let port = free_port().to_string();
     let outputs: [Output; 3] = end([0, 1, 2].map(|rank: usize| {
         let mut command = program("mean");
         for (name, value) in variables {

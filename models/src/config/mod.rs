@@ -112,11 +112,7 @@ impl ModelConfig {
     /// A folder without that file; those of [`from_json`](Self::from_json).
     pub fn from_folder(folder: &Path) -> Result<Self> {
         let path = folder.join("config.json");
-        let bytes = training::read_input(&path).map_err(|source| Error::Io {
-            action: "read",
-            path: path.clone(),
-            source,
-        })?;
+        let bytes = Error::read(&path)?;
         match std::str::from_utf8(&bytes) {
             Ok(text) => Self::from_json(text),
             Err(error) => Err(Error::Format { path, problem: error.to_string() }),

@@ -26,11 +26,7 @@ impl Lora {
     /// Files that cannot be read; fields that are not supported; targets that the model has not.
     pub fn from_folder(folder: &Path, model: &ModelConfig) -> Result<Self> {
         let path = folder.join(FILE);
-        let bytes = training::read_input(&path).map_err(|source| Error::Io {
-            action: "read",
-            path: path.clone(),
-            source,
-        })?;
+        let bytes = Error::read(&path)?;
         let json: Map<String, Value> = serde_json::from_slice(&bytes)
             .map_err(|error| Error::Format { path, problem: error.to_string() })?;
         Self::new(&LoraConfig::read(&json)?, model)
@@ -48,11 +44,7 @@ impl Lora {
         if !misfits.is_empty() {
             return Err(Error::Tensors { folder: folder.into(), misfits: Box::new(misfits) });
         }
-        fs::create_dir_all(folder).map_err(|source| Error::Io {
-            action: "make",
-            path: folder.into(),
-            source,
-        })?;
+        fs::create_dir_all(folder).map_err(Error::io("make", folder))?;
         let named =
             tensors.into_iter().map(|(name, tensor)| Ok((format!("{PREFIX}{name}"), tensor.contiguous()?)));
         let named: HashMap<String, Tensor> = named.collect::<candle_core::Result<_>>()?;
@@ -61,9 +53,9 @@ impl Lora {
             write_tensors(&mut file, &named, Some("pt"))?;
             file.commit()
         });
-        written.map_err(|source| Error::Io { action: "write", path, source })?;
+        written.map_err(Error::io("write", &path))?;
         let (path, text) = (folder.join(FILE), format!("{:#}\n", self.config.json(&self.model)));
-        write_output(&path, text.as_bytes()).map_err(|source| Error::Io { action: "write", path, source })
+        write_output(&path, text.as_bytes()).map_err(Error::io("write", &path))
     }
 
     /// What `dims` has not, or has in another shape.

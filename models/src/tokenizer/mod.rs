@@ -40,11 +40,7 @@ impl Tokenizer {
     /// A `tokenizer.json` that is missing or not supported.
     pub fn from_folder(folder: &Path) -> Result<Self> {
         let path = folder.join(FILE);
-        let bytes = training::read_input(&path).map_err(|source| Error::Io {
-            action: "read",
-            path: path.clone(),
-            source,
-        })?;
+        let bytes = Error::read(&path)?;
         let refuse = |problem: String| Error::Format { path: path.clone(), problem };
         let json: Value = serde_json::from_slice(&bytes).map_err(|error| refuse(error.to_string()))?;
         let kind = made::kind(&json);
@@ -113,11 +109,7 @@ impl Tokenizer {
         if !path.exists() {
             return Ok(None);
         }
-        let bytes = training::read_input(&path).map_err(|source| Error::Io {
-            action: "read",
-            path: path.clone(),
-            source,
-        })?;
+        let bytes = Error::read(&path)?;
         let json: Value = serde_json::from_slice(&bytes)
             .map_err(|error| Error::Format { path, problem: error.to_string() })?;
         let token =
@@ -217,11 +209,7 @@ impl Tokenizer {
         let config = serde_json::json!({ "eos_token": end, "tokenizer_class": "PreTrainedTokenizerFast" });
         for (name, text) in [(FILE, text), (CONFIG, format!("{config:#}\n"))] {
             let path = folder.join(name);
-            training::write_output(&path, text.as_bytes()).map_err(|source| Error::Io {
-                action: "write",
-                path,
-                source,
-            })?;
+            training::write_output(&path, text.as_bytes()).map_err(Error::io("write", &path))?;
         }
         Ok(())
     }
