@@ -119,6 +119,12 @@ impl<M> Fsdp<M> {
         self.core.params().map(|param| (param.name.clone(), param.shard.clone())).collect()
     }
 
+    /// For each variable of [`Fsdp::named_vars`], the elements of the flat parameter that it begins with; what it has beyond them is padding.
+    pub fn shard_ranges(&self) -> Vec<std::ops::Range<usize>> {
+        let units = self.core.units.iter();
+        units.flat_map(|unit| (0..unit.params.len()).map(|param| unit.kept(param))).collect()
+    }
+
     /// Variables that are state and not parameters ([`FsdpConfig::buffers`]), by name. They are this rank's own.
     pub fn buffers(&self) -> &[(String, Var)] {
         &self.core.buffers

@@ -4,9 +4,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use candle_core::{Tensor, TensorId, Var};
 use comm::{Communicator, ReduceOp, Work};
-use training::DeferredGrads;
+use training::{DeferredGrads, GradSums};
 
-use crate::gradients::Gradients;
 use crate::news::News;
 use crate::stage::Stage;
 use crate::{Action, ActionKind, Error, Result};
@@ -59,7 +58,7 @@ impl<'a> Average<'a> {
         &mut self,
         stage: &Stage,
         deferred: DeferredGrads,
-        gradients: &mut Gradients,
+        gradients: &mut GradSums,
     ) -> Result<()> {
         let mut missing: HashMap<TensorId, usize> = HashMap::new();
         deferred.weights().for_each(|id| *missing.entry(id).or_default() += 1);
@@ -68,7 +67,7 @@ impl<'a> Average<'a> {
         let vars: Vec<Var> =
             vars.filter(|var| var.dtype().is_float() && self.begun.insert(var.id())).collect();
         let (mut next, mut flags) = (0, Vec::with_capacity(vars.len()));
-        let mut send = |average: &mut Self, missing: &HashMap<TensorId, usize>, gradients: &mut Gradients| {
+        let mut send = |average: &mut Self, missing: &HashMap<TensorId, usize>, gradients: &mut GradSums| {
             while let Some(var) =
                 vars.get(next).filter(|var| missing.get(&var.id()).is_none_or(|left| *left == 0))
             {
@@ -96,7 +95,7 @@ impl<'a> Average<'a> {
     }
 
     /// Averages the sum of a variable's gradients with the next ones, or begins to.
-    fn add(&mut self, var: &Var, gradients: &mut Gradients) -> comm::Result<()> {
+    fn add(&mut self, var: &Var, gradients: &mut GradSums) -> comm::Result<()> {
         if gradients.of(var).is_none() {
             gradients.set(var, var.as_detached_tensor().zeros_like()?);
         }
@@ -128,7 +127,7 @@ impl<'a> Average<'a> {
     }
 
     /// Waits for all; what no copy has a gradient of has none then.
-    pub(crate) fn wait(&mut self, gradients: &mut Gradients) -> Result<()> {
+    pub(crate) fn wait(&mut self, gradients: &mut GradSums) -> Result<()> {
         let works = std::mem::take(&mut self.works);
         works.into_iter().try_for_each(Work::wait).map_err(|error| self.news.cause(error))?;
         for (vars, flags) in std::mem::take(&mut self.present) {

@@ -4,10 +4,9 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use candle_core::{Tensor, Var};
-use training::{DeferredGrads, activation_bytes, defer_weights};
+use training::{DeferredGrads, GradSums, activation_bytes, defer_weights};
 
 use crate::average::Average;
-use crate::gradients::Gradients;
 use crate::links::{Links, Spec};
 use crate::seed::{seeded, share};
 use crate::stage::Stage;
@@ -36,7 +35,9 @@ pub(crate) struct Run<'a> {
     pub(crate) targets: Vec<Tensor>,
     pub(crate) loss: &'a dyn Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor>,
     pub(crate) before_forward: Option<&'a dyn Fn(Action)>,
-    pub(crate) gradients: Gradients,
+    /// Forward alone, without dropout and without a graph.
+    pub(crate) evaluates: bool,
+    pub(crate) gradients: GradSums,
     pub(crate) average: Average<'a>,
     pub(crate) state: State,
 }
@@ -146,7 +147,7 @@ impl Run<'_> {
             before(action);
         }
         let stage = find(self.stages, action)?;
-        let mut output = stage.forward(x, true).map_err(Error::during(action.to_string()))?;
+        let mut output = stage.forward(x, !self.evaluates).map_err(Error::during(action.to_string()))?;
         self.specs[number].check(&output, action, "an output")?;
         if self.is_last(number) {
             output = (self.loss)(&output, &self.targets[micro_batch]).map_err(Error::during("the loss"))?;
@@ -160,6 +161,9 @@ impl Run<'_> {
             // The next stage is this rank's, and has a graph of its own.
             let input = Var::from_tensor(&output.detach()).map_err(Error::during("a stage's input"))?;
             self.state.inputs.insert((number + 1, micro_batch), input);
+        }
+        if self.evaluates {
+            output = output.detach();
         }
         let bytes = if self.state.measures { alive_bytes(input.as_ref(), &output) } else { 0 };
         self.state.bytes += bytes;
@@ -202,8 +206,7 @@ impl Run<'_> {
                 None => self.state.gradients.insert((number - 1, micro_batch), gradient),
             };
         }
-        let stage = find(self.stages, action)?;
-        self.gradients.take(&mut grads, &stage.vars).map_err(during())
+        self.gradients.take(&mut grads).map_err(during())
     }
 
     fn weights(&mut self, action: Action, completes: bool) -> Result<()> {

@@ -27,7 +27,6 @@ mod config;
 mod copies;
 mod error;
 mod executor;
-mod gradients;
 mod groups;
 mod links;
 mod modules;

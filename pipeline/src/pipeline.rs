@@ -6,21 +6,21 @@ use std::sync::Arc;
 use std::thread::Builder;
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Tensor, TensorId, Var};
+use candle_core::{DType, Device, Tensor, TensorId, Var};
 use candle_nn::{VarBuilder, VarMap};
 use comm::{Communicator, Stats};
+use training::GradSums;
 
 use crate::agreement;
 use crate::average::{Average, last_places};
 use crate::executor::{Run, State};
-use crate::gradients::Gradients;
 use crate::groups::Groups;
 use crate::links::{Links, Spec};
 use crate::news::News;
 use crate::stage::{self, Stage};
 use crate::tied::{self, Tie};
 use crate::{
-    Action, Cost, Error, Modules, PipelineConfig, Plan, Result, Schedule, Span, Split, copies, shapes,
+    Action, Cost, Error, Modules, PipelineConfig, Plan, Result, Schedule, Span, Split, Table, copies, shapes,
 };
 
 type Loss = Box<dyn Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor> + Send>;
@@ -58,10 +58,13 @@ pub struct Pipeline {
     specs: Vec<Spec>,
     ties: Vec<Tie>,
     links: Option<Links>,
+    /// For evaluation: made when it is first asked for.
+    evaluation: Option<(Table, Links)>,
     news: Arc<News>,
     loss: Loss,
     before_forward: Option<Box<dyn Fn(Action) + Send>>,
     measures: bool,
+    device: Device,
     last_places: Vec<usize>,
     bucket_bytes: usize,
     rows: usize,
@@ -176,10 +179,12 @@ impl Pipeline {
             specs,
             ties,
             links: Some(links),
+            evaluation: None,
             news,
             loss: Box::new(loss),
             before_forward: None,
             measures: false,
+            device,
             last_places,
             bucket_bytes: config.bucket_bytes,
             rows: example.dims().first().copied().unwrap_or(1),
@@ -206,36 +211,30 @@ impl Pipeline {
             return Err(first.clone());
         }
         let step = self.try_step(input, target);
-        if let Err(error) = &step {
-            self.failed = Some(error.clone());
-            self.news.tell(error);
-            // The others learn from the connections that there is something to hear. All at the same time, as ranks may wait for
-            // one another in any of them.
-            let (links, ties, copies) =
-                (self.links.take(), std::mem::take(&mut self.ties), self.copies.take());
-            std::thread::scope(|scope| {
-                // Without a thread it is dropped here, before the others.
-                let _ = Builder::new().spawn_scoped(scope, move || drop(links));
-                let _ = Builder::new().spawn_scoped(scope, move || drop(ties));
-                drop(copies);
-            });
-        }
+        self.close_if_failed(&step);
         step
     }
 
+    fn close_if_failed<T>(&mut self, result: &Result<T>) {
+        let Err(error) = result else { return };
+        self.failed = Some(error.clone());
+        self.news.tell(error);
+        // The others learn from the connections that there is something to hear. All at the same time, as ranks may wait for
+        // one another in any of them.
+        let (links, evaluation) = (self.links.take(), self.evaluation.take());
+        let (ties, copies) = (std::mem::take(&mut self.ties), self.copies.take());
+        std::thread::scope(|scope| {
+            // Without a thread it is dropped here, before the others.
+            let _ = Builder::new().spawn_scoped(scope, move || drop(links));
+            let _ = Builder::new().spawn_scoped(scope, move || drop(evaluation));
+            let _ = Builder::new().spawn_scoped(scope, move || drop(ties));
+            drop(copies);
+        });
+    }
+
     fn try_step(&mut self, input: Option<&Tensor>, target: Option<&Tensor>) -> Result<Step> {
+        let (inputs, targets) = self.micro_batches(input, target)?;
         let table = self.schedule.table();
-        let has = |number: usize| self.stages.iter().any(|stage| stage.number == number);
-        let parts = |is: bool, what, place, given: Option<&Tensor>| match given {
-            _ if !is => Ok(Vec::new()),
-            Some(batch) => cut(what, batch, table.micro_batches, self.rows),
-            None => {
-                let rank = self.groups.pp.world_ranks()[self.groups.pp.rank()];
-                Err(Error::NotGiven { rank, place, what })
-            }
-        };
-        let inputs = parts(has(0), "input", "first", input)?;
-        let targets = parts(has(table.stages() - 1), "target", "last", target)?;
         let Some(links) = &mut self.links else {
             return Err(Error::BadTable { reason: "the pipeline is closed".into() });
         };
@@ -249,7 +248,8 @@ impl Pipeline {
             targets,
             loss: &*self.loss,
             before_forward: self.before_forward.as_ref().map(|hook| &**hook as &dyn Fn(Action)),
-            gradients: Gradients::new(vars),
+            evaluates: false,
+            gradients: GradSums::new(vars),
             average: Average::new(self.copies.as_deref(), &self.news, &self.last_places, self.bucket_bytes),
             state: State::measuring(self.measures),
         };
@@ -262,6 +262,75 @@ impl Pipeline {
         let loss = mean(&losses).map_err(Error::during("the loss"))?;
         let grads = gradients.finish().map_err(Error::during("the gradients"))?;
         Ok(Step { loss, grads, spans, most_alive, activation_bytes })
+    }
+
+    /// The mean loss of a batch, forward alone and as in evaluation (no dropout), on the rank that has the last stage. Every rank must
+    /// call it, with what it gives to [`step`](Self::step).
+    ///
+    /// # Cost
+    /// The schedule's forward passes and messages; the first call makes connections of its own.
+    ///
+    /// # Errors
+    /// Those of [`step`](Self::step).
+    pub fn evaluate(&mut self, input: Option<&Tensor>, target: Option<&Tensor>) -> Result<Option<f32>> {
+        if let Some(first) = &self.failed {
+            return Err(first.clone());
+        }
+        let loss = self.try_evaluate(input, target);
+        self.close_if_failed(&loss);
+        loss
+    }
+
+    fn try_evaluate(&mut self, input: Option<&Tensor>, target: Option<&Tensor>) -> Result<Option<f32>> {
+        let (inputs, targets) = self.micro_batches(input, target)?;
+        let (table, mut links) = match self.evaluation.take() {
+            Some(made) => made,
+            None => {
+                let table = self.schedule.table().forward_only();
+                let device = self.device.clone();
+                let links =
+                    Links::new(&*self.groups.pp, self.news.clone(), &table, self.specs.clone(), &device)?;
+                (table, links)
+            }
+        };
+        let mut run = Run {
+            table: &table,
+            specs: &self.specs,
+            stages: &self.stages,
+            links: &mut links,
+            inputs,
+            targets,
+            loss: &*self.loss,
+            before_forward: None,
+            evaluates: true,
+            gradients: GradSums::default(),
+            average: Average::new(None, &self.news, &[], 0),
+            state: State::default(),
+        };
+        run.run(&table.actions[self.groups.pp.rank()])?;
+        let loss = mean(&run.state.losses).map_err(Error::during("the loss"));
+        self.evaluation = Some((table, links));
+        loss
+    }
+
+    /// A batch's micro-batches, as far as this rank needs them.
+    fn micro_batches(
+        &self,
+        input: Option<&Tensor>,
+        target: Option<&Tensor>,
+    ) -> Result<(Vec<Tensor>, Vec<Tensor>)> {
+        let table = self.schedule.table();
+        let has = |number: usize| self.stages.iter().any(|stage| stage.number == number);
+        let parts = |is: bool, what, place, given: Option<&Tensor>| match given {
+            _ if !is => Ok(Vec::new()),
+            Some(batch) => cut(what, batch, table.micro_batches, self.rows),
+            None => {
+                let rank = self.groups.pp.world_ranks()[self.groups.pp.rank()];
+                Err(Error::NotGiven { rank, place, what })
+            }
+        };
+        let inputs = parts(has(0), "input", "first", input)?;
+        Ok((inputs, parts(has(table.stages() - 1), "target", "last", target)?))
     }
 
     /// The variables of this rank's stages, for an optimizer.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use candle_core::{Tensor, Var};
 use comm::{Communicator, Operation, ReduceOp, all_gather_object};
+use training::GradSums;
 
-use crate::gradients::Gradients;
 use crate::news::News;
 use crate::{Error, Result};
 
@@ -112,7 +112,7 @@ impl Tie {
     }
 
     /// The sum of what is here; none where nothing is.
-    fn sum(&self, gradients: &Gradients) -> candle_core::Result<Option<Tensor>> {
+    fn sum(&self, gradients: &GradSums) -> candle_core::Result<Option<Tensor>> {
         let mut own = self.vars.iter().filter_map(|var| gradients.of(var));
         let Some(first) = own.next() else { return Ok(None) };
         own.try_fold(first.clone(), |sum, gradient| sum + gradient).map(Some)
@@ -120,7 +120,7 @@ impl Tie {
 }
 
 /// Adds the gradients of each set, so that all stay equal to the bit.
-pub(crate) fn add(ties: &[Tie], gradients: &mut Gradients, news: &News) -> Result<()> {
+pub(crate) fn add(ties: &[Tie], gradients: &mut GradSums, news: &News) -> Result<()> {
     let during = || Error::during("tied gradients");
     for tie in ties {
         let mut sum = tie.sum(gradients).map_err(during())?;

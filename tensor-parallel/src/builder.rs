@@ -8,12 +8,11 @@ use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::{Init, VarBuilder, VarMap};
 use comm::{Local, LocalConfig};
 use sampler::{Generator, SharedGenerator};
-use training::TorchInit;
 use training::build::PartSource;
+use training::{Runs, TorchInit};
 
 use crate::averaging::{Averaging, Weight};
 use crate::file::ShardedFile;
-use crate::split::Runs;
 use crate::{Context, Error, RandomStreams, Result, Split, TensorParallelConfig};
 
 /// Where the weights of a model come from: the whole model's, of which each rank takes its part.

@@ -7,9 +7,8 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 use safetensors::tensor::{Metadata, TensorInfo};
-use training::TensorHeader;
+use training::{Runs, TensorHeader};
 
-use crate::split::Runs;
 use crate::{Error, Result};
 
 /// A file of which the header has been read.

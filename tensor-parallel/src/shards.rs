@@ -1,6 +1,6 @@
 //! Divided layers in a model that something else builds, part by part, and trains: a pipeline's stages.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
@@ -9,6 +9,7 @@ use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder, VarMap};
 use comm::{Mesh, Operation, ReduceOp};
+use training::Runs;
 
 use crate::builder::{Asked, lock};
 use crate::{Context, RandomStreams, Result, ShardBuilder, Split, TensorParallelConfig, Weights, agreement};
@@ -42,8 +43,16 @@ pub struct Shards {
     asked: Asked,
     /// Of which each rank has a part of the gradient only.
     summed: Arc<Mutex<BTreeSet<String>>>,
-    /// Of which each rank has a part.
-    divided: Arc<Mutex<BTreeSet<String>>>,
+    /// What was asked for, and what this rank has of it.
+    held: Arc<Mutex<BTreeMap<String, Held>>>,
+}
+
+/// What a rank has of a parameter.
+#[derive(Debug, Clone)]
+struct Held {
+    dims: Vec<usize>,
+    runs: Runs,
+    is_divided: bool,
 }
 
 impl Shards {
@@ -66,15 +75,23 @@ impl Shards {
         let Some(source) = source else {
             return Err(crate::Error::invalid("the weights", "none", "this is a mistake in tensor-parallel"));
         };
-        Ok(Self { source, asked: Asked::default(), summed: Arc::default(), divided: Arc::default() })
+        Ok(Self { source, asked: Asked::default(), summed: Arc::default(), held: Arc::default() })
     }
 
     /// A builder that puts this rank's part of each variable into `map`. Weights that are drawn are drawn whole, in the order in
     /// which they are asked for, also by modules that are then dropped.
     pub fn var_builder(&self, map: &VarMap) -> VarBuilder<'static> {
-        let backend = Backend { shards: self.clone(), map: map.clone() };
+        self.builder(Some(map.clone()))
+    }
+
+    /// A builder that keeps nothing, for what makes variables of its own, as `Ddp` and `Fsdp` do.
+    pub fn tensor_builder(&self) -> VarBuilder<'static> {
+        self.builder(None)
+    }
+
+    fn builder(&self, map: Option<VarMap>) -> VarBuilder<'static> {
         let (dtype, device) = (self.source.dtype(), self.source.device().clone());
-        VarBuilder::from_backend(Box::new(backend), dtype, device)
+        VarBuilder::from_backend(Box::new(Backend { shards: self.clone(), map }), dtype, device)
     }
 
     /// What layers of this crate are built with, in place of a builder from [`var_builder`](Self::var_builder). Of another one's
@@ -91,7 +108,12 @@ impl Shards {
     /// Whether each rank has a part of its own of the variable of this name, and not the whole of it, for what counts or compares
     /// each parameter once: `Pipeline::set_divided`. Known once the variable has been asked for.
     pub fn is_divided(&self, name: &str) -> bool {
-        lock(&self.divided).contains(name)
+        lock(&self.held).get(name).is_some_and(|held| held.is_divided)
+    }
+
+    /// The shape of the whole of a variable, and which of its elements this rank has. Known once the variable has been asked for.
+    pub fn held(&self, name: &str) -> Option<(Vec<usize>, Runs)> {
+        lock(&self.held).get(name).map(|held| (held.dims.clone(), held.runs))
     }
 
     /// Completes the gradients of these variables of which each rank has a part: with sequence parallelism those of norms and biases,
@@ -124,28 +146,31 @@ impl fmt::Debug for Shards {
     }
 }
 
-/// Puts this rank's parts into a map.
+/// Gives this rank's parts, and may put them into a map.
 struct Backend {
     shards: Shards,
-    map: VarMap,
+    map: Option<VarMap>,
 }
 
 impl SimpleBackend for Backend {
     fn get(&self, shape: Shape, name: &str, init: Init, _: DType, _: &Device) -> candle_core::Result<Tensor> {
         let division = lock(&self.shards.asked).take().unwrap_or(Split::Whole.into());
-        if let Some(known) = lock(self.map.data()).get(name) {
+        if let Some(known) = self.map.as_ref().and_then(|map| lock(map.data()).get(name).cloned()) {
             return Ok(known.as_tensor().clone());
         }
+        let dims = shape.dims().to_vec();
         let (tensor, _) = self.shards.source.parameter(shape, name, init, division)?;
-        if let Some(parameter) = self.shards.source.take_last() {
-            lock(self.map.data()).insert(name.to_string(), parameter.var().clone());
+        let parameter = self.shards.source.take_last();
+        if let (Some(map), Some(parameter)) = (&self.map, parameter) {
+            lock(map.data()).insert(name.to_string(), parameter.var().clone());
         }
         if division.summed {
             lock(&self.shards.summed).insert(name.to_string());
         }
-        if division.split != Split::Whole {
-            lock(&self.shards.divided).insert(name.to_string());
-        }
+        let context = self.shards.context();
+        let runs = division.split.runs(&dims, context.rank(), context.ranks());
+        let held = Held { dims, runs, is_divided: division.split != Split::Whole };
+        lock(&self.shards.held).insert(name.to_string(), held);
         Ok(tensor)
     }
 
@@ -154,6 +179,6 @@ impl SimpleBackend for Backend {
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
-        lock(self.map.data()).contains_key(name)
+        self.map.as_ref().is_some_and(|map| lock(map.data()).contains_key(name))
     }
 }

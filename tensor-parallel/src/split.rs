@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use training::Runs;
+
 use crate::{Error, Result};
 
 /// Which of `len` things in a row are a rank's. Where the ranks do not divide them, the first ranks have one more: as if they were
@@ -26,35 +28,6 @@ pub enum Split {
     },
     /// By its columns, the second of two dimensions.
     Columns,
-}
-
-/// Where the elements of a shard lie among those of the whole weight: equal runs at equal distances.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Runs {
-    /// The first element.
-    pub(crate) start: usize,
-    /// Elements of a run.
-    pub(crate) len: usize,
-    /// From the beginning of a run to that of the next.
-    pub(crate) stride: usize,
-    /// How many runs.
-    pub(crate) count: usize,
-}
-
-impl Runs {
-    /// Each run's elements, by their places in the whole.
-    pub(crate) fn ranges(self) -> impl Iterator<Item = std::ops::Range<usize>> {
-        (0..self.count).map(move |run| {
-            let start = self.start + run * self.stride;
-            start..start + self.len
-        })
-    }
-
-    /// The shard's elements, out of all.
-    #[cfg(test)]
-    pub(crate) fn take<T: Copy>(self, all: &[T]) -> Vec<T> {
-        self.ranges().flat_map(|range| &all[range]).copied().collect()
-    }
 }
 
 impl Split {

@@ -12,6 +12,7 @@
 //! - [`autocast`] computes products in bf16, at the speed that the processor has for them.
 //! - [`clip_grad_norm`] bounds gradients of a model that every rank has whole.
 //! - [`audit`] finds parameters that get no gradient, and says why that may be.
+//! - [`GradSums`] adds gradients of several backward passes in place.
 //! - [`defer_weights`] runs backward without the gradients of weights, and those later.
 //! - [`activation_bytes`] tells what a graph holds for backward, with what operations keep to themselves ([`Kept`]).
 //! - [`tensor_header`] looks at a safetensors file before anything computes with what it says; [`open_input`] opens regular files
@@ -32,6 +33,7 @@ mod error;
 mod file;
 #[cfg(any(test, fuzzing))]
 mod fuzz;
+mod grad_sums;
 mod graph;
 mod init;
 mod kept;
@@ -39,6 +41,7 @@ mod op;
 mod platform;
 mod precision;
 mod product;
+mod runs;
 mod sgd;
 mod state;
 mod vectors;
@@ -58,6 +61,7 @@ pub use file::{
 };
 #[cfg(any(test, fuzzing))]
 pub use fuzz::fuzz_tensor_header;
+pub use grad_sums::GradSums;
 pub use graph::activation_bytes;
 pub use init::TorchInit;
 pub use kept::Kept;
@@ -68,5 +72,6 @@ pub use op::{
     linear_no_bias, log_softmax, max_pool2d, rms_norm, softmax, swiglu,
 };
 pub use precision::{Precision, autocast, bf16_products};
+pub use runs::Runs;
 pub use sgd::{Sgd, SgdConfig};
 pub use state::{OptimizerState, named_vars};

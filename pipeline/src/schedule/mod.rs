@@ -94,6 +94,16 @@ impl Table {
         self.owners.len()
     }
 
+    /// The same without backward.
+    pub(crate) fn forward_only(&self) -> Self {
+        let is_forward = |action: &&Action| {
+            let kinds = [ActionKind::Forward, ActionKind::SendActivation, ActionKind::RecvActivation];
+            kinds.contains(&action.kind)
+        };
+        let actions = self.actions.iter().map(|actions| actions.iter().filter(is_forward).copied().collect());
+        Self { actions: actions.collect(), ..self.clone() }
+    }
+
     /// The stage before this one, where it is on another rank.
     pub(crate) fn sender_before(&self, stage: usize) -> Option<usize> {
         let before = stage.checked_sub(1)?;

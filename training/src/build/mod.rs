@@ -47,6 +47,7 @@
 
 mod frozen;
 mod layers;
+mod model;
 mod parts;
 mod unit;
 mod whole;
@@ -59,6 +60,7 @@ use candle_nn::VarBuilder;
 
 pub use frozen::frozen;
 pub use layers::{Division, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
+pub use model::Model;
 pub use parts::PartSource;
 pub use unit::{Place, RunUnit, Unit, UnitSource, Units};
 pub use whole::WholeLayers;

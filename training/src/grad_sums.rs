@@ -1,37 +1,60 @@
-//! Gradients of a step, added up over micro-batches.
+//! Gradients of a step, added up over micro-batches without a new tensor for each sum.
 
 use std::collections::HashMap;
 
 use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, DType, Device, InplaceOp2, Layout, Result, Tensor, TensorId, Var, bail};
 
-/// The sums of the gradients of a rank's variables.
-#[derive(Default)]
-pub(crate) struct Gradients {
+/// The sums of the gradients of some variables over several backward passes.
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use training::GradSums;
+///
+/// let weight = Var::new(&[1f32, 2.0], &Device::Cpu)?;
+/// let mut sums = GradSums::new([weight.clone()]);
+/// for factor in [1.0, 10.0] {
+///     let loss = (weight.as_tensor() * factor)?.sum_all()?;
+///     sums.take(&mut loss.backward()?)?;
+/// }
+/// let grads = sums.finish()?;
+/// assert_eq!(grads.get(&weight).map(|grad| grad.to_vec1::<f32>()), Some(Ok(vec![11.0, 11.0])));
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct GradSums {
     vars: Vec<Var>,
     places: HashMap<TensorId, usize>,
     sums: Vec<Option<Tensor>>,
 }
 
-impl Gradients {
-    pub(crate) fn new(vars: impl IntoIterator<Item = Var>) -> Self {
+impl GradSums {
+    /// Of these variables.
+    pub fn new(vars: impl IntoIterator<Item = Var>) -> Self {
         let vars: Vec<Var> = vars.into_iter().collect();
         let places = vars.iter().enumerate().map(|(place, var)| (var.id(), place)).collect();
         Self { sums: vec![None; vars.len()], vars, places }
     }
 
-    /// Takes the gradients of these variables out of a backward pass.
-    pub(crate) fn take(&mut self, grads: &mut GradStore, vars: &[(String, Var)]) -> Result<()> {
-        for (_, var) in vars {
-            if let Some(gradient) = grads.remove(var) {
-                self.add(var.id(), gradient)?;
+    /// Takes the variables' gradients out of what a backward pass gave, and adds them.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn take(&mut self, grads: &mut GradStore) -> Result<()> {
+        for place in 0..self.vars.len() {
+            if let Some(gradient) = grads.remove(&self.vars[place]) {
+                self.add(self.vars[place].id(), gradient)?;
             }
         }
         Ok(())
     }
 
-    /// Adds a gradient that was put off, whose values others may use as well: several weights, or the layer itself.
-    pub(crate) fn add_shared(&mut self, id: TensorId, gradient: &Tensor) -> Result<()> {
+    /// Adds a gradient that was put off ([`defer_weights`](crate::defer_weights)), whose values others may use as well: several weights,
+    /// or the layer itself.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn add_shared(&mut self, id: TensorId, gradient: &Tensor) -> Result<()> {
         let first = self.places.contains_key(&id) && self.of_id(id).is_none();
         self.add(id, if first { gradient.force_contiguous()? } else { gradient.clone() })
     }
@@ -49,28 +72,35 @@ impl Gradients {
         Ok(())
     }
 
-    pub(crate) fn of(&self, var: &Var) -> Option<&Tensor> {
+    /// The sum so far; none where there was no gradient.
+    pub fn of(&self, var: &Var) -> Option<&Tensor> {
         self.of_id(var.id())
     }
 
-    pub(crate) fn of_id(&self, id: TensorId) -> Option<&Tensor> {
+    /// The same of the variable whose tensor this is.
+    pub fn of_id(&self, id: TensorId) -> Option<&Tensor> {
         self.sums[*self.places.get(&id)?].as_ref()
     }
 
-    pub(crate) fn set(&mut self, var: &Var, sum: Tensor) {
+    /// Puts another sum in its place.
+    pub fn set(&mut self, var: &Var, sum: Tensor) {
         if let Some(&place) = self.places.get(&var.id()) {
             self.sums[place] = Some(sum);
         }
     }
 
-    pub(crate) fn unset(&mut self, var: &Var) {
+    /// From now on the variable has no gradient.
+    pub fn unset(&mut self, var: &Var) {
         if let Some(&place) = self.places.get(&var.id()) {
             self.sums[place] = None;
         }
     }
 
     /// All sums, by variable.
-    pub(crate) fn finish(self) -> Result<GradStore> {
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn finish(self) -> Result<GradStore> {
         // Candle has no other way to an empty store.
         let mut store = Tensor::zeros((), DType::U8, &Device::Cpu)?.backward()?;
         for (var, sum) in self.vars.iter().zip(self.sums) {
