@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-use girandole::threads;
+use bin::threads;
 
 /// A step allocates hundreds of small tensors; with the C library's allocator it takes a quarter longer.
 #[global_allocator]
@@ -12,7 +12,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     keep_pages();
     set_threads();
-    girandole::cli::main()
+    bin::cli::main()
 }
 
 #[allow(unsafe_code, reason = "candle takes the number of its threads from the environment only")]

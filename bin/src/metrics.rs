@@ -73,7 +73,7 @@ const SOON: Duration = Duration::from_millis(250);
 /// had there is kept until [`MetricsWriter::finish`]: see [`MetricsWriter::create`].
 ///
 /// ```
-/// use girandole::metrics::{MetricsWriter, Summary};
+/// use bin::metrics::{MetricsWriter, Summary};
 ///
 /// let path = std::env::temp_dir().join(format!("metrics-{}.jsonl", std::process::id()));
 /// let mut metrics = MetricsWriter::create(&path)?;

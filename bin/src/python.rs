@@ -5,7 +5,7 @@ use std::fmt::{self, Display, Formatter};
 /// A float as Python prints it: `str(x)`. What `loss.item()` gives of an f32 is that number as f64.
 ///
 /// ```
-/// use girandole::python::Float;
+/// use bin::python::Float;
 ///
 /// assert_eq!(Float(4.67319917678833).to_string(), "4.67319917678833");
 /// assert_eq!(Float(f64::from(4.6f32)).to_string(), "4.599999904632568");
@@ -38,7 +38,7 @@ impl Display for Float {
 /// A float with so many digits after the point, as Python's `{x:.4f}` has four.
 ///
 /// ```
-/// use girandole::python::Fixed;
+/// use bin::python::Fixed;
 ///
 /// assert_eq!(Fixed::<4>(0.69314718).to_string(), "0.6931");
 /// assert_eq!(Fixed::<4>(f64::NAN).to_string(), "nan");
@@ -58,7 +58,7 @@ impl<const DIGITS: usize> Display for Fixed<DIGITS> {
 /// Whole numbers as PyTorch prints a tensor of one dimension.
 ///
 /// ```
-/// use girandole::python::IntTensor;
+/// use bin::python::IntTensor;
 ///
 /// assert_eq!(IntTensor(&[0, 10, 2]).to_string(), "tensor([ 0, 10,  2])");
 /// ```

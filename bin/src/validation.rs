@@ -82,7 +82,7 @@ impl Validation {
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use girandole::validation::{ValidationConfig, validate};
+/// use bin::validation::{ValidationConfig, validate};
 ///
 /// let config = ValidationConfig { samples: 5, batch_size: 2, classes: 2 };
 /// let on_ranks = comm::Local::run(3, |comm| {

@@ -17,8 +17,8 @@ use crate::weights::{load_weights, save_weights};
 ///
 /// ```no_run
 /// use candle_nn::linear;
-/// use girandole::options::CommonOptions;
-/// use girandole::variables::Variables;
+/// use bin::options::CommonOptions;
+/// use bin::variables::Variables;
 ///
 /// # fn setup(options: &CommonOptions) -> Result<(), Box<dyn std::error::Error>> {
 /// let variables = Variables::new(options)?;

@@ -74,7 +74,7 @@ impl TensorFile {
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor};
-    /// use girandole::weights::TensorFile;
+    /// use bin::weights::TensorFile;
     ///
     /// let path = std::env::temp_dir().join(format!("data-{}.safetensors", std::process::id()));
     /// Tensor::zeros((100, 20), DType::F32, &Device::Cpu)?.save_safetensors("x", &path)?;

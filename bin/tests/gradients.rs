@@ -3,10 +3,10 @@
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Module, ModuleT, VarBuilder, VarMap, linear, loss};
-use girandole::models::convnet::ConvNet;
-use girandole::models::linear::SimpleModel;
-use girandole::models::mlp::Mlp;
-use girandole::models::transformer::{Transformer, TransformerConfig};
+use bin::models::convnet::ConvNet;
+use bin::models::linear::SimpleModel;
+use bin::models::mlp::Mlp;
+use bin::models::transformer::{Transformer, TransformerConfig};
 use sampler::{Generator, SharedGenerator};
 use training::{AttentionMask, TorchInit, cross_entropy};
 

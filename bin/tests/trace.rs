@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use girandole::trace::{RankTrace, TraceError, install, merge};
+use bin::trace::{RankTrace, TraceError, install, merge};
 use serde_json::Value;
 
 #[test]

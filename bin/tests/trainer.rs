@@ -8,9 +8,9 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, Module, ModuleT, VarMap, linear, loss};
 use comm::{Communicator, Local, LocalConfig};
 use ddp::{Ddp, DdpConfig};
-use girandole::error::Result;
-use girandole::run_log::{LogConfig, RunLog};
-use girandole::trainer::{
+use bin::error::Result;
+use bin::run_log::{LogConfig, RunLog};
+use bin::trainer::{
     Epoch, Keeper, Observer, RunIdentity, Step, StepRandom, Trainer, TrainerConfig, named_parameters,
 };
 use sampler::{

@@ -3,7 +3,7 @@
 
 #[test]
 fn spans_are_off_and_warnings_are_on() {
-    assert!(girandole::trace::install(false).unwrap().is_none());
+    assert!(bin::trace::install(false).unwrap().is_none());
     assert!(tracing::info_span!("step").is_disabled());
     assert!(tracing::enabled!(tracing::Level::WARN));
     assert!(!tracing::enabled!(tracing::Level::INFO));

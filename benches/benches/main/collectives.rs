@@ -3,7 +3,7 @@
 use benches::Ranks;
 use comm::Transport;
 use criterion::{BenchmarkId, Throughput};
-use girandole::comm_bench::Measured;
+use bin::comm_bench::Measured;
 
 use crate::group::Group;
 

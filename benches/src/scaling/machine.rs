@@ -3,8 +3,8 @@
 use std::process::Command;
 use std::thread::available_parallelism;
 
-use girandole::report::total_memory_bytes;
-use girandole::start::host_name;
+use bin::report::total_memory_bytes;
+use bin::start::host_name;
 use serde::{Deserialize, Serialize};
 
 /// A machine, and the commit that ran on it.

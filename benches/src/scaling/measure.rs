@@ -1,7 +1,7 @@
 //! All runs, in turn.
 
-use girandole::console::note;
-use girandole::error::Result;
+use bin::console::note;
+use bin::error::Result;
 use serde::{Deserialize, Serialize};
 
 use super::{Case, Options};

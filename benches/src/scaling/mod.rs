@@ -11,12 +11,12 @@ mod scale;
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
-use girandole::console::note;
-use girandole::error::Result;
-use girandole::file_error::FileError;
-use girandole::forecast::fit::{Fit, fit};
-use girandole::outputs::check_in_place;
-use girandole::report::{command_line, now_rfc3339};
+use bin::console::note;
+use bin::error::Result;
+use bin::file_error::FileError;
+use bin::forecast::fit::{Fit, fit};
+use bin::outputs::check_in_place;
+use bin::report::{command_line, now_rfc3339};
 use serde::{Deserialize, Serialize};
 
 pub use case::{Case, Kind};

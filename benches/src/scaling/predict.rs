@@ -1,11 +1,11 @@
 //! What was measured beside what is predicted from runs on one rank, and ranks that are not there.
 
 use comm::Transport;
-use girandole::comm_bench::Row;
-use girandole::console::note;
-use girandole::error::{Error, Result};
-use girandole::forecast::fit::{Fit, fit};
-use girandole::forecast::{
+use bin::comm_bench::Row;
+use bin::console::note;
+use bin::error::{Error, Result};
+use bin::forecast::fit::{Fit, fit};
+use bin::forecast::{
     Collectives, Layout, Network, Prediction, Transformer, Work, predict, predict_with,
 };
 use serde::{Deserialize, Serialize};

@@ -6,8 +6,8 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
 use comm::Communicator;
 use ddp::{Ddp, DdpConfig};
-use girandole::error::Result;
-use girandole::models::transformer::Transformer;
+use bin::error::Result;
+use bin::models::transformer::Transformer;
 use training::{Adam, AdamConfig, TorchInit};
 
 use super::model::{generator, loss, share};

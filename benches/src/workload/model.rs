@@ -1,7 +1,7 @@
 //! The model's sizes, and the tokens that it is shown.
 
 use candle_core::{Device, Result, Tensor};
-use girandole::models::transformer::TransformerConfig;
+use bin::models::transformer::TransformerConfig;
 use sampler::{Generator, SharedGenerator};
 use serde::{Deserialize, Serialize};
 use training::AttentionMask;

@@ -7,8 +7,8 @@ use ::pipeline::{ActionKind, Cost, Pipeline, PipelineConfig, Split};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Optimizer, VarMap};
 use comm::Communicator;
-use girandole::error::{Error, Result};
-use girandole::models::transformer::Transformer;
+use bin::error::{Error, Result};
+use bin::models::transformer::Transformer;
 use training::{Adam, AdamConfig, TorchInit};
 
 use super::model::{generator, loss};

@@ -7,8 +7,8 @@ use candle_core::Tensor;
 use candle_core::backprop::GradStore;
 use candle_nn::Optimizer;
 use comm::{Communicator, Operation, Tcp, all_gather_object, broadcast_object};
-use girandole::error::Result;
-use girandole::report::peak_rss_bytes;
+use bin::error::Result;
+use bin::report::peak_rss_bytes;
 use serde::{Deserialize, Serialize};
 use training::Adam;
 

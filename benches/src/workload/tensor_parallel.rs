@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ::tensor_parallel::{LanguageModel, LanguageModelConfig, TensorParallel, TensorParallelConfig, Weights};
 use candle_core::Tensor;
 use comm::{Communicator, Mesh};
-use girandole::error::Result;
+use bin::error::Result;
 use training::{Adam, AdamConfig};
 
 use super::Training;

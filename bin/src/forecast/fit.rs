@@ -35,8 +35,8 @@ pub struct FittedRow {
 /// proportion, nearest to those measured. None where no row has a schedule.
 ///
 /// ```
-/// use girandole::comm_bench::Row;
-/// use girandole::forecast::fit::fit;
+/// use bin::comm_bench::Row;
+/// use bin::forecast::fit::fit;
 ///
 /// let row = |bytes: usize, s| Row { op: "send_recv".into(), world: 2, bytes, s, calls: 9, gb_s: 0.0, bus_gb_s: 0.0 };
 /// let fit = fit(&[row(4000, 1e-5 + 4e-6), row(4_000_000, 1e-5 + 4e-3)]).ok_or("no rows")?;

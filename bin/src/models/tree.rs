@@ -5,7 +5,7 @@ use std::fmt::{self, Display};
 /// A module and what it is made of; displayed as PyTorch's `print(model)` does.
 ///
 /// ```
-/// use girandole::models::tree::ModuleTree;
+/// use bin::models::tree::ModuleTree;
 ///
 /// let block = ModuleTree::leaf("Linear(in_features=2, out_features=2, bias=True)");
 /// let model = ModuleTree::list([block.clone(), block]);

@@ -9,7 +9,7 @@ use comm::{TcpConfig, Tls, Transport};
 /// ```
 /// use clap::Parser;
 /// use comm::{TcpConfig, Transport};
-/// use girandole::options::TransportOption;
+/// use bin::options::TransportOption;
 ///
 /// #[derive(Parser)]
 /// struct Options {

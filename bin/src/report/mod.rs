@@ -140,12 +140,12 @@ impl Report {
     /// None that is known; those of the libraries that draw are passed on.
     ///
     /// ```
-    /// use girandole::report::{Report, RunSeries};
+    /// use bin::report::{Report, RunSeries};
     ///
     /// let run = RunSeries { name: "ddp".into(), losses: vec![4., 2., 1., 0.5], seconds: 0.1, ..Default::default() };
     /// let html = Report { title: "ddp-linear".into(), runs: vec![run], ..Default::default() }.render()?;
     /// assert!(html.contains("<svg") && !html.contains("href"));
-    /// # Ok::<(), girandole::report::ReportError>(())
+    /// # Ok::<(), bin::report::ReportError>(())
     /// ```
     pub fn render(&self) -> Result<String, ReportError> {
         page::render(self)

@@ -18,14 +18,14 @@ use crate::outputs;
 /// A page, one section below the other.
 ///
 /// ```
-/// use girandole::report::sheet::{Curve, Figure, Line, Plot, Section, Sheet};
+/// use bin::report::sheet::{Curve, Figure, Line, Plot, Section, Sheet};
 ///
 /// let curve = Curve { name: "ddp".into(), points: vec![(1.0, 1.0), (2.0, 1.9)], line: Line::Solid, colour: 0 };
 /// let plot = Plot { title: "Speed-up".into(), curves: vec![curve], ..Plot::default() };
 /// let section = Section { heading: "Measured".into(), figures: vec![Figure::Plot(plot)], ..Section::default() };
 /// let html = Sheet { title: "Scaling".into(), sections: vec![section], ..Sheet::default() }.render()?;
 /// assert!(html.contains("<svg") && !html.contains("href"));
-/// # Ok::<(), girandole::report::ReportError>(())
+/// # Ok::<(), bin::report::ReportError>(())
 /// ```
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Sheet {

@@ -46,12 +46,12 @@ pub enum TraceError {
 /// [`TraceError::AlreadyInstalled`] where logging has been set up before.
 ///
 /// ```
-/// let recorder = girandole::trace::install(true)?;
+/// let recorder = bin::trace::install(true)?;
 /// tracing::info_span!("step", batch = 1).in_scope(|| { /* work */ });
 /// let part = recorder.map(|recorder| recorder.finish(0, "localhost"));
-/// let json = girandole::trace::merge(&Vec::from_iter(part))?;
+/// let json = bin::trace::merge(&Vec::from_iter(part))?;
 /// assert!(json.contains(r#""name":"step""#));
-/// # Ok::<(), girandole::trace::TraceError>(())
+/// # Ok::<(), bin::trace::TraceError>(())
 /// ```
 pub fn install(record: bool) -> Result<Option<TraceRecorder>, TraceError> {
     let warnings = tracing_subscriber::fmt::layer()

@@ -77,7 +77,7 @@ pub struct Position {
 /// use candle_nn::{Linear, Module, VarBuilder, VarMap, linear, loss};
 /// use comm::{Local, LocalConfig};
 /// use ddp::{Ddp, DdpConfig};
-/// use girandole::trainer::{Trainer, TrainerConfig, named_parameters};
+/// use bin::trainer::{Trainer, TrainerConfig, named_parameters};
 /// use sampler::{BoxError, DataLoader, DataLoaderConfig, DistributedSampler, DistributedSamplerConfig};
 /// use training::{Sgd, SgdConfig};
 ///
@@ -97,7 +97,7 @@ pub struct Position {
 /// let mut trainer = Trainer::new(ddp, loader, optimizer, loss, TrainerConfig::default());
 /// trainer.train(200, None, &mut ())?;
 /// assert!((trainer.ddp().vars()[0].to_vec2::<f32>()?[0][0] - 2.0).abs() < 0.01);
-/// # Ok::<(), girandole::error::Error>(())
+/// # Ok::<(), bin::error::Error>(())
 /// ```
 pub struct Trainer<M, D: Dataset, B, O, L> {
     ddp: Ddp<M>,

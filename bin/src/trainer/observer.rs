@@ -13,8 +13,8 @@ pub(super) type Say<'a> = &'a dyn Fn(Arguments<'_>) -> Result<()>;
 /// Hears of every epoch and step, on each rank; `()` does nothing with it.
 ///
 /// ```
-/// use girandole::error::Result;
-/// use girandole::trainer::{Observer, Step};
+/// use bin::error::Result;
+/// use bin::trainer::{Observer, Step};
 ///
 /// /// Prints every tenth loss.
 /// struct Printer;

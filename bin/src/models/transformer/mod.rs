@@ -59,7 +59,7 @@ impl Default for TransformerConfig {
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::{ModuleT, VarBuilder, VarMap};
-/// use girandole::models::transformer::{Transformer, TransformerConfig};
+/// use bin::models::transformer::{Transformer, TransformerConfig};
 /// use sampler::{Generator, SharedGenerator};
 ///
 /// let config = TransformerConfig { vocab_size: 100, d_model: 12, num_heads: 4, max_len: 10, ..Default::default() };

@@ -11,7 +11,7 @@ impl Transformer {
     /// The same model as modules: `embedding`, `pos_encoding`, `layers.0` and so on, `out_linear`. Dropout draws from `random`.
     ///
     /// ```
-    /// use girandole::models::transformer::{Transformer, TransformerConfig};
+    /// use bin::models::transformer::{Transformer, TransformerConfig};
     /// use sampler::{Generator, SharedGenerator};
     ///
     /// let config = TransformerConfig { vocab_size: 100, num_layers: 2, ..Default::default() };

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{ModuleT, VarMap};
-use girandole::models::transformer::{Transformer, TransformerConfig};
+use bin::models::transformer::{Transformer, TransformerConfig};
 use sampler::{Generator, SharedGenerator};
 use training::{AttentionMask, TorchInit};
 
