@@ -4,11 +4,11 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use candle_core::{DType, Device};
-use comm::{Communicator, Operation, Tcp, TcpConfig, Transport};
 use bin::comm_bench::{Measured, Row, measure};
 use bin::error::{Error, Result};
 use bin::start::{hand_over, handed_over};
+use candle_core::{DType, Device};
+use comm::{Communicator, Operation, Tcp, TcpConfig, Transport};
 use launch::SpawnConfig;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

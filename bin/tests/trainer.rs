@@ -4,15 +4,15 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Tensor};
-use candle_nn::{Linear, Module, ModuleT, VarMap, linear, loss};
-use comm::{Communicator, Local, LocalConfig};
-use ddp::{Ddp, DdpConfig};
 use bin::error::Result;
 use bin::run_log::{LogConfig, RunLog};
 use bin::trainer::{
     Epoch, Keeper, Observer, RunIdentity, Step, StepRandom, Trainer, TrainerConfig, named_parameters,
 };
+use candle_core::{DType, Device, Tensor};
+use candle_nn::{Linear, Module, ModuleT, VarMap, linear, loss};
+use comm::{Communicator, Local, LocalConfig};
+use ddp::{Ddp, DdpConfig};
 use sampler::{
     BoxError, DataLoader, DataLoaderConfig, DistributedSampler, DistributedSamplerConfig, Generator,
     SharedGenerator,

@@ -2,14 +2,17 @@
 
 use std::sync::Arc;
 
-use candle_core::{Device, Module, Result, Tensor, bail};
+use candle_core::{D, DType, Device, Module, Result, Tensor, bail};
 use candle_nn::Init;
-use training::LinearCrossEntropyConfig;
-use training::build::{Builder, Part, Unit, Units, Vocabulary};
+use training::build::{Builder, Model, Part, Unit, Units, Vocabulary};
+use training::{LinearCrossEntropyConfig, cross_entropy};
 
 use crate::block::{Block, KeyValues, Norm, positions};
 use crate::names::{self, Names};
 use crate::{Family, ModelConfig};
+
+/// The target of a place that has none.
+const IGNORED: i64 = -100;
 
 /// Vectors of tokens, and of positions where these are learnt.
 struct Embedding {
@@ -217,6 +220,26 @@ impl Units for CausalLm {
             .chain(blocks)
             .chain([&self.head as &dyn Module])
             .collect()
+    }
+}
+
+impl Model for CausalLm {
+    fn output_loss(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        let classes = logits.dim(D::Minus1)?;
+        cross_entropy(&logits.reshape(((), classes))?, &targets.flatten_all()?, Some(IGNORED))
+    }
+
+    fn loss(&self, tokens: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        CausalLm::loss(self, tokens, targets)
+    }
+
+    fn count(targets: &Tensor) -> Result<usize> {
+        let targets = targets.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
+        Ok(targets.iter().filter(|target| **target != IGNORED).count())
+    }
+
+    fn ties(&self) -> Vec<(String, String)> {
+        self.config.ties()
     }
 }
 

@@ -1,9 +1,9 @@
 //! Operations by transport, ranks and size; each rank is a process.
 
 use benches::Ranks;
+use bin::comm_bench::Measured;
 use comm::Transport;
 use criterion::{BenchmarkId, Throughput};
-use bin::comm_bench::Measured;
 
 use crate::group::Group;
 

@@ -10,13 +10,13 @@ mod scale;
 
 use std::path::{Path, PathBuf};
 
-use clap::Parser;
 use bin::console::note;
 use bin::error::Result;
 use bin::file_error::FileError;
 use bin::forecast::fit::{Fit, fit};
 use bin::outputs::check_in_place;
 use bin::report::{command_line, now_rfc3339};
+use clap::Parser;
 use serde::{Deserialize, Serialize};
 
 pub use case::{Case, Kind};

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::thread::available_parallelism;
 
-use clap::{Parser, ValueEnum};
 use bin::error::{Error, Result};
 use bin::forecast::Network;
+use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::Kind;

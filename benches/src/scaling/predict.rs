@@ -1,13 +1,11 @@
 //! What was measured beside what is predicted from runs on one rank, and ranks that are not there.
 
-use comm::Transport;
 use bin::comm_bench::Row;
 use bin::console::note;
 use bin::error::{Error, Result};
 use bin::forecast::fit::{Fit, fit};
-use bin::forecast::{
-    Collectives, Layout, Network, Prediction, Transformer, Work, predict, predict_with,
-};
+use bin::forecast::{Collectives, Layout, Network, Prediction, Transformer, Work, predict, predict_with};
+use comm::Transport;
 use serde::{Deserialize, Serialize};
 
 use super::{Case, Kind, Machine, Options, Run};

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use bin::error::Result;
+use bin::models::transformer::Transformer;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
 use comm::Communicator;
 use ddp::{Ddp, DdpConfig};
-use bin::error::Result;
-use bin::models::transformer::Transformer;
 use training::{Adam, AdamConfig, TorchInit};
 
 use super::model::{generator, loss, share};

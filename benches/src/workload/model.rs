@@ -1,7 +1,7 @@
 //! The model's sizes, and the tokens that it is shown.
 
-use candle_core::{Device, Result, Tensor};
 use bin::models::transformer::TransformerConfig;
+use candle_core::{Device, Result, Tensor};
 use sampler::{Generator, SharedGenerator};
 use serde::{Deserialize, Serialize};
 use training::AttentionMask;

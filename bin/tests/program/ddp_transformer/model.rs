@@ -1,8 +1,8 @@
 //! The model: PyTorch's names, and what each mask shows.
 
+use bin::models::transformer::{Transformer, TransformerConfig};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{ModuleT, VarMap};
-use bin::models::transformer::{Transformer, TransformerConfig};
 use sampler::{Generator, SharedGenerator};
 use training::{AttentionMask, TorchInit};
 

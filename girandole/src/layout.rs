@@ -1,0 +1,192 @@
+//! How a job's ranks are laid out: so many for each kind of parallelism.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use comm::{Communicator, Mesh};
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// The size of each axis of a mesh. Their product is the number of ranks; an axis that is not used has size 1.
+///
+/// Ranks along `tp` are neighbours, then those along `shard`: what talks most is closest together.
+///
+/// ```
+/// use girandole::Layout;
+///
+/// let layout: Layout = "pp=2,shard=2".parse()?;
+/// assert_eq!((layout.pp, layout.shard, layout.tp), (2, 2, 1));
+/// assert_eq!((layout.ranks(), layout.to_string()), (4, "pp=2,shard=2".to_string()));
+/// assert!(layout.check(8).is_err());
+/// # Ok::<(), girandole::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Layout {
+    /// Pipeline stages.
+    pub pp: usize,
+    /// Copies of the model.
+    pub dp: usize,
+    /// Ranks that each keep a part of every parameter (FSDP).
+    pub shard: usize,
+    /// Reserved for context parallelism; 1.
+    pub cp: usize,
+    /// Ranks that divide each layer (tensor parallelism).
+    pub tp: usize,
+}
+
+impl Default for Layout {
+    /// One rank.
+    fn default() -> Self {
+        Self { pp: 1, dp: 1, shard: 1, cp: 1, tp: 1 }
+    }
+}
+
+impl Layout {
+    /// Copies on so many ranks.
+    pub fn copies(ranks: usize) -> Self {
+        Self { dp: ranks, ..Self::default() }
+    }
+
+    /// Names and sizes, the outermost first.
+    pub fn axes(&self) -> [(&'static str, usize); 5] {
+        [("pp", self.pp), ("dp", self.dp), ("shard", self.shard), ("cp", self.cp), ("tp", self.tp)]
+    }
+
+    /// Ranks in all.
+    pub fn ranks(&self) -> usize {
+        self.axes().iter().fold(1, |product: usize, (_, size)| product.saturating_mul(*size))
+    }
+
+    /// Ranks that are given different rows of a batch.
+    pub fn data_ranks(&self) -> usize {
+        self.dp.saturating_mul(self.shard)
+    }
+
+    /// Whether this is a layout of so many ranks.
+    ///
+    /// # Errors
+    /// An axis of size 0, `cp` above 1; a product that is not the number of ranks, with layouts that would be.
+    pub fn check(&self, ranks: usize) -> Result<()> {
+        let refuse = |help: String| Err(Error::invalid("the layout", self, help));
+        if let Some((name, _)) = self.axes().into_iter().find(|(_, size)| *size == 0) {
+            return refuse(format!("give {name} at least 1"));
+        }
+        if self.cp != 1 {
+            return refuse(
+                "cp is reserved for context parallelism, which is not there yet: leave it out".into(),
+            );
+        }
+        if self.ranks() != ranks {
+            let fitting = self.fitting(ranks).iter().map(Self::to_string).collect::<Vec<_>>().join("; ");
+            return refuse(format!(
+                "its product is {}, and the job has {ranks} ranks: use for example {fitting}",
+                self.ranks()
+            ));
+        }
+        Ok(())
+    }
+
+    /// Layouts of so many ranks that are like this one: one axis is changed.
+    fn fitting(&self, ranks: usize) -> Vec<Self> {
+        let fit = |axis: &str| {
+            let mut fitted = *self;
+            let size = fitted.size_mut(axis)?;
+            *size = 1;
+            let others = fitted.ranks();
+            *fitted.size_mut(axis)? = ranks / others;
+            (fitted.ranks() == ranks).then_some(fitted)
+        };
+        let mut found: Vec<Self> = Vec::new();
+        for layout in ["dp", "shard", "tp", "pp"].into_iter().filter_map(fit).chain([Self::copies(ranks)]) {
+            if !found.contains(&layout) {
+                found.push(layout);
+            }
+        }
+        found
+    }
+
+    fn size_mut(&mut self, axis: &str) -> Option<&mut usize> {
+        Some(match axis {
+            "pp" => &mut self.pp,
+            "dp" => &mut self.dp,
+            "shard" => &mut self.shard,
+            "cp" => &mut self.cp,
+            "tp" => &mut self.tp,
+            _ => return None,
+        })
+    }
+
+    /// The ranks of `comm` in this layout. To be called on every rank.
+    ///
+    /// # Errors
+    /// Those of [`check`](Self::check); failures of communication.
+    pub fn mesh(&self, comm: Arc<dyn Communicator>) -> Result<Mesh> {
+        self.check(comm.world_size())?;
+        Ok(Mesh::new(comm, &self.axes())?)
+    }
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let used: Vec<_> = self.axes().into_iter().filter(|(_, size)| *size != 1).collect();
+        match &used[..] {
+            [] => f.write_str("dp=1"),
+            used => {
+                let axes: Vec<_> = used.iter().map(|(name, size)| format!("{name}={size}")).collect();
+                f.write_str(&axes.join(","))
+            }
+        }
+    }
+}
+
+impl FromStr for Layout {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut layout = Self::default();
+        let mut seen: Vec<&str> = Vec::new();
+        let refuse = |help: &str| Err(Error::invalid("a layout", format!("{text:?}"), help));
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            let Some((name, size)) = part.split_once('=') else {
+                return refuse("give axes with their sizes, such as pp=2,shard=2,tp=2");
+            };
+            let (name, size) = (name.trim(), size.trim());
+            if seen.contains(&name) {
+                return refuse("give each axis once");
+            }
+            seen.push(name);
+            let Some(axis) = layout.size_mut(name) else {
+                return refuse("the axes are pp, dp, shard and tp");
+            };
+            match size.parse() {
+                Ok(number) if number > 0 => *axis = number,
+                _ => return refuse("each size is a whole number of at least 1"),
+            }
+        }
+        Ok(layout)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::Layout;
+
+    #[test]
+    fn what_does_not_fit_is_told_what_would() {
+        let line = |text: &str, ranks| text.parse::<Layout>().unwrap().check(ranks).unwrap_err().to_string();
+        let said = line("pp=2,tp=2", 8);
+        assert!(said.contains("its product is 4, and the job has 8 ranks"), "{said}");
+        assert!(said.contains("pp=2,dp=2,tp=2") && said.contains("pp=2,shard=2,tp=2"), "{said}");
+        assert!(line("tp=3", 4).contains("use for example tp=4"), "{}", line("tp=3", 4));
+        assert!(line("cp=2", 2).contains("reserved"));
+        for text in ["pp", "pp=x", "pp=0", "zp=2", "pp=2,pp=2", "pp=-1"] {
+            assert!(text.parse::<Layout>().is_err(), "{text}");
+        }
+        assert_eq!("".parse::<Layout>().unwrap(), Layout::default());
+        assert_eq!(Layout::default().to_string().parse::<Layout>().unwrap(), Layout::default());
+    }
+}

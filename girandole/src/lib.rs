@@ -1,0 +1,67 @@
+//! Distributed training for candle: one model in any layout.
+//!
+//! A model is written once, as a chain of units ([`training::build`]), and a [`Layout`] says how it is spread over ranks: copies (`dp`),
+//! shards (`shard`, FSDP), divided layers (`tp`), pipeline stages (`pp`), in any product. [`Parallel`] is the model in its layout.
+//!
+//! ```
+//! use candle_core::{DType, Device, Module, Result, Tensor};
+//! use candle_nn::{Optimizer, loss};
+//! use girandole::training::build::{Builder, Division, Linear, LinearConfig, Model, Unit, Units};
+//! use girandole::training::{Adam, AdamConfig};
+//! use girandole::{InitialWeights, Layout, Parallel, ParallelConfig};
+//!
+//! struct Net([Unit<Linear>; 2]);
+//!
+//! impl Net {
+//!     fn new(b: &Builder) -> Result<Self> {
+//!         let up = LinearConfig::new(4, 8, Division::Outputs);
+//!         let down = LinearConfig::new(8, 1, Division::Inputs);
+//!         Ok(Self([b.unit("up", |p| p.pp("up").linear(&up))?, b.unit("down", |p| p.pp("down").linear(&down))?]))
+//!     }
+//! }
+//!
+//! impl Units for Net {
+//!     fn units(&self) -> Vec<&dyn Module> {
+//!         self.0.iter().map(|unit| unit as &dyn Module).collect()
+//!     }
+//! }
+//!
+//! impl Model for Net {
+//!     fn output_loss(output: &Tensor, targets: &Tensor) -> Result<Tensor> {
+//!         loss::mse(output, targets)
+//!     }
+//! }
+//!
+//! let layout: Layout = "shard=2,tp=2".parse()?;
+//! let losses = girandole::comm::Local::run_shared(layout.ranks(), |comm| {
+//!     let config = ParallelConfig::default();
+//!     let mut model = Parallel::new(comm, &layout, InitialWeights::seed(42), &config, Net::new)?;
+//!     let mut optimizer = Adam::named(model.named_vars(), AdamConfig { learning_rate: 0.1, ..AdamConfig::default() })?;
+//!     let (x, y) = (Tensor::ones((2, 4), DType::F32, &Device::Cpu)?, Tensor::ones((2, 1), DType::F32, &Device::Cpu)?);
+//!     let mut losses = Vec::new();
+//!     for _ in 0..20 {
+//!         let mut step = model.step(&x, &y)?; // this rank's rows
+//!         model.clip_grad_norm(&mut step.grads, 1.0)?;
+//!         optimizer.step(&step.grads)?;
+//!         losses.push(step.loss);
+//!     }
+//!     Ok(losses)
+//! })?;
+//! assert!(losses[0] == losses[3] && losses[0][19] < 0.1 * losses[0][0]);
+//! # Ok::<(), girandole::Error>(())
+//! ```
+//!
+//! All crates of Girandole are here under their names, so that a program needs one dependency.
+#![forbid(unsafe_code)]
+
+pub mod checkpoint;
+mod error;
+mod layout;
+pub mod parallel;
+
+pub use {comm, ddp, fsdp, launch, models, pipeline, sampler, tensor_parallel, training};
+
+pub use error::{Error, Result};
+pub use layout::Layout;
+pub use parallel::{Parallel, ParallelConfig, Step};
+pub use tensor_parallel::Weights as InitialWeights;

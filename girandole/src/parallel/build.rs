@@ -1,0 +1,99 @@
+//! How a model gets into its layout.
+
+use std::sync::Arc;
+
+use candle_core::Result as CandleResult;
+use candle_nn::{VarBuilder, VarMap};
+use comm::{Communicator, Mesh};
+use ddp::Ddp;
+use fsdp::Fsdp;
+use pipeline::Modules;
+use tensor_parallel::{Shards, TensorParallelConfig, Weights};
+use training::build::{Builder, Model, Place, UnitSource};
+
+use super::stages::Stages;
+use super::{Kind, Parallel, ParallelConfig};
+use crate::{Error, Layout, Result};
+
+impl<M: Model + Send + 'static> Parallel<M> {
+    /// Spreads a model over the ranks of `comm`. To be called on every rank, with equal arguments.
+    ///
+    /// `weights` are the first values of the parameters: [`InitialWeights::seed`](crate::InitialWeights) draws PyTorch's, and
+    /// `models::Weights::parts` gives those of a folder, of which each rank reads its own. `build` makes the model; with `pp` it
+    /// is called once for each unit.
+    ///
+    /// # Cost
+    /// A group for each axis, and one for the ranks of `dp` and `shard` together; those of the strategy.
+    ///
+    /// # Errors
+    /// A layout of another number of ranks; what `build` and the strategy fail with; failures of communication.
+    pub fn new(
+        comm: Arc<dyn Communicator>,
+        layout: &Layout,
+        weights: impl Into<Weights>,
+        config: &ParallelConfig,
+        build: impl Fn(&Builder) -> CandleResult<M> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        if config.micro_batches == 0 {
+            return Err(Error::invalid("micro_batches", 0, "give 1 or more"));
+        }
+        let mesh = layout.mesh(comm)?;
+        let data = mesh.plane(&["dp", "shard"])?;
+        let tensors =
+            TensorParallelConfig { dtype: config.dtype, device: config.device.clone(), ..Default::default() };
+        let shards = Shards::new(&mesh, &tensors, &weights.into())?;
+        let ties = build(&Builder::of_units(Arc::new(Nowhere)))?.ties();
+        let model = make(layout, (&mesh, &data), &shards, config, &ties, build)?;
+        let mut parallel = Self {
+            layout: *layout,
+            mesh,
+            data,
+            shards,
+            model,
+            config: config.clone(),
+            ties,
+            counted: Default::default(),
+        };
+        parallel.counted = parallel.find_counted()?;
+        Ok(parallel)
+    }
+}
+
+fn make<M: Model + Send + 'static>(
+    layout: &Layout,
+    (mesh, data): (&Mesh, &Arc<dyn Communicator>),
+    shards: &Shards,
+    config: &ParallelConfig,
+    ties: &[(String, String)],
+    build: impl Fn(&Builder) -> CandleResult<M> + Send + Sync + 'static,
+) -> Result<Kind<M>> {
+    let layers = shards.layers();
+    if layout.pp > 1 {
+        let modules = Modules::of_units(move |builder| build(&builder.clone().with_layers(layers.clone())))?;
+        return Ok(Kind::Stages(Box::new(Stages::new::<M>((mesh, data), shards, config, ties, &modules)?)));
+    }
+    if layout.shard > 1 {
+        let vb = shards.tensor_builder();
+        let build = |units| build(&Builder::from(units).with_layers(layers));
+        return Ok(Kind::Sharded(Fsdp::hybrid(mesh, ("shard", "dp"), vb, &config.fsdp, build)?));
+    }
+    let in_builder = |vb: VarBuilder<'static>| build(&Builder::new(vb).with_layers(layers));
+    if layout.dp > 1 {
+        return Ok(Kind::Copies(Ddp::new(data.clone(), shards.tensor_builder(), &config.ddp, in_builder)?));
+    }
+    let vars = VarMap::new();
+    Ok(Kind::Whole { model: in_builder(shards.var_builder(&vars))?, vars })
+}
+
+/// Where no unit is: for what a model says of itself.
+struct Nowhere;
+
+impl UnitSource for Nowhere {
+    fn unit(
+        &self,
+        _: &str,
+        _: &mut dyn FnMut(VarBuilder<'static>) -> CandleResult<()>,
+    ) -> CandleResult<Place> {
+        Ok(Place::Elsewhere)
+    }
+}

@@ -1,0 +1,73 @@
+//! What a model in a layout can be told.
+
+use std::fmt;
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Tensor};
+use ddp::DdpConfig;
+use fsdp::FsdpConfig;
+use pipeline::{ScheduleKind, Split};
+
+/// Says by its name whether a parameter is trained.
+pub type IsTrained = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+
+/// How a [`Parallel`](crate::Parallel) is built. The same on every rank.
+#[derive(Clone)]
+pub struct ParallelConfig {
+    /// Of parameters. Default: f32.
+    pub dtype: DType,
+    /// Where parameters are. Default: the CPU.
+    pub device: Device,
+    /// Equal parts of a rank's rows, one after the other, of which the gradients are added: a pipeline's micro-batches, accumulation
+    /// elsewhere. Default: 1.
+    pub micro_batches: usize,
+    /// With `pp`: an input of one micro-batch, for its shape and dtype. Default: none.
+    pub example: Option<Tensor>,
+    /// With `pp`: the order of work. Default: 1F1B.
+    pub schedule: ScheduleKind,
+    /// With `pp`: where the model is cut. Default: so that the stage with most parameters has as few as possible.
+    pub split: Split,
+    /// With `dp`: how gradients are grouped and averaged.
+    pub ddp: DdpConfig,
+    /// With `shard` and without `pp`: what is sharded, and in which precision.
+    pub fsdp: FsdpConfig,
+    /// Which parameters are trained, by name; the others get no optimizer. Default: all.
+    pub is_trained: Option<IsTrained>,
+}
+
+impl Default for ParallelConfig {
+    fn default() -> Self {
+        Self {
+            dtype: DType::F32,
+            device: Device::Cpu,
+            micro_batches: 1,
+            example: None,
+            schedule: ScheduleKind::OneFOneB,
+            split: Split::default(),
+            ddp: DdpConfig::default(),
+            fsdp: FsdpConfig::default(),
+            is_trained: None,
+        }
+    }
+}
+
+impl ParallelConfig {
+    pub(crate) fn is_trained(&self, name: &str) -> bool {
+        self.is_trained.as_ref().is_none_or(|is_trained| is_trained(name))
+    }
+}
+
+impl fmt::Debug for ParallelConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { dtype, device, micro_batches, schedule, split, ddp, fsdp, .. } = self;
+        f.debug_struct("ParallelConfig")
+            .field("dtype", dtype)
+            .field("device", device)
+            .field("micro_batches", micro_batches)
+            .field("schedule", schedule)
+            .field("split", split)
+            .field("ddp", ddp)
+            .field("fsdp", fsdp)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,87 @@
+//! Variables that several ranks have whole, of which each rank's optimizer changes a part: what a pipeline's stages are sharded by.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use candle_core::backprop::GradStore;
+use candle_core::{DType, Device, Tensor, Var};
+use comm::{Communicator, Operation};
+
+use crate::Result;
+
+/// The variables of a rank's stages, and its part of each.
+pub(super) struct FlatShards {
+    comm: Arc<dyn Communicator>,
+    vars: Vec<Divided>,
+}
+
+struct Divided {
+    name: String,
+    whole: Var,
+    /// Of the flat whole. May be empty, while the variable has one element at least.
+    range: Range<usize>,
+    shard: Var,
+}
+
+impl FlatShards {
+    pub(super) fn new(comm: Arc<dyn Communicator>, vars: Vec<(String, Var)>) -> Result<Self> {
+        let (rank, ranks) = (comm.rank(), comm.world_size());
+        let divide = |(name, whole): (String, Var)| {
+            let range = range(whole.elem_count(), rank, ranks);
+            let flat = whole.as_detached_tensor().flatten_all()?;
+            let shard = Var::from_tensor(&part(&flat, &range)?.force_contiguous()?)?;
+            Ok(Divided { name, whole, range, shard })
+        };
+        let vars = vars.into_iter().map(divide).collect::<Result<_>>()?;
+        Ok(Self { comm, vars })
+    }
+
+    pub(super) fn named_vars(&self) -> Vec<(String, Var)> {
+        self.vars.iter().map(|var| (var.name.clone(), var.shard.clone())).collect()
+    }
+
+    /// Which elements of the flat whole each variable of [`named_vars`](Self::named_vars) is.
+    pub(super) fn ranges(&self) -> Vec<Range<usize>> {
+        self.vars.iter().map(|var| var.range.clone()).collect()
+    }
+
+    /// This rank's part of gradients that all ranks have.
+    pub(super) fn of_gradients(&self, grads: &GradStore) -> Result<GradStore> {
+        // Candle has no other way to an empty store.
+        let mut store = Tensor::zeros((), DType::U8, &Device::Cpu)?.backward()?;
+        for var in &self.vars {
+            let Some(gradient) = grads.get(&var.whole) else { continue };
+            let own = part(&gradient.contiguous()?.flatten_all()?, &var.range)?;
+            // A copy, so that the whole gradient can go.
+            let own = own.force_contiguous()?;
+            store.insert(&var.shard, if var.range.is_empty() { own.zeros_like()? } else { own });
+        }
+        Ok(store)
+    }
+
+    /// Makes all variables whole again, from the parts of all ranks.
+    pub(super) fn gather(&self) -> Result<()> {
+        let ranks = self.comm.world_size();
+        let mut works = Vec::with_capacity(self.vars.len());
+        for var in &self.vars {
+            // A view: what is gathered is in the variable.
+            let output = var.whole.as_detached_tensor().flatten_all()?;
+            let counts = (0..ranks).map(|rank| range(output.elem_count(), rank, ranks).len()).collect();
+            let input = var.shard.as_detached_tensor().narrow(0, 0, var.range.len())?;
+            works.push(self.comm.submit(Operation::AllGather { output, input, counts: Some(counts) })?);
+        }
+        Ok(works.into_iter().try_for_each(comm::Work::wait)?)
+    }
+}
+
+/// Which of so many elements a rank has.
+fn range(len: usize, rank: usize, ranks: usize) -> Range<usize> {
+    let each = len.div_ceil(ranks);
+    (rank * each).min(len)..((rank + 1) * each).min(len)
+}
+
+/// A part of a flat tensor, of one element where there would be none.
+fn part(flat: &Tensor, range: &Range<usize>) -> Result<Tensor> {
+    let start = range.start.min(flat.elem_count().saturating_sub(1));
+    Ok(flat.narrow(0, start, range.len().max(1))?)
+}

@@ -1,0 +1,141 @@
+//! One model in any layout.
+
+mod build;
+mod config;
+mod flat_shards;
+mod norm;
+mod pieces;
+mod stages;
+mod step;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use candle_core::backprop::GradStore;
+use candle_core::{TensorId, Var};
+use candle_nn::VarMap;
+use comm::{Communicator, Mesh, Stats};
+use ddp::Ddp;
+use fsdp::Fsdp;
+use tensor_parallel::Shards;
+use training::build::Model;
+use training::named_vars;
+
+use crate::Layout;
+
+pub use config::{IsTrained, ParallelConfig};
+pub use pieces::Piece;
+
+use stages::Stages;
+
+/// A model in a [`Layout`]: this rank's part of it, and what this rank exchanges with others.
+///
+/// | axes | what it is made of |
+/// | --- | --- |
+/// | none, `tp` | the model as it is, with this rank's part of its layers |
+/// | `dp`, also with `tp` | [`Ddp`] |
+/// | `shard`, also with `dp` (hybrid) and `tp` | [`Fsdp`] |
+/// | `pp`, also with all others | [`pipeline::Pipeline`]; gradients are averaged over `dp` and `shard` |
+///
+/// With `pp`, `shard` divides what the optimizer keeps and changes: each rank's stages are gathered at the beginning of a step and stay whole
+/// until its end, since every micro-batch needs them (ZeRO's first stage).
+///
+/// # Failure
+/// As the strategies: after a failure ranks are out of step, and every later call fails with the first cause.
+pub struct Parallel<M> {
+    layout: Layout,
+    mesh: Mesh,
+    /// Ranks with other rows.
+    data: Arc<dyn Communicator>,
+    shards: Shards,
+    model: Kind<M>,
+    config: ParallelConfig,
+    ties: Vec<(String, String)>,
+    /// Of which the norm of all gradients counts this rank's.
+    counted: HashSet<TensorId>,
+}
+
+/// What a model is made of.
+enum Kind<M> {
+    Whole { model: M, vars: VarMap },
+    Copies(Ddp<M>),
+    Sharded(Fsdp<M>),
+    Stages(Box<Stages>),
+}
+
+/// What a step gives a rank.
+#[derive(Debug)]
+pub struct Step {
+    /// The mean loss over all targets of all ranks: the same on each.
+    pub loss: f64,
+    /// How many targets that are.
+    pub targets: usize,
+    /// The gradients of this rank's variables, as of the whole batch: for the optimizer.
+    pub grads: GradStore,
+}
+
+impl<M: Model> Parallel<M> {
+    /// How ranks are laid out.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The ranks along each axis.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    /// The ranks that are given different rows: this rank's number in the group is that of its share of a batch.
+    pub fn data_ranks(&self) -> &Arc<dyn Communicator> {
+        &self.data
+    }
+
+    /// How it was built.
+    pub fn config(&self) -> &ParallelConfig {
+        &self.config
+    }
+
+    /// The variables that are trained, with their names, for an optimizer: parameters, or this rank's parts of them.
+    pub fn named_vars(&self) -> Vec<(String, Var)> {
+        let mut vars = self.all_vars();
+        vars.retain(|(name, _)| self.config.is_trained(name));
+        vars
+    }
+
+    /// All variables, those that are not trained too.
+    fn all_vars(&self) -> Vec<(String, Var)> {
+        match &self.model {
+            Kind::Whole { vars, .. } => named_vars(vars),
+            Kind::Copies(ddp) => {
+                ddp.parameters().iter().map(|p| (p.name().to_string(), p.var().clone())).collect()
+            }
+            Kind::Sharded(fsdp) => fsdp.named_vars(),
+            Kind::Stages(stages) => stages.named_vars(),
+        }
+    }
+
+    /// The same in two groups, for two optimizers: weights of layers, which usually decay, and all others (biases, norms), which do not.
+    pub fn parameter_groups(&self) -> [Vec<(String, Var)>; 2] {
+        let is_matrix = |name: &str| self.shards.held(name).is_some_and(|(dims, _)| dims.len() > 1);
+        let (matrices, others) = self.named_vars().into_iter().partition(|(name, _)| is_matrix(name));
+        [matrices, others]
+    }
+
+    /// What this rank has sent and received for the model.
+    pub fn stats(&self) -> Stats {
+        let of = |comm: &Arc<dyn Communicator>| comm.stats();
+        let tp = self.mesh.axis("tp").map(of).unwrap_or_default();
+        tp + match &self.model {
+            Kind::Whole { .. } => Stats::default(),
+            Kind::Copies(ddp) => ddp.stats(),
+            Kind::Sharded(fsdp) => fsdp.stats(),
+            Kind::Stages(stages) => stages.stats(),
+        }
+    }
+}
+
+impl<M> std::fmt::Debug for Parallel<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Parallel({})", self.layout)
+    }
+}

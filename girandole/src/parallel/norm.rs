@@ -1,0 +1,88 @@
+//! The norm of all gradients, each parameter counted once over all axes.
+
+use std::collections::{HashMap, HashSet};
+
+use candle_core::backprop::GradStore;
+use candle_core::{TensorId, Var};
+use comm::{Communicator, first_of, global_norm};
+use training::build::Model;
+use training::{clip_by_norm, first_not_finite, grad_norm};
+
+use super::{Kind, Parallel};
+use crate::{Error, Result};
+
+impl<M: Model> Parallel<M> {
+    /// The 2-norm of the gradients of all parameters together, over all ranks: the same bits on each. To be called on every rank.
+    ///
+    /// # Cost
+    /// One pass over this rank's gradients; an all-gather of 8 bytes along each axis on which ranks have different parameters.
+    ///
+    /// # Errors
+    /// Failures of communication.
+    pub fn grad_norm(&self, grads: &GradStore) -> Result<f64> {
+        let counted: Vec<Var> = self.all_vars().into_iter().map(|(_, var)| var).collect();
+        let counted: Vec<Var> = counted.into_iter().filter(|var| self.counted.contains(&var.id())).collect();
+        Ok(global_norm(self.parts()?, grad_norm(grads, &counted)?)?)
+    }
+
+    /// Scales all gradients so that their norm is at most `max_norm`, as PyTorch's `clip_grad_norm_` with `error_if_nonfinite=True`; gives
+    /// the norm that they had. To be called on every rank.
+    ///
+    /// # Errors
+    /// On every rank: [`Error::NotFinite`] where a gradient holds a NaN or an infinity on any rank; a `max_norm` that is negative or
+    /// NaN; failures of communication. Nothing is changed then.
+    pub fn clip_grad_norm(&self, grads: &mut GradStore, max_norm: f64) -> Result<f64> {
+        let norm = self.grad_norm(grads)?;
+        self.check_finite(grads, norm, 0)?;
+        let vars: Vec<Var> = self.all_vars().into_iter().map(|(_, var)| var).collect();
+        clip_by_norm(grads, &vars, norm, max_norm)?;
+        Ok(norm)
+    }
+
+    /// Where a norm is not finite, an error on every rank that names a parameter. To be called on every rank.
+    ///
+    /// # Errors
+    /// [`Error::NotFinite`] with this step; failures of communication.
+    pub fn check_finite(&self, grads: &GradStore, norm: f64, step: u64) -> Result<()> {
+        if norm.is_finite() {
+            return Ok(());
+        }
+        let (names, vars): (Vec<String>, Vec<Var>) = self.all_vars().into_iter().unzip();
+        let own = first_not_finite(grads, &vars)?.map(|place| names[place].clone());
+        // None where only the sum of all squares is too large.
+        let first = first_of(self.parts()?, own)?;
+        let parameter = first.map_or_else(|| "all parameters together".into(), |(_, name)| name);
+        Err(Error::NotFinite { step, parameter, norm })
+    }
+
+    /// The groups along the axes on which ranks have different parameters.
+    fn parts(&self) -> Result<Vec<&dyn Communicator>> {
+        let axes = ["shard", "tp", "pp"].into_iter();
+        Ok(axes.map(|axis| Ok(&**self.mesh.axis(axis)?)).collect::<comm::Result<_>>()?)
+    }
+
+    /// The variables of which this rank's gradients count: of what is tied over stages the first, and of what the ranks of `tp` all have the
+    /// first rank's.
+    pub(super) fn find_counted(&self) -> Result<HashSet<TensorId>> {
+        let is_first = self.mesh.axis("tp")?.rank() == 0;
+        let tied = self.ties_of();
+        let counts = |name: &str| {
+            let first_of_tied = !matches!(self.model, Kind::Stages(_)) || !tied.contains_key(name);
+            first_of_tied && (is_first || self.shards.is_divided(name))
+        };
+        let vars = self.all_vars().into_iter().filter(|(name, _)| counts(name));
+        Ok(vars.map(|(_, var)| var.id()).collect())
+    }
+
+    /// For each parameter that is tied to one that was named before it, that one.
+    pub(super) fn ties_of(&self) -> HashMap<String, String> {
+        let mut roots: HashMap<String, String> = HashMap::new();
+        for (first, second) in &self.ties {
+            let root = roots.get(first).unwrap_or(first).clone();
+            if root != *second {
+                roots.insert(second.clone(), root);
+            }
+        }
+        roots
+    }
+}

@@ -1,0 +1,54 @@
+//! Which part of which parameter a rank has: what checkpoints are written and read by.
+
+use std::ops::Range;
+
+use candle_core::Var;
+use training::Runs;
+use training::build::Model;
+
+use super::{Kind, Parallel};
+use crate::checkpoint::Region;
+
+/// A variable of a rank's, and which elements of a parameter it is.
+#[derive(Debug, Clone)]
+pub struct Piece {
+    /// The parameter; of tied ones, the first.
+    pub name: String,
+    /// The variable's own name.
+    pub var_name: String,
+    /// Where its elements are in the whole.
+    pub region: Region,
+    /// The elements; it may have more, which are padding.
+    pub var: Var,
+    /// Whether it is this rank that writes it.
+    pub writes: bool,
+}
+
+impl<M: Model> Parallel<M> {
+    /// This rank's part of the model.
+    pub fn pieces(&self) -> Vec<Piece> {
+        let vars = self.all_vars();
+        let windows: Vec<Option<Range<usize>>> = match &self.model {
+            Kind::Sharded(fsdp) => fsdp.shard_ranges().into_iter().map(Some).collect(),
+            Kind::Stages(stages) if stages.flat().is_some() => {
+                stages.flat().map(|flat| flat.ranges().into_iter().map(Some).collect()).unwrap_or_default()
+            }
+            _ => vec![None; vars.len()],
+        };
+        let rank_of = |axis: &str| self.mesh.axis(axis).map_or(0, |comm| comm.rank());
+        let (copy, part, stage_ties) = (rank_of("dp"), rank_of("tp"), self.ties_of());
+        let is_pipeline = matches!(self.model, Kind::Stages(_));
+        let piece = |((var_name, var), window): ((String, Var), Option<Range<usize>>)| {
+            let all = || Runs { start: 0, len: var.elem_count(), stride: var.elem_count(), count: 1 };
+            let held = self.shards.held(&var_name);
+            let (dims, runs) = held.unwrap_or_else(|| (var.dims().to_vec(), all()));
+            let window = window.unwrap_or(0..runs.len * runs.count);
+            let root = stage_ties.get(&var_name).filter(|_| is_pipeline);
+            let is_own = part == 0 || self.shards.is_divided(&var_name);
+            let writes = copy == 0 && is_own && root.is_none();
+            let name = root.unwrap_or(&var_name).clone();
+            Piece { name, var_name, region: Region { dims, runs, window }, var, writes }
+        };
+        vars.into_iter().zip(windows).map(piece).collect()
+    }
+}

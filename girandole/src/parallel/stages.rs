@@ -1,0 +1,128 @@
+//! A model in pipeline stages, which may have copies, divided layers, and divided optimizers.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::backprop::GradStore;
+use candle_core::{Tensor, Var};
+use candle_nn::VarMap;
+use comm::{Communicator, Mesh, Stats};
+use pipeline::{Modules, Pipeline, PipelineConfig};
+use tensor_parallel::Shards;
+use training::build::Model;
+
+use super::ParallelConfig;
+use super::flat_shards::FlatShards;
+use super::step::{nothing_of, number, weighted};
+use crate::{Error, Result};
+
+/// This rank's stages.
+pub(super) struct Stages {
+    pipeline: Pipeline,
+    /// Where optimizers are divided.
+    flat: Option<FlatShards>,
+    sums: Arc<Mutex<Sums>>,
+    micro_batches: usize,
+}
+
+/// What the last stage's losses are weighted with, and come to.
+#[derive(Default)]
+struct Sums {
+    /// What a sum of losses is multiplied with, so that the mean over micro-batches and ranks is that over all targets.
+    share: f64,
+    sum: f64,
+}
+
+impl Stages {
+    pub(super) fn new<M: Model>(
+        (mesh, data): (&Mesh, &Arc<dyn Communicator>),
+        shards: &Shards,
+        config: &ParallelConfig,
+        ties: &[(String, String)],
+        modules: &Modules,
+    ) -> Result<Self> {
+        let Some(example) = &config.example else {
+            let help = "give an input of one micro-batch: its shape and dtype are what stages make room for";
+            return Err(Error::invalid("ParallelConfig::example", "none", help));
+        };
+        let several = |comm: &Arc<dyn Communicator>| (comm.world_size() > 1).then(|| comm.clone());
+        let (pp, shard) = (mesh.axis("pp")?.clone(), mesh.axis("shard")?);
+        let pipeline_config = PipelineConfig {
+            schedule: config.schedule,
+            micro_batches: config.micro_batches,
+            split: config.split.clone(),
+            data_parallel: several(data),
+            bucket_bytes: config.ddp.bucket_bytes,
+            tensor_parallel: several(mesh.axis("tp")?),
+            tied: ties.to_vec(),
+            ..PipelineConfig::default()
+        };
+        let sums: Arc<Mutex<Sums>> = Arc::default();
+        let own = sums.clone();
+        let loss = move |output: &Tensor, targets: &Tensor| {
+            let mut own = own.lock().unwrap_or_else(PoisonError::into_inner);
+            let count = M::count(targets)?;
+            if count == 0 {
+                return Ok(nothing_of(output)?);
+            }
+            let loss = M::output_loss(output, targets)?;
+            own.sum += number(&loss)? * count as f64;
+            Ok(weighted(&loss, count, own.share)?)
+        };
+        let builder = |map: &VarMap| shards.var_builder(map);
+        let mut pipeline = Pipeline::new(pp, modules, &builder, example, loss, &pipeline_config)?;
+        pipeline.set_divided(|name| shards.is_divided(name));
+        let flat = match several(shard) {
+            Some(shard) => Some(FlatShards::new(shard, pipeline.named_vars())?),
+            None => None,
+        };
+        Ok(Self { pipeline, flat, sums, micro_batches: config.micro_batches })
+    }
+
+    pub(super) fn named_vars(&self) -> Vec<(String, Var)> {
+        match &self.flat {
+            Some(flat) => flat.named_vars(),
+            None => self.pipeline.named_vars(),
+        }
+    }
+
+    pub(super) fn flat(&self) -> Option<&FlatShards> {
+        self.flat.as_ref()
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        self.pipeline.stats()
+    }
+
+    /// The sum of the losses of all targets, where this rank has the last stage, and the gradients.
+    pub(super) fn step(
+        &mut self,
+        (input, targets): (&Tensor, &Tensor),
+        share: f64,
+        shards: &Shards,
+    ) -> Result<(f64, GradStore)> {
+        self.begin(share * self.micro_batches as f64)?;
+        let mut step = self.pipeline.step(Some(input), Some(targets))?;
+        shards.sum_gradients(&self.pipeline.named_vars(), &mut step.grads)?;
+        let grads = match &self.flat {
+            Some(flat) => flat.of_gradients(&step.grads)?,
+            None => step.grads,
+        };
+        Ok((self.sums().sum, grads))
+    }
+
+    pub(super) fn evaluate(&mut self, input: &Tensor, targets: &Tensor) -> Result<f64> {
+        self.begin(1.0)?;
+        self.pipeline.evaluate(Some(input), Some(targets))?;
+        Ok(self.sums().sum)
+    }
+
+    /// Gathers what an optimizer may have changed.
+    fn begin(&mut self, share: f64) -> Result<()> {
+        *self.sums() = Sums { share, sum: 0.0 };
+        self.flat.as_ref().map_or(Ok(()), FlatShards::gather)
+    }
+
+    fn sums(&self) -> std::sync::MutexGuard<'_, Sums> {
+        self.sums.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
