@@ -64,13 +64,17 @@ pub enum Error {
     #[error(transparent)]
     Training(#[from] training::Error),
     /// What the model computed with failed with.
-    #[error("{0}")]
-    Candle(String),
+    #[error(transparent)]
+    Candle(candle_core::Error),
 }
 
 impl From<candle_core::Error> for Error {
     fn from(error: candle_core::Error) -> Self {
-        Self::Candle(error.to_string())
+        // What communication inside the model failed with.
+        match comm::carried::<comm::Error>(&error) {
+            Some(carried) => Self::Comm(carried.clone()),
+            None => Self::Candle(error),
+        }
     }
 }
 

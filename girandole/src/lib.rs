@@ -4,8 +4,11 @@
 //! shards (`shard`, FSDP), divided layers (`tp`), pipeline stages (`pp`), in any product. [`Parallel`] is the model in its layout.
 //!
 //! ```
+//! use std::sync::Arc;
+//!
 //! use candle_core::{DType, Device, Module, Result, Tensor};
 //! use candle_nn::{Optimizer, loss};
+//! use girandole::comm::{Communicator, Local};
 //! use girandole::training::build::{Builder, Division, Linear, LinearConfig, Model, Unit, Units};
 //! use girandole::training::{Adam, AdamConfig};
 //! use girandole::{InitialWeights, Layout, Parallel, ParallelConfig};
@@ -32,10 +35,8 @@
 //!     }
 //! }
 //!
-//! let layout: Layout = "shard=2,tp=2".parse()?;
-//! let losses = girandole::comm::Local::run_shared(layout.ranks(), |comm| {
-//!     let config = ParallelConfig::default();
-//!     let mut model = Parallel::new(comm, &layout, InitialWeights::seed(42), &config, Net::new)?;
+//! fn train(comm: Arc<dyn Communicator>, layout: &Layout) -> girandole::Result<Vec<f64>> {
+//!     let mut model = Parallel::new(comm, layout, InitialWeights::seed(42), &ParallelConfig::default(), Net::new)?;
 //!     let mut optimizer = Adam::named(model.named_vars(), AdamConfig { learning_rate: 0.1, ..AdamConfig::default() })?;
 //!     let (x, y) = (Tensor::ones((2, 4), DType::F32, &Device::Cpu)?, Tensor::ones((2, 1), DType::F32, &Device::Cpu)?);
 //!     let mut losses = Vec::new();
@@ -46,7 +47,10 @@
 //!         losses.push(step.loss);
 //!     }
 //!     Ok(losses)
-//! })?;
+//! }
+//!
+//! let layout: Layout = "shard=2,tp=2".parse()?;
+//! let losses = Local::run_shared(layout.ranks(), |comm| Ok(train(comm, &layout)?))?;
 //! assert!(losses[0] == losses[3] && losses[0][19] < 0.1 * losses[0][0]);
 //! # Ok::<(), girandole::Error>(())
 //! ```

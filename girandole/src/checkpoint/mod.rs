@@ -1,13 +1,12 @@
-//! temp
-use std::ops::Range;
-use training::Runs;
-/// Region
-#[derive(Debug, Clone)]
-pub struct Region {
-    /// d
-    pub dims: Vec<usize>,
-    /// r
-    pub runs: Runs,
-    /// w
-    pub window: Range<usize>,
-}
+//! Checkpoints that any layout reads, whichever layout wrote them.
+//!
+//! Each rank writes the parts that it has, in a file of its own; the manifest says which elements of which tensor each part is. A rank of
+//! another layout, or a single process, reads the elements that it needs from whatever files have them.
+
+mod read;
+mod region;
+mod save;
+
+pub use read::Saved;
+pub use region::Region;
+pub use save::Snapshot;

@@ -114,11 +114,9 @@ impl<M: Model> Parallel<M> {
         }
     }
 
-    /// The same in two groups, for two optimizers: weights of layers, which usually decay, and all others (biases, norms), which do not.
-    pub fn parameter_groups(&self) -> [Vec<(String, Var)>; 2] {
-        let is_matrix = |name: &str| self.shards.held(name).is_some_and(|(dims, _)| dims.len() > 1);
-        let (matrices, others) = self.named_vars().into_iter().partition(|(name, _)| is_matrix(name));
-        [matrices, others]
+    /// Whether a parameter has several dimensions: weights of layers and embeddings, which usually decay, where biases and norms do not.
+    pub fn is_matrix(&self, name: &str) -> bool {
+        self.shards.held(name).is_some_and(|(dims, _)| dims.len() > 1)
     }
 
     /// What this rank has sent and received for the model.

@@ -104,6 +104,8 @@ impl AdamConfig {
 pub struct Adam {
     config: AdamConfig,
     slots: Vec<Slot<Means>>,
+    /// Of each slot, whether its parameter decays.
+    decays: Vec<bool>,
 }
 
 /// What is remembered of a parameter.
@@ -160,7 +162,29 @@ impl Adam {
     /// [`Error::InvalidConfig`], [`Error::SameName`].
     pub fn named(vars: impl IntoIterator<Item = (String, Var)>, config: AdamConfig) -> Result<Self> {
         config.validate()?;
-        Ok(Self { config, slots: slots(NAME, vars)? })
+        let slots = slots(NAME, vars)?;
+        Ok(Self { config, decays: vec![true; slots.len()], slots })
+    }
+
+    /// From now on only those parameters decay whose names `decays` is true for: usually weights of layers, and neither biases nor norms.
+    ///
+    /// ```
+    /// use candle_core::{Device, Var};
+    /// use candle_nn::Optimizer;
+    /// use training::{Adam, AdamConfig};
+    ///
+    /// let (weight, bias) = (Var::new(&[1f64], &Device::Cpu)?, Var::new(&[1f64], &Device::Cpu)?);
+    /// let config = AdamConfig { learning_rate: 0.1, weight_decay: 0.5, ..AdamConfig::adamw() };
+    /// let named = [("fc.weight".into(), weight.clone()), ("fc.bias".into(), bias.clone())];
+    /// let mut adamw = Adam::named(named, config)?.decaying(|name| name.ends_with("weight"));
+    /// adamw.backward_step(&((weight.as_tensor() + bias.as_tensor())? * 0.0)?)?;
+    /// assert_eq!((weight.to_vec1::<f64>()?, bias.to_vec1::<f64>()?), (vec![0.95], vec![1.0]));
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn decaying(mut self, decays: impl Fn(&str) -> bool) -> Self {
+        self.decays = self.slots.iter().map(|slot| decays(&slot.name)).collect();
+        self
     }
 
     /// Bytes of what it remembers.
@@ -197,7 +221,7 @@ impl Adam {
         // `set_learning_rate` cannot refuse a value, so it is looked at here.
         self.config.validate()?;
         check_scale(NAME, scale)?;
-        for slot in &mut self.slots {
+        for (slot, decays) in self.slots.iter_mut().zip(&self.decays) {
             let Some(grad) = grads.get(&slot.var) else { continue };
             slot.check(NAME, grad)?;
             let on_host = slot.on_host();
@@ -209,7 +233,10 @@ impl Adam {
                     of_squares: Buffer::zeros(&slot.var)?,
                 }),
             };
-            let factors = self.config.factors(means.step + 1, scale);
+            let mut factors = self.config.factors(means.step + 1, scale);
+            if !decays {
+                (factors.penalty, factors.shrink) = (0., 1.);
+            }
             if on_host {
                 host::step(&slot.var, grad, means, factors)?;
             } else {

@@ -1,0 +1,229 @@
+//! Reading: whatever elements are needed, from whatever files have them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::{DType, Device, Shape, Tensor};
+use candle_nn::Init;
+use fsdp::TensorFile;
+use serde_json::Value;
+use training::build::{Model, PartSource};
+use training::{Contents, OptimizerState, Runs};
+
+use super::Region;
+use super::save::{Manifest, Remembered, agreed, model_key, optimizer_key};
+use crate::{Error, Parallel, Result};
+
+/// A checkpoint of which parts are read.
+#[derive(Debug)]
+pub struct Saved {
+    contents: Contents,
+    manifest: Manifest,
+    files: BTreeMap<String, TensorFile>,
+}
+
+impl Saved {
+    /// Reads the headers of its files. Their hashes are not compared: see [`Contents::check`].
+    ///
+    /// # Errors
+    /// A checkpoint that something else wrote; files that are missing or damaged.
+    pub fn open(contents: &Contents) -> Result<Self> {
+        let refuse = |problem: String| Error::file(&contents.folder, problem);
+        let manifest: Manifest = serde_json::from_value(contents.extra.clone())
+            .map_err(|error| refuse(format!("it is no checkpoint of a model in any layout: {error}")))?;
+        for (name, described) in &manifest.parameters {
+            let regions = described.parts.iter().map(|part| part.region(&described.dims));
+            let held = regions.map(|region| region.is_valid().then(|| region.len())).sum::<Option<usize>>();
+            if held != Some(described.dims.iter().product()) {
+                return Err(refuse(format!("its parts of {name} are not the whole {:?}", described.dims)));
+            }
+        }
+        let open = |name: &String| Ok((name.clone(), TensorFile::open(&contents.path(name))?));
+        let files = contents.files.keys().map(open).collect::<Result<_>>()?;
+        Ok(Self { contents: contents.clone(), manifest, files })
+    }
+
+    /// Names and shapes of its parameters.
+    pub fn shapes(&self) -> impl Iterator<Item = (&str, &[usize])> {
+        self.manifest.parameters.iter().map(|(name, described)| (name.as_str(), described.dims.as_slice()))
+    }
+
+    /// What the program kept.
+    pub fn extra(&self) -> &Value {
+        &self.manifest.extra
+    }
+
+    /// A parameter, whole.
+    ///
+    /// # Errors
+    /// One that it has not; a file that cannot be read.
+    pub fn whole(&mut self, name: &str) -> Result<Tensor> {
+        let dims = match self.manifest.parameters.get(name) {
+            Some(described) => described.dims.clone(),
+            None => return Err(self.missing(name)),
+        };
+        Ok(self.read(name, &Region::whole(&dims))?.reshape(dims)?)
+    }
+
+    /// Some elements of a parameter, one after the other, on the CPU.
+    ///
+    /// # Errors
+    /// A parameter that it has not, or in another shape; a file that cannot be read.
+    pub fn read(&mut self, name: &str, wanted: &Region) -> Result<Tensor> {
+        self.read_as(&model_key(name), name, wanted)
+    }
+
+    fn missing(&self, name: &str) -> Error {
+        let help = "it is of another model";
+        Error::file(&self.contents.folder, format!("it has no parameter {name}: {help}"))
+    }
+
+    /// Elements of what is kept under this key, of which the parts are those of a parameter.
+    fn read_as(&mut self, key: &str, name: &str, wanted: &Region) -> Result<Tensor> {
+        let Some(described) = self.manifest.parameters.get(name) else { return Err(self.missing(name)) };
+        if described.dims != wanted.dims {
+            let (got, expected) = (&described.dims, &wanted.dims);
+            let problem =
+                format!("its {name} is {got:?}, and the model's is {expected:?}: it is of another model");
+            return Err(Error::file(&self.contents.folder, problem));
+        }
+        let mut pieces: Vec<(usize, Tensor)> = Vec::new();
+        for part in &described.parts {
+            let common = wanted.common(&part.region(&described.dims));
+            let (Some(first), Some(last)) = (common.first(), common.last()) else { continue };
+            let Some(file) = self.files.get_mut(&part.file) else {
+                let problem = format!("it has no file {}", part.file);
+                return Err(Error::file(&self.contents.folder, problem));
+            };
+            // In one go, with what lies between.
+            let (start, end) = (first.second, last.second + last.len);
+            let read = file.read(key, start..end)?;
+            for run in &common {
+                pieces.push((run.first, read.narrow(0, run.second - start, run.len)?));
+            }
+        }
+        pieces.sort_by_key(|(place, _)| *place);
+        let pieces: Vec<Tensor> = pieces.into_iter().map(|(_, piece)| piece).collect();
+        match &pieces[..] {
+            [] => self.none_of(key, name),
+            [one] => Ok(one.contiguous()?),
+            several => Ok(Tensor::cat(several, 0)?),
+        }
+    }
+
+    /// No element, of the right dtype.
+    fn none_of(&mut self, key: &str, name: &str) -> Result<Tensor> {
+        let part = self.manifest.parameters.get(name).and_then(|described| described.parts.first());
+        match part.and_then(|part| self.files.get_mut(&part.file)) {
+            Some(file) => Ok(file.read(key, 0..0)?),
+            None => Ok(Tensor::zeros(0, DType::F32, &Device::Cpu)?),
+        }
+    }
+
+    /// What an optimizer remembered under this key.
+    fn remembered(
+        &mut self,
+        key: &str,
+        Remembered { of, by_element }: &Remembered,
+        wanted: &Region,
+    ) -> Result<Tensor> {
+        let key = optimizer_key(key);
+        if *by_element {
+            return self.read_as(&key, of, wanted);
+        }
+        for file in self.files.values_mut() {
+            if file.tensors().iter().any(|(name, ..)| *name == key) {
+                return Ok(file.whole(&key)?);
+            }
+        }
+        Err(Error::file(&self.contents.folder, format!("it has no {key}")))
+    }
+}
+
+impl<M: Model> Parallel<M> {
+    /// Reads a checkpoint that any layout wrote: parameters that are trained, and what the optimizer remembers if it is given one. To be called
+    /// on every rank, with the same checkpoint. Gives what its writer had as [`training::Checkpoint::extra`].
+    ///
+    /// # Cost
+    /// Each rank reads its parts; all together read all files once more for their hashes.
+    ///
+    /// # Errors
+    /// On every rank: a checkpoint of another model; one that is not as it was written, with the name of the file.
+    pub fn load(&mut self, contents: &Contents, optimizer: Option<&mut dyn OptimizerState>) -> Result<Value> {
+        let world = self.mesh().world().clone();
+        let check = || {
+            for (place, name) in contents.files.keys().enumerate() {
+                if place % world.world_size() == world.rank() {
+                    contents.check(name)?;
+                }
+            }
+            Ok(())
+        };
+        // Before anybody reads what is damaged, and takes it for something else.
+        agreed(&*world, check())?;
+        let mut saved = agreed(&*world, Saved::open(contents))?;
+        let read = self.read_all(&mut saved, optimizer);
+        agreed(&*world, read)?;
+        Ok(saved.manifest.extra)
+    }
+
+    fn read_all(&self, saved: &mut Saved, optimizer: Option<&mut dyn OptimizerState>) -> Result<()> {
+        let mut pieces = self.pieces();
+        pieces.retain(|piece| self.config().is_trained(&piece.var_name));
+        let padded = |values: Tensor, var: &candle_core::Var| {
+            let missing = var.elem_count() - values.elem_count();
+            let values = if missing == 0 { values } else { values.pad_with_zeros(0, 0, missing)? };
+            values.reshape(var.shape())
+        };
+        if let Some(optimizer) = optimizer {
+            let mut state = HashMap::new();
+            let keys = saved.manifest.optimizer.clone();
+            let mut of: HashMap<&str, Vec<(&String, &Remembered)>> = HashMap::new();
+            keys.iter().for_each(|(key, kept)| of.entry(&kept.of).or_default().push((key, kept)));
+            for piece in &pieces {
+                for (key, kept) in of.get(piece.name.as_str()).into_iter().flatten() {
+                    let value = saved.remembered(key, kept, &piece.region)?;
+                    let value = if kept.by_element { padded(value, &piece.var)? } else { value };
+                    state.insert(format!("{}{}", piece.var_name, &key[piece.name.len()..]), value);
+                }
+            }
+            optimizer.load_state(&state)?;
+        }
+        for piece in &pieces {
+            let values = padded(saved.read(&piece.name, &piece.region)?, &piece.var)?;
+            piece.var.set(&values.to_dtype(piece.var.dtype())?.to_device(piece.var.device())?)?;
+        }
+        Ok(())
+    }
+}
+
+/// A checkpoint as the first values of a model's parameters.
+#[derive(Debug)]
+struct SavedWeights(Mutex<Saved>);
+
+impl From<Saved> for Arc<dyn PartSource> {
+    fn from(saved: Saved) -> Self {
+        Arc::new(SavedWeights(Mutex::new(saved)))
+    }
+}
+
+impl PartSource for SavedWeights {
+    fn read(
+        &self,
+        name: &str,
+        shape: &Shape,
+        _: Init,
+        dtype: DType,
+        ranges: &[Range<usize>],
+    ) -> candle_core::Result<Tensor> {
+        let mut saved = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let read = |range: &Range<usize>| {
+            let runs = Runs { start: range.start, len: range.len(), stride: range.len(), count: 1 };
+            let region = Region { dims: shape.dims().to_vec(), runs, window: 0..range.len() };
+            Ok(saved.read(name, &region)?.to_dtype(dtype)?)
+        };
+        let parts = ranges.iter().map(read).collect::<Result<Vec<_>>>()?;
+        Tensor::cat(&parts, 0)
+    }
+}

@@ -1,0 +1,175 @@
+//! Which elements of a tensor something has: index arithmetic alone.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+use training::Runs;
+
+/// Some elements of a tensor that is thought of as flat: of those in `runs`, one after the other, the ones in `window`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Region {
+    /// The shape of the whole.
+    pub dims: Vec<usize>,
+    /// The elements that a tensor-parallel rank has.
+    pub runs: Runs,
+    /// Which of those, by their places among them.
+    pub window: Range<usize>,
+}
+
+/// Elements that two regions have in common: where they begin in each, and how many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Common {
+    pub(super) first: usize,
+    pub(super) second: usize,
+    pub(super) len: usize,
+}
+
+impl Region {
+    /// All elements of a tensor of this shape.
+    pub fn whole(dims: &[usize]) -> Self {
+        let len = dims.iter().product();
+        let runs = Runs { start: 0, len, stride: len, count: 1 };
+        Self { dims: dims.to_vec(), runs, window: 0..len }
+    }
+
+    /// How many elements it has.
+    pub fn len(&self) -> usize {
+        self.window.len()
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.window.is_empty()
+    }
+
+    /// Its elements by their places in the whole, and where in the region they begin; in order of both.
+    fn ranges(&self) -> impl Iterator<Item = (Range<usize>, usize)> {
+        let (runs, window) = (self.runs, self.window.clone());
+        let len = runs.len.max(1);
+        let first = window.start / len;
+        let last = window.end.div_ceil(len).min(runs.count);
+        (first..last.max(first)).filter_map(move |run| {
+            let base = run * runs.len;
+            let from = window.start.max(base);
+            let to = window.end.min(base + runs.len);
+            let start = runs.start + run * runs.stride;
+            (from < to).then(|| (start + from - base..start + to - base, from - window.start))
+        })
+    }
+
+    /// The elements that two regions of one tensor have in common, in order.
+    pub(super) fn common(&self, other: &Self) -> Vec<Common> {
+        let (mut own, mut others) = (self.ranges().peekable(), other.ranges().peekable());
+        let mut found = Vec::new();
+        while let (Some((a, first)), Some((b, second))) = (own.peek(), others.peek()) {
+            let (start, end) = (a.start.max(b.start), a.end.min(b.end));
+            if start < end {
+                let (first, second) = (first + start - a.start, second + start - b.start);
+                found.push(Common { first, second, len: end - start });
+            }
+            // The one that ends first has nothing more in common.
+            if a.end <= b.end {
+                own.next()
+            } else {
+                others.next()
+            };
+        }
+        found
+    }
+
+    /// Whether it can be of a tensor: nothing lies beyond its end, and runs do not overlap.
+    pub(super) fn is_valid(&self) -> bool {
+        let elements = self.dims.iter().try_fold(1usize, |all, dim| all.checked_mul(*dim));
+        let Runs { start, len, stride, count } = self.runs;
+        let end = count.checked_sub(1).and_then(|last| last.checked_mul(stride));
+        let end = end.and_then(|last| last.checked_add(start)).and_then(|last| last.checked_add(len));
+        let held = len.checked_mul(count);
+        let fits = match (elements, end, held) {
+            (Some(elements), Some(end), Some(held)) => end <= elements && self.window.end <= held,
+            _ => false,
+        };
+        fits && self.window.start <= self.window.end && (count == 1 || stride >= len)
+    }
+}
+
+/// A region without the shape, as manifests have it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Part {
+    /// The file, by the name of its set of tensors.
+    pub(super) file: String,
+    /// Start, length, stride and count.
+    runs: [usize; 4],
+    window: [usize; 2],
+}
+
+impl Part {
+    pub(super) fn of(file: &str, region: &Region) -> Self {
+        let Runs { start, len, stride, count } = region.runs;
+        let window = [region.window.start, region.window.end];
+        Self { file: file.into(), runs: [start, len, stride, count], window }
+    }
+
+    pub(super) fn region(&self, dims: &[usize]) -> Region {
+        let [start, len, stride, count] = self.runs;
+        let runs = Runs { start, len, stride, count };
+        Region { dims: dims.to_vec(), runs, window: self.window[0]..self.window[1] }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A part of an array of 12 rows and 10 columns, as a rank of `tp` has it, and of that a part as a rank of `shard` has it.
+    fn region() -> impl Strategy<Value = Region> {
+        let runs = prop_oneof![
+            Just(Runs { start: 0, len: 120, stride: 120, count: 1 }),
+            (0..4usize).prop_map(|rank| Runs { start: rank * 30, len: 30, stride: 120, count: 1 }),
+            (0..5usize).prop_map(|rank| Runs { start: rank * 2, len: 2, stride: 10, count: 12 }),
+            (0..2usize).prop_map(|rank| Runs { start: rank * 20, len: 20, stride: 40, count: 3 }),
+        ];
+        (runs, 0..4usize, 1..4usize).prop_map(|(runs, rank, ranks)| {
+            let held = runs.len * runs.count;
+            let each = held.div_ceil(ranks);
+            let window = (rank % ranks * each).min(held)..((rank % ranks + 1) * each).min(held);
+            Region { dims: vec![12, 10], runs, window }
+        })
+    }
+
+    fn places(region: &Region) -> Vec<usize> {
+        let all: Vec<usize> = region.runs.ranges().flatten().collect();
+        all[region.window.clone()].to_vec()
+    }
+
+    proptest! {
+        #[test]
+        fn common_elements_are_those_of_both(a in region(), b in region()) {
+            let (own, others) = (places(&a), places(&b));
+            let mut found = vec![None; own.len()];
+            for Common { first, second, len } in a.common(&b) {
+                for place in 0..len {
+                    prop_assert_eq!(own[first + place], others[second + place]);
+                    prop_assert!(found[first + place].replace(second + place).is_none());
+                }
+            }
+            let expected: Vec<_> = own.iter().map(|place| others.iter().position(|other| other == place)).collect();
+            prop_assert_eq!(found, expected);
+            prop_assert!(a.is_valid());
+        }
+
+        #[test]
+        fn regions_beyond_the_end_are_not_valid(more in 1..usize::MAX, field in 0..5usize) {
+            let mut region = Region::whole(&[12, 10]);
+            match field {
+                0 => region.runs.start = more,
+                1 => region.runs.len = 120usize.saturating_add(more),
+                2 => (region.runs.count, region.runs.stride) = (2, more),
+                3 => region.runs.count = 1usize.saturating_add(more),
+                _ => region.window.end = 120usize.saturating_add(more),
+            }
+            prop_assert!(!region.is_valid());
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! A small model, its batches, and a step of training.
+#![allow(dead_code)]
+
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Result, Tensor};
+use candle_nn::Optimizer;
+use girandole::training::{Adam, AdamConfig};
+use girandole::{InitialWeights, Layout, Parallel, ParallelConfig, models, pipeline};
+use models::{CausalLm, ModelConfig, Weights};
+use pipeline::ScheduleKind;
+
+pub(crate) const ROWS: usize = 8;
+pub(crate) const LEN: usize = 6;
+
+/// With a head of its own, or one that is the embedding; the second has norms of queries and keys, of which each rank has a part of the
+/// gradient.
+pub(crate) fn config(tied: bool) -> ModelConfig {
+    let family = if tied { "qwen3" } else { "llama" };
+    let json = format!(
+        r#"{{"model_type": "{family}", "head_dim": 4, "vocab_size": 48, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 6,
+             "num_attention_heads": 8, "num_key_value_heads": 8, "hidden_act": "silu", "max_position_embeddings": 16,
+             "rms_norm_eps": 1e-5, "initializer_range": 0.2, "tie_word_embeddings": {tied}, "rope_theta": 10000.0}}"#
+    );
+    ModelConfig::from_json(&json).unwrap()
+}
+
+/// The rows of a step; some targets do not count, and not as many in each row.
+pub(crate) fn batch(step: usize) -> (Tensor, Tensor) {
+    let token = |i: usize| ((i * 7 + step * 11 + i * i % 5) % 48) as u32;
+    let tokens: Vec<u32> = (0..ROWS * LEN).map(token).collect();
+    let targets = (0..ROWS * LEN).map(|i| match (i / LEN + i) % 4 {
+        0 if i / LEN != 3 => -100,
+        _ => i64::from((token(i) * 3 + 1) % 48),
+    });
+    let targets: Vec<i64> = targets.collect();
+    (
+        Tensor::from_vec(tokens, (ROWS, LEN), &Device::Cpu).unwrap(),
+        Tensor::from_vec(targets, (ROWS, LEN), &Device::Cpu).unwrap(),
+    )
+}
+
+/// AdamW that decays matrices alone.
+pub(crate) fn optimizer(parallel: &Parallel<CausalLm>) -> Result<Adam> {
+    let config = AdamConfig { learning_rate: 0.01, weight_decay: 0.1, ..AdamConfig::adamw() };
+    Ok(Adam::named(parallel.named_vars(), config)?.decaying(|name| parallel.is_matrix(name)))
+}
+
+/// What is trained, and how.
+#[derive(Clone, Copy)]
+pub(crate) struct Setup {
+    pub(crate) schedule: ScheduleKind,
+    pub(crate) dtype: DType,
+    pub(crate) tied: bool,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self { schedule: ScheduleKind::OneFOneB, dtype: DType::F64, tied: true }
+    }
+}
+
+impl Setup {
+    /// The model, from random weights unless others are given.
+    pub(crate) fn parallel(
+        &self,
+        comm: Arc<dyn girandole::comm::Communicator>,
+        layout: &Layout,
+        weights: Option<InitialWeights>,
+    ) -> girandole::Result<Parallel<CausalLm>> {
+        let config = config(self.tied);
+        let weights = weights.unwrap_or_else(|| Weights::random(&config, 7).unwrap().parts().into());
+        let rows = ROWS / layout.data_ranks();
+        let micro_batches = if rows.is_multiple_of(2) { 2 } else { 1 };
+        let settings = ParallelConfig {
+            dtype: self.dtype,
+            micro_batches,
+            example: Some(Tensor::zeros((rows / micro_batches, LEN), DType::U32, &Device::Cpu)?),
+            schedule: self.schedule,
+            ..ParallelConfig::default()
+        };
+        Parallel::new(comm, layout, weights, &settings, move |builder| CausalLm::new(&config, builder))
+    }
+}
+
+/// This rank's rows of a step.
+pub(crate) fn own_batch(parallel: &Parallel<CausalLm>, step: usize) -> Result<(Tensor, Tensor)> {
+    let (data, (tokens, targets)) = (parallel.data_ranks(), batch(step));
+    let rows = ROWS / data.world_size();
+    let part = |all: &Tensor| all.narrow(0, data.rank() * rows, rows)?.contiguous();
+    Ok((part(&tokens)?, part(&targets)?))
+}
+
+pub(crate) fn step(
+    parallel: &mut Parallel<CausalLm>,
+    optimizer: &mut Adam,
+    number: usize,
+) -> girandole::Result<f64> {
+    let (tokens, targets) = own_batch(parallel, number)?;
+    let mut step = parallel.step(&tokens, &targets)?;
+    parallel.clip_grad_norm(&mut step.grads, 0.5)?;
+    optimizer.step(&step.grads)?;
+    Ok(step.loss)
+}
