@@ -139,9 +139,7 @@ impl DistributedSampler {
     /// # }
     /// ```
     pub fn resume(&mut self, state: &SamplerState) -> Result<(), SamplerError> {
-        agree("data set length", self.config.dataset_len, state.dataset_len)?;
-        agree("seed", self.config.seed, state.seed)?;
-        agree("shuffle", self.config.shuffle, state.shuffle)?;
+        state.check(self.config.dataset_len, self.config.seed, self.config.shuffle)?;
         let start = state.consumed.min(state.dataset_len);
         self.count = count_from(&self.config, start)?;
         self.start = start;
@@ -183,13 +181,6 @@ fn count_from(config: &DistributedSamplerConfig, start: usize) -> Result<usize, 
         Some(_) => Ok(count),
         None => Err(SamplerError::EpochTooLong { dataset_len, num_replicas }),
     }
-}
-
-fn agree<T: PartialEq + ToString>(field: &'static str, expected: T, got: T) -> Result<(), SamplerError> {
-    if expected == got {
-        return Ok(());
-    }
-    Err(SamplerError::StateMismatch { field, expected: expected.to_string(), got: got.to_string() })
 }
 
 /// One rank's indices of one epoch; skipping ahead (`nth`) takes constant time.

@@ -41,6 +41,10 @@ pub enum SamplerError {
     #[error("batch_size is 0: a batch has at least 1 sample; set batch_size to 1 or more")]
     ZeroBatchSize,
 
+    /// An order of no rows.
+    #[error("the data set has no rows: give 1 or more")]
+    NoRows,
+
     /// Workers that may not load anything ahead.
     #[error(
         "prefetch_factor is 0 with {num_workers} workers, which could then never load anything; \

@@ -4,6 +4,8 @@
 //!   goes on in the middle of an epoch from a [`SamplerState`], also at another number of ranks.
 //! - [`SequentialSampler`] and [`RandomSampler`] serve one process; [`BatchSampler`] cuts any [`Sampler`]'s indices
 //!   into batches.
+//! - [`Order`] is for runs of many epochs and data sets of a billion rows: batches go on from one epoch into the next, and no
+//!   permutation is held ([`LazyPermutation`]).
 //! - [`DataLoader`] turns them into batches of samples of a [`Dataset`], on the calling thread or on workers.
 //! - [`Generator`] gives PyTorch's CPU random numbers to the bit, and [`initial`] the values that PyTorch's layers
 //!   start from.
@@ -41,8 +43,10 @@ mod error;
 mod fetch;
 mod generator;
 pub mod initial;
+mod lazy;
 mod loader;
 mod normal;
+mod order;
 mod permutation;
 mod random;
 mod sequential;
@@ -56,7 +60,9 @@ pub use dataset::Dataset;
 pub use distributed::{DistributedIndices, DistributedSampler, DistributedSamplerConfig};
 pub use error::{BoxError, SamplerError};
 pub use generator::Generator;
+pub use lazy::LazyPermutation;
 pub use loader::{Batches, DataLoader, DataLoaderConfig};
+pub use order::{Order, OrderConfig};
 pub use random::{RandomSampler, SharedGenerator};
 pub use sequential::SequentialSampler;
 pub use share::Tail;

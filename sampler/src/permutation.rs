@@ -4,7 +4,7 @@ use crate::allocation::reserved;
 use crate::{Generator, SamplerError};
 
 /// From this length on, PyTorch draws 64 bits for each element and shuffles the other way round.
-const LONG: usize = (u32::MAX / 20) as usize;
+pub(crate) const LONG: usize = (u32::MAX / 20) as usize;
 
 /// The numbers from 0 to `len` (exclusive) in `torch.randperm(len)`'s order, each through `from`.
 ///
@@ -33,7 +33,12 @@ fn forwards<T>(generator: &mut Generator, order: &mut Vec<T>, len: usize, from: 
     }
 }
 
-fn inside_out<T>(generator: &mut Generator, order: &mut Vec<T>, len: usize, from: impl Fn(usize) -> T) {
+pub(crate) fn inside_out<T>(
+    generator: &mut Generator,
+    order: &mut Vec<T>,
+    len: usize,
+    from: impl Fn(usize) -> T,
+) {
     for i in 0..len {
         let other = generator.next_u64() % (i as u64 + 1);
         order.push(from(i));

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 use sampler::{
-    BatchSampler, DistributedSampler, DistributedSamplerConfig, Generator, Sampler, SamplerState,
-    SequentialSampler, Tail,
+    BatchSampler, DistributedSampler, DistributedSamplerConfig, Generator, LazyPermutation, Sampler,
+    SamplerState, SequentialSampler, Tail,
 };
 
 /// An epoch's parts, the long way round: lists in place of arithmetic.
@@ -157,6 +157,23 @@ proptest! {
             prop_assert_eq!(plain.len(), taken.len());
             prop_assert_eq!(plain.collect::<Vec<_>>(), taken);
         }
+    }
+
+    #[test]
+    fn lazy_permutations_are_randperm(
+        len in 0..3000usize, seed: u64, steps in prop::collection::vec((0..300usize, 0..300usize), 0..8),
+    ) {
+        let expected = Generator::new(seed).randperm(len).unwrap();
+        let mut lazy = LazyPermutation::new(seed, len);
+        for (taken, skipped) in steps {
+            let at = lazy.position();
+            let drawn: Vec<usize> = lazy.by_ref().take(taken).map(Result::unwrap).collect();
+            prop_assert_eq!(&drawn[..], &expected[at..len.min(at + taken)]);
+            lazy.advance(skipped).unwrap();
+            prop_assert_eq!(lazy.position(), len.min(at + taken + skipped));
+        }
+        let at = lazy.position();
+        prop_assert_eq!(lazy.map(Result::unwrap).collect::<Vec<_>>(), &expected[at..]);
     }
 
     #[test]

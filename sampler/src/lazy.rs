@@ -1,0 +1,132 @@
+//! PyTorch's `randperm` without the whole permutation in memory.
+
+mod sparse;
+mod window;
+
+use crate::permutation::LONG;
+use crate::{Generator, SamplerError};
+
+use sparse::Sparse;
+use window::Windows;
+
+/// The numbers below a length in the order of [`Generator::randperm`] from a fresh generator, one after the other: the same
+/// sequence, in memory that grows with what was drawn.
+///
+/// # Cost
+/// - Below 214,748,364 numbers, some 30 bytes and 50 nanoseconds for each number drawn; never more memory than the permutation
+///   itself takes (four bytes a number), to which it turns on the way.
+/// - From there on PyTorch's shuffle has no order that could be computed from its beginning: each step of it may move any number
+///   that is placed already. It is computed in windows of about a thousandth of the numbers: for each window all random numbers
+///   are drawn again (about 10 seconds for a billion), in about 40 bytes for each number of a window. [`advance`](Self::advance) then
+///   costs nothing.
+///
+/// # Source
+/// Fisher and Yates' shuffle on a sparse array; for long permutations, its "inside out" form followed backwards.
+///
+/// ```
+/// use sampler::{Generator, LazyPermutation};
+///
+/// # fn main() -> Result<(), sampler::SamplerError> {
+/// let mut lazy = LazyPermutation::new(42, 100_000_000);
+/// let (first, second) = (lazy.next(), lazy.next());
+/// # let mut short = LazyPermutation::new(42, 1000);
+/// assert_eq!(LazyPermutation::new(42, 1000).collect::<Result<Vec<_>, _>>()?, Generator::new(42).randperm(1000)?);
+/// # short.advance(998)?;
+/// # assert_eq!(short.collect::<Result<Vec<_>, _>>()?, Generator::new(42).randperm(1000)?[998..]);
+/// # assert_ne!(first.transpose()?, second.transpose()?);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct LazyPermutation {
+    len: usize,
+    position: usize,
+    way: Way,
+}
+
+#[derive(Debug)]
+enum Way {
+    Sparse(Sparse),
+    Windows(Windows),
+}
+
+impl LazyPermutation {
+    /// The permutation of the numbers below `len` that PyTorch's `randperm` makes from this seed.
+    pub fn new(seed: u64, len: usize) -> Self {
+        let generator = Generator::new(seed);
+        let way = match len < LONG {
+            true => Way::Sparse(Sparse::new(generator, len)),
+            false => Way::Windows(Windows::new(generator, len)),
+        };
+        Self { len, position: 0, way }
+    }
+
+    /// How many numbers were drawn or left out.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// Leaves the next `count` numbers out, or as many as there are.
+    ///
+    /// # Errors
+    /// Where there is no memory for what they leave behind.
+    pub fn advance(&mut self, count: usize) -> Result<(), SamplerError> {
+        let count = count.min(self.len - self.position);
+        if let Way::Sparse(sparse) = &mut self.way {
+            sparse.advance(self.position, count)?;
+        }
+        self.position += count;
+        Ok(())
+    }
+
+    fn draw(&mut self) -> Result<usize, SamplerError> {
+        let number = match &mut self.way {
+            Way::Sparse(sparse) => sparse.draw(self.position)?,
+            Way::Windows(windows) => windows.at(self.position)?,
+        };
+        self.position += 1;
+        Ok(number)
+    }
+}
+
+impl Iterator for LazyPermutation {
+    type Item = Result<usize, SamplerError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        (self.position < self.len).then(|| self.draw())
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = self.len - self.position;
+        (left, Some(left))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first rows of a data set of a billion, in far less memory than its permutation. What PyTorch gives was looked up once:
+    /// `torch.randperm(10**9, generator=torch.Generator().manual_seed(7))`.
+    #[test]
+    #[ignore = "draws four billion random numbers: half a minute"]
+    fn a_billion_rows() {
+        let mut lazy = LazyPermutation::new(7, 1_000_000_000);
+        let first: Vec<usize> = lazy.by_ref().take(1000).map(|number| number.unwrap()).collect();
+        assert_eq!(first[..6], [93268064, 421403967, 806271965, 468455432, 354108767, 588514494]);
+        lazy.advance(500_000_000 - lazy.position()).unwrap();
+        let middle: Vec<usize> = lazy.take(4).map(|number| number.unwrap()).collect();
+        assert_eq!(middle, [272916529, 780165226, 420995645, 419794161]);
+    }
+
+    #[test]
+    fn many_rows_take_the_memory_of_those_drawn() {
+        let mut lazy = LazyPermutation::new(7, LONG - 1);
+        let mut first: Vec<usize> = lazy.by_ref().take(1000).map(|number| number.unwrap()).collect();
+        let Way::Sparse(sparse) = &lazy.way else { unreachable!() };
+        assert!(sparse.elements() <= 1000, "{}", sparse.elements());
+        first.sort_unstable();
+        first.dedup();
+        assert!(first.len() == 1000 && first[999] < LONG - 1);
+    }
+}
