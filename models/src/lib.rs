@@ -37,6 +37,7 @@ mod names;
 mod rotary;
 mod save;
 mod tokenizer;
+pub mod tokens;
 mod weights;
 
 pub use config::{Family, ModelConfig};

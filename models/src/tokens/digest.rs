@@ -1,0 +1,17 @@
+//! SHA-256, as hexadecimal digits.
+
+use sha2::{Digest, Sha256};
+
+/// A hash on its way.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Hash(Sha256);
+
+impl Hash {
+    pub(super) fn add(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    pub(super) fn hex(self) -> String {
+        self.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}

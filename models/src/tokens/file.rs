@@ -1,0 +1,204 @@
+//! Token files being read.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::{Error, Result};
+
+use super::bits;
+use super::digest::Hash;
+use super::open;
+use super::rows::{NOT_COUNTED, Row};
+
+/// Bytes that are read at a time, where all are.
+pub(super) const CHUNK: usize = 1 << 20;
+
+/// A file of tokens, of which only what is asked for is read: one that [`TokenWriter`](super::TokenWriter) wrote, or a safetensors file
+/// with a tensor `tokens`, i64 (rows, length), whose rows are rows to train on.
+///
+/// # Cost
+/// [`Rows::get`](super::Rows::get) and [`read`](Self::read) read the bytes of their tokens by one or two calls of the system, which keeps them in its
+/// cache. The file is not mapped: one that another program shortens meanwhile is an error, and not the end of the process.
+#[derive(Debug, Clone)]
+pub struct TokenFile {
+    pub(super) path: PathBuf,
+    pub(super) file: Arc<File>,
+    pub(super) layout: Layout,
+    pub(super) vocab_size: usize,
+    pub(super) end_of_text: Option<u32>,
+    pub(super) fingerprint: String,
+}
+
+/// Where in the file is what.
+#[derive(Debug, Clone)]
+pub(super) enum Layout {
+    /// Documents, one after the other.
+    Stream { width: u64, tokens: u64, begin: u64, documents: (u64, u64), counted: Option<u64>, end: u64 },
+    /// Rows of i64.
+    Table { rows: u64, length: u64, begin: u64 },
+}
+
+impl TokenFile {
+    /// Opens a file, and checks its header. Of a file of rows, all tokens are read once.
+    ///
+    /// # Errors
+    /// A file that cannot be read, is no regular file or no whole safetensors file, or holds something else; a negative token.
+    pub fn open(path: &Path) -> Result<Self> {
+        open::open(path)
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How many tokens there are.
+    pub fn tokens(&self) -> u64 {
+        match self.layout {
+            Layout::Stream { tokens, .. } => tokens,
+            Layout::Table { rows, length, .. } => rows * length,
+        }
+    }
+
+    /// How many documents there are; of a file of rows, how many rows.
+    pub fn documents(&self) -> u64 {
+        match self.layout {
+            Layout::Stream { documents: (_, count), .. } => count,
+            Layout::Table { rows, .. } => rows,
+        }
+    }
+
+    /// How many inputs a row has, where the file holds rows: one less than it has tokens.
+    pub fn row_length(&self) -> Option<usize> {
+        match self.layout {
+            Layout::Stream { .. } => None,
+            Layout::Table { length, .. } => Some(length as usize - 1),
+        }
+    }
+
+    /// All tokens are below this: the size of the vocabulary that the file was made with; of a file of rows, the highest token and one.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// The token that ends a text, where the tokenizer had one.
+    pub fn end_of_text(&self) -> Option<u32> {
+        self.end_of_text
+    }
+
+    /// SHA-256 of the content, as it was when the file was written; of a file of rows, as it was when it was opened.
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    /// Reads the whole file and compares its content with the fingerprint.
+    ///
+    /// # Errors
+    /// Content that has changed; failures to read.
+    pub fn verify(&self) -> Result<()> {
+        let (begin, end) = match self.layout {
+            Layout::Stream { begin, end, .. } => (begin, end),
+            Layout::Table { begin, rows, length } => (begin, begin + rows * length * 8),
+        };
+        let mut hash = Hash::default();
+        for from in (begin..end).step_by(CHUNK) {
+            hash.add(&self.bytes(from..end.min(from + CHUNK as u64))?);
+        }
+        if hash.hex() != self.fingerprint {
+            return Err(self.refuse("its content is not what was written: make it anew".into()));
+        }
+        Ok(())
+    }
+
+    /// The tokens of a document.
+    ///
+    /// # Errors
+    /// A document that there is not; a damaged file; failures to read.
+    pub fn document(&self, index: u64) -> Result<Range<u64>> {
+        if index >= self.documents() {
+            let problem = format!("it has {} documents, and {index} is asked for", self.documents());
+            return Err(self.refuse(problem));
+        }
+        let Layout::Stream { documents: (begin, _), tokens, .. } = self.layout else {
+            let length = self.tokens() / self.documents();
+            return Ok(index * length..(index + 1) * length);
+        };
+        let bytes = self.bytes(begin + 8 * index..begin + 8 * index + 16)?;
+        let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
+        let range = number(&bytes[..8])..number(&bytes[8..]);
+        if range.start >= range.end || range.end > tokens {
+            return Err(self.refuse(format!("document {index} would be the tokens {range:?} of {tokens}")));
+        }
+        Ok(range)
+    }
+
+    /// Some of the tokens.
+    ///
+    /// # Errors
+    /// Tokens that there are not; a damaged file; failures to read.
+    pub fn read(&self, range: Range<u64>) -> Result<Vec<u32>> {
+        if range.start > range.end || range.end > self.tokens() {
+            let problem = format!("it has {} tokens, and {range:?} are asked for", self.tokens());
+            return Err(self.refuse(problem));
+        }
+        let (begin, width) = match self.layout {
+            Layout::Stream { begin, width, .. } => (begin, width),
+            Layout::Table { begin, .. } => (begin, 8),
+        };
+        let bytes = self.bytes(begin + width * range.start..begin + width * range.end)?;
+        let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
+        let token = |(place, bytes)| match u32::try_from(number(bytes)).ok() {
+            Some(token) if (token as usize) < self.vocab_size => Ok(token),
+            _ => Err(self.refuse(format!(
+                "token {} is {}, and there are only {}: the file is damaged",
+                range.start + place as u64,
+                number(bytes) as i64,
+                self.vocab_size
+            ))),
+        };
+        bytes.chunks_exact(width as usize).enumerate().map(token).collect()
+    }
+
+    /// How many rows of `len` inputs there are.
+    pub(super) fn rows(&self, len: usize) -> u64 {
+        match self.layout {
+            Layout::Stream { tokens, .. } => tokens.saturating_sub(1) / len as u64,
+            Layout::Table { rows, .. } => rows,
+        }
+    }
+
+    /// A row of `len` inputs.
+    pub(super) fn row(&self, index: u64, len: usize) -> Result<Row> {
+        let len = len as u64;
+        let first = match self.layout {
+            Layout::Stream { .. } => index * len,
+            Layout::Table { length, .. } => index * length,
+        };
+        let mut tokens = self.read(first..first + len + 1)?;
+        let mut targets: Vec<i64> = tokens[1..].iter().map(|token| i64::from(*token)).collect();
+        if let Layout::Stream { counted: Some(counted), .. } = self.layout {
+            let (from, to) = (first + 1, first + 1 + len);
+            let bytes = self.bytes(counted + from / 8..counted + bits::bytes(to))?;
+            for (target, token) in targets.iter_mut().zip(from..) {
+                if !bits::get(&bytes, from, token) {
+                    *target = NOT_COUNTED;
+                }
+            }
+        }
+        tokens.truncate(len as usize);
+        Ok(Row { tokens, targets })
+    }
+
+    pub(super) fn bytes(&self, range: Range<u64>) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        self.file.read_exact_at(&mut bytes, range.start).map_err(Error::io("read", &self.path))?;
+        Ok(bytes)
+    }
+
+    pub(super) fn refuse(&self, problem: String) -> Error {
+        Error::Format { path: self.path.clone(), problem }
+    }
+}

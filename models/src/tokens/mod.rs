@@ -1,0 +1,34 @@
+//! The data of language models: token files, the text that they are made of, and rows of a fixed length to train on.
+//!
+//! [`TokenWriter`] writes a [`TokenFile`]. [`Rows`] cuts one or several of them into rows.
+//!
+//! ```
+//! use models::Tokenizer;
+//! use models::tokens::{Rows, TokenWriter};
+//!
+//! # let folder = tempfile::tempdir()?;
+//! let tokenizer = Tokenizer::bytes()?;
+//! let mut writer = TokenWriter::create(&folder.path().join("t.tokens"), tokenizer.len(), tokenizer.end_of_text())?;
+//! for text in ["hello ", "world"] {
+//!     writer.push(&tokenizer.encode(text)?)?;
+//!     writer.end_document()?;
+//! }
+//! let rows = Rows::new(vec![(writer.finish()?, 1.0)], 4)?;
+//! assert_eq!(rows.len(), 2); // of 11 tokens, the last two do not fill a row
+//! let row = rows.get(1)?;
+//! assert_eq!(row.tokens, [b'o', b' ', b'w', b'o'].map(u32::from));
+//! assert_eq!(row.targets, [b' ', b'w', b'o', b'r'].map(i64::from));
+//! # Ok::<(), models::Error>(())
+//! ```
+
+mod bits;
+mod digest;
+mod file;
+mod mixture;
+mod open;
+mod rows;
+mod writer;
+
+pub use file::TokenFile;
+pub use rows::{NOT_COUNTED, Row, Rows};
+pub use writer::TokenWriter;

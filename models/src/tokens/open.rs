@@ -1,0 +1,192 @@
+//! What the header of a token file says.
+
+use std::collections::HashMap;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::Arc;
+
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+
+use crate::{Error, Result};
+
+use super::TokenFile;
+use super::bits;
+use super::digest::Hash;
+use super::file::{CHUNK, Layout};
+use super::writer::FORMAT;
+
+const HELP: &str = "expected are a file of `girandole tokenize`, or a tensor `tokens` of I64 (rows, length)";
+
+pub(super) fn open(path: &Path) -> Result<TokenFile> {
+    let refuse = |source: std::io::Error| match source.kind() {
+        ErrorKind::InvalidData => {
+            Error::Format { path: path.into(), problem: format!("no whole safetensors file: {source}") }
+        }
+        _ => Error::Io { action: "read", path: path.into(), source },
+    };
+    let mut file = training::open_input(path).map_err(refuse)?;
+    let bytes = file.metadata().map_err(refuse)?.len();
+    let header = training::tensor_header(&mut file, bytes).map_err(refuse)?;
+    let metadata = &header.metadata;
+    let found = match metadata.info("tokens") {
+        Some(tokens) if tokens.shape.len() == 2 => table(metadata, tokens, header.data),
+        Some(tokens) => stream(metadata, tokens, header.data, bytes),
+        None => Err(format!("there is no tensor `tokens`; {HELP}")),
+    };
+    let about = metadata.metadata().clone().unwrap_or_default();
+    let found = found.and_then(|layout| Ok((layout, About::of(&about)?)));
+    let (layout, about) = found.map_err(|problem| Error::Format { path: path.into(), problem })?;
+    let is_table = matches!(layout, Layout::Table { .. });
+    let file = TokenFile {
+        path: path.into(),
+        file: Arc::new(file),
+        layout,
+        vocab_size: about.vocab_size,
+        end_of_text: about.end_of_text,
+        fingerprint: about.sha256,
+    };
+    match is_table {
+        true => scanned(file),
+        false => checked(file),
+    }
+}
+
+/// The metadata; of other programs' files there is none.
+#[derive(Default)]
+struct About {
+    vocab_size: usize,
+    end_of_text: Option<u32>,
+    sha256: String,
+}
+
+impl About {
+    fn of(about: &HashMap<String, String>) -> std::result::Result<Self, String> {
+        if about.get("format").is_none_or(|format| format != FORMAT) {
+            return Ok(Self::default());
+        }
+        let refuse =
+            |key: &str| format!("its metadata has no usable {key}: make it anew with `girandole tokenize`");
+        let get = |key: &str| about.get(key).map(String::as_str);
+        let vocab_size = get("vocab_size").and_then(|size| size.parse().ok()).filter(|size| *size > 0);
+        let is_hash = |text: &&str| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        Ok(Self {
+            vocab_size: vocab_size.ok_or_else(|| refuse("vocab_size"))?,
+            end_of_text: match get("end_of_text") {
+                Some(token) => Some(token.parse().map_err(|_| refuse("end_of_text"))?),
+                None => None,
+            },
+            sha256: get("sha256").filter(is_hash).ok_or_else(|| refuse("sha256"))?.into(),
+        })
+    }
+}
+
+fn table(metadata: &Metadata, tokens: &TensorInfo, data: u64) -> std::result::Result<Layout, String> {
+    let names = metadata.offset_keys();
+    if let Some(other) = names.iter().find(|name| *name != "tokens") {
+        return Err(format!("beside `tokens` it has `{other}`; {HELP}"));
+    }
+    let (rows, length) = (tokens.shape[0] as u64, tokens.shape[1] as u64);
+    match (tokens.dtype, rows, length) {
+        (Dtype::I64, 1.., 2..) => Ok(Layout::Table { rows, length, begin: data }),
+        (Dtype::I64, ..) => Err(format!(
+            "`tokens` is of shape ({rows}, {length}): it needs 1 row and 2 tokens a row at least"
+        )),
+        (dtype, ..) => Err(format!("`tokens` is {dtype:?} ({rows}, {length}); {HELP}")),
+    }
+}
+
+fn stream(
+    metadata: &Metadata,
+    tokens: &TensorInfo,
+    data: u64,
+    bytes: u64,
+) -> std::result::Result<Layout, String> {
+    let about = metadata.metadata().as_ref();
+    let width = match (tokens.dtype, &tokens.shape[..], about.and_then(|about| about.get("format"))) {
+        (Dtype::U16, [_], Some(format)) if format == FORMAT => 2,
+        (Dtype::U32, [_], Some(format)) if format == FORMAT => 4,
+        (dtype, shape, _) => return Err(format!("`tokens` is {dtype:?} {shape:?}; {HELP}")),
+    };
+    let vector = |name: &str, dtype| match metadata.info(name) {
+        Some(info) if info.dtype == dtype && info.shape.len() == 1 => {
+            Ok(Some((data + info.data_offsets.0 as u64, info.shape[0] as u64)))
+        }
+        Some(info) => {
+            Err(format!("`{name}` is {:?} {:?}, and not {dtype:?} of one dimension", info.dtype, info.shape))
+        }
+        None => Ok(None),
+    };
+    let (documents, ends) = vector("documents", Dtype::U64)?.ok_or("there is no tensor `documents`")?;
+    if ends < 2 {
+        return Err(format!("`documents` has {ends} numbers: it holds no document"));
+    }
+    let room = tokens.shape[0] as u64;
+    let counted = vector("counted", Dtype::U8)?;
+    if let Some((_, len)) = counted.filter(|(_, len)| *len > bits::bytes(room)) {
+        return Err(format!("`counted` has {len} bytes for {room} tokens"));
+    }
+    Ok(Layout::Stream {
+        width,
+        // As many as there is room for, for now.
+        tokens: room,
+        begin: data + tokens.data_offsets.0 as u64,
+        documents: (documents, ends - 1),
+        counted: counted.map(|(begin, _)| begin),
+        end: bytes,
+    })
+}
+
+/// A stream with the number of its tokens, which is where the last document ends.
+fn checked(mut file: TokenFile) -> Result<TokenFile> {
+    let Layout::Stream { width, tokens: room, begin, documents: (_, count), counted, .. } = file.layout
+    else {
+        return Ok(file);
+    };
+    let end = file.document(count - 1)?.end;
+    if room - end >= 8 / width {
+        return Err(file.refuse(format!("its documents end at token {end}, and there are {room}")));
+    }
+    let begins = file.document(0)?.start;
+    if begins != 0 {
+        return Err(file.refuse(format!("its first document begins at token {begins}")));
+    }
+    // `tokens` and `documents` come before it.
+    if counted.is_some_and(|at| at + bits::bytes(end) > begin_end(&file) || at < begin) {
+        return Err(file.refuse("`counted` has too few bytes".into()));
+    }
+    if let Layout::Stream { tokens, .. } = &mut file.layout {
+        *tokens = end;
+    }
+    Ok(file)
+}
+
+/// Where the file ends.
+fn begin_end(file: &TokenFile) -> u64 {
+    match file.layout {
+        Layout::Stream { end, .. } => end,
+        Layout::Table { begin, rows, length } => begin + 8 * rows * length,
+    }
+}
+
+/// A table with its fingerprint, and its highest token.
+fn scanned(mut file: TokenFile) -> Result<TokenFile> {
+    let Layout::Table { rows, length, begin } = file.layout else { return Ok(file) };
+    let (mut hash, mut highest) = (Hash::default(), 0);
+    let end = begin + 8 * rows * length;
+    for from in (begin..end).step_by(CHUNK) {
+        let bytes = file.bytes(from..end.min(from + CHUNK as u64))?;
+        hash.add(&bytes);
+        for (place, bytes) in bytes.chunks_exact(8).enumerate() {
+            let token = bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
+            if token >= u64::from(u32::MAX) {
+                let place = (from - begin) / 8 + place as u64;
+                let problem = format!("row {} has token {}", place / length, token as i64);
+                return Err(file.refuse(format!("{problem}; tokens are 0 or more, and below 2^32")));
+            }
+            highest = highest.max(token);
+        }
+    }
+    (file.vocab_size, file.fingerprint) = (highest as usize + 1, hash.hex());
+    Ok(file)
+}

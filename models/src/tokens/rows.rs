@@ -1,0 +1,176 @@
+//! Rows of a fixed length.
+
+use std::fmt;
+
+use sampler::{BoxError, Dataset};
+
+use crate::{Error, Result};
+
+use super::TokenFile;
+use super::digest::Hash;
+use super::mixture::Mixture;
+
+/// The target of a token on which no loss is taken, as PyTorch's `ignore_index`.
+pub const NOT_COUNTED: i64 = -100;
+
+/// What a model is trained on at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    /// What it sees.
+    pub tokens: Vec<u32>,
+    /// What it is to predict after each: the token that follows, or [`NOT_COUNTED`].
+    pub targets: Vec<i64>,
+}
+
+/// The rows of an epoch, of one or several token files. All have equally many inputs and as many targets.
+///
+/// - Row i of a file has its tokens from i times the length on, whatever the documents: each token but the first is a target exactly
+///   once, but for the last ones where they do not fill a row.
+/// - Rows of a file of rows are its rows: all tokens but the last are inputs, all but the first targets.
+/// - A weight of 2 takes each row of a file twice in an epoch, one of 1/2 takes half of its rows, evenly spread.
+/// - Several files are evenly interleaved.
+///
+/// # Cost
+/// A row is read when it is asked for: the bytes of its tokens, no more is in memory.
+pub struct Rows {
+    files: Vec<Source>,
+    mixture: Mixture,
+    len: usize,
+}
+
+struct Source {
+    file: TokenFile,
+    weight: f64,
+    /// Those that the file has.
+    rows: u64,
+    /// Those that an epoch has of it.
+    taken: u64,
+}
+
+impl Rows {
+    /// Rows of `len` inputs of these files, each with its weight.
+    ///
+    /// # Errors
+    /// No files; a length of 0; a file too short for a row, or of rows of another length; a weight that gives no row, or that is not
+    /// finite and above 0.
+    pub fn new(files: Vec<(TokenFile, f64)>, len: usize) -> Result<Self> {
+        let refuse =
+            |field, got: String, help| Err(Error::Invalid { what: "rows of tokens", field, got, help });
+        if len == 0 {
+            return refuse("the length", "0".into(), "give 1 or more");
+        }
+        if files.is_empty() {
+            return refuse("the files", "none".into(), "give 1 or more");
+        }
+        let files = files
+            .into_iter()
+            .map(|(file, weight)| Source::new(file, weight, len))
+            .collect::<Result<Vec<_>>>()?;
+        match Mixture::new(files.iter().map(|source| source.taken).collect()) {
+            Some(mixture) if usize::try_from(mixture.len()).is_ok() => Ok(Self { files, mixture, len }),
+            _ => refuse("the weights", "too large".into(), "an epoch has more rows than can be counted"),
+        }
+    }
+
+    /// How many rows an epoch has.
+    #[allow(clippy::len_without_is_empty, reason = "there is one at least")]
+    pub fn len(&self) -> usize {
+        self.mixture.len() as usize
+    }
+
+    /// How many inputs a row has.
+    pub fn row_len(&self) -> usize {
+        self.len
+    }
+
+    /// The files, and how many rows an epoch has of each.
+    pub fn files(&self) -> impl Iterator<Item = (&TokenFile, u64)> {
+        self.files.iter().map(|source| (&source.file, source.taken))
+    }
+
+    /// All tokens are below this.
+    pub fn vocab_size(&self) -> usize {
+        self.files.iter().map(|source| source.file.vocab_size()).max().unwrap_or_default()
+    }
+
+    /// A row of the epoch.
+    ///
+    /// # Errors
+    /// A row that there is not; a file that is damaged, or cannot be read any more.
+    pub fn get(&self, index: usize) -> Result<Row> {
+        if index >= self.len() {
+            let got = format!("{index} of {}", self.len());
+            let (what, field, help) = ("rows of tokens", "the index", "rows are numbered from 0");
+            return Err(Error::Invalid { what, field, got, help });
+        }
+        let (file, element) = self.mixture.at(index as u64);
+        let source = &self.files[file];
+        source.file.row(source.row(element), self.len)
+    }
+
+    /// What tells these rows from others, as 64 hexadecimal digits: it depends on the files' contents, order and weights, and on the
+    /// length of rows, but not on the files' names.
+    pub fn fingerprint(&self) -> String {
+        let mut hash = Hash::default();
+        hash.add(format!("rows of {}\n", self.len).as_bytes());
+        for Source { file, weight, rows, .. } in &self.files {
+            hash.add(format!("{} {rows} {:016x}\n", file.fingerprint(), weight.to_bits()).as_bytes());
+        }
+        hash.hex()
+    }
+}
+
+impl Source {
+    fn new(file: TokenFile, weight: f64, len: usize) -> Result<Self> {
+        if let Some(found) = file.row_length().filter(|found| *found != len) {
+            let problem = format!(
+                "its rows have {} tokens, for {found} inputs; rows of {len} are asked for",
+                found + 1
+            );
+            return Err(file.refuse(problem));
+        }
+        let rows = file.rows(len);
+        if rows == 0 {
+            let (tokens, needed) = (file.tokens(), len as u64 + 1);
+            let problem = format!("its {tokens} tokens are too few for a row of {len}, which needs {needed}");
+            return Err(file.refuse(problem));
+        }
+        // Above that, a number is not exact any more.
+        let taken = (rows as f64 * weight).round();
+        if !(weight.is_finite() && weight > 0.0 && (1.0..9e15).contains(&taken)) {
+            let problem = format!(
+                "with the weight {weight} an epoch has {taken} of its {rows} rows; give one that takes a row at least"
+            );
+            return Err(file.refuse(problem));
+        }
+        Ok(Self { file, weight, rows, taken: taken as u64 })
+    }
+
+    /// Which of the file's rows comes at a place among those that are taken: first all, as often as they are taken whole, then some.
+    fn row(&self, place: u64) -> u64 {
+        let some = self.taken % self.rows;
+        let whole = self.taken - some;
+        match place < whole {
+            true => place % self.rows,
+            false => (u128::from(place - whole) * u128::from(self.rows) / u128::from(some)) as u64,
+        }
+    }
+}
+
+impl Dataset for Rows {
+    type Item = Row;
+
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn get(&self, index: usize) -> std::result::Result<Row, BoxError> {
+        Ok(self.get(index)?)
+    }
+}
+
+impl fmt::Debug for Rows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Rows({} of {} tokens from {} files)", self.len(), self.len, self.files.len())
+    }
+}

@@ -1,0 +1,219 @@
+//! Token files being written.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+use training::AtomicFile;
+
+use crate::{Error, Result};
+
+use super::TokenFile;
+use super::bits::{self, Bits};
+use super::digest::Hash;
+
+/// Bytes before the tokens: a header of that length is written last, when it is known what it says.
+const HEADER: usize = 1024;
+/// What the file's `format` is.
+pub(super) const FORMAT: &str = "girandole-tokens-1";
+
+/// Writes a token file, token by token, in memory of constant size: a safetensors file that takes its place once it is whole
+/// ([`AtomicFile`]).
+///
+/// # Format
+/// - `tokens`: U16 where the vocabulary has at most 65,536 tokens, else U32; padded with zeros to a multiple of 8 bytes.
+/// - `documents`: U64, where each document begins, and last where all end: how many tokens there are.
+/// - `counted`, only where some are not: U8, a bit for each token, whether a loss is taken where it is predicted. That of token t is
+///   bit t % 8 of byte t / 8.
+/// - Metadata: `format` "girandole-tokens-1", `vocab_size`, `end_of_text` (where there is one), `sha256` of the tensors' bytes.
+///
+/// # Cost
+/// Where documents begin, and which tokens count, is kept in files without a name until the end.
+#[derive(Debug)]
+pub struct TokenWriter {
+    path: PathBuf,
+    file: BufWriter<AtomicFile>,
+    documents: BufWriter<File>,
+    counted: BufWriter<File>,
+    bits: Bits,
+    all_count: bool,
+    vocab_size: usize,
+    end_of_text: Option<u32>,
+    tokens: u64,
+    /// Where the current document begins.
+    begun: u64,
+    ended: u64,
+    hash: Hash,
+}
+
+impl TokenWriter {
+    /// Begins a file of tokens below `vocab_size`.
+    ///
+    /// # Errors
+    /// A path where no file can be written; a vocabulary of no tokens, or of more than 32 bits can number.
+    pub fn create(path: &Path, vocab_size: usize, end_of_text: Option<u32>) -> Result<Self> {
+        if vocab_size == 0 || u32::try_from(vocab_size).is_err() {
+            let help = "give the number of the tokenizer's tokens";
+            let got = vocab_size.to_string();
+            return Err(Error::Invalid { what: "a token file", field: "the vocabulary", got, help });
+        }
+        let refuse = Error::io("write", path);
+        let mut file = BufWriter::with_capacity(1 << 18, AtomicFile::create(path).map_err(&refuse)?);
+        file.write_all(&[b' '; HEADER]).map_err(&refuse)?;
+        let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+        let spool = || tempfile::tempfile_in(folder).map(BufWriter::new).map_err(&refuse);
+        let mut documents = spool()?;
+        documents.write_all(&0u64.to_le_bytes()).map_err(&refuse)?;
+        Ok(Self {
+            path: path.into(),
+            file,
+            documents,
+            counted: spool()?,
+            bits: Bits::default(),
+            all_count: true,
+            vocab_size,
+            end_of_text,
+            tokens: 0,
+            begun: 0,
+            ended: 0,
+            hash: Hash::default(),
+        })
+    }
+
+    /// How many tokens were written.
+    pub fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// How many documents were ended.
+    pub fn documents(&self) -> u64 {
+        self.ended
+    }
+
+    /// Adds tokens to the document, all of which count.
+    ///
+    /// # Errors
+    /// A token beyond the vocabulary; failures to write.
+    pub fn push(&mut self, tokens: &[u32]) -> Result<()> {
+        self.push_counted(tokens, |_| true)
+    }
+
+    /// Adds tokens to the document. `counts` says for each place in `tokens` whether a loss is taken where that token is predicted.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub fn push_counted(&mut self, tokens: &[u32], counts: impl Fn(usize) -> bool) -> Result<()> {
+        if let Some(token) = tokens.iter().find(|token| **token as usize >= self.vocab_size) {
+            let (got, help) = (token.to_string(), "the tokenizer has more tokens than it says");
+            return Err(Error::Invalid { what: "a token file", field: "a token", got, help });
+        }
+        let bytes: Vec<u8> = match is_wide(self.vocab_size) {
+            true => tokens.iter().flat_map(|token| token.to_le_bytes()).collect(),
+            false => tokens.iter().flat_map(|token| (*token as u16).to_le_bytes()).collect(),
+        };
+        for place in 0..tokens.len() {
+            let counts = counts(place);
+            self.all_count &= counts;
+            self.bits.push(counts);
+        }
+        self.tokens += tokens.len() as u64;
+        self.hash.add(&bytes);
+        let written = self.file.write_all(&bytes).and_then(|()| self.counted.write_all(&self.bits.take()));
+        written.map_err(Error::io("write", &self.path))
+    }
+
+    /// Ends the document. One without tokens is none.
+    ///
+    /// # Errors
+    /// Failures to write.
+    pub fn end_document(&mut self) -> Result<()> {
+        if self.begun == self.tokens {
+            return Ok(());
+        }
+        (self.begun, self.ended) = (self.tokens, self.ended + 1);
+        self.documents.write_all(&self.tokens.to_le_bytes()).map_err(Error::io("write", &self.path))
+    }
+
+    /// Ends the file, and puts it in its place.
+    ///
+    /// # Errors
+    /// No tokens; failures to write. An older file is then as it was.
+    pub fn finish(mut self) -> Result<TokenFile> {
+        self.end_document()?;
+        if self.tokens == 0 {
+            let (what, field) = ("a token file", "the text");
+            let help = "give one with a character at least";
+            return Err(Error::Invalid { what, field, got: "empty".into(), help });
+        }
+        let path = self.path.clone();
+        self.close().map_err(Error::io("write", &path))?;
+        TokenFile::open(&path)
+    }
+
+    fn close(mut self) -> io::Result<()> {
+        self.bits.fill();
+        self.counted.write_all(&self.bits.take())?;
+        let width = if is_wide(self.vocab_size) { 4 } else { 2 };
+        let padded = (self.tokens * width).next_multiple_of(8);
+        let padding = vec![0; (padded - self.tokens * width) as usize];
+        self.hash.add(&padding);
+        self.file.write_all(&padding)?;
+        let spools = [Some(self.documents), Some(self.counted).filter(|_| !self.all_count)];
+        for spool in spools.into_iter().flatten() {
+            append(spool, &mut self.file, &mut self.hash)?;
+        }
+        let (format, sha256) = (FORMAT.to_string(), self.hash.hex());
+        let mut about =
+            vec![("format", format), ("vocab_size", self.vocab_size.to_string()), ("sha256", sha256)];
+        about.extend(self.end_of_text.map(|token| ("end_of_text", token.to_string())));
+        let (dtype, len) = (if width == 4 { Dtype::U32 } else { Dtype::U16 }, padded / width);
+        let mut tensors = vec![("tokens", dtype, len), ("documents", Dtype::U64, self.ended + 1)];
+        if !self.all_count {
+            tensors.push(("counted", Dtype::U8, bits::bytes(self.tokens)));
+        }
+        self.file.seek(SeekFrom::Start(0))?;
+        self.file.write_all(&header(about, tensors)?)?;
+        self.file.into_inner().map_err(io::IntoInnerError::into_error)?.commit()
+    }
+}
+
+/// Whether a vocabulary needs more than 16 bits.
+fn is_wide(vocab_size: usize) -> bool {
+    vocab_size > 1 << 16
+}
+
+fn append(spool: BufWriter<File>, to: &mut impl Write, hash: &mut Hash) -> io::Result<()> {
+    let mut from = spool.into_inner().map_err(io::IntoInnerError::into_error)?;
+    from.rewind()?;
+    let (mut from, mut bytes) = (BufReader::new(from), vec![0; 1 << 16]);
+    loop {
+        let len = from.read(&mut bytes)?;
+        if len == 0 {
+            return Ok(());
+        }
+        hash.add(&bytes[..len]);
+        to.write_all(&bytes[..len])?;
+    }
+}
+
+/// The first bytes of a safetensors file of vectors, [`HEADER`] of them.
+fn header(about: Vec<(&str, String)>, tensors: Vec<(&str, Dtype, u64)>) -> io::Result<Vec<u8>> {
+    let mut end = 0;
+    let info = |(name, dtype, len): (&str, Dtype, u64)| {
+        let begin = end;
+        end += len as usize * dtype.bitsize() / 8;
+        (name.to_string(), TensorInfo { dtype, shape: vec![len as usize], data_offsets: (begin, end) })
+    };
+    let infos = tensors.into_iter().map(info).collect();
+    let about: HashMap<String, String> = about.into_iter().map(|(key, value)| (key.into(), value)).collect();
+    let mut header = ((HEADER - 8) as u64).to_le_bytes().to_vec();
+    header.extend(serde_json::to_vec(&Metadata::new(Some(about), infos).map_err(io::Error::other)?)?);
+    if header.len() > HEADER {
+        return Err(io::Error::other("the header is too long"));
+    }
+    header.resize(HEADER, b' ');
+    Ok(header)
+}
