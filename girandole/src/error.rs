@@ -60,6 +60,9 @@ pub enum Error {
     /// What stages failed with.
     #[error(transparent)]
     Pipeline(#[from] pipeline::Error),
+    /// What models and their folders failed with.
+    #[error(transparent)]
+    Models(#[from] models::Error),
     /// What optimizers or files of tensors failed with.
     #[error(transparent)]
     Training(#[from] training::Error),

@@ -60,8 +60,10 @@
 
 pub mod checkpoint;
 mod error;
+mod folder;
 mod layout;
 pub mod parallel;
+pub mod trainer;
 
 pub use {comm, ddp, fsdp, launch, models, pipeline, sampler, tensor_parallel, training};
 

@@ -10,3 +10,4 @@ mod save;
 pub use read::Saved;
 pub use region::Region;
 pub use save::Snapshot;
+pub(crate) use save::agreed;

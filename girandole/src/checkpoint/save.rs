@@ -86,9 +86,17 @@ impl<M: Model> Parallel<M> {
     /// # Errors
     /// An optimizer that was not made from [`named_vars`](Parallel::named_vars).
     pub fn snapshot(&self, optimizer: Option<&dyn OptimizerState>) -> Result<Snapshot> {
+        self.snapshot_of(optimizer, |name| self.config().is_trained(name))
+    }
+
+    pub(crate) fn snapshot_of(
+        &self,
+        optimizer: Option<&dyn OptimizerState>,
+        is_wanted: impl Fn(&str) -> bool,
+    ) -> Result<Snapshot> {
         let file = format!("rank-{:05}", self.mesh().world().rank());
         let mut pieces = self.pieces();
-        pieces.retain(|piece| self.config().is_trained(&piece.var_name));
+        pieces.retain(|piece| is_wanted(&piece.var_name));
         let (mut tensors, mut parts, mut remembered) = (HashMap::new(), Vec::new(), BTreeMap::new());
         let own = |tensor: &Tensor, len: usize| tensor.flatten_all()?.narrow(0, 0, len)?.force_contiguous();
         for piece in pieces.iter().filter(|piece| piece.writes && !piece.region.is_empty()) {
@@ -175,6 +183,6 @@ impl Snapshot {
 }
 
 /// What fails on one rank fails on all.
-pub(super) fn agreed<T>(world: &dyn Communicator, own: Result<T>) -> Result<T> {
+pub(crate) fn agreed<T>(world: &dyn Communicator, own: Result<T>) -> Result<T> {
     all_agree([world], own, |rank, reason| Error::PeerFailed { rank, reason })
 }

@@ -95,6 +95,20 @@ impl<M: Model> Parallel<M> {
         &self.config
     }
 
+    /// The model, to compute with as on one rank: on all ranks with the same input where layers are divided or sharded. None with `pp`, where no
+    /// rank has all of it.
+    ///
+    /// # Errors
+    /// The cause, if an earlier call failed.
+    pub fn model(&self) -> crate::Result<Option<&M>> {
+        Ok(match &self.model {
+            Kind::Whole { model, .. } => Some(model),
+            Kind::Copies(ddp) => Some(ddp.model()?),
+            Kind::Sharded(fsdp) => Some(fsdp.model()?),
+            Kind::Stages(_) => None,
+        })
+    }
+
     /// The variables that are trained, with their names, for an optimizer: parameters, or this rank's parts of them.
     pub fn named_vars(&self) -> Vec<(String, Var)> {
         let mut vars = self.all_vars();

@@ -1,0 +1,268 @@
+//! A run: from its beginning, or from where a checkpoint left it, to its last step.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use candle_nn::Optimizer;
+use sampler::{Order, OrderConfig};
+use serde::{Deserialize, Serialize};
+use training::build::Model;
+use training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, Contents, clip_factor};
+
+use super::{Data, Observer, Saver, StepReport, TrainConfig};
+use crate::{Error, Parallel, Result};
+
+/// A model, its data, and the state of its training.
+pub struct Trainer<'a, M> {
+    model: &'a mut Parallel<M>,
+    data: &'a dyn Data,
+    evaluation: Option<&'a dyn Data>,
+    config: TrainConfig,
+    optimizer: Adam,
+    order: Order,
+    step: usize,
+    checkpoints: Option<Checkpoints>,
+    saver: Option<Saver>,
+    /// The step of the latest checkpoint.
+    saved: Option<usize>,
+}
+
+/// What a run came to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Summary {
+    /// Steps of this run.
+    pub steps: usize,
+    /// The loss of the last one; NaN where there was none.
+    pub last_loss: f64,
+    /// Targets that counted.
+    pub targets: usize,
+    /// Time of the training loop.
+    pub seconds: f64,
+    /// Of which it stood still for checkpoints.
+    pub checkpoint_seconds: f64,
+}
+
+/// What a checkpoint keeps beside model and optimizer.
+#[derive(Debug, Serialize, Deserialize)]
+struct Kept {
+    data: String,
+}
+
+impl<'a, M: Model> Trainer<'a, M> {
+    /// A run that begins, or goes on from the latest checkpoint if the configuration says so. To be called on every rank.
+    ///
+    /// # Errors
+    /// A configuration that cannot be; a checkpoint that is damaged, of another model or of other data; failures of communication.
+    pub fn new(model: &'a mut Parallel<M>, data: &'a dyn Data, config: TrainConfig) -> Result<Self> {
+        config.check(model.layout().data_ranks(), model.config().micro_batches)?;
+        let order = OrderConfig { rows: data.rows(), shuffle: config.shuffle, seed: config.seed };
+        let order =
+            Order::new(order).map_err(|error| Error::invalid("the data", "no rows", error.to_string()))?;
+        let adam = AdamConfig { learning_rate: config.learning_rate, ..config.adam.clone() };
+        let optimizer = Adam::named(model.named_vars(), adam)?.decaying(|name| model.is_matrix(name));
+        let mut trainer = Self {
+            model,
+            data,
+            evaluation: None,
+            config,
+            optimizer,
+            order,
+            step: 0,
+            checkpoints: None,
+            saver: None,
+            saved: None,
+        };
+        trainer.open_checkpoints()?;
+        Ok(trainer)
+    }
+
+    /// Rows to evaluate on, every [`TrainConfig::evaluate_every`] steps and at the end.
+    #[must_use]
+    pub fn evaluating(mut self, data: &'a dyn Data) -> Self {
+        self.evaluation = Some(data);
+        self
+    }
+
+    /// Steps that are done.
+    pub fn step(&self) -> usize {
+        self.step
+    }
+
+    /// The model.
+    pub fn model(&mut self) -> &mut Parallel<M> {
+        self.model
+    }
+
+    fn open_checkpoints(&mut self) -> Result<()> {
+        let Some(plan) = self.config.checkpoints.clone() else { return Ok(()) };
+        let checkpoints = Checkpoints::open(CheckpointConfig { dir: plan.dir.clone(), keep: plan.keep })?;
+        if plan.resume
+            && let Some(contents) = checkpoints.latest()?
+        {
+            self.resume(&contents)?;
+        }
+        if plan.in_background {
+            self.saver = Some(Saver::new(&**self.model.mesh().world(), checkpoints.clone())?);
+        }
+        self.checkpoints = Some(checkpoints);
+        Ok(())
+    }
+
+    fn resume(&mut self, contents: &Contents) -> Result<()> {
+        let refuse = |problem: String| Error::file(&contents.folder, problem);
+        let extra = self.model.load(contents, Some(&mut self.optimizer))?;
+        let kept: Kept = serde_json::from_value(extra).map_err(|error| refuse(error.to_string()))?;
+        let data = self.data.fingerprint();
+        if kept.data != data {
+            return Err(refuse(format!(
+                "it was made with other data ({}, and this is {data}): give the same files in the same order, or begin anew in another \
+                 folder",
+                kept.data
+            )));
+        }
+        let state =
+            serde_json::from_value(contents.sampler.clone()).map_err(|error| refuse(error.to_string()))?;
+        self.order.resume(&state).map_err(|error| refuse(error.to_string()))?;
+        self.step = contents.step as usize;
+        self.saved = Some(self.step);
+        Ok(())
+    }
+
+    /// Trains to the last step.
+    ///
+    /// # Errors
+    /// A gradient that is not finite; what the model, the data and the observer fail with; a checkpoint that cannot be written; failures of
+    /// communication.
+    pub fn run(&mut self, observer: &mut dyn Observer<M>) -> Result<Summary> {
+        self.run_until(self.config.steps, observer)
+    }
+
+    /// The same to a step before the last one, if there is one: the learning rate is that of all steps.
+    ///
+    /// # Errors
+    /// Those of [`run`](Self::run).
+    pub fn run_until(&mut self, last_step: usize, observer: &mut dyn Observer<M>) -> Result<Summary> {
+        let (began, first) = (Instant::now(), self.step);
+        let mut summary =
+            Summary { steps: 0, last_loss: f64::NAN, targets: 0, seconds: 0.0, checkpoint_seconds: 0.0 };
+        let mut last = began;
+        while self.step < last_step.min(self.config.steps) {
+            let mut report = self.train_step()?;
+            report.seconds = last.elapsed().as_secs_f64();
+            last = Instant::now();
+            (summary.last_loss, summary.targets) = (report.loss, summary.targets + report.targets);
+            observer.stepped(&report)?;
+            if self.is_due(self.config.evaluate_every) {
+                self.evaluate(observer)?;
+                last = Instant::now();
+            }
+            if self.is_due(self.config.checkpoints.as_ref().map(|plan| plan.every)) {
+                let stood_still = Instant::now();
+                self.save(observer)?;
+                summary.checkpoint_seconds += stood_still.elapsed().as_secs_f64();
+            }
+        }
+        let stood_still = Instant::now();
+        if let Some(saver) = &mut self.saver
+            && let Some(folder) = saver.wait()?
+        {
+            observer.saved(self.saved.unwrap_or(self.step), &folder)?;
+        }
+        summary.checkpoint_seconds += stood_still.elapsed().as_secs_f64();
+        summary.steps = self.step - first;
+        summary.seconds = began.elapsed().as_secs_f64();
+        Ok(summary)
+    }
+
+    /// Whether this is the last step, or one of every so many.
+    fn is_due(&self, every: Option<usize>) -> bool {
+        every.is_some_and(|every| self.step.is_multiple_of(every) || self.step == self.config.steps)
+    }
+
+    fn train_step(&mut self) -> Result<StepReport> {
+        let epoch = self.order.epoch();
+        let data = self.model.data_ranks();
+        let rows = self.order.batch(self.config.batch_size, data.world_size(), data.rank());
+        let rows = rows.map_err(|error| Error::invalid("the data", "rows", error.to_string()))?;
+        let (input, targets) = self.data.batch(&rows, &self.model.config().device.clone())?;
+        let step = self.model.step(&input, &targets)?;
+        let factor = self.config.schedule.factor(self.step, self.config.steps);
+        let learning_rate = self.config.learning_rate * factor;
+        self.optimizer.set_learning_rate(learning_rate);
+        let norm = self.model.grad_norm(&step.grads)?;
+        self.model.check_finite(&step.grads, norm, self.step as u64 + 1)?;
+        let scale = self.config.clip.map_or(Ok(1.0), |clip| clip_factor(norm, clip))?;
+        self.optimizer.step_scaled(&step.grads, scale)?;
+        self.step += 1;
+        Ok(StepReport {
+            step: self.step,
+            epoch,
+            loss: step.loss,
+            grad_norm: Some(norm),
+            learning_rate,
+            targets: step.targets,
+            seconds: 0.0,
+        })
+    }
+
+    fn evaluate(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
+        let Some(data) = self.evaluation else { return Ok(()) };
+        let loss = self.evaluate_on(data)?;
+        observer.evaluated(self.step, loss, self.model)
+    }
+
+    /// The mean loss of the first [`TrainConfig::evaluation_rows`] rows, of the mean of batches as large as in training.
+    ///
+    /// # Errors
+    /// Fewer rows than a batch has; what the model and the data fail with.
+    pub fn evaluate_on(&mut self, data: &dyn Data) -> Result<f64> {
+        let (batch, group) = (self.config.batch_size, self.model.data_ranks().clone());
+        let batches = data.rows().min(self.config.evaluation_rows) / batch;
+        if batches == 0 {
+            let rows = data.rows().min(self.config.evaluation_rows);
+            let help = format!("an evaluation needs {batch} rows, as many as a step");
+            return Err(Error::invalid("the rows to evaluate on", rows, help));
+        }
+        let mut sum = 0.0;
+        for first in (0..batches).map(|place| place * batch) {
+            let own: Vec<usize> =
+                (first..first + batch).skip(group.rank()).step_by(group.world_size()).collect();
+            let (input, targets) = data.batch(&own, &self.model.config().device.clone())?;
+            sum += self.model.evaluate(&input, &targets)?;
+        }
+        Ok(sum / batches as f64)
+    }
+
+    fn save(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
+        let Some(checkpoints) = &self.checkpoints else { return Ok(()) };
+        let json = |value: serde_json::Result<serde_json::Value>| {
+            value.map_err(|error| Error::invalid("a checkpoint", "state", error.to_string()))
+        };
+        let checkpoint = Checkpoint {
+            epoch: self.order.epoch(),
+            step: self.step as u64,
+            sampler: json(serde_json::to_value(self.order.state()))?,
+            extra: json(serde_json::to_value(Kept { data: self.data.fingerprint() }))?,
+            ..Checkpoint::default()
+        };
+        let before = self.saved.replace(self.step).unwrap_or(self.step);
+        let (step, folder): (usize, Option<PathBuf>) = match &mut self.saver {
+            None => (self.step, Some(self.model.save(checkpoints, Some(&self.optimizer), &checkpoint)?)),
+            Some(saver) => {
+                let snapshot = self.model.snapshot(Some(&self.optimizer));
+                let snapshot = crate::checkpoint::agreed(&**self.model.mesh().world(), snapshot)?;
+                (before, saver.begin(snapshot, checkpoint)?)
+            }
+        };
+        folder.map_or(Ok(()), |folder| observer.saved(step, &folder))
+    }
+}
+
+impl<M> std::fmt::Debug for Trainer<'_, M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Trainer")
+            .field("step", &self.step)
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
