@@ -4,6 +4,7 @@ mod made;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::Range;
 use std::path::Path;
 
 use serde_json::Value;
@@ -144,16 +145,20 @@ impl Tokenizer {
             Kind::Bytes => Ok(text.bytes().map(u32::from).collect()),
             Kind::Characters(all) => {
                 let token = |(place, character): (usize, char)| {
-                    all.get(&character).copied().ok_or_else(|| Error::Invalid {
-                        what: "the text",
-                        field: "a character",
-                        got: format!("{character:?} at byte {place}"),
-                        help: "the tokenizer has no token for it: it was made from another text",
-                    })
+                    all.get(&character).copied().ok_or_else(|| Self::unknown(place, character))
                 };
                 text.char_indices().map(token).collect()
             }
             Kind::General => self.encoded(text, false),
+        }
+    }
+
+    fn unknown(place: usize, character: char) -> Error {
+        Error::Invalid {
+            what: "the text",
+            field: "a character",
+            got: format!("{character:?} at byte {place}"),
+            help: "the tokenizer has no token for it: it was made from another text",
         }
     }
 
@@ -171,6 +176,38 @@ impl Tokenizer {
     fn encoded(&self, text: &str, special: bool) -> Result<Vec<u32>> {
         let encoding = self.inner.encode_fast(text, special).map_err(|error| failed(&*error))?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The tokens of a text, each with the bytes of the text that it stands for, in order and without gaps. Names of special tokens are
+    /// known in it, also by tokenizers that are made here.
+    pub(crate) fn encode_with_places(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>> {
+        let encoding = self.inner.encode(text, false).map_err(|error| failed(&*error))?;
+        let mut end = 0;
+        let place = |(&token, &(first, last)): (&u32, &(usize, usize))| {
+            if let (Kind::Characters(_), Some(character)) =
+                (&self.kind, text.get(end..first).and_then(|gap| gap.chars().next()))
+            {
+                return Err(Self::unknown(end, character));
+            }
+            // Some tokenizers leave white space out; tokens of one character are all of that character.
+            let start = end.min(first);
+            end = end.max(last);
+            Ok((token, start..end))
+        };
+        let all: Result<Vec<_>> = encoding.get_ids().iter().zip(encoding.get_offsets()).map(place).collect();
+        let all = all?;
+        match (&self.kind, text.get(end..).and_then(|rest| rest.chars().next())) {
+            (Kind::Characters(_), Some(character)) => Err(Self::unknown(end, character)),
+            _ => Ok(all),
+        }
+    }
+
+    /// Whether the name of a special token is the end of a text.
+    pub(crate) fn ends_with_special(&self, text: &str) -> bool {
+        let added = self.inner.get_added_tokens_decoder();
+        added
+            .values()
+            .any(|token| token.special && !token.content.is_empty() && text.ends_with(&token.content))
     }
 
     /// The text of tokens, without special ones. Bytes that are no text are replaced.
@@ -191,10 +228,15 @@ impl Tokenizer {
     /// # Errors
     /// More tokens than the model's vocabulary.
     pub fn check(&self, model: &ModelConfig) -> Result<()> {
-        if self.len() <= model.vocab_size {
+        self.check_size(model.vocab_size)
+    }
+
+    /// Whether a model of so many tokens has all.
+    pub(crate) fn check_size(&self, vocab_size: usize) -> Result<()> {
+        if self.len() <= vocab_size {
             return Ok(());
         }
-        let got = format!("{} tokens for a model of {}", self.len(), model.vocab_size);
+        let got = format!("{} tokens for a model of {vocab_size}", self.len());
         let help = "take the model's own tokenizer, or a model with a larger vocab_size";
         Err(Error::Invalid { what: "the tokenizer", field: "the vocabulary", got, help })
     }

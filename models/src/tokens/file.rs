@@ -94,15 +94,20 @@ impl TokenFile {
         &self.fingerprint
     }
 
+    /// Where the tensors lie.
+    pub(super) fn content(&self) -> Range<u64> {
+        match self.layout {
+            Layout::Stream { begin, end, .. } => begin..end,
+            Layout::Table { begin, rows, length } => begin..begin + rows * length * 8,
+        }
+    }
+
     /// Reads the whole file and compares its content with the fingerprint.
     ///
     /// # Errors
     /// Content that has changed; failures to read.
     pub fn verify(&self) -> Result<()> {
-        let (begin, end) = match self.layout {
-            Layout::Stream { begin, end, .. } => (begin, end),
-            Layout::Table { begin, rows, length } => (begin, begin + rows * length * 8),
-        };
+        let Range { start: begin, end } = self.content();
         let mut hash = Hash::default();
         for from in (begin..end).step_by(CHUNK) {
             hash.add(&self.bytes(from..end.min(from + CHUNK as u64))?);

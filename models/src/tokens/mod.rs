@@ -1,6 +1,7 @@
 //! The data of language models: token files, the text that they are made of, and rows of a fixed length to train on.
 //!
-//! [`TokenWriter`] writes a [`TokenFile`]. [`Rows`] cuts one or several of them into rows.
+//! [`TextEncoder`] makes tokens of a [`TextSource`], [`TokenWriter`] writes them to a [`TokenFile`], [`Rows`] cuts one or several of them
+//! into rows. [`Data::open`] does all of that for files that somebody names.
 //!
 //! ```
 //! use models::Tokenizer;
@@ -22,13 +23,21 @@
 //! ```
 
 mod bits;
+mod chat;
+mod data;
 mod digest;
+mod encode;
 mod file;
 mod mixture;
 mod open;
 mod rows;
+mod text;
 mod writer;
 
+pub use chat::{Chat, ChatTemplate};
+pub use data::{Data, DataConfig, DataFile};
+pub use encode::TextEncoder;
 pub use file::TokenFile;
 pub use rows::{NOT_COUNTED, Row, Rows};
+pub use text::{Piece, TextSource};
 pub use writer::TokenWriter;

@@ -139,8 +139,7 @@ fn stream(
 
 /// A stream with the number of its tokens, which is where the last document ends.
 fn checked(mut file: TokenFile) -> Result<TokenFile> {
-    let Layout::Stream { width, tokens: room, begin, documents: (_, count), counted, .. } = file.layout
-    else {
+    let Layout::Stream { width, tokens: room, documents: (_, count), counted, .. } = file.layout else {
         return Ok(file);
     };
     let end = file.document(count - 1)?.end;
@@ -151,8 +150,7 @@ fn checked(mut file: TokenFile) -> Result<TokenFile> {
     if begins != 0 {
         return Err(file.refuse(format!("its first document begins at token {begins}")));
     }
-    // `tokens` and `documents` come before it.
-    if counted.is_some_and(|at| at + bits::bytes(end) > begin_end(&file) || at < begin) {
+    if counted.is_some_and(|at| at + bits::bytes(end) > file.content().end) {
         return Err(file.refuse("`counted` has too few bytes".into()));
     }
     if let Layout::Stream { tokens, .. } = &mut file.layout {
@@ -161,19 +159,11 @@ fn checked(mut file: TokenFile) -> Result<TokenFile> {
     Ok(file)
 }
 
-/// Where the file ends.
-fn begin_end(file: &TokenFile) -> u64 {
-    match file.layout {
-        Layout::Stream { end, .. } => end,
-        Layout::Table { begin, rows, length } => begin + 8 * rows * length,
-    }
-}
-
 /// A table with its fingerprint, and its highest token.
 fn scanned(mut file: TokenFile) -> Result<TokenFile> {
-    let Layout::Table { rows, length, begin } = file.layout else { return Ok(file) };
+    let Layout::Table { length, begin, .. } = file.layout else { return Ok(file) };
     let (mut hash, mut highest) = (Hash::default(), 0);
-    let end = begin + 8 * rows * length;
+    let end = file.content().end;
     for from in (begin..end).step_by(CHUNK) {
         let bytes = file.bytes(from..end.min(from + CHUNK as u64))?;
         hash.add(&bytes);

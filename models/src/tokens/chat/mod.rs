@@ -1,0 +1,182 @@
+//! Conversations, and the templates that make texts of them.
+
+mod answers;
+mod filters;
+mod generation;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Environment, Value, context};
+use minijinja_contrib::pycompat::unknown_method_callback;
+
+use crate::{Error, Result};
+
+use generation::{BEGIN, END};
+
+const FILE: &str = "chat_template.jinja";
+const CONFIG: &str = "tokenizer_config.json";
+const NAME: &str = "chat_template";
+/// What a template may do for one conversation: some ten million steps, about a second.
+const FUEL: u64 = 20_000_000;
+
+/// A conversation: messages, each with a role.
+#[derive(Debug, Clone)]
+pub struct Chat {
+    messages: Vec<Value>,
+    tools: Option<Value>,
+}
+
+impl Chat {
+    /// Checks that it is a list of objects with a role, and that there is something to learn.
+    pub(super) fn new(messages: Value, tools: Option<Value>) -> std::result::Result<Self, String> {
+        if messages.kind() != minijinja::value::ValueKind::Seq {
+            return Err(format!("expected is a text or a list of messages, and it is a {}", messages.kind()));
+        }
+        let messages: Vec<Value> = messages.try_iter().map_err(|error| error.to_string())?.collect();
+        for (place, message) in messages.iter().enumerate() {
+            if role(message).is_none() {
+                return Err(format!(
+                    "message {place} has no `role`: expected is {{\"role\": …, \"content\": …}}"
+                ));
+            }
+        }
+        match messages.iter().any(is_answer) {
+            true => Ok(Self { messages, tools }),
+            false => Err("no message is of the role `assistant`: there is nothing to learn".into()),
+        }
+    }
+
+    /// How many bytes its text has, about.
+    pub(super) fn bytes(&self) -> usize {
+        let content =
+            |message: &Value| message.get_attr("content").ok().and_then(|text| Some(text.as_str()?.len()));
+        self.messages.iter().map(|message| 64 + content(message).unwrap_or_default()).sum()
+    }
+
+    /// From the text of a JSON array of messages.
+    ///
+    /// # Errors
+    /// What is no conversation, or has no message of the role `assistant`.
+    pub fn from_json(text: &str) -> Result<Self> {
+        let messages: std::result::Result<Value, String> =
+            serde_json::from_str(text).map_err(|error| error.to_string());
+        messages.and_then(|messages| Self::new(messages, None)).map_err(|got| Error::Invalid {
+            what: "a conversation",
+            field: "the messages",
+            got,
+            help: "give a list of objects with `role` and `content`",
+        })
+    }
+}
+
+fn role(message: &Value) -> Option<String> {
+    message.get_attr("role").ok()?.as_str().map(str::to_string)
+}
+
+fn is_answer(message: &Value) -> bool {
+    role(message).is_some_and(|role| role == "assistant")
+}
+
+/// Makes texts of conversations, as the Jinja template of a folder says and transformers does it.
+///
+/// `strftime_now` gives the time in UTC.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    /// `bos_token` and the like.
+    special: BTreeMap<String, String>,
+    marks: bool,
+    path: PathBuf,
+}
+
+impl ChatTemplate {
+    /// That of a folder, if it has one: `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`.
+    ///
+    /// # Errors
+    /// Files that cannot be read, and templates that are not Jinja's.
+    pub fn from_folder(folder: &Path) -> Result<Option<Self>> {
+        let (own, config) = (folder.join(FILE), folder.join(CONFIG));
+        let json: serde_json::Value = match config.exists() {
+            true => serde_json::from_slice(&Error::read(&config)?)
+                .map_err(|error| Error::Format { path: config.clone(), problem: error.to_string() })?,
+            false => serde_json::Value::Null,
+        };
+        let (path, text) = if own.exists() {
+            let text = String::from_utf8(Error::read(&own)?);
+            let text =
+                text.map_err(|error| Error::Format { path: own.clone(), problem: error.to_string() })?;
+            (own, text)
+        } else if let Some(text) = of_config(&json) {
+            (config, text.to_string())
+        } else {
+            return Ok(None);
+        };
+        let special = json.as_object().into_iter().flatten().filter(|(name, _)| name.ends_with("_token"));
+        let text_of = |value: &serde_json::Value| {
+            Some(value.as_str().or_else(|| value.get("content")?.as_str())?.to_string())
+        };
+        let special = special.filter_map(|(name, value)| Some((name.clone(), text_of(value)?))).collect();
+        Self::new(&text, special, path).map(Some)
+    }
+
+    fn new(text: &str, special: BTreeMap<String, String>, path: PathBuf) -> Result<Self> {
+        let (text, marks) = generation::with_marks(text);
+        let mut environment = Environment::new();
+        let prepared = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        let prepared = prepared.and_then(|syntax| {
+            environment.set_syntax(syntax);
+            environment.set_fuel(Some(FUEL));
+            environment.set_unknown_method_callback(unknown_method_callback);
+            filters::add(&mut environment);
+            environment.add_template_owned(NAME, text)
+        });
+        let template = Self { environment, special, marks, path };
+        prepared.map_err(|error| template.refuse(&error))?;
+        Ok(template)
+    }
+
+    /// The text of a conversation, and which bytes of it are the assistant's answers, each with the token that ends it: those that the
+    /// template marks with `{% generation %}`; else what the text of the conversation up to an answer has more than that before it.
+    ///
+    /// # Errors
+    /// What the template refuses; a template that writes an earlier message otherwise where another one follows.
+    pub fn render(&self, chat: &Chat) -> Result<(String, Vec<Range<usize>>)> {
+        if self.marks { self.marked(chat) } else { self.compared(chat) }
+    }
+
+    /// Whether the template says itself which text is an answer.
+    pub fn marks_answers(&self) -> bool {
+        self.marks
+    }
+
+    /// The text of some messages, with marks if the template makes them.
+    fn text(&self, messages: &[Value], chat: &Chat, add_generation_prompt: bool) -> Result<String> {
+        let tools = chat.tools.clone();
+        let special =
+            Value::from_pairs(self.special.iter().map(|(name, text)| (name.as_str(), text.as_str())));
+        let context = context! { messages, tools, documents => (), add_generation_prompt, ..special };
+        let template = self.environment.get_template(NAME);
+        template.and_then(|template| template.render(context)).map_err(|error| self.refuse(&error))
+    }
+
+    fn refuse(&self, error: &minijinja::Error) -> Error {
+        let line = error.line().map_or(String::new(), |line| format!("line {line} of "));
+        let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_string);
+        let what = what.lines().collect::<Vec<_>>().join(" ");
+        self.problem(format!("{line}the chat template: {what}"))
+    }
+
+    fn problem(&self, problem: String) -> Error {
+        Error::Format { path: self.path.clone(), problem }
+    }
+}
+
+/// The template of a configuration: one text, or several with names.
+fn of_config(json: &serde_json::Value) -> Option<&str> {
+    let template = json.get("chat_template")?;
+    let named = |named: &&serde_json::Value| named.get("name").is_some_and(|name| name == "default");
+    template.as_str().or_else(|| template.as_array()?.iter().find(named)?.get("template")?.as_str())
+}

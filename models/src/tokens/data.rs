@@ -1,0 +1,190 @@
+//! What `--data` of commands that train means.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use crate::{Error, Result, Tokenizer};
+
+use super::{ChatTemplate, Rows, TextEncoder, TextSource, TokenFile, TokenWriter};
+
+/// Token files up to this size are read whole when they are opened, and compared with what was written.
+const VERIFIED: u64 = 1 << 30;
+/// Tokens of a row unless something else is said.
+const LENGTH: usize = 1024;
+
+/// A file to train on: `FILE`, or `FILE=WEIGHT` (see [`Rows`]).
+///
+/// ```
+/// use models::tokens::DataFile;
+///
+/// let file: DataFile = "chats.jsonl=0.5".parse()?;
+/// assert_eq!((file.path.to_str(), file.weight), (Some("chats.jsonl"), 0.5));
+/// assert_eq!("text.txt".parse::<DataFile>()?.weight, 1.0);
+/// assert!("text.txt=-1".parse::<DataFile>().is_err());
+/// # Ok::<(), String>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct DataFile {
+    /// The file.
+    pub path: PathBuf,
+    /// How often its rows come in an epoch. Default 1.
+    pub weight: f64,
+}
+
+impl FromStr for DataFile {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let weighted = text.rsplit_once('=').filter(|_| !Path::new(text).exists());
+        let Some((path, weight)) =
+            weighted.filter(|(path, weight)| !path.is_empty() && !weight.contains('/'))
+        else {
+            return Ok(Self { path: text.into(), weight: 1.0 });
+        };
+        match weight.parse() {
+            Ok(weight) if f64::is_finite(weight) && weight > 0.0 => Ok(Self { path: path.into(), weight }),
+            _ => Err(format!("the weight {weight:?} is no number above 0; give FILE or FILE=WEIGHT")),
+        }
+    }
+}
+
+/// What the data is for.
+#[derive(Debug)]
+pub struct DataConfig<'a> {
+    /// Makes tokens of text. Default none: then there may be token files and rows alone.
+    pub tokenizer: Option<&'a Tokenizer>,
+    /// The folder whose chat template is taken. Default none.
+    pub folder: Option<&'a Path>,
+    /// The field of JSON lines. Default `text` or `messages`.
+    pub field: Option<&'a str>,
+    /// How many inputs a row has. Default what a file of rows has, else 1024 or as many as the model takes.
+    pub length: Option<usize>,
+    /// How many tokens the model knows. Default no limit.
+    pub vocab_size: usize,
+    /// How many inputs the model takes. Default no limit.
+    pub max_len: usize,
+}
+
+impl Default for DataConfig<'_> {
+    fn default() -> Self {
+        Self {
+            tokenizer: None,
+            folder: None,
+            field: None,
+            length: None,
+            vocab_size: usize::MAX,
+            max_len: usize::MAX,
+        }
+    }
+}
+
+/// Rows of the files that somebody names.
+#[derive(Debug)]
+pub struct Data;
+
+impl Data {
+    /// Rows of these files: token files, safetensors files of rows, text and JSON lines ([`TextSource`]). Of text, a token file is made in
+    /// the folder for temporary files, without a name: it goes with the process.
+    ///
+    /// # Cost
+    /// Text is made tokens of once by each process that opens it. Token files up to 1 GiB and files of rows are read once.
+    ///
+    /// # Errors
+    /// A file that cannot be read, is no regular file or has no text; text without a tokenizer; a tokenizer, or tokens, beyond the
+    /// model's vocabulary; a length beyond what it takes; those of [`Rows::new`].
+    ///
+    /// ```
+    /// use models::Tokenizer;
+    /// use models::tokens::{Data, DataConfig};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("text.txt");
+    /// std::fs::write(&path, "to be or not to be")?;
+    /// let tokenizer = Tokenizer::bytes()?;
+    /// let config = DataConfig { tokenizer: Some(&tokenizer), length: Some(6), vocab_size: 257, ..DataConfig::default() };
+    /// let rows = Data::open(&[path.display().to_string().parse()?], &config)?;
+    /// assert_eq!((rows.len(), tokenizer.decode(&rows.get(1)?.tokens)?), (3, "or not".to_string()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn open(files: &[DataFile], config: &DataConfig<'_>) -> Result<Rows> {
+        let mut opened = Vec::with_capacity(files.len());
+        for DataFile { path, weight } in files {
+            let file = match is_tensors(path)? {
+                true => tensors(path, config)?,
+                false => text(path, config)?,
+            };
+            opened.push((file, *weight));
+        }
+        let of_rows = opened.iter().find_map(|(file, _)| Some((file.row_length()?, file)));
+        let default = of_rows.as_ref().map_or(LENGTH.min(config.max_len), |(length, _)| *length);
+        let length = config.length.unwrap_or(default);
+        if length > config.max_len {
+            let got = format!("{length} tokens for a model of {}", config.max_len);
+            return match of_rows.filter(|_| config.length.is_none()) {
+                Some((_, file)) => Err(file.refuse(format!("its rows have {got} positions"))),
+                None => {
+                    let (what, field, help) =
+                        ("the data", "the length of rows", "give one that the model has positions for");
+                    Err(Error::Invalid { what, field, got, help })
+                }
+            };
+        }
+        Rows::new(opened, length)
+    }
+}
+
+/// Whether a file begins as safetensors files do: with the length of a header, which is JSON.
+fn is_tensors(path: &Path) -> Result<bool> {
+    use std::io::Read;
+    let file = training::open_input(path).map_err(Error::io("read", path))?;
+    let mut begin = Vec::new();
+    file.take(9).read_to_end(&mut begin).map_err(Error::io("read", path))?;
+    let is_named = path.extension().is_some_and(|ending| ending == "safetensors");
+    Ok(is_named || (begin.len() == 9 && begin[4..8] == [0; 4] && begin[8] == b'{'))
+}
+
+fn tensors(path: &Path, config: &DataConfig<'_>) -> Result<TokenFile> {
+    let file = TokenFile::open(path)?;
+    if file.vocab_size() > config.vocab_size {
+        let (highest, known) = (file.vocab_size(), config.vocab_size);
+        let problem = match file.row_length() {
+            Some(_) => format!("it has token {}, and the model has {known} tokens", highest - 1),
+            None => format!("it is of a tokenizer of {highest} tokens, and the model has {known}"),
+        };
+        return Err(file.refuse(problem));
+    }
+    let made_by = config.tokenizer.map(Tokenizer::len).filter(|_| file.row_length().is_none());
+    if let Some(len) = made_by.filter(|len| *len != file.vocab_size()) {
+        let of = file.vocab_size();
+        let problem = format!(
+            "it is of a tokenizer of {of} tokens, and the model's has {len}: make it anew with the model's"
+        );
+        return Err(file.refuse(problem));
+    }
+    // Files of rows have just been read.
+    let content = file.content();
+    if file.row_length().is_none() && content.end - content.start <= VERIFIED {
+        file.verify()?;
+    }
+    Ok(file)
+}
+
+fn text(path: &Path, config: &DataConfig<'_>) -> Result<TokenFile> {
+    let Some(tokenizer) = config.tokenizer else {
+        let problem = "it is text, and there is no tokenizer to make tokens of it".into();
+        return Err(Error::Format { path: path.into(), problem });
+    };
+    tokenizer.check_size(config.vocab_size)?;
+    let template = config.folder.map(ChatTemplate::from_folder).transpose()?.flatten();
+    let encoder = TextEncoder::new(tokenizer, template)?;
+    let mut source = TextSource::open(path, config.field)?;
+    let folder = std::env::temp_dir();
+    let folder = tempfile::tempdir_in(&folder).map_err(Error::io("write in", &folder))?;
+    let mut writer =
+        TokenWriter::create(&folder.path().join("tokens"), tokenizer.len(), tokenizer.end_of_text())?;
+    encoder.write(&mut source, &mut writer, |_| {})?;
+    // It stays open, and is gone with the last who reads it.
+    let mut file = writer.finish()?;
+    file.path = path.into();
+    Ok(file)
+}

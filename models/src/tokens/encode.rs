@@ -1,0 +1,153 @@
+//! Text and chats to tokens.
+
+use rayon::prelude::*;
+
+use crate::{Result, Tokenizer};
+
+use super::chat::{Chat, ChatTemplate};
+use super::{Piece, TextSource, TokenWriter};
+
+/// Bytes of text that are in memory at once, about; processors share them.
+const BATCH: usize = 8 << 20;
+
+/// Makes tokens of documents, on all processors.
+///
+/// - A text is between the tokens that the folder says begin and end one, and the token that ends a text comes after it, if there is
+///   one. All of it counts.
+/// - Of a conversation only the assistant's answers count, each with the token that ends it.
+#[derive(Debug)]
+pub struct TextEncoder<'a> {
+    tokenizer: &'a Tokenizer,
+    template: Option<ChatTemplate>,
+    before: Vec<u32>,
+    after: Vec<u32>,
+}
+
+/// Tokens of a piece, and which of them count if not all do.
+struct Encoded {
+    tokens: Vec<u32>,
+    counted: Option<Vec<bool>>,
+    ends: bool,
+}
+
+impl<'a> TextEncoder<'a> {
+    /// Of a tokenizer, and of a template where there are conversations.
+    ///
+    /// # Errors
+    /// What the tokenizer fails with.
+    pub fn new(tokenizer: &'a Tokenizer, template: Option<ChatTemplate>) -> Result<Self> {
+        // Any text will do that has tokens.
+        let sample = |token: u32| tokenizer.decode(&[token]).ok().filter(|text| !text.trim().is_empty());
+        let sample = (0..tokenizer.len() as u32).find_map(sample).unwrap_or_default();
+        let (whole, plain) = (tokenizer.encode_whole(&sample)?, tokenizer.encode(&sample)?);
+        let place =
+            (0..=whole.len().saturating_sub(plain.len())).find(|place| whole[*place..].starts_with(&plain));
+        let place = place.unwrap_or_default();
+        let before = whole[..place].to_vec();
+        let mut after = whole.get(place + plain.len()..).unwrap_or_default().to_vec();
+        if let Some(end) = tokenizer.end_of_text().filter(|end| after.last() != Some(end)) {
+            after.push(end);
+        }
+        Ok(Self { tokenizer, template, before, after })
+    }
+
+    /// The tokens of a conversation, and which of them are predicted with a loss.
+    ///
+    /// # Errors
+    /// No template; what it refuses; characters without a token.
+    pub fn chat(&self, chat: &Chat) -> Result<(Vec<u32>, Vec<bool>)> {
+        let Some(template) = &self.template else {
+            return Err(crate::Error::Invalid {
+                what: "a conversation",
+                field: "the chat template",
+                got: "missing".into(),
+                help: "the model's folder needs chat_template.jinja, or `chat_template` in tokenizer_config.json",
+            });
+        };
+        let (text, mut answers) = template.render(chat)?;
+        if !template.marks_answers() {
+            for answer in &mut answers {
+                answer.end = answer.start + self.without_space(&text[answer.clone()]);
+            }
+        }
+        let tokens = self.tokenizer.encode_with_places(&text)?;
+        // Both are in order.
+        let mut first = 0;
+        let counts = tokens.iter().map(|(_, place)| {
+            while answers.get(first).is_some_and(|answer| answer.end <= place.start) {
+                first += 1;
+            }
+            answers.get(first).is_some_and(|answer| answer.start < place.end)
+        });
+        let counts: Vec<bool> = counts.collect();
+        Ok((tokens.into_iter().map(|(token, _)| token).collect(), counts))
+    }
+
+    /// The length of an answer without the white space after its last token, where that is a special one: it belongs to what follows.
+    fn without_space(&self, answer: &str) -> usize {
+        let trimmed = answer.trim_end();
+        match self.tokenizer.ends_with_special(trimmed) {
+            true => trimmed.len(),
+            false => answer.len(),
+        }
+    }
+
+    /// Writes all documents of a source. `progress` is told how many bytes of it are done.
+    ///
+    /// # Errors
+    /// A source without text; what it, the tokenizer, the template or the writer fails with.
+    pub fn write(
+        &self,
+        source: &mut TextSource,
+        writer: &mut TokenWriter,
+        mut progress: impl FnMut(u64),
+    ) -> Result<()> {
+        let before = writer.tokens();
+        loop {
+            let (mut pieces, mut bytes) = (Vec::new(), 0);
+            while bytes < BATCH {
+                let Some(piece) = source.next_piece()? else { break };
+                bytes += piece.bytes();
+                pieces.push((piece, source.place()));
+            }
+            if pieces.is_empty() {
+                break;
+            }
+            let encoded: Vec<Encoded> = pieces
+                .par_iter()
+                .map(|(piece, place)| self.piece(piece).map_err(|error| source.located(error, *place)))
+                .collect::<Result<_>>()?;
+            for Encoded { tokens, counted, ends } in encoded {
+                match counted {
+                    Some(counted) => writer.push_counted(&tokens, |place| counted[place])?,
+                    None => writer.push(&tokens)?,
+                }
+                if ends {
+                    writer.end_document()?;
+                }
+            }
+            progress(source.bytes_read());
+        }
+        match writer.tokens() == before {
+            true => Err(source.refuse("it has no text")),
+            false => Ok(()),
+        }
+    }
+
+    fn piece(&self, piece: &Piece) -> Result<Encoded> {
+        match piece {
+            Piece::Text { text, begins, ends } => {
+                let mut tokens = if *begins { self.before.clone() } else { Vec::new() };
+                tokens.extend(self.tokenizer.encode(text)?);
+                if *ends {
+                    tokens.extend(&self.after);
+                }
+                Ok(Encoded { tokens, counted: None, ends: *ends })
+            }
+            Piece::Chat(chat) => {
+                let (tokens, counted) = self.chat(chat)?;
+                Ok(Encoded { tokens, counted: Some(counted), ends: true })
+            }
+        }
+    }
+}

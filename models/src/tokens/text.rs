@@ -1,0 +1,281 @@
+//! Text and chats, read from files piece by piece.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use minijinja::Value;
+
+use crate::{Error, Result};
+
+use super::Chat;
+
+/// Bytes of text that are made tokens of at once, about.
+const PIECE: usize = 1 << 20;
+/// As far as the end of a line is looked for.
+const LONGEST_PIECE: usize = 16 * PIECE;
+/// The longest line of JSON.
+const LONGEST_LINE: u64 = 256 << 20;
+
+/// What a [`TextSource`] gives.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Piece {
+    /// Text of a document, which may go on.
+    Text {
+        /// Never empty.
+        text: String,
+        /// Whether it begins the document.
+        begins: bool,
+        /// Whether it ends the document.
+        ends: bool,
+    },
+    /// A whole conversation.
+    Chat(Chat),
+}
+
+/// A file of text, read in memory of constant size:
+///
+/// - `.jsonl`, `.ndjson` and `.json`: one JSON object a line, and each a document. Its field `text` holds a text, or its field `messages`
+///   a conversation (a list of objects with `role` and `content`; `tools` beside it is given to the template); or another field that is
+///   named.
+/// - Any other: text in UTF-8, one document. A long one is cut at ends of lines that no white space follows: most tokenizers never make a
+///   token of text of both sides of those.
+#[derive(Debug)]
+pub struct TextSource {
+    path: PathBuf,
+    file: BufReader<File>,
+    bytes: u64,
+    done: u64,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Plain { rest: Vec<u8>, begun: bool },
+    Lines { line: u64, field: Option<String> },
+}
+
+impl Piece {
+    /// How many bytes of text it has, about.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::Text { text, .. } => text.len(),
+            Self::Chat(chat) => chat.bytes(),
+        }
+    }
+}
+
+impl TextSource {
+    /// Opens a file. `field` is where a line of JSON has its text or conversation.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is no regular file; a field for a file that is not of JSON lines.
+    pub fn open(path: &Path, field: Option<&str>) -> Result<Self> {
+        let file = training::open_input(path).map_err(Error::io("read", path))?;
+        let bytes = file.metadata().map_err(Error::io("read", path))?.len();
+        let kind = match is_lines(path) {
+            true => Kind::Lines { line: 0, field: field.map(str::to_string) },
+            false => Kind::Plain { rest: Vec::new(), begun: false },
+        };
+        Ok(Self { path: path.into(), file: BufReader::with_capacity(1 << 18, file), bytes, done: 0, kind })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How many bytes the file has.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// How many of them were read.
+    pub fn bytes_read(&self) -> u64 {
+        self.done
+    }
+
+    /// What comes next, if anything. Documents without text are left out.
+    ///
+    /// # Errors
+    /// What is no UTF-8 or JSON, or has not the field, with where it is; failures to read.
+    pub fn next_piece(&mut self) -> Result<Option<Piece>> {
+        match &mut self.kind {
+            Kind::Plain { .. } => self.plain(),
+            Kind::Lines { .. } => self.line(),
+        }
+    }
+
+    /// The line that was read last, in a file of lines.
+    pub(super) fn place(&self) -> u64 {
+        match &self.kind {
+            Kind::Plain { .. } => 0,
+            Kind::Lines { line, .. } => *line,
+        }
+    }
+
+    /// An error of what was read there.
+    pub(super) fn located(&self, error: Error, line: u64) -> Error {
+        let problem = match line {
+            0 => error.to_string(),
+            _ => format!("line {line}: {error}"),
+        };
+        Error::Format { path: self.path.clone(), problem }
+    }
+
+    /// What is wrong, with where in the file it is.
+    pub(super) fn refuse(&self, problem: impl std::fmt::Display) -> Error {
+        let problem = match &self.kind {
+            Kind::Plain { .. } => problem.to_string(),
+            Kind::Lines { line, .. } => format!("line {line}: {problem}"),
+        };
+        Error::Format { path: self.path.clone(), problem }
+    }
+
+    fn plain(&mut self) -> Result<Option<Piece>> {
+        let Kind::Plain { rest, begun } = &mut self.kind else { return Ok(None) };
+        let mut bytes = std::mem::take(rest);
+        let (begins, kept) = (!std::mem::replace(begun, true), bytes.len());
+        let (end, is_last) = loop {
+            let room = (PIECE.max(bytes.len()) as u64).min(LONGEST_PIECE as u64);
+            let read = (&mut self.file).take(room).read_to_end(&mut bytes);
+            let read = read.map_err(Error::io("read", &self.path))?;
+            if read == 0 || (read as u64) < room {
+                break (bytes.len(), true);
+            }
+            if let Some(end) = cut(&bytes) {
+                break (end, false);
+            }
+        };
+        self.done += (bytes.len() - kept) as u64;
+        let left = bytes.split_off(end);
+        let from = self.done - (end + left.len()) as u64;
+        if let Kind::Plain { rest, .. } = &mut self.kind {
+            *rest = left;
+        }
+        let text = String::from_utf8(bytes).map_err(|error| {
+            let place = from + error.utf8_error().valid_up_to() as u64;
+            self.refuse(format!("it is no text in UTF-8 from byte {place} on"))
+        })?;
+        Ok((!text.is_empty()).then_some(Piece::Text { text, begins, ends: is_last }))
+    }
+
+    fn line(&mut self) -> Result<Option<Piece>> {
+        let mut bytes = Vec::new();
+        loop {
+            bytes.clear();
+            let read = (&mut self.file).take(LONGEST_LINE).read_until(b'\n', &mut bytes);
+            let read = read.map_err(Error::io("read", &self.path))? as u64;
+            if read == 0 {
+                return Ok(None);
+            }
+            self.done += read;
+            if let Kind::Lines { line, .. } = &mut self.kind {
+                *line += 1;
+            }
+            if read == LONGEST_LINE && bytes.last() != Some(&b'\n') {
+                return Err(self.refuse(format!("it is longer than {LONGEST_LINE} bytes")));
+            }
+            if bytes.trim_ascii().is_empty() {
+                continue;
+            }
+            let record: Value = serde_json::from_slice(&bytes)
+                .map_err(|error| self.refuse(format!("it is no JSON object of its own: {error}")))?;
+            if let Some(piece) = self.piece(&record)? {
+                return Ok(Some(piece));
+            }
+        }
+    }
+
+    fn piece(&self, record: &Value) -> Result<Option<Piece>> {
+        let Kind::Lines { field, .. } = &self.kind else { return Ok(None) };
+        let names = field.as_deref().map_or(vec!["text", "messages"], |field| vec![field]);
+        let get = |name: &str| record.get_attr(name).ok().filter(|value| !value.is_undefined());
+        let Some((name, value)) = names.iter().find_map(|name| Some((*name, get(name)?))) else {
+            let held: Vec<String> =
+                record.try_iter().into_iter().flatten().map(|key| key.to_string()).collect();
+            let (names, held) = (names.join("` or `"), held.join(", "));
+            return Err(
+                self.refuse(format!("there is no field `{names}`, but {held}; name one with --field"))
+            );
+        };
+        if let Some(text) = value.as_str() {
+            let text = text.to_string();
+            return Ok((!text.is_empty()).then_some(Piece::Text { text, begins: true, ends: true }));
+        }
+        let chat = Chat::new(value, get("tools"))
+            .map_err(|problem| self.refuse(format!("field `{name}`: {problem}")))?;
+        Ok(Some(Piece::Chat(chat)))
+    }
+}
+
+/// Whether a file is taken for JSON lines.
+fn is_lines(path: &Path) -> bool {
+    let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+    ["jsonl", "ndjson", "json"].iter().any(|known| ending.eq_ignore_ascii_case(known))
+}
+
+/// Where to cut a text: after the last end of a line that something visible follows. A text without one is cut between characters once
+/// it is too long.
+fn cut(bytes: &[u8]) -> Option<usize> {
+    let follows = |place: usize| !bytes[place].is_ascii_whitespace() && bytes[place].is_ascii();
+    let end = (1..bytes.len()).rev().find(|place| bytes[place - 1] == b'\n' && follows(*place));
+    let is_long = bytes.len() >= LONGEST_PIECE;
+    end.or_else(|| (1..bytes.len()).rev().find(|place| is_long && bytes[*place] & 0xc0 != 0x80))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(source: &mut TextSource) -> Vec<(String, bool, bool)> {
+        std::iter::from_fn(|| source.next_piece().unwrap())
+            .map(|piece| match piece {
+                Piece::Text { text, begins, ends } => (text, begins, ends),
+                Piece::Chat(_) => unreachable!(),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn long_texts_are_cut_at_ends_of_lines() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("text");
+        let (line, blank) = ("é".repeat(40_000) + "\n", "x\n\n  \n");
+        let lines = [line.repeat(30), blank.into(), "y\n".into(), line.repeat(50), "z".into()].concat();
+        for text in [lines, "é".repeat(20 * PIECE) + "end", "short".into(), "\n".repeat(3 * PIECE)] {
+            std::fs::write(&path, &text).unwrap();
+            let mut source = TextSource::open(&path, None).unwrap();
+            let pieces = texts(&mut source);
+            assert_eq!(pieces.iter().map(|(text, ..)| &**text).collect::<String>(), text);
+            let last = pieces.len() - 1;
+            for (place, (piece, begins, ends)) in pieces.iter().enumerate() {
+                assert_eq!((*begins, *ends), (place == 0, place == last));
+                assert!(piece.len() <= 2 * LONGEST_PIECE);
+                if place < last && piece.contains('\n') {
+                    let next = pieces[place + 1].0.chars().next().unwrap();
+                    assert!(piece.ends_with('\n') && !next.is_whitespace());
+                }
+            }
+            assert_eq!(source.bytes_read(), text.len() as u64);
+        }
+    }
+
+    #[test]
+    fn what_is_no_text_is_told_with_its_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("text");
+        let mut bytes = "line\n".repeat(PIECE).into_bytes();
+        bytes.extend([b'a', 0xff, b'b']);
+        std::fs::write(&path, &bytes).unwrap();
+        let mut source = TextSource::open(&path, None).unwrap();
+        let line = loop {
+            match source.next_piece() {
+                Ok(piece) => assert!(piece.is_some()),
+                Err(error) => break error.to_string(),
+            }
+        };
+        assert!(line.contains(&format!("from byte {} on", 5 * PIECE + 1)), "{line}");
+    }
+}
