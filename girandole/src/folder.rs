@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use candle_core::Tensor;
-use models::{CausalLm, FolderConfig, FolderWriter, Lora, ModelConfig};
+use candle_core::{Device, Tensor};
+use models::{CausalLm, FolderConfig, FolderWriter, Lora, ModelConfig, Weights};
 use training::{Checkpoint, CheckpointConfig, Checkpoints};
 
 use crate::checkpoint::{Saved, agreed};
@@ -14,22 +14,54 @@ use crate::{Error, Parallel, Result};
 const PARTS: &str = ".unfinished-parts";
 
 impl Parallel<CausalLm> {
-    /// Writes the model as a folder that transformers loads; with `lora`, the adapters are merged into its weights. To be called on every
-    /// rank; all see the folder.
+    /// Writes the model as a folder that transformers loads. To be called on every rank; all see the folder.
     ///
     /// # Cost
     /// Each rank writes its parts there; then rank 0 reads and writes one tensor after the other, and removes the parts.
     ///
     /// # Errors
     /// On every rank: a folder that cannot be written; failures of communication.
-    pub fn save_folder(
+    pub fn save_folder(&self, folder: &Path, config: &ModelConfig, how: &FolderConfig) -> Result<()> {
+        let dtype = self.config().dtype;
+        self.collected(
+            folder,
+            |_| true,
+            |saved| {
+                let names: Vec<String> = saved.shapes().map(|(name, _)| name.to_string()).collect();
+                let mut writer = FolderWriter::begin(folder, config, dtype, how)?;
+                for name in names {
+                    writer.write(&name, &saved.whole(&name)?)?;
+                }
+                Ok(writer.finish()?)
+            },
+        )
+    }
+
+    /// Writes the model that `weights` are of, with the trained adapters merged into it, as a folder that transformers loads. To be called on
+    /// every rank; all see the folder.
+    ///
+    /// # Cost
+    /// Rank 0 reads the weights once more, one tensor after the other.
+    ///
+    /// # Errors
+    /// Those of [`save_folder`](Self::save_folder).
+    pub fn save_merged(
         &self,
         folder: &Path,
-        config: &ModelConfig,
+        weights: &Weights,
         how: &FolderConfig,
-        lora: Option<&Lora>,
+        lora: &Lora,
     ) -> Result<()> {
-        self.collected(folder, |_| true, |saved| write(saved, folder, config, how, lora, self.config().dtype))
+        let dtype = self.config().dtype;
+        self.collected(folder, Lora::is_adapter, |saved| {
+            let (adapters, source) = (adapters(saved)?, weights.tensors(dtype, &Device::Cpu));
+            let mut writer = FolderWriter::begin(folder, weights.config(), dtype, how)?;
+            for (name, dims) in weights.shapes() {
+                let weight = source.get(dims.as_slice(), name)?;
+                writer.write(name, &lora.merged(name, &weight, &adapters)?)?;
+            }
+            Ok(writer.finish()?)
+        })
     }
 
     /// Writes the adapters alone, as `peft` reads them. To be called on every rank; all see the folder.
@@ -75,26 +107,4 @@ fn adapters(saved: &mut Saved) -> Result<HashMap<String, Tensor>> {
     let names: Vec<String> = saved.shapes().map(|(name, _)| name.to_string()).collect();
     let names = names.into_iter().filter(|name| Lora::is_adapter(name));
     names.map(|name| Ok((name.clone(), saved.whole(&name)?))).collect()
-}
-
-fn write(
-    saved: &mut Saved,
-    folder: &Path,
-    config: &ModelConfig,
-    how: &FolderConfig,
-    lora: Option<&Lora>,
-    dtype: candle_core::DType,
-) -> Result<()> {
-    let adapters = if lora.is_some() { adapters(saved)? } else { HashMap::new() };
-    let names: Vec<String> = saved.shapes().map(|(name, _)| name.to_string()).collect();
-    let mut writer = FolderWriter::begin(folder, config, dtype, how)?;
-    for name in names.iter().filter(|name| !Lora::is_adapter(name)) {
-        let weight = saved.whole(name)?;
-        let weight = match lora {
-            Some(lora) => lora.merged(name, &weight, &adapters)?,
-            None => weight,
-        };
-        writer.write(name, &weight)?;
-    }
-    Ok(writer.finish()?)
 }

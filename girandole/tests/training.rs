@@ -59,8 +59,7 @@ impl<M> Observer<M> for Losses {
 }
 
 fn config(steps: usize, dir: Option<&Path>, in_background: bool) -> TrainConfig {
-    let plan =
-        |dir: &Path| CheckpointPlan { dir: dir.into(), every: 2, keep: 2, resume: true, in_background };
+    let plan = |dir: &Path| CheckpointPlan { dir: dir.into(), every: 2, keep: 2, in_background };
     TrainConfig {
         steps,
         batch_size: 8,
@@ -78,6 +77,7 @@ fn train(layout: &str, data: &Noted, config: &TrainConfig, until: usize) -> Vec<
         let mut model = Setup::default().parallel(comm, &layout, None)?;
         let mut losses = Losses(Vec::new());
         let mut trainer = Trainer::new(&mut model, data, config.clone())?;
+        trainer.resume_latest()?;
         // As a run that is stopped there.
         trainer.run_until(until, &mut losses)?;
         Ok(losses.0)
@@ -145,7 +145,7 @@ fn a_trained_model_is_a_folder_in_every_layout() {
             let mut trainer = Trainer::new(&mut model, &data, config(3, None, false))?;
             trainer.run(&mut Silent)?;
             let loss = trainer.evaluate_on(&data)?;
-            model.save_folder(out.path(), &model_config, &FolderConfig::default(), None)?;
+            model.save_folder(out.path(), &model_config, &FolderConfig::default())?;
             Ok(loss)
         });
         let losses = losses.unwrap();

@@ -170,12 +170,9 @@ impl Snapshot {
                     manifest.parameters.entry(name).or_insert(described).parts.push(part);
                 }
             }
-            let commit = || {
-                let extra = serde_json::to_value(&manifest).map_err(|error| Error::file(&folder, error))?;
-                draft.commit(&Checkpoint { extra, ..checkpoint.clone() }, files)?;
-                Ok(())
-            };
-            committed = commit();
+            let extra = serde_json::to_value(&manifest).map_err(|error| Error::file(&folder, error));
+            let commit = |extra| draft.commit(&Checkpoint { extra, ..checkpoint.clone() }, files);
+            committed = extra.and_then(|extra| Ok(commit(extra).map(drop)?));
         }
         agreed(world, committed)?;
         Ok(folder)

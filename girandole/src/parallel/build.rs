@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use candle_core::Result as CandleResult;
-use candle_nn::{VarBuilder, VarMap};
+use candle_core::{DType, Device, Result as CandleResult, Shape, Tensor};
+use candle_nn::var_builder::SimpleBackend;
+use candle_nn::{Init, VarBuilder, VarMap};
 use comm::{Communicator, Mesh};
 use ddp::Ddp;
 use fsdp::Fsdp;
@@ -79,10 +80,48 @@ fn make<M: Model + Send + 'static>(
     }
     let in_builder = |vb: VarBuilder<'static>| build(&Builder::new(vb).with_layers(layers));
     if layout.dp > 1 {
-        return Ok(Kind::Copies(Ddp::new(data.clone(), shards.tensor_builder(), &config.ddp, in_builder)?));
+        let whole = shards.tensor_builder();
+        // What is not trained is no part of what is averaged.
+        let build = |vb| in_builder(trained(vb, whole.clone(), config));
+        return Ok(Kind::Copies(Ddp::new(data.clone(), whole.clone(), &config.ddp, build)?));
     }
     let vars = VarMap::new();
     Ok(Kind::Whole { model: in_builder(shards.var_builder(&vars))?, vars })
+}
+
+/// Takes parameters that are trained from `hooked`, and all others from `whole`.
+fn trained(
+    hooked: VarBuilder<'static>,
+    whole: VarBuilder<'static>,
+    config: &ParallelConfig,
+) -> VarBuilder<'static> {
+    if config.is_trained.is_none() {
+        return hooked;
+    }
+    let (dtype, device) = (whole.dtype(), whole.device().clone());
+    let config = config.clone();
+    VarBuilder::from_backend(Box::new(Trained { hooked, whole, config }), dtype, device)
+}
+
+struct Trained {
+    hooked: VarBuilder<'static>,
+    whole: VarBuilder<'static>,
+    config: ParallelConfig,
+}
+
+impl SimpleBackend for Trained {
+    fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, _: &Device) -> CandleResult<Tensor> {
+        let from = if self.config.is_trained(name) { &self.hooked } else { &self.whole };
+        from.get_with_hints_dtype(shape, name, init, dtype)
+    }
+
+    fn get_unchecked(&self, name: &str, dtype: DType, _: &Device) -> CandleResult<Tensor> {
+        self.hooked.get_unchecked_dtype(name, dtype)
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        self.whole.contains_tensor(name)
+    }
 }
 
 /// Where no unit is: for what a model says of itself.

@@ -43,8 +43,6 @@ pub struct CheckpointPlan {
     pub every: usize,
     /// How many are kept.
     pub keep: usize,
-    /// Whether to go on from the latest one, where there is one.
-    pub resume: bool,
     /// Whether files are written while training goes on. It takes the memory of a copy.
     pub in_background: bool,
 }

@@ -9,7 +9,10 @@ use serde::{Deserialize, Serialize};
 use training::build::Model;
 use training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, Contents, clip_factor};
 
+use comm::broadcast_object;
+
 use super::{Data, Observer, Saver, StepReport, TrainConfig};
+use crate::checkpoint::agreed;
 use crate::{Error, Parallel, Result};
 
 /// A model, its data, and the state of its training.
@@ -49,10 +52,10 @@ struct Kept {
 }
 
 impl<'a, M: Model> Trainer<'a, M> {
-    /// A run that begins, or goes on from the latest checkpoint if the configuration says so. To be called on every rank.
+    /// A run that begins. To be called on every rank.
     ///
     /// # Errors
-    /// A configuration that cannot be; a checkpoint that is damaged, of another model or of other data; failures of communication.
+    /// A configuration that cannot be; a folder of checkpoints that cannot be made; failures of communication.
     pub fn new(model: &'a mut Parallel<M>, data: &'a dyn Data, config: TrainConfig) -> Result<Self> {
         config.check(model.layout().data_ranks(), model.config().micro_batches)?;
         let order = OrderConfig { rows: data.rows(), shuffle: config.shuffle, seed: config.seed };
@@ -96,11 +99,6 @@ impl<'a, M: Model> Trainer<'a, M> {
     fn open_checkpoints(&mut self) -> Result<()> {
         let Some(plan) = self.config.checkpoints.clone() else { return Ok(()) };
         let checkpoints = Checkpoints::open(CheckpointConfig { dir: plan.dir.clone(), keep: plan.keep })?;
-        if plan.resume
-            && let Some(contents) = checkpoints.latest()?
-        {
-            self.resume(&contents)?;
-        }
         if plan.in_background {
             self.saver = Some(Saver::new(&**self.model.mesh().world(), checkpoints.clone())?);
         }
@@ -108,7 +106,36 @@ impl<'a, M: Model> Trainer<'a, M> {
         Ok(())
     }
 
-    fn resume(&mut self, contents: &Contents) -> Result<()> {
+    /// Goes on from the latest checkpoint in the folder, where there is one; gives its step. To be called on every rank.
+    ///
+    /// # Errors
+    /// Those of [`resume`](Self::resume).
+    pub fn resume_latest(&mut self) -> Result<Option<usize>> {
+        let Some(checkpoints) = self.checkpoints.clone() else { return Ok(None) };
+        let world = self.model.mesh().world().clone();
+        // The first rank says which it is.
+        let found = match world.rank() {
+            0 => checkpoints.latest().map_err(Error::from),
+            _ => Ok(None),
+        };
+        let step = agreed(&*world, found)?.map(|contents| contents.step);
+        let Some(step) = broadcast_object(&*world, &step, 0)? else { return Ok(None) };
+        let same = |contents: Option<Contents>| contents.filter(|contents| contents.step == step);
+        let own = checkpoints.latest().map_err(Error::from).and_then(|contents| {
+            let dir = self.config.checkpoints.as_ref().map(|plan| plan.dir.clone()).unwrap_or_default();
+            let problem = "rank 0 finds another checkpoint there: all ranks must see one folder";
+            same(contents).ok_or_else(|| Error::file(&dir, problem))
+        });
+        let contents = agreed(&*world, own)?;
+        self.resume(&contents)?;
+        Ok(Some(self.step))
+    }
+
+    /// Goes on from a checkpoint. To be called on every rank, with the same one.
+    ///
+    /// # Errors
+    /// A checkpoint that is damaged, of another model or of other data; failures of communication.
+    pub fn resume(&mut self, contents: &Contents) -> Result<()> {
         let refuse = |problem: String| Error::file(&contents.folder, problem);
         let extra = self.model.load(contents, Some(&mut self.optimizer))?;
         let kept: Kept = serde_json::from_value(extra).map_err(|error| refuse(error.to_string()))?;
@@ -250,7 +277,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             None => (self.step, Some(self.model.save(checkpoints, Some(&self.optimizer), &checkpoint)?)),
             Some(saver) => {
                 let snapshot = self.model.snapshot(Some(&self.optimizer));
-                let snapshot = crate::checkpoint::agreed(&**self.model.mesh().world(), snapshot)?;
+                let snapshot = agreed(&**self.model.mesh().world(), snapshot)?;
                 (before, saver.begin(snapshot, checkpoint)?)
             }
         };
