@@ -20,6 +20,7 @@ use crate::experiments::process_groups::{self, ProcessGroupsOptions};
 use crate::experiments::sampler::SamplerOptions;
 use crate::experiments::tensor_parallel::{self, TensorParallelMlpOptions, TensorParallelTransformerOptions};
 use crate::interrupt;
+use crate::language::{self, FinetuneOptions, PretrainOptions};
 use crate::launch::{self, LaunchOptions};
 use crate::plan::{self, PlanOptions};
 use crate::text::{EvaluateOptions, GenerateOptions};
@@ -59,6 +60,10 @@ enum Command {
     Sampler(SamplerOptions),
     /// Back ends, ranks, meeting places, operations between ranks, groups of ranks
     ProcessGroups(ProcessGroupsOptions),
+    /// A language model from random weights, on your text, in any layout
+    Pretrain(PretrainOptions),
+    /// A model of a Hugging Face folder on your text, whole or by adapters (LoRA), in any layout
+    Finetune(FinetuneOptions),
     /// Text that a model of a Hugging Face folder writes
     Generate(GenerateOptions),
     /// How well a model of a Hugging Face folder predicts a text: loss and perplexity
@@ -85,6 +90,8 @@ impl Command {
             Command::PipelineTransformer(options) => options.run(),
             Command::Sampler(options) => options.run(),
             Command::ProcessGroups(options) => process_groups::run(options),
+            Command::Pretrain(options) => language::run(options),
+            Command::Finetune(options) => language::run(options),
             Command::Generate(options) => options.run(),
             Command::Evaluate(options) => options.run(),
             Command::Launch(options) => launch::run(options),

@@ -144,6 +144,9 @@ pub enum Error {
     /// The missing pieces of training.
     #[error(transparent)]
     Training(#[from] training::Error),
+    /// A model in its layout, and its training.
+    #[error(transparent)]
+    Parallel(girandole::Error),
     /// A model's folder.
     #[error(transparent)]
     Model(#[from] models::Error),
@@ -187,6 +190,8 @@ impl Error {
             Error::Ddp(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::Fsdp(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::TensorParallel(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
+            Error::Parallel(girandole::Error::PeerFailed { .. }) => EXIT_PEER_FAILED as u8,
+            Error::Parallel(girandole::Error::Invalid { .. } | girandole::Error::File { .. }) => 2,
             _ => 1,
         }
     }
@@ -299,6 +304,22 @@ impl From<pipeline::Error> for Error {
         match error {
             pipeline::Error::Comm(error) => Error::Comm(error),
             error => Error::Pipeline(error),
+        }
+    }
+}
+
+impl From<girandole::Error> for Error {
+    fn from(error: girandole::Error) -> Self {
+        match error {
+            girandole::Error::Comm(error) => error.into(),
+            girandole::Error::Ddp(error) => error.into(),
+            girandole::Error::Fsdp(error) => error.into(),
+            girandole::Error::TensorParallel(error) => error.into(),
+            girandole::Error::Pipeline(error) => error.into(),
+            girandole::Error::Training(error) => error.into(),
+            girandole::Error::Models(error) => error.into(),
+            girandole::Error::Candle(error) => error.into(),
+            error => Error::Parallel(error),
         }
     }
 }

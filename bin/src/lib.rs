@@ -18,6 +18,7 @@ pub mod forecast;
 mod guide;
 pub mod held;
 mod interrupt;
+pub mod language;
 pub mod launch;
 pub mod metrics;
 pub mod models;

@@ -32,6 +32,17 @@ pub struct Summary<'a> {
     pub held: &'a [Held],
 }
 
+/// What a training step tells beside its loss.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct StepDetails {
+    /// The learning rate.
+    pub learning_rate: f64,
+    /// The gradients' norm before clipping.
+    pub grad_norm: Option<f64>,
+    /// Targets of all ranks, over the time since the step before.
+    pub tokens_per_second: f64,
+}
+
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 enum Line<'a> {
@@ -42,6 +53,8 @@ enum Line<'a> {
         batch: usize,
         /// As short as it can be and still give the same f32; `null` where it is not finite.
         loss: f32,
+        #[serde(flatten)]
+        details: Option<&'a StepDetails>,
     },
     Summary(&'a Summary<'a>),
 }
@@ -176,7 +189,21 @@ impl MetricsWriter {
         batch: usize,
         loss: f32,
     ) -> Result<(), FileError> {
-        self.line(&Line::Step { run, epoch, batch, loss })
+        self.line(&Line::Step { run, epoch, batch, loss, details: None })
+    }
+
+    /// The same with more to tell.
+    ///
+    /// # Errors
+    /// Those of [`step`](Self::step).
+    pub fn step_with(
+        &mut self,
+        run: Option<&str>,
+        (epoch, batch): (usize, usize),
+        loss: f32,
+        details: &StepDetails,
+    ) -> Result<(), FileError> {
+        self.line(&Line::Step { run, epoch, batch, loss, details: Some(details) })
     }
 
     /// The end of a run. All lines so far are in the file after it.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::console::say;
 use crate::error::Result;
-use crate::metrics::MetricsWriter;
+use crate::metrics::{MetricsWriter, StepDetails};
 use crate::progress::Progress;
 use crate::report::RunSeries;
 
@@ -74,8 +74,28 @@ impl<'a> RunLog<'a> {
     /// # Errors
     /// Metrics that cannot be written.
     pub fn step(&mut self, epoch: usize, batch: usize, loss: f32) -> Result<()> {
+        self.log_step((epoch, batch), loss, None)
+    }
+
+    /// The same with more to tell.
+    ///
+    /// # Errors
+    /// Metrics that cannot be written.
+    pub fn step_with(&mut self, epoch: usize, batch: usize, loss: f32, details: &StepDetails) -> Result<()> {
+        self.log_step((epoch, batch), loss, Some(details))
+    }
+
+    fn log_step(
+        &mut self,
+        (epoch, batch): (usize, usize),
+        loss: f32,
+        details: Option<&StepDetails>,
+    ) -> Result<()> {
         if let (Some(metrics), false) = (&mut self.metrics, self.muted) {
-            metrics.step(self.run, epoch, batch, loss)?;
+            match details {
+                Some(details) => metrics.step_with(self.run, (epoch, batch), loss, details)?,
+                None => metrics.step(self.run, epoch, batch, loss)?,
+            }
             if self.at_once {
                 metrics.flush()?;
             }
@@ -85,6 +105,12 @@ impl<'a> RunLog<'a> {
         }
         self.progress.step();
         Ok(())
+    }
+
+    /// The run goes on after so many steps, of whose losses nothing is kept.
+    pub(crate) fn begin_at(&mut self, steps: usize) {
+        self.first = steps;
+        self.progress.resume(steps);
     }
 
     /// This rank takes the place of the one that has written until now, with so many steps done and this one the next.

@@ -56,7 +56,7 @@ impl ModelOptions {
 }
 
 /// The text of a file.
-fn read_text(option: &'static str, path: &Path) -> Result<String> {
+pub(crate) fn read_text(option: &'static str, path: &Path) -> Result<String> {
     let refuse = |help: String| Error::Option { option, got: path.display().to_string(), help };
     let bytes = training::read_input(path).map_err(|error| refuse(format!("it cannot be read: {error}")))?;
     String::from_utf8(bytes).map_err(|error| {

@@ -47,7 +47,7 @@ pub struct CheckpointOptions {
 
 /// A checkpoint that all ranks can find. Not its path, which need not be UTF-8 and so cannot be sent as it is.
 #[derive(Serialize, Deserialize)]
-pub(super) enum Place {
+pub(crate) enum Place {
     /// In the folder, by its name.
     Named(String),
     /// The one that was asked for, somewhere else.
@@ -130,7 +130,7 @@ impl CheckpointOptions {
     }
 
     /// Where a checkpoint is that was chosen, for ranks with the same options.
-    pub(super) fn place(&self, chosen: &Path) -> Place {
+    pub(crate) fn place(&self, chosen: &Path) -> Place {
         let name = chosen.file_name().and_then(|name| name.to_str());
         match name.filter(|_| chosen.parent() == Some(self.dir())) {
             Some(name) => Place::Named(name.into()),
@@ -139,7 +139,7 @@ impl CheckpointOptions {
     }
 
     /// The folder of that checkpoint.
-    pub(super) fn at(&self, place: &Place) -> PathBuf {
+    pub(crate) fn at(&self, place: &Place) -> PathBuf {
         match place {
             Place::Named(name) => self.dir().join(name),
             Place::Asked => self.folder(self.resume.as_deref().unwrap_or(Path::new(""))),

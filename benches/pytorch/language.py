@@ -1,0 +1,162 @@
+"""Language models: `girandole pretrain` and `girandole finetune` beside transformers (and peft) with PyTorch, in turn, on this machine.
+
+    cargo build --release -p bin
+    pip install torch transformers peft
+    python benches/pytorch/language.py pretrain --text FILE
+    python benches/pytorch/language.py lora --text FILE
+
+`pretrain`: a Llama of 10.7 million parameters, a token for each byte, 256 tokens a row, AdamW with clipping, one thread a rank. Both begin
+with the same weights and take the same rows in the same order; losses of all steps are compared. `lora`: SmolLM2's shape of 135 million
+parameters with random weights and adapters of rank 8 beside all linear layers, products in bf16. Speed is that of all steps but the
+first ones, in which memory is new.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bin/tests/fixtures"))
+
+# Steps at the beginning that do not count.
+NEW = 3
+SMOLLM2 = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536,
+    "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_act": "silu", "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5, "rope_theta": 100000.0, "initializer_range": 0.041666666666666664, "tie_word_embeddings": True,
+}
+
+
+def train(rank, world_size, folder, text, length, batch, steps, lr, lora, precision):
+    """One rank of PyTorch's."""
+    import torch
+    import torch.nn.functional as F
+    import transformers
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    torch.set_num_threads(1)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.train()
+    if lora:
+        import peft
+
+        config = peft.LoraConfig(r=lora, lora_alpha=2 * lora, target_modules="all-linear", task_type="CAUSAL_LM")
+        model = peft.get_peft_model(model, config)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if world_size > 1:
+        model = DDP(model)
+    groups = [
+        {"params": [parameter for parameter in trained if parameter.dim() > 1], "weight_decay": 0.1},
+        {"params": [parameter for parameter in trained if parameter.dim() == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
+    tokens = torch.frombuffer(bytearray(pathlib.Path(text).read_bytes()), dtype=torch.uint8)
+    losses, times = [], []
+    for step in range(steps):
+        began = time.perf_counter()
+        rows = range(step * batch + rank, (step + 1) * batch, world_size)
+        piece = torch.stack([tokens[row * length : (row + 1) * length + 1].long() for row in rows])
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else contextlib.nullcontext():
+            logits = model(input_ids=piece[:, :-1], use_cache=False).logits
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), piece[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        total = loss.detach()
+        if world_size > 1:
+            torch.distributed.all_reduce(total)
+            total /= world_size
+        losses.append(total.item())
+        times.append(time.perf_counter() - began)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"speed": batch * length / statistics.median(times[NEW:]), "losses": losses, "memory": memory}
+
+
+def run(girandole, command, **options):
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items() if value is not None]
+    environment = os.environ | {"RAYON_NUM_THREADS": "1"}
+    subprocess.run([girandole, command, *arguments, "--no-shuffle"], check=True, stdout=subprocess.DEVNULL, env=environment)
+
+
+def ours(girandole, command, ranks, batch, length, **options):
+    with tempfile.TemporaryDirectory() as folder:
+        metrics = os.path.join(folder, "metrics.jsonl")
+        run(
+            girandole, command, out=os.path.join(folder, "out"), metrics=metrics, mesh=f"dp={ranks}", batch_size=batch, length=length,
+            schedule="constant", **options,
+        )
+        lines = [json.loads(line) for line in pathlib.Path(metrics).read_text().splitlines()]
+    steps = [line for line in lines if line["event"] == "step"]
+    summary = [line for line in lines if line["event"] == "summary"][-1]
+    return {
+        "speed": statistics.median(step["tokens_per_second"] for step in steps[NEW:]),
+        "losses": [step["loss"] for step in steps],
+        "memory": summary["peak_rss_bytes"][0] / 2**20,
+    }
+
+
+def measure(options, begin, batch, length, steps, lr, lora):
+    from ranks import on_ranks
+
+    print("| ranks | precision | girandole | PyTorch | ratio | losses apart | memory | PyTorch's |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for ranks in (int(count) for count in options.ranks.split(",")):
+        for precision in options.precisions.split(","):
+            mine, other = [], []
+            for _ in range(options.rounds):
+                more = {"lora_rank": lora} if lora else {}
+                mine.append(
+                    ours(
+                        options.girandole, "finetune", ranks, batch, length, model=begin, data=options.text, steps=steps, lr=lr,
+                        precision=precision, **more,
+                    )
+                )
+                other.append(
+                    on_ranks(
+                        train, ranks, folder=begin, text=options.text, length=length, batch=batch, steps=steps, lr=lr, lora=lora,
+                        precision=precision,
+                    )
+                )
+            speeds = [statistics.median(one["speed"] for one in of) for of in (mine, other)]
+            memory = [statistics.median(one["memory"] for one in of) for of in (mine, other)]
+            apart = max(abs(a - b) for a, b in zip(mine[0]["losses"], other[0]["losses"]))
+            print(
+                f"| {ranks} | {precision} | {speeds[0]:.0f} tokens/s | {speeds[1]:.0f} tokens/s | {speeds[0] / speeds[1]:.2f} | "
+                f"{apart:.1e} | {memory[0]:.0f} MiB | {memory[1]:.0f} MiB |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["pretrain", "lora"])
+    parser.add_argument("--text", required=True, help="a text of some megabytes")
+    parser.add_argument("--girandole", default="target/release/girandole", help="the program (built with --release)")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--ranks", default="1,2")
+    parser.add_argument("--precisions", default=None)
+    parser.add_argument("--steps", type=int, default=None)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        begin = os.path.join(folder, "begin")
+        # A step that changes nothing: new weights in a folder that both begin with.
+        first = dict(data=options.text, out=begin, steps=1, lr=0, weight_decay=0, batch_size=1)
+        if options.what == "pretrain":
+            options.precisions = options.precisions or "f32"
+            run(options.girandole, "pretrain", **first)
+            measure(options, begin, batch=8, length=256, steps=options.steps or 50, lr=1e-3, lora=None)
+        else:
+            options.precisions = options.precisions or "bf16"
+            config = os.path.join(folder, "config")
+            os.mkdir(config)
+            pathlib.Path(config, "config.json").write_text(json.dumps(SMOLLM2))
+            run(options.girandole, "pretrain", model=config, tokenizer="bytes", length=256, **first)
+            measure(options, begin, batch=4, length=256, steps=options.steps or 12, lr=1e-3, lora=8)

@@ -1,0 +1,104 @@
+//! `finetune`: a model of a Hugging Face folder goes on learning, whole or by adapters.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use models::{Lora, LoraConfig, Tokenizer, Weights};
+
+use crate::error::Result;
+use crate::options::count;
+
+use super::job::{Job, Subject};
+use super::options::TrainOptions;
+
+/// Options of `finetune`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Trains a model of a Hugging Face folder on text, on one rank or in any layout (--mesh), and writes a
+folder that transformers loads. With --lora-rank only small matrices beside the linear layers are
+trained, and saved as peft has them, or merged into the weights (--merge). JSON lines with `messages`
+are rendered with the folder's chat template, and only the assistant's answers are learnt.")]
+pub struct FinetuneOptions {
+    /// Folder with config.json, safetensors and tokenizer.json, as transformers writes it: Llama, Mistral, Qwen2.5, Qwen3 or GPT-2
+    #[arg(long, value_name = "DIR")]
+    model: PathBuf,
+    #[command(flatten)]
+    options: TrainOptions,
+    /// Rank of adapters (LoRA) [default: none, the weights themselves are trained]
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Adapters")]
+    lora_rank: Option<usize>,
+    /// What adapters are multiplied with, times the rank [default: twice the rank]
+    #[arg(
+        long,
+        value_name = "A",
+        requires = "lora_rank",
+        allow_negative_numbers = true,
+        help_heading = "Adapters"
+    )]
+    lora_alpha: Option<f64>,
+    /// Layers that have adapters, by the last parts of their names
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        default_value = "all-linear",
+        requires = "lora_rank",
+        help_heading = "Adapters"
+    )]
+    lora_targets: Vec<String>,
+    /// Go on with adapters that were trained before: a folder with adapter_config.json
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["lora_rank", "lora_alpha", "lora_targets"], help_heading = "Adapters")]
+    adapters: Option<PathBuf>,
+    /// Save the whole model with the adapters in its weights
+    #[arg(long, help_heading = "Adapters")]
+    merge: bool,
+}
+
+impl FinetuneOptions {
+    fn lora(&self, weights: &Weights) -> Result<Option<Lora>> {
+        if let Some(folder) = &self.adapters {
+            return Ok(Some(Lora::from_folder(folder, weights.config())?));
+        }
+        let Some(rank) = self.lora_rank else { return Ok(None) };
+        let alpha = self.lora_alpha.unwrap_or(2.0 * rank as f64);
+        let config = LoraConfig { rank, alpha, targets: self.lora_targets.clone(), ..LoraConfig::default() };
+        Ok(Some(Lora::new(&config, weights.config())?))
+    }
+}
+
+impl Job for FinetuneOptions {
+    const NAME: &'static str = "finetune";
+
+    fn options(&self) -> &TrainOptions {
+        &self.options
+    }
+
+    fn with_options(&self, options: TrainOptions) -> Self {
+        Self { options, ..self.clone() }
+    }
+
+    fn subject(&self) -> Result<Subject> {
+        let mut weights = Weights::folder(&self.model)?.with_seed(self.options.seed);
+        let lora = self.lora(&weights)?;
+        if let (Some(folder), Some(lora)) = (&self.adapters, &lora) {
+            weights = weights.with_adapters(folder, lora)?;
+        }
+        let tokenizer = match self.model.join("tokenizer.json").exists() {
+            true => Some(Tokenizer::from_folder(&self.model)?),
+            // Files of tokens need none.
+            false => None,
+        };
+        if let Some(tokenizer) = &tokenizer {
+            tokenizer.check(weights.config())?;
+        }
+        Ok(Subject { weights, lora, tokenizer })
+    }
+
+    fn merges(&self) -> bool {
+        self.merge
+    }
+
+    fn folder(&self) -> Option<&Path> {
+        Some(&self.model)
+    }
+}

@@ -1,0 +1,314 @@
+//! What both commands do: read data, spread the model, train, save.
+
+use std::path::Path;
+
+use candle_core::{DType, Device, Tensor};
+use comm::broadcast_object;
+use girandole::trainer::{TrainConfig, Trainer};
+use girandole::{Layout, Parallel, ParallelConfig};
+use models::tokens::{Data, DataConfig, DataFile, Rows};
+use models::{CausalLm, FolderConfig, Lora, Tokenizer, Weights};
+use training::{Checkpoints, Contents};
+
+use crate::console::{note, say};
+use crate::error::{Error, Result};
+use crate::experiment::{self, Experiment};
+use crate::file_error::FileError;
+use crate::metrics::MetricsWriter;
+use crate::options::CommonOptions;
+use crate::outputs;
+use crate::rank::{Outcome, Rank};
+use crate::report::{Report, RunSeries};
+use crate::run_log::{LogConfig, RunLog};
+use crate::trainer::{CheckpointOptions, offer};
+
+use super::options::TrainOptions;
+use super::watch::Watch;
+
+/// A command that trains a language model.
+pub trait Job: Clone {
+    /// Its name.
+    const NAME: &'static str;
+
+    /// The options that both commands have.
+    fn options(&self) -> &TrainOptions;
+
+    /// The same with others of these.
+    fn with_options(&self, options: TrainOptions) -> Self;
+
+    /// Model, first values, adapters and tokenizer.
+    ///
+    /// # Errors
+    /// Files that cannot be used; options that do not fit.
+    fn subject(&self) -> Result<Subject>;
+
+    /// Whether adapters are merged into the weights when they are saved.
+    fn merges(&self) -> bool {
+        false
+    }
+
+    /// A folder whose tokenizer goes with the saved model.
+    fn folder(&self) -> Option<&Path>;
+}
+
+/// What is trained.
+pub struct Subject {
+    pub(super) weights: Weights,
+    pub(super) lora: Option<Lora>,
+    pub(super) tokenizer: Option<Tokenizer>,
+}
+
+/// What a process begins with.
+pub struct Setup {
+    subject: Subject,
+    rows: Rows,
+    evaluation: Option<Rows>,
+}
+
+/// Runs one of the commands.
+///
+/// # Errors
+/// A wrong option, a file that cannot be used, a rank that failed.
+pub fn run<J: Job>(job: &J) -> Result<()> {
+    experiment::run(job)
+}
+
+impl<J: Job> Experiment for J {
+    const NAME: &'static str = J::NAME;
+    const WORLD_SIZE: usize = 1;
+    type Setup = Setup;
+    type Alone = Vec<(String, String)>;
+    type Trained = RunSeries;
+
+    fn common(&self) -> &CommonOptions {
+        self.options().common()
+    }
+
+    fn with_common(&self, common: CommonOptions) -> Self {
+        self.with_options(self.options().with_common(common))
+    }
+
+    fn checkpoints(&self) -> Option<&CheckpointOptions> {
+        Some(&self.options().checkpoints)
+    }
+
+    /// What it was trained on and how far is compared when the ranks read it.
+    fn check_checkpoint(&self, _: usize) -> Result<()> {
+        choose(&self.options().checkpoints).map(drop)
+    }
+
+    fn check(&self, world_size: usize) -> Result<()> {
+        let options = self.options();
+        let layout = options.layout(world_size)?;
+        let (parts, micro_batches) = (layout.data_ranks(), options.micro_batches(&layout));
+        if !options.batch_size.is_multiple_of(parts.saturating_mul(micro_batches)) {
+            let help = format!(
+                "give a multiple of {}: {parts} ranks have different rows, each in {micro_batches} equal parts",
+                parts.saturating_mul(micro_batches)
+            );
+            return Err(Error::Option { option: "--batch-size", got: options.batch_size.to_string(), help });
+        }
+        let out = &options.out;
+        let made = std::fs::create_dir_all(out).and_then(|()| outputs::check_folder(out));
+        Ok(made.map_err(|error| FileError::write(out, error))?)
+    }
+
+    fn setup(&self) -> Result<Setup> {
+        let (options, subject) = (self.options(), self.subject()?);
+        let open = |files: &[DataFile], length| {
+            let model = subject.weights.config();
+            let config = DataConfig {
+                tokenizer: subject.tokenizer.as_ref(),
+                folder: self.folder(),
+                field: options.field.as_deref(),
+                length,
+                vocab_size: model.vocab_size,
+                max_len: model.max_len,
+            };
+            Data::open(files, &config)
+        };
+        let rows = open(&options.data, options.length)?;
+        let evaluation = match &options.evaluate {
+            Some(file) => Some(open(std::slice::from_ref(file), Some(rows.row_len()))?),
+            None => None,
+        };
+        if let Some(evaluation) = evaluation.as_ref().filter(|rows| rows.len() < options.batch_size) {
+            let got = format!("{} rows of {} tokens", evaluation.len(), evaluation.row_len());
+            let help =
+                format!("give a longer text: an evaluation needs {} rows, as a step", options.batch_size);
+            return Err(Error::Option { option: "--evaluate", got, help });
+        }
+        Ok(Setup { subject, rows, evaluation })
+    }
+
+    fn alone(&self, setup: Setup, world_size: usize, _: Option<&mut MetricsWriter>) -> Result<Self::Alone> {
+        let (options, model) = (self.options(), setup.subject.weights.config());
+        let shapes = setup.subject.weights.shapes().values();
+        let parameters: usize = shapes.map(|dims| dims.iter().product::<usize>()).sum();
+        let layout = options.layout(world_size)?;
+        model.notes().iter().for_each(|line| note(format_args!("{line}")));
+        say(format_args!(
+            "model: {}, {parameters} parameters; data: {} rows of {} tokens; layout: {layout}",
+            model.family,
+            setup.rows.len(),
+            setup.rows.row_len()
+        ))?;
+        let fact = |name: &str, value: String| (name.to_string(), value);
+        let mut facts = vec![
+            fact("model", format!("{}, {parameters} parameters", model.family)),
+            fact("data", format!("{} rows of {} tokens", setup.rows.len(), setup.rows.row_len())),
+            fact("layout", layout.to_string()),
+            fact("rows of a step", options.batch_size.to_string()),
+        ];
+        if let Some(lora) = &setup.subject.lora {
+            let adapters: usize = lora.shapes().values().map(|dims| dims.iter().product::<usize>()).sum();
+            say(format_args!("adapters: rank {}, {adapters} parameters are trained", lora.config().rank))?;
+            facts.push(fact("adapters", format!("rank {}, {adapters} parameters", lora.config().rank)));
+        }
+        Ok(facts)
+    }
+
+    fn train(&self, setup: Setup, rank: &mut Rank) -> Result<RunSeries> {
+        let options = self.options();
+        let Setup { subject, rows, evaluation } = setup;
+        let layout = options.layout(rank.comm.world_size())?;
+        let device = self.common().device()?;
+        let mut model = spread(options, &subject, &layout, &rows, (rank, &device))?;
+        let mut config: TrainConfig = options.train_config();
+        config.evaluation_rows = config.evaluation_rows.max(options.batch_size);
+        let mut trainer = Trainer::new(&mut model, &rows, config)?;
+        let mut metrics = rank.metrics.take();
+        let is_first = rank.is_first();
+        let log = LogConfig {
+            keep: self.common().report.is_some(),
+            steps: options.steps(),
+            muted: !is_first,
+            ..LogConfig::default()
+        };
+        let mut log = is_first.then(|| RunLog::new(&log, metrics.as_mut()));
+        if let Some(contents) = found(&options.checkpoints, rank)? {
+            trainer.resume(&contents)?;
+            self.check_steps(trainer.step())?;
+            if let Some(log) = &mut log {
+                log.begin_at(trainer.step());
+                note(format_args!(
+                    "going on after step {}, from {}",
+                    trainer.step(),
+                    contents.folder.display()
+                ));
+            }
+        }
+        if let Some(evaluation) = &evaluation {
+            trainer = trainer.evaluating(evaluation);
+        }
+        let (watch, begun) = (rank.stopwatch(), trainer.step());
+        let mut observer = Watch::new(options, log, subject.tokenizer.as_ref(), &rows);
+        let summary = trainer.run(&mut observer)?;
+        let log = observer.finish();
+        let measured = watch.stop();
+        let series = log.map(RunLog::finish).unwrap_or_default();
+        rank.metrics = metrics;
+        let seconds = rank.measured(measured, None, (options.steps() - begun, series.seconds))?;
+        if is_first && summary.steps > 0 {
+            let speed = summary.targets as f64 / summary.seconds;
+            say(format_args!(
+                "{} steps, {} tokens in {:.1} s: {speed:.0} tokens/s",
+                summary.steps, summary.targets, summary.seconds
+            ))?;
+        }
+        self.save(&model, &subject)?;
+        if is_first {
+            say(format_args!("saved in {}", options.out.display()))?;
+        }
+        let world_size = rank.comm.world_size();
+        Ok(RunSeries { name: layout.to_string(), seconds, world_size, ..series })
+    }
+
+    fn conclude(&self, _: &Self::Alone, _: &Outcome<RunSeries>) -> Result<()> {
+        Ok(())
+    }
+
+    fn report(&self, facts: Self::Alone, outcome: Outcome<RunSeries>) -> Report {
+        Report { facts, runs: vec![outcome.trained], ..Report::default() }
+    }
+}
+
+/// What a job does at its end; beside the trait, so that nobody else calls it.
+trait Ending: Job {
+    fn check_steps(&self, done: usize) -> Result<()> {
+        let steps = self.options().steps();
+        if done <= steps {
+            return Ok(());
+        }
+        let help =
+            format!("the checkpoint is at step {done} already; give more, or another --checkpoint-dir");
+        Err(Error::Option { option: "--steps", got: steps.to_string(), help })
+    }
+
+    fn save(&self, model: &Parallel<CausalLm>, subject: &Subject) -> Result<()> {
+        let out = &self.options().out;
+        let how = FolderConfig { tokenizer_of: self.folder().map(Into::into), ..FolderConfig::default() };
+        match &subject.lora {
+            None => model.save_folder(out, subject.weights.config(), &how)?,
+            Some(lora) if self.merges() => model.save_merged(out, &subject.weights, &how, lora)?,
+            Some(lora) => model.save_adapters(out, lora)?,
+        }
+        // One that was made for the text, where no folder has one.
+        if let (Some(tokenizer), None, 0) = (&subject.tokenizer, self.folder(), model.mesh().world().rank()) {
+            tokenizer.save(out)?;
+        }
+        Ok(())
+    }
+}
+
+impl<J: Job> Ending for J {}
+
+/// The model in its layout.
+fn spread(
+    options: &TrainOptions,
+    subject: &Subject,
+    layout: &Layout,
+    rows: &Rows,
+    (rank, device): (&Rank, &Device),
+) -> Result<Parallel<CausalLm>> {
+    let micro_batches = options.micro_batches(layout);
+    let rows_each = options.batch_size / layout.data_ranks() / micro_batches;
+    let is_adapter = |name: &str| Lora::is_adapter(name);
+    let config = ParallelConfig {
+        dtype: options.dtype(),
+        device: device.clone(),
+        micro_batches,
+        example: Some(Tensor::zeros((rows_each, rows.row_len()), DType::U32, device)?),
+        schedule: options.pipeline_schedule,
+        is_trained: subject.lora.as_ref().map(|_| std::sync::Arc::new(is_adapter) as _),
+        ..ParallelConfig::default()
+    };
+    let (model, lora) = (subject.weights.config().clone(), subject.lora.clone());
+    let build = move |builder: &training::build::Builder| match &lora {
+        Some(lora) => CausalLm::new(&model, &lora.adapt(builder.clone())),
+        None => CausalLm::new(&model, builder),
+    };
+    Ok(Parallel::new(rank.comm.clone(), layout, subject.weights.parts(), &config, build)?)
+}
+
+/// The checkpoint to go on from, if that is asked for and there is one.
+fn choose(options: &CheckpointOptions) -> Result<Option<Contents>> {
+    options.choose(Checkpoints::latest, |checkpoints, folder| checkpoints.contents(folder))
+}
+
+/// The same as rank 0 chooses it, on every rank.
+fn found(options: &CheckpointOptions, rank: &Rank) -> Result<Option<Contents>> {
+    let (true, Some(checkpoints)) = (options.resumes(), options.open()?) else { return Ok(None) };
+    let own = if rank.is_first() { choose(options)? } else { None };
+    let place = own.map(|contents| options.place(&contents.folder));
+    let Some(place) = broadcast_object(&*rank.comm, &place, 0)? else {
+        if rank.is_first() {
+            note(format_args!(
+                "no checkpoint in {} yet: starting from the beginning",
+                options.dir().display()
+            ));
+        }
+        return Ok(None);
+    };
+    Ok(Some(checkpoints.contents(&options.at(&place)).map_err(offer)?))
+}

@@ -1,0 +1,242 @@
+//! Options that `pretrain` and `finetune` have in common.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use candle_core::DType;
+use clap::{Args, ValueEnum};
+use girandole::Layout;
+use girandole::trainer::{CheckpointPlan, Decay, LearningRate, TrainConfig};
+use models::tokens::DataFile;
+use pipeline::ScheduleKind;
+use training::AdamConfig;
+
+use crate::error::{Error, Result};
+use crate::options::{CommonOptions, DeviceKind, PrecisionOption, RankOptions, count, learning_rate, seed};
+use crate::trainer::CheckpointOptions;
+
+/// How the learning rate falls after the warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum ScheduleOption {
+    /// It stays.
+    Constant,
+    /// Half a cosine.
+    Cosine,
+    /// A line.
+    Linear,
+    /// It stays, and falls in a line over the last fifth of all steps.
+    Wsd,
+}
+
+/// What parameters are kept in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum ParametersDtype {
+    /// 4 bytes a parameter.
+    F32,
+    /// 2 bytes a parameter; what the optimizer remembers is f32.
+    Bf16,
+}
+
+/// Options of both commands.
+#[derive(Debug, Clone, Args)]
+pub struct TrainOptions {
+    /// Files to train on: text, JSON lines, files of `tokenize`, or safetensors with tokens (rows, length); FILE=2.0 takes its rows twice an epoch
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    pub(super) data: Vec<DataFile>,
+    /// Folder to write the trained model to
+    #[arg(long, value_name = "DIR")]
+    pub(super) out: PathBuf,
+    /// How ranks are laid out: sizes of pp (stages), dp (copies), shard (FSDP) and tp (divided layers), such as pp=2,shard=2 [default: copies]
+    #[arg(long, value_name = "AXES", help_heading = "Ranks")]
+    pub(super) mesh: Option<Layout>,
+    /// How its ranks come together.
+    #[command(flatten)]
+    ranks: RankOptions,
+    /// Where tensors are
+    #[arg(long, value_enum, default_value = "auto", help_heading = "Ranks")]
+    device: DeviceKind,
+    /// The order of work of pipeline stages
+    #[arg(long, default_value = "1f1b", value_name = "NAME", value_parser = schedule, help_heading = "Ranks")]
+    pub(super) pipeline_schedule: ScheduleKind,
+
+    /// Steps in all
+    #[arg(long, value_name = "N", default_value = "100", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
+    steps: usize,
+    /// Rows of a step, over all ranks
+    #[arg(long, value_name = "N", default_value = "8", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
+    pub(super) batch_size: usize,
+    /// Parts that a rank's rows are cut into, one after the other: less memory; a pipeline's micro-batches [default: 1, with pp as many as stages]
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
+    accumulate: Option<usize>,
+    /// Tokens of a row [default: 1024, or as many as the model has positions]
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
+    pub(super) length: Option<usize>,
+    /// Field of JSON lines that has the text [default: text, or messages]
+    #[arg(long, value_name = "NAME", help_heading = "Training")]
+    pub(super) field: Option<String>,
+    /// Highest learning rate
+    #[arg(long, default_value = "0.0003", value_parser = learning_rate, allow_negative_numbers = true, help_heading = "Training")]
+    lr: f64,
+    /// How it falls
+    #[arg(long, value_enum, default_value = "cosine", help_heading = "Training")]
+    schedule: ScheduleOption,
+    /// Steps over which it grows
+    #[arg(long, value_name = "STEPS", default_value = "0", help_heading = "Training")]
+    warmup: usize,
+    /// What it falls to, as a part of the highest
+    #[arg(long, value_name = "PART", default_value = "0.1", value_parser = crate::options::probability, allow_negative_numbers = true, help_heading = "Training")]
+    lowest_lr: f64,
+    /// AdamW's two betas
+    #[arg(long, value_name = "A,B", default_value = "0.9,0.95", value_parser = betas, help_heading = "Training")]
+    betas: (f64, f64),
+    /// AdamW's epsilon
+    #[arg(long, value_name = "E", default_value = "1e-8", value_parser = learning_rate, allow_negative_numbers = true, help_heading = "Training")]
+    eps: f64,
+    /// AdamW's weight decay, of matrices alone
+    #[arg(long, value_name = "W", default_value = "0.1", value_parser = learning_rate, allow_negative_numbers = true, help_heading = "Training")]
+    weight_decay: f64,
+    /// Largest norm of all gradients; 0 does not clip
+    #[arg(long, value_name = "NORM", default_value = "1", value_parser = learning_rate, allow_negative_numbers = true, help_heading = "Training")]
+    clip: f64,
+    /// Take the rows in the order of the files
+    #[arg(long, help_heading = "Training")]
+    no_shuffle: bool,
+    /// What parameters are kept in
+    #[arg(long, value_enum, default_value = "f32", help_heading = "Training")]
+    parameters: ParametersDtype,
+    /// How exactly matrix products of f32 are computed on the CPU
+    #[arg(long, value_enum, default_value = "f32", help_heading = "Training")]
+    precision: PrecisionOption,
+    /// Seed of new weights and of the order of rows
+    #[arg(long, value_name = "N", default_value = "42", value_parser = seed, allow_negative_numbers = true, help_heading = "Training")]
+    pub(super) seed: u64,
+
+    /// File with text to evaluate on
+    #[arg(long, value_name = "FILE", help_heading = "Watching")]
+    pub(super) evaluate: Option<DataFile>,
+    /// Steps from one evaluation, and sample of text, to the next [default: a tenth of all steps]
+    #[arg(long, value_name = "STEPS", value_parser = count, allow_negative_numbers = true, help_heading = "Watching")]
+    evaluate_every: Option<usize>,
+    /// Steps from one printed line to the next
+    #[arg(long, value_name = "STEPS", default_value = "10", value_parser = count, allow_negative_numbers = true, help_heading = "Watching")]
+    pub(super) log_every: usize,
+    /// Where to write each step's loss, learning rate, norm and speed, one JSON object a line
+    #[arg(long, value_name = "FILE.jsonl", help_heading = "Watching")]
+    metrics: Option<PathBuf>,
+    /// Where to write what each rank did when: a Chrome trace, opens in Perfetto
+    #[arg(long, value_name = "FILE.json", help_heading = "Watching")]
+    trace: Option<PathBuf>,
+    /// Where to write plots of the run, as one self-contained page
+    #[arg(long, value_name = "FILE.html", help_heading = "Watching")]
+    report: Option<PathBuf>,
+    /// Where checkpoints are.
+    #[command(flatten)]
+    pub(super) checkpoints: CheckpointOptions,
+
+    /// Some of these as every experiment has them.
+    #[arg(skip)]
+    common: OnceLock<CommonOptions>,
+}
+
+fn schedule(text: &str) -> std::result::Result<ScheduleKind, String> {
+    text.parse().map_err(|error: pipeline::Error| error.to_string())
+}
+
+fn betas(text: &str) -> std::result::Result<(f64, f64), &'static str> {
+    let beta = |text: &str| text.trim().parse().ok().filter(|beta: &f64| (0.0..1.0).contains(beta));
+    let both = text.split_once(',').and_then(|(a, b)| Some((beta(a)?, beta(b)?)));
+    both.ok_or("give two numbers from 0 to below 1, such as 0.9,0.95")
+}
+
+impl TrainOptions {
+    /// The options that every experiment has.
+    pub(super) fn common(&self) -> &CommonOptions {
+        self.common.get_or_init(|| {
+            let mut ranks = self.ranks.clone();
+            let is_bare = std::env::var_os("WORLD_SIZE").is_none_or(|value| value.is_empty());
+            if let (Some(layout), None, true) = (&self.mesh, ranks.world_size, is_bare) {
+                ranks.world_size = Some(layout.ranks());
+            }
+            CommonOptions {
+                ranks,
+                device: self.device,
+                seed: self.seed,
+                precision: self.precision,
+                init: None,
+                data: None,
+                save: None,
+                metrics: self.metrics.clone(),
+                trace: self.trace.clone(),
+                report: self.report.clone(),
+            }
+        })
+    }
+
+    pub(super) fn with_common(&self, common: CommonOptions) -> Self {
+        Self { common: OnceLock::from(common), ..self.clone() }
+    }
+
+    pub(super) fn layout(&self, world_size: usize) -> Result<Layout> {
+        let layout = self.mesh.unwrap_or_else(|| Layout::copies(world_size));
+        layout.check(world_size).map_err(|error| match error {
+            girandole::Error::Invalid { got, help, .. } => Error::Option { option: "--mesh", got, help },
+            other => other.into(),
+        })?;
+        Ok(layout)
+    }
+
+    pub(super) fn micro_batches(&self, layout: &Layout) -> usize {
+        self.accumulate.unwrap_or(layout.pp)
+    }
+
+    pub(super) fn dtype(&self) -> DType {
+        match self.parameters {
+            ParametersDtype::F32 => DType::F32,
+            ParametersDtype::Bf16 => DType::BF16,
+        }
+    }
+
+    pub(super) fn steps(&self) -> usize {
+        self.steps
+    }
+
+    pub(super) fn train_config(&self) -> TrainConfig {
+        let decay = match self.schedule {
+            ScheduleOption::Constant => Decay::Constant,
+            ScheduleOption::Cosine => Decay::Cosine,
+            ScheduleOption::Linear => Decay::Linear,
+            ScheduleOption::Wsd => Decay::Stable { last: 0.2 },
+        };
+        let (beta1, beta2) = self.betas;
+        let checkpoints = self.checkpoints.checkpoint_dir.as_ref().map(|dir| CheckpointPlan {
+            dir: dir.clone(),
+            every: self.checkpoints.checkpoint_every.unwrap_or((self.steps / 10).max(1)),
+            keep: 2,
+            in_background: true,
+        });
+        TrainConfig {
+            steps: self.steps,
+            batch_size: self.batch_size,
+            learning_rate: self.lr,
+            schedule: LearningRate { warmup: self.warmup, decay, lowest: self.lowest_lr },
+            adam: AdamConfig {
+                beta1,
+                beta2,
+                eps: self.eps,
+                weight_decay: self.weight_decay,
+                ..AdamConfig::adamw()
+            },
+            clip: (self.clip > 0.0).then_some(self.clip),
+            shuffle: !self.no_shuffle,
+            seed: self.seed,
+            evaluate_every: self.evaluate.as_ref().map(|_| self.evaluate_every()),
+            checkpoints,
+            ..TrainConfig::default()
+        }
+    }
+
+    /// Steps from one evaluation or sample to the next.
+    pub(super) fn evaluate_every(&self) -> usize {
+        self.evaluate_every.unwrap_or((self.steps / 10).max(1))
+    }
+}
