@@ -38,7 +38,7 @@ pub struct StepDetails {
     /// The learning rate.
     pub learning_rate: f64,
     /// The gradients' norm before clipping.
-    pub grad_norm: Option<f64>,
+    pub grad_norm: f64,
     /// Targets of all ranks, over the time since the step before.
     pub tokens_per_second: f64,
 }

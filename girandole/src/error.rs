@@ -16,6 +16,15 @@ pub enum Error {
         /// What would be accepted.
         help: String,
     },
+    /// No target of a batch counts, on any rank. Nothing has changed, and the next batch may follow.
+    #[error("no target of the batch counts on any rank: at least one must")]
+    NoTargets,
+    /// A call after one that failed.
+    #[error("an earlier step failed, and ranks are out of step: {first}")]
+    Failed {
+        /// What that failed with.
+        first: String,
+    },
     /// A gradient that holds a NaN or an infinity on some rank.
     #[error(
         "step {step}: the gradients' norm is {norm}, first seen in {parameter}: lower the learning rate, or look for a division by zero \

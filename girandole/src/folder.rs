@@ -1,64 +1,47 @@
 //! A trained language model as a folder that transformers loads, from any layout.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use candle_core::{Device, Tensor};
-use models::{CausalLm, FolderConfig, FolderWriter, Lora, ModelConfig, Weights};
+use models::{CausalLm, FolderConfig, FolderWriter, Lora, Weights};
 use training::{Checkpoint, CheckpointConfig, Checkpoints};
 
-use crate::checkpoint::{Saved, agreed};
+use crate::checkpoint::{Saved, agreed, while_others_wait};
 use crate::{Error, Parallel, Result};
 
 /// Where the ranks' parts lie until the folder is written.
 const PARTS: &str = ".unfinished-parts";
 
 impl Parallel<CausalLm> {
-    /// Writes the model as a folder that transformers loads. To be called on every rank; all see the folder.
+    /// Writes the model as a folder that transformers loads. What was not trained is as in `weights`, with which the model began; with
+    /// `lora`, the adapters are merged into them. To be called on every rank; all see the folder.
     ///
     /// # Cost
     /// Each rank writes its parts there; then rank 0 reads and writes one tensor after the other, and removes the parts.
     ///
     /// # Errors
     /// On every rank: a folder that cannot be written; failures of communication.
-    pub fn save_folder(&self, folder: &Path, config: &ModelConfig, how: &FolderConfig) -> Result<()> {
-        let dtype = self.config().dtype;
-        self.collected(
-            folder,
-            |_| true,
-            |saved| {
-                let names: Vec<String> = saved.shapes().map(|(name, _)| name.to_string()).collect();
-                let mut writer = FolderWriter::begin(folder, config, dtype, how)?;
-                for name in names {
-                    writer.write(&name, &saved.whole(&name)?)?;
-                }
-                Ok(writer.finish()?)
-            },
-        )
-    }
-
-    /// Writes the model that `weights` are of, with the trained adapters merged into it, as a folder that transformers loads. To be called on
-    /// every rank; all see the folder.
-    ///
-    /// # Cost
-    /// Rank 0 reads the weights once more, one tensor after the other.
-    ///
-    /// # Errors
-    /// Those of [`save_folder`](Self::save_folder).
-    pub fn save_merged(
+    pub fn save_folder(
         &self,
         folder: &Path,
         weights: &Weights,
         how: &FolderConfig,
-        lora: &Lora,
+        lora: Option<&Lora>,
     ) -> Result<()> {
         let dtype = self.config().dtype;
-        self.collected(folder, Lora::is_adapter, |saved| {
-            let (adapters, source) = (adapters(saved)?, weights.tensors(dtype, &Device::Cpu));
+        self.collected(folder, |saved| {
+            let trained: HashSet<String> = saved.shapes().map(|(name, _)| name.to_string()).collect();
+            let adapters = if lora.is_some() { adapters(saved)? } else { HashMap::new() };
+            let before = weights.tensors(dtype, &Device::Cpu);
             let mut writer = FolderWriter::begin(folder, weights.config(), dtype, how)?;
             for (name, dims) in weights.shapes() {
-                let weight = source.get(dims.as_slice(), name)?;
-                writer.write(name, &lora.merged(name, &weight, &adapters)?)?;
+                let weight = match trained.contains(name) {
+                    true => saved.whole(name)?,
+                    false => before.get(dims.as_slice(), name)?,
+                };
+                let merged = lora.map(|lora| lora.merged(name, &weight, &adapters)).transpose()?;
+                writer.write(name, merged.as_ref().unwrap_or(&weight))?;
             }
             Ok(writer.finish()?)
         })
@@ -69,37 +52,33 @@ impl Parallel<CausalLm> {
     /// # Errors
     /// Those of [`save_folder`](Self::save_folder).
     pub fn save_adapters(&self, folder: &Path, lora: &Lora) -> Result<()> {
-        self.collected(folder, Lora::is_adapter, |saved| {
+        self.collected(folder, |saved| {
             let all = adapters(saved)?;
             Ok(lora.save(folder, all)?)
         })
     }
 
-    /// Rank 0 does something with all parameters of these names.
-    fn collected(
-        &self,
-        folder: &Path,
-        is_wanted: impl Fn(&str) -> bool,
-        with: impl FnOnce(&mut Saved) -> Result<()>,
-    ) -> Result<()> {
+    /// Rank 0 does something with all that was trained.
+    fn collected(&self, folder: &Path, with: impl FnOnce(&mut Saved) -> Result<()> + Send) -> Result<()> {
         let world = &**self.mesh().world();
         let parts = folder.join(PARTS);
         let open = || Ok(Checkpoints::open(CheckpointConfig { dir: parts.clone(), keep: 1 })?);
         // The first rank makes the folder, and the others find it.
         let first = agreed(world, if world.rank() == 0 { open().map(Some) } else { Ok(None) })?;
         let checkpoints = agreed(world, first.map_or_else(open, Ok))?;
-        let snapshot = agreed(world, self.snapshot_of(None, is_wanted))?;
+        let snapshot = agreed(world, self.snapshot(None))?;
         snapshot.write(world, &checkpoints, &Checkpoint::default())?;
-        let mut done = Ok(());
-        if world.rank() == 0 {
+        let is_first = world.rank() == 0;
+        while_others_wait(world, || {
+            if !is_first {
+                return Ok(());
+            }
             let latest = checkpoints.latest().map_err(Error::from);
             let contents = latest.and_then(|found| found.ok_or_else(|| Error::file(&parts, "it is gone")));
-            done = contents.and_then(|contents| with(&mut Saved::open(&contents)?));
-            if let Err(error) = std::fs::remove_dir_all(&parts) {
-                done = done.and(Err(Error::file(&parts, error)));
-            }
-        }
-        agreed(world, done)
+            let done = contents.and_then(|contents| with(&mut Saved::open(&contents)?));
+            let removed = std::fs::remove_dir_all(&parts).map_err(|error| Error::file(&parts, error));
+            done.and(removed)
+        })
     }
 }
 

@@ -69,5 +69,5 @@ pub use {comm, ddp, fsdp, launch, models, pipeline, sampler, tensor_parallel, tr
 
 pub use error::{Error, Result};
 pub use layout::Layout;
-pub use parallel::{Parallel, ParallelConfig, Step};
+pub use parallel::{Evaluation, Parallel, ParallelConfig, Step};
 pub use tensor_parallel::Weights as InitialWeights;

@@ -90,12 +90,12 @@ fn a_checkpoint_is_a_source_of_weights() {
                 parallel.load(&contents, None)?;
             }
             let (tokens, targets) = own_batch(&parallel, 9)?;
-            Ok(parallel.evaluate(&tokens, &targets)?)
+            Ok(parallel.evaluate(&tokens, &targets)?.loss)
         });
         ranks.unwrap().remove(0)
     };
     let expected = evaluate("", false);
-    for layout in ["", "shard=2", "tp=2", "shard=2,tp=2"] {
+    for layout in ["", "shard=2", "tp=2", "shard=2,tp=2", "pp=2", "pp=2,shard=2"] {
         assert!((evaluate(layout, true) - expected).abs() < 1e-10, "{layout}");
     }
 }

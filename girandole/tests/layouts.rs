@@ -29,7 +29,7 @@ fn train(layout: &str, schedule: ScheduleKind, dtype: DType, tied: bool) -> Trai
         let steps = (0..STEPS).map(|number| step(&mut parallel, &mut optimizer, number));
         let losses = steps.collect::<girandole::Result<Vec<f64>>>()?;
         let (tokens, targets) = own_batch(&parallel, STEPS)?;
-        let evaluated = parallel.evaluate(&tokens, &targets)?;
+        let evaluated = parallel.evaluate(&tokens, &targets)?.loss;
         for piece in parallel.pieces().into_iter().filter(|piece| piece.writes) {
             let mut whole = whole.lock().unwrap();
             let len = piece.region.dims.iter().product();

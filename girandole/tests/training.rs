@@ -145,7 +145,8 @@ fn a_trained_model_is_a_folder_in_every_layout() {
             let mut trainer = Trainer::new(&mut model, &data, config(3, None, false))?;
             trainer.run(&mut Silent)?;
             let loss = trainer.evaluate_on(&data)?;
-            model.save_folder(out.path(), &model_config, &FolderConfig::default())?;
+            let weights = Weights::random(&model_config, 7).unwrap();
+            model.save_folder(out.path(), &weights, &FolderConfig::default(), None)?;
             Ok(loss)
         });
         let losses = losses.unwrap();

@@ -226,6 +226,11 @@ impl Units for CausalLm {
 impl Model for CausalLm {
     fn output_loss(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
         let classes = logits.dim(D::Minus1)?;
+        // A mean of bf16 would have 8 bits.
+        let logits = match logits.dtype() {
+            DType::F16 | DType::BF16 => logits.to_dtype(DType::F32)?,
+            _ => logits.clone(),
+        };
         cross_entropy(&logits.reshape(((), classes))?, &targets.flatten_all()?, Some(IGNORED))
     }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use comm::broadcast_object;
-use girandole::trainer::{TrainConfig, Trainer};
+use girandole::trainer::Trainer;
 use girandole::{Layout, Parallel, ParallelConfig};
 use models::tokens::{Data, DataConfig, DataFile, Rows};
 use models::{CausalLm, FolderConfig, Lora, Tokenizer, Weights};
@@ -174,9 +174,7 @@ impl<J: Job> Experiment for J {
         let layout = options.layout(rank.comm.world_size())?;
         let device = self.common().device()?;
         let mut model = spread(options, &subject, &layout, &rows, (rank, &device))?;
-        let mut config: TrainConfig = options.train_config();
-        config.evaluation_rows = config.evaluation_rows.max(options.batch_size);
-        let mut trainer = Trainer::new(&mut model, &rows, config)?;
+        let mut trainer = Trainer::new(&mut model, &rows, options.train_config())?;
         let mut metrics = rank.metrics.take();
         let is_first = rank.is_first();
         let log = LogConfig {
@@ -249,9 +247,8 @@ trait Ending: Job {
         let out = &self.options().out;
         let how = FolderConfig { tokenizer_of: self.folder().map(Into::into), ..FolderConfig::default() };
         match &subject.lora {
-            None => model.save_folder(out, subject.weights.config(), &how)?,
-            Some(lora) if self.merges() => model.save_merged(out, &subject.weights, &how, lora)?,
-            Some(lora) => model.save_adapters(out, lora)?,
+            Some(lora) if !self.merges() => model.save_adapters(out, lora)?,
+            lora => model.save_folder(out, &subject.weights, &how, lora.as_ref())?,
         }
         // One that was made for the text, where no folder has one.
         if let (Some(tokenizer), None, 0) = (&subject.tokenizer, self.folder(), model.mesh().world().rank()) {

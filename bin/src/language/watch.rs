@@ -78,9 +78,8 @@ impl Observer<CausalLm> for Watch<'_> {
         let steps = self.options.steps();
         if step.is_multiple_of(self.options.log_every) || step == steps {
             let speed = std::mem::take(&mut self.targets) as f64 / std::mem::take(&mut self.seconds);
-            let norm = grad_norm.unwrap_or_default();
             self.say(format_args!(
-                "step {step}/{steps}: loss {loss:.4}, learning rate {learning_rate:.2e}, norm {norm:.3}, {speed:.0} tokens/s"
+                "step {step}/{steps}: loss {loss:.4}, learning rate {learning_rate:.2e}, norm {grad_norm:.3}, {speed:.0} tokens/s"
             ))?;
         }
         Ok(())

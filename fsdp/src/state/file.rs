@@ -96,7 +96,8 @@ impl TensorFile {
         }
     }
 
-    pub(crate) fn has(&self, name: &str) -> bool {
+    /// Whether it has a tensor of this name.
+    pub fn has(&self, name: &str) -> bool {
         self.metadata.info(name).is_some()
     }
 

@@ -6,8 +6,10 @@
 mod read;
 mod region;
 mod save;
+mod waiting;
 
 pub use read::Saved;
 pub use region::Region;
 pub use save::Snapshot;
 pub(crate) use save::agreed;
+pub(crate) use waiting::while_others_wait;

@@ -1,18 +1,19 @@
 //! Reading: whatever elements are needed, from whatever files have them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::Init;
+use comm::{Communicator, all_gather_object};
 use fsdp::TensorFile;
 use serde_json::Value;
 use training::build::{Model, PartSource};
 use training::{Contents, OptimizerState, Runs};
 
-use super::Region;
 use super::save::{Manifest, Remembered, agreed, model_key, optimizer_key};
+use super::{Region, while_others_wait};
 use crate::{Error, Parallel, Result};
 
 /// A checkpoint of which parts are read.
@@ -34,8 +35,10 @@ impl Saved {
             .map_err(|error| refuse(format!("it is no checkpoint of a model in any layout: {error}")))?;
         for (name, described) in &manifest.parameters {
             let regions = described.parts.iter().map(|part| part.region(&described.dims));
-            let held = regions.map(|region| region.is_valid().then(|| region.len())).sum::<Option<usize>>();
-            if held != Some(described.dims.iter().product()) {
+            let lens = regions.map(|region| region.is_valid().then(|| region.len()));
+            let held = lens.reduce(|sum, len| sum?.checked_add(len?)).flatten();
+            let all = described.dims.iter().try_fold(1usize, |all, dim| all.checked_mul(*dim));
+            if all.is_none() || held != all {
                 return Err(refuse(format!("its parts of {name} are not the whole {:?}", described.dims)));
             }
         }
@@ -59,6 +62,8 @@ impl Saved {
     /// # Errors
     /// One that it has not; a file that cannot be read.
     pub fn whole(&mut self, name: &str) -> Result<Tensor> {
+        let root = self.manifest.ties.get(name).cloned();
+        let name = root.as_deref().unwrap_or(name);
         let dims = match self.manifest.parameters.get(name) {
             Some(described) => described.dims.clone(),
             None => return Err(self.missing(name)),
@@ -71,6 +76,8 @@ impl Saved {
     /// # Errors
     /// A parameter that it has not, or in another shape; a file that cannot be read.
     pub fn read(&mut self, name: &str, wanted: &Region) -> Result<Tensor> {
+        let root = self.manifest.ties.get(name).cloned();
+        let name = root.as_deref().unwrap_or(name);
         self.read_as(&model_key(name), name, wanted)
     }
 
@@ -82,6 +89,10 @@ impl Saved {
     /// Elements of what is kept under this key, of which the parts are those of a parameter.
     fn read_as(&mut self, key: &str, name: &str, wanted: &Region) -> Result<Tensor> {
         let Some(described) = self.manifest.parameters.get(name) else { return Err(self.missing(name)) };
+        let refuse = || {
+            let problem = format!("its parts of {name} overlap, and others are missing");
+            Error::file(&self.contents.folder, problem)
+        };
         if described.dims != wanted.dims {
             let (got, expected) = (&described.dims, &wanted.dims);
             let problem =
@@ -104,6 +115,12 @@ impl Saved {
             }
         }
         pieces.sort_by_key(|(place, _)| *place);
+        let end = pieces
+            .iter()
+            .try_fold(0, |end, (place, piece)| (*place == end).then(|| end + piece.elem_count()));
+        if end != Some(wanted.len()) {
+            return Err(refuse());
+        }
         let pieces: Vec<Tensor> = pieces.into_iter().map(|(_, piece)| piece).collect();
         match &pieces[..] {
             [] => self.none_of(key, name),
@@ -133,7 +150,7 @@ impl Saved {
             return self.read_as(&key, of, wanted);
         }
         for file in self.files.values_mut() {
-            if file.tensors().iter().any(|(name, ..)| *name == key) {
+            if file.has(&key) {
                 return Ok(file.whole(&key)?);
             }
         }
@@ -152,25 +169,42 @@ impl<M: Model> Parallel<M> {
     /// On every rank: a checkpoint of another model; one that is not as it was written, with the name of the file.
     pub fn load(&mut self, contents: &Contents, optimizer: Option<&mut dyn OptimizerState>) -> Result<Value> {
         let world = self.mesh().world().clone();
-        let check = || {
-            for (place, name) in contents.files.keys().enumerate() {
-                if place % world.world_size() == world.rank() {
-                    contents.check(name)?;
-                }
-            }
-            Ok(())
-        };
+        let (rank, ranks) = (world.rank(), world.world_size());
+        let files: Vec<(&String, &str)> =
+            contents.files.iter().map(|(name, hash)| (name, &*hash.sha256)).collect();
+        let own = format!("step {}: {files:?}", contents.step);
+        if let Some(other) = all_gather_object(&*world, &own)?.iter().position(|other| *other != own) {
+            let problem = format!("rank {other} is given another checkpoint: all ranks must see one folder");
+            return Err(Error::file(&contents.folder, problem));
+        }
         // Before anybody reads what is damaged, and takes it for something else.
-        agreed(&*world, check())?;
+        while_others_wait(&*world, || {
+            let own = contents.files.keys().skip(rank).step_by(ranks);
+            Ok(own.into_iter().try_for_each(|name| contents.check(name))?)
+        })?;
         let mut saved = agreed(&*world, Saved::open(contents))?;
+        self.check_names(&*world, &saved)?;
         let read = self.read_all(&mut saved, optimizer);
         agreed(&*world, read)?;
         Ok(saved.manifest.extra)
     }
 
+    /// Refuses a checkpoint with parameters that no rank has.
+    fn check_names(&self, world: &dyn Communicator, saved: &Saved) -> Result<()> {
+        let own: Vec<String> = self.pieces().into_iter().map(|piece| piece.name).collect();
+        let all: HashSet<String> = all_gather_object(world, &own)?.into_iter().flatten().collect();
+        match saved.shapes().find(|(name, _)| !all.contains(*name)) {
+            Some((name, _)) => {
+                let problem =
+                    format!("it has a parameter {name} that is not trained here: it is of another model");
+                Err(Error::file(&saved.contents.folder, problem))
+            }
+            None => Ok(()),
+        }
+    }
+
     fn read_all(&self, saved: &mut Saved, optimizer: Option<&mut dyn OptimizerState>) -> Result<()> {
-        let mut pieces = self.pieces();
-        pieces.retain(|piece| self.config().is_trained(&piece.var_name));
+        let pieces = self.pieces();
         let padded = |values: Tensor, var: &candle_core::Var| {
             let missing = var.elem_count() - values.elem_count();
             let values = if missing == 0 { values } else { values.pad_with_zeros(0, 0, missing)? };

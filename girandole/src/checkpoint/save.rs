@@ -3,14 +3,15 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
-use candle_core::Tensor;
-use comm::{Communicator, all_agree, all_gather_object, broadcast_object};
+use candle_core::{Device, Tensor};
+use comm::{Communicator, all_agree, broadcast_object, gather_object};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use training::build::Model;
 use training::{Checkpoint, Checkpoints, OptimizerState};
 
 use super::region::Part;
+use super::while_others_wait;
 use crate::{Error, Parallel, Result};
 
 /// What the manifest keeps, beside what the program wants to keep.
@@ -19,6 +20,8 @@ pub(super) struct Manifest {
     pub(super) parameters: BTreeMap<String, Described>,
     /// What the optimizer remembers: as a parameter, all of the same shape.
     pub(super) optimizer: BTreeMap<String, Remembered>,
+    /// Names of parameters that are others, too.
+    pub(super) ties: HashMap<String, String>,
     pub(super) extra: Value,
 }
 
@@ -55,6 +58,7 @@ pub struct Snapshot {
     /// Name, shape, dtype and part of each parameter.
     parts: Vec<(String, Vec<usize>, String, Part)>,
     optimizer: BTreeMap<String, Remembered>,
+    ties: HashMap<String, String>,
 }
 
 impl<M: Model> Parallel<M> {
@@ -86,19 +90,14 @@ impl<M: Model> Parallel<M> {
     /// # Errors
     /// An optimizer that was not made from [`named_vars`](Parallel::named_vars).
     pub fn snapshot(&self, optimizer: Option<&dyn OptimizerState>) -> Result<Snapshot> {
-        self.snapshot_of(optimizer, |name| self.config().is_trained(name))
-    }
-
-    pub(crate) fn snapshot_of(
-        &self,
-        optimizer: Option<&dyn OptimizerState>,
-        is_wanted: impl Fn(&str) -> bool,
-    ) -> Result<Snapshot> {
         let file = format!("rank-{:05}", self.mesh().world().rank());
-        let mut pieces = self.pieces();
-        pieces.retain(|piece| is_wanted(&piece.var_name));
+        let pieces = self.pieces();
         let (mut tensors, mut parts, mut remembered) = (HashMap::new(), Vec::new(), BTreeMap::new());
-        let own = |tensor: &Tensor, len: usize| tensor.flatten_all()?.narrow(0, 0, len)?.force_contiguous();
+        // In the memory of the host, where another thread reads it.
+        let own = |tensor: &Tensor, len: usize| {
+            let own = tensor.flatten_all()?.narrow(0, 0, len)?;
+            if own.device().is_cpu() { own.force_contiguous() } else { own.to_device(&Device::Cpu) }
+        };
         for piece in pieces.iter().filter(|piece| piece.writes && !piece.region.is_empty()) {
             let len = piece.region.len();
             tensors.insert(model_key(&piece.name), own(&piece.var.as_detached_tensor(), len)?);
@@ -114,16 +113,25 @@ impl<M: Model> Parallel<M> {
                     "make the optimizer from Parallel::named_vars, so that it is known whose part this is";
                 return Err(Error::invalid("what the optimizer remembers", key, help));
             };
-            let by_element = value.dims() == piece.var.dims();
+            // Not the count of its steps, where the parameter is one number as well.
+            let by_element = value.dims() == piece.var.dims() && value.dtype().is_float();
             if !piece.writes || (by_element && piece.region.is_empty()) {
                 continue;
             }
-            let value = if by_element { own(&value, piece.region.len())? } else { value };
+            // It is a copy already.
+            let value = match by_element && value.elem_count() != piece.region.len() {
+                true => own(&value, piece.region.len())?,
+                false => value.flatten_all()?.reshape(if by_element {
+                    vec![value.elem_count()]
+                } else {
+                    vec![]
+                })?,
+            };
             let key = format!("{}{}", piece.name, &key[piece.var_name.len()..]);
             tensors.insert(optimizer_key(&key), value);
             remembered.insert(key, Remembered { of: piece.name.clone(), by_element });
         }
-        Ok(Snapshot { file, tensors, parts, optimizer: remembered })
+        Ok(Snapshot { file, tensors, parts, optimizer: remembered, ties: self.ties_of() })
     }
 }
 
@@ -152,16 +160,18 @@ impl Snapshot {
         let number = broadcast_object(world, &agreed(world, begun)?, 0)?;
         let draft = checkpoints.draft(number);
         let folder = draft.folder();
-        let written = match self.tensors.is_empty() {
-            true => Ok(None),
-            false => draft.write(&self.file, &self.tensors).map(|hash| Some((self.file.clone(), hash))),
-        };
-        let written = agreed(world, written.map_err(Error::from))?;
-        let all = all_gather_object(world, &(written, self.parts, self.optimizer))?;
+        let (file, tensors) = (&self.file, &self.tensors);
+        let written = while_others_wait(world, || {
+            if tensors.is_empty() {
+                return Ok(None);
+            }
+            Ok(Some((file.clone(), draft.write(file, tensors)?)))
+        })?;
+        let all = gather_object(world, &(written, self.parts, self.optimizer), 0)?;
         let mut committed = Ok(());
-        if is_first {
+        if let Some(all) = all {
             let (mut manifest, mut files) = (Manifest::default(), BTreeMap::new());
-            manifest.extra = checkpoint.extra.clone();
+            (manifest.extra, manifest.ties) = (checkpoint.extra.clone(), self.ties);
             for (file, parts, optimizer) in all {
                 files.extend(file);
                 manifest.optimizer.extend(optimizer);

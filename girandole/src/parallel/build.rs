@@ -7,11 +7,13 @@ use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder, VarMap};
 use comm::{Communicator, Mesh};
 use ddp::Ddp;
-use fsdp::Fsdp;
+use fsdp::{Fsdp, UnitBuilder};
 use pipeline::Modules;
 use tensor_parallel::{Shards, TensorParallelConfig, Weights};
+use training::OnMissingGradient;
 use training::build::{Builder, Model, Place, UnitSource};
 
+use super::norm::roots;
 use super::stages::Stages;
 use super::{Kind, Parallel, ParallelConfig};
 use crate::{Error, Layout, Result};
@@ -42,18 +44,30 @@ impl<M: Model + Send + 'static> Parallel<M> {
         let data = mesh.plane(&["dp", "shard"])?;
         let tensors =
             TensorParallelConfig { dtype: config.dtype, device: config.device.clone(), ..Default::default() };
+        if config.fsdp.mixed_precision.output_dtype.is_some() {
+            let help = "leave it out: a model in a layout gives what its last unit gives";
+            return Err(Error::invalid("ParallelConfig::fsdp's output_dtype", "a dtype", help));
+        }
         let shards = Shards::new(&mesh, &tensors, &weights.into())?;
         let ties = build(&Builder::of_units(Arc::new(Nowhere)))?.ties();
-        let model = make(layout, (&mesh, &data), &shards, config, &ties, build)?;
+        let mut config = config.clone();
+        if let Some(is_trained) = config.is_trained.take() {
+            // A stage's copy is what it is tied to.
+            let roots = roots(&ties);
+            config.is_trained =
+                Some(Arc::new(move |name| is_trained(roots.get(name).map_or(name, String::as_str))));
+        }
+        let model = make(layout, (&mesh, &data), &shards, &config, &ties, build)?;
         let mut parallel = Self {
             layout: *layout,
             mesh,
             data,
             shards,
             model,
-            config: config.clone(),
+            config,
             ties,
             counted: Default::default(),
+            failed: None,
         };
         parallel.counted = parallel.find_counted()?;
         Ok(parallel)
@@ -71,26 +85,34 @@ fn make<M: Model + Send + 'static>(
     let layers = shards.layers();
     if layout.pp > 1 {
         let modules = Modules::of_units(move |builder| build(&builder.clone().with_layers(layers.clone())))?;
-        return Ok(Kind::Stages(Box::new(Stages::new::<M>((mesh, data), shards, config, ties, &modules)?)));
+        // Others have equal values, and keep them.
+        let ties: Vec<_> = ties.iter().filter(|(first, _)| config.is_trained(first)).cloned().collect();
+        return Ok(Kind::Stages(Box::new(Stages::new::<M>((mesh, data), shards, config, &ties, &modules)?)));
     }
     if layout.shard > 1 {
         let vb = shards.tensor_builder();
-        let build = |units| build(&Builder::from(units).with_layers(layers));
-        return Ok(Kind::Sharded(Fsdp::hybrid(mesh, ("shard", "dp"), vb, &config.fsdp, build)?));
+        let build = |units| {
+            let units = TrainedUnits { units, config: config.clone() };
+            build(&Builder::of_units(Arc::new(units)).with_layers(layers))
+        };
+        let mut fsdp = config.fsdp.clone();
+        if config.is_trained.is_some() {
+            // What is not trained lacks a gradient on purpose.
+            fsdp.audit.on_missing = OnMissingGradient::Ignore;
+        }
+        return Ok(Kind::Sharded(Fsdp::hybrid(mesh, ("shard", "dp"), vb, &fsdp, build)?));
     }
-    let in_builder = |vb: VarBuilder<'static>| build(&Builder::new(vb).with_layers(layers));
+    let whole = shards.tensor_builder();
+    let in_builder = |vb| build(&Builder::new(trained(vb, whole.clone(), config)).with_layers(layers));
     if layout.dp > 1 {
-        let whole = shards.tensor_builder();
-        // What is not trained is no part of what is averaged.
-        let build = |vb| in_builder(trained(vb, whole.clone(), config));
-        return Ok(Kind::Copies(Ddp::new(data.clone(), whole.clone(), &config.ddp, build)?));
+        return Ok(Kind::Copies(Ddp::new(data.clone(), whole.clone(), &config.ddp, in_builder)?));
     }
     let vars = VarMap::new();
     Ok(Kind::Whole { model: in_builder(shards.var_builder(&vars))?, vars })
 }
 
 /// Takes parameters that are trained from `hooked`, and all others from `whole`.
-fn trained(
+pub(super) fn trained(
     hooked: VarBuilder<'static>,
     whole: VarBuilder<'static>,
     config: &ParallelConfig,
@@ -103,6 +125,22 @@ fn trained(
     VarBuilder::from_backend(Box::new(Trained { hooked, whole, config }), dtype, device)
 }
 
+/// Sharded units: what is not trained is sharded as well.
+struct TrainedUnits {
+    units: UnitBuilder<'static>,
+    config: ParallelConfig,
+}
+
+impl UnitSource for TrainedUnits {
+    fn unit(
+        &self,
+        name: &str,
+        build: &mut dyn FnMut(VarBuilder<'static>) -> CandleResult<()>,
+    ) -> CandleResult<Place> {
+        UnitSource::unit(&self.units, name, &mut |vb| build(trained(vb.clone(), vb, &self.config)))
+    }
+}
+
 struct Trained {
     hooked: VarBuilder<'static>,
     whole: VarBuilder<'static>,
@@ -111,8 +149,10 @@ struct Trained {
 
 impl SimpleBackend for Trained {
     fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, _: &Device) -> CandleResult<Tensor> {
-        let from = if self.config.is_trained(name) { &self.hooked } else { &self.whole };
-        from.get_with_hints_dtype(shape, name, init, dtype)
+        match self.config.is_trained(name) {
+            true => self.hooked.get_with_hints_dtype(shape, name, init, dtype),
+            false => Ok(self.whole.get_with_hints_dtype(shape, name, init, dtype)?.detach()),
+        }
     }
 
     fn get_unchecked(&self, name: &str, dtype: DType, _: &Device) -> CandleResult<Tensor> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
-use comm::{Communicator, Operation};
+use comm::{Communicator, Operation, Stats};
 
 use crate::Result;
 
@@ -38,6 +38,10 @@ impl FlatShards {
 
     pub(super) fn named_vars(&self) -> Vec<(String, Var)> {
         self.vars.iter().map(|var| (var.name.clone(), var.shard.clone())).collect()
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        self.comm.stats()
     }
 
     /// Which elements of the flat whole each variable of [`named_vars`](Self::named_vars) is.

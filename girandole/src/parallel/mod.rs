@@ -53,6 +53,8 @@ pub struct Parallel<M> {
     ties: Vec<(String, String)>,
     /// Of which the norm of all gradients counts this rank's.
     counted: HashSet<TensorId>,
+    /// The first failure, after which ranks are out of step.
+    failed: Option<String>,
 }
 
 /// What a model is made of.
@@ -72,6 +74,15 @@ pub struct Step {
     pub targets: usize,
     /// The gradients of this rank's variables, as of the whole batch: for the optimizer.
     pub grads: GradStore,
+}
+
+/// What an evaluation gives every rank.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Evaluation {
+    /// The mean loss over all targets of all ranks.
+    pub loss: f64,
+    /// How many targets that are.
+    pub targets: usize,
 }
 
 impl<M: Model> Parallel<M> {
@@ -101,6 +112,7 @@ impl<M: Model> Parallel<M> {
     /// # Errors
     /// The cause, if an earlier call failed.
     pub fn model(&self) -> crate::Result<Option<&M>> {
+        self.check()?;
         Ok(match &self.model {
             Kind::Whole { model, .. } => Some(model),
             Kind::Copies(ddp) => Some(ddp.model()?),
@@ -109,15 +121,16 @@ impl<M: Model> Parallel<M> {
         })
     }
 
-    /// The variables that are trained, with their names, for an optimizer: parameters, or this rank's parts of them.
+    /// The variables that are trained, with their names, for an optimizer: parameters, or this rank's parts of them. What is not trained has no
+    /// gradient, and is in no checkpoint.
     pub fn named_vars(&self) -> Vec<(String, Var)> {
-        let mut vars = self.all_vars();
+        let mut vars = self.model_vars();
         vars.retain(|(name, _)| self.config.is_trained(name));
         vars
     }
 
-    /// All variables, those that are not trained too.
-    fn all_vars(&self) -> Vec<(String, Var)> {
+    /// Variables; where the model is sharded, of what is not trained as well.
+    fn model_vars(&self) -> Vec<(String, Var)> {
         match &self.model {
             Kind::Whole { vars, .. } => named_vars(vars),
             Kind::Copies(ddp) => {
@@ -126,6 +139,11 @@ impl<M: Model> Parallel<M> {
             Kind::Sharded(fsdp) => fsdp.named_vars(),
             Kind::Stages(stages) => stages.named_vars(),
         }
+    }
+
+    /// The first failure, if there was one.
+    fn check(&self) -> crate::Result<()> {
+        self.failed.as_ref().map_or(Ok(()), |first| Err(crate::Error::Failed { first: first.clone() }))
     }
 
     /// Whether a parameter has several dimensions: weights of layers and embeddings, which usually decay, where biases and norms do not.

@@ -20,7 +20,7 @@ impl<M: Model> Parallel<M> {
     /// # Errors
     /// Failures of communication.
     pub fn grad_norm(&self, grads: &GradStore) -> Result<f64> {
-        let counted: Vec<Var> = self.all_vars().into_iter().map(|(_, var)| var).collect();
+        let counted: Vec<Var> = self.named_vars().into_iter().map(|(_, var)| var).collect();
         let counted: Vec<Var> = counted.into_iter().filter(|var| self.counted.contains(&var.id())).collect();
         Ok(global_norm(self.parts()?, grad_norm(grads, &counted)?)?)
     }
@@ -34,7 +34,7 @@ impl<M: Model> Parallel<M> {
     pub fn clip_grad_norm(&self, grads: &mut GradStore, max_norm: f64) -> Result<f64> {
         let norm = self.grad_norm(grads)?;
         self.check_finite(grads, norm, 0)?;
-        let vars: Vec<Var> = self.all_vars().into_iter().map(|(_, var)| var).collect();
+        let vars: Vec<Var> = self.named_vars().into_iter().map(|(_, var)| var).collect();
         clip_by_norm(grads, &vars, norm, max_norm)?;
         Ok(norm)
     }
@@ -47,7 +47,7 @@ impl<M: Model> Parallel<M> {
         if norm.is_finite() {
             return Ok(());
         }
-        let (names, vars): (Vec<String>, Vec<Var>) = self.all_vars().into_iter().unzip();
+        let (names, vars): (Vec<String>, Vec<Var>) = self.named_vars().into_iter().unzip();
         let own = first_not_finite(grads, &vars)?.map(|place| names[place].clone());
         // None where only the sum of all squares is too large.
         let first = first_of(self.parts()?, own)?;
@@ -70,19 +70,24 @@ impl<M: Model> Parallel<M> {
             let first_of_tied = !matches!(self.model, Kind::Stages(_)) || !tied.contains_key(name);
             first_of_tied && (is_first || self.shards.is_divided(name))
         };
-        let vars = self.all_vars().into_iter().filter(|(name, _)| counts(name));
+        let vars = self.named_vars().into_iter().filter(|(name, _)| counts(name));
         Ok(vars.map(|(_, var)| var.id()).collect())
     }
 
     /// For each parameter that is tied to one that was named before it, that one.
-    pub(super) fn ties_of(&self) -> HashMap<String, String> {
-        let mut roots: HashMap<String, String> = HashMap::new();
-        for (first, second) in &self.ties {
-            let root = roots.get(first).unwrap_or(first).clone();
-            if root != *second {
-                roots.insert(second.clone(), root);
-            }
-        }
-        roots
+    pub(crate) fn ties_of(&self) -> HashMap<String, String> {
+        roots(&self.ties)
     }
+}
+
+/// The first of each set of tied names, for each of the others.
+pub(super) fn roots(ties: &[(String, String)]) -> HashMap<String, String> {
+    let mut roots: HashMap<String, String> = HashMap::new();
+    for (first, second) in ties {
+        let root = roots.get(first).unwrap_or(first).clone();
+        if root != *second {
+            roots.insert(second.clone(), root);
+        }
+    }
+    roots
 }

@@ -25,9 +25,9 @@ pub struct Piece {
 }
 
 impl<M: Model> Parallel<M> {
-    /// This rank's part of the model.
+    /// This rank's part of what is trained.
     pub fn pieces(&self) -> Vec<Piece> {
-        let vars = self.all_vars();
+        let vars = self.model_vars();
         let windows: Vec<Option<Range<usize>>> = match &self.model {
             Kind::Sharded(fsdp) => fsdp.shard_ranges().into_iter().map(Some).collect(),
             Kind::Stages(stages) if stages.flat().is_some() => {
@@ -49,6 +49,7 @@ impl<M: Model> Parallel<M> {
             let name = root.unwrap_or(&var_name).clone();
             Piece { name, var_name, region: Region { dims, runs, window }, var, writes }
         };
-        vars.into_iter().zip(windows).map(piece).collect()
+        let trained = vars.into_iter().zip(windows).filter(|((name, _), _)| self.config.is_trained(name));
+        trained.map(piece).collect()
     }
 }

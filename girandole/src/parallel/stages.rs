@@ -11,6 +11,7 @@ use tensor_parallel::Shards;
 use training::build::Model;
 
 use super::ParallelConfig;
+use super::build::trained;
 use super::flat_shards::FlatShards;
 use super::step::{nothing_of, number, weighted};
 use crate::{Error, Result};
@@ -68,7 +69,7 @@ impl Stages {
             own.sum += number(&loss)? * count as f64;
             Ok(weighted(&loss, count, own.share)?)
         };
-        let builder = |map: &VarMap| shards.var_builder(map);
+        let builder = |map: &VarMap| trained(shards.var_builder(map), shards.tensor_builder(), config);
         let mut pipeline = Pipeline::new(pp, modules, &builder, example, loss, &pipeline_config)?;
         pipeline.set_divided(|name| shards.is_divided(name));
         let flat = match several(shard) {
@@ -90,7 +91,7 @@ impl Stages {
     }
 
     pub(super) fn stats(&self) -> Stats {
-        self.pipeline.stats()
+        self.pipeline.stats() + self.flat.as_ref().map(FlatShards::stats).unwrap_or_default()
     }
 
     /// The sum of the losses of all targets, where this rank has the last stage, and the gradients.

@@ -1,11 +1,13 @@
 //! Forward and backward of a batch, in every layout.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::backprop::GradStore;
+use candle_core::{DType, Device, Tensor, Var};
 use comm::{Communicator, Operation, ReduceOp};
 use training::GradSums;
 use training::build::Model;
 
-use super::{Kind, Parallel, Step};
+use super::{Evaluation, Kind, Parallel, Step};
+use crate::checkpoint::agreed;
 use crate::{Error, Result};
 
 /// A micro-batch, and how many of its targets count.
@@ -30,55 +32,43 @@ impl<M: Model> Parallel<M> {
     /// # Errors
     /// Rows that the micro-batches do not divide; no target that counts on any rank; what the model and the strategy fail with.
     pub fn step(&mut self, input: &Tensor, targets: &Tensor) -> Result<Step> {
-        let parts = self.micro_batches(input, targets)?;
-        let (total, share) = self.share(&parts)?;
+        self.step_of(Ok((input.clone(), targets.clone())))
+    }
+
+    /// The same with a batch that may have failed on this rank: the others are told why.
+    pub(crate) fn step_of(&mut self, batch: Result<(Tensor, Tensor)>) -> Result<Step> {
+        self.check()?;
+        let step = self.try_step(batch);
+        self.note(step)
+    }
+
+    fn try_step(&mut self, batch: Result<(Tensor, Tensor)>) -> Result<Step> {
+        let ([input, targets], parts, total, share) = self.prepare(batch)?;
         let (sum, mut grads) = match &mut self.model {
-            Kind::Stages(stages) => stages.step((input, targets), share, &self.shards)?,
-            Kind::Whole { model, vars } => {
-                let mut sums = GradSums::new(vars.all_vars());
-                let (mut sum, mut only) = (0.0, None);
-                let is_one = parts.len() == 1;
-                for part in &parts {
-                    let loss = part.loss(model)?;
-                    sum += part.add(&loss)?;
-                    let mut grads = part.weighted(&loss, share)?.backward()?;
-                    match is_one {
-                        true => only = Some(grads),
-                        false => sums.take(&mut grads)?,
-                    }
-                }
-                (sum, only.map_or_else(|| sums.finish(), Ok)?)
-            }
+            Kind::Stages(stages) => stages.step((&input, &targets), share, &self.shards)?,
+            Kind::Whole { model, vars } => whole(model, vars.all_vars(), &parts, share)?,
             Kind::Copies(ddp) => {
-                let (mut sum, mut grads) = (0.0, None);
-                for (place, part) in parts.iter().enumerate() {
-                    let loss = part.loss(ddp.model()?)?;
-                    sum += part.add(&loss)?;
-                    let weighted = part.weighted(&loss, share)?;
-                    match place + 1 == parts.len() {
-                        true => grads = Some(ddp.backward(&weighted)?),
-                        false => ddp.backward_no_sync(&weighted)?,
-                    }
-                }
-                (sum, grads.ok_or_else(nothing)?)
+                // The same for all micro-batches.
+                let model = ddp.model()?;
+                backward(
+                    &parts,
+                    share,
+                    |_| Ok(model),
+                    |loss| Ok(ddp.backward_no_sync(loss)?),
+                    |loss| Ok(ddp.backward(loss)?),
+                )?
             }
-            Kind::Sharded(fsdp) => {
-                let (mut sum, mut grads) = (0.0, None);
-                for (place, part) in parts.iter().enumerate() {
-                    let loss = part.loss(fsdp.model()?)?;
-                    sum += part.add(&loss)?;
-                    let weighted = part.weighted(&loss, share)?;
-                    match place + 1 == parts.len() {
-                        true => grads = Some(fsdp.backward(&weighted)?),
-                        false => fsdp.backward_no_sync(&weighted)?,
-                    }
-                }
-                (sum, grads.ok_or_else(nothing)?)
-            }
+            Kind::Sharded(fsdp) => backward(
+                &parts,
+                share,
+                |_| Ok(fsdp.model()?),
+                |loss| Ok(fsdp.backward_no_sync(loss)?),
+                |loss| Ok(fsdp.backward(loss)?),
+            )?,
         };
         // Stages have done so before they take their parts.
         if !matches!(self.model, Kind::Stages(_)) {
-            self.shards.sum_gradients(&self.all_vars(), &mut grads)?;
+            self.shards.sum_gradients(&self.named_vars(), &mut grads)?;
         }
         Ok(Step { loss: self.sum_of_all(sum)? / total as f64, targets: total, grads })
     }
@@ -87,21 +77,64 @@ impl<M: Model> Parallel<M> {
     ///
     /// # Errors
     /// Those of [`step`](Self::step).
-    pub fn evaluate(&mut self, input: &Tensor, targets: &Tensor) -> Result<f64> {
-        let parts = self.micro_batches(input, targets)?;
-        let (total, _) = self.share(&parts)?;
+    pub fn evaluate(&mut self, input: &Tensor, targets: &Tensor) -> Result<Evaluation> {
+        self.evaluate_of(Ok((input.clone(), targets.clone())))
+    }
+
+    pub(crate) fn evaluate_of(&mut self, batch: Result<(Tensor, Tensor)>) -> Result<Evaluation> {
+        self.check()?;
+        let evaluation = self.try_evaluate(batch);
+        self.note(evaluation)
+    }
+
+    fn try_evaluate(&mut self, batch: Result<(Tensor, Tensor)>) -> Result<Evaluation> {
+        let ([input, targets], parts, total, _) = self.prepare(batch)?;
         let of = |model: &M| {
             parts
                 .iter()
                 .try_fold(0.0, |sum, part| Ok::<_, Error>(sum + part.add(&part.loss(model)?.detach())?))
         };
         let sum = match &mut self.model {
-            Kind::Stages(stages) => stages.evaluate(input, targets)?,
+            Kind::Stages(stages) => stages.evaluate(&input, &targets)?,
             Kind::Whole { model, .. } => of(model)?,
             Kind::Copies(ddp) => of(ddp.model()?)?,
             Kind::Sharded(fsdp) => of(fsdp.model()?)?,
         };
-        Ok(self.sum_of_all(sum)? / total as f64)
+        Ok(Evaluation { loss: self.sum_of_all(sum)? / total as f64, targets: total })
+    }
+
+    /// Keeps the first failure, but for one after which nothing has changed on any rank.
+    fn note<T>(&mut self, result: Result<T>) -> Result<T> {
+        if let Err(error) = &result
+            && !matches!(error, Error::NoTargets)
+        {
+            self.failed = Some(error.to_string());
+        }
+        result
+    }
+
+    /// A batch, its micro-batches, how many targets count on all ranks, and what the sum of a micro-batch's losses is multiplied with, so
+    /// that the mean over ranks of the sums over micro-batches is the mean over all targets.
+    fn prepare(&self, batch: Result<(Tensor, Tensor)>) -> Result<([Tensor; 2], Vec<MicroBatch>, usize, f64)> {
+        let parts = batch.and_then(|(input, targets)| {
+            let parts = self.micro_batches(&input, &targets)?;
+            Ok(([input, targets], parts))
+        });
+        let own = match &parts {
+            Ok((_, parts)) => parts.iter().map(|part| part.count).sum::<usize>() as f64,
+            // So that the others hear of it.
+            Err(_) => f64::NAN,
+        };
+        let total = sum(&*self.data, own)?;
+        if total.is_nan() {
+            let (batch, parts) = agreed(&*self.data, parts)?;
+            return Ok((batch, parts, 0, 0.0));
+        }
+        if total == 0.0 {
+            return Err(Error::NoTargets);
+        }
+        let (batch, parts) = parts?;
+        Ok((batch, parts, total as usize, self.data.world_size() as f64 / total))
     }
 
     /// A rank's rows in equal parts.
@@ -117,6 +150,12 @@ impl<M: Model> Parallel<M> {
             return Err(Error::invalid("the targets of a batch", format!("{:?}", targets.dims()), help));
         }
         let size = rows / count;
+        let example = self.config.example.as_ref().and_then(|example| example.dims().first().copied());
+        if let (Kind::Stages(_), Some(expected)) = (&self.model, example.filter(|expected| *expected != size))
+        {
+            let help = format!("stages have room for {expected} rows of each of {count} micro-batches");
+            return Err(Error::invalid("the rows of a batch", rows, help));
+        }
         let part = |place: usize| {
             let of = |all: &Tensor| match count {
                 1 => Ok(all.clone()),
@@ -126,18 +165,6 @@ impl<M: Model> Parallel<M> {
             Ok(MicroBatch { input: of(input)?, count: M::count(&targets)?, targets })
         };
         (0..count).map(part).collect()
-    }
-
-    /// The number of targets of all ranks, and what the sum of a micro-batch's losses is multiplied with, so that the mean over ranks of
-    /// the sums over micro-batches is the mean over all targets.
-    fn share(&self, parts: &[MicroBatch]) -> Result<(usize, f64)> {
-        let own: usize = parts.iter().map(|part| part.count).sum();
-        let total = sum(&*self.data, own as f64)?;
-        if total == 0.0 {
-            let help = "at least one target of a step must count";
-            return Err(Error::invalid("the targets of a batch", "none that counts on any rank", help));
-        }
-        Ok((total as usize, self.data.world_size() as f64 / total))
     }
 
     /// The sum over ranks of the sums of their losses, of which a pipeline's last stage has each.
@@ -179,6 +206,10 @@ pub(super) fn nothing_of(output: &Tensor) -> Result<Tensor> {
 }
 
 pub(super) fn number(loss: &Tensor) -> Result<f64> {
+    if loss.elem_count() != 1 {
+        let help = "it must be one number, the mean over the targets that count";
+        return Err(Error::invalid("the loss of a model", format!("shape {:?}", loss.dims()), help));
+    }
     Ok(loss.to_dtype(DType::F64)?.flatten_all()?.get(0)?.to_scalar()?)
 }
 
@@ -192,6 +223,38 @@ fn sum(comm: &dyn Communicator, own: f64) -> Result<f64> {
     Ok(tensor.to_vec1::<f64>()?[0])
 }
 
-fn nothing() -> Error {
-    Error::invalid("micro_batches", 0, "give 1 or more")
+/// Forward and backward where nothing is exchanged.
+fn whole<M: Model>(model: &M, vars: Vec<Var>, parts: &[MicroBatch], share: f64) -> Result<(f64, GradStore)> {
+    let (mut sum, mut sums) = (0.0, GradSums::new(vars));
+    for part in parts {
+        let loss = part.loss(model)?;
+        sum += part.add(&loss)?;
+        let mut grads = part.weighted(&loss, share)?.backward()?;
+        if parts.len() == 1 {
+            return Ok((sum, grads));
+        }
+        sums.take(&mut grads)?;
+    }
+    Ok((sum, sums.finish()?))
+}
+
+/// Forward and backward of micro-batches, the gradients of the last one together with those before it.
+fn backward<'a, M: Model + 'a>(
+    parts: &[MicroBatch],
+    share: f64,
+    model: impl Fn(usize) -> Result<&'a M>,
+    add: impl Fn(&Tensor) -> Result<()>,
+    last: impl Fn(&Tensor) -> Result<GradStore>,
+) -> Result<(f64, GradStore)> {
+    let mut sum = 0.0;
+    for (place, part) in parts.iter().enumerate() {
+        let loss = part.loss(model(place)?)?;
+        sum += part.add(&loss)?;
+        let weighted = part.weighted(&loss, share)?;
+        if place + 1 == parts.len() {
+            return Ok((sum, last(&weighted)?));
+        }
+        add(&weighted)?;
+    }
+    Err(Error::NoTargets)
 }

@@ -26,9 +26,9 @@ pub struct TrainConfig {
     pub shuffle: bool,
     /// Of that order. Default: 0.
     pub seed: u64,
-    /// Steps between evaluations, where there is data for that. Default: none.
+    /// Steps between evaluations, where there is data for that. Default: none, there is one at the end.
     pub evaluate_every: Option<usize>,
-    /// Rows that an evaluation takes at most, the first ones. Default: 64.
+    /// Rows that an evaluation takes at most, the first ones; those of one batch at least. Default: 64.
     pub evaluation_rows: usize,
     /// Where checkpoints are, if any are kept. Default: none.
     pub checkpoints: Option<CheckpointPlan>,
@@ -79,6 +79,13 @@ impl TrainConfig {
             return Err(Error::invalid("the learning rate", rate, "give a finite number, 0 or more"));
         }
         self.schedule.check(self.steps)?;
+        if let Some(clip) = self.clip.filter(|clip| clip.is_nan() || *clip < 0.0) {
+            return Err(Error::invalid(
+                "the largest norm of the gradients",
+                clip,
+                "give a number, 0 or more",
+            ));
+        }
         for (what, every) in [
             ("steps between evaluations", self.evaluate_every),
             ("steps between checkpoints", self.checkpoints.as_ref().map(|plan| plan.every)),

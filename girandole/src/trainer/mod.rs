@@ -84,8 +84,8 @@ pub struct StepReport {
     pub epoch: u64,
     /// The mean loss of all targets.
     pub loss: f64,
-    /// The gradients' norm before clipping; none where nothing is clipped.
-    pub grad_norm: Option<f64>,
+    /// The gradients' norm before clipping.
+    pub grad_norm: f64,
     /// The learning rate of the step.
     pub learning_rate: f64,
     /// Targets that counted.

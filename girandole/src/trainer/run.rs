@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use training::build::Model;
 use training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, Contents, clip_factor};
 
-use comm::broadcast_object;
+use comm::{all_gather_object, broadcast_object};
 
 use super::{Data, Observer, Saver, StepReport, TrainConfig};
 use crate::checkpoint::agreed;
@@ -63,6 +63,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             Order::new(order).map_err(|error| Error::invalid("the data", "no rows", error.to_string()))?;
         let adam = AdamConfig { learning_rate: config.learning_rate, ..config.adam.clone() };
         let optimizer = Adam::named(model.named_vars(), adam)?.decaying(|name| model.is_matrix(name));
+        same_on_all_ranks(model, data, &config)?;
         let mut trainer = Self {
             model,
             data,
@@ -152,6 +153,10 @@ impl<'a, M: Model> Trainer<'a, M> {
         self.order.resume(&state).map_err(|error| refuse(error.to_string()))?;
         self.step = contents.step as usize;
         self.saved = Some(self.step);
+        if self.step > self.config.steps {
+            let help = format!("the checkpoint is at step {} already: give more", self.step);
+            return Err(Error::invalid("the steps", self.config.steps, help));
+        }
         Ok(())
     }
 
@@ -172,14 +177,23 @@ impl<'a, M: Model> Trainer<'a, M> {
         let (began, first) = (Instant::now(), self.step);
         let mut summary =
             Summary { steps: 0, last_loss: f64::NAN, targets: 0, seconds: 0.0, checkpoint_seconds: 0.0 };
-        let mut last = began;
+        let (mut last, mut left_out) = (began, 0);
         while self.step < last_step.min(self.config.steps) {
-            let mut report = self.train_step()?;
+            let mut report = match self.train_step() {
+                // Rows of which nothing is learnt are left out, unless there are no others.
+                Err(Error::NoTargets) if left_out < self.order.config().rows => {
+                    left_out += self.config.batch_size;
+                    continue;
+                }
+                report => report?,
+            };
+            left_out = 0;
             report.seconds = last.elapsed().as_secs_f64();
             last = Instant::now();
             (summary.last_loss, summary.targets) = (report.loss, summary.targets + report.targets);
             observer.stepped(&report)?;
-            if self.is_due(self.config.evaluate_every) {
+            // At the end in any case.
+            if self.is_due(Some(self.config.evaluate_every.unwrap_or(usize::MAX))) {
                 self.evaluate(observer)?;
                 last = Instant::now();
             }
@@ -187,6 +201,7 @@ impl<'a, M: Model> Trainer<'a, M> {
                 let stood_still = Instant::now();
                 self.save(observer)?;
                 summary.checkpoint_seconds += stood_still.elapsed().as_secs_f64();
+                last = Instant::now();
             }
         }
         let stood_still = Instant::now();
@@ -211,8 +226,8 @@ impl<'a, M: Model> Trainer<'a, M> {
         let data = self.model.data_ranks();
         let rows = self.order.batch(self.config.batch_size, data.world_size(), data.rank());
         let rows = rows.map_err(|error| Error::invalid("the data", "rows", error.to_string()))?;
-        let (input, targets) = self.data.batch(&rows, &self.model.config().device.clone())?;
-        let step = self.model.step(&input, &targets)?;
+        let batch = self.data.batch(&rows, &self.model.config().device.clone()).map_err(Error::from);
+        let step = self.model.step_of(batch)?;
         let factor = self.config.schedule.factor(self.step, self.config.steps);
         let learning_rate = self.config.learning_rate * factor;
         self.optimizer.set_learning_rate(learning_rate);
@@ -225,7 +240,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             step: self.step,
             epoch,
             loss: step.loss,
-            grad_norm: Some(norm),
+            grad_norm: norm,
             learning_rate,
             targets: step.targets,
             seconds: 0.0,
@@ -238,26 +253,32 @@ impl<'a, M: Model> Trainer<'a, M> {
         observer.evaluated(self.step, loss, self.model)
     }
 
-    /// The mean loss of the first [`TrainConfig::evaluation_rows`] rows, of the mean of batches as large as in training.
+    /// The mean loss of the first [`TrainConfig::evaluation_rows`] rows, in batches as large as in training; of one batch at least.
     ///
     /// # Errors
     /// Fewer rows than a batch has; what the model and the data fail with.
     pub fn evaluate_on(&mut self, data: &dyn Data) -> Result<f64> {
         let (batch, group) = (self.config.batch_size, self.model.data_ranks().clone());
-        let batches = data.rows().min(self.config.evaluation_rows) / batch;
+        let batches = data.rows().min(self.config.evaluation_rows.max(batch)) / batch;
         if batches == 0 {
-            let rows = data.rows().min(self.config.evaluation_rows);
             let help = format!("an evaluation needs {batch} rows, as many as a step");
-            return Err(Error::invalid("the rows to evaluate on", rows, help));
+            return Err(Error::invalid("the rows to evaluate on", data.rows(), help));
         }
-        let mut sum = 0.0;
+        let (mut sum, mut count) = (0.0, 0);
         for first in (0..batches).map(|place| place * batch) {
             let own: Vec<usize> =
                 (first..first + batch).skip(group.rank()).step_by(group.world_size()).collect();
-            let (input, targets) = data.batch(&own, &self.model.config().device.clone())?;
-            sum += self.model.evaluate(&input, &targets)?;
+            let batch = data.batch(&own, &self.model.config().device.clone()).map_err(Error::from);
+            match self.model.evaluate_of(batch) {
+                Err(Error::NoTargets) => {}
+                evaluation => {
+                    let evaluation = evaluation?;
+                    sum += evaluation.loss * evaluation.targets as f64;
+                    count += evaluation.targets;
+                }
+            }
         }
-        Ok(sum / batches as f64)
+        if count == 0 { Err(Error::NoTargets) } else { Ok(sum / count as f64) }
     }
 
     fn save(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
@@ -276,13 +297,31 @@ impl<'a, M: Model> Trainer<'a, M> {
         let (step, folder): (usize, Option<PathBuf>) = match &mut self.saver {
             None => (self.step, Some(self.model.save(checkpoints, Some(&self.optimizer), &checkpoint)?)),
             Some(saver) => {
+                // Before there is another copy.
+                let folder = saver.wait()?;
                 let snapshot = self.model.snapshot(Some(&self.optimizer));
                 let snapshot = agreed(&**self.model.mesh().world(), snapshot)?;
-                (before, saver.begin(snapshot, checkpoint)?)
+                saver.begin(snapshot, checkpoint)?;
+                (before, folder)
             }
         };
         folder.map_or(Ok(()), |folder| observer.saved(step, &folder))
     }
+}
+
+/// Refuses a configuration or data that differ from rank 0's.
+fn same_on_all_ranks<M: Model>(model: &Parallel<M>, data: &dyn Data, config: &TrainConfig) -> Result<()> {
+    // Where checkpoints are may be said in several ways.
+    let own = (format!("{:?}", TrainConfig { checkpoints: None, ..config.clone() }), data.fingerprint());
+    let world = model.mesh().world();
+    let all = all_gather_object(&**world, &own)?;
+    let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
+    let (of_first, of_other) = match all[rank].0 == all[0].0 {
+        true => (&all[0].1, &all[rank].1),
+        false => (&all[0].0, &all[rank].0),
+    };
+    let help = format!("rank 0 has {of_first}: give all ranks the same");
+    Err(Error::invalid(format!("rank {rank}'s training"), of_other, help))
 }
 
 impl<M> std::fmt::Debug for Trainer<'_, M> {

@@ -84,6 +84,16 @@ pub(super) fn commit(
     let writer = Writer { dir: &config.dir, watch };
     let unfinished = unfinished(&config.dir, number);
     let folder = config.dir.join(name(number));
+    for (name, hash) in &hashes {
+        // Another process that saves to this folder, or a folder that not all processes see.
+        let path = unfinished.join(tensors_file(name));
+        let bytes = fs::metadata(&path).map_err(io("find what another process wrote,", &path))?.len();
+        if bytes != hash.bytes {
+            let reason =
+                format!("it has {bytes} bytes, and {} were written: something else writes there", hash.bytes);
+            return Err(io("trust", &path)(std::io::Error::other(reason)));
+        }
+    }
     let manifest = writer.manifest(&unfinished, checkpoint, hashes)?;
     writer.rename(&unfinished, &folder)?;
     writer.sync(&config.dir)?;

@@ -1,0 +1,48 @@
+//! Work that takes some ranks longer than others may wait without a word.
+
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
+
+use candle_core::{Device, Tensor};
+use comm::{Communicator, Operation, ReduceOp};
+
+use super::agreed;
+use crate::{Error, Result};
+
+/// The longest time between two words.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// Does this rank's part of some work, while ranks tell each other that they are still at it: however long it takes, nobody's time-out ends.
+/// To be called on every rank. What fails on one rank fails on all.
+pub(crate) fn while_others_wait<T: Send>(
+    world: &dyn Communicator,
+    work: impl FnOnce() -> Result<T> + Send,
+) -> Result<T> {
+    let result = thread::scope(|scope| {
+        let (tell, told) = channel();
+        scope.spawn(move || tell.send(work()));
+        let (mut result, mut wait) = (None, Duration::from_millis(1));
+        loop {
+            if result.is_none() {
+                result = match told.recv_timeout(wait) {
+                    Ok(result) => Some(result),
+                    Err(RecvTimeoutError::Timeout) => None,
+                    Err(RecvTimeoutError::Disconnected) => {
+                        let help = "this is a mistake in girandole";
+                        Some(Err(Error::invalid("the work on a file", "a panic", help)))
+                    }
+                };
+            }
+            let done = Tensor::new(&[u8::from(result.is_some())], &Device::Cpu)?;
+            world.run(Operation::AllReduce { tensor: done.clone(), op: ReduceOp::Min })?;
+            if done.to_vec1::<u8>()?[0] == 1
+                && let Some(result) = result
+            {
+                return Ok(result);
+            }
+            wait = (wait * 2).min(PERIOD);
+        }
+    });
+    agreed(world, result.and_then(|result| result))
+}
