@@ -13,7 +13,9 @@ use super::random::random_hex;
 /// program must do; they find `GIRANDOLE_ELASTIC` and `GIRANDOLE_ELASTIC_MIN` in their environment.
 ///
 /// A rank that fails is then lost, and named in a warning, once the ranks have met ([`Tcp::connect`](comm::Tcp::connect)): one
-/// that fails before that ends the job, as the others would wait for it. The job is done when all ranks that are left are.
+/// that fails before that ends the job, as the others would wait for it. The job is done when all ranks that are left are. That
+/// they have met may be heard after the failure, from any of them and on any node: it is waited for as long as the others may
+/// take to end by themselves ([`SpawnConfig::grace`](crate::SpawnConfig::grace)).
 ///
 /// On several nodes, each launcher but the first one may be lost as well, with its ranks, and so may its machine; one that a
 /// signal stops leaves the job. The first one's council decides for all, so that the job ends with it; its ranks may be lost as

@@ -14,6 +14,16 @@ use super::environment::Job;
 use super::nodes;
 use crate::SpawnConfig;
 
+/// The rank that has ended.
+#[derive(Debug)]
+pub(super) struct Death {
+    pub(super) rank: usize,
+    /// Where it ran, by name.
+    pub(super) host: String,
+    /// Rank 0 is of this node, and has ended as well, or is that one.
+    pub(super) leader_has_ended: bool,
+}
+
 /// Tells it as long as it lives, and for so long at most.
 #[derive(Debug)]
 pub(super) struct Herald {
@@ -24,15 +34,16 @@ pub(super) struct Herald {
 }
 
 impl Herald {
-    /// This rank of this node has ended.
-    pub(super) fn start(config: &SpawnConfig, job: &Job, rank: usize, time: Duration) -> Result<Self> {
+    /// Begins to tell it.
+    pub(super) fn start(config: &SpawnConfig, job: &Job, death: Death, time: Duration) -> Result<Self> {
+        let Death { rank, host, leader_has_ended } = death;
         let failed =
             |reason: &dyn std::fmt::Display| Error::system("telling the ranks that one has ended", reason);
         let (alive, stop) = UnixStream::pair().map_err(|reason| failed(&reason))?;
-        let leader_has_ended = Arc::new(AtomicBool::new(rank == 0));
+        let leader_has_ended = Arc::new(AtomicBool::new(leader_has_ended));
         let announcement = Announcement {
             config: job.config_of(config, rank)?,
-            host: nodes::host(),
+            host,
             until: Instant::now() + time.min(nodes::LONGEST),
             stop: Arc::new(stop),
             leader_has_ended: leader_has_ended.clone(),
@@ -74,7 +85,8 @@ mod tests {
         let secret = Some(random_hex::<32>().unwrap());
         let round = Round { run_id: "ab".repeat(16), secret, port: 1, restart: 0, max_restarts: 0 };
         let job = Job::new(&config, &round, None).unwrap();
-        let herald = Herald::start(&config, &job, 1, config.grace).unwrap();
+        let death = Death { rank: 1, host: nodes::host(), leader_has_ended: false };
+        let herald = Herald::start(&config, &job, death, config.grace).unwrap();
         assert!(herald.thread.as_ref().is_some_and(|thread| !thread.is_finished()));
     }
 }

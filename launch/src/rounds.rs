@@ -54,7 +54,11 @@ impl Rounds<'_> {
             let round = match self.order()? {
                 Order::Start(round) => round,
                 Order::Over(verdict) => return self.conclude(verdict, Ok(Vec::new())),
-                Order::Stop | Order::GoOn(_) | Order::HasEnded(_) | Order::Again { .. } => continue,
+                Order::Stop
+                | Order::GoOn(_)
+                | Order::HasEnded(_)
+                | Order::IsMissed { .. }
+                | Order::Again { .. } => continue,
             };
             // It tells the ranks of other nodes until all have ended.
             let Finished { result, failed_at, lost_log, herald: _herald } =
@@ -66,7 +70,11 @@ impl Rounds<'_> {
                 Order::Again { reason, restart, of } => {
                     tracing::warn!("{reason}; all ranks start again (restart {restart} of {of})");
                 }
-                Order::Start(_) | Order::Stop | Order::GoOn(_) | Order::HasEnded(_) => {}
+                Order::Start(_)
+                | Order::Stop
+                | Order::GoOn(_)
+                | Order::HasEnded(_)
+                | Order::IsMissed { .. } => {}
             }
         }
     }
@@ -117,7 +125,7 @@ impl Rounds<'_> {
         let (mut look, mut waited) = (next_look(), Duration::ZERO);
         loop {
             match self.inbox.kept_or_next(look) {
-                Some(Event::Order(Order::Stop | Order::HasEnded(_))) => {}
+                Some(Event::Order(Order::Stop | Order::HasEnded(_) | Order::IsMissed { .. })) => {}
                 Some(Event::Order(Order::GoOn(what))) => tracing::warn!("{what}"),
                 Some(Event::Order(order)) => return Ok(order),
                 // The second one: at once.

@@ -13,8 +13,8 @@ use super::environment::Job;
 use super::event::{Event, Inbox};
 use super::failure::{Ended, first_cause};
 use super::forward::{Captured, Output};
-use super::herald::Herald;
-use super::nodes::Nodes;
+use super::herald::{Death, Herald};
+use super::nodes::{self, Nodes};
 use super::start::{Worker, Workers};
 use crate::nodes::{Order, Word};
 use crate::{MasterPort, SpawnConfig};
@@ -73,8 +73,10 @@ pub(super) struct Supervisor<'a> {
     ended: Vec<Ended>,
     /// The ranks have met: from then on the others can go on without one.
     met: bool,
-    /// Without these the others go on.
+    /// Without these the others go on; on several nodes, unless the council says something else.
     lost: Vec<Ended>,
+    /// The council has said that the others go on without some.
+    gone_on: bool,
     /// Tells those that have not met yet of the first failure.
     herald: Option<Herald>,
     drained: usize,
@@ -106,6 +108,7 @@ impl<'a> Supervisor<'a> {
             ended: Vec::new(),
             met: false,
             lost: Vec::new(),
+            gone_on: false,
             herald: None,
             drained: 0,
             signal: None,
@@ -176,10 +179,12 @@ impl<'a> Supervisor<'a> {
         match &order {
             Order::GoOn(what) => {
                 tracing::warn!("{what}");
+                self.gone_on = true;
                 self.go_on_without_the_first();
                 return self.look_who_is_left();
             }
             Order::HasEnded(rank) => return self.job.vouch_for_end(*rank),
+            Order::IsMissed { rank, host } => return self.announce(*rank, host.clone()),
             _ => {}
         }
         if self.is_at_work() {
@@ -201,7 +206,7 @@ impl<'a> Supervisor<'a> {
             self.nodes.tell(Word::HasEnded(rank));
         }
         self.herald.iter().for_each(|herald| herald.note_end(rank));
-        if self.goes_on_without(end, local_rank, pid) {
+        if self.goes_on_without(end) {
             self.look_who_is_left();
             return Ok(());
         }
@@ -214,21 +219,32 @@ impl<'a> Supervisor<'a> {
         } else if self.stage == Stage::Running {
             self.enter(Stage::Grace, self.grace);
             if self.config.nodes > 1 {
-                self.nodes.tell(Word::Failing);
+                self.nodes.tell(Word::Failing { rank, status });
             }
-            self.announce(end);
+            self.announce_own(end);
+        } else if self.stage == Stage::Grace {
+            self.tell_of_one_more(end);
         }
         Ok(())
     }
 
-    /// Ranks that are about to meet would wait for one that has ended. Who blames another one has met it, or has told so. Other
-    /// programs than ours may have something else to listen to at that port.
-    fn announce(&mut self, end: Ended) {
-        let is_own = end.status != ExitKind::Code(EXIT_PEER_FAILED);
-        if !is_own || self.config.port_kind != MasterPort::Inherited || self.herald.is_some() {
+    /// Who blames another one has met it, or has told so.
+    fn announce_own(&mut self, end: Ended) {
+        if end.status != ExitKind::Code(EXIT_PEER_FAILED) {
+            self.announce(end.rank, nodes::host());
+        }
+    }
+
+    /// Ranks that are about to meet would wait for one that has ended. Other programs than ours may have something else to listen to
+    /// at that port.
+    fn announce(&mut self, rank: usize, host: String) {
+        if self.config.port_kind != MasterPort::Inherited || self.herald.is_some() {
             return;
         }
-        let herald = Herald::start(self.config, self.job, end.rank, self.grace);
+        let is_gone = |worker: &Worker| worker.rank == 0 && worker.ended.is_some();
+        let leader_has_ended = self.workers.list.iter().any(is_gone);
+        let ended = Death { rank, host, leader_has_ended };
+        let herald = Herald::start(self.config, self.job, ended, self.grace);
         self.herald = herald.inspect_err(|error| tracing::debug!("{error}")).ok();
     }
 
@@ -305,15 +321,15 @@ impl<'a> Supervisor<'a> {
                 _ => {}
             }
         }
+        if self.is_for_the_council() {
+            self.tell_last_lines(captured.tails);
+            return Ok(captured.results);
+        }
         if let Some((cause, also_failed)) = first_cause(&self.ended, self.stopped_by()) {
             let Captured { mut tails, .. } = captured;
-            let Ended { rank, status, .. } = cause;
-            let found = self.workers.list.iter().position(|worker| worker.rank == rank);
-            let local_rank = found.unwrap_or_default();
-            let stderr_tail = tails.get_mut(local_rank).map(std::mem::take).unwrap_or_default().into();
-            let pid = self.workers.list[local_rank].pid;
-            let log = self.output.log(local_rank);
-            let failure = WorkerFailure { rank, pid, status, stderr_tail, also_failed, node: None, log };
+            let tail = tails.get_mut(self.local_rank(cause.rank)).map(std::mem::take);
+            let stderr_tail = tail.unwrap_or_default().into();
+            let failure = WorkerFailure { stderr_tail, also_failed, ..self.failure(cause) };
             return Err(Box::new(failure).into());
         }
         if let Some(signal) = self.stopped_by() {
@@ -322,6 +338,26 @@ impl<'a> Supervisor<'a> {
         match self.output_error {
             Some(error) => Err(Error::system("cannot write the workers' output", error)),
             None => Ok(captured.results),
+        }
+    }
+}
+
+impl Supervisor<'_> {
+    fn local_rank(&self, rank: usize) -> usize {
+        self.workers.list.iter().position(|worker| worker.rank == rank).unwrap_or_default()
+    }
+
+    /// Without its last lines, which may still be on their way.
+    fn failure(&self, Ended { rank, status, .. }: Ended) -> WorkerFailure {
+        let local_rank = self.local_rank(rank);
+        WorkerFailure {
+            rank,
+            pid: self.workers.list[local_rank].pid,
+            status,
+            stderr_tail: Vec::new(),
+            also_failed: 0,
+            node: None,
+            log: self.output.log(local_rank),
         }
     }
 }

@@ -4,6 +4,8 @@
 
 #[path = "launch/job.rs"]
 mod job;
+#[path = "../../bin/tests/common/port.rs"]
+mod port;
 #[path = "launch/roles.rs"]
 mod roles;
 #[path = "common/warnings.rs"]
@@ -15,6 +17,8 @@ mod elastic;
 mod endings;
 #[path = "launch/failures.rs"]
 mod failures;
+#[path = "launch/nodes.rs"]
+mod nodes;
 #[path = "launch/output.rs"]
 mod output;
 #[path = "launch/starting.rs"]

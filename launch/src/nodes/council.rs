@@ -29,7 +29,7 @@ enum Stage {
 /// A rank's failure, as the council knows it.
 #[derive(Debug, Clone)]
 pub(super) struct Failed {
-    failure: WorkerFailure,
+    pub(super) failure: WorkerFailure,
     at: Instant,
     is_final: bool,
 }
@@ -89,7 +89,11 @@ impl Council {
             Word::Met { without } => self.met(without),
             Word::HasEnded(rank) => self.has_ended(node, rank),
             Word::Lost { failure, is_final } => self.lost(node, failure, is_final, now),
-            Word::Failing => self.stop(),
+            Word::Failing { rank, status } => self.failing(node, rank, status),
+            Word::LastLines { rank, lines } => {
+                self.losses.keep_last_lines((node, rank), &lines);
+                Vec::new()
+            }
             Word::Ended(ending) => self.ended(node, ending, now),
             Word::Gone => self.gone(node, "is gone".into(), Verdict::Gone),
             Word::Silent { ms } => {
@@ -167,7 +171,7 @@ impl Council {
         }
         failure.node = Some(self.names[node].clone());
         self.losses.add(failure.rank);
-        let headline = failure.headline();
+        let (rank, status, headline) = (failure.rank, failure.status, failure.headline());
         let failed = Failed { failure, at: now, is_final };
         if self.are_enough() {
             self.losses.keep(node, failed);
@@ -176,7 +180,22 @@ impl Council {
         self.losses.add_fatal(node, failed);
         let mut stop = self.stop();
         stop.retain(|(node, _)| self.losses.may_have_ranks(*node, self.local_world_size()));
+        stop.extend(self.is_missed(node, rank, status));
         stop
+    }
+
+    /// A rank has failed, and what the others do is in vain.
+    fn failing(&self, node: usize, rank: usize, status: ExitKind) -> Orders {
+        self.stop().into_iter().chain(self.is_missed(node, rank, status)).collect()
+    }
+
+    /// Ranks that come to the meeting only when rank 0 has ended, because it misses this one, are told by the launcher of rank 0.
+    fn is_missed(&self, node: usize, rank: usize, status: ExitKind) -> Option<(usize, Order)> {
+        let is_its_own = rank.checked_div(self.local_world_size()) == Some(node);
+        let by_itself = status != ExitKind::Code(EXIT_PEER_FAILED) && !self.losses.has_met();
+        let is_elsewhere = node > 0 && self.stages[0] == Stage::Running;
+        let host = || self.names[node].host.clone();
+        (is_its_own && by_itself && is_elsewhere).then(|| (0, Order::IsMissed { rank, host: host() }))
     }
 
     /// A launcher has seen a process end. Each speaks for its own ranks only: of a node that cannot be reached nobody knows.

@@ -200,11 +200,12 @@ mod tests {
         let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let [mut one, mut other] =
             [one, listener.accept().unwrap().0].map(|end| Connection::new(end).unwrap());
-        send(&mut one, &Word::Failing);
+        let word = Word::HasEnded(7);
+        send(&mut one, &word);
         // JSON has no such keys.
         send(&mut one, &BTreeMap::from([((1, 2), 3)]));
         let limit = Instant::now() + Duration::from_secs(60);
-        assert_eq!(other.receive::<Word>(LIMIT, limit).unwrap(), Word::Failing);
+        assert_eq!(other.receive::<Word>(LIMIT, limit).unwrap(), word);
         for wire in [&mut one, &mut other] {
             let heard = wire.receive::<Word>(LIMIT, limit);
             assert!(heard.as_ref().is_err_and(Broken::is_end), "{heard:?}");

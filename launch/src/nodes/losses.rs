@@ -31,6 +31,10 @@ impl Losses {
         !std::mem::replace(&mut self.has_met, true)
     }
 
+    pub(super) fn has_met(&self) -> bool {
+        self.has_met
+    }
+
     /// Whether those that are left, of nodes with so many ranks each, can go on.
     pub(super) fn can_go_on(&self, local_world_size: usize, min: usize) -> bool {
         self.has_met && self.fatal.is_empty() && self.left(local_world_size) >= min
@@ -80,6 +84,14 @@ impl Losses {
         let of_these = |rank: &&usize| rank.checked_div(local_world_size).is_some_and(is_there);
         let lost = self.ranks.iter().filter(of_these).count();
         nodes.saturating_mul(local_world_size).saturating_sub(lost)
+    }
+
+    /// What a rank of a node has written last: for its failure, where that may be the one that all are told.
+    pub(super) fn keep_last_lines(&mut self, (node, rank): (usize, usize), lines: &[String]) {
+        let all = self.fatal.iter_mut().chain(&mut self.last);
+        for (_, failed) in all.filter(|(of, failed)| (*of, failed.failure.rank) == (node, rank)) {
+            failed.failure.stderr_tail = lines.to_vec();
+        }
     }
 
     /// Without this one the others are too few.

@@ -1,6 +1,6 @@
 //! What the launchers of a job's nodes say to each other.
 
-use comm::{NodeName, WorkerFailure};
+use comm::{ExitKind, NodeName, WorkerFailure};
 use serde::{Deserialize, Serialize};
 
 /// The longest message: the last lines of a rank, each character of them escaped.
@@ -34,8 +34,10 @@ pub(crate) enum Word {
     },
     /// The process of this rank of the job, which this node has started, has ended, well or not; where ranks may be lost.
     HasEnded(usize),
-    /// A rank has failed: what the others do is in vain.
-    Failing,
+    /// This rank has failed: what the others do is in vain.
+    Failing { rank: usize, status: ExitKind },
+    /// The last lines that a lost rank has written to standard error; before [`Word::Ended`], as they are all there only then.
+    LastLines { rank: usize, lines: Vec<String> },
     /// All ranks of this node have ended.
     Ended(Ending),
     /// The connection to that launcher is gone. No launcher says this of itself.
@@ -69,6 +71,11 @@ pub(crate) enum Order {
     GoOn(String),
     /// The process of this rank has ended: its launcher has seen it.
     HasEnded(usize),
+    /// To the first node: this rank of another one has failed by itself, maybe before all have met.
+    IsMissed {
+        rank: usize,
+        host: String,
+    },
     /// All ranks are to be started again, for this reason.
     Again {
         reason: String,

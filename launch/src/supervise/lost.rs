@@ -1,6 +1,6 @@
 //! Ranks that are lost in an elastic job, and what the others do.
 
-use comm::WorkerFailure;
+use std::collections::VecDeque;
 
 use super::{Stage, Supervisor};
 use crate::failure::Ended;
@@ -64,10 +64,7 @@ impl Supervisor<'_> {
             if self.lost.iter().any(|lost| lost.rank == end.rank) {
                 continue;
             }
-            let found = self.workers.list.iter().position(|worker| worker.rank == end.rank);
-            let local_rank = found.unwrap_or_default();
-            let pid = self.workers.list[local_rank].pid;
-            if !self.goes_on_without(end, local_rank, pid) {
+            if !self.goes_on_without(end) {
                 self.ended.push(end);
             }
         }
@@ -77,26 +74,23 @@ impl Supervisor<'_> {
     }
 
     /// Whether the others go on where this one has failed; another one may take its place.
-    pub(super) fn goes_on_without(&mut self, end: Ended, local_rank: usize, pid: u32) -> bool {
+    pub(super) fn goes_on_without(&mut self, end: Ended) -> bool {
         let Some(elastic) = &self.config.elastic else { return false };
         // On several nodes the council knows whether the ranks have met: one of another node may have told.
         let may = (self.met || self.config.nodes > 1) && self.is_at_work() && self.signal.is_none();
         if end.status.success() || end.told || !may {
             return false;
         }
-        let Ended { rank, status, .. } = end;
         if self.config.nodes > 1 {
             // All nodes together have to be enough, which the council knows.
-            self.lost.push(end);
-            let log = self.output.log(local_rank);
-            let failure =
-                WorkerFailure { rank, pid, status, stderr_tail: Vec::new(), also_failed: 0, node: None, log };
-            self.nodes.tell(Word::Lost { failure, is_final: self.config.is_final(status) });
+            self.tell_of_loss(end);
             if !self.met {
-                self.announce(end);
+                self.announce_own(end);
             }
             return true;
         }
+        let Ended { rank, status, .. } = end;
+        let pid = self.workers.list[self.local_rank(rank)].pid;
         let done = self.ended_well();
         let left = self.workers.at_work() + done;
         // Newcomers count as soon as they are started; without the others there is nothing that they could join.
@@ -119,5 +113,45 @@ impl Supervisor<'_> {
             None => tracing::warn!("rank {rank} (pid {pid}) {status}; {go_on}, {left} in all"),
         }
         true
+    }
+    fn tell_of_loss(&mut self, end: Ended) {
+        self.lost.push(end);
+        let is_final = self.config.is_final(end.status);
+        self.nodes.tell(Word::Lost { failure: self.failure(end), is_final });
+    }
+
+    /// Another one has failed after the council has stopped all. It may do so before it has heard that the ranks had met, and then
+    /// this one is lost like those before it.
+    pub(super) fn tell_of_one_more(&mut self, end: Ended) {
+        if self.are_lost_here() && !end.told && self.signal.is_none() {
+            self.tell_of_loss(end);
+        }
+    }
+
+    /// The council decides what it means that ranks are lost.
+    fn are_lost_here(&self) -> bool {
+        self.config.nodes > 1 && self.config.elastic.is_some()
+    }
+
+    /// All ranks of this node have ended by themselves, and of those that have failed the council has been told. It may still hear
+    /// from another node that they had met: then the others go on, and so this launcher says nothing more of them.
+    pub(super) fn is_for_the_council(&self) -> bool {
+        let is_known =
+            |end: &Ended| end.status.success() || self.lost.iter().any(|lost| lost.rank == end.rank);
+        let is_undisturbed = self.stopped_by().is_none() && self.output_error.is_none();
+        let by_themselves = self.workers.list.iter().all(|worker| !worker.told);
+        // What was lost while the others went on, this launcher has to weigh against what has ended the job.
+        let is_open = !self.gone_on || self.ended.iter().all(|end| end.status.success());
+        self.are_lost_here() && is_undisturbed && by_themselves && is_open && self.ended.iter().all(is_known)
+    }
+
+    /// What the lost ones have written last; not more of each than a message has room for.
+    pub(super) fn tell_last_lines(&self, mut tails: Vec<VecDeque<String>>) {
+        for rank in self.lost.iter().map(|lost| lost.rank) {
+            let tail = tails.get_mut(self.local_rank(rank)).map(std::mem::take).unwrap_or_default();
+            if !tail.is_empty() {
+                self.nodes.tell(Word::LastLines { rank, lines: tail.into() });
+            }
+        }
     }
 }

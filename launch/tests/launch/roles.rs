@@ -17,6 +17,7 @@ use signal_hook::iterator::Signals;
 
 use crate::elastic;
 use crate::job::{RANKS, ROLE};
+use crate::nodes;
 use crate::warnings::Warnings;
 
 /// Not a test by itself: the entry of launchers and ranks.
@@ -71,6 +72,7 @@ fn launch(role: &str, ranks: usize) {
         "no room" => no_room(&plain),
         "notes" => return notes(&plain),
         "twice" => return twice(&plain),
+        _ if role.starts_with("two nodes: ") => nodes::launch(role),
         _ => plain,
     };
     finish(&spawn(&config));
@@ -190,6 +192,7 @@ fn play(role: &str, rank: usize) {
         "all but one fail after lines" => elastic::all_but_one_fail(rank, 100),
         "fail before the newcomer is in" => elastic::fail_before_the_newcomer_is_in(rank),
         "early" => early(rank),
+        "two nodes: late" | "two nodes: late, elastic" => nodes::late(rank),
         "handler" | "hurry" => handler(rank, role == "handler"),
         "talk" => loop {
             println!("rank {rank} goes on");

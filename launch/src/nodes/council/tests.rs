@@ -29,6 +29,7 @@ fn told(orders: &Orders) -> Vec<String> {
         Order::Stop => "stop".into(),
         Order::GoOn(what) => what.clone(),
         Order::HasEnded(rank) => format!("ended {rank}"),
+        Order::IsMissed { rank, host } => format!("missed {rank} of {host}"),
         Order::Again { reason, restart, of } => format!("again {restart}/{of}: {reason}"),
         Order::Over(verdict) => format!("over: {verdict:?}"),
     };
@@ -59,7 +60,8 @@ fn a_failure_stops_the_others_and_all_start_again_as_often_as_they_may() {
     let mut council = council(2, 1);
     let now = Instant::now();
     start(&mut council);
-    assert_eq!(told(&council.hear(1, Word::Failing, now)), ["0 stop", "1 stop"]);
+    let failing = Word::Failing { rank: 3, status: SIGKILL };
+    assert_eq!(told(&council.hear(1, failing, now)), ["0 stop", "1 stop", "0 missed 3 of h1"]);
     assert_eq!(told(&council.hear(1, failed(3, SIGKILL, 5), now)), ["0 stop"]);
     let again = "again 1/1: rank 3 (pid 9, node 1, host h1) was killed by signal SIGKILL";
     let orders = council.hear(0, failed(0, ExitKind::Code(75), 3), now);
@@ -259,7 +261,8 @@ fn with_too_few_all_start_again_where_all_launchers_are_there() {
     assert!(again[0].starts_with("0 again 1/1: rank 3 (pid 9, node 1, host h1)"), "{again:?}");
     // The next round begins with all.
     (0..3).for_each(|node| drop(council.hear(node, ready_with(node, Some(5)), now)));
-    assert!(told(&council.hear(2, lost(5), now)) == ["0 stop", "1 stop", "2 stop"], "before they have met");
+    let stop = ["0 stop", "1 stop", "2 stop", "0 missed 5 of h2"];
+    assert!(told(&council.hear(2, lost(5), now)) == stop, "before they have met");
 
     let mut council = elastic(3, 1);
     council.hear(2, Word::Gone, now);
@@ -306,7 +309,7 @@ fn one_that_was_lost_before_the_ranks_were_heard_to_have_met_is_lost_like_a_late
     assert_eq!(told(&council.hear(1, lost(3), now)), all_go_on(go_on));
     // Nobody has.
     let mut council = before_they_met(2);
-    assert_eq!(told(&council.hear(1, lost(3), now)), ["0 stop", "1 stop"]);
+    assert_eq!(told(&council.hear(1, lost(3), now)), ["0 stop", "1 stop", "0 missed 3 of h1"]);
     assert_eq!(told(&council.hear(0, met(&[]), now)), all_go_on(go_on));
     assert!(council.hear(1, met(&[]), now).is_empty());
     assert!(council.hear(0, Word::Ended(Ending::Done), now).is_empty());
@@ -314,7 +317,7 @@ fn one_that_was_lost_before_the_ranks_were_heard_to_have_met_is_lost_like_a_late
     assert_eq!(over, ["0 over: Done", "1 over: Done"]);
     // Too few are left.
     let mut council = before_they_met(4);
-    assert_eq!(council.hear(1, lost(3), now).len(), 2);
+    assert_eq!(council.hear(1, lost(3), now).len(), 3);
     assert!(council.hear(0, met(&[]), now).is_empty());
     assert_eq!(council.hear(0, failed(0, ExitKind::Code(75), 0), now).len(), 1);
     let over = told(&council.hear(1, failed(3, SIGKILL, 9), now));
@@ -334,11 +337,46 @@ fn a_node_that_was_lost_before_the_ranks_were_heard_to_have_met_as_well() {
 
     // One that has lost its ranks has nothing to stop, and hears the end.
     let mut council = before_they_met(1);
-    assert_eq!(council.hear(1, lost(3), now).len(), 2);
-    assert_eq!(told(&council.hear(1, lost(2), now)), ["0 stop"]);
+    assert_eq!(council.hear(1, lost(3), now).len(), 3);
+    assert_eq!(told(&council.hear(1, lost(2), now)), ["0 stop", "0 missed 2 of h1"]);
     assert_eq!(told(&council.hear(1, Word::Ended(Ending::Done), now)), ["0 stop"]);
     assert_eq!(told(&council.hear(0, met(&[]), now)).len(), 4);
     assert_eq!(told(&council.hear(0, Word::Ended(Ending::Done), now)), ["0 over: Done", "1 over: Done"]);
+}
+
+#[test]
+fn the_last_lines_of_the_first_cause_come_when_they_are_all_there() {
+    let now = Instant::now();
+    let mut council = before_they_met(2);
+    council.hear(1, lost(3), now);
+    council.hear(1, lost(2), now);
+    for rank in [3, 2, 7] {
+        let lines = vec![format!("of {rank}")];
+        assert!(council.hear(1, Word::LastLines { rank, lines }, now).is_empty());
+    }
+    // No node speaks for the ranks of another one.
+    council.hear(0, Word::LastLines { rank: 3, lines: vec![] }, now);
+    council.hear(1, Word::Ended(Ending::Done), now);
+    let orders = council.hear(0, Word::Ended(Ending::Done), now);
+    assert_eq!(orders.len(), 2);
+    for (_, order) in orders {
+        let Order::Over(Verdict::Failed(failure)) = order else { panic!() };
+        assert_eq!(
+            (failure.rank, failure.also_failed, failure.stderr_tail),
+            (3, 1, vec!["of 3".to_string()])
+        );
+    }
+}
+
+#[test]
+fn who_blames_another_rank_or_is_of_the_first_node_is_not_missed() {
+    let now = Instant::now();
+    let stop = ["0 stop", "1 stop"];
+    for (node, rank, status) in [(1, 3, ExitKind::Code(75)), (0, 1, SIGKILL), (1, 0, SIGKILL)] {
+        let mut council = council(2, 0);
+        start(&mut council);
+        assert_eq!(told(&council.hear(node, Word::Failing { rank, status }, now)), stop);
+    }
 }
 
 #[test]
@@ -421,7 +459,7 @@ proptest! {
                             runs[to] = false;
                             words.push_back((to, failed(to, ExitKind::Code(75), 0)));
                         }
-                        Order::Stop | Order::GoOn(_) | Order::HasEnded(_) => {}
+                        Order::Stop | Order::GoOn(_) | Order::HasEnded(_) | Order::IsMissed { .. } => {}
                         Order::Again { .. } => words.push_back(ready(to)),
                         Order::Over(verdict) => ends[to].push(verdict),
                     }
