@@ -12,7 +12,7 @@ use comm::{Error, Result};
 
 use super::environment::Job;
 use super::nodes;
-use crate::SpawnConfig;
+use crate::{MasterPort, SpawnConfig};
 
 /// The rank that has ended.
 #[derive(Debug)]
@@ -34,8 +34,15 @@ pub(super) struct Herald {
 }
 
 impl Herald {
-    /// Begins to tell it.
-    pub(super) fn start(config: &SpawnConfig, job: &Job, death: Death, time: Duration) -> Result<Self> {
+    /// Begins to tell it, where nothing is told yet. Other programs than ours may have something else to listen to at that port.
+    pub(super) fn announce(told: &mut Option<Self>, config: &SpawnConfig, job: &Job, death: Death) {
+        if config.port_kind == MasterPort::Inherited && told.is_none() {
+            let herald = Self::start(config, job, death, config.grace);
+            *told = herald.inspect_err(|error| tracing::debug!("{error}")).ok();
+        }
+    }
+
+    fn start(config: &SpawnConfig, job: &Job, death: Death, time: Duration) -> Result<Self> {
         let Death { rank, host, leader_has_ended } = death;
         let failed =
             |reason: &dyn std::fmt::Display| Error::system("telling the ranks that one has ended", reason);

@@ -134,6 +134,8 @@ pub fn spawn(config: &SpawnConfig) -> Result<Vec<Option<String>>> {
         inbox: event::Inbox::new(events),
         events: sender,
         signal: None,
+        job: None,
+        herald: None,
         lost_log: None,
     }
     .run()

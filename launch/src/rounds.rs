@@ -10,6 +10,7 @@ use super::elastic::JobFolder;
 use super::environment::Job;
 use super::event::{Event, Inbox};
 use super::forward::Output;
+use super::herald::{Death, Herald};
 use super::master::Master;
 use super::nodes;
 use super::nodes::Nodes;
@@ -30,6 +31,10 @@ pub(super) struct Rounds<'a> {
     pub(super) events: Sender<Event>,
     /// The signal that came while there were no ranks here.
     pub(super) signal: Option<i32>,
+    /// The last round's.
+    pub(super) job: Option<Job>,
+    /// Tells ranks of other nodes that are about to meet of one that has ended.
+    pub(super) herald: Option<Herald>,
     /// Why a log of this or an earlier round does not have all that a rank has printed.
     pub(super) lost_log: Option<Error>,
 }
@@ -37,6 +42,8 @@ pub(super) struct Rounds<'a> {
 impl Rounds<'_> {
     pub(super) fn run(mut self) -> Result<Reports> {
         loop {
+            // Its port was that of the round before.
+            self.herald = None;
             let master = self.open().inspect_err(|error| {
                 self.nodes.tell(Word::Ended(Ending::Stopped(error.to_string())));
             })?;
@@ -60,9 +67,9 @@ impl Rounds<'_> {
                 | Order::IsMissed { .. }
                 | Order::Again { .. } => continue,
             };
-            // It tells the ranks of other nodes until all have ended.
-            let Finished { result, failed_at, lost_log, herald: _herald } =
+            let Finished { result, failed_at, lost_log, herald } =
                 self.round(&round, master).unwrap_or_else(Finished::of);
+            self.herald = herald;
             self.lost_log = self.lost_log.take().or(lost_log);
             self.nodes.tell(Word::Ended(self.ending(&result, failed_at)));
             match self.order()? {
@@ -95,11 +102,12 @@ impl Rounds<'_> {
             }
             _ => job,
         };
+        let job: &Job = self.job.insert(job);
         // Dropped last: what it ends has lost its rank by then.
         let _warden = config.sweep.then(|| Warden::start(job.spawn_id())).transpose()?;
-        let mut workers = start::start(config, &job, master, &self.events)?;
-        let output = Output::start(&mut workers, config, &job, &self.events)?;
-        Ok(Supervisor::new((config, &job), workers, output, &mut self.inbox, &self.nodes).run())
+        let mut workers = start::start(config, job, master, &self.events)?;
+        let output = Output::start(&mut workers, config, job, &self.events)?;
+        Ok(Supervisor::new((config, job), workers, output, &mut self.inbox, &self.nodes).run())
     }
 
     fn ending(&self, result: &Result<Reports>, failed_at: Option<Instant>) -> Ending {
@@ -125,7 +133,8 @@ impl Rounds<'_> {
         let (mut look, mut waited) = (next_look(), Duration::ZERO);
         loop {
             match self.inbox.kept_or_next(look) {
-                Some(Event::Order(Order::Stop | Order::HasEnded(_) | Order::IsMissed { .. })) => {}
+                Some(Event::Order(Order::Stop | Order::HasEnded(_))) => {}
+                Some(Event::Order(Order::IsMissed { rank, host })) => self.announce(rank, host),
                 Some(Event::Order(Order::GoOn(what))) => tracing::warn!("{what}"),
                 Some(Event::Order(order)) => return Ok(order),
                 // The second one: at once.
@@ -144,6 +153,14 @@ impl Rounds<'_> {
                     look = next_look();
                 }
             }
+        }
+    }
+
+    /// This rank of another node has ended after all of this one, which is the first.
+    fn announce(&mut self, rank: usize, host: String) {
+        if let Some(job) = &self.job {
+            let death = Death { rank, host, leader_has_ended: true };
+            Herald::announce(&mut self.herald, self.config, job, death);
         }
     }
 

@@ -16,8 +16,8 @@ use super::forward::{Captured, Output};
 use super::herald::{Death, Herald};
 use super::nodes::{self, Nodes};
 use super::start::{Worker, Workers};
+use crate::SpawnConfig;
 use crate::nodes::{Order, Word};
-use crate::{MasterPort, SpawnConfig};
 
 /// Between SIGTERM and SIGKILL.
 const TERM_TIME: Duration = Duration::from_millis(300);
@@ -222,10 +222,24 @@ impl<'a> Supervisor<'a> {
                 self.nodes.tell(Word::Failing { rank, status });
             }
             self.announce_own(end);
-        } else if self.stage == Stage::Grace {
-            self.tell_of_one_more(end);
+        } else if self.stage == Stage::Grace && !end.told {
+            self.fails_too(end);
         }
         Ok(())
+    }
+
+    /// Another one has failed, which the first one may have blamed: so it is this one that is missed. On several nodes the council may
+    /// also still hear that the ranks had met before, and then this one is lost like the first one.
+    fn fails_too(&mut self, end: Ended) {
+        let Ended { rank, status, .. } = end;
+        if self.are_lost_here() {
+            self.tell_of_loss(end);
+        } else if self.config.nodes > 1 {
+            self.nodes.tell(Word::Failing { rank, status });
+        }
+        if !self.met {
+            self.announce_own(end);
+        }
     }
 
     /// Who blames another one has met it, or has told so.
@@ -235,17 +249,12 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Ranks that are about to meet would wait for one that has ended. Other programs than ours may have something else to listen to
-    /// at that port.
+    /// Ranks that are about to meet would wait for one that has ended.
     fn announce(&mut self, rank: usize, host: String) {
-        if self.config.port_kind != MasterPort::Inherited || self.herald.is_some() {
-            return;
-        }
         let is_gone = |worker: &Worker| worker.rank == 0 && worker.ended.is_some();
         let leader_has_ended = self.workers.list.iter().any(is_gone);
-        let ended = Death { rank, host, leader_has_ended };
-        let herald = Herald::start(self.config, self.job, ended, self.grace);
-        self.herald = herald.inspect_err(|error| tracing::debug!("{error}")).ok();
+        let death = Death { rank, host, leader_has_ended };
+        Herald::announce(&mut self.herald, self.config, self.job, death);
     }
 
     /// Nobody has asked the ranks to end.

@@ -193,7 +193,7 @@ impl Council {
     fn is_missed(&self, node: usize, rank: usize, status: ExitKind) -> Option<(usize, Order)> {
         let is_its_own = rank.checked_div(self.local_world_size()) == Some(node);
         let by_itself = status != ExitKind::Code(EXIT_PEER_FAILED) && !self.losses.has_met();
-        let is_elsewhere = node > 0 && self.stages[0] == Stage::Running;
+        let is_elsewhere = node > 0 && matches!(self.stages[0], Stage::Running | Stage::Ended);
         let host = || self.names[node].host.clone();
         (is_its_own && by_itself && is_elsewhere).then(|| (0, Order::IsMissed { rank, host: host() }))
     }

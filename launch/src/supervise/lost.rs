@@ -114,22 +114,14 @@ impl Supervisor<'_> {
         }
         true
     }
-    fn tell_of_loss(&mut self, end: Ended) {
+    pub(super) fn tell_of_loss(&mut self, end: Ended) {
         self.lost.push(end);
         let is_final = self.config.is_final(end.status);
         self.nodes.tell(Word::Lost { failure: self.failure(end), is_final });
     }
 
-    /// Another one has failed after the council has stopped all. It may do so before it has heard that the ranks had met, and then
-    /// this one is lost like those before it.
-    pub(super) fn tell_of_one_more(&mut self, end: Ended) {
-        if self.are_lost_here() && !end.told && self.signal.is_none() {
-            self.tell_of_loss(end);
-        }
-    }
-
     /// The council decides what it means that ranks are lost.
-    fn are_lost_here(&self) -> bool {
+    pub(super) fn are_lost_here(&self) -> bool {
         self.config.nodes > 1 && self.config.elastic.is_some()
     }
 

@@ -1,5 +1,6 @@
 //! Launchers of two nodes, as threads of one process.
 
+use std::path::PathBuf;
 use std::process::exit;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,12 @@ const FOLDER: &str = "LAUNCH_TEST_FOLDER";
 /// After this long a test has failed; nothing takes nearly as long.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// Rank 2 fails, and then the first one, which had come to the meeting.
+const MISSED: &str = "two nodes: late, missed";
+/// The first rank fails, and is seen to end after one that blames it.
+const FIRST: &str = "two nodes: late, first";
+/// Rank 2 is seen to end after all ranks of the first node, which blame it.
+const AFTER_ALL: &str = "two nodes: late, after all";
 /// The last rank of its node fails, and its launcher is told to stop when it has no ranks any more.
 const ALONE: &str = "[ $RANK = 1 ] || exec sleep 1000; echo why >&2; exit 7";
 /// All ranks of the second node are killed, one after the launcher was told to stop because of the other; only then the others tell
@@ -33,9 +40,7 @@ pub(crate) fn launch(role: &str) -> ! {
     let (ranks, min, script) = match role {
         "two nodes: alone" => (2, Some(2), Some(ALONE)),
         "two nodes: two lost" => (4, Some(2), Some(TWO_LOST)),
-        "two nodes: late" => (4, None, None),
-        "two nodes: late, elastic" => (4, Some(2), None),
-        other => panic!("no role {other}"),
+        role => (4, role.ends_with(", elastic").then_some(2), None),
     };
     let port = free_port();
     let config = |node_rank| SpawnConfig {
@@ -62,21 +67,41 @@ pub(crate) fn launch(role: &str) -> ! {
     exit(0)
 }
 
-/// Rank 2 fails, and so there is no group. Those that come when the first one has ended for that learn of it as well.
-pub(crate) fn late(rank: usize) {
-    let file = std::path::Path::new(&std::env::var_os(FOLDER).unwrap()).join("first");
-    match rank {
-        0 => {
-            let whole = file.with_extension("whole");
-            std::fs::write(&whole, std::process::id().to_string()).unwrap();
-            std::fs::rename(whole, file).unwrap();
+/// One rank fails, so that there is no group, at which moment the first one has come to the meeting, or others have ended as ranks do
+/// that blame another one. Who comes only when the first one has ended learns of it as well.
+pub(crate) fn late(role: &str, rank: usize) {
+    let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
+    let file = |rank: usize| folder.join(rank.to_string());
+    let whole = file(rank).with_extension("whole");
+    std::fs::write(&whole, std::process::id().to_string()).unwrap();
+    std::fs::rename(whole, file(rank)).unwrap();
+    let process = |rank| Pid::from_raw(std::fs::read_to_string(file(rank)).ok()?.parse().ok()?);
+    // Its launcher has seen it.
+    let end_of = |rank| {
+        wait(|| process(rank).is_some());
+        wait(|| process(rank).is_none_or(|pid| test_kill_process(pid).is_err()));
+    };
+    let fail = || {
+        // What its launcher makes of the ends before this one, it has told the other.
+        std::thread::sleep(Duration::from_millis(300));
+        exit(3)
+    };
+    match (role.trim_end_matches(", elastic"), rank) {
+        (MISSED, 2) => exit(3),
+        (MISSED, 0) => {}
+        (FIRST, 1) => exit(EXIT_PEER_FAILED),
+        (FIRST, 0) => {
+            end_of(1);
+            fail()
         }
-        2 => exit(3),
-        _ => {
-            let first = || Pid::from_raw(std::fs::read_to_string(&file).ok()?.parse().ok()?);
-            wait(|| first().is_some());
-            wait(|| first().is_none_or(|pid| test_kill_process(pid).is_err()));
+        (AFTER_ALL, 0 | 1) => exit(EXIT_PEER_FAILED),
+        (AFTER_ALL, 2) => {
+            end_of(0);
+            end_of(1);
+            fail()
         }
+        (AFTER_ALL, _) => end_of(2),
+        _ => end_of(0),
     }
     eprintln!("RANK {rank}: {}", Tcp::connect(&TcpConfig::from_env().unwrap()).unwrap_err());
     exit(EXIT_PEER_FAILED)
@@ -117,15 +142,29 @@ fn all_ranks_of_a_node_may_be_lost_before_the_launchers_hear_that_they_have_met(
     }
 }
 
-#[test]
-fn who_comes_late_to_the_meeting_learns_whom_all_miss_be_it_of_another_node() {
-    for role in ["two nodes: late", "two nodes: late, elastic"] {
-        let said = said(role);
-        for rank in [0, 1, 3] {
-            assert!(said.contains(&format!("RANK {rank}: rank 2 (host ")), "{role}: {said}");
+fn all_learn_of(missed: usize, role: &str, late: &[usize]) {
+    for role in [role.to_string(), format!("{role}, elastic")] {
+        let said = said(&role);
+        for rank in late {
+            assert!(said.contains(&format!("RANK {rank}: rank {missed} (host ")), "{role}: {said}");
         }
         for node in 0..2 {
-            assert!(said.contains(&format!("NODE {node}: rank 2 (pid ")), "{role}: {said}");
+            assert!(said.contains(&format!("NODE {node}: rank {missed} (pid ")), "{role}: {said}");
         }
     }
+}
+
+#[test]
+fn who_comes_late_to_the_meeting_learns_whom_all_miss_be_it_of_another_node() {
+    all_learn_of(2, MISSED, &[0, 1, 3]);
+}
+
+#[test]
+fn be_it_the_first_rank_that_was_seen_to_end_after_those_that_blame_it() {
+    all_learn_of(0, FIRST, &[2, 3]);
+}
+
+#[test]
+fn be_it_when_all_ranks_of_the_first_node_have_ended() {
+    all_learn_of(2, AFTER_ALL, &[3]);
 }

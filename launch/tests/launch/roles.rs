@@ -192,7 +192,7 @@ fn play(role: &str, rank: usize) {
         "all but one fail after lines" => elastic::all_but_one_fail(rank, 100),
         "fail before the newcomer is in" => elastic::fail_before_the_newcomer_is_in(rank),
         "early" => early(rank),
-        "two nodes: late" | "two nodes: late, elastic" => nodes::late(rank),
+        _ if role.starts_with("two nodes: late") => nodes::late(role, rank),
         "handler" | "hurry" => handler(rank, role == "handler"),
         "talk" => loop {
             println!("rank {rank} goes on");
