@@ -23,7 +23,7 @@ use crate::interrupt;
 use crate::language::{self, FinetuneOptions, PretrainOptions};
 use crate::launch::{self, LaunchOptions};
 use crate::plan::{self, PlanOptions};
-use crate::text::{EvaluateOptions, GenerateOptions};
+use crate::text::{EvaluateOptions, GenerateOptions, TokenizeOptions};
 
 // The feature that it is named for in Cargo.toml gives candle's matrix products AVX-512.
 use gemm as _;
@@ -68,6 +68,8 @@ enum Command {
     Generate(GenerateOptions),
     /// How well a model of a Hugging Face folder predicts a text: loss and perplexity
     Evaluate(EvaluateOptions),
+    /// Text, or conversations, to a file of tokens to train on
+    Tokenize(TokenizeOptions),
     /// Start any program as ranks on this machine, or on several, as torchrun does
     Launch(LaunchOptions),
     /// How long collectives take, by size
@@ -94,6 +96,7 @@ impl Command {
             Command::Finetune(options) => language::run(options),
             Command::Generate(options) => options.run(),
             Command::Evaluate(options) => options.run(),
+            Command::Tokenize(options) => options.run(),
             Command::Launch(options) => launch::run(options),
             Command::CommBench(options) => comm_bench::run(options),
             Command::Plan(options) => plan::run(options),

@@ -83,7 +83,7 @@ pub(crate) fn check_folder(folder: &Path) -> std::io::Result<()> {
 }
 
 /// The same for two paths that name one regular file; `None` for devices and pipes, which several may share.
-fn place(path: &Path) -> Option<PathBuf> {
+pub(crate) fn place(path: &Path) -> Option<PathBuf> {
     match fs::metadata(path) {
         Ok(found) if !found.is_file() => None,
         Ok(_) => path.canonicalize().ok(),

@@ -24,9 +24,26 @@ const END: &str = "end";
 #[derive(Debug)]
 pub(crate) struct Progress {
     shown: Shown,
+    unit: Unit,
     total: usize,
     steps: usize,
     next: Instant,
+}
+
+/// What is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unit {
+    Steps,
+    Megabytes,
+}
+
+impl Unit {
+    fn say(self, done: u64, total: u64) -> String {
+        match self {
+            Self::Steps => format!("step {done} of {total}"),
+            Self::Megabytes => format!("{done} of {total} MB"),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -44,12 +61,19 @@ impl Progress {
             (false, true) => Shown::Here(None),
             (false, false) => Shown::Nowhere,
         };
-        Self { shown, total, steps: 0, next: Instant::now() + QUIET }
+        Self { shown, unit: Unit::Steps, total, steps: 0, next: Instant::now() + QUIET }
+    }
+
+    /// Of a process that reads so much.
+    pub(crate) fn of_megabytes(total: usize) -> Self {
+        let mut progress = Self::new(total);
+        progress.unit = Unit::Megabytes;
+        progress
     }
 
     /// For a run that somebody else shows.
     pub(crate) fn nowhere() -> Self {
-        Self { shown: Shown::Nowhere, total: 0, steps: 0, next: Instant::now() }
+        Self { shown: Shown::Nowhere, unit: Unit::Steps, total: 0, steps: 0, next: Instant::now() }
     }
 
     /// So many steps were taken before.
@@ -59,7 +83,12 @@ impl Progress {
 
     /// One step more. Where nothing is shown, that is an addition; else it is a look at the clock, most times.
     pub(crate) fn step(&mut self) {
-        self.steps += 1;
+        self.reach(self.steps + 1);
+    }
+
+    /// So many steps are done.
+    pub(crate) fn reach(&mut self, steps: usize) {
+        self.steps = steps;
         if matches!(self.shown, Shown::Nowhere) {
             return;
         }
@@ -72,7 +101,7 @@ impl Progress {
             Shown::Nowhere => {}
             Shown::Here(bar) => {
                 let begin = || {
-                    let bar = new_bar(self.total as u64);
+                    let bar = new_bar(self.unit, self.total as u64);
                     *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
                     bar
                 };
@@ -119,29 +148,27 @@ impl Drop for Progress {
     }
 }
 
-fn new_bar(total: u64) -> ProgressBar {
+fn new_bar(unit: Unit, total: u64) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
     // The template is known to be good; a bar of another style would do as well.
     let Ok(style) = ProgressStyle::with_template("{line}") else { return bar };
-    bar.with_style(style.with_key("line", |state: &ProgressState, to: &mut dyn std::fmt::Write| {
+    bar.with_style(style.with_key("line", move |state: &ProgressState, to: &mut dyn std::fmt::Write| {
         // Looked at each time: somebody may change the size of the terminal.
         let (_, columns) = Term::stderr().size();
         let left = HumanDuration(state.eta());
-        let line = line(usize::from(columns), (state.pos(), state.len().unwrap_or(0)), &format!("{left:#}"));
+        let words = unit.say(state.pos(), state.len().unwrap_or(0));
+        let line =
+            line(usize::from(columns), (state.pos(), state.len().unwrap_or(0)), &words, &format!("{left:#}"));
         // It is written to memory.
         let _ = to.write_str(&line);
     }))
 }
 
 /// What is shown on a terminal of so many columns; never more, for a line that wraps could not be taken away again.
-fn line(columns: usize, (done, total): (u64, u64), left: &str) -> String {
+fn line(columns: usize, (done, total): (u64, u64), words: &str, left: &str) -> String {
     let part = |whole: u64| whole * done.min(total) / total.max(1);
     let percent = format!("{:>3} %", part(100));
-    let texts = [
-        format!("{percent}  step {done} of {total}, {left} left"),
-        format!("{percent}  step {done} of {total}"),
-        percent,
-    ];
+    let texts = [format!("{percent}  {words}, {left} left"), format!("{percent}  {words}"), percent];
     // Some terminals go on to the next line once the last column is written.
     let room = columns.saturating_sub(1);
     let text = texts.into_iter().find(|text| text.len() <= room).unwrap_or_default();
@@ -170,12 +197,12 @@ mod tests {
             (5, ""),
             (0, ""),
         ] {
-            let line = line(columns, (15_000, 30_000), "12s");
+            let line = line(columns, (15_000, 30_000), &Unit::Steps.say(15_000, 30_000), "12s");
             assert_eq!(line, expected);
             assert!(line.is_empty() || line.chars().count() < columns, "{columns}");
         }
         for (at, expected) in [((0, 0), "░░░░   0 %"), ((7, 5), "████ 100 %")] {
-            assert_eq!(line(11, at, "0s"), expected);
+            assert_eq!(line(11, at, &Unit::Megabytes.say(at.0, at.1), "0s"), expected);
         }
     }
 }
@@ -207,7 +234,7 @@ impl Notes for RanksBar {
         // Whatever else a program tells is not for this bar.
         let Some((Ok(steps), Ok(total))) = numbers else { return };
         let mut bar = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        bar.get_or_insert_with(|| new_bar(total)).set_position(steps);
+        bar.get_or_insert_with(|| new_bar(Unit::Steps, total)).set_position(steps);
     }
 
     fn aside(&self, write: &mut dyn FnMut()) {

@@ -1,7 +1,9 @@
-//! `generate` and `evaluate`: what a language model of a Hugging Face folder writes, and how well it predicts a text.
+//! `generate`, `evaluate` and `tokenize`: what a language model of a Hugging Face folder writes, how well it predicts a text, and text
+//! to tokens.
 
 mod evaluate;
 mod generate;
+mod tokenize;
 
 use std::path::{Path, PathBuf};
 
@@ -12,6 +14,7 @@ use training::build::Builder;
 
 pub use evaluate::EvaluateOptions;
 pub use generate::GenerateOptions;
+pub use tokenize::{MadeTokenizer, TokenizeOptions};
 
 use crate::error::{Error, Result};
 use crate::options::PrecisionOption;
@@ -25,7 +28,7 @@ pub enum WeightsDtype {
     Bf16,
 }
 
-/// Options of both commands.
+/// Options of `generate` and `evaluate`.
 #[derive(Debug, Clone, Args)]
 pub struct ModelOptions {
     /// Folder with config.json, safetensors and tokenizer.json, as transformers writes it: Llama, Mistral, Qwen2.5, Qwen3 or GPT-2

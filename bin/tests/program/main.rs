@@ -24,3 +24,4 @@ mod report;
 mod sampler;
 mod tensor_parallel;
 mod text;
+mod tokenize;

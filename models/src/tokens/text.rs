@@ -11,9 +11,9 @@ use crate::{Error, Result};
 use super::Chat;
 
 /// Bytes of text that are made tokens of at once, about.
-const PIECE: usize = 1 << 20;
+const PIECE: usize = 1 << 18;
 /// As far as the end of a line is looked for.
-const LONGEST_PIECE: usize = 16 * PIECE;
+const LONGEST_PIECE: usize = 64 * PIECE;
 /// The longest line of JSON.
 const LONGEST_LINE: u64 = 256 << 20;
 
@@ -70,10 +70,15 @@ impl TextSource {
     /// Opens a file. `field` is where a line of JSON has its text or conversation.
     ///
     /// # Errors
-    /// A file that cannot be read or is no regular file; a field for a file that is not of JSON lines.
+    /// A file that cannot be read or is no regular file, or is of Parquet.
     pub fn open(path: &Path, field: Option<&str>) -> Result<Self> {
         let file = training::open_input(path).map_err(Error::io("read", path))?;
         let bytes = file.metadata().map_err(Error::io("read", path))?.len();
+        if path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("parquet")) {
+            let problem =
+                "Parquet is not read here; write it as JSON lines, as `to_json` of datasets or pandas does";
+            return Err(Error::Format { path: path.into(), problem: problem.into() });
+        }
         let kind = match is_lines(path) {
             true => Kind::Lines { line: 0, field: field.map(str::to_string) },
             false => Kind::Plain { rest: Vec::new(), begun: false },
@@ -244,7 +249,7 @@ mod tests {
         let path = folder.path().join("text");
         let (line, blank) = ("é".repeat(40_000) + "\n", "x\n\n  \n");
         let lines = [line.repeat(30), blank.into(), "y\n".into(), line.repeat(50), "z".into()].concat();
-        for text in [lines, "é".repeat(20 * PIECE) + "end", "short".into(), "\n".repeat(3 * PIECE)] {
+        for text in [lines, "é".repeat(80 * PIECE) + "end", "short".into(), "\n".repeat(3 * PIECE)] {
             std::fs::write(&path, &text).unwrap();
             let mut source = TextSource::open(&path, None).unwrap();
             let pieces = texts(&mut source);

@@ -1,0 +1,153 @@
+//! `tokenize`: text to a token file.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::{Args, ValueEnum};
+use models::Tokenizer;
+use models::tokens::{ChatTemplate, Piece, TextEncoder, TextSource, TokenFile, TokenWriter};
+
+use crate::console::say;
+use crate::error::{Error, Result};
+use crate::outputs;
+use crate::progress::Progress;
+use crate::weights;
+
+/// Bytes that the bar counts as one.
+const MEGABYTE: u64 = 1_000_000;
+
+/// Tokenizers that need no folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MadeTokenizer {
+    /// A token for each byte.
+    Bytes,
+    /// A token for each character that the files have.
+    Characters,
+}
+
+/// Options of `tokenize`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+A .jsonl, .ndjson or .json file has one JSON object a line, each a document: a text in its field
+`text`, or a conversation in its field `messages`, which the chat template of --model writes and of
+which the assistant's answers alone are trained on. Any other file is one document, text in UTF-8.
+The token that ends a text follows each text.
+
+Training commands take the text itself, too, and make tokens of it at each start.")]
+pub struct TokenizeOptions {
+    /// Files with text
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+    /// Token file to write
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// Folder with tokenizer.json, and the chat template where there are conversations
+    #[arg(long, value_name = "DIR", required_unless_present = "tokenizer", conflicts_with = "tokenizer")]
+    model: Option<PathBuf>,
+    /// Tokenizer to make, where no folder has one
+    #[arg(long, value_enum, value_name = "KIND")]
+    tokenizer: Option<MadeTokenizer>,
+    /// Folder to write that tokenizer to; needed with `characters`, which no other text gives
+    #[arg(long, value_name = "DIR", conflicts_with = "model")]
+    save_tokenizer: Option<PathBuf>,
+    /// Field of JSON lines with the text or the conversation [default: text, or messages]
+    #[arg(long, value_name = "NAME")]
+    field: Option<String>,
+}
+
+impl TokenizeOptions {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// Files, a folder or a template that cannot be used; a token file that cannot be written.
+    pub fn run(&self) -> Result<()> {
+        self.check_files()?;
+        let began = Instant::now();
+        let tokenizer = self.tokenizer()?;
+        let (file, bytes) = self.write(&tokenizer)?;
+        if let Some(folder) = &self.save_tokenizer {
+            tokenizer.save(folder)?;
+        }
+        let seconds = began.elapsed().as_secs_f64();
+        say(format_args!(
+            "documents: {}, tokens: {}, bytes: {bytes}, seconds: {seconds:.1}, tokens/s: {:.0}",
+            file.documents(),
+            file.tokens(),
+            file.tokens() as f64 / seconds.max(1e-3)
+        ))
+    }
+
+    /// What would be found only after the work, or destroy what is read.
+    fn check_files(&self) -> Result<()> {
+        for path in &self.files {
+            let found = outputs::place(path);
+            if found.is_some() && found == outputs::place(&self.out) {
+                let (option, other) = ("--out", "the text".to_string());
+                return Err(Error::SameFile { option, other, path: self.out.clone() });
+            }
+            TextSource::open(path, None)?;
+        }
+        weights::check_writable(&self.out)?;
+        match (&self.save_tokenizer, self.tokenizer) {
+            (Some(folder), _) => Ok(std::fs::create_dir_all(folder)
+                .and_then(|()| outputs::check_folder(folder))
+                .map_err(|error| crate::file_error::FileError::write(folder, error))?),
+            (None, Some(MadeTokenizer::Characters)) => Err(Error::Option {
+                option: "--tokenizer",
+                got: "characters".into(),
+                help: "give --save-tokenizer DIR, too: without its tokenizer nobody can use the token file"
+                    .into(),
+            }),
+            (None, _) => Ok(()),
+        }
+    }
+
+    fn tokenizer(&self) -> Result<Tokenizer> {
+        match (&self.model, self.tokenizer) {
+            (Some(folder), _) => Ok(Tokenizer::from_folder(folder)?),
+            (None, Some(MadeTokenizer::Characters)) => {
+                let mut all = BTreeSet::new();
+                for path in &self.files {
+                    let mut source = TextSource::open(path, self.field.as_deref())?;
+                    while let Some(piece) = source.next_piece()? {
+                        if let Piece::Text { text, .. } = piece {
+                            all.extend(text.chars());
+                        }
+                    }
+                }
+                Ok(Tokenizer::characters(&all.into_iter().collect::<String>())?)
+            }
+            (None, _) => Ok(Tokenizer::bytes()?),
+        }
+    }
+
+    /// Writes the token file; and how many bytes of text were read.
+    fn write(&self, tokenizer: &Tokenizer) -> Result<(TokenFile, u64)> {
+        let template = self.model.as_deref().map(ChatTemplate::from_folder).transpose()?.flatten();
+        let encoder = TextEncoder::new(tokenizer, template)?;
+        let sources: std::result::Result<Vec<_>, models::Error> =
+            self.files.iter().map(|path| open(path, self.field.as_deref())).collect();
+        let mut sources = sources?;
+        let total: u64 = sources.iter().map(TextSource::bytes).sum();
+        let mut progress = Progress::of_megabytes((total / MEGABYTE) as usize);
+        let mut writer = TokenWriter::create(&self.out, tokenizer.len(), tokenizer.end_of_text())?;
+        let mut before = 0;
+        for source in &mut sources {
+            encoder
+                .write(source, &mut writer, |bytes| progress.reach(((before + bytes) / MEGABYTE) as usize))?;
+            before += source.bytes();
+        }
+        Ok((writer.finish()?, total))
+    }
+}
+
+/// A file with text. What is tokens already is no text.
+fn open(path: &Path, field: Option<&str>) -> std::result::Result<TextSource, models::Error> {
+    match TokenFile::open(path) {
+        Ok(_) => {
+            Err(models::Error::Format { path: path.into(), problem: "it is a token file already".into() })
+        }
+        Err(_) => TextSource::open(path, field),
+    }
+}
