@@ -4,11 +4,10 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use candle_core::{Tensor, Var};
-use training::{DeferredGrads, GradSums, activation_bytes, defer_weights};
+use training::{DeferredGrads, GradSums, activation_bytes, defer_weights, seeded};
 
 use crate::average::Average;
 use crate::links::{Links, Spec};
-use crate::seed::{seeded, share};
 use crate::stage::Stage;
 use crate::{Action, ActionKind, Error, Result, Span, Table};
 
@@ -231,4 +230,9 @@ fn alive_bytes(input: Option<&Var>, output: &Tensor) -> usize {
 fn find(stages: &[Stage], action: Action) -> Result<&Stage> {
     let found = stages.iter().find(|stage| stage.number == action.stage);
     found.ok_or_else(|| Error::BadTable { reason: format!("{action}: another rank's") })
+}
+
+/// The gradient of a micro-batch's loss: its share of the batch's mean.
+fn share(loss: &Tensor, micro_batches: usize) -> candle_core::Result<Tensor> {
+    Tensor::new(1.0 / micro_batches as f64, loss.device())?.to_dtype(loss.dtype())?.reshape(loss.shape())
 }

@@ -33,7 +33,6 @@ mod modules;
 mod news;
 mod pipeline;
 mod schedule;
-mod seed;
 mod shapes;
 mod split;
 mod stage;

@@ -42,6 +42,7 @@ mod platform;
 mod precision;
 mod product;
 mod runs;
+mod seed;
 mod sgd;
 mod state;
 mod vectors;
@@ -73,5 +74,6 @@ pub use op::{
 };
 pub use precision::{Precision, autocast, bf16_products};
 pub use runs::Runs;
+pub use seed::seeded;
 pub use sgd::{Sgd, SgdConfig};
 pub use state::{OptimizerState, named_vars};
