@@ -144,7 +144,7 @@ pub struct GradientAudit {
 /// ```
 pub fn audit(loss: &Tensor, vars: &[(String, Var)]) -> Result<GradientAudit> {
     let reached: HashSet<TensorId> = loss.sorted_nodes().iter().map(|node| node.id()).collect();
-    let grads = loss.backward()?;
+    let grads = crate::backward(loss)?;
     let floats = || vars.iter().filter(|(_, var)| var.dtype().is_float());
     let seen = floats().map(|(name, var)| (name.as_str(), var.dims(), grads.get(var).is_some()));
     let mut audit = GradientAudit::new(seen);

@@ -5,14 +5,15 @@ use candle_nn::ModuleT;
 use sampler::SharedGenerator;
 
 use crate::op::dense;
-use crate::{Error, Result};
+use crate::{Error, Result, drawn};
 
 /// In training zeroes each number with probability `p` and multiplies the others by `1 / (1 - p)`; in evaluation does nothing.
 ///
 /// The masks come from the generator, so a run is the same from run to run. Ranks that each make it from a seed of their own
 /// (say, the seed plus the rank) drop different numbers. Each forward in training draws one `next_u64` as the key of its
 /// mask, whatever the tensor's size; a mask is never stored, backward makes it anew from the key. The same
-/// generator gives the same masks on every device; they are not PyTorch's.
+/// generator gives the same masks on every device; they are not PyTorch's. What is computed again ([`recompute`](crate::recompute)) has
+/// the mask that it had.
 ///
 /// To go on from a checkpoint in the middle of a run, give the generator a seed made of the run's seed, the rank and the epoch at
 /// each epoch's start ([`Generator::manual_seed`](sampler::Generator::manual_seed)).
@@ -61,7 +62,8 @@ impl Dropout {
 
     /// Draws the key of one forward in training; no mask where nothing is dropped.
     pub(crate) fn mask(&self) -> Option<Mask> {
-        (self.p > 0.0).then(|| Mask::new(self.p, self.generator.with(|generator| generator.next_u64())))
+        let draw = || self.generator.with(|generator| generator.next_u64());
+        (self.p > 0.0).then(|| Mask::new(self.p, drawn(draw)))
     }
 }
 

@@ -102,6 +102,29 @@ pub enum Error {
         /// Which they are.
         audit: GradientAudit,
     },
+    /// Candle's own backward came to a part that is recomputed.
+    #[error(
+        "backward came to a part of the model that is computed again (training::recompute) and has {variables} variables, whose \
+         gradients `loss.backward()` cannot give: call `training::backward(&loss)` in its place, and `optimizer.step(&grads)` in place \
+         of `optimizer.backward_step(&loss)`"
+    )]
+    OutsideBackward {
+        /// How many variables there are.
+        variables: usize,
+    },
+    /// A part that is recomputed did something else the second time.
+    #[error(
+        "a part of the model that is computed again in backward (training::recompute) did not repeat itself: {what} {first}, and then \
+         {again}; it may depend on its input and on parameters alone"
+    )]
+    NotRepeated {
+        /// What differs.
+        what: &'static str,
+        /// In forward.
+        first: String,
+        /// In backward.
+        again: String,
+    },
     /// A gradient does not fit its parameter.
     #[error(
         "{optimizer}: the gradient of parameter {parameter} is {got_dtype:?} of shape {got:?}, the parameter {dtype:?} of \

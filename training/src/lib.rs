@@ -14,6 +14,7 @@
 //! - [`audit`] finds parameters that get no gradient, and says why that may be.
 //! - [`GradSums`] adds gradients of several backward passes in place.
 //! - [`defer_weights`] runs backward without the gradients of weights, and those later.
+//! - [`recompute`] runs a part of a model again in [`backward`], in place of keeping what it has computed.
 //! - [`activation_bytes`] tells what a graph holds for backward, with what operations keep to themselves ([`Kept`]).
 //! - [`tensor_header`] looks at a safetensors file before anything computes with what it says; [`open_input`] opens regular files
 //!   only, and [`AtomicFile`] leaves an older file as it was until the new one is whole.
@@ -41,6 +42,7 @@ mod op;
 mod platform;
 mod precision;
 mod product;
+mod recompute;
 mod runs;
 mod seed;
 mod sgd;
@@ -73,6 +75,7 @@ pub use op::{
     linear_no_bias, log_softmax, max_pool2d, rms_norm, softmax, swiglu,
 };
 pub use precision::{Precision, autocast, bf16_products};
+pub use recompute::{backward, drawn, recompute, recomputed_node};
 pub use runs::Runs;
 pub use seed::seeded;
 pub use sgd::{Sgd, SgdConfig};

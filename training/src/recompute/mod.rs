@@ -1,0 +1,181 @@
+//! Parts of a model that keep nothing for backward but their input, and are computed again there.
+
+mod draws;
+mod place;
+mod sink;
+
+use std::sync::{Mutex, PoisonError};
+
+use candle_core::backend::BackendStorage;
+use candle_core::{
+    CpuStorage, CudaStorage, CustomOp2, DType, Layout, MetalStorage, Result, Shape, Storage, Tensor, Var,
+    bail,
+};
+
+use crate::kept::Kept;
+use crate::{Error, Precision, autocast, seeded};
+
+pub use draws::drawn;
+pub use place::recomputed_node;
+pub use sink::backward;
+
+/// `part` of `x`, of which nothing is kept for backward but `x`: backward runs `part` once more. Losses and gradients are those of
+/// `part(x)`.
+///
+/// Backward is [`backward`], or that of a strategy (`Ddp`, `Fsdp`, `Pipeline`, `TensorParallel`). candle's own `loss.backward()` cannot
+/// give the gradients of variables that `part` uses, and fails with [`Error::OutsideBackward`].
+///
+/// `part` must do the same both times: it depends on its input and on parameters alone, and changes nothing. Random numbers of
+/// [`Dropout`](crate::Dropout) and [`attention`](crate::attention) are those of the first time, and so is [`autocast`]'s precision; other
+/// layers draw theirs by [`drawn`]. What it uses of tensors that were computed outside gets its gradient, too, but
+/// backward goes from there to the parameters by itself, once for each part that uses them: give such tensors as `x`, or compute them
+/// inside.
+///
+/// Parts may lie in one another. A view that is not contiguous is copied first.
+///
+/// # Bits
+/// Gradients are equal to the bit to those without recomputation, except of a variable that is used three times or more, some of these in
+/// a part together: its gradients are added in another order.
+///
+/// # Cost
+/// `part` forward once more, which is a third of a step where backward takes twice as long as forward; copies of `x` and of the result.
+/// While backward is in the part, all that it computes is there.
+///
+/// # Errors
+/// What `part` fails with. In backward: that, [`Error::NotRepeated`] and [`Error::OutsideBackward`].
+///
+/// ```
+/// use candle_core::{Device, Tensor, Var};
+/// use training::{activation_bytes, backward, recompute};
+///
+/// let x = Tensor::ones((64, 8), candle_core::DType::F32, &Device::Cpu)?;
+/// let weight = Var::from_tensor(&Tensor::ones((8, 8), candle_core::DType::F32, &Device::Cpu)?)?;
+/// let layer = { let weight = weight.clone(); move |x: &Tensor| x.matmul(&weight)?.tanh()?.sqr()?.exp()? * 1e-2 };
+/// let kept = (0..4).try_fold(x.clone(), |x, _| layer(&x))?.sum_all()?;
+/// let again = (0..4).try_fold(x, |x, _| recompute(&x, layer.clone()))?.sum_all()?;
+/// assert!(activation_bytes(&again, []) < activation_bytes(&kept, []) / 4);
+/// let gradients = [backward(&kept)?, backward(&again)?];
+/// let [expected, got] = gradients.map(|grads| grads.get(&weight).unwrap().to_vec2::<f32>());
+/// assert_eq!(got?, expected?);
+/// assert!(again.backward().unwrap_err().to_string().contains("training::backward"));
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # Source
+/// Chen, Xu, Zhang and Guestrin, "Training Deep Nets with Sublinear Memory Cost" (2016).
+pub fn recompute(
+    x: &Tensor,
+    part: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    let x = x.contiguous()?;
+    let (output, draws) = draws::recorded(|| part(&x.detach()))?;
+    if !output.dtype().is_float() || !(x.track_op() || output.track_op()) {
+        return Ok(output.detach());
+    }
+    // Backward comes to the part through a variable even if `x` leads to none.
+    let anchor = Var::zeros((), DType::F32, x.device())?;
+    let (bytes, kept) = (size_of_val(&*draws), Kept::default());
+    let output = Mutex::new(Some(output.detach()));
+    let segment = Segment { part, draws, precision: Precision::current(), output, _kept: kept.clone() };
+    let result = x.apply_op2(&anchor, segment)?;
+    kept.by(&result, bytes);
+    Ok(result)
+}
+
+/// A part of a model that has run.
+struct Segment<F> {
+    part: F,
+    /// The random numbers that it drew.
+    draws: Vec<u64>,
+    precision: Precision,
+    /// What it gave, until that is in the graph.
+    output: Mutex<Option<Tensor>>,
+    _kept: Kept,
+}
+
+impl<F> Segment<F> {
+    /// Calls `copy` with what the part gave, and lets go of that.
+    fn give<T>(&self, copy: impl FnOnce(&Storage, &Layout) -> Result<T>) -> Result<(T, Shape)> {
+        let output = self.output.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(output) = output else { bail!("recompute: a result is given once") };
+        let (storage, layout) = output.storage_and_layout();
+        Ok((copy(&storage, layout)?, layout.shape().clone()))
+    }
+}
+
+fn elsewhere<T>() -> Result<T> {
+    bail!("recompute: a part's input and its result must be on one device")
+}
+
+impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync> CustomOp2 for Segment<F> {
+    fn name(&self) -> &'static str {
+        "recompute"
+    }
+
+    // To the dtype that it has: a copy of what the layout shows, in the same order.
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        self.give(|output, layout| match output {
+            Storage::Cpu(output) => output.to_dtype(layout, output.dtype()),
+            _ => elsewhere(),
+        })
+    }
+
+    fn cuda_fwd(
+        &self,
+        _: &CudaStorage,
+        _: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        self.give(|output, layout| match output {
+            Storage::Cuda(output) => output.to_dtype(layout, output.dtype()),
+            _ => elsewhere(),
+        })
+    }
+
+    fn metal_fwd(
+        &self,
+        _: &MetalStorage,
+        _: &Layout,
+        _: &MetalStorage,
+        _: &Layout,
+    ) -> Result<(MetalStorage, Shape)> {
+        self.give(|output, layout| match output {
+            Storage::Metal(output) => output.to_dtype(layout, output.dtype()),
+            _ => elsewhere(),
+        })
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        _: &Tensor,
+        result: &Tensor,
+        gradient: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let _place = place::at(result.id());
+        let has_gradient = x.dtype().is_float() && x.track_op();
+        let input = if has_gradient { Some(Var::from_tensor(&x.detach())?) } else { None };
+        let x = input.as_ref().map_or_else(|| x.detach(), |input| input.as_tensor().clone());
+        let output = draws::replayed(&self.draws, || autocast(self.precision, || (self.part)(&x)))?;
+        if (output.shape(), output.dtype()) != (result.shape(), result.dtype()) {
+            let of = |tensor: &Tensor| format!("{:?} of shape {:?}", tensor.dtype(), tensor.dims());
+            let (first, again) = (of(result), of(&output));
+            return Err(Error::NotRepeated { what: "it gave", first, again }.into());
+        }
+        let root = seeded(&output, gradient.clone())?;
+        drop(output);
+        let mut gradients = sink::of_variables(&root)?;
+        drop(root);
+        let own = match &input {
+            Some(input) => Some(gradients.remove(&input.id()).map_or_else(|| input.zeros_like(), Ok)?),
+            None => None,
+        };
+        sink::leave(gradients)?;
+        Ok((own, None))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,100 @@
+//! Gradients of variables inside of parts that backward computes again: the graph of the loss does not lead to them.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use candle_core::backprop::GradStore;
+use candle_core::{Result, Tensor, TensorId};
+
+use crate::Error;
+
+/// Gradients by variable.
+type Gradients = HashMap<TensorId, Tensor>;
+
+thread_local! {
+    /// None where nobody would look into it.
+    static SINK: RefCell<Option<Gradients>> = const { RefCell::new(None) };
+}
+
+/// Backward from `loss`, with the gradients of all variables: also of those in parts that are computed again ([`recompute`]), which
+/// candle's `loss.backward()` cannot give. Without such parts it is the same.
+///
+/// [`recompute`]: crate::recompute
+///
+/// # Cost
+/// That of candle's backward, and one sum for each variable that has gradients inside of parts and outside.
+///
+/// # Errors
+/// What candle's backward fails with.
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use training::{backward, recompute};
+///
+/// let (x, weight) = (Var::new(&[3f32], &Device::Cpu)?, Var::new(&[2f32], &Device::Cpu)?);
+/// let factor = weight.clone();
+/// let loss = (recompute(&x, move |x| x * factor.as_tensor())? * weight.as_tensor())?.sum_all()?;
+/// let grads = backward(&loss)?;
+/// assert_eq!(grads.get(&weight).unwrap().to_vec1::<f32>()?, [12.0]);
+/// assert_eq!(grads.get(&x).unwrap().to_vec1::<f32>()?, [4.0]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn backward(loss: &Tensor) -> Result<GradStore> {
+    let (mut grads, left) = collected(loss)?;
+    for (id, gradient) in left {
+        let sum = match grads.get_id(id) {
+            Some(other) => (other + gradient)?,
+            None => gradient,
+        };
+        grads.insert_id(id, sum);
+    }
+    Ok(grads)
+}
+
+/// Backward from the end of a part: the gradients of its variables.
+pub(super) fn of_variables(root: &Tensor) -> Result<Gradients> {
+    let (mut grads, mut all) = collected(root)?;
+    for variable in root.sorted_nodes().into_iter().filter(|node| node.is_variable()) {
+        if let Some(gradient) = grads.remove(variable) {
+            add(&mut all, variable.id(), gradient)?;
+        }
+    }
+    Ok(all)
+}
+
+/// Leaves gradients for whoever runs backward.
+pub(super) fn leave(gradients: Gradients) -> Result<()> {
+    SINK.with_borrow_mut(|sink| match sink {
+        _ if gradients.is_empty() => Ok(()),
+        Some(sink) => gradients.into_iter().try_for_each(|(id, gradient)| add(sink, id, gradient)),
+        None => Err(Error::OutsideBackward { variables: gradients.len() }.into()),
+    })
+}
+
+/// What candle gives, and what parts have left.
+fn collected(loss: &Tensor) -> Result<(GradStore, Gradients)> {
+    /// Puts back what was there before, also after a panic.
+    struct Before(Option<Gradients>);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            SINK.set(self.0.take());
+        }
+    }
+    let before = Before(SINK.replace(Some(Gradients::new())));
+    let grads = loss.backward()?;
+    let left = SINK.take().unwrap_or_default();
+    drop(before);
+    Ok((grads, left))
+}
+
+fn add(all: &mut Gradients, id: TensorId, gradient: Tensor) -> Result<()> {
+    match all.entry(id) {
+        Entry::Occupied(mut sum) => {
+            let new = (sum.get() + gradient)?;
+            sum.insert(new);
+        }
+        Entry::Vacant(place) => drop(place.insert(gradient)),
+    }
+    Ok(())
+}
