@@ -71,3 +71,4 @@ pub use error::{Error, Result};
 pub use layout::Layout;
 pub use parallel::{Evaluation, Parallel, ParallelConfig, Step};
 pub use tensor_parallel::Weights as InitialWeights;
+pub use training::build::Recompute;

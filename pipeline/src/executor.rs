@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use candle_core::{Tensor, Var};
-use training::{DeferredGrads, GradSums, activation_bytes, defer_weights, seeded};
+use training::{DeferredGrads, GradSums, activation_bytes, backward, defer_weights, seeded};
 
 use crate::average::Average;
 use crate::links::{Links, Spec};
@@ -186,11 +186,11 @@ impl Run<'_> {
         let root = seeded(&output, gradient).map_err(during())?;
         drop(output);
         let mut grads = if input_only {
-            let (grads, deferred) = defer_weights(|| root.backward()).map_err(during())?;
+            let (grads, deferred) = defer_weights(|| backward(&root)).map_err(during())?;
             self.state.deferred.insert(cell, deferred);
             grads
         } else {
-            root.backward().map_err(during())?
+            backward(&root).map_err(during())?
         };
         drop(root);
         if let Some(input) = input {

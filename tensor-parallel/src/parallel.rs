@@ -158,7 +158,8 @@ impl<M> TensorParallel<M> {
 
     /// The gradients of this copy of the model.
     fn own_gradients(&self, loss: &Tensor) -> Result<GradStore> {
-        let mut gradients = own_backward(|| tracing::info_span!("backward").in_scope(|| loss.backward()))?;
+        let mut gradients =
+            own_backward(|| tracing::info_span!("backward").in_scope(|| training::backward(loss)))?;
         let mut tensors = Vec::new();
         for parameter in self.parameters.iter().filter(|parameter| parameter.is_summed()) {
             let Some(gradient) = gradients.get(parameter.var()) else { continue };

@@ -190,7 +190,7 @@ impl Reducer {
         if synchronise {
             self.foresee(loss)?;
         }
-        let backward = tracing::info_span!("backward").in_scope(|| loss.backward());
+        let backward = tracing::info_span!("backward").in_scope(|| training::backward(loss));
         let mut grads = backward.map_err(Error::during("backward"))?;
         if synchronise {
             self.wait()?;

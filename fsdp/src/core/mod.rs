@@ -190,7 +190,7 @@ impl Core {
 
     fn pass(&self, loss: &Tensor, synchronise: bool) -> Result<GradStore> {
         self.expect(loss, synchronise);
-        let backward = tracing::info_span!("backward").in_scope(|| loss.backward());
+        let backward = tracing::info_span!("backward").in_scope(|| training::backward(loss));
         let mut grads = backward.map_err(Error::during("backward"))?;
         let state = &mut *lock(&self.state);
         let shards = tracing::info_span!("wait").in_scope(|| self.finish(state))?;

@@ -11,7 +11,7 @@ use fsdp::{Fsdp, UnitBuilder};
 use pipeline::Modules;
 use tensor_parallel::{Shards, TensorParallelConfig, Weights};
 use training::OnMissingGradient;
-use training::build::{Builder, Model, Place, UnitSource};
+use training::build::{Builder, Model, Place, Recompute, UnitSource};
 
 use super::norm::roots;
 use super::stages::Stages;
@@ -39,6 +39,9 @@ impl<M: Model + Send + 'static> Parallel<M> {
     ) -> Result<Self> {
         if config.micro_batches == 0 {
             return Err(Error::invalid("micro_batches", 0, "give 1 or more"));
+        }
+        if config.recompute == Recompute::Every(0) {
+            return Err(Error::invalid("recompute", "Every(0)", "give 1 or more, or Recompute::None"));
         }
         let mesh = layout.mesh(comm)?;
         let data = mesh.plane(&["dp", "shard"])?;
@@ -82,9 +85,10 @@ fn make<M: Model + Send + 'static>(
     ties: &[(String, String)],
     build: impl Fn(&Builder) -> CandleResult<M> + Send + Sync + 'static,
 ) -> Result<Kind<M>> {
-    let layers = shards.layers();
+    let (layers, recompute) = (shards.layers(), config.recompute);
+    let build = move |builder: Builder| build(&builder.with_layers(layers.clone()).recomputing(recompute));
     if layout.pp > 1 {
-        let modules = Modules::of_units(move |builder| build(&builder.clone().with_layers(layers.clone())))?;
+        let modules = Modules::of_units(move |builder| build(builder.clone()))?;
         // Others have equal values, and keep them.
         let ties: Vec<_> = ties.iter().filter(|(first, _)| config.is_trained(first)).cloned().collect();
         return Ok(Kind::Stages(Box::new(Stages::new::<M>((mesh, data), shards, config, &ties, &modules)?)));
@@ -93,7 +97,7 @@ fn make<M: Model + Send + 'static>(
         let vb = shards.tensor_builder();
         let build = |units| {
             let units = TrainedUnits { units, config: config.clone() };
-            build(&Builder::of_units(Arc::new(units)).with_layers(layers))
+            build(Builder::of_units(Arc::new(units)))
         };
         let mut fsdp = config.fsdp.clone();
         if config.is_trained.is_some() {
@@ -103,7 +107,7 @@ fn make<M: Model + Send + 'static>(
         return Ok(Kind::Sharded(Fsdp::hybrid(mesh, ("shard", "dp"), vb, &fsdp, build)?));
     }
     let whole = shards.tensor_builder();
-    let in_builder = |vb| build(&Builder::new(trained(vb, whole.clone(), config)).with_layers(layers));
+    let in_builder = |vb| build(Builder::new(trained(vb, whole.clone(), config)));
     if layout.dp > 1 {
         return Ok(Kind::Copies(Ddp::new(data.clone(), whole.clone(), &config.ddp, in_builder)?));
     }

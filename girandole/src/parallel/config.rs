@@ -7,6 +7,7 @@ use candle_core::{DType, Device, Tensor};
 use ddp::DdpConfig;
 use fsdp::FsdpConfig;
 use pipeline::{ScheduleKind, Split};
+use training::build::Recompute;
 
 /// Says by its name whether a parameter is trained.
 pub type IsTrained = Arc<dyn Fn(&str) -> bool + Send + Sync>;
@@ -31,6 +32,9 @@ pub struct ParallelConfig {
     pub ddp: DdpConfig,
     /// With `shard` and without `pp`: what is sharded, and in which precision.
     pub fsdp: FsdpConfig,
+    /// Which units keep nothing for backward but their input, and are computed again there. Losses and gradients are the same, to the
+    /// bit. Default: none.
+    pub recompute: Recompute,
     /// Which parameters are trained, by name; the others get no optimizer. Default: all.
     pub is_trained: Option<IsTrained>,
 }
@@ -46,6 +50,7 @@ impl Default for ParallelConfig {
             split: Split::default(),
             ddp: DdpConfig::default(),
             fsdp: FsdpConfig::default(),
+            recompute: Recompute::default(),
             is_trained: None,
         }
     }
@@ -59,7 +64,7 @@ impl ParallelConfig {
 
 impl fmt::Debug for ParallelConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { dtype, device, micro_batches, schedule, split, ddp, fsdp, .. } = self;
+        let Self { dtype, device, micro_batches, schedule, split, ddp, fsdp, recompute, .. } = self;
         f.debug_struct("ParallelConfig")
             .field("dtype", dtype)
             .field("device", device)
@@ -68,6 +73,7 @@ impl fmt::Debug for ParallelConfig {
             .field("split", split)
             .field("ddp", ddp)
             .field("fsdp", fsdp)
+            .field("recompute", recompute)
             .finish_non_exhaustive()
     }
 }

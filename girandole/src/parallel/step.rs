@@ -3,8 +3,8 @@
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use comm::{Communicator, Operation, ReduceOp};
-use training::GradSums;
 use training::build::Model;
+use training::{GradSums, backward};
 
 use super::{Evaluation, Kind, Parallel, Step};
 use crate::checkpoint::agreed;
@@ -50,7 +50,7 @@ impl<M: Model> Parallel<M> {
             Kind::Copies(ddp) => {
                 // The same for all micro-batches.
                 let model = ddp.model()?;
-                backward(
+                in_parts(
                     &parts,
                     share,
                     |_| Ok(model),
@@ -58,7 +58,7 @@ impl<M: Model> Parallel<M> {
                     |loss| Ok(ddp.backward(loss)?),
                 )?
             }
-            Kind::Sharded(fsdp) => backward(
+            Kind::Sharded(fsdp) => in_parts(
                 &parts,
                 share,
                 |_| Ok(fsdp.model()?),
@@ -229,7 +229,7 @@ fn whole<M: Model>(model: &M, vars: Vec<Var>, parts: &[MicroBatch], share: f64) 
     for part in parts {
         let loss = part.loss(model)?;
         sum += part.add(&loss)?;
-        let mut grads = part.weighted(&loss, share)?.backward()?;
+        let mut grads = backward(&part.weighted(&loss, share)?)?;
         if parts.len() == 1 {
             return Ok((sum, grads));
         }
@@ -239,7 +239,7 @@ fn whole<M: Model>(model: &M, vars: Vec<Var>, parts: &[MicroBatch], share: f64) 
 }
 
 /// Forward and backward of micro-batches, the gradients of the last one together with those before it.
-fn backward<'a, M: Model + 'a>(
+fn in_parts<'a, M: Model + 'a>(
     parts: &[MicroBatch],
     share: f64,
     model: impl Fn(usize) -> Result<&'a M>,

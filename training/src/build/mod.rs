@@ -49,11 +49,13 @@ mod frozen;
 mod layers;
 mod model;
 mod parts;
+mod recompute;
 mod unit;
 mod whole;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::Result;
 use candle_nn::VarBuilder;
@@ -62,6 +64,7 @@ pub use frozen::frozen;
 pub use layers::{Division, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
 pub use model::Model;
 pub use parts::PartSource;
+pub use recompute::Recompute;
 pub use unit::{Place, RunUnit, Unit, UnitSource, Units};
 pub use whole::WholeLayers;
 
@@ -72,6 +75,9 @@ use unit::Here;
 pub struct Builder {
     units: Arc<dyn UnitSource>,
     layers: Arc<dyn Layers>,
+    recompute: Recompute,
+    /// Units so far.
+    built: Arc<AtomicUsize>,
 }
 
 impl Builder {
@@ -82,13 +88,21 @@ impl Builder {
 
     /// Units as a strategy makes them.
     pub fn of_units(units: Arc<dyn UnitSource>) -> Self {
-        Self { units, layers: Arc::new(WholeLayers) }
+        Self { units, layers: Arc::new(WholeLayers), recompute: Recompute::default(), built: Arc::default() }
     }
 
     /// The same units with other layers in them.
     #[must_use]
     pub fn with_layers(self, layers: Arc<dyn Layers>) -> Self {
         Self { layers, ..self }
+    }
+
+    /// The same units, of which some are computed again in backward. Those that are built from here on are counted.
+    ///
+    /// Backward is [`backward`](crate::backward) then, or that of a strategy, and not candle's own.
+    #[must_use]
+    pub fn recomputing(self, recompute: Recompute) -> Self {
+        Self { recompute, built: Arc::default(), ..self }
     }
 
     /// How layers are made.
@@ -100,8 +114,9 @@ impl Builder {
     /// and no two units have the same.
     ///
     /// # Errors
-    /// What `build` and the strategy fail with.
+    /// What `build` and the strategy fail with; [`Recompute::Every`] of none.
     pub fn unit<M>(&self, name: &str, build: impl FnOnce(&Part) -> Result<M>) -> Result<Unit<M>> {
+        let recomputes = self.recompute.has(self.built.fetch_add(1, Ordering::Relaxed))?;
         let (mut build, mut module) = (Some(build), None);
         let place = self.units.unit(name, &mut |vb| {
             if let Some(build) = build.take() {
@@ -109,7 +124,7 @@ impl Builder {
             }
             Ok(())
         })?;
-        Ok(Unit::new(name, module, place))
+        Ok(Unit::new(name, module, place, recomputes))
     }
 
     /// A unit that uses parameters of `other`, too: a head that is the embedding, for one. `build` is given what the other unit

@@ -6,14 +6,17 @@ use std::sync::Arc;
 use candle_core::{Module, Result, Tensor, bail};
 use candle_nn::VarBuilder;
 
+use crate::recompute;
+
 /// A part of a model (a block, the embedding, the head) whose parameters are in one place together.
 ///
 /// # Errors
 /// To run one that another process has is an error.
 pub struct Unit<M> {
     name: String,
-    module: Option<M>,
+    module: Option<Arc<M>>,
     runs: Vec<Arc<dyn RunUnit>>,
+    recomputes: bool,
 }
 
 /// Makes units: what each strategy has of its own.
@@ -51,12 +54,12 @@ pub trait Units {
 }
 
 impl<M> Unit<M> {
-    pub(super) fn new(name: &str, module: Option<M>, place: Place) -> Self {
+    pub(super) fn new(name: &str, module: Option<M>, place: Place, recomputes: bool) -> Self {
         let runs = match place {
             Place::Here | Place::Elsewhere => Vec::new(),
             Place::Gathered(run) => vec![run],
         };
-        Self { name: name.into(), module, runs }
+        Self { name: name.into(), module: module.map(Arc::new), runs, recomputes }
     }
 
     /// This one runs only while the other one's parameters are here as well.
@@ -71,22 +74,67 @@ impl<M> Unit<M> {
 
     /// What was built, where it is in this process. Its parameters may be away unless it is run.
     pub fn module(&self) -> Option<&M> {
-        self.module.as_ref()
+        self.module.as_deref()
     }
 
-    /// Runs `body` with the unit's parameters in place. What `body` gives must be all that a loss is computed from.
+    /// Whether backward computes it again ([`Builder::recomputing`](super::Builder::recomputing)).
+    pub fn recomputes(&self) -> bool {
+        self.recomputes
+    }
+
+    fn here(&self) -> Result<&Arc<M>> {
+        match &self.module {
+            Some(module) => Ok(module),
+            None => bail!("unit {} is not in this process: it belongs to another stage", self.name),
+        }
+    }
+
+    /// Runs `body` with the unit's parameters in place. What `body` gives must be all that a loss is computed from. It is not computed
+    /// again in backward: that is [`apply`](Self::apply).
     ///
     /// # Errors
     /// What `body` fails with; a unit that another process has; failures of communication.
     pub fn run(&self, body: impl FnOnce(&M) -> Result<Tensor>) -> Result<Tensor> {
-        let Some(module) = &self.module else {
-            bail!("unit {} is not in this process: it belongs to another stage", self.name)
-        };
+        let module = self.here()?;
         let mut body = Some(body);
         within(&self.runs, &mut || match body.take() {
             Some(body) => body(module),
             None => bail!("unit {}: it was run twice by one call", self.name),
         })
+    }
+}
+
+impl<M: Send + Sync + 'static> Unit<M> {
+    /// Runs `body` on `x` with the unit's parameters in place, and where the unit is one of [`Recompute`](super::Recompute)'s and `x` is
+    /// of floats, in backward once more: see [`recompute`], also for what `body` may do.
+    ///
+    /// # Errors
+    /// Those of [`run`](Self::run).
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Module, Tensor};
+    /// use candle_nn::{VarBuilder, VarMap};
+    /// use training::backward;
+    /// use training::build::{Builder, Division, LinearConfig, Recompute};
+    ///
+    /// let vars = VarMap::new();
+    /// let builder = Builder::new(VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu)).recomputing(Recompute::Units);
+    /// let unit = builder.unit("layer", |part| part.linear(&LinearConfig::new(2, 2, Division::Whole)))?;
+    /// let x = Tensor::ones((3, 2), DType::F32, &Device::Cpu)?;
+    /// let y = unit.apply(&x, |layer, x| layer.forward(x)?.tanh())?;
+    /// assert!(backward(&y.sum_all()?)?.get(&vars.all_vars()[0]).is_some());
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
+    pub fn apply(
+        &self,
+        x: &Tensor,
+        body: impl Fn(&M, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
+    ) -> Result<Tensor> {
+        if !self.recomputes || !x.dtype().is_float() {
+            return self.run(|module| body(module, x));
+        }
+        let (module, runs) = (self.here()?.clone(), self.runs.clone());
+        recompute(x, move |x| within(&runs, &mut || body(&module, x)))
     }
 }
 
@@ -98,9 +146,9 @@ fn within(runs: &[Arc<dyn RunUnit>], body: &mut dyn FnMut() -> Result<Tensor>) -
     }
 }
 
-impl<M: Module> Module for Unit<M> {
+impl<M: Module + Send + Sync + 'static> Module for Unit<M> {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.run(|module| module.forward(x))
+        self.apply(x, M::forward)
     }
 }
 
