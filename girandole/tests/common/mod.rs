@@ -6,7 +6,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::Optimizer;
 use girandole::training::{Adam, AdamConfig};
-use girandole::{InitialWeights, Layout, Parallel, ParallelConfig, models, pipeline};
+use girandole::{InitialWeights, Layout, Parallel, ParallelConfig, Recompute, models, pipeline};
 use models::{CausalLm, ModelConfig, Weights};
 use pipeline::ScheduleKind;
 
@@ -47,16 +47,22 @@ pub(crate) fn optimizer(parallel: &Parallel<CausalLm>) -> Result<Adam> {
 }
 
 /// What is trained, and how.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Setup {
     pub(crate) schedule: ScheduleKind,
     pub(crate) dtype: DType,
     pub(crate) tied: bool,
+    pub(crate) recompute: Recompute,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { schedule: ScheduleKind::OneFOneB, dtype: DType::F64, tied: true }
+        Self {
+            schedule: ScheduleKind::OneFOneB,
+            dtype: DType::F64,
+            tied: true,
+            recompute: Recompute::None,
+        }
     }
 }
 
@@ -77,6 +83,7 @@ impl Setup {
             micro_batches,
             example: Some(Tensor::zeros((rows / micro_batches, LEN), DType::U32, &Device::Cpu)?),
             schedule: self.schedule,
+            recompute: self.recompute,
             ..ParallelConfig::default()
         };
         Parallel::new(comm, layout, weights, &settings, move |builder| CausalLm::new(&config, builder))
