@@ -146,7 +146,7 @@ pub enum Error {
     Training(#[from] training::Error),
     /// A model in its layout, and its training.
     #[error(transparent)]
-    Parallel(girandole::Error),
+    Parallel(Box<girandole::Error>),
     /// A model's folder.
     #[error(transparent)]
     Model(#[from] models::Error),
@@ -190,8 +190,11 @@ impl Error {
             Error::Ddp(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::Fsdp(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::TensorParallel(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
-            Error::Parallel(girandole::Error::PeerFailed { .. }) => EXIT_PEER_FAILED as u8,
-            Error::Parallel(girandole::Error::Invalid { .. } | girandole::Error::File { .. }) => 2,
+            Error::Parallel(error) => match **error {
+                girandole::Error::PeerFailed { .. } => EXIT_PEER_FAILED as u8,
+                girandole::Error::Invalid { .. } | girandole::Error::File { .. } => 2,
+                _ => 1,
+            },
             _ => 1,
         }
     }
@@ -319,7 +322,7 @@ impl From<girandole::Error> for Error {
             girandole::Error::Training(error) => error.into(),
             girandole::Error::Models(error) => error.into(),
             girandole::Error::Candle(error) => error.into(),
-            error => Error::Parallel(error),
+            error => Error::Parallel(Box::new(error)),
         }
     }
 }

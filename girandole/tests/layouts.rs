@@ -21,7 +21,8 @@ struct Trained {
 }
 
 fn train(layout: &str, schedule: ScheduleKind, dtype: DType, tied: bool) -> Trained {
-    let (layout, setup): (Layout, _) = (layout.parse().unwrap(), Setup { schedule, dtype, tied, ..Setup::default() });
+    let (layout, setup): (Layout, _) =
+        (layout.parse().unwrap(), Setup { schedule, dtype, tied, ..Setup::default() });
     let whole: Mutex<BTreeMap<String, Vec<f64>>> = Mutex::default();
     let ranks = Local::run_shared(layout.ranks(), |comm| {
         let mut parallel = setup.parallel(comm, &layout, None)?;

@@ -26,7 +26,7 @@ fn train(layout: &str, setup: Setup) -> Trained {
         let steps = (0..STEPS).map(|number| Ok(step(&mut parallel, &mut optimizer, number)?.to_bits()));
         let losses = steps.collect::<girandole::Result<Vec<u64>>>()?;
         let (tokens, targets) = own_batch(&parallel, STEPS)?;
-        let evaluated = parallel.evaluate(&tokens, &targets)?.to_bits();
+        let evaluated = parallel.evaluate(&tokens, &targets)?.loss.to_bits();
         let numbers = |var: &Tensor| var.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>();
         let bits = |var: &Tensor| Ok(numbers(var)?.into_iter().map(f64::to_bits).collect());
         let vars = parallel.named_vars();

@@ -7,7 +7,7 @@ use comm::broadcast_object;
 use girandole::trainer::Trainer;
 use girandole::{Layout, Parallel, ParallelConfig};
 use models::tokens::{Data, DataConfig, DataFile, Rows};
-use models::{CausalLm, FolderConfig, Lora, Tokenizer, Weights};
+use models::{CausalLm, FolderConfig, Lora, ModelConfig, Tokenizer, Weights};
 use training::{Checkpoints, Contents};
 
 use crate::console::{note, say};
@@ -115,6 +115,9 @@ impl<J: Job> Experiment for J {
 
     fn setup(&self) -> Result<Setup> {
         let (options, subject) = (self.options(), self.subject()?);
+        if let Some(layout) = &options.mesh {
+            check_divisible(layout, subject.weights.config())?;
+        }
         let open = |files: &[DataFile], length| {
             let model = subject.weights.config();
             let config = DataConfig {
@@ -260,6 +263,27 @@ trait Ending: Job {
 
 impl<J: Job> Ending for J {}
 
+/// Refuses a layout that the model's sizes do not allow.
+fn check_divisible(layout: &Layout, model: &ModelConfig) -> Result<()> {
+    let refuse = |help: String| Err(Error::Option { option: "--mesh", got: layout.to_string(), help });
+    let sizes = [
+        ("heads", model.num_heads),
+        ("heads of keys and values", model.num_kv_heads),
+        ("features of feed-forward layers", model.intermediate_size),
+    ];
+    if let Some((what, size)) = sizes.into_iter().find(|(_, size)| !size.is_multiple_of(layout.tp)) {
+        return refuse(format!("the model's {size} {what} cannot be divided over tp={} ranks", layout.tp));
+    }
+    let units = model.num_layers + 2;
+    if layout.pp > units {
+        return refuse(format!(
+            "the model has {units} parts to cut between, {} blocks among them",
+            model.num_layers
+        ));
+    }
+    Ok(())
+}
+
 /// The model in its layout.
 fn spread(
     options: &TrainOptions,
@@ -277,6 +301,7 @@ fn spread(
         micro_batches,
         example: Some(Tensor::zeros((rows_each, rows.row_len()), DType::U32, device)?),
         schedule: options.pipeline_schedule,
+        recompute: options.recompute(),
         is_trained: subject.lora.as_ref().map(|_| std::sync::Arc::new(is_adapter) as _),
         ..ParallelConfig::default()
     };

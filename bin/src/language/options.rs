@@ -10,6 +10,7 @@ use girandole::trainer::{CheckpointPlan, Decay, LearningRate, TrainConfig};
 use models::tokens::DataFile;
 use pipeline::ScheduleKind;
 use training::AdamConfig;
+use training::build::Recompute;
 
 use crate::error::{Error, Result};
 use crate::options::{CommonOptions, DeviceKind, PrecisionOption, RankOptions, count, learning_rate, seed};
@@ -68,6 +69,9 @@ pub struct TrainOptions {
     /// Parts that a rank's rows are cut into, one after the other: less memory; a pipeline's micro-batches [default: 1, with pp as many as stages]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
     accumulate: Option<usize>,
+    /// Keep of every N-th block only its input, and compute it again in backward: less memory; 1 is all blocks
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
+    recompute: Option<usize>,
     /// Tokens of a row [default: 1024, or as many as the model has positions]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
     pub(super) length: Option<usize>,
@@ -193,6 +197,14 @@ impl TrainOptions {
         match self.parameters {
             ParametersDtype::F32 => DType::F32,
             ParametersDtype::Bf16 => DType::BF16,
+        }
+    }
+
+    pub(super) fn recompute(&self) -> Recompute {
+        match self.recompute {
+            None => Recompute::None,
+            Some(1) => Recompute::Units,
+            Some(every) => Recompute::Every(every),
         }
     }
 

@@ -14,6 +14,7 @@ mod ddp_trainer;
 mod ddp_transformer;
 mod diverged;
 mod fsdp_mlp;
+mod language;
 #[cfg(target_os = "linux")]
 mod launch;
 mod pipeline_transformer;

@@ -57,12 +57,7 @@ pub(crate) struct Setup {
 
 impl Default for Setup {
     fn default() -> Self {
-        Self {
-            schedule: ScheduleKind::OneFOneB,
-            dtype: DType::F64,
-            tied: true,
-            recompute: Recompute::None,
-        }
+        Self { schedule: ScheduleKind::OneFOneB, dtype: DType::F64, tied: true, recompute: Recompute::None }
     }
 }
 

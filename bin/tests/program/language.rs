@@ -1,0 +1,240 @@
+//! `pretrain` and `finetune`: every layout learns the same, a run that was killed goes on in another one, and what cannot be is said.
+
+use std::fs;
+
+use candle_core::{DType, Device, Tensor};
+use models::{CausalLm, Lora, Tokenizer, Weights};
+use training::build::Builder;
+
+use crate::common::{Folder, Girandole, losses, metrics, text};
+
+const PRETRAIN: Girandole = Girandole("pretrain");
+const FINETUNE: Girandole = Girandole("finetune");
+
+/// A small model, and rows that each layout can divide.
+const SMALL: [&str; 12] = [
+    "--layers",
+    "2",
+    "--hidden",
+    "32",
+    "--heads",
+    "4",
+    "--length",
+    "16",
+    "--batch-size",
+    "8",
+    "--lr",
+    "0.01",
+];
+
+fn words() -> String {
+    (0..2000).map(|i| ["one ", "two ", "three ", "four\n"][i * i % 7 % 4]).collect()
+}
+
+fn folder() -> (Folder, String) {
+    let folder = Folder::new();
+    fs::write(folder.path("text.txt"), words()).unwrap();
+    let data = folder.argument("text.txt");
+    (folder, data)
+}
+
+/// The losses of a run, and the logits of what it saved.
+fn pretrain(folder: &Folder, data: &str, options: &[&str]) -> (Vec<f32>, Vec<f32>) {
+    let (out, metrics) = (folder.argument("out"), folder.argument("metrics.jsonl"));
+    let common = ["--data", data, "--out", &out, "--metrics", &metrics, "--steps", "6"];
+    let output = PRETRAIN.succeed(&[&common, &SMALL[..], options].concat());
+    assert_eq!(text(&output.stderr), "", "{options:?}");
+    let printed = text(&output.stdout);
+    assert!(printed.contains("step 6/6: loss ") && printed.contains("saved in "), "{printed}");
+    (losses(&folder.path("metrics.jsonl")), logits(&out))
+}
+
+fn logits(folder: &str) -> Vec<f32> {
+    let weights = Weights::folder(folder.as_ref()).unwrap();
+    Tokenizer::from_folder(folder.as_ref()).unwrap().check(weights.config()).unwrap();
+    let builder = Builder::new(weights.tensors(DType::F32, &Device::Cpu));
+    let model = CausalLm::new(weights.config(), &builder).unwrap();
+    let tokens = Tensor::new(&[[111u32, 110, 101, 32, 116, 119]], &Device::Cpu).unwrap();
+    model.logits(&tokens).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+}
+
+fn assert_near(got: &[f32], expected: &[f32], what: &str) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    let gap = got.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(gap < 2e-4, "{what}: {gap}");
+}
+
+#[test]
+fn every_layout_learns_the_same() {
+    let (folder, data) = folder();
+    let expected = pretrain(&folder, &data, &[]);
+    assert!(expected.0[5] < expected.0[0] - 0.5, "{:?}", expected.0);
+    let lines = metrics(&folder.path("metrics.jsonl"));
+    let first = &lines[0];
+    assert!(first["tokens_per_second"].as_f64().unwrap() > 0.0 && first["grad_norm"].as_f64().unwrap() > 0.0);
+    assert!((first["learning_rate"].as_f64().unwrap() - 0.01).abs() < 1e-12);
+    for layout in ["dp=2", "shard=2", "tp=2", "pp=2", "pp=2,shard=2", "shard=2,tp=2"] {
+        let got = pretrain(&folder, &data, &["--mesh", layout, "--recompute", "1"]);
+        assert_near(&got.0, &expected.0, layout);
+        assert_near(&got.1, &expected.1, layout);
+    }
+    let got = pretrain(&folder, &data, &["--world-size", "2", "--accumulate", "2"]);
+    assert_near(&got.0, &expected.0, "accumulated");
+}
+
+#[test]
+fn a_run_goes_on_in_another_layout() {
+    let (folder, data) = folder();
+    let expected = pretrain(&folder, &data, &[]);
+    let checkpoints = folder.argument("checkpoints");
+    let common = ["--checkpoint-dir", &checkpoints, "--checkpoint-every", "2", "--resume"];
+    // As a run that is stopped: the schedule is that of all steps, so a limit on the time is not known to it.
+    let options = |layout: &'static str| [&common[..], &["--mesh", layout]].concat();
+    let whole = PRETRAIN.succeed(
+        &[
+            &["--data", &data, "--out", &folder.argument("out"), "--steps", "6"],
+            &SMALL[..],
+            &options("shard=2"),
+        ]
+        .concat(),
+    );
+    assert!(text(&whole.stderr).contains("no checkpoint in"));
+    // The last one is of step 6, the one before it of step 4.
+    let latest = fs::read_to_string(folder.path("checkpoints/latest")).unwrap();
+    assert!(latest.starts_with("checkpoint-00000003"), "{latest}");
+    let metrics_file = folder.argument("resumed.jsonl");
+    for layout in ["tp=2", "pp=2", "dp=1"] {
+        let output = PRETRAIN.succeed(
+            &[
+                &[
+                    "--data",
+                    &data,
+                    "--out",
+                    &folder.argument("out"),
+                    "--steps",
+                    "6",
+                    "--metrics",
+                    &metrics_file,
+                ],
+                &SMALL[..],
+                &["--checkpoint-dir", &folder.argument(&format!("other-{layout}")), "--mesh", layout],
+                &["--resume", &folder.argument("checkpoints/checkpoint-00000002")],
+            ]
+            .concat(),
+        );
+        assert!(text(&output.stderr).contains("going on after step 4"), "{}", text(&output.stderr));
+        assert_near(&logits(&folder.argument("out")), &expected.1, layout);
+        let lines = metrics(&folder.path("resumed.jsonl"));
+        let steps = lines.iter().filter(|line| line["event"] == "step");
+        let got: Vec<f32> = steps.map(|line| line["loss"].as_f64().unwrap() as f32).collect();
+        assert_near(&got[got.len() - 2..], &expected.0[4..], layout);
+    }
+    let said = PRETRAIN.refuse(
+        &[
+            &[
+                "--data",
+                &data,
+                "--out",
+                &folder.argument("out"),
+                "--steps",
+                "3",
+                "--checkpoint-dir",
+                &checkpoints,
+                "--resume",
+            ],
+            &SMALL[..],
+        ]
+        .concat(),
+    );
+    assert!(said.contains("the checkpoint is at step 6 already"), "{said}");
+    fs::write(folder.path("text.txt"), words() + "more\n").unwrap();
+    let said = PRETRAIN.refuse(
+        &[
+            &[
+                "--data",
+                &data,
+                "--out",
+                &folder.argument("out"),
+                "--steps",
+                "9",
+                "--checkpoint-dir",
+                &checkpoints,
+                "--resume",
+            ],
+            &SMALL[..],
+        ]
+        .concat(),
+    );
+    assert!(said.contains("it was made with other data"), "{said}");
+}
+
+#[test]
+fn adapters_are_trained_and_merged() {
+    let (folder, data) = folder();
+    pretrain(&folder, &data, &[]);
+    let (base, adapters, merged) =
+        (folder.argument("out"), folder.argument("adapters"), folder.argument("merged"));
+    let common = [
+        "--model",
+        &base,
+        "--data",
+        &data,
+        "--steps",
+        "4",
+        "--length",
+        "16",
+        "--batch-size",
+        "8",
+        "--lr",
+        "0.01",
+    ];
+    let lora = ["--lora-rank", "4", "--lora-targets", "q_proj,v_proj", "--mesh", "pp=2,shard=2"];
+    let output = FINETUNE.succeed(&[&common[..], &lora, &["--out", &adapters]].concat());
+    assert!(text(&output.stdout).contains("adapters: rank 4"), "{}", text(&output.stdout));
+    let weights = Weights::folder(base.as_ref()).unwrap();
+    let read = Lora::from_folder(adapters.as_ref(), weights.config()).unwrap();
+    assert_eq!(read.config().targets, ["q_proj", "v_proj"]);
+    let with = weights.with_adapters(adapters.as_ref(), &read).unwrap();
+    let builder = read.adapt(Builder::new(with.tensors(DType::F32, &Device::Cpu)));
+    let model = CausalLm::new(weights.config(), &builder).unwrap();
+    let tokens = Tensor::new(&[[111u32, 110, 101, 32, 116, 119]], &Device::Cpu).unwrap();
+    let expected: Vec<f32> = model.logits(&tokens).unwrap().flatten_all().unwrap().to_vec1().unwrap();
+    FINETUNE.succeed(&[&common[..], &lora, &["--out", &merged, "--merge"]].concat());
+    assert_near(&logits(&merged), &expected, "merged");
+    assert!(logits(&base).iter().zip(&expected).any(|(a, b)| (a - b).abs() > 1e-3));
+    // And on from these, the weights themselves.
+    FINETUNE
+        .succeed(&[&common[..], &["--adapters", &adapters, "--out", &folder.argument("further")]].concat());
+    FINETUNE.succeed(&[&common[..], &["--mesh", "tp=2", "--out", &folder.argument("all")]].concat());
+    logits(&folder.argument("all"));
+}
+
+#[test]
+fn what_cannot_be_is_said_before_ranks_start() {
+    let (folder, data) = folder();
+    let out = folder.argument("out");
+    let refuse = |options: &[&str]| PRETRAIN.refuse(&[&["--out", &out], &SMALL[..], options].concat());
+    let said = refuse(&["--data", &data, "--mesh", "pp=2,tp=2", "--world-size", "8"]);
+    assert!(said.contains("--mesh") && said.contains("pp=2,dp=2,tp=2"), "{said}");
+    assert!(refuse(&["--data", &data, "--mesh", "dp=3"]).contains("--batch-size"));
+    assert!(refuse(&["--data", &data, "--mesh", "zz=3"]).contains("the axes are pp, dp, shard and tp"));
+    assert!(refuse(&["--data", "nowhere.txt"]).contains("nowhere.txt"));
+    fs::write(folder.path("empty.txt"), "").unwrap();
+    assert!(refuse(&["--data", &folder.argument("empty.txt")]).contains("empty.txt"));
+    let heads = PRETRAIN.refuse(&["--data", &data, "--out", &out, "--hidden", "30", "--heads", "4"]);
+    assert!(heads.contains("--hidden"), "{heads}");
+    let said = FINETUNE.refuse(&["--model", &folder.argument("nothing"), "--data", &data, "--out", &out]);
+    assert!(said.contains("config.json"), "{said}");
+    pretrain(&folder, &data, &[]);
+    let finetune = |options: &[&str]| {
+        FINETUNE.refuse(
+            &[&["--model", &out, "--data", &data, "--out", &folder.argument("tuned")], options].concat(),
+        )
+    };
+    assert!(finetune(&["--lora-rank", "4", "--lora-targets", "nothing"]).contains("q_proj"));
+    assert!(finetune(&["--length", "512"]).contains("16"));
+    assert!(
+        finetune(&["--length", "16", "--mesh", "tp=3", "--batch-size", "9"])
+            .contains("cannot be divided over 3")
+    );
+}
