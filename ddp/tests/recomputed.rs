@@ -3,43 +3,15 @@
 
 mod common;
 
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Storage, Tensor, Var};
+use candle_core::{DType, Result, Tensor, Var};
 use common::{assert_close, builder, numbers, on_all_ranks, values};
 use ddp::{Ddp, DdpConfig};
 use proptest::prelude::*;
+use training::recompute;
 
 const PARAMETERS: usize = 5;
 const WIDTH: usize = 3;
 const STEPS: usize = 4;
-
-/// Keeps only the input, and computes again in backward.
-fn again(x: &Tensor, segment: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static) -> Result<Tensor> {
-    let output = segment(&x.detach())?.detach().contiguous()?;
-    x.apply_op1(Segment { output, segment })
-}
-
-struct Segment<F> {
-    output: Tensor,
-    segment: F,
-}
-
-impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync> CustomOp1 for Segment<F> {
-    fn name(&self) -> &'static str {
-        "segment"
-    }
-
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (storage, _) = self.output.storage_and_layout();
-        let Storage::Cpu(storage) = &*storage else { candle_core::bail!("on the CPU") };
-        Ok((storage.clone(), self.output.shape().clone()))
-    }
-
-    fn bwd(&self, x: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        let x = Var::from_tensor(&x.detach())?;
-        let grads = (self.segment)(&x)?.mul(grad)?.sum_all()?.backward()?;
-        Ok(grads.get(&x).cloned())
-    }
-}
 
 /// One use of a parameter.
 #[derive(Clone, Copy, Debug)]
@@ -50,12 +22,12 @@ struct Use {
     ranks: u8,
 }
 
-fn forward(weights: &[Tensor], uses: &[Use], rank: usize, x: &Tensor, recompute: bool) -> Result<Tensor> {
+fn forward(weights: &[Tensor], uses: &[Use], rank: usize, x: &Tensor, recomputes: bool) -> Result<Tensor> {
     let mut x = x.clone();
     for usage in uses.iter().filter(|usage| (usage.ranks >> rank) & 1 == 1) {
         let weight = weights[usage.parameter].clone();
         let segment = move |x: &Tensor| (x * &weight)?.sin();
-        x = if usage.recomputed && recompute { again(&x, segment)? } else { segment(&x)? };
+        x = if usage.recomputed && recomputes { recompute(&x, segment)? } else { segment(&x)? };
     }
     x.sqr()?.sum_all()
 }

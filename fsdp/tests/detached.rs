@@ -6,10 +6,11 @@ mod common;
 
 use std::sync::Arc;
 
-use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Storage, Tensor, Var};
+use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::VarBuilder;
 use common::{Comm, assert_close, numbers, on_all_ranks, values};
 use fsdp::{Fsdp, FsdpConfig, Strategy, Unit};
+use training::recompute;
 
 const WIDTH: usize = 6;
 /// Of each unit.
@@ -43,35 +44,8 @@ enum Again {
     Within,
     /// The first half of the units.
     Half,
-}
-
-/// Keeps only the input, and computes again in backward.
-fn again(x: &Tensor, segment: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static) -> Result<Tensor> {
-    let output = segment(&x.detach())?.detach().contiguous()?;
-    x.apply_op1(Segment { output, segment })
-}
-
-struct Segment<F> {
-    output: Tensor,
-    segment: F,
-}
-
-impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync> CustomOp1 for Segment<F> {
-    fn name(&self) -> &'static str {
-        "segment"
-    }
-
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (storage, _) = self.output.storage_and_layout();
-        let Storage::Cpu(storage) = &*storage else { candle_core::bail!("on the CPU") };
-        Ok((storage.clone(), self.output.shape().clone()))
-    }
-
-    fn bwd(&self, x: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        let x = Var::from_tensor(&x.detach())?;
-        let grads = (self.segment)(&x)?.mul(grad)?.sum_all()?.backward()?;
-        Ok(grads.get(&x).cloned())
-    }
+    /// All but the first and the last.
+    Inner,
 }
 
 fn weight(unit: usize, index: usize) -> Tensor {
@@ -100,28 +74,29 @@ fn run(unit: &Unit<Vec<Tensor>>, body: Body, x: &Tensor, within: bool) -> Result
     unit.run(|w| match within {
         true => {
             let w = w.clone();
-            again(x, move |x| body(&w, x))
+            recompute(x, move |x| body(&w, x))
         }
         false => body(w, x),
     })
 }
 
-fn forward(net: &Net, units: &[usize], x: &Tensor, recompute: Again) -> Result<Tensor> {
+fn forward(net: &Net, units: &[usize], x: &Tensor, how: Again) -> Result<Tensor> {
     let bodies: Vec<_> = net.iter().cloned().zip(units.iter().map(|&unit| BODIES[unit])).collect();
-    let step = if recompute == Again::Pairs { 2 } else { 1 };
+    let step = if how == Again::Pairs { 2 } else { 1 };
     let mut x = x.clone();
     for (place, segment) in bodies.chunks(step).enumerate() {
         let segment = segment.to_vec();
-        let within = recompute == Again::Within;
+        let within = how == Again::Within;
         let all = move |x: &Tensor| {
             segment.iter().try_fold(x.clone(), |x, (unit, body)| run(unit, *body, &x, within))
         };
-        let plain = match recompute {
+        let plain = match how {
             Again::Nothing | Again::Within => true,
             Again::Units | Again::Pairs => false,
             Again::Half => place >= units.len() / 2,
+            Again::Inner => place == 0 || place + 1 == units.len(),
         };
-        x = if plain { all(&x)? } else { again(&x, all)? };
+        x = if plain { all(&x)? } else { recompute(&x, all)? };
     }
     Ok(x)
 }
@@ -153,12 +128,12 @@ fn whole(ranks: &[Vec<Option<Vec<f64>>>], param: usize) -> Option<Vec<f64>> {
 }
 
 #[track_caller]
-fn compare(ranks: usize, units: &[usize], recompute: Again, config: &FsdpConfig, backwards: usize) {
-    let what = format!("{ranks} ranks, units {units:?}, {recompute:?}, {config:?}, {backwards} backwards");
+fn compare(ranks: usize, units: &[usize], how: Again, config: &FsdpConfig, backwards: usize) {
+    let what = format!("{ranks} ranks, units {units:?}, {how:?}, {config:?}, {backwards} backwards");
     let got = on_all_ranks(ranks, |comm| {
         let x = Var::from_tensor(&input(comm.rank()))?;
         let fsdp = net(comm, units, config)?;
-        let loss = || Ok::<_, fsdp::Error>(forward(fsdp.model()?, units, &x, recompute)?.sqr()?.sum_all()?);
+        let loss = || Ok::<_, fsdp::Error>(forward(fsdp.model()?, units, &x, how)?.sqr()?.sum_all()?);
         for _ in 1..backwards {
             fsdp.backward_no_sync(&loss()?)?;
         }
@@ -184,7 +159,7 @@ fn compare(ranks: usize, units: &[usize], recompute: Again, config: &FsdpConfig,
     }
     let unit = WEIGHTS * WIDTH * WIDTH * size_of::<f64>();
     // What is computed again as one is there as one; and a unit that backward has not done with when it comes to others.
-    let there = 2 + usize::from(recompute == Again::Pairs) + units.iter().filter(|unit| **unit == 3).count();
+    let there = 2 + usize::from(how == Again::Pairs) + units.iter().filter(|unit| **unit == 3).count();
     if config.strategy == Strategy::FullShard {
         let most = units.len() * unit / ranks + there * unit;
         assert!(peaks.iter().all(|peak| *peak <= most), "{what}: {peaks:?}, expected {most} at most");
@@ -196,13 +171,13 @@ fn gradients_are_those_of_one_process_and_two_units_are_there() {
     let strategies = [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard];
     let orders: [&[usize]; 4] =
         [&[5, 0, 1, 2, 3, 4], &[4, 3, 2, 1, 0, 5], &[0, 0, 0, 0, 0, 0], &[2, 1, 5, 1, 3, 3]];
-    for recompute in [Again::Nothing, Again::Units, Again::Pairs, Again::Within, Again::Half] {
+    for how in [Again::Nothing, Again::Units, Again::Pairs, Again::Within, Again::Half, Again::Inner] {
         for (case, units) in orders.into_iter().enumerate() {
             for ranks in 1..=3 {
                 let strategy = strategies[(case + ranks) % 3];
                 for strategy in [Strategy::FullShard, strategy] {
                     let config = FsdpConfig { strategy, pack_elements: 0, ..FsdpConfig::default() };
-                    compare(ranks, units, recompute, &config, 1 + (case + ranks) % 2);
+                    compare(ranks, units, how, &config, 1 + (case + ranks) % 2);
                 }
             }
         }
@@ -220,9 +195,9 @@ fn a_weight_that_is_used_in_two_segments_has_the_sum_of_both() {
             move |x: &Tensor| unit.run(|w| x.matmul(&w[0]))
         };
         // The first unit in two segments, with another one between them; and once more as it is.
-        let y = again(&x, segment(first))?.tanh()?;
+        let y = recompute(&x, segment(first))?.tanh()?;
         let y = segment(second)(&y)?.tanh()?;
-        let y = again(&y, segment(first))?.tanh()?;
+        let y = recompute(&y, segment(first))?.tanh()?;
         let y = segment(first)(&y)?;
         let grads = fsdp.backward(&y.sqr()?.sum_all()?)?;
         let all =

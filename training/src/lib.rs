@@ -75,7 +75,7 @@ pub use op::{
     linear_no_bias, log_softmax, max_pool2d, rms_norm, softmax, swiglu,
 };
 pub use precision::{Precision, autocast, bf16_products};
-pub use recompute::{backward, drawn, recompute, recomputed_node};
+pub use recompute::{PartMember, backward, drawn, recompute, recomputed_node, runs_in_part};
 pub use runs::Runs;
 pub use seed::seeded;
 pub use sgd::{Sgd, SgdConfig};

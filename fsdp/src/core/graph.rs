@@ -2,12 +2,14 @@
 //!
 //! Not every use of a parameter is seen by the parameter's own hook: one that was detached (a frozen weight) has none, and backward
 //! needs it all the same. Nor does the graph of a loss show what is computed again in backward. So a unit is needed as long as a node
-//! is to come that was made in one of its runs.
+//! is to come that was made in one of its runs, or in one of the parts that they were in.
 
 use std::hash::{Hash, Hasher};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use candle_core::{DType, Device, Result, Tensor, TensorId};
+use training::PartMember;
 
 /// The number of a tensor: candle counts them, so that one that is made later has a larger one.
 fn number(id: TensorId) -> usize {
@@ -49,6 +51,14 @@ pub(crate) struct Run {
     start: usize,
     /// and to this one, once it has run.
     end: OnceLock<usize>,
+    /// Where it ran in a part that backward computes again: the tensor that the part gave, which the loss's graph has in its place; else 0.
+    part: AtomicUsize,
+}
+
+impl PartMember for Run {
+    fn is_in(&self, node: TensorId) {
+        self.part.store(number(node), Ordering::Relaxed);
+    }
 }
 
 /// The runs that backward can come to.
@@ -57,7 +67,7 @@ pub(super) struct Runs(Vec<Weak<Run>>);
 
 impl Run {
     fn begin(unit: usize, in_backward: bool) -> Result<Self> {
-        Ok(Self { unit, in_backward, start: now()?, end: OnceLock::new() })
+        Ok(Self { unit, in_backward, start: now()?, end: OnceLock::new(), part: AtomicUsize::new(0) })
     }
 
     /// It has run.
@@ -69,6 +79,11 @@ impl Run {
 
     fn has(&self, number: usize) -> bool {
         self.start <= number && self.end.get().is_none_or(|end| number <= *end)
+    }
+
+    /// The part that it ran in.
+    fn part(&self) -> Option<usize> {
+        Some(self.part.load(Ordering::Relaxed)).filter(|part| *part > 0)
     }
 }
 
@@ -103,8 +118,8 @@ pub(super) struct Graph {
     nodes: Vec<(usize, usize)>,
     /// Where backward is.
     place: usize,
-    /// The unit's runs of which there are nodes, in the order of their beginnings.
-    runs: Vec<(usize, usize)>,
+    /// The runs of which there are nodes, in the order of their beginnings.
+    runs: Vec<Seen>,
     /// By unit: the place of the last node that needs it; none for one that has no node.
     last: Vec<Option<usize>>,
 }
@@ -126,15 +141,20 @@ impl Graph {
         for run in runs.living() {
             let first = graph.nodes.partition_point(|(number, _)| *number < run.start);
             let within = graph.nodes[first..].iter().take_while(|(number, _)| run.has(*number));
-            let Some(last) = within.map(|(_, place)| *place).max() else { continue };
-            graph.runs.push((run.start, run.unit));
+            let part = run.part().and_then(|part| graph.place_of(part));
+            let Some(last) = within.map(|(_, place)| *place).max().or(part) else { continue };
+            graph.runs.push(Seen { unit: run.unit, start: run.start, part });
             graph.last[run.unit] = graph.last[run.unit].max(Some(last));
         }
         graph
     }
 
     fn find(&self, id: TensorId) -> Option<usize> {
-        let place = self.nodes.binary_search_by_key(&number(id), |(number, _)| *number).ok()?;
+        self.place_of(number(id))
+    }
+
+    fn place_of(&self, number: usize) -> Option<usize> {
+        let place = self.nodes.binary_search_by_key(&number, |(number, _)| *number).ok()?;
         Some(self.nodes[place].1)
     }
 
@@ -143,8 +163,8 @@ impl Graph {
     }
 
     /// Backward has come to this node; it may be of another graph, that of what is computed again.
-    pub(super) fn come_to(&mut self, node: &Tensor) {
-        self.place = self.find(node.id()).unwrap_or(self.place);
+    pub(super) fn come_to(&mut self, node: TensorId) {
+        self.place = self.find(node).unwrap_or(self.place);
     }
 
     /// True while backward has a node of this unit before it.
@@ -152,12 +172,32 @@ impl Graph {
         self.last[unit].is_some_and(|last| last >= self.place)
     }
 
-    /// The unit that backward needs next after that of this run.
+    /// The unit that backward needs next after that of this run. For a run in a part that is computed again: once backward is in the
+    /// part's first unit, so that no more than one unit comes too early.
     pub(super) fn after(&self, run: &Run) -> Option<usize> {
-        let before = &self.runs[..self.runs.partition_point(|(start, _)| *start < run.start)];
-        let mut units = before.iter().rev().map(|(_, unit)| *unit);
+        let start = match run.in_backward {
+            false => run.start,
+            true => {
+                let first = self.runs.iter().find(|seen| seen.part == Some(self.place))?;
+                if first.unit != run.unit {
+                    return None;
+                }
+                first.start
+            }
+        };
+        let before = &self.runs[..self.runs.partition_point(|seen| seen.start < start)];
+        let mut units = before.iter().rev().map(|seen| seen.unit);
         units.find(|&unit| unit != run.unit && self.needs(unit))
     }
+}
+
+/// A run that backward will come to.
+#[derive(Debug)]
+struct Seen {
+    unit: usize,
+    start: usize,
+    /// The place of the part that it is in, where that is computed again.
+    part: Option<usize>,
 }
 
 #[cfg(test)]
@@ -194,9 +234,9 @@ mod tests {
         let mut graph =
             Graph::new(&c, [vec![], vec![w.as_tensor()], vec![]].into_iter().map(Vec::into_iter), &runs);
         assert_eq!([0, 1, 2].map(|unit| graph.needs(unit)), [true, true, false]);
-        graph.come_to(&b);
+        graph.come_to(b.id());
         assert_eq!((graph.needs(1), graph.after(&second)), (true, Some(0)));
-        graph.come_to(&a);
+        graph.come_to(a.id());
         assert_eq!((graph.needs(0), graph.needs(1), graph.after(&first)), (true, false, None));
         Ok(())
     }

@@ -245,12 +245,11 @@ impl Core {
             // Another model's loss goes through this model.
             return self.gather(state, run.unit);
         }
-        state.graph.come_to(output);
+        state.graph.come_to(output.id());
         self.let_go(state)?;
         self.gather(state, run.unit)?;
         state.units[run.unit].in_use = true;
-        let next = if run.in_backward { None } else { state.graph.after(run) };
-        next.map_or(Ok(()), |next| self.begin_gather(state, next))
+        state.graph.after(run).map_or(Ok(()), |next| self.begin_gather(state, next))
     }
 
     /// Releases the units that this backward is past, and averages their gradients.
@@ -283,11 +282,16 @@ impl Core {
             false => self.gather_in_turn(state, unit),
         };
         gathered.map_err(|error| state.fail(error))?;
-        Ok(state.runs.begin(unit, self.is_in_backward())?)
+        let run = state.runs.begin(unit, self.is_in_backward())?;
+        training::runs_in_part(&(Arc::clone(&run) as Arc<dyn training::PartMember>));
+        Ok(run)
     }
 
     /// For something that backward computes again: it keeps the unit.
     fn gather_again(&self, state: &mut State, unit: usize) -> Result<()> {
+        if let Some(node) = training::recomputed_node() {
+            state.graph.come_to(node);
+        }
         self.let_go(state)?;
         self.gather(state, unit)?;
         state.units[unit].in_use = true;

@@ -1,7 +1,7 @@
 //! Parts of a model that keep nothing for backward but their input, and are computed again there.
 
-mod draws;
 mod place;
+mod running;
 mod sink;
 
 use std::sync::{Mutex, PoisonError};
@@ -15,9 +15,11 @@ use candle_core::{
 use crate::kept::Kept;
 use crate::{Error, Precision, autocast, seeded};
 
-pub use draws::drawn;
 pub use place::recomputed_node;
+pub use running::{PartMember, drawn, runs_in_part};
 pub use sink::backward;
+
+use running::Met;
 
 /// `part` of `x`, of which nothing is kept for backward but `x`: backward runs `part` once more. Losses and gradients are those of
 /// `part(x)`.
@@ -68,16 +70,17 @@ pub fn recompute(
     part: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
 ) -> Result<Tensor> {
     let x = x.contiguous()?;
-    let (output, draws) = draws::recorded(|| part(&x.detach()))?;
+    let (output, met) = running::recorded(|| part(&x.detach()))?;
     if !output.dtype().is_float() || !(x.track_op() || output.track_op()) {
         return Ok(output.detach());
     }
     // Backward comes to the part through a variable even if `x` leads to none.
     let anchor = Var::zeros((), DType::F32, x.device())?;
-    let (bytes, kept) = (size_of_val(&*draws), Kept::default());
+    let (bytes, members, kept) = (size_of_val(&*met.draws), met.members.clone(), Kept::default());
     let output = Mutex::new(Some(output.detach()));
-    let segment = Segment { part, draws, precision: Precision::current(), output, _kept: kept.clone() };
+    let segment = Segment { part, met, precision: Precision::current(), output, _kept: kept.clone() };
     let result = x.apply_op2(&anchor, segment)?;
+    members.iter().for_each(|member| member.is_in(result.id()));
     kept.by(&result, bytes);
     Ok(result)
 }
@@ -85,8 +88,7 @@ pub fn recompute(
 /// A part of a model that has run.
 struct Segment<F> {
     part: F,
-    /// The random numbers that it drew.
-    draws: Vec<u64>,
+    met: Met,
     precision: Precision,
     /// What it gave, until that is in the graph.
     output: Mutex<Option<Tensor>>,
@@ -158,7 +160,7 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync> CustomOp2 for Segment<F> {
         let has_gradient = x.dtype().is_float() && x.track_op();
         let input = if has_gradient { Some(Var::from_tensor(&x.detach())?) } else { None };
         let x = input.as_ref().map_or_else(|| x.detach(), |input| input.as_tensor().clone());
-        let output = draws::replayed(&self.draws, || autocast(self.precision, || (self.part)(&x)))?;
+        let output = running::replayed(&self.met.draws, || autocast(self.precision, || (self.part)(&x)))?;
         if (output.shape(), output.dtype()) != (result.shape(), result.dtype()) {
             let of = |tensor: &Tensor| format!("{:?} of shape {:?}", tensor.dtype(), tensor.dims());
             let (first, again) = (of(result), of(&output));

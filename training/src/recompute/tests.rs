@@ -47,6 +47,7 @@ enum How {
 }
 
 type Named = Vec<(String, Var)>;
+type Part = Box<dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync>;
 
 /// The same loss of the same variables.
 fn loss(dtype: DType, how: How) -> Result<(Tensor, Named)> {
@@ -59,8 +60,7 @@ fn loss(dtype: DType, how: How) -> Result<(Tensor, Named)> {
     let blocks = (0..4).map(|place| Block::new(vb.pp(place), &draws)).collect::<Result<Vec<_>>>()?;
     let first = blocks[0].clone();
     let by = scale.clone();
-    let mut parts: Vec<Box<dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync>> =
-        vec![Box::new(move |x| first.forward(&x.broadcast_mul(&by)?))];
+    let mut parts: Vec<Part> = vec![Box::new(move |x| first.forward(&x.broadcast_mul(&by)?))];
     parts.extend(blocks[1..].iter().cloned().map(|block| Box::new(move |x: &Tensor| block.forward(x)) as _));
     let x = input.broadcast_mul(&scale)?;
     let x = match how {

@@ -1,8 +1,9 @@
-//! Random numbers of a part that runs twice: the second time it gets those of the first.
+//! A part that runs twice: the second time it gets the random numbers of the first.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 
-use candle_core::Result;
+use candle_core::{Result, TensorId};
 
 use crate::Error;
 
@@ -13,8 +14,59 @@ thread_local! {
 
 /// One part.
 enum Running {
-    First(Vec<u64>),
+    First(Met),
     Again { draws: Vec<u64>, next: usize },
+}
+
+/// What a part has met that runs for the first time.
+#[derive(Default)]
+pub(super) struct Met {
+    /// The random numbers that it drew.
+    pub(super) draws: Vec<u64>,
+    pub(super) members: Vec<Arc<dyn PartMember>>,
+}
+
+/// Something that runs inside of parts, such as a unit of `Fsdp`, and must find them in the graph of a loss, which does not lead inside.
+pub trait PartMember: Send + Sync {
+    /// A part has run, which gave this. Of parts in one another, the outermost comes last.
+    fn is_in(&self, node: TensorId);
+}
+
+/// Tells the parts that run for the first time on this thread of something that runs in them. They keep it.
+///
+/// ```
+/// use std::sync::{Arc, OnceLock};
+/// use candle_core::{Device, TensorId, Var};
+/// use training::{PartMember, recompute, runs_in_part};
+///
+/// #[derive(Default)]
+/// struct Noted(OnceLock<TensorId>);
+///
+/// impl PartMember for Noted {
+///     fn is_in(&self, node: TensorId) {
+///         let _ = self.0.set(node);
+///     }
+/// }
+///
+/// let (x, noted) = (Var::new(&[1f32], &Device::Cpu)?, Arc::new(Noted::default()));
+/// let member = noted.clone();
+/// let y = recompute(&x, move |x| {
+///     runs_in_part(&(member.clone() as _));
+///     x.sqr()
+/// })?;
+/// assert_eq!(noted.0.get(), Some(&y.id()));
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn runs_in_part(member: &Arc<dyn PartMember>) {
+    RUNNING.with_borrow_mut(|running| firsts(running).for_each(|met| met.members.push(member.clone())));
+}
+
+/// Those within the one that runs again, or all.
+fn firsts(running: &mut [Running]) -> impl Iterator<Item = &mut Met> {
+    running.iter_mut().rev().map_while(|part| match part {
+        Running::First(met) => Some(met),
+        Running::Again { .. } => None,
+    })
 }
 
 /// For layers that draw random numbers in forward: `new`'s number, or in a part that backward computes again
@@ -45,22 +97,15 @@ pub fn drawn(new: impl FnOnce() -> u64) -> u64 {
     });
     // A part that draws more than the first time fails when it ends.
     let number = known.flatten().unwrap_or_else(new);
-    RUNNING.with_borrow_mut(|running| {
-        // Those within the one that runs again, or all.
-        let firsts = running.iter_mut().rev().map_while(|part| match part {
-            Running::First(draws) => Some(draws),
-            Running::Again { .. } => None,
-        });
-        firsts.for_each(|draws| draws.push(number));
-    });
+    RUNNING.with_borrow_mut(|running| firsts(running).for_each(|met| met.draws.push(number)));
     number
 }
 
-/// Runs a part for the first time: what it gives, and what it drew.
-pub(super) fn recorded<T>(part: impl FnOnce() -> Result<T>) -> Result<(T, Vec<u64>)> {
-    match running(Running::First(Vec::new()), part)? {
-        (given, Some(Running::First(draws))) => Ok((given, draws)),
-        (given, _) => Ok((given, Vec::new())),
+/// Runs a part for the first time.
+pub(super) fn recorded<T>(part: impl FnOnce() -> Result<T>) -> Result<(T, Met)> {
+    match running(Running::First(Met::default()), part)? {
+        (given, Some(Running::First(met))) => Ok((given, met)),
+        (given, _) => Ok((given, Met::default())),
     }
 }
 
