@@ -4,14 +4,18 @@
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Module, Tensor};
+use candle_nn::{ModuleT, Optimizer};
 use common::{Setup, batch, optimizer, own_batch, step};
 use girandole::comm::{Communicator, Local};
 use girandole::models::{CausalLm, ModelConfig, Weights};
 use girandole::pipeline::ScheduleKind;
-use girandole::training::activation_bytes;
-use girandole::{Layout, Parallel, ParallelConfig, Recompute};
+use girandole::sampler::Generator;
+use girandole::training::build::{Builder, Division, Linear, LinearConfig, Model, Unit, Units};
+use girandole::training::{Adam, AdamConfig, Dropout, activation_bytes};
+use girandole::{InitialWeights, Layout, Parallel, ParallelConfig, Recompute};
 
 const STEPS: usize = 4;
 
@@ -128,4 +132,103 @@ fn every_unit_of_none_is_refused() {
         Ok(setup.parallel(comm, &layout, None).map(drop).unwrap_err().to_string())
     });
     assert_eq!(error.unwrap(), ["recompute: got Every(0); give 1 or more, or Recompute::None"]);
+}
+
+/// A layer with dropout that counts how often it runs.
+struct Counted {
+    layer: Linear,
+    dropout: Dropout,
+    runs: Arc<AtomicUsize>,
+}
+
+impl Module for Counted {
+    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        self.runs.fetch_add(1, Ordering::Relaxed);
+        x + self.dropout.forward_t(&self.layer.forward(x)?.tanh()?, true)?
+    }
+}
+
+/// Of floats from the first unit on.
+struct Net(Vec<Unit<Counted>>);
+
+const WIDTH: usize = 4;
+const UNITS: usize = 5;
+
+impl Net {
+    fn new(builder: &Builder, runs: &Arc<AtomicUsize>) -> candle_core::Result<Self> {
+        let unit = |place: usize| {
+            builder.unit(&format!("{place}"), |part| {
+                let layer = part.pp(place).linear(&LinearConfig::new(WIDTH, WIDTH, Division::Whole))?;
+                let dropout = Dropout::new(0.4, Generator::new(place as u64))?;
+                Ok(Counted { layer, dropout, runs: runs.clone() })
+            })
+        };
+        Ok(Self((0..UNITS).map(unit).collect::<candle_core::Result<_>>()?))
+    }
+}
+
+impl Units for Net {
+    fn units(&self) -> Vec<&dyn Module> {
+        self.0.iter().map(|unit| unit as &dyn Module).collect()
+    }
+}
+
+impl Model for Net {
+    fn output_loss(output: &Tensor, targets: &Tensor) -> candle_core::Result<Tensor> {
+        candle_nn::loss::mse(output, targets)
+    }
+}
+
+/// By rank: losses, how often units have run in steps, and the bytes that were sent.
+fn train_net(layout: &Layout, recompute: Recompute) -> Vec<(Vec<u64>, usize, u64)> {
+    let run = |comm| {
+        let (runs, rows) = (Arc::new(AtomicUsize::new(0)), 4);
+        let all = |rows| Tensor::arange(0f32, (rows * WIDTH) as f32, &Device::Cpu)?.reshape((rows, WIDTH));
+        let settings = ParallelConfig {
+            micro_batches: 2,
+            example: Some(all(rows / 2)?),
+            recompute,
+            ..ParallelConfig::default()
+        };
+        let own = runs.clone();
+        let weights = InitialWeights::seed(3);
+        let mut model =
+            Parallel::new(comm, layout, weights, &settings, move |builder| Net::new(builder, &own))?;
+        let adam = Adam::named(model.named_vars(), AdamConfig::default());
+        let mut optimizer = adam.map_err(girandole::Error::from)?;
+        let rank = model.data_ranks().rank() as f64;
+        let (x, y) = ((all(rows)? / (10.0 + rank))?, (all(rows)? / 7.0)?.sin()?);
+        // Stages have run once to find out their shapes.
+        let before = runs.load(Ordering::Relaxed);
+        let mut losses = Vec::new();
+        for _ in 0..STEPS {
+            let step = model.step(&x, &y)?;
+            optimizer.step(&step.grads)?;
+            losses.push(step.loss.to_bits());
+        }
+        Ok((losses, runs.load(Ordering::Relaxed) - before, model.stats().bytes_sent))
+    };
+    Local::run_shared(layout.ranks(), run).unwrap()
+}
+
+#[test]
+fn units_run_twice_with_the_same_dropout_and_are_gathered_as_often_as_without() {
+    for layout in LAYOUTS {
+        let layout: Layout = layout.parse().unwrap();
+        let kept = train_net(&layout, Recompute::None);
+        let micro_batches = 2;
+        for (recompute, again) in [(Recompute::Units, UNITS), (Recompute::Every(2), 2)] {
+            let got = train_net(&layout, recompute);
+            for (rank, ((losses, runs, sent), expected)) in got.iter().zip(&kept).enumerate() {
+                let what = format!("{layout}, rank {rank}, {recompute:?}");
+                assert_eq!((losses, sent), (&expected.0, &expected.2), "{what}");
+                assert!(*runs > expected.1, "{what}");
+            }
+            let runs = |ranks: &[(Vec<u64>, usize, u64)]| ranks.iter().map(|rank| rank.1).sum::<usize>();
+            // All stages of a pipeline together are a model.
+            let models = layout.ranks() / layout.axes().iter().find(|(name, _)| *name == "pp").unwrap().1;
+            assert_eq!(runs(&kept), models * STEPS * micro_batches * UNITS);
+            assert_eq!(runs(&got) - runs(&kept), models * STEPS * micro_batches * again, "{layout}");
+        }
+    }
 }
