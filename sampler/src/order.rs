@@ -92,7 +92,7 @@ impl Order {
     /// A state of another data set length, seed or shuffling.
     ///
     /// # Cost
-    /// Of a shuffled epoch, drawing the rows that were taken before: about a second for 20 million.
+    /// Of a shuffled epoch, drawing the rows that were taken before: about 5 seconds for 20 million.
     pub fn resume(&mut self, state: &SamplerState) -> Result<(), SamplerError> {
         state.check(self.config.rows, self.config.seed, self.config.shuffle)?;
         // A `DistributedSampler` leaves a whole epoch behind with `consumed` at its end.

@@ -7,8 +7,8 @@ use crate::{Result, Tokenizer};
 use super::chat::{Chat, ChatTemplate};
 use super::{Piece, TextSource, TokenWriter};
 
-/// Bytes of text that are in memory at once, about; processors share them.
-const BATCH: usize = 8 << 20;
+/// Bytes of text that are in memory at once for each thread, about.
+const BATCH: usize = 1 << 20;
 
 /// Makes tokens of documents, on all processors.
 ///
@@ -105,7 +105,7 @@ impl<'a> TextEncoder<'a> {
         let before = writer.tokens();
         loop {
             let (mut pieces, mut bytes) = (Vec::new(), 0);
-            while bytes < BATCH {
+            while bytes < BATCH * rayon::current_num_threads() {
                 let Some(piece) = source.next_piece()? else { break };
                 bytes += piece.bytes();
                 pieces.push((piece, source.place()));

@@ -19,7 +19,7 @@
 //! let row = rows.get(1)?;
 //! assert_eq!(row.tokens, [b'o', b' ', b'w', b'o'].map(u32::from));
 //! assert_eq!(row.targets, [b' ', b'w', b'o', b'r'].map(i64::from));
-//! # Ok::<(), models::Error>(())
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 mod bits;

@@ -44,7 +44,7 @@ impl Chat {
             }
         }
         match messages.iter().any(is_answer) {
-            true => Ok(Self { messages, tools }),
+            true => Ok(Self { messages: messages.iter().map(prepared).collect(), tools }),
             false => Err("no message is of the role `assistant`: there is nothing to learn".into()),
         }
     }
@@ -74,6 +74,28 @@ impl Chat {
 
 fn role(message: &Value) -> Option<String> {
     message.get_attr("role").ok()?.as_str().map(str::to_string)
+}
+
+/// A message as transformers gives it to a template: without fields that are null, and with its reasoning under the names that templates
+/// read.
+fn prepared(message: &Value) -> Value {
+    const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+    let get =
+        |name: &str| message.get_attr(name).ok().filter(|value| !value.is_undefined() && !value.is_none());
+    let mut fields: Vec<(String, Value)> = Vec::new();
+    for name in message.try_iter().into_iter().flatten().map(|name| name.to_string()) {
+        fields.extend(get(&name).map(|value| (name, value)));
+    }
+    if let Some(reasoning) = REASONING.iter().find_map(|name| get(name)) {
+        for (name, place) in [("thinking", 0), ("reasoning_content", fields.len() + 1)] {
+            match fields.iter_mut().find(|(found, _)| found == name) {
+                Some((_, value)) if name == "reasoning_content" => *value = reasoning.clone(),
+                Some(_) => {}
+                None => fields.insert(place.min(fields.len()), (name.into(), reasoning.clone())),
+            }
+        }
+    }
+    Value::from_pairs(fields)
 }
 
 fn is_answer(message: &Value) -> bool {
