@@ -13,6 +13,8 @@ chapters! {
     OwnModel: "book/src/own-model.md",
     FromPytorch: "book/src/from-pytorch.md",
     Models: "book/src/models.md",
+    Language: "book/src/language.md",
+    AnyLayout: "book/src/any-layout.md",
     Experiments: "book/src/experiments.md",
     Layout: "book/src/layout.md",
     DataParallelism: "book/src/ddp.md",

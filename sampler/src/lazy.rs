@@ -106,19 +106,6 @@ impl Iterator for LazyPermutation {
 mod tests {
     use super::*;
 
-    /// The first rows of a data set of a billion, in far less memory than its permutation. What PyTorch gives was looked up once:
-    /// `torch.randperm(10**9, generator=torch.Generator().manual_seed(7))`.
-    #[test]
-    #[ignore = "draws four billion random numbers: half a minute"]
-    fn a_billion_rows() {
-        let mut lazy = LazyPermutation::new(7, 1_000_000_000);
-        let first: Vec<usize> = lazy.by_ref().take(1000).map(|number| number.unwrap()).collect();
-        assert_eq!(first[..6], [93268064, 421403967, 806271965, 468455432, 354108767, 588514494]);
-        lazy.advance(500_000_000 - lazy.position()).unwrap();
-        let middle: Vec<usize> = lazy.take(4).map(|number| number.unwrap()).collect();
-        assert_eq!(middle, [272916529, 780165226, 420995645, 419794161]);
-    }
-
     #[test]
     fn many_rows_take_the_memory_of_those_drawn() {
         let mut lazy = LazyPermutation::new(7, LONG - 1);

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use comm::broadcast_object;
-use girandole::trainer::Trainer;
+use girandole::trainer::{self, Trainer};
 use girandole::{Layout, Parallel, ParallelConfig};
 use models::tokens::{Data, DataConfig, DataFile, Rows};
 use models::{CausalLm, FolderConfig, Lora, ModelConfig, Tokenizer, Weights};
@@ -92,7 +92,7 @@ impl<J: Job> Experiment for J {
         Some(&self.options().checkpoints)
     }
 
-    /// What it was trained on and how far is compared when the ranks read it.
+    /// What it was trained on and how far is compared where the data are: in [`Self::alone`].
     fn check_checkpoint(&self, _: usize) -> Result<()> {
         choose(&self.options().checkpoints).map(drop)
     }
@@ -149,6 +149,10 @@ impl<J: Job> Experiment for J {
         let shapes = setup.subject.weights.shapes().values();
         let parameters: usize = shapes.map(|dims| dims.iter().product::<usize>()).sum();
         let layout = options.layout(world_size)?;
+        if let Some(contents) = choose(&options.checkpoints)? {
+            self.check_steps(contents.step as usize)?;
+            trainer::check_data(&contents, &setup.rows)?;
+        }
         model.notes().iter().for_each(|line| note(format_args!("{line}")));
         say(format_args!(
             "model: {}, {parameters} parameters; data: {} rows of {} tokens; layout: {layout}",

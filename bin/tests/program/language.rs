@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Tensor};
 use models::{CausalLm, Lora, Tokenizer, Weights};
 use training::build::Builder;
 
-use crate::common::{Folder, Girandole, losses, metrics, text};
+use crate::common::{Folder, Girandole, losses, metrics, refuse_with, text};
 
 const PRETRAIN: Girandole = Girandole("pretrain");
 const FINETUNE: Girandole = Girandole("finetune");
@@ -82,90 +82,47 @@ fn every_layout_learns_the_same() {
     assert_near(&got.0, &expected.0, "accumulated");
 }
 
+/// A run of some steps with checkpoints.
+fn resumable(folder: &Folder, data: &str, steps: &str, checkpoints: &str, options: &[&str]) -> Vec<String> {
+    let out = folder.argument("out");
+    let common = ["--data", data, "--out", &out, "--steps", steps, "--checkpoint-dir", checkpoints];
+    [&common[..], &SMALL, options].concat().into_iter().map(String::from).collect()
+}
+
 #[test]
 fn a_run_goes_on_in_another_layout() {
     let (folder, data) = folder();
     let expected = pretrain(&folder, &data, &[]);
     let checkpoints = folder.argument("checkpoints");
-    let common = ["--checkpoint-dir", &checkpoints, "--checkpoint-every", "2", "--resume"];
-    // As a run that is stopped: the schedule is that of all steps, so a limit on the time is not known to it.
-    let options = |layout: &'static str| [&common[..], &["--mesh", layout]].concat();
-    let whole = PRETRAIN.succeed(
-        &[
-            &["--data", &data, "--out", &folder.argument("out"), "--steps", "6"],
-            &SMALL[..],
-            &options("shard=2"),
-        ]
-        .concat(),
-    );
-    assert!(text(&whole.stderr).contains("no checkpoint in"));
+    let run = |steps: &str, checkpoints: &str, options: &[&str]| {
+        let arguments = resumable(&folder, &data, steps, checkpoints, options);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        text(&PRETRAIN.succeed(&arguments).stderr)
+    };
+    let said = run("6", &checkpoints, &["--checkpoint-every", "2", "--resume", "--mesh", "shard=2"]);
+    assert!(said.contains("no checkpoint in"), "{said}");
     // The last one is of step 6, the one before it of step 4.
     let latest = fs::read_to_string(folder.path("checkpoints/latest")).unwrap();
     assert!(latest.starts_with("checkpoint-00000003"), "{latest}");
-    let metrics_file = folder.argument("resumed.jsonl");
+    let (file, fourth) =
+        (folder.argument("resumed.jsonl"), folder.argument("checkpoints/checkpoint-00000002"));
     for layout in ["tp=2", "pp=2", "dp=1"] {
-        let output = PRETRAIN.succeed(
-            &[
-                &[
-                    "--data",
-                    &data,
-                    "--out",
-                    &folder.argument("out"),
-                    "--steps",
-                    "6",
-                    "--metrics",
-                    &metrics_file,
-                ],
-                &SMALL[..],
-                &["--checkpoint-dir", &folder.argument(&format!("other-{layout}")), "--mesh", layout],
-                &["--resume", &folder.argument("checkpoints/checkpoint-00000002")],
-            ]
-            .concat(),
-        );
-        assert!(text(&output.stderr).contains("going on after step 4"), "{}", text(&output.stderr));
+        let other = folder.argument(&format!("other-{layout}"));
+        let said = run("6", &other, &["--mesh", layout, "--resume", &fourth, "--metrics", &file]);
+        assert!(said.contains("going on after step 4"), "{said}");
         assert_near(&logits(&folder.argument("out")), &expected.1, layout);
         let lines = metrics(&folder.path("resumed.jsonl"));
         let steps = lines.iter().filter(|line| line["event"] == "step");
         let got: Vec<f32> = steps.map(|line| line["loss"].as_f64().unwrap() as f32).collect();
         assert_near(&got[got.len() - 2..], &expected.0[4..], layout);
     }
-    let said = PRETRAIN.refuse(
-        &[
-            &[
-                "--data",
-                &data,
-                "--out",
-                &folder.argument("out"),
-                "--steps",
-                "3",
-                "--checkpoint-dir",
-                &checkpoints,
-                "--resume",
-            ],
-            &SMALL[..],
-        ]
-        .concat(),
-    );
-    assert!(said.contains("the checkpoint is at step 6 already"), "{said}");
+    let refuse = |steps: &str| {
+        let arguments = resumable(&folder, &data, steps, &checkpoints, &["--resume"]);
+        refuse_with(PRETRAIN.command().args(arguments), &[]).0
+    };
+    assert!(refuse("3").contains("the checkpoint is at step 6 already"), "{}", refuse("3"));
     fs::write(folder.path("text.txt"), words() + "more\n").unwrap();
-    let said = PRETRAIN.refuse(
-        &[
-            &[
-                "--data",
-                &data,
-                "--out",
-                &folder.argument("out"),
-                "--steps",
-                "9",
-                "--checkpoint-dir",
-                &checkpoints,
-                "--resume",
-            ],
-            &SMALL[..],
-        ]
-        .concat(),
-    );
-    assert!(said.contains("it was made with other data"), "{said}");
+    assert!(refuse("9").contains("it was made with other data"), "{}", refuse("9"));
 }
 
 #[test]

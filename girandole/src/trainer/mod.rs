@@ -55,7 +55,7 @@ use crate::Parallel;
 
 pub use config::{CheckpointPlan, TrainConfig};
 pub use learning_rate::{Decay, LearningRate};
-pub use run::{Summary, Trainer};
+pub use run::{Summary, Trainer, check_data};
 pub use saver::Saver;
 
 /// What is trained on: rows, by their numbers.

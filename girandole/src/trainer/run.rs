@@ -138,16 +138,8 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// A checkpoint that is damaged, of another model or of other data; failures of communication.
     pub fn resume(&mut self, contents: &Contents) -> Result<()> {
         let refuse = |problem: String| Error::file(&contents.folder, problem);
-        let extra = self.model.load(contents, Some(&mut self.optimizer))?;
-        let kept: Kept = serde_json::from_value(extra).map_err(|error| refuse(error.to_string()))?;
-        let data = self.data.fingerprint();
-        if kept.data != data {
-            return Err(refuse(format!(
-                "it was made with other data ({}, and this is {data}): give the same files in the same order, or begin anew in another \
-                 folder",
-                kept.data
-            )));
-        }
+        agreed(&**self.model.mesh().world(), check_data(contents, self.data))?;
+        self.model.load(contents, Some(&mut self.optimizer))?;
         let state =
             serde_json::from_value(contents.sampler.clone()).map_err(|error| refuse(error.to_string()))?;
         self.order.resume(&state).map_err(|error| refuse(error.to_string()))?;
@@ -307,6 +299,25 @@ impl<'a, M: Model> Trainer<'a, M> {
         };
         folder.map_or(Ok(()), |folder| observer.saved(step, &folder))
     }
+}
+
+/// Whether a run's checkpoint was made with this data.
+///
+/// # Errors
+/// One that was made with other data, or that [`Trainer`] has not written.
+pub fn check_data(contents: &Contents, data: &dyn Data) -> Result<()> {
+    let refuse = |problem: String| Error::file(&contents.folder, problem);
+    let extra = contents.extra.get("extra").cloned().unwrap_or_default();
+    let kept: Kept = serde_json::from_value(extra)
+        .map_err(|error| refuse(format!("it was not written by a training of this kind: {error}")))?;
+    let own = data.fingerprint();
+    if kept.data == own {
+        return Ok(());
+    }
+    Err(refuse(format!(
+        "it was made with other data ({}, and this is {own}): give the same files in the same order, or begin anew in another folder",
+        kept.data
+    )))
 }
 
 /// Refuses a configuration or data that differ from rank 0's.

@@ -1,0 +1,80 @@
+//! A model of one's own that trains in every layout: `cargo run --release -p girandole --example own_model -- pp=2,shard=2`.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Module, Result, Tensor};
+use candle_nn::loss;
+use girandole::launch::RankContext;
+use girandole::training::build::{Builder, Division, Linear, LinearConfig, Model, Unit, Units};
+use girandole::training::{Adam, AdamConfig};
+use girandole::{InitialWeights, Layout, Parallel, ParallelConfig, launch};
+
+/// What a block adds to its input.
+struct Block(Linear, Linear);
+
+impl Module for Block {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x + self.1.forward(&self.0.forward(x)?.gelu()?)?
+    }
+}
+
+struct Net(Vec<Unit<Block>>);
+
+impl Net {
+    fn new(builder: &Builder) -> Result<Self> {
+        // One layer is divided by its outputs, and the next by its inputs.
+        let up = LinearConfig::new(16, 64, Division::Outputs).with_bias(true);
+        let down = LinearConfig::new(64, 16, Division::Inputs).with_bias(true);
+        let block = |name: &str| {
+            builder.unit(name, |part| {
+                Ok(Block(part.pp(name).pp("up").linear(&up)?, part.pp(name).pp("down").linear(&down)?))
+            })
+        };
+        Ok(Self(["a", "b", "c", "d"].into_iter().map(block).collect::<Result<_>>()?))
+    }
+}
+
+impl Units for Net {
+    fn units(&self) -> Vec<&dyn Module> {
+        self.0.iter().map(|unit| unit as &dyn Module).collect()
+    }
+}
+
+impl Model for Net {
+    fn output_loss(output: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        loss::mse(output, targets)
+    }
+}
+
+fn layout() -> girandole::Result<Layout> {
+    std::env::args().nth(1).unwrap_or("dp=2".into()).parse()
+}
+
+fn train(context: RankContext) -> girandole::Result<()> {
+    let comm = Arc::new(context.connect()?);
+    let example = Tensor::zeros((8, 16), DType::F32, &Device::Cpu)?; // for pipelines: what a stage is given
+    let config = ParallelConfig { example: Some(example), ..ParallelConfig::default() };
+    let mut model = Parallel::new(comm, &layout()?, InitialWeights::seed(42), &config, Net::new)?;
+    let adam = AdamConfig { learning_rate: 0.01, ..AdamConfig::default() };
+    let mut optimizer = Adam::named(model.named_vars(), adam)?;
+    let x = Tensor::arange(0f32, 128.0, &Device::Cpu)?.affine(0.1, 0.0)?.sin()?.reshape((8, 16))?; // this rank's rows
+    for number in 0..=100 {
+        let step = model.step(&x, &x.cos()?)?;
+        optimizer.step_scaled(&step.grads, 1.0)?;
+        if number % 50 == 0 && model.mesh().world().rank() == 0 {
+            println!("step {number}: loss {:.6}", step.loss);
+        }
+    }
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    match layout() {
+        Ok(layout) => launch::run(layout.ranks(), train),
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
