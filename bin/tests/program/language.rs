@@ -192,6 +192,6 @@ fn what_cannot_be_is_said_before_ranks_start() {
     assert!(finetune(&["--length", "512"]).contains("16"));
     assert!(
         finetune(&["--length", "16", "--mesh", "tp=3", "--batch-size", "9"])
-            .contains("cannot be divided over 3")
+            .contains("cannot be divided over tp=3")
     );
 }
