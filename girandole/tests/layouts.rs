@@ -6,8 +6,9 @@ mod common;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use candle_core::DType;
-use common::{Setup, optimizer, own_batch, step};
+use candle_core::{DType, Device, Tensor};
+use candle_nn::Optimizer;
+use common::{LEN, Setup, optimizer, own_batch, step};
 use girandole::Layout;
 use girandole::comm::Local;
 use girandole::pipeline::ScheduleKind;
@@ -123,6 +124,37 @@ fn every_schedule_of_stages_with_shards() {
     ] {
         for layout in ["pp=2", "pp=2,shard=2", "pp=2,dp=2", "pp=2,tp=2"] {
             assert_equal(layout, &train(layout, schedule, DType::F64, true), &expected, 1e-10);
+        }
+    }
+}
+
+#[test]
+fn a_micro_batch_without_targets_changes_nothing() {
+    let train = |layout: &str| {
+        let (layout, setup): (Layout, _) = (layout.parse().unwrap(), Setup::default());
+        let ranks = Local::run_shared(layout.ranks(), |comm| {
+            let mut parallel = setup.parallel(comm, &layout, None)?;
+            let mut optimizer = optimizer(&parallel)?;
+            let losses = (0..3).map(|number| {
+                let (tokens, targets) = own_batch(&parallel, number)?;
+                // Of the first of two ranks, all of the second micro-batch.
+                let ignored = Tensor::full(-100i64, (2, LEN), &Device::Cpu)?;
+                if parallel.data_ranks().rank() == 0 {
+                    targets.slice_set(&ignored, 0, 2)?;
+                }
+                let mut step = parallel.step(&tokens, &targets)?;
+                parallel.clip_grad_norm(&mut step.grads, 0.5)?;
+                optimizer.step(&step.grads)?;
+                Ok(step.loss)
+            });
+            losses.collect::<girandole::Result<Vec<f64>>>().map_err(Into::into)
+        });
+        ranks.unwrap().remove(0)
+    };
+    let expected = train("");
+    for layout in ["dp=2", "shard=2", "shard=2,tp=2", "pp=2,dp=2", "pp=2,shard=2"] {
+        for (a, b) in train(layout).iter().zip(&expected) {
+            assert!((a - b).abs() < 1e-10, "{layout}: {a}, expected {b}");
         }
     }
 }
