@@ -70,8 +70,9 @@ impl<M> Unit<M> {
     /// tensors. Backward needs the parameters until it is past all that `body` has computed from what gradients flow through,
     /// detached ones, too.
     ///
-    /// It may also run while backward does, by an operation that computes a part of the model again in place of keeping what
-    /// it had computed. The parameters then stay until the graph that this makes is dropped.
+    /// It may also run while backward does, which computes a part of the model again in place of keeping what it had computed
+    /// ([`training::recompute`]). The parameters then stay until the graph that this makes is dropped; those of the unit before come
+    /// meanwhile.
     ///
     /// # Cost
     /// An all-gather of the unit's parameters, under way since the unit before it began, and a copy of what `body` gives.

@@ -44,6 +44,8 @@
 //! | `Fsdp` | `Fsdp::new(comm, vb, &config, \|units\| Mlp::new(&Builder::from(units)))` |
 //! | `Pipeline` | `Modules::of_units(Mlp::new)` |
 //! | `TensorParallel` | `TensorParallel::new(&mesh, &config, &weights, \|shards\| Ok(Mlp::new(&Builder::from(shards))?))` |
+//!
+//! Units may be computed again in backward, in place of keeping what they have computed: [`Builder::recomputing`].
 
 mod frozen;
 mod layers;
