@@ -28,10 +28,11 @@ use running::Met;
 /// give the gradients of variables that `part` uses, and fails with [`Error::OutsideBackward`].
 ///
 /// `part` must do the same both times: it depends on its input and on parameters alone, and changes nothing. Random numbers of
-/// [`Dropout`](crate::Dropout) are those of the first time, and so is [`autocast`]'s precision; layers of your own draw theirs by
-/// [`drawn`] (candle's dropout does not, and would drop others the second time). What it uses of tensors that were computed outside gets its gradient, too, but
-/// backward goes from there to the parameters by itself, once for each part that uses them: give such tensors as `x`, or compute them
-/// inside.
+/// [`Dropout`](crate::Dropout), also in [`attention`](crate::attention), are those of the first time, and so is [`autocast`]'s
+/// precision; layers of your own draw theirs by [`drawn`] (candle's dropout does not, and would drop others the second time).
+///
+/// What it uses of tensors that were computed outside gets its gradient, too, but backward goes from there to the parameters by itself,
+/// once for each part that uses them: give such tensors as `x`, or compute them inside.
 ///
 /// Parts may lie in one another. A view that is not contiguous is copied first.
 ///
