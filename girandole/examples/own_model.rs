@@ -63,7 +63,7 @@ fn train(context: RankContext) -> girandole::Result<()> {
         let step = model.step(&x, &x.cos()?)?;
         optimizer.step_scaled(&step.grads, 1.0)?;
         if number % 50 == 0 && model.mesh().world().rank() == 0 {
-            println!("step {number}: loss {:.6}", step.loss);
+            eprintln!("step {number}: loss {:.6}", step.loss);
         }
     }
     Ok(())

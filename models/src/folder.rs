@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
+use training::TensorHeader;
 
 use crate::{Error, Result};
 
@@ -68,15 +69,7 @@ impl Folder {
     }
 
     fn add(&mut self, path: &Path) -> Result<()> {
-        let refuse = |source: std::io::Error| match source.kind() {
-            ErrorKind::InvalidData => {
-                Error::Format { path: path.into(), problem: format!("no whole safetensors file: {source}") }
-            }
-            _ => Error::Io { action: "read", path: path.into(), source },
-        };
-        let mut file = training::open_input(path).map_err(refuse)?;
-        let bytes = file.metadata().map_err(refuse)?.len();
-        let header = training::tensor_header(&mut file, bytes).map_err(refuse)?;
+        let (file, _, header) = open(path)?;
         for (name, info) in header.metadata.tensors() {
             let begin = header.data + info.data_offsets.0 as u64;
             let entry = Entry { file: self.files.len(), begin, dtype: info.dtype, dims: info.shape.clone() };
@@ -160,6 +153,20 @@ fn file_names(path: &Path) -> Result<(BTreeSet<String>, Vec<String>)> {
         };
     }
     Ok((files, map.keys().cloned().collect()))
+}
+
+/// A safetensors file, its length and its header.
+pub(crate) fn open(path: &Path) -> Result<(File, u64, TensorHeader)> {
+    let refuse = |source: std::io::Error| match source.kind() {
+        ErrorKind::InvalidData => {
+            Error::Format { path: path.into(), problem: format!("no whole safetensors file: {source}") }
+        }
+        _ => Error::Io { action: "read", path: path.into(), source },
+    };
+    let mut file = training::open_input(path).map_err(refuse)?;
+    let bytes = file.metadata().map_err(refuse)?.len();
+    let header = training::tensor_header(&mut file, bytes).map_err(refuse)?;
+    Ok((file, bytes, header))
 }
 
 #[cfg(test)]

@@ -1,14 +1,13 @@
 //! What the header of a token file says.
 
 use std::collections::HashMap;
-use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use crate::{Error, Result};
+use crate::{Error, Result, folder};
 
 use super::TokenFile;
 use super::bits;
@@ -19,15 +18,7 @@ use super::writer::FORMAT;
 const HELP: &str = "expected are a file of `girandole tokenize`, or a tensor `tokens` of I64 (rows, length)";
 
 pub(super) fn open(path: &Path) -> Result<TokenFile> {
-    let refuse = |source: std::io::Error| match source.kind() {
-        ErrorKind::InvalidData => {
-            Error::Format { path: path.into(), problem: format!("no whole safetensors file: {source}") }
-        }
-        _ => Error::Io { action: "read", path: path.into(), source },
-    };
-    let mut file = training::open_input(path).map_err(refuse)?;
-    let bytes = file.metadata().map_err(refuse)?.len();
-    let header = training::tensor_header(&mut file, bytes).map_err(refuse)?;
+    let (file, bytes, header) = folder::open(path)?;
     let metadata = &header.metadata;
     let found = match metadata.info("tokens") {
         Some(tokens) if tokens.shape.len() == 2 => table(metadata, tokens, header.data),
