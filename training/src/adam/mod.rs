@@ -177,7 +177,8 @@ impl Adam {
     /// let config = AdamConfig { learning_rate: 0.1, weight_decay: 0.5, ..AdamConfig::adamw() };
     /// let named = [("fc.weight".into(), weight.clone()), ("fc.bias".into(), bias.clone())];
     /// let mut adamw = Adam::named(named, config)?.decaying(|name| name.ends_with("weight"));
-    /// adamw.backward_step(&((weight.as_tensor() + bias.as_tensor())? * 0.0)?)?;
+    /// // Next to no gradient (of a product with 0 candle gives none): what changes is decay.
+    /// adamw.backward_step(&((weight.as_tensor() + bias.as_tensor())? * 1e-300)?)?;
     /// assert_eq!((weight.to_vec1::<f64>()?, bias.to_vec1::<f64>()?), (vec![0.95], vec![1.0]));
     /// # Ok::<(), candle_core::Error>(())
     /// ```
