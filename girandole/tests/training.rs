@@ -122,7 +122,8 @@ fn what_cannot_be_is_refused() {
         let layout: Layout = layout.parse().unwrap();
         let said = Local::run_shared(layout.ranks(), |comm| {
             let mut model = Setup::default().parallel(comm, &layout, None)?;
-            let made = Trainer::new(&mut model, data, config.clone()).map(drop);
+            let made = Trainer::new(&mut model, data, config.clone());
+            let made = made.and_then(|mut trainer| trainer.resume_latest().map(drop));
             Ok(made.unwrap_err().to_string())
         });
         said.unwrap().remove(0)

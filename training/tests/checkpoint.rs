@@ -191,9 +191,25 @@ fn a_file_of_another_kind_is_refused_whatever_its_hash() {
     let (checkpoints, _) = three(dir.path());
     let made = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds/tensor-file/beyond-64-bits");
     let files = BTreeMap::from([("model".to_string(), FileHash::of(&made).unwrap())]);
-    let folder = checkpoints.begin().unwrap().commit(&Checkpoint::default(), files).unwrap();
+    let draft = checkpoints.begin().unwrap();
+    // As the process that writes it leaves it.
+    let unfinished = dir.path().join(format!("{}checkpoint-{:08}", Checkpoints::UNFINISHED, draft.number()));
+    fs::copy(made, unfinished.join("model.safetensors")).unwrap();
+    let folder = draft.commit(&Checkpoint::default(), files).unwrap();
     let file = checkpoints.contents(&folder).unwrap().path("model");
-    fs::copy(made, &file).unwrap();
     assert_refused(&checkpoints, &file, Some(3));
     assert!(training::load_tensors(&file, &Device::Cpu).is_err());
+}
+
+/// Of several processes that write, one may not have come to it, or write to a folder that the others do not see.
+#[test]
+fn a_checkpoint_of_which_a_file_is_missing_is_not_the_latest() {
+    let dir = tempfile::tempdir().unwrap();
+    let (checkpoints, _) = three(dir.path());
+    let before = checkpoints.latest().unwrap().unwrap().folder;
+    let hash = FileHash { bytes: 8, sha256: "of nothing".into() };
+    let error =
+        checkpoints.begin().unwrap().commit(&Checkpoint::default(), [("model".to_string(), hash)].into());
+    assert!(error.unwrap_err().to_string().contains("model.safetensors"));
+    assert_eq!(checkpoints.latest().unwrap().unwrap().folder, before);
 }
