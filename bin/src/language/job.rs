@@ -92,7 +92,7 @@ impl<J: Job> Experiment for J {
         Some(&self.options().checkpoints)
     }
 
-    /// What it was trained on and how far is compared where the data are: in [`Self::alone`].
+    /// What it was trained on and how far is compared where the data are: in `alone`.
     fn check_checkpoint(&self, _: usize) -> Result<()> {
         choose(&self.options().checkpoints).map(drop)
     }
@@ -196,6 +196,7 @@ impl<J: Job> Experiment for J {
             self.check_steps(trainer.step())?;
             if let Some(log) = &mut log {
                 log.begin_at(trainer.step());
+                log.cut(trainer.epoch() as usize, trainer.step())?;
                 note(format_args!(
                     "going on after step {}, from {}",
                     trainer.step(),

@@ -93,6 +93,11 @@ impl Observer<CausalLm> for Watch<'_> {
         Ok(())
     }
 
+    fn saving(&mut self, _: usize) -> girandole::Result<()> {
+        // A run that goes on from it has the metrics of all steps before.
+        self.log.as_mut().map_or(Ok(()), RunLog::flush).map_err(told)
+    }
+
     fn saved(&mut self, step: usize, folder: &Path) -> girandole::Result<()> {
         tracing::debug!("checkpoint of step {step} in {}", folder.display());
         Ok(())

@@ -99,7 +99,9 @@ fn a_run_goes_on_in_another_layout() {
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         text(&PRETRAIN.succeed(&arguments).stderr)
     };
-    let said = run("6", &checkpoints, &["--checkpoint-every", "2", "--resume", "--mesh", "shard=2"]);
+    let all = folder.argument("all.jsonl");
+    let options = ["--checkpoint-every", "2", "--resume", "--mesh", "shard=2", "--metrics", &all];
+    let said = run("6", &checkpoints, &options);
     assert!(said.contains("no checkpoint in"), "{said}");
     // The last one is of step 6, the one before it of step 4.
     let latest = fs::read_to_string(folder.path("checkpoints/latest")).unwrap();
@@ -116,6 +118,11 @@ fn a_run_goes_on_in_another_layout() {
         let got: Vec<f32> = steps.map(|line| line["loss"].as_f64().unwrap() as f32).collect();
         assert_near(&got[got.len() - 2..], &expected.0[4..], layout);
     }
+    // Steps that are taken again are in the metrics once.
+    run("6", &folder.argument("again"), &["--resume", &fourth, "--metrics", &all]);
+    let lines = metrics(&folder.path("all.jsonl"));
+    let steps = lines.iter().filter(|line| line["event"] == "step");
+    assert_eq!(steps.map(|line| line["batch"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
     let refuse = |steps: &str| {
         let arguments = resumable(&folder, &data, steps, &checkpoints, &["--resume"]);
         refuse_with(PRETRAIN.command().args(arguments), &[]).0

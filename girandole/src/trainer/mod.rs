@@ -104,11 +104,19 @@ pub trait Observer<M> {
         Ok(())
     }
 
-    /// After an evaluation, with the loss of [`TrainConfig::evaluation`]'s rows; the model may be asked for more on all ranks.
+    /// After an evaluation, with the loss of the rows that are evaluated; the model may be asked for more on all ranks.
     ///
     /// # Errors
     /// Whatever ends the training.
     fn evaluated(&mut self, _step: usize, _loss: f64, _model: &mut Parallel<M>) -> crate::Result<()> {
+        Ok(())
+    }
+
+    /// Before a checkpoint of this step is written: what belongs to it is to be safe.
+    ///
+    /// # Errors
+    /// Whatever ends the training.
+    fn saving(&mut self, _step: usize) -> crate::Result<()> {
         Ok(())
     }
 

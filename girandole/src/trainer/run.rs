@@ -92,6 +92,11 @@ impl<'a, M: Model> Trainer<'a, M> {
         self.step
     }
 
+    /// The epoch of the next row.
+    pub fn epoch(&self) -> u64 {
+        self.order.epoch()
+    }
+
     /// The model.
     pub fn model(&mut self) -> &mut Parallel<M> {
         self.model
@@ -285,6 +290,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             extra: json(serde_json::to_value(Kept { data: self.data.fingerprint() }))?,
             ..Checkpoint::default()
         };
+        observer.saving(self.step)?;
         let before = self.saved.replace(self.step).unwrap_or(self.step);
         let (step, folder): (usize, Option<PathBuf>) = match &mut self.saver {
             None => (self.step, Some(self.model.save(checkpoints, Some(&self.optimizer), &checkpoint)?)),
