@@ -16,7 +16,7 @@ trap 'rm -rf "$TMPDIR"' EXIT
 
 selection="--locked -p girandole-comm -p bin --features girandole-comm/nccl,bin/nccl"
 # Quickly built: it is not their arithmetic that is tested.
-for package in girandole-{comm,launch,training,sampler,tensor-parallel} candle-{core,nn}; do
+for package in girandole-{comm,launch,tape,training,sampler,tensor-parallel} candle-{core,nn}; do
     selection+=" --config profile.dev.package.$package.opt-level=1"
 done
 cargo test $selection --test cuda_conformance

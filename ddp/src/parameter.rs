@@ -1,7 +1,5 @@
 //! One parameter: its variable, and the copy that the model computes with.
 
-use std::sync::Arc;
-
 use candle_core::{DType, DeviceLocation, Result, Tensor, Var};
 
 use crate::hook::{Hook, Link};
@@ -24,7 +22,7 @@ impl Parameter {
     pub(crate) fn new(name: &str, given: &Tensor, index: usize, link: Link) -> Result<Self> {
         let shared = given.is_variable();
         let var = Var::from_tensor(given)?;
-        let tensor = var.apply_op1_arc(Arc::new(Box::new(Hook { index, link })))?;
+        let tensor = tape::apply_op1(&var, Hook { index, link })?;
         let elements = var.elem_count();
         let flat = |tensor: &Tensor| tensor.detach().reshape(elements);
         let copy = if elements == 0 { None } else { Some((flat(&var)?, flat(&tensor)?)) };

@@ -27,7 +27,7 @@ pub(crate) fn parameter(
     link: Link,
 ) -> Result<Tensor> {
     let hook = Hook { place, shape: shape.clone(), dtype, link };
-    let tensor = anchor.apply_op1_arc(Arc::new(Box::new(hook)))?;
+    let tensor = tape::apply_op1(anchor, hook)?;
     storage::take(&tensor)?;
     Ok(tensor)
 }
@@ -73,7 +73,7 @@ pub(crate) fn boundary(output: &Tensor, run: Arc<Run>, link: Link) -> Result<Ten
         // Into memory of its own, which begins with it.
         output = output.affine(1.0, 0.0)?;
     }
-    output.apply_op1(Boundary { run, link })
+    tape::apply_op1(&output, Boundary { run, link })
 }
 
 /// Forward: a copy. Backward: the same gradient.

@@ -3,7 +3,9 @@
 use candle_core::{Module, Result, Tensor};
 use candle_nn::kv_cache::Cache as Kept;
 use training::build::{Division, Linear, LinearConfig, Part};
-use training::{AttentionConfig, AttentionMask, Gate, LayerNorm, RmsNorm, attention, layer_norm, rms_norm};
+use training::{
+    AttentionConfig, AttentionMask, Gate, LayerNorm, RmsNorm, add, attention, columns, layer_norm, rms_norm,
+};
 
 use crate::rotary::Positions;
 use crate::{Family, ModelConfig};
@@ -80,7 +82,6 @@ struct SelfAttention {
     positions: Option<Positions>,
     out: Linear,
     config: AttentionConfig,
-    head_dim: usize,
 }
 
 impl SelfAttention {
@@ -110,7 +111,7 @@ impl SelfAttention {
         let heads = part.share("num_attention_heads", config.num_heads)?;
         let num_kv_heads = Some(part.share("num_key_value_heads", config.num_kv_heads)?);
         let config = AttentionConfig { num_kv_heads, ..AttentionConfig::new(heads, mask) };
-        Ok(Self { projections, norms, positions: positions.cloned(), out, config, head_dim })
+        Ok(Self { projections, norms, positions: positions.cloned(), out, config })
     }
 
     fn forward(&self, x: &Tensor, cache: Option<&mut KeyValues>) -> Result<Tensor> {
@@ -119,11 +120,12 @@ impl SelfAttention {
             Projections::Together(all) => {
                 let all = all.forward(x)?;
                 let width = all.dim(2)? / 3;
-                [all.narrow(2, 0, width)?, all.narrow(2, width, width)?, all.narrow(2, 2 * width, width)?]
+                let part = |place: usize| columns(&all, place * width..(place + 1) * width);
+                [part(0)?, part(1)?, part(2)?]
             }
         };
         if let Some([of_q, of_k]) = &self.norms {
-            (q, k) = (self.by_head(of_q, &q)?, self.by_head(of_k, &k)?);
+            (q, k) = (of_q.forward_heads(&q)?, of_k.forward_heads(&k)?);
         }
         let offset = cache.as_ref().map_or(0, |cache| cache.len());
         if let Some(positions) = &self.positions {
@@ -134,12 +136,6 @@ impl SelfAttention {
             None => [k, v],
         };
         self.out.forward(&attention(&q, &k, &v, &self.config)?)
-    }
-
-    fn by_head(&self, norm: &RmsNorm, x: &Tensor) -> Result<Tensor> {
-        let (batch, len, width) = x.dims3()?;
-        norm.forward(&x.reshape((batch, len, width / self.head_dim, self.head_dim))?)?
-            .reshape((batch, len, width))
     }
 }
 
@@ -213,8 +209,8 @@ impl Block {
 
     /// With a cache, the tokens come after those in it.
     pub(crate) fn forward_with(&self, x: &Tensor, cache: Option<&mut KeyValues>) -> Result<Tensor> {
-        let x = (x + self.attention.forward(&self.before_attention.forward(x)?, cache)?)?;
-        &x + self.feed_forward.forward(&self.before_feed_forward.forward(&x)?)?
+        let x = add(x, &self.attention.forward(&self.before_attention.forward(x)?, cache)?)?;
+        add(&x, &self.feed_forward.forward(&self.before_feed_forward.forward(&x)?)?)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle_core::{D, DType, Device, Module, Result, Tensor, bail};
 use candle_nn::Init;
 use training::build::{Builder, Model, Part, Unit, Units, Vocabulary};
-use training::{LinearCrossEntropyConfig, cross_entropy};
+use training::{LinearCrossEntropyConfig, add, cross_entropy, embedding};
 
 use crate::block::{Block, KeyValues, Norm, positions};
 use crate::names::{self, Names};
@@ -48,7 +48,9 @@ impl Embedding {
                 offset.saturating_add(len)
             )
         }
-        x.broadcast_add(&table.narrow(0, offset, len)?)
+        let places: Vec<u32> = (offset as u32..).take(len).collect();
+        let places = Tensor::from_vec(places, (1, len), table.device())?;
+        add(&x, &embedding(table, &places.repeat((tokens.dim(0)?, 1))?)?)
     }
 }
 

@@ -71,7 +71,7 @@ impl ModuleT for Dropout {
     fn forward_t(&self, x: &Tensor, train: bool) -> candle_core::Result<Tensor> {
         let Some(mask) = train.then(|| self.mask()).flatten() else { return Ok(x.clone()) };
         if x.device().is_cpu() && matches!(x.dtype(), DType::F32 | DType::F64) {
-            return x.contiguous()?.apply_op1(mask);
+            return tape::apply_op1(&x.contiguous()?, mask);
         }
         let factors: Vec<f32> = (0..x.elem_count() as u64).map(|index| mask.factor(index) as f32).collect();
         x * Tensor::from_vec(factors, x.shape(), &Device::Cpu)?.to_dtype(x.dtype())?.to_device(x.device())?

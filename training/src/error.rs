@@ -46,6 +46,24 @@ pub enum Error {
         /// The tensor's dtype.
         got: DType,
     },
+    /// A look-up by other than whole numbers.
+    #[error("{operation} takes ids of u8, u32 or i64, got {got:?}")]
+    NotIds {
+        /// The operation.
+        operation: &'static str,
+        /// The dtype that it was given.
+        got: DType,
+    },
+    /// A look-up of a row that a table has not got.
+    #[error("{operation}: no row (token) {id}: the table has {rows}, from 0 on")]
+    NoSuchRow {
+        /// The operation.
+        operation: &'static str,
+        /// What was looked up.
+        id: i64,
+        /// Rows that there are.
+        rows: usize,
+    },
     /// An operation on real numbers was given others.
     #[error("{operation} takes f16, bf16, f32 or f64, got {got:?}")]
     NotReal {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use candle_core::backprop::GradStore;
-use candle_core::{CpuStorage, DType, Device, InplaceOp2, Layout, Result, Tensor, TensorId, Var, bail};
+use candle_core::{CpuStorage, DType, InplaceOp2, Layout, Result, Tensor, TensorId, Var, bail};
 
 /// The sums of the gradients of some variables over several backward passes.
 ///
@@ -101,8 +101,7 @@ impl GradSums {
     /// # Errors
     /// candle's.
     pub fn finish(self) -> Result<GradStore> {
-        // Candle has no other way to an empty store.
-        let mut store = Tensor::zeros((), DType::U8, &Device::Cpu)?.backward()?;
+        let mut store = tape::empty()?;
         for (var, sum) in self.vars.iter().zip(self.sums) {
             sum.and_then(|sum| store.insert(var, sum));
         }

@@ -2,7 +2,7 @@
 //!
 //! - [`TorchInit`] is a variable builder that gives any candle model PyTorch's initial weights, from a seed.
 //! - [`LayerNorm`], [`softmax`], [`log_softmax`] and [`cross_entropy`] are fused and have gradients.
-//! - [`Linear`], [`attention`], of several heads, and [`gelu`] are one operation each.
+//! - [`Linear`], [`attention`], of several heads, [`embedding`] and [`gelu`] are one operation each.
 //! - [`RmsNorm`], [`Rotary`] embedding, [`swiglu`], [`geglu`] and [`GatedMlp`] are what Llama and its relatives are made of.
 //! - [`linear_cross_entropy`] is a language model's last layer and loss without the logits of all rows at once.
 //! - [`conv2d`] and [`max_pool2d`] have PyTorch's gradients, computed as quickly as the forward pass.
@@ -44,7 +44,6 @@ mod precision;
 mod product;
 mod recompute;
 mod runs;
-mod seed;
 mod sgd;
 mod state;
 mod vectors;
@@ -70,13 +69,13 @@ pub use init::TorchInit;
 pub use kept::Kept;
 pub use op::{
     AttentionConfig, AttentionMask, Gate, GatedMlp, LayerNorm, Linear, LinearCrossEntropyConfig, RmsNorm,
-    Rotary, RotaryConfig, RotaryLayout, RotaryScaling, attention, attention_with_key_mask, conv2d,
-    cross_entropy, gated_mlp, geglu, geglu_tanh, gelu, layer_norm, linear, linear_cross_entropy,
+    Rotary, RotaryConfig, RotaryLayout, RotaryScaling, attention, attention_with_key_mask, columns, conv2d,
+    cross_entropy, embedding, gated_mlp, geglu, geglu_tanh, gelu, layer_norm, linear, linear_cross_entropy,
     linear_no_bias, log_softmax, max_pool2d, rms_norm, softmax, swiglu,
 };
 pub use precision::{Precision, autocast, bf16_products};
 pub use recompute::{PartMember, backward, drawn, recompute, recomputed_node, runs_in_part};
 pub use runs::Runs;
-pub use seed::seeded;
 pub use sgd::{Sgd, SgdConfig};
 pub use state::{OptimizerState, named_vars};
+pub use tape::{add, seeded};

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{Tensor, Var};
 use comm::Communicator;
 
 use crate::buckets::{Buckets, Gradient};
@@ -212,7 +212,7 @@ impl Reducer {
                 return Ok(None);
             }
         }
-        let mut grads = Tensor::zeros((), DType::F32, &Device::Cpu)?.backward()?;
+        let mut grads = tape::empty()?;
         self.wait()?;
         self.give_out(&mut grads)?;
         self.rebuild(None)?;

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{Tensor, Var};
 use comm::{Communicator, Operation, Stats};
 
 use crate::Result;
@@ -51,8 +51,7 @@ impl FlatShards {
 
     /// This rank's part of gradients that all ranks have.
     pub(super) fn of_gradients(&self, grads: &GradStore) -> Result<GradStore> {
-        // Candle has no other way to an empty store.
-        let mut store = Tensor::zeros((), DType::U8, &Device::Cpu)?.backward()?;
+        let mut store = tape::empty()?;
         for var in &self.vars {
             let Some(gradient) = grads.get(&var.whole) else { continue };
             let own = part(&gradient.contiguous()?.flatten_all()?, &var.range)?;

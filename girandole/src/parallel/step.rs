@@ -196,7 +196,7 @@ impl MicroBatch {
 /// A mean over `count` targets, as a part of the mean over all.
 pub(super) fn weighted(loss: &Tensor, count: usize, share: f64) -> Result<Tensor> {
     let factor = count as f64 * share;
-    Ok(if factor == 1.0 { loss.clone() } else { (loss * factor)? })
+    Ok(if factor == 1.0 { loss.clone() } else { tape::scale(loss, factor)? })
 }
 
 /// The loss of a micro-batch of which no target counts, where a mean would be NaN: all gradients are zero, but ranks that share parameters

@@ -1,7 +1,7 @@
 //! Attention whose heads are divided over the ranks.
 
 use candle_core::Tensor;
-use training::{AttentionConfig, AttentionMask, attention};
+use training::{AttentionConfig, AttentionMask, attention, columns};
 
 use crate::{ColumnConfig, ColumnParallelLinear, Error, Result, RowConfig, RowParallelLinear, ShardBuilder};
 
@@ -62,7 +62,7 @@ impl ParallelSelfAttention {
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let qkv = self.qkv.forward(x)?;
         let width = qkv.dim(2)? / 3;
-        let part = |place: usize| qkv.narrow(2, place * width, width);
+        let part = |place: usize| columns(&qkv, place * width..(place + 1) * width);
         let config = AttentionConfig::new(self.own_heads, self.visible);
         let mixed = attention(&part(0)?, &part(1)?, &part(2)?, &config)?;
         self.out.forward(&mixed)

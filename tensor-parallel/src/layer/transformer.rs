@@ -2,7 +2,7 @@
 
 use candle_core::{Module, Tensor};
 use candle_nn::ModuleT;
-use training::{AttentionMask, Dropout, LayerNorm};
+use training::{AttentionMask, Dropout, LayerNorm, add};
 
 use crate::{Context, ParallelMlp, ParallelSelfAttention, Result, ShardBuilder};
 
@@ -67,9 +67,9 @@ impl ParallelTransformerLayer {
     /// An input of another width; those of communication.
     pub fn forward_t(&self, x: &Tensor, train: bool) -> Result<Tensor> {
         let mixed = self.attention.forward(&self.norm1.forward(x)?)?;
-        let x = (x + self.dropout.forward_t(&mixed, train)?)?;
+        let x = add(x, &self.dropout.forward_t(&mixed, train)?)?;
         let fed = self.feed_forward.forward(&self.norm2.forward(&x)?)?;
-        Ok((&x + self.dropout.forward_t(&fed, train)?)?)
+        Ok(add(&x, &self.dropout.forward_t(&fed, train)?)?)
     }
 }
 

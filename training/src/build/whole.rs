@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use candle_core::{Module, Result, Tensor, bail};
+use candle_core::{Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 
 use super::frozen::frozen;
 use super::{Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
-use crate::{LinearCrossEntropyConfig, linear, linear_cross_entropy, linear_no_bias};
+use crate::{LinearCrossEntropyConfig, embedding, linear, linear_cross_entropy, linear_no_bias};
 
 /// Makes every layer whole.
 #[derive(Debug, Clone, Copy, Default)]
@@ -36,21 +36,7 @@ struct Whole {
 
 impl Vocabulary for Whole {
     fn embed(&self, tokens: &Tensor) -> Result<Tensor> {
-        if !tokens.dtype().is_int() {
-            bail!("tokens must be of u8, u32 or i64, got {:?}", tokens.dtype())
-        }
-        let (count, features) = self.weight.dims2()?;
-        let flat = tokens.flatten_all()?;
-        if flat.elem_count() > 0 {
-            let largest = flat.max(0)?.to_dtype(candle_core::DType::I64)?.to_scalar::<i64>()?;
-            let smallest = flat.min(0)?.to_dtype(candle_core::DType::I64)?.to_scalar::<i64>()?;
-            if let Some(token) = [smallest, largest].into_iter().find(|t| *t < 0 || *t >= count as i64) {
-                bail!("token {token} is none of the vocabulary's, which are 0 to {}", count.saturating_sub(1))
-            }
-        }
-        let mut dims = tokens.dims().to_vec();
-        dims.push(features);
-        self.weight.embedding(&flat)?.reshape(dims)
+        embedding(&self.weight, tokens)
     }
 
     fn logits(&self, x: &Tensor) -> Result<Tensor> {

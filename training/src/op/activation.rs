@@ -33,7 +33,7 @@ impl Gate {
     pub fn activate(self, x: &Tensor) -> candle_core::Result<Tensor> {
         let wide = x.to_dtype(working_dtype(self.operation(), x.dtype())?)?;
         let y = match (x.device().is_cpu(), self) {
-            (true, _) => wide.contiguous()?.apply_op1(Activation(self))?,
+            (true, _) => tape::apply_op1(&wide.contiguous()?, Activation(self))?,
             (false, Self::Silu) => wide.silu()?,
             (false, Self::Gelu) => wide.gelu_erf()?,
             (false, Self::GeluTanh) => wide.gelu()?,

@@ -60,7 +60,7 @@ pub fn conv2d(x: &Tensor, layer: &Conv2d) -> candle_core::Result<Tensor> {
         None => Tensor::zeros(outputs, dtype, x.device())?,
     };
     let (wide, weight) = (x.to_dtype(dtype)?.contiguous()?, weight.to_dtype(dtype)?.contiguous()?);
-    wide.apply_op3(&weight, &bias, windows)?.to_dtype(x.dtype())
+    tape::apply_op3(&wide, &weight, &bias, windows)?.to_dtype(x.dtype())
 }
 
 /// The places of a picture that a kernel lies on.

@@ -48,7 +48,7 @@ impl Gate {
         let dtype = working_dtype(self.operation(), gate.dtype())?;
         let (wide, up) = (gate.to_dtype(dtype)?, up.to_dtype(dtype)?);
         let result = if gate.device().is_cpu() {
-            wide.contiguous()?.apply_op2(&up.contiguous()?, Gated(self))?
+            tape::apply_op2(&wide.contiguous()?, &up.contiguous()?, Gated(self))?
         } else {
             self.composed(&wide, &up)?
         };

@@ -32,7 +32,7 @@ const NAME: &str = "gelu";
 /// ```
 pub fn gelu(x: &Tensor) -> candle_core::Result<Tensor> {
     let wide = x.to_dtype(working_dtype(NAME, x.dtype())?)?;
-    let y = if x.device().is_cpu() { wide.contiguous()?.apply_op1(Gelu)? } else { wide.gelu_erf()? };
+    let y = if x.device().is_cpu() { tape::apply_op1(&wide.contiguous()?, Gelu)? } else { wide.gelu_erf()? };
     y.to_dtype(x.dtype())
 }
 

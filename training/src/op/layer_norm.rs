@@ -90,7 +90,7 @@ impl Module for LayerNorm {
             (x.to_dtype(dtype)?, self.weight.to_dtype(dtype)?, self.bias.to_dtype(dtype)?);
         let result = if x.device().is_cpu() {
             let op = Rows { eps: self.eps };
-            wide.contiguous()?.apply_op3(&weight.contiguous()?, &bias.contiguous()?, op)?
+            tape::apply_op3(&wide.contiguous()?, &weight.contiguous()?, &bias.contiguous()?, op)?
         } else {
             composed(&wide, &weight, &bias, self.eps)?
         };

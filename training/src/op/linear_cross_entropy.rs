@@ -111,7 +111,7 @@ pub fn linear_cross_entropy(
     let saved = Mutex::default();
     let how = How::current().in_parallel();
     let loss = Loss { sizes, targets, smoothing, chunk_rows, tracked, how, saved, kept: kept.clone() };
-    let loss = x.apply_op3(&weight, &bias, loss)?;
+    let loss = tape::apply_op3(&x, &weight, &bias, loss)?;
     kept.by(&loss, bytes);
     Ok(loss)
 }

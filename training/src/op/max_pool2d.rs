@@ -36,7 +36,7 @@ pub fn max_pool2d(x: &Tensor, kernel: (usize, usize)) -> candle_core::Result<Ten
     let wide = x.to_dtype(working_dtype(NAME, x.dtype())?)?;
     let pool = MaxPool::new(x, kernel)?;
     let result = match x.device().is_cpu() {
-        true => wide.contiguous()?.apply_op1(pool)?,
+        true => tape::apply_op1(&wide.contiguous()?, pool)?,
         false => pool.composed(&wide)?,
     };
     result.to_dtype(x.dtype())

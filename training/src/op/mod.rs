@@ -5,8 +5,10 @@
 
 mod activation;
 mod attention;
+mod columns;
 mod conv2d;
 mod cross_entropy;
+mod embedding;
 mod gated;
 mod gated_mlp;
 mod gelu;
@@ -22,8 +24,10 @@ mod softmax;
 use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, WithDType, bail};
 
 pub use attention::{AttentionConfig, AttentionMask, attention, attention_with_key_mask};
+pub use columns::columns;
 pub use conv2d::conv2d;
 pub use cross_entropy::cross_entropy;
+pub use embedding::embedding;
 pub use gated::{Gate, geglu, geglu_tanh, swiglu};
 pub use gated_mlp::{GatedMlp, gated_mlp};
 pub use gelu::gelu;

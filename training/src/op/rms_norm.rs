@@ -86,13 +86,45 @@ impl RmsNorm {
     }
 }
 
+impl RmsNorm {
+    /// The norm of each head: of each run of `size` numbers of the last dimension, which has several.
+    ///
+    /// # Errors
+    /// A last dimension that is no multiple of `size`; those of `forward`.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use training::RmsNorm;
+    ///
+    /// let norm = RmsNorm::new(Tensor::new(&[1f32, 2.], &Device::Cpu)?, 0.0);
+    /// let y = norm.forward_heads(&Tensor::new(&[[3f32, 3., 5., 5.]], &Device::Cpu)?)?;
+    /// assert_eq!(y.to_vec2::<f32>()?, [[1.0, 2.0, 1.0, 2.0]]);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
+    pub fn forward_heads(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        let (size, mut dims) = (self.weight.elem_count(), x.dims().to_vec());
+        let heads = dims.pop().filter(|width| size > 0 && width % size == 0).map(|width| width / size);
+        let Some(heads) = heads else { return self.forward(x) };
+        match x.device().is_cpu()
+            && x.dtype() == self.weight.dtype()
+            && matches!(x.dtype(), DType::F32 | DType::F64)
+        {
+            true => tape::apply_op2(&x.contiguous()?, &self.weight.contiguous()?, Rows { eps: self.eps }),
+            false => {
+                dims.extend([heads, size]);
+                self.forward(&x.reshape(dims)?)?.reshape(x.dims())
+            }
+        }
+    }
+}
+
 impl Module for RmsNorm {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         check_parameter(NAME, ("weight", &self.weight), x)?;
         let dtype = working_dtype(NAME, x.dtype())?;
         let (wide, weight) = (x.to_dtype(dtype)?, self.weight.to_dtype(dtype)?);
         let result = if x.device().is_cpu() {
-            wide.contiguous()?.apply_op2(&weight.contiguous()?, Rows { eps: self.eps })?
+            tape::apply_op2(&wide.contiguous()?, &weight.contiguous()?, Rows { eps: self.eps })?
         } else {
             composed(&wide, &weight, self.eps)?
         };
@@ -183,7 +215,7 @@ impl Rows {
     ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
         let [of_x, of_weight] = with_numbers(x, |x| {
             with_numbers(weight, |w| {
-                with_numbers(gradient, |g| Ok(self.backward::<T>(x, w, g, width(gradient.dims()))))
+                with_numbers(gradient, |g| Ok(self.backward::<T>(x, w, g, width(weight.dims()))))
             })
         })?;
         let of_x = Tensor::from_vec(of_x, x.shape(), x.device())?;
@@ -203,7 +235,8 @@ impl CustomOp2 for Rows {
         weight: &CpuStorage,
         weight_layout: &Layout,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
-        let width = width(x_layout.dims());
+        // Rows are as long as the weight; several may lie in one of x.
+        let width = width(weight_layout.dims());
         let out = match x {
             CpuStorage::F32(_) => {
                 CpuStorage::F32(self.forward(dense(x, x_layout)?, dense(weight, weight_layout)?, width))

@@ -58,8 +58,11 @@ pub fn log_softmax(x: &Tensor) -> candle_core::Result<Tensor> {
 fn run(x: &Tensor, kind: Kind) -> candle_core::Result<Tensor> {
     x.dim(D::Minus1)?;
     let wide = x.to_dtype(working_dtype(kind.name(), x.dtype())?)?;
-    let result =
-        if x.device().is_cpu() { wide.contiguous()?.apply_op1(kind)? } else { composed(&wide, kind)? };
+    let result = if x.device().is_cpu() {
+        tape::apply_op1(&wide.contiguous()?, kind)?
+    } else {
+        composed(&wide, kind)?
+    };
     result.to_dtype(x.dtype())
 }
 

@@ -77,24 +77,6 @@ impl<'a, T> Matrix<'a, T> {
         }
     }
 
-    /// The matrix with its numbers, times `scale`, rounded to bf16, dense in the order that it has.
-    fn rounded_into(self, scale: T, out: &mut Vec<T>) -> Matrix<'_, T>
-    where
-        T: Real,
-    {
-        if self.column_stride > self.row_stride {
-            return self.t().rounded_into(scale, out).t();
-        }
-        out.clear();
-        for row in 0..self.rows {
-            let numbers = self.data.get(row * self.row_stride..).unwrap_or_default();
-            let numbers = numbers.iter().step_by(self.column_stride.max(1)).take(self.columns);
-            let round = |x: T| half::bf16::from_f32(x.to_f64() as f32).to_f64();
-            out.extend(numbers.map(|&x| T::from_f64(round(x * scale))));
-        }
-        Matrix::new(out, self.rows, self.columns, self.columns)
-    }
-
     /// True if every element lies in the slice, in a place of its own.
     fn is_whole(&self) -> bool {
         let Some((row, column)) = self.rows.checked_sub(1).zip(self.columns.checked_sub(1)) else {
@@ -105,6 +87,36 @@ impl<'a, T> Matrix<'a, T> {
         }
         let last = row.checked_mul(self.row_stride).zip(column.checked_mul(self.column_stride));
         last.and_then(|(row, column)| row.checked_add(column)).is_some_and(|last| last < self.data.len())
+    }
+}
+
+/// Rounded to the nearest bf16, to even where two are as near. Arithmetic alone, for vectors; not-a-numbers stay what they are.
+#[inline(always)]
+fn rounded(x: f32) -> f32 {
+    let bits = x.to_bits();
+    let up = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & 0xffff_0000;
+    if x.is_nan() { x } else { f32::from_bits(up) }
+}
+
+impl Matrix<'_, f32> {
+    /// The matrix with its numbers, times `scale`, rounded to bf16, dense in the order that it has.
+    fn rounded_into(self, scale: f32, out: &mut Vec<f32>) -> Matrix<'_, f32> {
+        if self.column_stride > self.row_stride {
+            return self.t().rounded_into(scale, out).t();
+        }
+        out.clear();
+        out.reserve(self.rows * self.columns);
+        for row in 0..self.rows {
+            let numbers = self.data.get(row * self.row_stride..).unwrap_or_default();
+            match numbers.get(..self.columns).filter(|_| self.column_stride == 1) {
+                Some(numbers) => vectorized!({ out.extend(numbers.iter().map(|&x| rounded(x * scale))) }),
+                None => {
+                    let numbers = numbers.iter().step_by(self.column_stride.max(1)).take(self.columns);
+                    out.extend(numbers.map(|&x| rounded(x * scale)));
+                }
+            }
+        }
+        Matrix::new(out, self.rows, self.columns, self.columns)
     }
 }
 
@@ -197,8 +209,16 @@ pub(crate) fn product_of_matrices<T: Real>(
             return Ok(out);
         }
     }
-    let mut out = vec![T::zero(); len];
-    multiply(&mut out, pair, T::one(), false, how)?;
+    let mut out = Vec::with_capacity(len);
+    if !fits || len == 0 {
+        out.resize(len, T::zero());
+        multiply(&mut out, pair, T::one(), false, how)?;
+        return Ok(out);
+    }
+    // SAFETY: the matrices are whole and fit each other and the room; nothing is added to it.
+    unsafe { by_gemm(&mut out.spare_capacity_mut()[..len], pair, T::one(), false, how.in_parallel) };
+    // SAFETY: all of the product was written.
+    unsafe { out.set_len(len) };
     Ok(out)
 }
 
@@ -254,19 +274,38 @@ fn multiply_exactly<T: Real>(
         vectorized!({ plain(out, a, b, scale, add) });
         return;
     }
+    // SAFETY: `out` is initialized, and stays so.
+    let numbers = unsafe { &mut *(std::ptr::from_mut(out) as *mut [MaybeUninit<T>]) };
+    // SAFETY: the callers have seen that all fit.
+    unsafe { by_gemm(numbers, (a, b), scale, add, in_parallel) };
+}
+
+/// The same without plain loops, also of small ones: candle's bits.
+///
+/// # Safety
+/// The matrices are whole and fit each other and `out`. Where it adds, `out` is initialized; else all of it is written.
+unsafe fn by_gemm<T: Real>(
+    out: &mut [MaybeUninit<T>],
+    (a, b): (Matrix<'_, T>, Matrix<'_, T>),
+    scale: T,
+    add: bool,
+    in_parallel: bool,
+) {
+    let (m, n, k) = (a.rows, b.columns, a.columns);
     let parallelism = match in_parallel {
         true => Parallelism::Rayon(rayon::current_num_threads()),
         false => Parallelism::None,
     };
     let stride = |stride: usize| stride as isize;
     // SAFETY: `a` (m x k) and `b` (k x n) lie wholly in their slices by `is_whole`, `out` has m * n numbers in rows of n, and
-    // is borrowed mutably, so that it overlaps neither. T is f32 or f64, which `gemm` has kernels for.
+    // is borrowed mutably, so that it overlaps neither; it is not read unless it is added to. T is f32 or f64, which `gemm` has
+    // kernels for.
     unsafe {
         gemm::gemm(
             m,
             n,
             k,
-            out.as_mut_ptr(),
+            out.as_mut_ptr().cast::<T>(),
             1,
             stride(n),
             add,

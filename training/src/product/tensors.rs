@@ -1,6 +1,7 @@
 //! Products of matrices that lie in candle's tensors.
 
 use candle_core::backend::BackendStorage;
+use candle_core::utils::{has_accelerate, has_mkl};
 use candle_core::{CpuStorage, DType, Layout, Storage, Tensor, bail};
 
 use super::{How, Matrix, product_of_matrices};
@@ -20,7 +21,9 @@ pub(crate) fn product<T: Real>(
         // Sums of nothing.
         return Ok(vec![T::zero(); m * n]);
     }
-    if precision == Precision::F32 || T::DTYPE != DType::F32 {
+    let is_rounded = precision != Precision::F32 && T::DTYPE == DType::F32;
+    // A library that candle was built with.
+    if !is_rounded && (has_mkl() || has_accelerate()) {
         return T::cpu_storage_data(a.matmul(b, (1, m, n, k), a_layout, b_layout)?);
     }
     let (a, b) = (matrix::<T>(a, a_layout)?, matrix::<T>(b, b_layout)?);

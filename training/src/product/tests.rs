@@ -125,3 +125,41 @@ fn what_does_not_fit_is_refused() {
     assert!(line(9, Matrix::new(&numbers, 3, 4, usize::MAX), whole.t()));
     assert!(line(9, Matrix::new(&numbers, 3, 4, 0), whole.t()));
 }
+
+/// Memory that a product is written to may hold anything.
+#[test]
+#[allow(unsafe_code)]
+fn what_lay_there_before_has_no_part_in_a_product() {
+    for (m, n, k) in
+        [(1, 1, 1), (1, 9, 5), (9, 1, 5), (7, 5, 1), (33, 65, 2), (64, 48, 700), (130, 257, 1300)]
+    {
+        let number = |at: usize| (at % 17) as f32 - 8.0;
+        let a: Vec<f32> = (0..m * k).map(number).collect();
+        let b: Vec<f32> = (0..k * n).map(|at| number(at + 5)).collect();
+        for (b, expected) in [(Matrix::new(&b, k, n, n), None), (Matrix::new(&b, n, k, k).t(), Some(()))] {
+            let mut out = vec![MaybeUninit::new(f32::NAN); m * n];
+            // SAFETY: the sizes fit.
+            unsafe { by_gemm(&mut out, (Matrix::new(&a, m, k, k), b), 1.0, false, false) };
+            for (at, got) in out.into_iter().enumerate() {
+                let (row, column) = (at / n, at % n);
+                let right = |i: usize| match expected {
+                    None => b.data[i * n + column],
+                    Some(()) => b.data[column * k + i],
+                };
+                let sum: f32 = (0..k).map(|i| a[row * k + i] * right(i)).sum();
+                // SAFETY: it was initialized, to NaN.
+                assert_eq!(unsafe { got.assume_init() }, sum, "{m} {n} {k} at {at}");
+            }
+        }
+    }
+}
+
+#[test]
+fn numbers_are_rounded_as_to_bf16() {
+    let special = [0.0, -0.0, 1.0, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN_POSITIVE, 1e-40];
+    let numbers = (0..1 << 18).map(|at: u32| f32::from_bits(at.wrapping_mul(2_654_435_761)));
+    for x in special.into_iter().chain(numbers) {
+        let expected = half::bf16::from_f32(x).to_f32();
+        assert!(rounded(x).to_bits() == expected.to_bits() || (x.is_nan() && rounded(x).is_nan()), "{x:e}");
+    }
+}

@@ -80,7 +80,7 @@ pub fn recompute(
     let (bytes, members, kept) = (size_of_val(&*met.draws), met.members.clone(), Kept::default());
     let output = Mutex::new(Some(output.detach()));
     let segment = Segment { part, met, precision: Precision::current(), output, _kept: kept.clone() };
-    let result = x.apply_op2(&anchor, segment)?;
+    let result = tape::apply_op2(&x, &anchor, segment)?;
     members.iter().for_each(|member| member.is_in(result.id()));
     kept.by(&result, bytes);
     Ok(result)

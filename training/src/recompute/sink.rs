@@ -72,7 +72,7 @@ pub(super) fn leave(gradients: Gradients) -> Result<()> {
     })
 }
 
-/// What candle gives, and what parts have left.
+/// What the graph gives, and what parts have left.
 fn collected(loss: &Tensor) -> Result<(GradStore, Gradients)> {
     /// Puts back what was there before, also after a panic.
     struct Before(Option<Gradients>);
@@ -82,7 +82,7 @@ fn collected(loss: &Tensor) -> Result<(GradStore, Gradients)> {
         }
     }
     let before = Before(SINK.replace(Some(Gradients::new())));
-    let grads = loss.backward()?;
+    let grads = tape::backward(loss)?;
     let left = SINK.take().unwrap_or_default();
     drop(before);
     Ok((grads, left))

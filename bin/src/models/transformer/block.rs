@@ -3,7 +3,9 @@
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{ModuleT, VarBuilder};
 use sampler::SharedGenerator;
-use training::{AttentionConfig, AttentionMask, Dropout, LayerNorm, Linear, attention, layer_norm, linear};
+use training::{
+    AttentionConfig, AttentionMask, Dropout, LayerNorm, Linear, add, attention, layer_norm, linear,
+};
 
 use super::TransformerConfig;
 
@@ -46,9 +48,9 @@ impl ModuleT for TransformerBlock {
     /// (batch, length, d_model) to the same.
     fn forward_t(&self, x: &Tensor, train: bool) -> Result<Tensor> {
         let mixed = self.dropout.forward_t(&self.attention.forward(x)?, train)?;
-        let x = self.norm1.forward(&(x + mixed)?)?;
+        let x = self.norm1.forward(&add(x, &mixed)?)?;
         let fed = self.dropout.forward_t(&self.ffn.forward(&x)?, train)?;
-        self.norm2.forward(&(x + fed)?)
+        self.norm2.forward(&add(&x, &fed)?)
     }
 }
 

@@ -59,9 +59,9 @@ pub fn custom(
     let output = whole(output, inputs)?;
     let node = Custom { name, output: Mutex::new(Some(output)), backward: Box::new(backward) };
     Ok(match inputs {
-        [a] => a.apply_op1(node)?,
-        [a, b] => a.apply_op2(b, node)?,
-        [a, b, c] => a.apply_op3(b, c, node)?,
+        [a] => tape::apply_op1(a, node)?,
+        [a, b] => tape::apply_op2(a, b, node)?,
+        [a, b, c] => tape::apply_op3(a, b, c, node)?,
         _ => {
             let got = format!("{} inputs", inputs.len());
             return Err(Error::invalid("a custom operation", got, "give one to three"));
@@ -131,8 +131,18 @@ impl Custom {
         }
     }
 
-    fn gradients<const N: usize>(&self, grad: &Tensor) -> candle_core::Result<[Option<Tensor>; N]> {
-        let gradients = (self.backward)(grad)?;
+    fn gradients<const N: usize>(
+        &self,
+        inputs: [&Tensor; N],
+        grad: &Tensor,
+    ) -> candle_core::Result<[Option<Tensor>; N]> {
+        let mut gradients = (self.backward)(grad)?;
+        // What a variable's gradient is may be changed, and what `backward` gives may be something that it keeps.
+        for (gradient, input) in gradients.iter_mut().zip(inputs) {
+            if let Some(gradient) = gradient.as_mut().filter(|_| input.is_variable()) {
+                *gradient = gradient.force_contiguous()?;
+            }
+        }
         let got = gradients.len();
         let wrong = |_| {
             Error::invalid(self.name, format!("{got} gradients"), format!("give {N}, one for each input"))
@@ -154,8 +164,8 @@ impl CustomOp1 for Custom {
         self.on_cuda()
     }
 
-    fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        let [gradient] = self.gradients(grad)?;
+    fn bwd(&self, a: &Tensor, _: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        let [gradient] = self.gradients([a], grad)?;
         Ok(gradient)
     }
 }
@@ -187,12 +197,12 @@ impl CustomOp2 for Custom {
 
     fn bwd(
         &self,
-        _: &Tensor,
-        _: &Tensor,
+        a: &Tensor,
+        b: &Tensor,
         _: &Tensor,
         grad: &Tensor,
     ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
-        let [a, b] = self.gradients(grad)?;
+        let [a, b] = self.gradients([a, b], grad)?;
         Ok((a, b))
     }
 }
@@ -228,13 +238,13 @@ impl CustomOp3 for Custom {
 
     fn bwd(
         &self,
-        _: &Tensor,
-        _: &Tensor,
-        _: &Tensor,
+        a: &Tensor,
+        b: &Tensor,
+        c: &Tensor,
         _: &Tensor,
         grad: &Tensor,
     ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let [a, b, c] = self.gradients(grad)?;
+        let [a, b, c] = self.gradients([a, b, c], grad)?;
         Ok((a, b, c))
     }
 }

@@ -154,7 +154,7 @@ fn run(
     let tracked = wide_q.track_op() || k.track_op() || v.track_op();
     let log_sums = if tracked { sizes.batch * sizes.heads * sizes.queries } else { 0 };
     let kept = Kept::default();
-    let mixed = wide_q.apply_op3(&k, &v, Fused::new(call, tracked, kept.clone()))?;
+    let mixed = tape::apply_op3(&wide_q, &k, &v, Fused::new(call, tracked, kept.clone()))?;
     kept.by(&mixed, log_sums * dtype.size_in_bytes());
     mixed.to_dtype(q.dtype())
 }

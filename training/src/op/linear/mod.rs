@@ -122,8 +122,8 @@ impl Module for Linear {
         if x.device().is_cpu() && matches!(x.dtype(), DType::F32 | DType::F64) {
             let (x, weight) = (x.contiguous()?, self.weight.contiguous()?);
             return match &self.bias {
-                Some(bias) => x.apply_op3(&weight, &bias.contiguous()?, Affine::new()),
-                None => x.apply_op2(&weight, Affine::new()),
+                Some(bias) => tape::apply_op3(&x, &weight, &bias.contiguous()?, Affine::new()),
+                None => tape::apply_op2(&x, &weight, Affine::new()),
             };
         }
         candle_nn::Linear::new(self.weight.clone(), self.bias.clone()).forward(x)

@@ -145,7 +145,7 @@ impl Rotary {
         let turned = if x.device().is_cpu() {
             let head_dim = self.config.head_dim;
             let turn = Turn { cos, sin, layout: self.config.layout, head_dim, positions, heads };
-            wide.contiguous()?.apply_op1(turn)?
+            tape::apply_op1(&wide.contiguous()?, turn)?
         } else {
             self.composed(&wide, &cos, &sin, heads)?
         };

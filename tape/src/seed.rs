@@ -2,6 +2,8 @@
 
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
 
+use crate::apply_op1;
+
 /// A number whose backward gives `output` this gradient: where only a part of a model goes backward, and the rest of it has gone before.
 ///
 /// # Shapes
@@ -15,7 +17,7 @@ use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
 ///
 /// ```
 /// use candle_core::{Device, Var};
-/// use training::seeded;
+/// use tape::seeded;
 ///
 /// let x = Var::new(&[1f32, 2.0], &Device::Cpu)?;
 /// let gradient = candle_core::Tensor::new(&[10f32, 100.0], &Device::Cpu)?;
@@ -24,8 +26,10 @@ use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub fn seeded(output: &Tensor, gradient: Tensor) -> Result<Tensor> {
-    if output.device().is_cpu() && matches!(output.dtype(), DType::F32 | DType::F64) {
-        return output.apply_op1(Seed(gradient));
+    // A variable's gradient has memory of its own.
+    if !output.is_variable() && output.device().is_cpu() && matches!(output.dtype(), DType::F32 | DType::F64)
+    {
+        return apply_op1(output, Seed(gradient));
     }
     (output * gradient.detach())?.sum_all()
 }

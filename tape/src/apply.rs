@@ -1,0 +1,186 @@
+//! Operations that [`backward`](crate::backward) knows.
+
+use std::sync::Arc;
+
+use candle_core::{
+    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, Layout, MetalStorage, Result, Shape, Tensor,
+};
+
+use crate::table::{Box1, Box2, Box3, Call, Place};
+
+/// `x.apply_op1(op)`, known to [`backward`](crate::backward).
+///
+/// # Cost
+/// A place in a table, as long as the result is there.
+///
+/// # Errors
+/// Those of the operation.
+pub fn apply_op1(x: &Tensor, op: impl CustomOp1 + Send + Sync + 'static) -> Result<Tensor> {
+    let place = Arc::<Place>::default();
+    let op: Arc<Box1> = Arc::new(Box::new(Applied { op, _place: place.clone() }));
+    let result = x.apply_op1_arc(op.clone())?;
+    if result.track_op() {
+        place.keep(&result, &Call::One([x.clone()], op));
+    }
+    Ok(result)
+}
+
+/// `x.apply_op2(y, op)`, known to [`backward`](crate::backward).
+///
+/// # Cost
+/// A place in a table, as long as the result is there.
+///
+/// # Errors
+/// Those of the operation.
+pub fn apply_op2(x: &Tensor, y: &Tensor, op: impl CustomOp2 + Send + Sync + 'static) -> Result<Tensor> {
+    let place = Arc::<Place>::default();
+    let op: Arc<Box2> = Arc::new(Box::new(Applied { op, _place: place.clone() }));
+    let result = x.apply_op2_arc(y, op.clone())?;
+    if result.track_op() {
+        place.keep(&result, &Call::Two([x.clone(), y.clone()], op));
+    }
+    Ok(result)
+}
+
+/// `x.apply_op3(y, z, op)`, known to [`backward`](crate::backward).
+///
+/// # Cost
+/// A place in a table, as long as the result is there.
+///
+/// # Errors
+/// Those of the operation.
+pub fn apply_op3(
+    x: &Tensor,
+    y: &Tensor,
+    z: &Tensor,
+    op: impl CustomOp3 + Send + Sync + 'static,
+) -> Result<Tensor> {
+    let place = Arc::<Place>::default();
+    let op: Arc<Box3> = Arc::new(Box::new(Applied { op, _place: place.clone() }));
+    let result = x.apply_op3_arc(y, z, op.clone())?;
+    if result.track_op() {
+        place.keep(&result, &Call::Three([x.clone(), y.clone(), z.clone()], op));
+    }
+    Ok(result)
+}
+
+/// An operation and its place in the table.
+struct Applied<O> {
+    op: O,
+    _place: Arc<Place>,
+}
+
+impl<O: CustomOp1> CustomOp1 for Applied<O> {
+    fn name(&self) -> &'static str {
+        self.op.name()
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        self.op.cpu_fwd(x, layout)
+    }
+
+    fn cuda_fwd(&self, x: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        self.op.cuda_fwd(x, layout)
+    }
+
+    fn metal_fwd(&self, x: &MetalStorage, layout: &Layout) -> Result<(MetalStorage, Shape)> {
+        self.op.metal_fwd(x, layout)
+    }
+
+    fn bwd(&self, x: &Tensor, result: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        self.op.bwd(x, result, gradient)
+    }
+}
+
+impl<O: CustomOp2> CustomOp2 for Applied<O> {
+    fn name(&self) -> &'static str {
+        self.op.name()
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, l: &Layout, y: &CpuStorage, m: &Layout) -> Result<(CpuStorage, Shape)> {
+        self.op.cpu_fwd(x, l, y, m)
+    }
+
+    fn cuda_fwd(
+        &self,
+        x: &CudaStorage,
+        l: &Layout,
+        y: &CudaStorage,
+        m: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        self.op.cuda_fwd(x, l, y, m)
+    }
+
+    fn metal_fwd(
+        &self,
+        x: &MetalStorage,
+        l: &Layout,
+        y: &MetalStorage,
+        m: &Layout,
+    ) -> Result<(MetalStorage, Shape)> {
+        self.op.metal_fwd(x, l, y, m)
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        y: &Tensor,
+        result: &Tensor,
+        gradient: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        self.op.bwd(x, y, result, gradient)
+    }
+}
+
+impl<O: CustomOp3> CustomOp3 for Applied<O> {
+    fn name(&self) -> &'static str {
+        self.op.name()
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        l: &Layout,
+        y: &CpuStorage,
+        m: &Layout,
+        z: &CpuStorage,
+        n: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        self.op.cpu_fwd(x, l, y, m, z, n)
+    }
+
+    fn cuda_fwd(
+        &self,
+        x: &CudaStorage,
+        l: &Layout,
+        y: &CudaStorage,
+        m: &Layout,
+        z: &CudaStorage,
+        n: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        self.op.cuda_fwd(x, l, y, m, z, n)
+    }
+
+    fn metal_fwd(
+        &self,
+        x: &MetalStorage,
+        l: &Layout,
+        y: &MetalStorage,
+        m: &Layout,
+        z: &MetalStorage,
+        n: &Layout,
+    ) -> Result<(MetalStorage, Shape)> {
+        self.op.metal_fwd(x, l, y, m, z, n)
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        y: &Tensor,
+        z: &Tensor,
+        result: &Tensor,
+        gradient: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        self.op.bwd(x, y, z, result, gradient)
+    }
+}

@@ -1,0 +1,260 @@
+//! Backward over a graph whose operations are known.
+
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
+use candle_core::backprop::GradStore;
+use candle_core::{DType, Device, Result, Tensor, TensorId, bail};
+
+use crate::seeded;
+use crate::table::{Known, known};
+
+/// The gradients of all variables that `loss` depends on, as `loss.backward()` gives them, but for the sign of a zero: without tensors
+/// of zeros and sums onto them where operations were applied by [`apply_op1`](crate::apply_op1) and its like.
+///
+/// Where the graph has another operation, candle goes backward through it and all that it depends on. An `x.sqr()?` at the end
+/// leaves all to candle, a view of a weight that view alone. The gradient of a tensor that operations of both kinds use is summed in
+/// another order then.
+///
+/// # Cost
+/// That of the operations' own backward; one sum for each use of a tensor but the first, and a walk over the graph.
+///
+/// # Errors
+/// Those of the operations; a gradient of another shape or dtype than its tensor's.
+///
+/// See the [crate's documentation](crate) for an example.
+pub fn backward(loss: &Tensor) -> Result<GradStore> {
+    match Pass::new(loss) {
+        Some(pass) if !*SECOND_ORDER => pass.run(loss),
+        _ => loss.backward(),
+    }
+}
+
+/// A store without gradients, which candle has no function for.
+///
+/// # Errors
+/// None that is known of.
+pub fn empty() -> Result<GradStore> {
+    Tensor::zeros((), DType::U8, &Device::Cpu).and_then(|nothing| {
+        let mut store = nothing.backward()?;
+        store.remove(&nothing);
+        Ok(store)
+    })
+}
+
+/// Whether candle keeps the history of gradients, which is not done here.
+static SECOND_ORDER: LazyLock<bool> = LazyLock::new(|| {
+    std::env::var("CANDLE_GRAD_DO_NOT_DETACH").is_ok_and(|value| !value.is_empty() && value != "0")
+});
+
+/// One backward pass: what is known of the graph.
+struct Pass<'a> {
+    /// Operations that are gone through here, in candle's order.
+    steps: Vec<(&'a Tensor, Known)>,
+    /// Parts of the graph that candle goes through.
+    parts: Vec<Part>,
+    /// The part that a tensor is in.
+    part_of: HashMap<TensorId, usize>,
+}
+
+/// Tensors that hang together by operations which only candle knows.
+#[derive(Default)]
+struct Part {
+    /// Where known operations use them, each once.
+    entries: Vec<Tensor>,
+    /// Known operations that use them and have not been gone through.
+    users: usize,
+}
+
+impl<'a> Pass<'a> {
+    /// None where candle's own backward is to go through all.
+    fn new(loss: &'a Tensor) -> Option<Self> {
+        let nodes = loss.sorted_nodes();
+        let mut known = known(&nodes);
+        find_views(&nodes, &mut known);
+        let mut groups = Groups::default();
+        for (node, _) in
+            nodes.iter().zip(&known).filter(|(node, known)| known.is_none() && !node.is_variable())
+        {
+            groups.join_all_below(node);
+        }
+        if loss.is_variable() || groups.of(loss.id()).is_some() {
+            return None;
+        }
+        let part_of = groups.numbered();
+        let mut parts: Vec<Part> = Vec::new();
+        parts.resize_with(part_of.values().max().map_or(0, |last| last + 1), Part::default);
+        let own = |(node, known): (&'a Tensor, Option<Known>)| Some((node, known?));
+        let is_own = |(node, _): &(&Tensor, Known)| !node.is_variable() && !part_of.contains_key(&node.id());
+        let steps: Vec<_> = nodes.into_iter().zip(known).filter_map(own).filter(is_own).collect();
+        for argument in steps.iter().flat_map(|(_, call)| call.arguments()) {
+            let Some(part) = part_of.get(&argument.id()).map(|&part| &mut parts[part]) else { continue };
+            part.users += 1;
+            if part.entries.iter().all(|entry| entry.id() != argument.id()) {
+                part.entries.push(argument.clone());
+            }
+        }
+        let on_one_device =
+            |part: &Part| part.entries.windows(2).all(|pair| pair[0].device().same_device(pair[1].device()));
+        parts.iter().all(on_one_device).then_some(Self { steps, parts, part_of })
+    }
+
+    fn run(mut self, loss: &Tensor) -> Result<GradStore> {
+        let mut grads = Gradients::default();
+        grads.0.insert(loss.id(), loss.ones_like()?.contiguous()?);
+        for (node, call) in self.steps {
+            // An operation may have kept it to itself.
+            if let Some(gradient) = grads.0.remove(&node.id()) {
+                let given = call.backward(node, &gradient)?;
+                grads.take(call.arguments(), given, &gradient)?;
+            }
+            for argument in call.arguments() {
+                let Some(&part) = self.part_of.get(&argument.id()) else { continue };
+                let part = &mut self.parts[part];
+                part.users -= 1;
+                if part.users == 0 {
+                    grads.of_candle(&part.entries)?;
+                }
+            }
+        }
+        let mut store = empty()?;
+        grads.0.into_iter().for_each(|(id, gradient)| drop(store.insert_id(id, gradient)));
+        Ok(store)
+    }
+}
+
+/// Finds tensors of candle's that are another one in another shape (`reshape`, `flatten`, `squeeze`): they lie in the same memory, whole
+/// and in the same order. Nothing else in a graph does.
+fn find_views(nodes: &[&Tensor], known: &mut [Option<Known>]) {
+    if nodes.iter().zip(&*known).all(|(node, known)| known.is_some() || node.is_variable()) {
+        return;
+    }
+    let mut lying: HashMap<(usize, usize, usize), &Tensor> = HashMap::new();
+    // From the variables on: what a tensor is a view of comes before it.
+    for (node, known) in nodes.iter().zip(known).rev() {
+        let (start, end) = match node.layout().contiguous_offsets() {
+            Some(span) if node.elem_count() > 0 => span,
+            _ => continue,
+        };
+        let of = lying.insert((place(node), start, end), node);
+        if known.is_none() && !node.is_variable() {
+            *known = of.map(|of| Known::View([of.clone()]));
+        }
+    }
+}
+
+/// Which tensors hang together.
+#[derive(Default)]
+struct Groups {
+    /// Another one of the group, or itself.
+    above: HashMap<TensorId, TensorId>,
+}
+
+impl Groups {
+    /// A tensor, and all that it depends on but variables.
+    fn join_all_below(&mut self, node: &Tensor) {
+        if self.above.contains_key(&node.id()) {
+            // So are all below it.
+            return;
+        }
+        self.above.insert(node.id(), node.id());
+        for below in node.sorted_nodes().into_iter().filter(|below| !below.is_variable()) {
+            let group = self.of(below.id()).unwrap_or(below.id());
+            self.above.insert(below.id(), group);
+            self.above.insert(group, node.id());
+        }
+    }
+
+    /// What stands for the group of a tensor.
+    fn of(&self, id: TensorId) -> Option<TensorId> {
+        let mut at = id;
+        loop {
+            match *self.above.get(&at)? {
+                above if above == at => return Some(at),
+                above => at = above,
+            }
+        }
+    }
+
+    /// The number of each tensor's group.
+    fn numbered(&self) -> HashMap<TensorId, usize> {
+        let mut numbers = HashMap::new();
+        let of = |(&id, _): (&TensorId, &TensorId)| {
+            let group = self.of(id)?;
+            let next = numbers.len();
+            Some((id, *numbers.entry(group).or_insert(next)))
+        };
+        self.above.iter().filter_map(of).collect()
+    }
+}
+
+/// Gradients on their way.
+#[derive(Default)]
+struct Gradients(HashMap<TensorId, Tensor>);
+
+impl Gradients {
+    /// Those of an operation's arguments, given for that of its result.
+    fn take(&mut self, arguments: &[Tensor], given: [Option<Tensor>; 3], of_result: &Tensor) -> Result<()> {
+        let mut taken = vec![of_result.clone()];
+        for (argument, gradient) in arguments.iter().zip(given) {
+            let Some(gradient) = gradient else { continue };
+            if (gradient.shape(), gradient.dtype()) != (argument.shape(), argument.dtype()) {
+                let of = |tensor: &Tensor| format!("{:?} of {:?}", tensor.dtype(), tensor.dims());
+                bail!("a gradient is {}, its tensor {}", of(&gradient), of(argument))
+            }
+            let gradient = gradient.detach();
+            let is_wanted = argument.is_variable() || !argument.track_op();
+            // Whoever takes gradients may change them: each has its memory.
+            let is_shared = is_wanted && taken.iter().any(|other| share(other, &gradient));
+            let gradient = match is_shared {
+                true => gradient.force_contiguous()?,
+                false => gradient.contiguous()?,
+            };
+            taken.push(gradient.clone());
+            self.add(argument.id(), gradient)?;
+        }
+        Ok(())
+    }
+
+    /// Through a part that only candle knows, to the variables.
+    fn of_candle(&mut self, entries: &[Tensor]) -> Result<()> {
+        let mut roots = Vec::new();
+        for entry in entries {
+            if let Some(gradient) = self.0.remove(&entry.id()) {
+                roots.push(seeded(entry, gradient)?.to_dtype(DType::F32)?);
+            }
+        }
+        let Some(root) = roots.into_iter().map(Ok).reduce(|sum, root| sum? + root?).transpose()? else {
+            return Ok(());
+        };
+        let mut grads = root.backward()?;
+        for variable in root.sorted_nodes().into_iter().filter(|node| node.is_variable()) {
+            if let Some(gradient) = grads.remove(variable) {
+                self.add(variable.id(), gradient.detach())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, id: TensorId, gradient: Tensor) -> Result<()> {
+        let sum = match self.0.get(&id) {
+            Some(before) => (before + gradient)?,
+            None => gradient,
+        };
+        self.0.insert(id, sum);
+        Ok(())
+    }
+}
+
+/// Whether two tensors lie in one storage.
+fn share(a: &Tensor, b: &Tensor) -> bool {
+    place(a) == place(b)
+}
+
+/// Where a storage is: it stays there as long as a tensor has it.
+fn place(tensor: &Tensor) -> usize {
+    std::ptr::from_ref(&*tensor.storage_and_layout().0).addr()
+}
+
+#[cfg(test)]
+mod tests;
