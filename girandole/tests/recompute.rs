@@ -55,7 +55,7 @@ const LAYOUTS: [&str; 10] = [
 
 fn equal_to_the_bit(dtype: DType, tied: bool, schedule: ScheduleKind, layouts: &[&str]) {
     for layout in layouts {
-        let setup = Setup { dtype, tied, schedule, recompute: Recompute::None };
+        let setup = Setup { dtype, tied, schedule, ..Setup::default() };
         let kept = train(layout, setup);
         for recompute in [Recompute::Units, Recompute::Every(2)] {
             let again = train(layout, Setup { recompute, ..setup });

@@ -10,6 +10,7 @@
 //! - [`Sgd`], with momentum, and [`Adam`] (AdamW as well) are [`candle_nn::Optimizer`]s whose state can be saved:
 //!   [`OptimizerState`].
 //! - [`autocast`] computes products in bf16, at the speed that the processor has for them.
+//! - [`LossScaler`] keeps small gradients of f16 from vanishing.
 //! - [`clip_grad_norm`] bounds gradients of a model that every rank has whole.
 //! - [`audit`] finds parameters that get no gradient, and says why that may be.
 //! - [`GradSums`] adds gradients of several backward passes in place.
@@ -38,6 +39,7 @@ mod grad_sums;
 mod graph;
 mod init;
 mod kept;
+mod loss_scaler;
 mod op;
 mod platform;
 mod precision;
@@ -68,6 +70,7 @@ pub use grad_sums::GradSums;
 pub use graph::activation_bytes;
 pub use init::TorchInit;
 pub use kept::Kept;
+pub use loss_scaler::{LossScaler, LossScalerConfig, LossScalerState, ScaledModel};
 pub use op::{
     AttentionConfig, AttentionMask, Gate, GatedMlp, LayerNorm, Linear, LinearCrossEntropyConfig, RmsNorm,
     Rotary, RotaryConfig, RotaryLayout, RotaryScaling, attention, attention_with_key_mask, conv2d,

@@ -307,6 +307,7 @@ fn spread(
         example: Some(Tensor::zeros((rows_each, rows.row_len()), DType::U32, device)?),
         schedule: options.pipeline_schedule,
         recompute: options.recompute(),
+        loss_scale: options.loss_scale(),
         is_trained: subject.lora.as_ref().map(|_| std::sync::Arc::new(is_adapter) as _),
         ..ParallelConfig::default()
     };

@@ -9,8 +9,8 @@ use girandole::Layout;
 use girandole::trainer::{CheckpointPlan, Decay, LearningRate, TrainConfig};
 use models::tokens::DataFile;
 use pipeline::ScheduleKind;
-use training::AdamConfig;
 use training::build::Recompute;
+use training::{AdamConfig, LossScalerConfig};
 
 use crate::error::{Error, Result};
 use crate::options::{CommonOptions, DeviceKind, PrecisionOption, RankOptions, count, learning_rate, seed};
@@ -36,6 +36,8 @@ pub(super) enum ParametersDtype {
     F32,
     /// 2 bytes a parameter; what the optimizer remembers is f32.
     Bf16,
+    /// The same with more digits and a smaller range: the loss is scaled, and steps that overflow are skipped.
+    F16,
 }
 
 /// Options of both commands.
@@ -197,7 +199,12 @@ impl TrainOptions {
         match self.parameters {
             ParametersDtype::F32 => DType::F32,
             ParametersDtype::Bf16 => DType::BF16,
+            ParametersDtype::F16 => DType::F16,
         }
+    }
+
+    pub(super) fn loss_scale(&self) -> Option<LossScalerConfig> {
+        (self.parameters == ParametersDtype::F16).then(LossScalerConfig::default)
     }
 
     pub(super) fn recompute(&self) -> Recompute {

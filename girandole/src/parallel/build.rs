@@ -10,8 +10,8 @@ use ddp::Ddp;
 use fsdp::{Fsdp, UnitBuilder};
 use pipeline::Modules;
 use tensor_parallel::{Shards, TensorParallelConfig, Weights};
-use training::OnMissingGradient;
 use training::build::{Builder, Model, Place, Recompute, UnitSource};
+use training::{LossScaler, OnMissingGradient};
 
 use super::norm::roots;
 use super::stages::Stages;
@@ -43,6 +43,7 @@ impl<M: Model + Send + 'static> Parallel<M> {
         if config.recompute == Recompute::Every(0) {
             return Err(Error::invalid("recompute", "Every(0)", "give 1 or more, or Recompute::None"));
         }
+        let scaler = config.loss_scale.map(LossScaler::new).transpose()?;
         let mesh = layout.mesh(comm)?;
         let data = mesh.plane(&["dp", "shard"])?;
         let tensors =
@@ -69,6 +70,7 @@ impl<M: Model + Send + 'static> Parallel<M> {
             model,
             config,
             ties,
+            scaler,
             counted: Default::default(),
             failed: None,
         };

@@ -7,6 +7,7 @@ use candle_core::{DType, Device, Tensor};
 use ddp::DdpConfig;
 use fsdp::FsdpConfig;
 use pipeline::{ScheduleKind, Split};
+use training::LossScalerConfig;
 use training::build::Recompute;
 
 /// Says by its name whether a parameter is trained.
@@ -35,6 +36,9 @@ pub struct ParallelConfig {
     /// Which units keep nothing for backward but their input, and are computed again there. Losses and gradients are the same, to the
     /// bit. Default: none.
     pub recompute: Recompute,
+    /// Whether losses are scaled, so that small gradients of f16 do not vanish: a step in which a gradient of any rank is not finite is
+    /// skipped by all. Default: none.
+    pub loss_scale: Option<LossScalerConfig>,
     /// Which parameters are trained, by name; the others get no optimizer. Default: all.
     pub is_trained: Option<IsTrained>,
 }
@@ -51,6 +55,7 @@ impl Default for ParallelConfig {
             ddp: DdpConfig::default(),
             fsdp: FsdpConfig::default(),
             recompute: Recompute::default(),
+            loss_scale: None,
             is_trained: None,
         }
     }
@@ -64,7 +69,8 @@ impl ParallelConfig {
 
 impl fmt::Debug for ParallelConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { dtype, device, micro_batches, schedule, split, ddp, fsdp, recompute, .. } = self;
+        let Self { dtype, device, micro_batches, schedule, split, ddp, fsdp, recompute, loss_scale, .. } =
+            self;
         f.debug_struct("ParallelConfig")
             .field("dtype", dtype)
             .field("device", device)
@@ -74,6 +80,7 @@ impl fmt::Debug for ParallelConfig {
             .field("ddp", ddp)
             .field("fsdp", fsdp)
             .field("recompute", recompute)
+            .field("loss_scale", loss_scale)
             .finish_non_exhaustive()
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::Optimizer;
-use girandole::training::{Adam, AdamConfig};
+use girandole::training::{Adam, AdamConfig, LossScalerConfig};
 use girandole::{InitialWeights, Layout, Parallel, ParallelConfig, Recompute, models, pipeline};
 use models::{CausalLm, ModelConfig, Weights};
 use pipeline::ScheduleKind;
@@ -53,11 +53,18 @@ pub(crate) struct Setup {
     pub(crate) dtype: DType,
     pub(crate) tied: bool,
     pub(crate) recompute: Recompute,
+    pub(crate) loss_scale: Option<LossScalerConfig>,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { schedule: ScheduleKind::OneFOneB, dtype: DType::F64, tied: true, recompute: Recompute::None }
+        Self {
+            schedule: ScheduleKind::OneFOneB,
+            dtype: DType::F64,
+            tied: true,
+            recompute: Recompute::None,
+            loss_scale: None,
+        }
     }
 }
 
@@ -79,6 +86,7 @@ impl Setup {
             example: Some(Tensor::zeros((rows / micro_batches, LEN), DType::U32, &Device::Cpu)?),
             schedule: self.schedule,
             recompute: self.recompute,
+            loss_scale: self.loss_scale,
             ..ParallelConfig::default()
         };
         Parallel::new(comm, layout, weights, &settings, move |builder| CausalLm::new(&config, builder))
