@@ -15,7 +15,8 @@
 //! - [`audit`] finds parameters that get no gradient, and says why that may be.
 //! - [`GradSums`] adds gradients of several backward passes in place.
 //! - [`defer_weights`] runs backward without the gradients of weights, and those later.
-//! - [`recompute`] runs a part of a model again in [`backward`], in place of keeping what it has computed.
+//! - [`recompute`] runs a part of a model again in [`backward`], in place of keeping what it has computed; [`recompute_cheap`] keeps the
+//!   results of products.
 //! - [`activation_bytes`] tells what a graph holds for backward, with what operations keep to themselves ([`Kept`]).
 //! - [`tensor_header`] looks at a safetensors file before anything computes with what it says; [`open_input`] opens regular files
 //!   only, and [`AtomicFile`] leaves an older file as it was until the new one is whole.
@@ -78,7 +79,9 @@ pub use op::{
     linear_no_bias, log_softmax, max_pool2d, rms_norm, softmax, swiglu,
 };
 pub use precision::{Precision, autocast, bf16_products};
-pub use recompute::{PartMember, backward, drawn, recompute, recomputed_node, runs_in_part};
+pub use recompute::{
+    PartMember, backward, drawn, kept_result, recompute, recompute_cheap, recomputed_node, runs_in_part,
+};
 pub use runs::Runs;
 pub use seed::seeded;
 pub use sgd::{Sgd, SgdConfig};

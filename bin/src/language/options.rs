@@ -71,9 +71,10 @@ pub struct TrainOptions {
     /// Parts that a rank's rows are cut into, one after the other: less memory; a pipeline's micro-batches [default: 1, with pp as many as stages]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
     accumulate: Option<usize>,
-    /// Keep of every N-th block only its input, and compute it again in backward: less memory; 1 is all blocks
-    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
-    recompute: Option<usize>,
+    /// Keep of every N-th block only its input, and compute it again in backward: less memory; 1 is all blocks; `selective` computes of all blocks
+    /// only what is cheap again, and keeps products
+    #[arg(long, value_name = "N|selective", value_parser = recompute, allow_negative_numbers = true, help_heading = "Training")]
+    recompute: Option<Recompute>,
     /// Tokens of a row [default: 1024, or as many as the model has positions]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
     pub(super) length: Option<usize>,
@@ -148,6 +149,14 @@ fn schedule(text: &str) -> std::result::Result<ScheduleKind, String> {
     text.parse().map_err(|error: pipeline::Error| error.to_string())
 }
 
+fn recompute(text: &str) -> std::result::Result<Recompute, String> {
+    match text {
+        "selective" => Ok(Recompute::Selective),
+        "1" => Ok(Recompute::Units),
+        _ => count(text).map(Recompute::Every).map_err(|_| "give a number, 1 or more, or selective".into()),
+    }
+}
+
 fn betas(text: &str) -> std::result::Result<(f64, f64), &'static str> {
     let beta = |text: &str| text.trim().parse().ok().filter(|beta: &f64| (0.0..1.0).contains(beta));
     let both = text.split_once(',').and_then(|(a, b)| Some((beta(a)?, beta(b)?)));
@@ -208,11 +217,7 @@ impl TrainOptions {
     }
 
     pub(super) fn recompute(&self) -> Recompute {
-        match self.recompute {
-            None => Recompute::None,
-            Some(1) => Recompute::Units,
-            Some(every) => Recompute::Every(every),
-        }
+        self.recompute.unwrap_or_default()
     }
 
     pub(super) fn steps(&self) -> usize {

@@ -9,7 +9,7 @@ use crate::context::sequence_dim;
 use crate::{Context, Result};
 
 use super::reduce::Reduction;
-use super::{bytes_of, kept, of_weights, rows, with_features};
+use super::{bytes_of, keeping, kept, of_weights, rows, with_features};
 
 /// `x w' + b` for this rank's rows of the weight. Backward, the sum over ranks of the input's gradient is under way while the
 /// weight's is computed.
@@ -22,6 +22,17 @@ pub(crate) fn column(
     bias: Option<&Weight>,
     context: &Context,
 ) -> Result<Tensor> {
+    keeping(|known| layer(x, weight, bias, context, known))
+}
+
+/// `known` is the result, where that was computed before.
+fn layer(
+    x: &Tensor,
+    weight: &Weight,
+    bias: Option<&Weight>,
+    context: &Context,
+    known: Option<Tensor>,
+) -> Result<Tensor> {
     let input = match context.sequence_parallel() {
         true => autograd::gather_from_group(&x.detach(), sequence_dim(x.dims())?, context.comm())?,
         false => x.detach(),
@@ -29,9 +40,10 @@ pub(crate) fn column(
     let (flat, matrix, precision) = (rows(&input)?, weight.value(), Precision::current());
     // Another one than the input, which is the graph's.
     let bytes = if context.sequence_parallel() || !x.is_contiguous() { bytes_of(&flat) } else { 0 };
-    let output = match bias {
-        Some(bias) => Linear::new(matrix.clone(), bias.value()).forward(&flat)?,
-        None => precision.matmul(&flat, &matrix.t()?)?,
+    let output = match (known, bias) {
+        (Some(known), _) => known,
+        (None, Some(bias)) => Linear::new(matrix.clone(), bias.value()).forward(&flat)?,
+        (None, None) => precision.matmul(&flat, &matrix.t()?)?,
     };
     let output = output.reshape(with_features(&input, matrix.dim(0)?))?;
     let (context, dims, needs_input) = (context.clone(), input.dims().to_vec(), x.track_op());

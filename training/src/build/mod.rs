@@ -118,7 +118,7 @@ impl Builder {
     /// # Errors
     /// What `build` and the strategy fail with; [`Recompute::Every`] of none.
     pub fn unit<M>(&self, name: &str, build: impl FnOnce(&Part) -> Result<M>) -> Result<Unit<M>> {
-        let recomputes = self.recompute.has(self.built.fetch_add(1, Ordering::Relaxed))?;
+        let again = self.recompute.of(self.built.fetch_add(1, Ordering::Relaxed))?;
         let (mut build, mut module) = (Some(build), None);
         let place = self.units.unit(name, &mut |vb| {
             if let Some(build) = build.take() {
@@ -126,7 +126,7 @@ impl Builder {
             }
             Ok(())
         })?;
-        Ok(Unit::new(name, module, place, recomputes))
+        Ok(Unit::new(name, module, place, again))
     }
 
     /// A unit that uses parameters of `other`, too: a head that is the embedding, for one. `build` is given what the other unit
