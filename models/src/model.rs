@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::{D, DType, Device, Module, Result, Tensor, bail};
 use candle_nn::Init;
-use training::build::{Builder, Model, Part, Unit, Units, Vocabulary};
+use training::build::{Builder, Layers, Model, Part, Unit, Units, Vocabulary, whole_rows};
 use training::{LinearCrossEntropyConfig, cross_entropy};
 
 use crate::block::{Block, KeyValues, Norm, positions};
@@ -18,6 +18,7 @@ const IGNORED: i64 = -100;
 struct Embedding {
     tokens: Arc<dyn Vocabulary>,
     positions: Option<Tensor>,
+    layers: Arc<dyn Layers>,
     device: Device,
 }
 
@@ -33,7 +34,8 @@ impl Embedding {
             }
             _ => None,
         };
-        Ok(Self { tokens, positions, device: part.whole().device().clone() })
+        let layers = part.layers().clone();
+        Ok(Self { tokens, positions, layers, device: part.whole().device().clone() })
     }
 
     /// Of tokens that come after `offset` others.
@@ -48,7 +50,8 @@ impl Embedding {
                 offset.saturating_add(len)
             )
         }
-        x.broadcast_add(&table.narrow(0, offset, len)?)
+        let own = self.layers.positions(len)?;
+        x.broadcast_add(&table.narrow(0, offset + own.start, own.len())?)
     }
 }
 
@@ -205,11 +208,13 @@ impl CausalLm {
             )
         }
         cache.blocks.resize_with(self.blocks.len(), KeyValues::new);
-        let mut x = self.embedding.run(|embedding| embedding.forward_at(tokens, offset))?;
-        for (block, kept) in self.blocks.iter().zip(&mut cache.blocks) {
-            x = block.run(|block| block.forward_with(&x, Some(kept)))?;
-        }
-        self.head.forward(&x.narrow(1, len - 1, 1)?.contiguous()?)?.squeeze(1)
+        whole_rows(|| {
+            let mut x = self.embedding.run(|embedding| embedding.forward_at(tokens, offset))?;
+            for (block, kept) in self.blocks.iter().zip(&mut cache.blocks) {
+                x = block.run(|block| block.forward_with(&x, Some(kept)))?;
+            }
+            self.head.forward(&x.narrow(1, len - 1, 1)?.contiguous()?)?.squeeze(1)
+        })
     }
 }
 
@@ -245,6 +250,10 @@ impl Model for CausalLm {
 
     fn ties(&self) -> Vec<(String, String)> {
         self.config.ties()
+    }
+
+    fn divides_sequences() -> bool {
+        true
     }
 }
 

@@ -75,6 +75,9 @@ pub struct TrainOptions {
     /// only what is cheap again, and keeps products
     #[arg(long, value_name = "N|selective", value_parser = recompute, allow_negative_numbers = true, help_heading = "Training")]
     recompute: Option<Recompute>,
+    /// Divide rows between layers over the ranks of tp as well: less memory
+    #[arg(long, help_heading = "Training")]
+    pub(super) sequence_parallel: bool,
     /// Tokens of a row [default: 1024, or as many as the model has positions]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
     pub(super) length: Option<usize>,

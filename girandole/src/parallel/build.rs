@@ -46,8 +46,16 @@ impl<M: Model + Send + 'static> Parallel<M> {
         let scaler = config.loss_scale.map(LossScaler::new).transpose()?;
         let mesh = layout.mesh(comm)?;
         let data = mesh.plane(&["dp", "shard"])?;
-        let tensors =
-            TensorParallelConfig { dtype: config.dtype, device: config.device.clone(), ..Default::default() };
+        if config.sequence_parallel && !M::divides_sequences() {
+            let help = "leave it out: this model may compute positions of a sequence together (Model::divides_sequences)";
+            return Err(Error::invalid("ParallelConfig::sequence_parallel", true, help));
+        }
+        let tensors = TensorParallelConfig {
+            sequence_parallel: config.sequence_parallel,
+            dtype: config.dtype,
+            device: config.device.clone(),
+            ..Default::default()
+        };
         if config.fsdp.mixed_precision.output_dtype.is_some() {
             let help = "leave it out: a model in a layout gives what its last unit gives";
             return Err(Error::invalid("ParallelConfig::fsdp's output_dtype", "a dtype", help));

@@ -36,6 +36,9 @@ pub struct ParallelConfig {
     /// Which units keep nothing for backward but their input, and are computed again there. Losses and gradients are the same, to the
     /// bit. Default: none.
     pub recompute: Recompute,
+    /// With `tp`: whether each rank has a part of every sequence only between divided layers, so that norms and what they keep are divided,
+    /// too. As many bytes travel. The length of sequences must be a multiple of `tp`. Default: false.
+    pub sequence_parallel: bool,
     /// Whether losses are scaled, so that small gradients of f16 do not vanish: a step in which a gradient of any rank is not finite is
     /// skipped by all. Default: none.
     pub loss_scale: Option<LossScalerConfig>,
@@ -55,6 +58,7 @@ impl Default for ParallelConfig {
             ddp: DdpConfig::default(),
             fsdp: FsdpConfig::default(),
             recompute: Recompute::default(),
+            sequence_parallel: false,
             loss_scale: None,
             is_trained: None,
         }
@@ -69,8 +73,8 @@ impl ParallelConfig {
 
 impl fmt::Debug for ParallelConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { dtype, device, micro_batches, schedule, split, ddp, fsdp, recompute, loss_scale, .. } =
-            self;
+        let Self { dtype, device, micro_batches, schedule, split, ddp, fsdp, .. } = self;
+        let Self { recompute, sequence_parallel, loss_scale, .. } = self;
         f.debug_struct("ParallelConfig")
             .field("dtype", dtype)
             .field("device", device)
@@ -80,6 +84,7 @@ impl fmt::Debug for ParallelConfig {
             .field("ddp", ddp)
             .field("fsdp", fsdp)
             .field("recompute", recompute)
+            .field("sequence_parallel", sequence_parallel)
             .field("loss_scale", loss_scale)
             .finish_non_exhaustive()
     }
