@@ -163,7 +163,7 @@ struct Trained {
 
 impl SimpleBackend for Trained {
     fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, _: &Device) -> CandleResult<Tensor> {
-        match self.config.is_trained(name) {
+        match self.config.is_trained(name) || self.config.is_buffer(name) {
             true => self.hooked.get_with_hints_dtype(shape, name, init, dtype),
             false => Ok(self.whole.get_with_hints_dtype(shape, name, init, dtype)?.detach()),
         }

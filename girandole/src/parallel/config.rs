@@ -29,7 +29,8 @@ pub struct ParallelConfig {
     pub schedule: ScheduleKind,
     /// With `pp`: where the model is cut. Default: so that the stage with most parameters has as few as possible.
     pub split: Split,
-    /// With `dp`: how gradients are grouped and averaged.
+    /// With `dp`: how gradients are grouped and averaged. Its [`buffers`](DdpConfig::buffers), and those of `fsdp`, are what is state and not
+    /// a parameter in all layouts.
     pub ddp: DdpConfig,
     /// With `shard` and without `pp`: what is sharded, and in which precision.
     pub fsdp: FsdpConfig,
@@ -68,6 +69,12 @@ impl Default for ParallelConfig {
 impl ParallelConfig {
     pub(crate) fn is_trained(&self, name: &str) -> bool {
         self.is_trained.as_ref().is_none_or(|is_trained| is_trained(name))
+    }
+
+    /// Whether a variable is state and not a parameter.
+    pub(crate) fn is_buffer(&self, name: &str) -> bool {
+        let last = name.rsplit('.').next().unwrap_or(name);
+        self.ddp.buffers.iter().chain(&self.fsdp.buffers).any(|buffer| buffer == last)
     }
 }
 

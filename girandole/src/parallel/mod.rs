@@ -142,10 +142,26 @@ impl<M: Model> Parallel<M> {
         vars
     }
 
-    /// Variables; where the model is sharded, of what is not trained as well.
+    /// Variables that are state and not parameters, such as running statistics, with their names: whole on every rank, and this rank's own.
+    /// Checkpoints keep the first rank's. With copies they are the first one's after each step (`DdpConfig::broadcast_buffers`); with `shard` and
+    /// with `pp` each rank goes on with its own, as `Fsdp` does.
+    pub fn buffers(&self) -> Vec<(String, Var)> {
+        match &self.model {
+            Kind::Whole { vars, .. } => {
+                named_vars(vars).into_iter().filter(|(name, _)| self.config.is_buffer(name)).collect()
+            }
+            Kind::Copies(ddp) => ddp.buffers().to_vec(),
+            Kind::Sharded(fsdp) => fsdp.buffers().to_vec(),
+            Kind::Stages(stages) => stages.buffers().to_vec(),
+        }
+    }
+
+    /// Variables of parameters; where the model is sharded, of what is not trained as well.
     fn model_vars(&self) -> Vec<(String, Var)> {
         match &self.model {
-            Kind::Whole { vars, .. } => named_vars(vars),
+            Kind::Whole { vars, .. } => {
+                named_vars(vars).into_iter().filter(|(name, _)| !self.config.is_buffer(name)).collect()
+            }
             Kind::Copies(ddp) => {
                 ddp.parameters().iter().map(|p| (p.name().to_string(), p.var().clone())).collect()
             }
