@@ -37,10 +37,13 @@ pub struct Summary<'a> {
 pub struct StepDetails {
     /// The learning rate.
     pub learning_rate: f64,
-    /// The gradients' norm before clipping.
+    /// The gradients' norm before clipping; `null` where it is not finite.
     pub grad_norm: f64,
     /// Targets of all ranks, over the time since the step before.
     pub tokens_per_second: f64,
+    /// What the loss was multiplied with for backward, where it is scaled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
 }
 
 #[derive(Serialize)]

@@ -43,6 +43,8 @@ pub(crate) struct Buckets {
     flats: Vec<Option<Tensor>>,
     /// By parameter: its bucket holds a gradient of it, from this pass or accumulated before.
     used: Vec<bool>,
+    /// By parameter of f16 or bf16 of which several gradients came: their sum in f32, in place of what the bucket holds.
+    wide: Vec<Option<Tensor>>,
     /// By bucket: parameters that this pass still waits for.
     missing: Vec<usize>,
     /// By parameter: how often its gradient may come in a pass. More than once where backward computes something again that uses
@@ -63,6 +65,7 @@ impl Buckets {
             plan,
             flats: vec![None; buckets],
             used: vec![false; parameters],
+            wide: vec![None; parameters],
             missing: vec![0; buckets],
             times: vec![1; parameters],
             awaited: vec![0; parameters],
@@ -115,6 +118,13 @@ impl Buckets {
         if elements > 0 {
             let grad = scaled(&grad.detach().contiguous()?.reshape(elements)?, scale)?;
             match self.used[index] {
+                true if matches!(flat.dtype(), DType::F16 | DType::BF16) => {
+                    let before = match self.wide[index].take() {
+                        Some(sum) => sum,
+                        None => flat.narrow(0, place.offset, elements)?.to_dtype(DType::F32)?,
+                    };
+                    self.wide[index] = Some((before + grad.to_dtype(DType::F32)?)?);
+                }
                 true => self.add(index, &grad)?,
                 false => flat.slice_set(&grad, 0, place.offset)?,
             }
@@ -144,8 +154,13 @@ impl Buckets {
         self.missing[bucket] == 0
     }
 
-    /// Multiplies what a bucket holds.
+    /// Multiplies what a bucket holds, of which nothing more is to come.
     pub(crate) fn scale(&mut self, bucket: usize, factor: f64) -> Result<()> {
+        for index in &self.plan.buckets[bucket].items {
+            if let (Some(sum), Some(flat)) = (self.wide[*index].take(), &self.flats[bucket]) {
+                flat.slice_set(&sum.to_dtype(flat.dtype())?, 0, self.plan.places[*index].offset)?;
+            }
+        }
         if let Some(flat) = &mut self.flats[bucket] {
             *flat = scaled(flat, factor)?;
         }

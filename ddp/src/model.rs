@@ -21,7 +21,8 @@ use crate::{DdpConfig, Error, Result, lock};
 /// Per rank, beyond what one process needs: one copy of the parameters, which the model computes with while the
 /// optimizer changes the variables. Gradients exist once, in the flat buckets that [`Ddp::backward`] gives out views
 /// of; a gradient on its way to its bucket is a second copy of that one parameter only. While a bucket of f16 or bf16
-/// is averaged, the communicator holds it as f32.
+/// is averaged, the communicator holds it as f32. Where such gradients are accumulated over several backward passes, there is
+/// a sum of each in f32 until its bucket goes, so that they are rounded once.
 ///
 /// # Failure
 /// When a call of [`Ddp::backward`] or [`Ddp::backward_no_sync`] fails, for whatever reason, the ranks may be out of
@@ -161,6 +162,11 @@ impl<M> Ddp<M> {
     /// The parameters' variables, for an optimizer: in order of construction, each once.
     pub fn vars(&self) -> Vec<Var> {
         self.parameters.iter().map(|parameter| parameter.var().clone()).collect()
+    }
+
+    /// Variables that are state and not parameters ([`DdpConfig::buffers`]), by name.
+    pub fn buffers(&self) -> &[(String, Var)] {
+        &self.buffers
     }
 
     /// The parameters, in order of construction.

@@ -167,3 +167,27 @@ fn gradients_that_are_not_contiguous_and_scalars_and_nothing() {
         });
     }
 }
+
+/// In 16 bits each of the small ones would be lost beside the large one.
+#[test]
+fn sums_of_16_bits_are_rounded_once() {
+    for (dtype, world_size) in [(DType::BF16, 2), (DType::F16, 1)] {
+        for config in configs() {
+            on_all_ranks(world_size, |comm| {
+                let ddp = abc(comm, dtype, &config)?;
+                for _ in 0..3 {
+                    let Abc { a, b, .. } = ddp.model()?;
+                    ddp.backward_no_sync(&(a.sum_all()? + b.sum_all()?)?)?;
+                    for _ in 0..1023 {
+                        ddp.backward_no_sync(&(a.sum_all()? / 4096.0)?)?;
+                    }
+                    // One of them has no gradient in the last pass.
+                    let grads = ddp.backward(&(a.sum_all()? / 4096.0)?)?;
+                    assert_eq!(gradients(&ddp, &grads)[..2], [Some(vec![1.25; 2]), Some(vec![1.0; 2])]);
+                    assert_eq!(grads.get(&ddp.vars()[0]).expect("a gradient").dtype(), dtype);
+                }
+                Ok(())
+            });
+        }
+    }
+}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle_core::Var;
 use candle_core::backprop::GradStore;
 use comm::{Communicator, first_of, global_norm};
-use training::{clip_by_norm, first_not_finite, grad_norm};
+use training::{ScaledModel, clip_by_norm, first_not_finite, grad_norm};
 
 use crate::{Error, Fsdp, Result};
 
@@ -104,5 +104,17 @@ impl<M> Fsdp<M> {
         let own = first_not_finite(grads, &self.vars())?.and_then(unit);
         // None where only the sum of all squares is too large.
         Ok(first_of(self.parts(), own)?.map_or("all units together".into(), |(_, unit)| unit))
+    }
+}
+
+impl<M> ScaledModel for Fsdp<M> {
+    type Error = Error;
+
+    fn scaled_vars(&self) -> Vec<Var> {
+        self.vars()
+    }
+
+    fn norm(&self, grads: &GradStore) -> Result<f64> {
+        self.grad_norm(grads)
     }
 }

@@ -94,16 +94,6 @@ pub enum Error {
         /// The axis.
         axis: String,
     },
-    /// A [`crate::LossScalerConfig`] that cannot work.
-    #[error("LossScalerConfig: {field} is {got}; {help}")]
-    InvalidScaler {
-        /// The field.
-        field: &'static str,
-        /// Its value.
-        got: f64,
-        /// What would be accepted.
-        help: &'static str,
-    },
     /// The model asked for one name twice, and not for the same thing.
     #[error(
         "the model asked for parameter {parameter} as {then}, and before as {first}; one name is one parameter"

@@ -100,7 +100,6 @@ mod layout;
 mod memory;
 mod model;
 mod replicas;
-mod scaler;
 mod state;
 mod storage;
 mod unit;
@@ -114,10 +113,10 @@ pub use config::{FsdpConfig, MixedPrecision, Strategy, UnitConfig};
 pub use error::{Error, Result};
 pub use memory::{Bytes, Memory};
 pub use model::Fsdp;
-pub use scaler::{LossScaler, LossScalerConfig, LossScalerState};
 #[cfg(any(test, fuzzing))]
 pub use state::fuzz_tensor_file;
 pub use state::{TensorFile, full_tensors};
+pub use training::{LossScaler, LossScalerConfig, LossScalerState};
 pub use unit::{Outputs, Unit};
 
 /// Locks; a panic elsewhere while it was locked makes the Fsdp fail by other means.

@@ -23,6 +23,10 @@ struct Trained {
 
 /// Trains adapters, or where there are none the blocks' norms and the last block.
 fn train(layout: &str, lora: Option<&Lora>, tied: bool) -> Trained {
+    train_as(layout, lora, tied, false)
+}
+
+fn train_as(layout: &str, lora: Option<&Lora>, tied: bool, sequence_parallel: bool) -> Trained {
     let (layout, out): (Layout, _) = (layout.parse().unwrap(), tempfile::tempdir().unwrap());
     let config = common::config(tied);
     let ranks = Local::run_shared(layout.ranks(), |comm| {
@@ -38,6 +42,7 @@ fn train(layout: &str, lora: Option<&Lora>, tied: bool) -> Trained {
             micro_batches: 2,
             example: Some(Tensor::zeros((rows, LEN), DType::U32, &Device::Cpu)?),
             is_trained: Some(Arc::new(is_trained)),
+            sequence_parallel,
             ..ParallelConfig::default()
         };
         let (model, adapters) = (config.clone(), lora.cloned());
@@ -96,6 +101,17 @@ fn adapters_in_every_layout() {
         let adapters: usize = lora.shapes().values().map(|dims| dims.iter().product::<usize>()).sum();
         let sent = train("dp=2", Some(&lora), tied).bytes_sent as usize;
         assert!(sent < 6 * adapters * 8 + 8 * adapters + 20_000, "{sent} bytes, {adapters} adapters");
+    }
+}
+
+#[test]
+fn adapters_and_frozen_parts_where_sequences_are_divided() {
+    let lora = Lora::new(&LoraConfig { rank: 4, ..LoraConfig::default() }, &common::config(true)).unwrap();
+    for lora in [Some(&lora), None] {
+        let expected = train("", lora, true);
+        for layout in ["tp=2", "shard=2,tp=2", "dp=2,tp=2"] {
+            assert_equal(layout, &train_as(layout, lora, true, true), &expected);
+        }
     }
 }
 

@@ -40,18 +40,22 @@ fn go_on(setup: Setup, layout: &str, dir: &Path, steps: usize) -> Vec<f64> {
     ranks.unwrap().remove(0)
 }
 
-const CHAIN: [&str; 11] = [
-    "shard=2",
-    "tp=4",
-    "",
-    "pp=2,dp=2",
-    "pp=2,shard=2",
-    "dp=2,shard=2",
-    "pp=2,shard=2,tp=2",
-    "tp=2",
-    "shard=2,tp=2",
-    "pp=4",
-    "dp=2",
+/// Layouts, and whether sequences are divided as well.
+const CHAIN: [(&str, bool); 14] = [
+    ("shard=2", false),
+    ("tp=4", false),
+    ("", false),
+    ("pp=2,dp=2", false),
+    ("tp=2", true),
+    ("pp=2,shard=2", false),
+    ("dp=2,shard=2", false),
+    ("pp=2,tp=2", true),
+    ("pp=2,shard=2,tp=2", false),
+    ("tp=2", false),
+    ("shard=2,tp=2", true),
+    ("shard=2,tp=2", false),
+    ("pp=4", false),
+    ("dp=2", false),
 ];
 
 #[test]
@@ -63,9 +67,12 @@ fn a_run_goes_on_in_any_layout() {
             tempfile::tempdir().unwrap(),
         );
         let expected = go_on(setup, "", all.path(), 2 * CHAIN.len());
-        let got: Vec<f64> = CHAIN.iter().flat_map(|layout| go_on(setup, layout, parts.path(), 2)).collect();
+        let one = |(layout, sequence_parallel): &(&str, bool)| {
+            go_on(Setup { sequence_parallel: *sequence_parallel, ..setup }, layout, parts.path(), 2)
+        };
+        let got: Vec<f64> = CHAIN.iter().flat_map(one).collect();
         for (step, (got, expected)) in got.iter().zip(&expected).enumerate() {
-            let layout = CHAIN[step / 2];
+            let (layout, _) = CHAIN[step / 2];
             assert!((got - expected).abs() < tolerance, "{layout}, step {step}: {got}, expected {expected}");
         }
     }

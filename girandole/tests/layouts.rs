@@ -4,14 +4,18 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Mutex;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::Optimizer;
-use common::{LEN, Setup, optimizer, own_batch, step};
-use girandole::Layout;
+use common::{LEN, Setup, optimizer, own_batch, own_batch_of, step_of};
 use girandole::comm::Local;
+use girandole::models::{GenerateConfig, generate};
 use girandole::pipeline::ScheduleKind;
+use girandole::training::activation_bytes;
+use girandole::training::build::{Builder, Division, Linear, LinearConfig, Model, Unit, Units};
+use girandole::{InitialWeights, Layout, Parallel, ParallelConfig, Recompute};
 
 const STEPS: usize = 20;
 
@@ -22,15 +26,18 @@ struct Trained {
 }
 
 fn train(layout: &str, schedule: ScheduleKind, dtype: DType, tied: bool) -> Trained {
-    let (layout, setup): (Layout, _) =
-        (layout.parse().unwrap(), Setup { schedule, dtype, tied, ..Setup::default() });
+    train_as(layout, Setup { schedule, dtype, tied, ..Setup::default() })
+}
+
+fn train_as(layout: &str, setup: Setup) -> Trained {
+    let layout: Layout = layout.parse().unwrap();
     let whole: Mutex<BTreeMap<String, Vec<f64>>> = Mutex::default();
     let ranks = Local::run_shared(layout.ranks(), |comm| {
         let mut parallel = setup.parallel(comm, &layout, None)?;
         let mut optimizer = optimizer(&parallel)?;
-        let steps = (0..STEPS).map(|number| step(&mut parallel, &mut optimizer, number));
+        let steps = (0..STEPS).map(|number| step_of(&mut parallel, &mut optimizer, number, setup.len));
         let losses = steps.collect::<girandole::Result<Vec<f64>>>()?;
-        let (tokens, targets) = own_batch(&parallel, STEPS)?;
+        let (tokens, targets) = own_batch_of(&parallel, STEPS, setup.len)?;
         let evaluated = parallel.evaluate(&tokens, &targets)?.loss;
         for piece in parallel.pieces().into_iter().filter(|piece| piece.writes) {
             let mut whole = whole.lock().unwrap();
@@ -126,6 +133,121 @@ fn every_schedule_of_stages_with_shards() {
             assert_equal(layout, &train(layout, schedule, DType::F64, true), &expected, 1e-10);
         }
     }
+}
+
+/// Each of the three kinds of models, also where parts are computed again.
+#[test]
+fn sequences_are_divided_with_layers() {
+    let qwen3 = Setup { sequence_parallel: true, ..Setup::default() };
+    let gpt2 = Setup { gpt2: true, ..qwen3 };
+    let llama = Setup { tied: false, dtype: DType::F32, ..qwen3 };
+    for (setup, tolerance) in [(qwen3, 1e-10), (gpt2, 1e-10), (llama, 1e-4)] {
+        let expected = train_as("", Setup { sequence_parallel: false, ..setup });
+        for layout in LAYOUTS.into_iter().filter(|layout| layout.contains("tp=2")) {
+            assert_equal(layout, &train_as(layout, setup), &expected, tolerance);
+        }
+    }
+    // The ranks do not divide 6 positions.
+    for setup in [qwen3, gpt2].map(|setup| Setup { len: 8, ..setup }) {
+        let expected = train_as("", Setup { sequence_parallel: false, ..setup });
+        for (layout, recompute) in [
+            ("tp=4", Recompute::None),
+            ("tp=8", Recompute::None),
+            ("tp=4", Recompute::Selective),
+            ("shard=2,tp=2", Recompute::Units),
+            ("shard=2,tp=2", Recompute::Selective),
+            ("pp=2,tp=2", Recompute::Selective),
+        ] {
+            assert_equal(layout, &train_as(layout, Setup { recompute, ..setup }), &expected, 1e-10);
+        }
+    }
+    // Without tensor parallelism it has no meaning, and does no harm.
+    let expected = train("", ScheduleKind::OneFOneB, DType::F64, true);
+    assert_equal("dp=2", &train_as("dp=2", qwen3), &expected, 1e-10);
+}
+
+#[test]
+fn every_schedule_with_divided_sequences() {
+    let expected = train("", ScheduleKind::OneFOneB, DType::F64, true);
+    for schedule in [ScheduleKind::GPipe, ScheduleKind::Interleaved, ScheduleKind::ZbH1, ScheduleKind::ZbV] {
+        let setup = Setup { schedule, sequence_parallel: true, ..Setup::default() };
+        assert_equal("pp=2,tp=2", &train_as("pp=2,tp=2", setup), &expected, 1e-10);
+    }
+}
+
+#[test]
+fn sequences_that_the_ranks_do_not_divide_are_refused() {
+    let said = |layout: &str, len: usize| {
+        let layout: Layout = layout.parse().unwrap();
+        let said = Local::run_shared(layout.ranks(), |comm| {
+            let setup = Setup { sequence_parallel: true, ..Setup::default() };
+            let mut parallel = setup.parallel(comm, &layout, None)?;
+            let tokens = Tensor::zeros((8, len), DType::U32, &Device::Cpu)?;
+            Ok(parallel.step(&tokens, &tokens).map(drop).map_err(|error| error.to_string()))
+        });
+        said.unwrap()
+    };
+    assert!(said("tp=2", 4).into_iter().all(|said| said.is_ok()));
+    for said in said("tp=2", 5).into_iter().chain(said("tp=4", 6)) {
+        let said = said.unwrap_err();
+        assert!(said.contains("with sequence parallelism, the length of a sequence: "), "{said}");
+    }
+    // Text of any length is written all the same: each rank computes whole rows then.
+    let text = |sequence_parallel| {
+        let tokens = Local::run_shared(2, |comm| {
+            let setup = Setup { sequence_parallel, ..Setup::default() };
+            let parallel = setup.parallel(comm, &"tp=2".parse()?, None)?;
+            let config = GenerateConfig { max_new_tokens: 5, ..GenerateConfig::default() };
+            let model = parallel.model()?;
+            let tokens = generate(model.unwrap(), &[1, 7, 9], &config, |_| ControlFlow::Continue(()));
+            Ok(tokens.map_err(girandole::Error::from)?)
+        });
+        tokens.unwrap()
+    };
+    assert_eq!(text(true), text(false));
+}
+
+/// Mixes positions between layers.
+struct Mixing(Unit<Linear>);
+
+impl Units for Mixing {
+    fn units(&self) -> Vec<&dyn Module> {
+        vec![&self.0]
+    }
+}
+
+impl Model for Mixing {
+    fn output_loss(output: &Tensor, _: &Tensor) -> candle_core::Result<Tensor> {
+        output.mean(1)?.sqr()?.mean_all()
+    }
+}
+
+#[test]
+fn sequences_of_a_model_that_may_mix_them_are_not_divided() {
+    let said = Local::run_shared(2, |comm| {
+        let settings = ParallelConfig { sequence_parallel: true, ..ParallelConfig::default() };
+        let layer = LinearConfig::new(4, 4, Division::Outputs);
+        let build = move |builder: &Builder| Ok(Mixing(builder.unit("all", |part| part.linear(&layer))?));
+        let built = Parallel::new(comm, &"tp=2".parse()?, InitialWeights::seed(1), &settings, build);
+        Ok(built.map(drop).unwrap_err().to_string())
+    });
+    assert!(said.unwrap().iter().all(|said| said.contains("Model::divides_sequences")));
+}
+
+/// Bytes that a rank's graph holds without the sequence divided, and with it.
+#[test]
+fn divided_sequences_need_less() {
+    let bytes = |sequence_parallel| {
+        let bytes = Local::run_shared(4, |comm| {
+            let setup = Setup { sequence_parallel, len: 8, ..Setup::default() };
+            let parallel = setup.parallel(comm, &"tp=4".parse()?, None)?;
+            let ((tokens, targets), model) = (own_batch_of(&parallel, 0, setup.len)?, parallel.model()?);
+            Ok(activation_bytes(&model.unwrap().loss(&tokens, &targets)?, []))
+        });
+        bytes.unwrap()[0]
+    };
+    let [whole, divided] = [bytes(false), bytes(true)];
+    assert!(divided < whole * 3 / 4, "{divided} of {whole}");
 }
 
 #[test]

@@ -55,9 +55,9 @@ const LAYOUTS: [&str; 10] = [
 
 fn equal_to_the_bit(dtype: DType, tied: bool, schedule: ScheduleKind, layouts: &[&str]) {
     for layout in layouts {
-        let setup = Setup { dtype, tied, schedule, recompute: Recompute::None };
+        let setup = Setup { dtype, tied, schedule, ..Setup::default() };
         let kept = train(layout, setup);
-        for recompute in [Recompute::Units, Recompute::Every(2)] {
+        for recompute in [Recompute::Units, Recompute::Every(2), Recompute::Selective] {
             let again = train(layout, Setup { recompute, ..setup });
             assert!(again == kept, "{layout}, {setup:?}, {recompute:?}");
         }
@@ -111,6 +111,41 @@ fn activations_of_24_blocks_need_a_quarter_at_most() {
     let with_one_unit = units + kept / 24;
     assert!(with_one_unit <= kept / 4, "{with_one_unit} of {kept}");
     assert!(units < every_other && every_other < 2 * kept / 3, "{units}, {every_other}, {kept}");
+}
+
+#[test]
+fn cheap_parts_need_less_than_all_and_keep_products() {
+    let (tokens, targets) = batch(0);
+    let bytes = |recompute| {
+        let parallel = deep(recompute);
+        let model = parallel.model().unwrap().unwrap();
+        activation_bytes(&model.loss(&tokens, &targets).unwrap(), [])
+    };
+    let [kept, selective, units] = [Recompute::None, Recompute::Selective, Recompute::Units].map(bytes);
+    assert!(units < selective && selective < kept * 2 / 3, "{units}, {selective}, {kept}");
+    // Of each block what came in, queries, keys, values, what attention gave and its sums, what came of it, two wide ones, what came of these.
+    let numbers = tokens.elem_count() * (32 * 7 + 64 * 2 + 4);
+    let rest = units - 24 * 4 * tokens.elem_count() * 32;
+    assert_eq!(selective, rest + 24 * 4 * numbers, "{units}");
+}
+
+/// Bytes that the ranks send for two steps.
+fn sent(recompute: Recompute) -> u64 {
+    let run = |comm| {
+        let mut parallel = Setup { recompute, ..Setup::default() }.parallel(comm, &"tp=2".parse()?, None)?;
+        let mut optimizer = optimizer(&parallel)?;
+        for number in 0..2 {
+            step(&mut parallel, &mut optimizer, number)?;
+        }
+        Ok(parallel.stats().bytes_sent)
+    };
+    Local::run_shared(2, run).unwrap().into_iter().sum()
+}
+
+#[test]
+fn divided_layers_do_not_communicate_again_for_cheap_parts() {
+    let [kept, selective, units] = [Recompute::None, Recompute::Selective, Recompute::Units].map(sent);
+    assert!(selective == kept && kept < units, "{kept}, {selective}, {units}");
 }
 
 #[test]

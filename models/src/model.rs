@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::{D, DType, Device, Module, Result, Tensor, bail};
 use candle_nn::Init;
-use training::build::{Builder, Model, Part, Unit, Units, Vocabulary};
+use training::build::{Builder, Layers, Model, Part, Unit, Units, Vocabulary, whole_rows};
 use training::{LinearCrossEntropyConfig, add, cross_entropy, embedding};
 
 use crate::block::{Block, KeyValues, Norm, positions};
@@ -18,6 +18,7 @@ const IGNORED: i64 = -100;
 struct Embedding {
     tokens: Arc<dyn Vocabulary>,
     positions: Option<Tensor>,
+    layers: Arc<dyn Layers>,
     device: Device,
 }
 
@@ -33,7 +34,8 @@ impl Embedding {
             }
             _ => None,
         };
-        Ok(Self { tokens, positions, device: part.whole().device().clone() })
+        let layers = part.layers().clone();
+        Ok(Self { tokens, positions, layers, device: part.whole().device().clone() })
     }
 
     /// Of tokens that come after `offset` others.
@@ -48,8 +50,9 @@ impl Embedding {
                 offset.saturating_add(len)
             )
         }
-        let places: Vec<u32> = (offset as u32..).take(len).collect();
-        let places = Tensor::from_vec(places, (1, len), table.device())?;
+        let own = self.layers.positions(len)?;
+        let places: Vec<u32> = (offset + own.start..offset + own.end).map(|place| place as u32).collect();
+        let places = Tensor::from_vec(places, (1, own.len()), table.device())?;
         add(&x, &embedding(table, &places.repeat((tokens.dim(0)?, 1))?)?)
     }
 }
@@ -207,11 +210,13 @@ impl CausalLm {
             )
         }
         cache.blocks.resize_with(self.blocks.len(), KeyValues::new);
-        let mut x = self.embedding.run(|embedding| embedding.forward_at(tokens, offset))?;
-        for (block, kept) in self.blocks.iter().zip(&mut cache.blocks) {
-            x = block.run(|block| block.forward_with(&x, Some(kept)))?;
-        }
-        self.head.forward(&x.narrow(1, len - 1, 1)?.contiguous()?)?.squeeze(1)
+        whole_rows(|| {
+            let mut x = self.embedding.run(|embedding| embedding.forward_at(tokens, offset))?;
+            for (block, kept) in self.blocks.iter().zip(&mut cache.blocks) {
+                x = block.run(|block| block.forward_with(&x, Some(kept)))?;
+            }
+            self.head.forward(&x.narrow(1, len - 1, 1)?.contiguous()?)?.squeeze(1)
+        })
     }
 }
 
@@ -247,6 +252,10 @@ impl Model for CausalLm {
 
     fn ties(&self) -> Vec<(String, String)> {
         self.config.ties()
+    }
+
+    fn divides_sequences() -> bool {
+        true
     }
 }
 

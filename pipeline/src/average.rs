@@ -97,7 +97,7 @@ impl<'a> Average<'a> {
     /// Averages the sum of a variable's gradients with the next ones, or begins to.
     fn add(&mut self, var: &Var, gradients: &mut GradSums) -> comm::Result<()> {
         if gradients.of(var).is_none() {
-            gradients.set(var, var.as_detached_tensor().zeros_like()?);
+            gradients.set(var, GradSums::zeros(var)?);
         }
         let Some(sum) = gradients.of(var) else { return Ok(()) };
         if self.bucket.first().is_some_and(|first| first.dtype() != sum.dtype()) {

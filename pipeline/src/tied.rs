@@ -125,7 +125,7 @@ pub(crate) fn add(ties: &[Tie], gradients: &mut GradSums, news: &News) -> Result
     for tie in ties {
         let mut sum = tie.sum(gradients).map_err(during())?;
         if let (Some(group), Some(var)) = (&tie.group, tie.vars.first()) {
-            let own = sum.map_or_else(|| var.zeros_like(), Ok).map_err(during())?;
+            let own = sum.map_or_else(|| GradSums::zeros(var), Ok).map_err(during())?;
             let operation = Operation::AllReduce { tensor: own.clone(), op: ReduceOp::Sum };
             group.run(operation).map_err(|error| news.cause(error))?;
             sum = Some(own);

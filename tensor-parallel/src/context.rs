@@ -1,10 +1,12 @@
 //! What a layer knows of the ranks.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, autograd};
+use training::build::in_whole_rows;
 
 use crate::split::share;
 use crate::{Error, RandomStreams, Result};
@@ -82,9 +84,23 @@ impl Context {
         self.comm.world_size()
     }
 
-    /// Whether activations between layers are divided along the sequence.
+    /// Whether activations between layers are divided along the sequence: not within [`training::build::whole_rows`].
     pub fn sequence_parallel(&self) -> bool {
-        self.sequence_parallel
+        self.sequence_parallel && !in_whole_rows()
+    }
+
+    /// The same for layers of which every rank is given the whole sequence.
+    pub(crate) fn of_whole_sequences(&self) -> Self {
+        Self { sequence_parallel: false, ..self.clone() }
+    }
+
+    /// Which positions of a sequence of this length this rank has between layers.
+    pub(crate) fn positions(&self, len: usize) -> Result<Range<usize>> {
+        if !self.sequence_parallel() {
+            return Ok(0..len);
+        }
+        self.check_sequence(&[len, 1])?;
+        Ok(share(len, self.rank(), self.ranks()))
     }
 
     /// The random numbers of this rank.
@@ -103,7 +119,7 @@ impl Context {
     /// # Errors
     /// A length that the ranks do not divide.
     pub fn split_sequence(&self, x: &Tensor) -> Result<Tensor> {
-        if !self.sequence_parallel {
+        if !self.sequence_parallel() {
             return Ok(x.clone());
         }
         let dim = self.check_sequence(x.dims())?;
@@ -118,7 +134,7 @@ impl Context {
     /// # Errors
     /// Those of communication.
     pub fn gather_sequence(&self, x: &Tensor) -> Result<Tensor> {
-        if !self.sequence_parallel {
+        if !self.sequence_parallel() {
             return Ok(x.clone());
         }
         Ok(autograd::gather_from_group(x, sequence_dim(x.dims())?, &self.comm)?)

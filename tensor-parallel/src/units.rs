@@ -1,5 +1,6 @@
 //! Models that are written for every layout: see [`training::build`].
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Shape, Tensor, bail};
@@ -68,11 +69,11 @@ impl Divided {
                 vb.dtype()
             )
         }
-        match self.context().sequence_parallel() {
-            true => bail!(
-                "models of training::build are not divided along the sequence: turn sequence_parallel off"
+        match self {
+            Self::Root(_) if self.context().sequence_parallel() => bail!(
+                "models of training::build are divided along the sequence by girandole::Parallel alone: turn sequence_parallel off"
             ),
-            false => Ok(()),
+            _ => Ok(()),
         }
     }
 }
@@ -80,6 +81,17 @@ impl Divided {
 impl Layers for Divided {
     fn ranks(&self) -> usize {
         self.context().ranks()
+    }
+
+    fn between(&self, vb: &VarBuilder<'static>) -> VarBuilder<'static> {
+        match self.ranks() > 1 && self.context().sequence_parallel() {
+            true => self.of_heads(vb),
+            false => vb.clone(),
+        }
+    }
+
+    fn positions(&self, len: usize) -> Result<Range<usize>> {
+        Ok(self.context().positions(len)?)
     }
 
     fn of_heads(&self, vb: &VarBuilder<'static>) -> VarBuilder<'static> {
@@ -95,7 +107,7 @@ impl Layers for Divided {
             return WholeLayers.linear(vb, config);
         }
         Ok(match division {
-            Wanted::Whole => return WholeLayers.linear(vb, config),
+            Wanted::Whole => return WholeLayers.linear(&self.between(vb), config),
             Wanted::Outputs => {
                 let config = ColumnConfig { bias, groups, ..ColumnConfig::default() };
                 Linear::new(ColumnParallelLinear::new(inputs, outputs, &config, &builder())?)
@@ -140,7 +152,16 @@ impl Vocabulary for Table {
         if config.label_smoothing != 0.0 {
             bail!("label smoothing is not there where the vocabulary is divided over ranks")
         }
-        let (x, targets) = counted(x, targets, config.ignore_index)?;
+        let (rows, targets) = counted(targets, config.ignore_index)?;
+        let (x, context) = match rows {
+            None => (x.clone(), self.context.clone()),
+            // Those that count may be any rank's.
+            Some(rows) => {
+                let features = x.dims().last().copied().unwrap_or(1);
+                let all = self.context.gather_sequence(x)?.reshape(((), features))?;
+                (all.index_select(&rows, 0)?, self.context.of_whole_sequences())
+            }
+        };
         let wide = |x: &Tensor| match x.dtype() {
             DType::F16 | DType::BF16 => x.to_dtype(DType::F32),
             _ => Ok(x.clone()),
@@ -149,22 +170,23 @@ impl Vocabulary for Table {
             // The mean of nothing, as where the vocabulary is whole.
             return wide(&x)?.sum_all()? + f64::NAN;
         }
-        let own = op::column(&x, &self.weight, None, &self.context)?;
-        Ok(vocab_parallel_cross_entropy(&wide(&own)?, &targets, &self.context)?)
+        let own = op::column(&x, &self.weight, None, &context)?;
+        let classes = own.dims().last().copied().unwrap_or(1);
+        Ok(vocab_parallel_cross_entropy(&wide(&own)?.reshape(((), classes))?, &targets, &context)?)
     }
 }
 
-/// The rows whose targets count.
-fn counted(x: &Tensor, targets: &Tensor, ignored: Option<i64>) -> Result<(Tensor, Tensor)> {
-    let features = x.dims().last().copied().unwrap_or(1);
-    let (x, targets) = (x.reshape(((), features))?, targets.flatten_all()?.to_dtype(DType::I64)?);
+/// The rows whose targets count, unless all do, and these targets.
+fn counted(targets: &Tensor, ignored: Option<i64>) -> Result<(Option<Tensor>, Tensor)> {
+    let targets = targets.flatten_all()?.to_dtype(DType::I64)?;
     let numbers = targets.to_vec1::<i64>()?;
     if !numbers.iter().any(|target| Some(*target) == ignored) {
-        return Ok((x, targets));
+        return Ok((None, targets));
     }
     let rows = (0u32..).zip(&numbers).filter(|(_, target)| Some(**target) != ignored).map(|(row, _)| row);
-    let rows = Tensor::from_iter(rows, x.device())?;
-    Ok((x.index_select(&rows, 0)?, targets.index_select(&rows, 0)?))
+    let rows = Tensor::from_iter(rows, targets.device())?;
+    let targets = targets.index_select(&rows, 0)?;
+    Ok((Some(rows), targets))
 }
 
 /// Parameters that every rank has whole, through a builder of candle's kind.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, DType, InplaceOp2, Layout, Result, Tensor, TensorId, Var, bail};
 
-/// The sums of the gradients of some variables over several backward passes.
+/// The sums of the gradients of some variables over several backward passes. Those of f16 and bf16 are summed in f32, and rounded once.
 ///
 /// ```
 /// use candle_core::{Device, Var};
@@ -62,6 +62,7 @@ impl GradSums {
     /// Adds a gradient, which nobody else uses.
     fn add(&mut self, id: TensorId, gradient: Tensor) -> Result<()> {
         let Some(&place) = self.places.get(&id) else { return Ok(()) };
+        let gradient = gradient.to_dtype(wide(&self.vars[place]))?;
         match &self.sums[place] {
             None => self.sums[place] = Some(gradient.contiguous()?),
             Some(sum) if sum.device().is_cpu() && matches!(sum.dtype(), DType::F32 | DType::F64) => {
@@ -72,7 +73,15 @@ impl GradSums {
         Ok(())
     }
 
-    /// The sum so far; none where there was no gradient.
+    /// A sum of no gradients of a variable, to be [`set`](Self::set).
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn zeros(var: &Var) -> Result<Tensor> {
+        Tensor::zeros(var.shape(), wide(var), var.device())
+    }
+
+    /// The sum so far, of f16 and bf16 in f32; none where there was no gradient.
     pub fn of(&self, var: &Var) -> Option<&Tensor> {
         self.of_id(var.id())
     }
@@ -82,7 +91,7 @@ impl GradSums {
         self.sums[*self.places.get(&id)?].as_ref()
     }
 
-    /// Puts another sum in its place.
+    /// Puts another sum in its place, of the same dtype.
     pub fn set(&mut self, var: &Var, sum: Tensor) {
         if let Some(&place) = self.places.get(&var.id()) {
             self.sums[place] = Some(sum);
@@ -96,16 +105,25 @@ impl GradSums {
         }
     }
 
-    /// All sums, by variable.
+    /// All sums, by variable and of its dtype.
     ///
     /// # Errors
     /// candle's.
     pub fn finish(self) -> Result<GradStore> {
         let mut store = tape::empty()?;
         for (var, sum) in self.vars.iter().zip(self.sums) {
-            sum.and_then(|sum| store.insert(var, sum));
+            let Some(sum) = sum else { continue };
+            store.insert(var, sum.to_dtype(var.dtype())?);
         }
         Ok(store)
+    }
+}
+
+/// The dtype that a variable's gradients are summed in.
+fn wide(var: &Var) -> DType {
+    match var.dtype() {
+        DType::F16 | DType::BF16 => DType::F32,
+        dtype => dtype,
     }
 }
 
@@ -137,6 +155,31 @@ impl InplaceOp2 for AddAssign {
                 sum[a..b].iter_mut().zip(&more[c..d]).for_each(|(sum, more)| *sum += more);
             }
             _ => bail!("add-assign: neither f32 nor f64"),
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    /// In 16 bits each of the small ones would be lost beside the large one.
+    #[test]
+    fn sums_of_16_bits_are_rounded_once() -> Result<()> {
+        for dtype in [DType::BF16, DType::F16] {
+            let var = Var::from_tensor(&Tensor::new(&[0f32], &Device::Cpu)?.to_dtype(dtype)?)?;
+            let mut sums = GradSums::new([var.clone()]);
+            for step in 0..=1024 {
+                let slope = if step == 0 { 1.0 } else { 1.0 / 4096.0 };
+                sums.take(&mut (var.as_tensor() * slope)?.sum_all()?.backward()?)?;
+            }
+            assert_eq!(sums.of(&var).unwrap().dtype(), DType::F32);
+            let grads = sums.finish()?;
+            let got = grads.get(&var).unwrap();
+            assert_eq!((got.dtype(), got.to_dtype(DType::F32)?.to_vec1::<f32>()?), (dtype, vec![1.25]));
         }
         Ok(())
     }

@@ -10,11 +10,13 @@
 //! - [`Sgd`], with momentum, and [`Adam`] (AdamW as well) are [`candle_nn::Optimizer`]s whose state can be saved:
 //!   [`OptimizerState`].
 //! - [`autocast`] computes products in bf16, at the speed that the processor has for them.
+//! - [`LossScaler`] keeps small gradients of f16 from vanishing.
 //! - [`clip_grad_norm`] bounds gradients of a model that every rank has whole.
 //! - [`audit`] finds parameters that get no gradient, and says why that may be.
 //! - [`GradSums`] adds gradients of several backward passes in place.
 //! - [`defer_weights`] runs backward without the gradients of weights, and those later.
-//! - [`recompute`] runs a part of a model again in [`backward`], in place of keeping what it has computed.
+//! - [`recompute`] runs a part of a model again in [`backward`], in place of keeping what it has computed; [`recompute_cheap`] keeps the
+//!   results of products.
 //! - [`activation_bytes`] tells what a graph holds for backward, with what operations keep to themselves ([`Kept`]).
 //! - [`tensor_header`] looks at a safetensors file before anything computes with what it says; [`open_input`] opens regular files
 //!   only, and [`AtomicFile`] leaves an older file as it was until the new one is whole.
@@ -38,6 +40,7 @@ mod grad_sums;
 mod graph;
 mod init;
 mod kept;
+mod loss_scaler;
 mod op;
 mod platform;
 mod precision;
@@ -67,6 +70,7 @@ pub use grad_sums::GradSums;
 pub use graph::activation_bytes;
 pub use init::TorchInit;
 pub use kept::Kept;
+pub use loss_scaler::{LossScaler, LossScalerConfig, LossScalerState, ScaledModel};
 pub use op::{
     AttentionConfig, AttentionMask, Gate, GatedMlp, LayerNorm, Linear, LinearCrossEntropyConfig, RmsNorm,
     Rotary, RotaryConfig, RotaryLayout, RotaryScaling, attention, attention_with_key_mask, columns, conv2d,
@@ -74,7 +78,9 @@ pub use op::{
     linear_no_bias, log_softmax, max_pool2d, rms_norm, softmax, swiglu,
 };
 pub use precision::{Precision, autocast, bf16_products};
-pub use recompute::{PartMember, backward, drawn, recompute, recomputed_node, runs_in_part};
+pub use recompute::{
+    PartMember, backward, drawn, kept_result, recompute, recompute_cheap, recomputed_node, runs_in_part,
+};
 pub use runs::Runs;
 pub use sgd::{Sgd, SgdConfig};
 pub use state::{OptimizerState, named_vars};

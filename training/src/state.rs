@@ -114,7 +114,9 @@ impl<S> Slot<S> {
     }
 
     pub(crate) fn check(&self, optimizer: &'static str, grad: &Tensor) -> Result<()> {
-        if self.var.shape() == grad.shape() && self.var.dtype() == grad.dtype() {
+        // A gradient of a parameter of 16 bits may have been added up or scaled in f32.
+        let fits = [self.var.dtype(), wide(&self.var)].contains(&grad.dtype());
+        if self.var.shape() == grad.shape() && fits {
             return Ok(());
         }
         Err(Error::GradientMismatch {

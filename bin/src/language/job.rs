@@ -131,6 +131,12 @@ impl<J: Job> Experiment for J {
             Data::open(files, &config)
         };
         let rows = open(&options.data, options.length)?;
+        let (tp, len) = (options.mesh.map_or(1, |layout| layout.tp), rows.row_len());
+        if options.sequence_parallel && !len.is_multiple_of(tp) {
+            let help =
+                format!("the {tp} ranks of tp do not divide rows of {len} tokens: give another --length");
+            return Err(Error::Option { option: "--sequence-parallel", got: "true".into(), help });
+        }
         let evaluation = match &options.evaluate {
             Some(file) => Some(open(std::slice::from_ref(file), Some(rows.row_len()))?),
             None => None,
@@ -307,6 +313,8 @@ fn spread(
         example: Some(Tensor::zeros((rows_each, rows.row_len()), DType::U32, device)?),
         schedule: options.pipeline_schedule,
         recompute: options.recompute(),
+        sequence_parallel: options.sequence_parallel,
+        loss_scale: options.loss_scale(),
         is_trained: subject.lora.as_ref().map(|_| std::sync::Arc::new(is_adapter) as _),
         ..ParallelConfig::default()
     };

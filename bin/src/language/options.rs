@@ -9,8 +9,8 @@ use girandole::Layout;
 use girandole::trainer::{CheckpointPlan, Decay, LearningRate, TrainConfig};
 use models::tokens::DataFile;
 use pipeline::ScheduleKind;
-use training::AdamConfig;
 use training::build::Recompute;
+use training::{AdamConfig, LossScalerConfig};
 
 use crate::error::{Error, Result};
 use crate::options::{CommonOptions, DeviceKind, PrecisionOption, RankOptions, count, learning_rate, seed};
@@ -36,6 +36,8 @@ pub(super) enum ParametersDtype {
     F32,
     /// 2 bytes a parameter; what the optimizer remembers is f32.
     Bf16,
+    /// The same with more digits and a smaller range: the loss is scaled, and steps that overflow are skipped.
+    F16,
 }
 
 /// Options of both commands.
@@ -69,9 +71,13 @@ pub struct TrainOptions {
     /// Parts that a rank's rows are cut into, one after the other: less memory; a pipeline's micro-batches [default: 1, with pp as many as stages]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
     accumulate: Option<usize>,
-    /// Keep of every N-th block only its input, and compute it again in backward: less memory; 1 is all blocks
-    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
-    recompute: Option<usize>,
+    /// Keep of every N-th block only its input, and compute it again in backward: less memory; 1 is all blocks; `selective` computes of all blocks
+    /// only what is cheap again, and keeps products
+    #[arg(long, value_name = "N|selective", value_parser = recompute, allow_negative_numbers = true, help_heading = "Training")]
+    recompute: Option<Recompute>,
+    /// Divide rows between layers over the ranks of tp as well: less memory
+    #[arg(long, help_heading = "Training")]
+    pub(super) sequence_parallel: bool,
     /// Tokens of a row [default: 1024, or as many as the model has positions]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
     pub(super) length: Option<usize>,
@@ -146,6 +152,14 @@ fn schedule(text: &str) -> std::result::Result<ScheduleKind, String> {
     text.parse().map_err(|error: pipeline::Error| error.to_string())
 }
 
+fn recompute(text: &str) -> std::result::Result<Recompute, String> {
+    match text {
+        "selective" => Ok(Recompute::Selective),
+        "1" => Ok(Recompute::Units),
+        _ => count(text).map(Recompute::Every).map_err(|_| "give a number, 1 or more, or selective".into()),
+    }
+}
+
 fn betas(text: &str) -> std::result::Result<(f64, f64), &'static str> {
     let beta = |text: &str| text.trim().parse().ok().filter(|beta: &f64| (0.0..1.0).contains(beta));
     let both = text.split_once(',').and_then(|(a, b)| Some((beta(a)?, beta(b)?)));
@@ -197,15 +211,16 @@ impl TrainOptions {
         match self.parameters {
             ParametersDtype::F32 => DType::F32,
             ParametersDtype::Bf16 => DType::BF16,
+            ParametersDtype::F16 => DType::F16,
         }
     }
 
+    pub(super) fn loss_scale(&self) -> Option<LossScalerConfig> {
+        (self.parameters == ParametersDtype::F16).then(LossScalerConfig::default)
+    }
+
     pub(super) fn recompute(&self) -> Recompute {
-        match self.recompute {
-            None => Recompute::None,
-            Some(1) => Recompute::Units,
-            Some(every) => Recompute::Every(every),
-        }
+        self.recompute.unwrap_or_default()
     }
 
     pub(super) fn steps(&self) -> usize {

@@ -67,15 +67,22 @@ impl<'a> Watch<'a> {
 
 impl Observer<CausalLm> for Watch<'_> {
     fn stepped(&mut self, report: &StepReport) -> girandole::Result<()> {
-        let StepReport { step, epoch, loss, grad_norm, learning_rate, targets, seconds } = *report;
+        let StepReport { step, epoch, loss, grad_norm, learning_rate, targets, seconds, .. } = *report;
         self.targets += targets;
         self.seconds += seconds;
         if let Some(log) = &mut self.log {
             let tokens_per_second = targets as f64 / seconds;
-            let details = StepDetails { learning_rate, grad_norm, tokens_per_second };
+            let loss_scale = (report.loss_scale != 1.0).then_some(report.loss_scale);
+            let details = StepDetails { learning_rate, grad_norm, tokens_per_second, loss_scale };
             log.step_with(epoch as usize, step - 1, loss as f32, &details).map_err(told)?;
         }
         let steps = self.options.steps();
+        if report.skipped {
+            let scale = report.loss_scale;
+            self.say(format_args!(
+                "step {step}/{steps}: skipped, a gradient was not finite with a loss scale of {scale}"
+            ))?;
+        }
         if step.is_multiple_of(self.options.log_every) || step == steps {
             let speed = std::mem::take(&mut self.targets) as f64 / std::mem::take(&mut self.seconds);
             self.say(format_args!(

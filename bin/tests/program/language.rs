@@ -80,6 +80,22 @@ fn every_layout_learns_the_same() {
     }
     let got = pretrain(&folder, &data, &["--world-size", "2", "--accumulate", "2"]);
     assert_near(&got.0, &expected.0, "accumulated");
+    let got =
+        pretrain(&folder, &data, &["--mesh", "tp=2", "--sequence-parallel", "--recompute", "selective"]);
+    assert_near(&got.0, &expected.0, "divided sequences");
+    assert_near(&got.1, &expected.1, "divided sequences");
+}
+
+#[test]
+fn f16_learns_with_a_scaled_loss() {
+    let (folder, data) = folder();
+    let expected = pretrain(&folder, &data, &[]);
+    let got = pretrain(&folder, &data, &["--parameters", "f16", "--mesh", "dp=2"]);
+    let lines = metrics(&folder.path("metrics.jsonl"));
+    let scales: Vec<f64> = lines.iter().filter_map(|line| line["loss_scale"].as_f64()).collect();
+    assert_eq!((scales[0], scales.len()), (65536.0, got.0.len()));
+    // Steps that are skipped change nothing.
+    assert!(got.0[5] < got.0[0] - 0.1, "{:?}, {:?}", got.0, expected.0);
 }
 
 /// A run of some steps with checkpoints.

@@ -186,6 +186,9 @@ impl<M: Model> Parallel<M> {
         self.check_names(&*world, &saved)?;
         let read = self.read_all(&mut saved, optimizer);
         agreed(&*world, read)?;
+        if let (Some(scaler), Some(state)) = (self.loss_scaler_mut(), saved.manifest.loss_scale) {
+            scaler.resume(state);
+        }
         Ok(saved.manifest.extra)
     }
 

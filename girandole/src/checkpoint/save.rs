@@ -8,7 +8,7 @@ use comm::{Communicator, all_agree, broadcast_object, gather_object};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use training::build::Model;
-use training::{Checkpoint, Checkpoints, OptimizerState};
+use training::{Checkpoint, Checkpoints, LossScaler, LossScalerState, OptimizerState};
 
 use super::region::Part;
 use super::while_others_wait;
@@ -22,6 +22,9 @@ pub(super) struct Manifest {
     pub(super) optimizer: BTreeMap<String, Remembered>,
     /// Names of parameters that are others, too.
     pub(super) ties: HashMap<String, String>,
+    /// Where losses are scaled.
+    #[serde(default)]
+    pub(super) loss_scale: Option<LossScalerState>,
     pub(super) extra: Value,
 }
 
@@ -59,11 +62,12 @@ pub struct Snapshot {
     parts: Vec<(String, Vec<usize>, String, Part)>,
     optimizer: BTreeMap<String, Remembered>,
     ties: HashMap<String, String>,
+    loss_scale: Option<LossScalerState>,
 }
 
 impl<M: Model> Parallel<M> {
-    /// Writes a checkpoint of what is trained: each rank its parts of the parameters and of what the optimizer remembers. To be called on every
-    /// rank, with the same folder, which all must see. Rank 0's `checkpoint` has whatever else is kept; its sets of tensors are written
+    /// Writes a checkpoint of what is trained: each rank its parts of the parameters and of what the optimizer remembers, and how losses are
+    /// scaled. To be called on every rank, with the same folder, which all must see. Rank 0's `checkpoint` has whatever else is kept; its sets of tensors are written
     /// as well.
     ///
     /// A crash at any moment leaves the last checkpoint as it was, or the new one whole.
@@ -131,7 +135,8 @@ impl<M: Model> Parallel<M> {
             tensors.insert(optimizer_key(&key), value);
             remembered.insert(key, Remembered { of: piece.name.clone(), by_element });
         }
-        Ok(Snapshot { file, tensors, parts, optimizer: remembered, ties: self.ties_of() })
+        let loss_scale = self.loss_scaler().map(LossScaler::state);
+        Ok(Snapshot { file, tensors, parts, optimizer: remembered, ties: self.ties_of(), loss_scale })
     }
 }
 
@@ -172,6 +177,7 @@ impl Snapshot {
         if let Some(all) = all {
             let (mut manifest, mut files) = (Manifest::default(), BTreeMap::new());
             (manifest.extra, manifest.ties) = (checkpoint.extra.clone(), self.ties);
+            manifest.loss_scale = self.loss_scale;
             for (file, parts, optimizer) in all {
                 files.extend(file);
                 manifest.optimizer.extend(optimizer);

@@ -10,8 +10,8 @@ use ddp::Ddp;
 use fsdp::{Fsdp, UnitBuilder};
 use pipeline::Modules;
 use tensor_parallel::{Shards, TensorParallelConfig, Weights};
-use training::OnMissingGradient;
 use training::build::{Builder, Model, Place, Recompute, UnitSource};
+use training::{LossScaler, OnMissingGradient};
 
 use super::norm::roots;
 use super::stages::Stages;
@@ -43,10 +43,19 @@ impl<M: Model + Send + 'static> Parallel<M> {
         if config.recompute == Recompute::Every(0) {
             return Err(Error::invalid("recompute", "Every(0)", "give 1 or more, or Recompute::None"));
         }
+        let scaler = config.loss_scale.map(LossScaler::new).transpose()?;
         let mesh = layout.mesh(comm)?;
         let data = mesh.plane(&["dp", "shard"])?;
-        let tensors =
-            TensorParallelConfig { dtype: config.dtype, device: config.device.clone(), ..Default::default() };
+        if config.sequence_parallel && !M::divides_sequences() {
+            let help = "leave it out: this model may compute positions of a sequence together (Model::divides_sequences)";
+            return Err(Error::invalid("ParallelConfig::sequence_parallel", true, help));
+        }
+        let tensors = TensorParallelConfig {
+            sequence_parallel: config.sequence_parallel,
+            dtype: config.dtype,
+            device: config.device.clone(),
+            ..Default::default()
+        };
         if config.fsdp.mixed_precision.output_dtype.is_some() {
             let help = "leave it out: a model in a layout gives what its last unit gives";
             return Err(Error::invalid("ParallelConfig::fsdp's output_dtype", "a dtype", help));
@@ -69,6 +78,7 @@ impl<M: Model + Send + 'static> Parallel<M> {
             model,
             config,
             ties,
+            scaler,
             counted: Default::default(),
             failed: None,
         };
@@ -153,7 +163,7 @@ struct Trained {
 
 impl SimpleBackend for Trained {
     fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, _: &Device) -> CandleResult<Tensor> {
-        match self.config.is_trained(name) {
+        match self.config.is_trained(name) || self.config.is_buffer(name) {
             true => self.hooked.get_with_hints_dtype(shape, name, init, dtype),
             false => Ok(self.whole.get_with_hints_dtype(shape, name, init, dtype)?.detach()),
         }

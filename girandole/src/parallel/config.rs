@@ -7,6 +7,7 @@ use candle_core::{DType, Device, Tensor};
 use ddp::DdpConfig;
 use fsdp::FsdpConfig;
 use pipeline::{ScheduleKind, Split};
+use training::LossScalerConfig;
 use training::build::Recompute;
 
 /// Says by its name whether a parameter is trained.
@@ -28,13 +29,20 @@ pub struct ParallelConfig {
     pub schedule: ScheduleKind,
     /// With `pp`: where the model is cut. Default: so that the stage with most parameters has as few as possible.
     pub split: Split,
-    /// With `dp`: how gradients are grouped and averaged.
+    /// With `dp`: how gradients are grouped and averaged. Its [`buffers`](DdpConfig::buffers), and those of `fsdp`, are what is state and not
+    /// a parameter in all layouts.
     pub ddp: DdpConfig,
     /// With `shard` and without `pp`: what is sharded, and in which precision.
     pub fsdp: FsdpConfig,
     /// Which units keep nothing for backward but their input, and are computed again there. Losses and gradients are the same, to the
     /// bit. Default: none.
     pub recompute: Recompute,
+    /// With `tp`: whether each rank has a part of every sequence only between divided layers, so that norms and what they keep are divided,
+    /// too. As many bytes travel. The length of sequences must be a multiple of `tp`. Default: false.
+    pub sequence_parallel: bool,
+    /// Whether losses are scaled, so that small gradients of f16 do not vanish: a step in which a gradient of any rank is not finite is
+    /// skipped by all. Default: none.
+    pub loss_scale: Option<LossScalerConfig>,
     /// Which parameters are trained, by name; the others get no optimizer. Default: all.
     pub is_trained: Option<IsTrained>,
 }
@@ -51,6 +59,8 @@ impl Default for ParallelConfig {
             ddp: DdpConfig::default(),
             fsdp: FsdpConfig::default(),
             recompute: Recompute::default(),
+            sequence_parallel: false,
+            loss_scale: None,
             is_trained: None,
         }
     }
@@ -60,11 +70,18 @@ impl ParallelConfig {
     pub(crate) fn is_trained(&self, name: &str) -> bool {
         self.is_trained.as_ref().is_none_or(|is_trained| is_trained(name))
     }
+
+    /// Whether a variable is state and not a parameter.
+    pub(crate) fn is_buffer(&self, name: &str) -> bool {
+        let last = name.rsplit('.').next().unwrap_or(name);
+        self.ddp.buffers.iter().chain(&self.fsdp.buffers).any(|buffer| buffer == last)
+    }
 }
 
 impl fmt::Debug for ParallelConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { dtype, device, micro_batches, schedule, split, ddp, fsdp, recompute, .. } = self;
+        let Self { dtype, device, micro_batches, schedule, split, ddp, fsdp, .. } = self;
+        let Self { recompute, sequence_parallel, loss_scale, .. } = self;
         f.debug_struct("ParallelConfig")
             .field("dtype", dtype)
             .field("device", device)
@@ -74,6 +91,8 @@ impl fmt::Debug for ParallelConfig {
             .field("ddp", ddp)
             .field("fsdp", fsdp)
             .field("recompute", recompute)
+            .field("sequence_parallel", sequence_parallel)
+            .field("loss_scale", loss_scale)
             .finish_non_exhaustive()
     }
 }

@@ -19,7 +19,7 @@ use ddp::Ddp;
 use fsdp::Fsdp;
 use tensor_parallel::Shards;
 use training::build::Model;
-use training::named_vars;
+use training::{LossScaler, named_vars};
 
 use crate::Layout;
 
@@ -51,6 +51,8 @@ pub struct Parallel<M> {
     model: Kind<M>,
     config: ParallelConfig,
     ties: Vec<(String, String)>,
+    /// The same on every rank.
+    scaler: Option<LossScaler>,
     /// Of which the norm of all gradients counts this rank's.
     counted: HashSet<TensorId>,
     /// The first failure, after which ranks are out of step.
@@ -72,8 +74,10 @@ pub struct Step {
     pub loss: f64,
     /// How many targets that are.
     pub targets: usize,
-    /// The gradients of this rank's variables, as of the whole batch: for the optimizer.
+    /// The gradients of this rank's variables, as of the whole batch: for the optimizer. None where the step is skipped.
     pub grads: GradStore,
+    /// Whether a gradient was not finite on some rank, with [`ParallelConfig::loss_scale`]: an optimizer changes nothing then.
+    pub skipped: bool,
 }
 
 /// What an evaluation gives every rank.
@@ -106,6 +110,15 @@ impl<M: Model> Parallel<M> {
         &self.config
     }
 
+    /// What finds the factor of losses, where they are scaled.
+    pub fn loss_scaler(&self) -> Option<&LossScaler> {
+        self.scaler.as_ref()
+    }
+
+    pub(crate) fn loss_scaler_mut(&mut self) -> Option<&mut LossScaler> {
+        self.scaler.as_mut()
+    }
+
     /// The model, to compute with as on one rank: on all ranks with the same input where layers are divided or sharded. None with `pp`, where no
     /// rank has all of it.
     ///
@@ -129,10 +142,26 @@ impl<M: Model> Parallel<M> {
         vars
     }
 
-    /// Variables; where the model is sharded, of what is not trained as well.
+    /// Variables that are state and not parameters, such as running statistics, with their names: whole on every rank, and this rank's own.
+    /// Checkpoints keep the first rank's. With copies they are the first one's after each step (`DdpConfig::broadcast_buffers`); with `shard` and
+    /// with `pp` each rank goes on with its own, as `Fsdp` does.
+    pub fn buffers(&self) -> Vec<(String, Var)> {
+        match &self.model {
+            Kind::Whole { vars, .. } => {
+                named_vars(vars).into_iter().filter(|(name, _)| self.config.is_buffer(name)).collect()
+            }
+            Kind::Copies(ddp) => ddp.buffers().to_vec(),
+            Kind::Sharded(fsdp) => fsdp.buffers().to_vec(),
+            Kind::Stages(stages) => stages.buffers().to_vec(),
+        }
+    }
+
+    /// Variables of parameters; where the model is sharded, of what is not trained as well.
     fn model_vars(&self) -> Vec<(String, Var)> {
         match &self.model {
-            Kind::Whole { vars, .. } => named_vars(vars),
+            Kind::Whole { vars, .. } => {
+                named_vars(vars).into_iter().filter(|(name, _)| !self.config.is_buffer(name)).collect()
+            }
             Kind::Copies(ddp) => {
                 ddp.parameters().iter().map(|p| (p.name().to_string(), p.var().clone())).collect()
             }

@@ -6,7 +6,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{TensorId, Var};
 use comm::{Communicator, first_of, global_norm};
 use training::build::Model;
-use training::{clip_by_norm, first_not_finite, grad_norm};
+use training::{ScaledModel, clip_by_norm, first_not_finite, grad_norm};
 
 use super::{Kind, Parallel};
 use crate::{Error, Result};
@@ -77,6 +77,18 @@ impl<M: Model> Parallel<M> {
     /// For each parameter that is tied to one that was named before it, that one.
     pub(crate) fn ties_of(&self) -> HashMap<String, String> {
         roots(&self.ties)
+    }
+}
+
+impl<M: Model> ScaledModel for Parallel<M> {
+    type Error = Error;
+
+    fn scaled_vars(&self) -> Vec<Var> {
+        self.named_vars().into_iter().map(|(_, var)| var).collect()
+    }
+
+    fn norm(&self, grads: &GradStore) -> Result<f64> {
+        self.grad_norm(grads)
     }
 }
 

@@ -25,7 +25,7 @@ pub struct Piece {
 }
 
 impl<M: Model> Parallel<M> {
-    /// This rank's part of what is trained.
+    /// This rank's part of what is trained, and of what is state ([`buffers`](Self::buffers)).
     pub fn pieces(&self) -> Vec<Piece> {
         let vars = self.model_vars();
         let windows: Vec<Option<Range<usize>>> = match &self.model {
@@ -50,6 +50,11 @@ impl<M: Model> Parallel<M> {
             Piece { name, var_name, region: Region { dims, runs, window }, var, writes }
         };
         let trained = vars.into_iter().zip(windows).filter(|((name, _), _)| self.config.is_trained(name));
-        trained.map(piece).collect()
+        let is_first = ["dp", "shard", "tp"].into_iter().all(|axis| rank_of(axis) == 0);
+        let state = self.buffers().into_iter().map(|(name, var)| {
+            let region = Region::whole(var.dims());
+            Piece { var_name: name.clone(), name, region, var, writes: is_first }
+        });
+        trained.map(piece).chain(state).collect()
     }
 }

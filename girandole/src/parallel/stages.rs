@@ -19,6 +19,9 @@ use crate::{Error, Result};
 /// This rank's stages.
 pub(super) struct Stages {
     pipeline: Pipeline,
+    /// What is trained, and what is state.
+    parameters: Vec<(String, Var)>,
+    buffers: Vec<(String, Var)>,
     /// Where optimizers are divided.
     flat: Option<FlatShards>,
     sums: Arc<Mutex<Sums>>,
@@ -72,18 +75,24 @@ impl Stages {
         let builder = |map: &VarMap| trained(shards.var_builder(map), shards.tensor_builder(), config);
         let mut pipeline = Pipeline::new(pp, modules, &builder, example, loss, &pipeline_config)?;
         pipeline.set_divided(|name| shards.is_divided(name));
+        let (buffers, parameters): (Vec<_>, Vec<_>) =
+            pipeline.named_vars().into_iter().partition(|(name, _)| config.is_buffer(name));
         let flat = match several(shard) {
-            Some(shard) => Some(FlatShards::new(shard, pipeline.named_vars())?),
+            Some(shard) => Some(FlatShards::new(shard, parameters.clone())?),
             None => None,
         };
-        Ok(Self { pipeline, flat, sums, micro_batches: config.micro_batches })
+        Ok(Self { pipeline, parameters, buffers, flat, sums, micro_batches: config.micro_batches })
     }
 
     pub(super) fn named_vars(&self) -> Vec<(String, Var)> {
         match &self.flat {
             Some(flat) => flat.named_vars(),
-            None => self.pipeline.named_vars(),
+            None => self.parameters.clone(),
         }
+    }
+
+    pub(super) fn buffers(&self) -> &[(String, Var)] {
+        &self.buffers
     }
 
     pub(super) fn flat(&self) -> Option<&FlatShards> {
@@ -103,7 +112,7 @@ impl Stages {
     ) -> Result<(f64, GradStore)> {
         self.begin(share * self.micro_batches as f64)?;
         let mut step = self.pipeline.step(Some(input), Some(targets))?;
-        shards.sum_gradients(&self.pipeline.named_vars(), &mut step.grads)?;
+        shards.sum_gradients(&self.parameters, &mut step.grads)?;
         let grads = match &self.flat {
             Some(flat) => flat.of_gradients(&step.grads)?,
             None => step.grads,

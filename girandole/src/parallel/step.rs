@@ -4,7 +4,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use comm::{Communicator, Operation, ReduceOp};
 use training::build::Model;
-use training::{GradSums, backward, seeded};
+use training::{GradSums, LossScaler, backward, seeded};
 
 use super::{Evaluation, Kind, Parallel, Step};
 use crate::checkpoint::agreed;
@@ -22,6 +22,9 @@ impl<M: Model> Parallel<M> {
     /// given the same rows; those along `dp` and `shard` have others, as many each.
     ///
     /// The loss is the mean over all targets that count, of all ranks and micro-batches together, whatever their numbers on each.
+    ///
+    /// With [`ParallelConfig::loss_scale`](super::ParallelConfig) it is scaled on the way, and gradients are those of the loss as it is: those
+    /// of f16 and bf16 as f32.
     ///
     /// # Shapes
     /// Both begin with the dimension of rows, which [`ParallelConfig::micro_batches`](super::ParallelConfig) divides.
@@ -44,6 +47,7 @@ impl<M: Model> Parallel<M> {
 
     fn try_step(&mut self, batch: Result<(Tensor, Tensor)>) -> Result<Step> {
         let ([input, targets], parts, total, share) = self.prepare(batch)?;
+        let share = share * self.scaler.as_ref().map_or(1.0, LossScaler::factor);
         let (sum, mut grads) = match &mut self.model {
             Kind::Stages(stages) => stages.step((&input, &targets), share, &self.shards)?,
             Kind::Whole { model, vars } => whole(model, vars.all_vars(), &parts, share)?,
@@ -70,7 +74,21 @@ impl<M: Model> Parallel<M> {
         if !matches!(self.model, Kind::Stages(_)) {
             self.shards.sum_gradients(&self.named_vars(), &mut grads)?;
         }
-        Ok(Step { loss: self.sum_of_all(sum)? / total as f64, targets: total, grads })
+        let loss = self.sum_of_all(sum)? / total as f64;
+        let skipped = !self.unscale(&mut grads)?;
+        Ok(Step { loss, targets: total, grads, skipped })
+    }
+
+    /// Divides scaled gradients by the factor; false where one was not finite on some rank, and there is nothing to step by.
+    fn unscale(&mut self, grads: &mut GradStore) -> Result<bool> {
+        let Some(mut scaler) = self.scaler.take() else { return Ok(true) };
+        let is_finite = scaler.unscale(self, grads);
+        self.scaler = Some(scaler);
+        let is_finite = is_finite?;
+        if !is_finite {
+            *grads = GradSums::default().finish()?;
+        }
+        Ok(is_finite)
     }
 
     /// The mean loss of a batch, forward alone. To be called on every rank, with rows as for [`step`](Self::step).
@@ -196,7 +214,15 @@ impl MicroBatch {
 /// A mean over `count` targets, as a part of the mean over all.
 pub(super) fn weighted(loss: &Tensor, count: usize, share: f64) -> Result<Tensor> {
     let factor = count as f64 * share;
-    Ok(if factor == 1.0 { loss.clone() } else { tape::scale(loss, factor)? })
+    if factor == 1.0 {
+        return Ok(loss.clone());
+    }
+    // Which may be no number of 16 bits.
+    let loss = match loss.dtype() {
+        DType::F16 | DType::BF16 => loss.to_dtype(DType::F32)?,
+        _ => loss.clone(),
+    };
+    Ok(tape::scale(&loss, factor)?)
 }
 
 /// The loss of a micro-batch of which no target counts, where a mean would be NaN: all gradients are zero, but ranks that share parameters

@@ -84,8 +84,12 @@ pub struct StepReport {
     pub epoch: u64,
     /// The mean loss of all targets.
     pub loss: f64,
-    /// The gradients' norm before clipping.
+    /// The gradients' norm before clipping; infinite where the step was skipped.
     pub grad_norm: f64,
+    /// What the loss was multiplied with for backward: 1 without [`ParallelConfig::loss_scale`](crate::ParallelConfig::loss_scale).
+    pub loss_scale: f64,
+    /// Whether a gradient was not finite on some rank, and nothing was changed.
+    pub skipped: bool,
     /// The learning rate of the step.
     pub learning_rate: f64,
     /// Targets that counted.

@@ -3,11 +3,14 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
+use candle_core::backprop::GradStore;
 use candle_nn::Optimizer;
 use sampler::{Order, OrderConfig};
 use serde::{Deserialize, Serialize};
 use training::build::Model;
-use training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, Contents, clip_factor};
+use training::{
+    Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, Contents, LossScaler, clip_factor,
+};
 
 use comm::{all_gather_object, broadcast_object};
 
@@ -224,24 +227,47 @@ impl<'a, M: Model> Trainer<'a, M> {
         let rows = self.order.batch(self.config.batch_size, data.world_size(), data.rank());
         let rows = rows.map_err(|error| Error::invalid("the data", "rows", error.to_string()))?;
         let batch = self.data.batch(&rows, &self.model.config().device.clone()).map_err(Error::from);
+        let loss_scale = self.model.loss_scaler().map_or(1.0, LossScaler::factor);
         let step = self.model.step_of(batch)?;
         let factor = self.config.schedule.factor(self.step, self.config.steps);
         let learning_rate = self.config.learning_rate * factor;
-        self.optimizer.set_learning_rate(learning_rate);
-        let norm = self.model.grad_norm(&step.grads)?;
-        self.model.check_finite(&step.grads, norm, self.step as u64 + 1)?;
-        let scale = self.config.clip.map_or(Ok(1.0), |clip| clip_factor(norm, clip))?;
-        self.optimizer.step_scaled(&step.grads, scale)?;
+        let grad_norm = match step.skipped {
+            true => self.skip(loss_scale)?,
+            false => self.change(&step.grads, learning_rate)?,
+        };
         self.step += 1;
         Ok(StepReport {
             step: self.step,
             epoch,
             loss: step.loss,
-            grad_norm: norm,
+            grad_norm,
+            loss_scale,
+            skipped: step.skipped,
             learning_rate,
             targets: step.targets,
             seconds: 0.0,
         })
+    }
+
+    /// One step of the optimizer; gives the norm of all gradients.
+    fn change(&mut self, grads: &GradStore, learning_rate: f64) -> Result<f64> {
+        self.optimizer.set_learning_rate(learning_rate);
+        let norm = self.model.grad_norm(grads)?;
+        self.model.check_finite(grads, norm, self.step as u64 + 1)?;
+        let scale = self.config.clip.map_or(Ok(1.0), |clip| clip_factor(norm, clip))?;
+        self.optimizer.step_scaled(grads, scale)?;
+        Ok(norm)
+    }
+
+    /// A step whose gradients were not finite, unless it is not the scale that they are too large for.
+    fn skip(&self, loss_scale: f64) -> Result<f64> {
+        /// What overflows f16 here would be 16 million and more without a scale.
+        const LEAST: f64 = 1.0 / 256.0;
+        if loss_scale < LEAST {
+            let parameter = format!("the gradients of a loss that is scaled by {loss_scale}");
+            return Err(Error::NotFinite { step: self.step as u64 + 1, parameter, norm: f64::INFINITY });
+        }
+        Ok(f64::INFINITY)
     }
 
     fn evaluate(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {

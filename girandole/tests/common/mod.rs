@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::Optimizer;
-use girandole::training::{Adam, AdamConfig};
+use girandole::training::{Adam, AdamConfig, LossScalerConfig};
 use girandole::{InitialWeights, Layout, Parallel, ParallelConfig, Recompute, models, pipeline};
 use models::{CausalLm, ModelConfig, Weights};
 use pipeline::ScheduleKind;
@@ -25,18 +25,31 @@ pub(crate) fn config(tied: bool) -> ModelConfig {
     ModelConfig::from_json(&json).unwrap()
 }
 
+/// GPT-2's kind: norms with biases, biases in all layers, learnt positions, an embedding that is the head.
+pub(crate) fn gpt2() -> ModelConfig {
+    let json = r#"{"model_type": "gpt2", "vocab_size": 48, "n_embd": 32, "n_inner": 32, "n_layer": 6, "n_head": 8, "n_positions": 16,
+         "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "initializer_range": 0.2, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+         "attn_pdrop": 0.0}"#;
+    ModelConfig::from_json(json).unwrap()
+}
+
 /// The rows of a step; some targets do not count, and not as many in each row.
 pub(crate) fn batch(step: usize) -> (Tensor, Tensor) {
+    batch_of(step, LEN)
+}
+
+/// The same of rows of another length.
+pub(crate) fn batch_of(step: usize, len: usize) -> (Tensor, Tensor) {
     let token = |i: usize| ((i * 7 + step * 11 + i * i % 5) % 48) as u32;
-    let tokens: Vec<u32> = (0..ROWS * LEN).map(token).collect();
-    let targets = (0..ROWS * LEN).map(|i| match (i / LEN + i) % 4 {
-        0 if i / LEN != 3 => -100,
+    let tokens: Vec<u32> = (0..ROWS * len).map(token).collect();
+    let targets = (0..ROWS * len).map(|i| match (i / len + i) % 4 {
+        0 if i / len != 3 => -100,
         _ => i64::from((token(i) * 3 + 1) % 48),
     });
     let targets: Vec<i64> = targets.collect();
     (
-        Tensor::from_vec(tokens, (ROWS, LEN), &Device::Cpu).unwrap(),
-        Tensor::from_vec(targets, (ROWS, LEN), &Device::Cpu).unwrap(),
+        Tensor::from_vec(tokens, (ROWS, len), &Device::Cpu).unwrap(),
+        Tensor::from_vec(targets, (ROWS, len), &Device::Cpu).unwrap(),
     )
 }
 
@@ -53,11 +66,26 @@ pub(crate) struct Setup {
     pub(crate) dtype: DType,
     pub(crate) tied: bool,
     pub(crate) recompute: Recompute,
+    pub(crate) loss_scale: Option<LossScalerConfig>,
+    pub(crate) sequence_parallel: bool,
+    /// In place of the other two kinds of models.
+    pub(crate) gpt2: bool,
+    /// Of rows.
+    pub(crate) len: usize,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { schedule: ScheduleKind::OneFOneB, dtype: DType::F64, tied: true, recompute: Recompute::None }
+        Self {
+            schedule: ScheduleKind::OneFOneB,
+            dtype: DType::F64,
+            tied: true,
+            recompute: Recompute::None,
+            loss_scale: None,
+            sequence_parallel: false,
+            gpt2: false,
+            len: LEN,
+        }
     }
 }
 
@@ -69,16 +97,18 @@ impl Setup {
         layout: &Layout,
         weights: Option<InitialWeights>,
     ) -> girandole::Result<Parallel<CausalLm>> {
-        let config = config(self.tied);
+        let config = if self.gpt2 { gpt2() } else { config(self.tied) };
         let weights = weights.unwrap_or_else(|| Weights::random(&config, 7).unwrap().parts().into());
         let rows = ROWS / layout.data_ranks();
         let micro_batches = if rows.is_multiple_of(2) { 2 } else { 1 };
         let settings = ParallelConfig {
             dtype: self.dtype,
             micro_batches,
-            example: Some(Tensor::zeros((rows / micro_batches, LEN), DType::U32, &Device::Cpu)?),
+            example: Some(Tensor::zeros((rows / micro_batches, self.len), DType::U32, &Device::Cpu)?),
             schedule: self.schedule,
             recompute: self.recompute,
+            loss_scale: self.loss_scale,
+            sequence_parallel: self.sequence_parallel,
             ..ParallelConfig::default()
         };
         Parallel::new(comm, layout, weights, &settings, move |builder| CausalLm::new(&config, builder))
@@ -87,7 +117,16 @@ impl Setup {
 
 /// This rank's rows of a step.
 pub(crate) fn own_batch(parallel: &Parallel<CausalLm>, step: usize) -> Result<(Tensor, Tensor)> {
-    let (data, (tokens, targets)) = (parallel.data_ranks(), batch(step));
+    own_batch_of(parallel, step, LEN)
+}
+
+/// The same of rows of another length.
+pub(crate) fn own_batch_of(
+    parallel: &Parallel<CausalLm>,
+    step: usize,
+    len: usize,
+) -> Result<(Tensor, Tensor)> {
+    let (data, (tokens, targets)) = (parallel.data_ranks(), batch_of(step, len));
     let rows = ROWS / data.world_size();
     let part = |all: &Tensor| all.narrow(0, data.rank() * rows, rows)?.contiguous();
     Ok((part(&tokens)?, part(&targets)?))
@@ -98,7 +137,17 @@ pub(crate) fn step(
     optimizer: &mut Adam,
     number: usize,
 ) -> girandole::Result<f64> {
-    let (tokens, targets) = own_batch(parallel, number)?;
+    step_of(parallel, optimizer, number, LEN)
+}
+
+/// The same with rows of another length.
+pub(crate) fn step_of(
+    parallel: &mut Parallel<CausalLm>,
+    optimizer: &mut Adam,
+    number: usize,
+    len: usize,
+) -> girandole::Result<f64> {
+    let (tokens, targets) = own_batch_of(parallel, number, len)?;
     let mut step = parallel.step(&tokens, &targets)?;
     parallel.clip_grad_norm(&mut step.grads, 0.5)?;
     optimizer.step(&step.grads)?;

@@ -1,5 +1,6 @@
 //! Layers with adapters beside them.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{DType, Module, Result, Tensor};
@@ -22,6 +23,10 @@ impl Layers for Adapted {
 
     fn freezes(&self) -> bool {
         true
+    }
+
+    fn positions(&self, len: usize) -> Result<Range<usize>> {
+        self.inner.positions(len)
     }
 
     fn linear(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Linear> {

@@ -1,6 +1,9 @@
 //! A linear layer of which each rank has some of the outputs.
 
-use candle_core::{Module, Tensor};
+use std::cell::RefCell;
+use std::sync::{Arc, Weak};
+
+use candle_core::{Module, Tensor, TensorId};
 use comm::autograd;
 use training::{Linear, Precision};
 
@@ -9,7 +12,7 @@ use crate::context::sequence_dim;
 use crate::{Context, Result};
 
 use super::reduce::Reduction;
-use super::{bytes_of, kept, of_weights, rows, with_features};
+use super::{bytes_of, keeping, kept, of_weights, rows};
 
 /// `x w' + b` for this rank's rows of the weight. Backward, the sum over ranks of the input's gradient is under way while the
 /// weight's is computed.
@@ -22,31 +25,82 @@ pub(crate) fn column(
     bias: Option<&Weight>,
     context: &Context,
 ) -> Result<Tensor> {
-    let input = match context.sequence_parallel() {
-        true => autograd::gather_from_group(&x.detach(), sequence_dim(x.dims())?, context.comm())?,
-        false => x.detach(),
+    keeping(|known| layer(x, weight, bias, context, known))
+}
+
+/// What is multiplied, of all positions.
+struct Input {
+    flat: Tensor,
+    /// Before it was made flat.
+    dims: Vec<usize>,
+}
+
+/// What a part of a sequence was gathered to last, as long as some layer needs that: by the part, and the group's place in memory.
+type Last = ((TensorId, usize), Weak<Input>);
+
+thread_local! {
+    static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
+}
+
+impl Input {
+    /// The input of a layer, and how many bytes that keeps which the graph has not. With sequence parallelism layers of one input (queries, keys
+    /// and values) gather it once, and have it together.
+    fn of(x: &Tensor, context: &Context) -> Result<(Arc<Self>, usize)> {
+        if !context.sequence_parallel() {
+            let flat = rows(x)?;
+            let bytes = if x.is_contiguous() { 0 } else { bytes_of(&flat) };
+            return Ok((Arc::new(Self { flat, dims: x.dims().to_vec() }), bytes));
+        }
+        let key = (x.id(), Arc::as_ptr(context.comm()).addr());
+        let known = LAST.with_borrow(|last| match last {
+            Some((of, input)) if *of == key => input.upgrade(),
+            _ => None,
+        });
+        if let Some(known) = known {
+            return Ok((known, 0));
+        }
+        let all = autograd::gather_from_group(&x.detach(), sequence_dim(x.dims())?, context.comm())?;
+        let input = Arc::new(Self { flat: rows(&all)?, dims: all.dims().to_vec() });
+        LAST.set(Some((key, Arc::downgrade(&input))));
+        let bytes = bytes_of(&input.flat);
+        Ok((input, bytes))
+    }
+}
+
+/// `known` is the result, where that was computed before.
+fn layer(
+    x: &Tensor,
+    weight: &Weight,
+    bias: Option<&Weight>,
+    context: &Context,
+    known: Option<Tensor>,
+) -> Result<Tensor> {
+    let precision = Precision::current();
+    let (input, bytes) = Input::of(x, context)?;
+    let (flat, matrix) = (&input.flat, weight.value());
+    let output = match (known, bias) {
+        (Some(known), _) => known,
+        (None, Some(bias)) => Linear::new(matrix.clone(), bias.value()).forward(flat)?,
+        (None, None) => precision.matmul(flat, &matrix.t()?)?,
     };
-    let (flat, matrix, precision) = (rows(&input)?, weight.value(), Precision::current());
-    // Another one than the input, which is the graph's.
-    let bytes = if context.sequence_parallel() || !x.is_contiguous() { bytes_of(&flat) } else { 0 };
-    let output = match bias {
-        Some(bias) => Linear::new(matrix.clone(), bias.value()).forward(&flat)?,
-        None => precision.matmul(&flat, &matrix.t()?)?,
-    };
-    let output = output.reshape(with_features(&input, matrix.dim(0)?))?;
-    let (context, dims, needs_input) = (context.clone(), input.dims().to_vec(), x.track_op());
+    let mut dims = input.dims.clone();
+    if let Some(last) = dims.last_mut() {
+        *last = matrix.dim(0)?;
+    }
+    let output = output.reshape(dims)?;
+    let (context, needs_input) = (context.clone(), x.track_op());
     let variables: Vec<Weight> = [weight].into_iter().chain(bias).cloned().collect();
     let backward = move |gradient: &Tensor| {
         context.check_backward()?;
         let gradient = rows(gradient)?;
         let of_input = match needs_input {
             true => {
-                let partial = precision.matmul(&gradient, &matrix)?.reshape(&dims[..])?;
+                let partial = precision.matmul(&gradient, &matrix)?.reshape(&input.dims[..])?;
                 Some(Reduction::start(partial, &context)?)
             }
             false => None,
         };
-        let of_weights = of_weights(&variables, [&gradient, &gradient], &flat, precision)?;
+        let of_weights = of_weights(&variables, [&gradient, &gradient], &input.flat, precision)?;
         let of_input = match of_input {
             Some(reduction) => {
                 let _span = tracing::info_span!("wait for input gradient").entered();

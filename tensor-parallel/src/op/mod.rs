@@ -17,6 +17,15 @@ pub use cross_entropy::vocab_parallel_cross_entropy;
 pub(crate) use embedding::embedding;
 pub(crate) use row::row;
 
+/// What `make` gives; in a part of a model of which backward computes the cheap rest again, `make` is given what that was the first time, to
+/// take the elements in place of the product and the communication.
+fn keeping(make: impl FnOnce(Option<Tensor>) -> crate::Result<Tensor>) -> crate::Result<Tensor> {
+    Ok(training::kept_result(|known| {
+        let known = known.map(|known| known.force_contiguous()).transpose()?;
+        Ok(make(known)?)
+    })?)
+}
+
 /// [`autograd::custom`] of an operation that keeps so many bytes for backward which no tensor of the graph has.
 fn kept(
     bytes: usize,

@@ -8,25 +8,31 @@ use crate::averaging::Weight;
 use crate::context::sequence_dim;
 use crate::{Context, Result};
 
-use super::{bytes_of, kept, of_weights, rows, with_features};
+use super::{bytes_of, keeping, kept, of_weights, rows, with_features};
 
 /// The sum over ranks of `x w'`, for this rank's inputs and columns of the weight, plus the bias, once.
 ///
 /// With sequence parallelism each rank gets its part of the sequence of that sum.
 pub(crate) fn row(x: &Tensor, weight: &Weight, bias: Option<&Tensor>, context: &Context) -> Result<Tensor> {
+    keeping(|known| layer(x, weight, bias, context, known))
+}
+
+/// `known` is the result, where that was computed before.
+fn layer(
+    x: &Tensor,
+    weight: &Weight,
+    bias: Option<&Tensor>,
+    context: &Context,
+    known: Option<Tensor>,
+) -> Result<Tensor> {
     let (flat, matrix, precision) = (rows(x)?, weight.value(), Precision::current());
-    let partial = precision.matmul(&flat, &matrix.t()?)?.reshape(with_features(x, matrix.dim(0)?))?;
-    let mut output = match context.sequence_parallel() {
-        true => autograd::reduce_scatter(&partial, context.check_sequence(x.dims())?, context.comm())?,
-        false => {
-            let op = ReduceOp::Sum;
-            context.comm().run(Operation::AllReduce { tensor: partial.clone(), op })?;
-            partial
+    let output = match known {
+        Some(known) => known,
+        None => {
+            let partial = precision.matmul(&flat, &matrix.t()?)?;
+            sum(partial.reshape(with_features(x, matrix.dim(0)?))?, bias, context)?
         }
     };
-    if let Some(bias) = bias {
-        output = output.broadcast_add(&bias.detach())?;
-    }
     // Another one than the input, which is the graph's.
     let bytes = if x.is_contiguous() { 0 } else { bytes_of(&flat) };
     let (context, dims, needs_input) = (context.clone(), x.dims().to_vec(), x.track_op());
@@ -50,4 +56,20 @@ pub(crate) fn row(x: &Tensor, weight: &Weight, bias: Option<&Tensor>, context: &
     };
     let inputs: Vec<&Tensor> = [x, weight.node()].into_iter().chain(bias).collect();
     kept(bytes, "row_parallel_linear", &inputs, output, move |gradient| Ok(backward(gradient)?))
+}
+
+/// The sum over ranks, or this rank's part of its sequence, and the bias.
+fn sum(partial: Tensor, bias: Option<&Tensor>, context: &Context) -> Result<Tensor> {
+    let sum = match context.sequence_parallel() {
+        true => autograd::reduce_scatter(&partial, context.check_sequence(partial.dims())?, context.comm())?,
+        false => {
+            let op = ReduceOp::Sum;
+            context.comm().run(Operation::AllReduce { tensor: partial.clone(), op })?;
+            partial
+        }
+    };
+    Ok(match bias {
+        Some(bias) => sum.broadcast_add(&bias.detach())?,
+        None => sum,
+    })
 }

@@ -1,6 +1,7 @@
 //! Layers that may be divided over ranks.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{Module, Result, Tensor};
@@ -71,6 +72,20 @@ pub trait Layers: Send + Sync {
     /// Whether a model's own parameters are not trained, norms and the like as well.
     fn freezes(&self) -> bool {
         false
+    }
+
+    /// A builder of what every rank has whole and applies between divided layers: each has a part of the gradient where each has a part of
+    /// the sequence there.
+    fn between(&self, vb: &VarBuilder<'static>) -> VarBuilder<'static> {
+        vb.clone()
+    }
+
+    /// Which positions of rows of this length a rank has between divided layers: all of them, but for sequence parallelism.
+    ///
+    /// # Errors
+    /// A length that the ranks do not divide.
+    fn positions(&self, len: usize) -> Result<Range<usize>> {
+        Ok(0..len)
     }
 
     /// A builder of what every rank has whole and applies to its own heads alone: each has a part of the gradient.

@@ -54,6 +54,7 @@ mod parts;
 mod recompute;
 mod unit;
 mod whole;
+mod whole_rows;
 
 use std::fmt;
 use std::sync::Arc;
@@ -69,6 +70,7 @@ pub use parts::PartSource;
 pub use recompute::Recompute;
 pub use unit::{Place, RunUnit, Unit, UnitSource, Units};
 pub use whole::WholeLayers;
+pub use whole_rows::{in_whole_rows, whole_rows};
 
 use unit::Here;
 
@@ -118,7 +120,7 @@ impl Builder {
     /// # Errors
     /// What `build` and the strategy fail with; [`Recompute::Every`] of none.
     pub fn unit<M>(&self, name: &str, build: impl FnOnce(&Part) -> Result<M>) -> Result<Unit<M>> {
-        let recomputes = self.recompute.has(self.built.fetch_add(1, Ordering::Relaxed))?;
+        let again = self.recompute.of(self.built.fetch_add(1, Ordering::Relaxed))?;
         let (mut build, mut module) = (Some(build), None);
         let place = self.units.unit(name, &mut |vb| {
             if let Some(build) = build.take() {
@@ -126,7 +128,7 @@ impl Builder {
             }
             Ok(())
         })?;
-        Ok(Unit::new(name, module, place, recomputes))
+        Ok(Unit::new(name, module, place, again))
     }
 
     /// A unit that uses parameters of `other`, too: a head that is the embedding, for one. `build` is given what the other unit
@@ -170,9 +172,9 @@ impl Part {
         Self { vb: self.vb.pp(name), layers: self.layers.clone() }
     }
 
-    /// The builder of what every rank has whole: norms, positions.
+    /// The builder of what every rank has whole and applies between divided layers: norms, positions.
     pub fn whole(&self) -> VarBuilder<'static> {
-        if self.layers.freezes() { frozen(&self.vb) } else { self.vb.clone() }
+        if self.layers.freezes() { frozen(&self.vb) } else { self.layers.between(&self.vb) }
     }
 
     /// The builder of what every rank has whole and applies to its own heads alone, so that each has a part of the gradient: norms
@@ -196,6 +198,11 @@ impl Part {
     /// What the builder fails with.
     pub fn vocabulary(&self, tokens: usize, features: usize) -> Result<Arc<dyn Vocabulary>> {
         self.layers.vocabulary(&self.vb, &VocabularyConfig { tokens, features, frozen: false })
+    }
+
+    /// How layers are made.
+    pub fn layers(&self) -> &Arc<dyn Layers> {
+        &self.layers
     }
 
     /// Ranks that layers are divided over.

@@ -44,4 +44,14 @@ pub trait Model: Units {
     fn ties(&self) -> Vec<(String, String)> {
         Vec::new()
     }
+
+    /// Whether it may be divided along the sequence between divided layers (sequence parallelism): activations are `(batch, length, features)`,
+    /// and of them each unit computes each position by itself there, with parameters from [`Part::whole`](super::Part::whole) and positions from
+    /// [`Layers::positions`](super::Layers::positions). By default not.
+    fn divides_sequences() -> bool
+    where
+        Self: Sized,
+    {
+        false
+    }
 }

@@ -16,16 +16,27 @@ pub enum Recompute {
     Units,
     /// The last of each so many, in the order in which the model builds them.
     Every(usize),
+    /// Of each the cheap rest: results of matrix products and attention are kept, norms, activations and the like are computed again
+    /// ([`crate::recompute_cheap`]).
+    Selective,
+}
+
+/// What backward computes again of a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Again {
+    All,
+    Cheap,
 }
 
 impl Recompute {
-    /// Whether the unit that is built after `before` others is one.
-    pub(super) fn has(self, before: usize) -> Result<bool> {
+    /// What is computed again of the unit that is built after `before` others.
+    pub(super) fn of(self, before: usize) -> Result<Option<Again>> {
         match self {
-            Self::None => Ok(false),
-            Self::Units => Ok(true),
+            Self::None => Ok(None),
+            Self::Units => Ok(Some(Again::All)),
             Self::Every(0) => bail!("Recompute::Every(0): give 1 or more, or Recompute::None"),
-            Self::Every(each) => Ok((before + 1).is_multiple_of(each)),
+            Self::Every(each) => Ok((before + 1).is_multiple_of(each).then_some(Again::All)),
+            Self::Selective => Ok(Some(Again::Cheap)),
         }
     }
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use candle_core::{Module, Result, Tensor, bail};
 use candle_nn::VarBuilder;
 
-use crate::recompute;
+use super::recompute::Again;
+use crate::{recompute, recompute_cheap};
 
 /// A part of a model (a block, the embedding, the head) whose parameters are in one place together.
 ///
@@ -16,7 +17,7 @@ pub struct Unit<M> {
     name: String,
     module: Option<Arc<M>>,
     runs: Vec<Arc<dyn RunUnit>>,
-    recomputes: bool,
+    again: Option<Again>,
 }
 
 /// Makes units: what each strategy has of its own.
@@ -54,12 +55,12 @@ pub trait Units {
 }
 
 impl<M> Unit<M> {
-    pub(super) fn new(name: &str, module: Option<M>, place: Place, recomputes: bool) -> Self {
+    pub(super) fn new(name: &str, module: Option<M>, place: Place, again: Option<Again>) -> Self {
         let runs = match place {
             Place::Here | Place::Elsewhere => Vec::new(),
             Place::Gathered(run) => vec![run],
         };
-        Self { name: name.into(), module: module.map(Arc::new), runs, recomputes }
+        Self { name: name.into(), module: module.map(Arc::new), runs, again }
     }
 
     /// This one runs only while the other one's parameters are here as well.
@@ -77,9 +78,9 @@ impl<M> Unit<M> {
         self.module.as_deref()
     }
 
-    /// Whether backward computes it again ([`Builder::recomputing`](super::Builder::recomputing)).
+    /// Whether backward computes it again, or its cheap parts ([`Builder::recomputing`](super::Builder::recomputing)).
     pub fn recomputes(&self) -> bool {
-        self.recomputes
+        self.again.is_some()
     }
 
     fn here(&self) -> Result<&Arc<M>> {
@@ -130,11 +131,15 @@ impl<M: Send + Sync + 'static> Unit<M> {
         x: &Tensor,
         body: impl Fn(&M, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Result<Tensor> {
-        if !self.recomputes || !x.dtype().is_float() {
+        let Some(again) = self.again.filter(|_| x.dtype().is_float()) else {
             return self.run(|module| body(module, x));
-        }
+        };
         let (module, runs) = (self.here()?.clone(), self.runs.clone());
-        recompute(x, move |x| within(&runs, &mut || body(&module, x)))
+        let part = move |x: &Tensor| within(&runs, &mut || body(&module, x));
+        match again {
+            Again::All => recompute(x, part),
+            Again::Cheap => recompute_cheap(x, part),
+        }
     }
 }
 

@@ -137,3 +137,23 @@ fn the_pointer_changes_last_and_after_all_is_on_the_disk() {
         }
     }
 }
+
+#[test]
+fn an_old_one_that_cannot_be_removed_is_no_failure() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = CheckpointConfig { dir: folder.path().to_path_buf(), keep: 1 };
+    let checkpoints = Checkpoints::open(config).unwrap();
+    checkpoints.save(&checkpoint(1)).unwrap();
+    let draft = checkpoints.begin().unwrap();
+    // Where the old one is to be moved to before it is removed.
+    let in_the_way = folder.path().join(".unfinished-old-checkpoint-00000001");
+    fs::create_dir(&in_the_way).unwrap();
+    fs::write(in_the_way.join("file"), "").unwrap();
+    draft.commit(&checkpoint(2), BTreeMap::new()).unwrap();
+    assert_is(&checkpoints.load_latest(&Device::Cpu).unwrap().unwrap(), 2);
+    assert_eq!(checkpoints.list().unwrap().len(), 2);
+    // The next one removes all of them.
+    checkpoints.save(&checkpoint(3)).unwrap();
+    assert_eq!(checkpoints.list().unwrap().len(), 1);
+    assert!(!in_the_way.exists());
+}

@@ -170,9 +170,8 @@ impl Writer<'_> {
         for &number in &all[..all.len().saturating_sub(keep)] {
             // Under another name first: a folder is removed file by file, and must not be taken for a checkpoint meanwhile.
             let unfinished = self.dir.join(format!("{UNFINISHED}old-{}", name(number)));
-            self.rename(&self.dir.join(name(number)), &unfinished)?;
-            self.sync(self.dir)?;
-            self.remove(&unfinished)?;
+            let renamed = self.rename(&self.dir.join(name(number)), &unfinished);
+            told(renamed.and_then(|()| self.sync(self.dir)).and_then(|()| self.remove(&unfinished)))?;
         }
         Ok(())
     }
@@ -182,7 +181,7 @@ impl Writer<'_> {
         for entry in fs::read_dir(self.dir).map_err(io("list", self.dir))? {
             let entry = entry.map_err(io("list", self.dir))?;
             if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
-                self.remove(&entry.path())?;
+                told(self.remove(&entry.path()))?;
             }
         }
         Ok(())
@@ -192,6 +191,17 @@ impl Writer<'_> {
         let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
         removed.map_err(io("remove", path))?;
         (self.watch)(Change::Removed(path.to_path_buf()))
+    }
+}
+
+/// What cannot be removed is in nobody's way but takes room: a warning, and the training goes on.
+fn told(removed: Result<()>) -> Result<()> {
+    match removed {
+        Err(error @ Error::Io { .. }) => {
+            tracing::warn!("an old checkpoint stays: {error}; remove it by hand, or make room");
+            Ok(())
+        }
+        other => other,
     }
 }
 

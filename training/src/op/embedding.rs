@@ -127,7 +127,11 @@ mod tests {
         let table = Tensor::zeros((5, 3), DType::F32, &Device::Cpu)?;
         let line = |ids: Tensor| embedding(&table, &ids).unwrap_err().to_string();
         let line_of = |id: i64| line(Tensor::new(&[0, id], &Device::Cpu).unwrap());
-        assert!(line_of(5).contains("embedding: no row (token) 5: the table has 5, from 0 on"), "{}", line_of(5));
+        assert!(
+            line_of(5).contains("embedding: no row (token) 5: the table has 5, from 0 on"),
+            "{}",
+            line_of(5)
+        );
         assert!(line_of(-1).contains("no row (token) -1"));
         assert!(line(Tensor::zeros(2, DType::F32, &Device::Cpu)?).contains("F32"));
         Ok(())

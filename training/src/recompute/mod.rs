@@ -16,7 +16,8 @@ use crate::kept::Kept;
 use crate::{Error, Precision, autocast, seeded};
 
 pub use place::recomputed_node;
-pub use running::{PartMember, drawn, runs_in_part};
+pub use running::{PartMember, drawn, kept_result, runs_in_part};
+pub(crate) use running::{keep_results, keeps_results, known_results};
 pub use sink::backward;
 
 use running::Met;
@@ -70,20 +71,86 @@ pub fn recompute(
     x: &Tensor,
     part: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
 ) -> Result<Tensor> {
+    segment(x, part, false)
+}
+
+/// [`recompute`] that keeps the results of matrix products and of attention, and computes only the cheap rest again: norms, activations,
+/// rotations, sums. The gradients are the same, to the bit.
+///
+/// Products are those of [`Linear`](crate::Linear), [`attention`](crate::attention) and tensor parallelism's layers; others go by
+/// [`kept_result`]. On a CPU, products of [`Linear`](crate::Linear) in f16 and bf16 are computed again, and on other devices all but tensor
+/// parallelism's.
+///
+/// # Cost
+/// The cheap rest once more; copies of `x`, of the result, and of each kept result while backward is in the part.
+///
+/// # Errors
+/// Those of [`recompute`].
+///
+/// ```
+/// use candle_core::{DType, Device, Module, Tensor};
+/// use candle_nn::{VarBuilder, VarMap};
+/// use training::{activation_bytes, backward, linear_no_bias, recompute, recompute_cheap};
+///
+/// let vars = VarMap::new();
+/// let layer = linear_no_bias(8, 8, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu))?;
+/// let part = move |x: &Tensor| layer.forward(&x.tanh()?)?.sqr()?.exp()?.recip();
+/// let x = Tensor::ones((64, 8), DType::F32, &Device::Cpu)?;
+/// let [all, cheap, none] = [part(&x)?, recompute_cheap(&x, part.clone())?, recompute(&x, part)?].map(|y| {
+///     let bytes = activation_bytes(&y, []);
+///     (bytes, backward(&y.sum_all().unwrap()).unwrap().get(&vars.all_vars()[0]).unwrap().to_vec2::<f32>().unwrap())
+/// });
+/// assert!(all.0 > cheap.0 && cheap.0 > none.0);
+/// assert!(all.1 == cheap.1 && cheap.1 == none.1);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # Source
+/// Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), section 5.
+pub fn recompute_cheap(
+    x: &Tensor,
+    part: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    segment(x, part, true)
+}
+
+fn segment(
+    x: &Tensor,
+    part: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
+    keeps: bool,
+) -> Result<Tensor> {
     let x = x.contiguous()?;
-    let (output, met) = running::recorded(|| part(&x.detach()))?;
+    let (output, met) = running::recorded(keeps, || part(&x.detach()))?;
     if !output.dtype().is_float() || !(x.track_op() || output.track_op()) {
         return Ok(output.detach());
     }
     // Backward comes to the part through a variable even if `x` leads to none.
     let anchor = Var::zeros((), DType::F32, x.device())?;
-    let (bytes, members, kept) = (size_of_val(&*met.draws), met.members.clone(), Kept::default());
+    let (bytes, members, kept) = (met.bytes(), met.members.clone(), Kept::default());
     let output = Mutex::new(Some(output.detach()));
     let segment = Segment { part, met, precision: Precision::current(), output, _kept: kept.clone() };
     let result = tape::apply_op2(&x, &anchor, segment)?;
     members.iter().for_each(|member| member.is_in(result.id()));
     kept.by(&result, bytes);
     Ok(result)
+}
+
+impl Met {
+    /// What is kept for the second time.
+    fn bytes(&self) -> usize {
+        let of = |tensor: &Tensor| tensor.elem_count() * tensor.dtype().size_in_bytes();
+        let results = self.results.iter().flatten().flatten().map(of).sum::<usize>();
+        size_of_val(&*self.draws) + results
+    }
+}
+
+/// What an operation gives that gave this before: a copy.
+pub(crate) fn copied(known: &Tensor) -> Result<(CpuStorage, Shape)> {
+    let (storage, layout) = known.storage_and_layout();
+    match &*storage {
+        Storage::Cpu(storage) => Ok((storage.to_dtype(layout, storage.dtype())?, layout.shape().clone())),
+        _ => elsewhere(),
+    }
 }
 
 /// A part of a model that has run.
@@ -161,7 +228,7 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync> CustomOp2 for Segment<F> {
         let has_gradient = x.dtype().is_float() && x.track_op();
         let input = if has_gradient { Some(Var::from_tensor(&x.detach())?) } else { None };
         let x = input.as_ref().map_or_else(|| x.detach(), |input| input.as_tensor().clone());
-        let output = running::replayed(&self.met.draws, || autocast(self.precision, || (self.part)(&x)))?;
+        let output = running::replayed(&self.met, || autocast(self.precision, || (self.part)(&x)))?;
         if (output.shape(), output.dtype()) != (result.shape(), result.dtype()) {
             let of = |tensor: &Tensor| format!("{:?} of shape {:?}", tensor.dtype(), tensor.dims());
             let (first, again) = (of(result), of(&output));

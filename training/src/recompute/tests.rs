@@ -44,6 +44,10 @@ enum How {
     Again,
     /// Parts in a part.
     Nested,
+    /// Products are kept.
+    Cheap,
+    /// Of all parts, but not of those within.
+    CheapNested,
 }
 
 type Named = Vec<(String, Var)>;
@@ -66,11 +70,13 @@ fn loss(dtype: DType, how: How) -> Result<(Tensor, Named)> {
     let x = match how {
         How::Kept => parts.iter().try_fold(x, |x, part| part(&x))?,
         How::Again => parts.into_iter().try_fold(x, |x, part| recompute(&x, part))?,
-        How::Nested => {
+        How::Cheap => parts.into_iter().try_fold(x, |x, part| recompute_cheap(&x, part))?,
+        How::Nested | How::CheapNested => {
             let parts: Vec<_> = parts.into_iter().map(std::sync::Arc::new).collect();
-            recompute(&x, move |x| {
+            let all = move |x: &Tensor| {
                 parts.iter().cloned().try_fold(x.clone(), |x, part| recompute(&x, move |x| part(x)))
-            })?
+            };
+            if how == How::Nested { recompute(&x, all)? } else { recompute_cheap(&x, all)? }
         }
     };
     Ok((x.sqr()?.mean_all()?, named_vars(&vars)))
@@ -92,12 +98,13 @@ fn losses_and_gradients_are_those_without_to_the_bit() -> Result<()> {
         let (kept, vars) = loss(dtype, How::Kept)?;
         let expected = bits(&backward(&kept)?, &vars);
         assert_eq!(expected, bits(&kept.backward()?, &vars));
-        for how in [How::Again, How::Nested] {
+        for how in [How::Again, How::Nested, How::Cheap, How::CheapNested] {
             let (again, vars) = loss(dtype, how)?;
             let numbers = [&kept, &again].map(|loss| loss.to_dtype(DType::F64).unwrap().to_scalar::<f64>());
             let [kept_loss, again_loss] = numbers;
             assert_eq!(again_loss?, kept_loss?, "{dtype:?}, {how:?}");
-            assert!(activation_bytes(&again, []) < activation_bytes(&kept, []) / 3);
+            let most = if matches!(how, How::Again | How::Nested) { 3 } else { 1 };
+            assert!(activation_bytes(&again, []) < activation_bytes(&kept, []) / most);
             // And once more.
             for _ in 0..2 {
                 assert_eq!(bits(&backward(&again)?, &vars), expected, "{dtype:?}, {how:?}");
@@ -111,7 +118,7 @@ fn losses_and_gradients_are_those_without_to_the_bit() -> Result<()> {
 fn weights_may_be_deferred() -> Result<()> {
     let (kept, vars) = loss(DType::F32, How::Kept)?;
     let expected = bits(&kept.backward()?, &vars);
-    for how in [How::Again, How::Nested] {
+    for how in [How::Again, How::Nested, How::Cheap, How::CheapNested] {
         let (again, vars) = loss(DType::F32, how)?;
         let (mut grads, deferred) = defer_weights(|| backward(&again))?;
         assert_eq!(deferred.len(), 4 * 4);
@@ -221,10 +228,51 @@ fn a_part_that_does_something_else_the_second_time_is_named() -> Result<()> {
         let expected = format!("it drew {first} random numbers, and then {again} random numbers");
         assert!(line.contains(&expected), "{line}");
     }
+    for [first, again] in [[1, 2], [2, 1]] {
+        let (calls, layer) =
+            (AtomicUsize::new(0), Linear::new(Tensor::ones((2, 2), DType::F32, &Device::Cpu)?, None));
+        let y = recompute_cheap(&(x.as_tensor() * 1.0)?.reshape((1, 2))?, move |x| {
+            let count = if calls.fetch_add(1, Ordering::Relaxed) == 0 { first } else { again };
+            (0..count).try_fold(x.clone(), |x, _| layer.forward(&x))
+        })?;
+        let line = backward(&y).unwrap_err().to_string();
+        let expected = format!("it computed {first} products, and then {again} products");
+        assert!(line.contains(&expected), "{line}");
+    }
     // Nor does a failure leave anything behind.
     assert!(recompute(&x, |_| bail!("no")).is_err());
     let y = recompute(&x, |x| x * drawn(|| 3) as f64)?;
     assert_eq!(backward(&y)?.get(&x).unwrap().to_vec1::<f32>()?, [3.0, 3.0]);
     assert!(recomputed_node().is_none());
+    Ok(())
+}
+
+#[test]
+fn products_and_attention_are_computed_once() -> Result<()> {
+    let (weight, runs) =
+        (Var::new(&[[1f32, 2.0], [3.0, 4.0]], &Device::Cpu)?, std::sync::Arc::new(AtomicUsize::new(0)));
+    let (layer, counted) = (Linear::new(weight.as_tensor().clone(), None), runs.clone());
+    let x = Var::new(&[[[1f32, -1.0], [0.5, 2.0]]], &Device::Cpu)?;
+    let part = move |x: &Tensor| {
+        kept_result(|known| {
+            counted.fetch_add(usize::from(known.is_none()), Ordering::Relaxed);
+            // A layer inside of another keeps nothing of its own.
+            let y = layer.forward(x)?;
+            assert!(known.is_none_or(|known| known.to_vec3::<f32>().unwrap() == y.to_vec3::<f32>().unwrap()));
+            Ok(y)
+        })?
+        .sqr()
+    };
+    let y = recompute_cheap(&x, part)?;
+    assert_eq!(activation_bytes(&y, []), 4 * (4 + 4));
+    assert!(backward(&y)?.get(&weight).is_some());
+    assert_eq!(runs.load(Ordering::Relaxed), 1);
+    // Frozen weights: only the second time there is anything to go backward through.
+    let frozen = Linear::new(Tensor::new(&[[1f32, 2.0], [3.0, 4.0]], &Device::Cpu)?, None);
+    let config = AttentionConfig::new(1, AttentionMask::Causal);
+    let part = move |x: &Tensor| attention(&frozen.forward(x)?, x, x, &config)?.sqr();
+    let [expected, got] = [part(&x)?, recompute_cheap(&x, part)?].map(|y| backward(&y).unwrap());
+    let of = |grads: &GradStore| grads.get(&x).unwrap().to_vec3::<f32>();
+    assert_eq!(of(&got)?, of(&expected)?);
     Ok(())
 }

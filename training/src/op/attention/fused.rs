@@ -1,9 +1,9 @@
 //! Attention in blocks of queries on a CPU: products through `gemm`, all heads in parallel, no matrix of queries by keys.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Shape, Tensor, bail};
 use rayon::prelude::*;
 
 use super::super::real::{Real, ln, max, sum, sum_pairs};
@@ -11,6 +11,7 @@ use super::super::{dense, with_numbers};
 use super::{Call, NAME, Sizes};
 use crate::Kept;
 use crate::product::{Matrix, multiply};
+use crate::recompute::copied;
 use crate::vectors::vectorized;
 
 /// Queries and keys of a block: its scores, with those of backward, fit the caches of a core.
@@ -25,7 +26,9 @@ pub(super) struct Fused {
     /// Backward will follow.
     tracked: bool,
     /// The logarithm of each query's sum of exponentials, head by head, for backward.
-    log_sums: Mutex<Option<CpuStorage>>,
+    log_sums: LogSums,
+    /// What was mixed, and those sums, where they were computed before.
+    known: Option<Vec<Tensor>>,
     #[expect(dead_code, reason = "it is there as long as this is")]
     kept: Kept,
 }
@@ -33,21 +36,50 @@ pub(super) struct Fused {
 /// Queries, keys and values; backward also the result and its gradient.
 type Inputs<'a, T, const N: usize> = [&'a [T]; N];
 
+/// Sums of exponentials, once they are computed.
+#[derive(Clone, Default)]
+pub(super) struct LogSums(Arc<Mutex<Option<CpuStorage>>>);
+
+impl LogSums {
+    fn lock(&self) -> MutexGuard<'_, Option<CpuStorage>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A copy of them.
+    pub(super) fn to_tensor(&self) -> candle_core::Result<Tensor> {
+        match &*self.lock() {
+            Some(CpuStorage::F32(sums)) => Tensor::new(&sums[..], &Device::Cpu),
+            Some(CpuStorage::F64(sums)) => Tensor::new(&sums[..], &Device::Cpu),
+            _ => bail!("{NAME}: backward before forward"),
+        }
+    }
+}
+
 impl Fused {
-    pub(super) fn new(call: Call, tracked: bool, kept: Kept) -> Self {
-        Self { call, tracked, log_sums: Mutex::default(), kept }
+    pub(super) fn new(call: Call, tracked: bool, kept: Kept, known: Option<Vec<Tensor>>) -> Self {
+        Self { call, tracked, log_sums: LogSums::default(), known, kept }
+    }
+
+    pub(super) fn log_sums(&self) -> LogSums {
+        self.log_sums.clone()
     }
 
     fn mixed<T: Real>(&self, parts: [(&CpuStorage, &Layout); 3]) -> candle_core::Result<CpuStorage> {
+        if let Some([mixed, sums]) = self.known.as_deref()
+            && mixed.shape() == parts[0].1.shape()
+        {
+            *self.log_sums.lock() = Some(copied(sums)?.0);
+            return Ok(copied(mixed)?.0);
+        }
         let [q, k, v] = parts.map(|(storage, layout)| dense::<T>(storage, layout));
         let (mixed, log_sums) = self.call.forward([q?, k?, v?])?;
         let log_sums = self.tracked.then(|| T::to_cpu_storage_owned(log_sums));
-        *self.log_sums.lock().unwrap_or_else(PoisonError::into_inner) = log_sums;
+        *self.log_sums.lock() = log_sums;
         Ok(T::to_cpu_storage_owned(mixed))
     }
 
     fn gradients<T: Real>(&self, tensors: [&Tensor; 5]) -> candle_core::Result<[Option<Tensor>; 3]> {
-        let saved = self.log_sums.lock().unwrap_or_else(PoisonError::into_inner);
+        let saved = self.log_sums.lock();
         let Some(log_sums) = &*saved else { bail!("{NAME}: backward before forward") };
         let log_sums = T::cpu_storage_as_slice(log_sums)?;
         let [q, k, v, mixed, gradient] = tensors;

@@ -13,6 +13,7 @@ use self::fused::Fused;
 use super::working_dtype;
 use crate::dropout::Mask;
 use crate::product::How;
+use crate::recompute::{keep_results, keeps_results, known_results};
 use crate::{Dropout, Error, Kept, Result};
 
 const NAME: &str = "attention";
@@ -151,11 +152,14 @@ fn run(
     if !q.device().is_cpu() {
         return composed(&wide_q, &k, &v, &call)?.to_dtype(q.dtype());
     }
-    let tracked = wide_q.track_op() || k.track_op() || v.track_op();
+    let tracked = wide_q.track_op() || k.track_op() || v.track_op() || keeps_results();
     let log_sums = if tracked { sizes.batch * sizes.heads * sizes.queries } else { 0 };
     let kept = Kept::default();
-    let mixed = tape::apply_op3(&wide_q, &k, &v, Fused::new(call, tracked, kept.clone()))?;
+    let fused = Fused::new(call, tracked, kept.clone(), known_results());
+    let sums = fused.log_sums();
+    let mixed = tape::apply_op3(&wide_q, &k, &v, fused)?;
     kept.by(&mixed, log_sums * dtype.size_in_bytes());
+    keep_results(|| Ok(vec![mixed.detach(), sums.to_tensor()?]))?;
     mixed.to_dtype(q.dtype())
 }
 

@@ -9,7 +9,7 @@ pub(crate) use self::affine::column_sums;
 
 use self::affine::Affine;
 use super::working_dtype;
-use crate::{Error, Result};
+use crate::{Error, Result, kept_result};
 
 const NAME: &str = "linear";
 
@@ -121,10 +121,10 @@ impl Module for Linear {
         working_dtype(NAME, x.dtype())?;
         if x.device().is_cpu() && matches!(x.dtype(), DType::F32 | DType::F64) {
             let (x, weight) = (x.contiguous()?, self.weight.contiguous()?);
-            return match &self.bias {
-                Some(bias) => tape::apply_op3(&x, &weight, &bias.contiguous()?, Affine::new()),
-                None => tape::apply_op2(&x, &weight, Affine::new()),
-            };
+            return kept_result(|known| match &self.bias {
+                Some(bias) => tape::apply_op3(&x, &weight, &bias.contiguous()?, Affine::new(known)),
+                None => tape::apply_op2(&x, &weight, Affine::new(known)),
+            });
         }
         candle_nn::Linear::new(self.weight.clone(), self.bias.clone()).forward(x)
     }

@@ -1,11 +1,27 @@
 //! Loss scaling: gradients of f16 that would vanish are made larger, and made smaller again in f32.
 
-use candle_core::Tensor;
-use candle_core::backprop::GradStore;
-use serde::{Deserialize, Serialize};
-use training::scale_grads;
+use std::collections::HashSet;
 
-use crate::{Error, Fsdp, Result};
+use candle_core::backprop::GradStore;
+use candle_core::{DType, Tensor, Var};
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// A model whose gradients are scaled: what [`LossScaler::unscale`] must know of it.
+pub trait ScaledModel {
+    /// What its norm fails with.
+    type Error: From<Error>;
+
+    /// This rank's variables.
+    fn scaled_vars(&self) -> Vec<Var>;
+
+    /// The 2-norm of all gradients on all ranks: the same bits on each. To be called on every rank.
+    ///
+    /// # Errors
+    /// Failures of communication.
+    fn norm(&self, grads: &GradStore) -> std::result::Result<f64, Self::Error>;
+}
 
 /// How a [`LossScaler`] finds its factor. The defaults are those of PyTorch's `GradScaler`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -39,27 +55,36 @@ pub struct LossScalerState {
 /// not finite is skipped by all.
 ///
 /// ```
-/// # use std::sync::Arc;
-/// # use candle_core::{DType, Device, Tensor};
-/// # use candle_nn::{Module, Optimizer, VarBuilder, VarMap, linear};
-/// # use comm::{Local, LocalConfig};
-/// use fsdp::{Fsdp, FsdpConfig, LossScaler, LossScalerConfig, MixedPrecision};
+/// use candle_core::backprop::GradStore;
+/// use candle_core::{DType, Device, Var};
+/// use candle_nn::Optimizer;
+/// use training::{Adam, AdamConfig, Error, LossScaler, LossScalerConfig, ScaledModel, grad_norm};
 ///
-/// # let comm = Arc::new(Local::group(1, &LocalConfig::default())?.remove(0));
-/// # let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
-/// let mixed_precision = MixedPrecision { param_dtype: Some(DType::F16), ..MixedPrecision::default() };
-/// let config = FsdpConfig { mixed_precision, ..FsdpConfig::default() };
-/// let fsdp = Fsdp::new(comm, vb, &config, |units| units.unit(|vb| linear(1, 1, vb)))?;
-/// let mut optimizer = candle_nn::SGD::new(fsdp.vars(), 0.1)?;
+/// struct Model(Var);
+///
+/// impl ScaledModel for Model {
+///     type Error = Error;
+///
+///     fn scaled_vars(&self) -> Vec<Var> {
+///         vec![self.0.clone()]
+///     }
+///
+///     fn norm(&self, grads: &GradStore) -> Result<f64, Error> {
+///         grad_norm(grads, &self.scaled_vars()) // over all ranks, where there are others
+///     }
+/// }
+///
+/// let model = Model(Var::zeros(3, DType::F16, &Device::Cpu)?);
+/// let mut optimizer = Adam::new(model.scaled_vars(), AdamConfig::default())?;
 /// let mut scaler = LossScaler::new(LossScalerConfig::default())?;
-/// let loss = fsdp.forward(&Tensor::new(&[[1f32]], &Device::Cpu)?)?.to_dtype(DType::F32)?.sum_all()?;
-/// let mut grads = fsdp.backward(&scaler.scale(&loss)?)?;
-/// if scaler.unscale(&fsdp, &mut grads)? {
+/// let loss = model.0.to_dtype(DType::F32)?.sum_all()?;
+/// let mut grads = scaler.scale(&loss)?.backward()?;
+/// if scaler.unscale(&model, &mut grads)? {
 ///     optimizer.step(&grads)?;
 /// }
 /// // 65536 is no number of f16: the step was skipped, and the next one has a smaller factor.
-/// assert_eq!(scaler.factor(), 32768.0);
-/// # Ok::<(), fsdp::Error>(())
+/// assert_eq!((scaler.factor(), scaler.skipped()), (32768.0, 1));
+/// # Ok::<(), training::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct LossScaler {
@@ -74,10 +99,11 @@ impl LossScaler {
     /// A scaler with the first factor.
     ///
     /// # Errors
-    /// [`Error::InvalidScaler`].
+    /// [`Error::InvalidConfig`].
     pub fn new(config: LossScalerConfig) -> Result<Self> {
         let LossScalerConfig { scale, growth, backoff, growth_interval } = config;
-        let refuse = |field, got, help| Err(Error::InvalidScaler { field, got, help });
+        let refuse =
+            |field, got, help| Err(Error::InvalidConfig { of: "LossScalerConfig", field, got, help });
         if !(scale.is_finite() && scale > 0.0) {
             return refuse("scale", scale, "give a finite number above 0");
         }
@@ -113,7 +139,7 @@ impl LossScaler {
         (self.factor, self.good, self.skipped) = (f64::from_bits(state.factor), state.good, state.skipped);
     }
 
-    /// A loss, scaled: what [`Fsdp::backward`] is given. It should be f32: the factor may be no number of f16.
+    /// A loss, scaled: what backward is given. It should be f32: the factor may be no number of f16.
     ///
     /// # Errors
     /// candle's.
@@ -121,24 +147,30 @@ impl LossScaler {
         Ok((loss * self.factor)?)
     }
 
-    /// Divides what [`Fsdp::backward`] gave by the factor; true where the optimizer is to step. Chooses the factor of the next
-    /// step. To be called on every rank, before clipping.
+    /// Divides what backward gave by the factor; true where the optimizer is to step. Chooses the factor of the next step. To be called
+    /// on every rank, before clipping.
+    ///
+    /// Gradients of f16 and bf16 become f32, in which they do not vanish; optimizers of this crate take them.
     ///
     /// # Cost
-    /// Two passes over this rank's gradients, and an all-reduce of 8 bytes.
+    /// Two passes over this rank's gradients, and what the model's norm needs.
     ///
     /// # Errors
-    /// candle's; failures of communication.
-    pub fn unscale<M>(&mut self, fsdp: &Fsdp<M>, grads: &mut GradStore) -> Result<bool> {
+    /// candle's; those of the model's norm.
+    pub fn unscale<M: ScaledModel>(
+        &mut self,
+        model: &M,
+        grads: &mut GradStore,
+    ) -> std::result::Result<bool, M::Error> {
         // The same number on all ranks, so that all decide the same.
-        let finite = fsdp.grad_norm(grads)?.is_finite();
+        let finite = model.norm(grads)?.is_finite();
         if !finite {
             // A factor of 0 would hide every gradient from then on.
             self.factor = (self.factor * self.config.backoff).max(f64::MIN_POSITIVE);
             (self.good, self.skipped) = (0, self.skipped + 1);
             return Ok(false);
         }
-        scale_grads(grads, &fsdp.vars(), self.factor.recip())?;
+        scale_wide(grads, &model.scaled_vars(), self.factor.recip()).map_err(Error::from)?;
         self.good += 1;
         if self.good >= self.config.growth_interval {
             self.factor = (self.factor * self.config.growth).min(f64::MAX);
@@ -146,4 +178,18 @@ impl LossScaler {
         }
         Ok(true)
     }
+}
+
+/// Multiplies gradients in f32 where they have fewer digits.
+fn scale_wide(grads: &mut GradStore, vars: &[Var], factor: f64) -> candle_core::Result<()> {
+    let mut seen = HashSet::new();
+    for var in vars.iter().filter(|var| seen.insert(var.id())) {
+        let Some(grad) = grads.remove(var) else { continue };
+        let wide = match grad.dtype() {
+            DType::F16 | DType::BF16 => grad.to_dtype(DType::F32)?,
+            _ => grad,
+        };
+        grads.insert(var, wide.affine(factor, 0.0)?);
+    }
+    Ok(())
 }
