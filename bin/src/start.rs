@@ -11,6 +11,7 @@ use crate::backends;
 use crate::error::{Error, Result};
 use crate::options::RankOptions;
 use crate::progress::RanksBar;
+use crate::recipe;
 use crate::result_line;
 use crate::threads;
 
@@ -117,7 +118,9 @@ pub fn spawn<T: DeserializeOwned>(
     elastic: Option<ElasticJob>,
 ) -> Result<T> {
     let env = vec![(SPAWNED_FOR.into(), command.into())];
-    handed_over(spawn_with_bar(SpawnConfig { world_size, env, elastic, ..SpawnConfig::default() })?)
+    // The ranks do not read a recipe again, which may have changed meanwhile.
+    let args = recipe::arguments();
+    handed_over(spawn_with_bar(SpawnConfig { world_size, args, env, elastic, ..SpawnConfig::default() })?)
 }
 
 /// What rank 0 gave to [`hand_over`], from the results of [`launch::spawn`].
