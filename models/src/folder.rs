@@ -157,15 +157,23 @@ fn file_names(path: &Path) -> Result<(BTreeSet<String>, Vec<String>)> {
 
 /// A safetensors file, its length and its header.
 pub(crate) fn open(path: &Path) -> Result<(File, u64, TensorHeader)> {
-    let refuse = |source: std::io::Error| match source.kind() {
+    header(path, training::open_input(path).map_err(unreadable(path))?)
+}
+
+fn unreadable(path: &Path) -> impl Fn(std::io::Error) -> Error {
+    move |source| match source.kind() {
         ErrorKind::InvalidData => {
             Error::Format { path: path.into(), problem: format!("no whole safetensors file: {source}") }
         }
         _ => Error::Io { action: "read", path: path.into(), source },
-    };
-    let mut file = training::open_input(path).map_err(refuse)?;
-    let bytes = file.metadata().map_err(refuse)?.len();
-    let header = training::tensor_header(&mut file, bytes).map_err(refuse)?;
+    }
+}
+
+/// The same of one that is open.
+pub(crate) fn header(path: &Path, mut file: File) -> Result<(File, u64, TensorHeader)> {
+    let refuse = unreadable(path);
+    let bytes = file.metadata().map_err(&refuse)?.len();
+    let header = training::tensor_header(&mut file, bytes).map_err(&refuse)?;
     Ok((file, bytes, header))
 }
 
