@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
+use models::tokens::{Chat, ChatTemplate};
 use models::{CausalLm, GenerateConfig, Tokenizer};
+use serde_json::json;
 
 use super::{ModelOptions, read_text};
 use crate::console::note;
@@ -17,8 +19,11 @@ use crate::options::{count, probability, seed};
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Prints the prompt and what the model continues it with, as it is written, on standard output. Without
---temperature each token is the likeliest one. It ends with --max-new-tokens, with the tokenizer's
-token for the end of a text, or where the model has no more positions.")]
+--temperature each token is the likeliest one. It ends with --max-new-tokens, with a token that the
+folder says ends a text, or where the model has no more positions.
+
+With --chat the prompt is a user's message, and with --messages there are several: the folder's chat
+template writes them, and the model's answer alone is printed.")]
 pub struct GenerateOptions {
     #[command(flatten)]
     model: ModelOptions,
@@ -26,13 +31,22 @@ pub struct GenerateOptions {
     #[arg(
         long,
         value_name = "TEXT",
-        required_unless_present = "prompt_file",
-        conflicts_with = "prompt_file"
+        required_unless_present_any = ["prompt_file", "messages"],
+        conflicts_with_all = ["prompt_file", "messages"]
     )]
     prompt: Option<String>,
     /// File with the text to continue
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "messages")]
     prompt_file: Option<PathBuf>,
+    /// Take the prompt for a user's message, and answer it
+    #[arg(long)]
+    chat: bool,
+    /// What the model is told before that message
+    #[arg(long, value_name = "TEXT", requires = "chat", conflicts_with = "messages")]
+    system: Option<String>,
+    /// JSON file of messages to answer: a list of objects with role and content
+    #[arg(long, value_name = "FILE.json")]
+    messages: Option<PathBuf>,
     /// Tokens at most
     #[arg(long, value_name = "N", default_value = "128", value_parser = count, allow_negative_numbers = true)]
     max_new_tokens: usize,
@@ -70,20 +84,72 @@ impl GenerateOptions {
             (None, Some(path)) => read_text("--prompt-file", path)?,
             (None, None) => String::new(),
         };
-        self.model.run(|model, tokenizer| self.write(model, tokenizer, &prompt))
+        let chat = self.conversation(&prompt)?;
+        self.model.run(|model, tokenizer| match &chat {
+            Some((template, chat)) => self.write(model, tokenizer, ("", template.prompt(chat, tokenizer)?)),
+            None => self.write(model, tokenizer, (&prompt, tokenizer.encode_whole(&prompt)?)),
+        })
     }
 
-    fn write(&self, model: &CausalLm, tokenizer: &Tokenizer, prompt: &str) -> Result<()> {
-        let tokens = tokenizer.encode_whole(prompt)?;
+    /// What is to be answered, where that is asked for.
+    fn conversation(&self, prompt: &str) -> Result<Option<(ChatTemplate, Chat)>> {
+        let chat = match &self.messages {
+            Some(path) => Chat::to_answer(&read_text("--messages", path)?).map_err(|error| {
+                let got = path.display().to_string();
+                Error::Option { option: "--messages", got, help: error.to_string() }
+            })?,
+            None if self.chat => {
+                let message = |role: &str, content: &str| json!({ "role": role, "content": content });
+                let system = self.system.iter().map(|text| message("system", text));
+                let messages: Vec<_> = system.chain([message("user", prompt)]).collect();
+                Chat::to_answer(&json!(messages).to_string())?
+            }
+            None => return Ok(None),
+        };
+        let Some(template) = ChatTemplate::from_folder(&self.model.model)? else {
+            let option = if self.messages.is_some() { "--messages" } else { "--chat" };
+            let got = format!("the model {}", self.model.model.display());
+            let help = "it has no chat template: its folder needs chat_template.jinja, or `chat_template` in tokenizer_config.json";
+            return Err(Error::Option { option, got, help: help.into() });
+        };
+        Ok(Some((template, chat)))
+    }
+
+    /// The tokens that end a text: that of the tokenizer, and those of the configurations, of which there may be several.
+    fn stop(&self, model: &CausalLm, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+        let path = self.model.model.join("generation_config.json");
+        let of_generation: serde_json::Value = match path.exists() {
+            true => serde_json::from_str(&read_text("--model", &path)?).map_err(|error| {
+                let problem = format!("it is no JSON: {error}");
+                models::Error::Format { path, problem }
+            })?,
+            false => serde_json::Value::Null,
+        };
+        let said = [model.config().json().get("eos_token_id"), of_generation.get("eos_token_id")];
+        let numbers = said.into_iter().flatten().flat_map(|said| match said.as_array() {
+            Some(several) => several.clone(),
+            None => vec![said.clone()],
+        });
+        let numbers = numbers.filter_map(|number| u32::try_from(number.as_u64()?).ok());
+        Ok(tokenizer.end_of_text().into_iter().chain(numbers).collect())
+    }
+
+    fn write(
+        &self,
+        model: &CausalLm,
+        tokenizer: &Tokenizer,
+        (prompt, tokens): (&str, Vec<u32>),
+    ) -> Result<()> {
+        let option = if self.messages.is_some() { "--messages" } else { "--prompt" };
         if tokens.is_empty() {
             let help = "the prompt has no tokens: give some text to continue".into();
-            return Err(Error::Option { option: "--prompt", got: format!("{prompt:?}"), help });
+            return Err(Error::Option { option, got: format!("{prompt:?}"), help });
         }
         let longest = model.config().max_len;
         if tokens.len() > longest {
             let (got, help) =
                 (format!("{} tokens", tokens.len()), format!("the model has {longest} positions"));
-            return Err(Error::Option { option: "--prompt", got, help });
+            return Err(Error::Option { option, got, help });
         }
         let config = GenerateConfig {
             max_new_tokens: self.max_new_tokens,
@@ -91,7 +157,7 @@ impl GenerateOptions {
             top_k: self.top_k,
             top_p: self.top_p,
             seed: self.seed,
-            stop: tokenizer.end_of_text().into_iter().collect(),
+            stop: self.stop(model, tokenizer)?,
         };
         let (mut text, mut problem) = (tokenizer.stream(), None);
         // Some tokenizers write a token at the beginning of a text otherwise than after others.
