@@ -3,19 +3,19 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use clap::Args;
-use comm::{Communicator, Local, LocalConfig, TcpConfig};
+use comm::{Communicator, TcpConfig};
 use girandole::{Layout, Parallel, ParallelConfig};
 use models::CausalLm;
 use models::tokens::NOT_COUNTED;
 
+use super::spread::{SpreadOptions, alone, config};
 use super::{ModelOptions, Opened, read_text};
 use crate::console::say;
 use crate::error::{Error, Result};
-use crate::language::{check_divisible, layout_of, ranks_of};
-use crate::options::{DeviceKind, RankOptions, count};
-use crate::rank::Rank;
+use crate::language::check_divisible;
+use crate::options::count;
 use crate::start::{self, Start};
 
 const NAME: &str = "evaluate";
@@ -38,15 +38,8 @@ pub struct EvaluateOptions {
     /// Rows that are computed at once, over all ranks
     #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
     batch_size: usize,
-    /// How ranks are laid out: sizes of pp (stages), dp (copies), shard (FSDP) and tp (divided layers), such as pp=2,shard=2 [default: copies]
-    #[arg(long, value_name = "AXES", help_heading = "Ranks")]
-    mesh: Option<Layout>,
-    /// How its ranks come together.
     #[command(flatten)]
-    ranks: RankOptions,
-    /// Where tensors are
-    #[arg(long, value_enum, default_value = "cpu", help_heading = "Ranks")]
-    device: DeviceKind,
+    spread: SpreadOptions,
 }
 
 /// What is computed, and how it is divided.
@@ -69,20 +62,17 @@ impl EvaluateOptions {
     }
 
     fn run_in_precision(&self) -> Result<()> {
-        let ranks = ranks_of(&self.ranks, self.mesh.as_ref());
-        match Start::find(&ranks, NAME, 1)? {
+        match self.spread.find(NAME)? {
             Start::Launcher { world_size } => {
-                ranks.check_device(self.device)?;
                 let text = self.text(world_size)?;
                 let found = match world_size {
-                    1 => self.measure(text, &self.alone()?, &ranks.device(self.device)?)?,
+                    1 => self.measure(text, &alone()?)?,
                     _ => start::spawn(NAME, world_size, None)?,
                 };
                 tell(found)
             }
             Start::Rank { config, spawned } => {
-                let found =
-                    self.in_rank(&ranks, &config).map_err(|error| Error::in_rank(config.rank, error))?;
+                let found = self.in_rank(&config).map_err(|error| Error::in_rank(config.rank, error))?;
                 match found {
                     Some(found) if spawned => start::hand_over(&found),
                     Some(found) => tell(found),
@@ -93,20 +83,15 @@ impl EvaluateOptions {
     }
 
     /// What the first rank has found.
-    fn in_rank(&self, ranks: &RankOptions, config: &TcpConfig) -> Result<Option<(f64, usize)>> {
-        let (text, device) = (self.text(config.world_size)?, ranks.device(self.device)?);
-        let rank = Rank::join(ranks.backend, &device, config)?;
-        let found = self.measure(text, &rank.comm, &device)?;
+    fn in_rank(&self, config: &TcpConfig) -> Result<Option<(f64, usize)>> {
+        let text = self.text(config.world_size)?;
+        let rank = self.spread.join(config)?;
+        let found = self.measure(text, &rank.comm)?;
         Ok(rank.is_first().then_some(found))
     }
 
-    /// A group of this process alone.
-    fn alone(&self) -> Result<Arc<dyn Communicator>> {
-        Ok(Arc::new(Local::group(1, &LocalConfig::default())?.remove(0)))
-    }
-
     fn text(&self, world_size: usize) -> Result<Text> {
-        let (layout, text) = (layout_of(self.mesh, world_size)?, read_text("--data", &self.data)?);
+        let (layout, text) = (self.spread.layout(world_size)?, read_text("--data", &self.data)?);
         let opened = self.model.open()?;
         check_divisible(&layout, opened.weights.config())?;
         let longest = opened.weights.config().max_len;
@@ -127,14 +112,13 @@ impl EvaluateOptions {
     }
 
     /// The mean loss, and of how many tokens: the same on every rank.
-    fn measure(&self, text: Text, comm: &Arc<dyn Communicator>, device: &Device) -> Result<(f64, usize)> {
+    fn measure(&self, text: Text, comm: &Arc<dyn Communicator>) -> Result<(f64, usize)> {
+        let device = &self.spread.device()?;
         let Text { opened, layout, tokens, length, rows_each } = text;
         let config = ParallelConfig {
-            dtype: self.model.dtype(),
-            device: device.clone(),
             micro_batches: layout.pp,
             example: Some(Tensor::zeros((rows_each / layout.pp, length), DType::U32, device)?),
-            ..ParallelConfig::default()
+            ..config(self.model.dtype(), device.clone())
         };
         let parts = opened.weights.parts();
         let mut model: Parallel<CausalLm> =

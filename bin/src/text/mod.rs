@@ -3,12 +3,13 @@
 
 mod evaluate;
 mod generate;
+mod spread;
 mod tokenize;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use candle_core::{DType, Device};
+use candle_core::DType;
 use clap::{Args, ValueEnum};
 use models::tokens::{Piece, TextSource};
 use models::{CausalLm, Lora, Tokenizer, Weights};
@@ -72,13 +73,6 @@ impl ModelOptions {
             weights = weights.with_adapters(folder, lora)?;
         }
         Ok(Opened { tokenizer, weights, lora })
-    }
-
-    /// Runs `f` with the model and its tokenizer.
-    fn run<R>(&self, f: impl FnOnce(&CausalLm, &Tokenizer) -> Result<R>) -> Result<R> {
-        let opened = self.open()?;
-        let model = opened.build(&Builder::new(opened.weights.tensors(self.dtype(), &Device::Cpu)))?;
-        training::autocast(self.precision.into(), || f(&model, &opened.tokenizer))
     }
 }
 

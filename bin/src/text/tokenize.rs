@@ -31,9 +31,9 @@ pub enum MadeTokenizer {
 #[command(after_help = "\
 A .jsonl, .ndjson or .json file has one JSON object a line, each a document: a text in its field
 `text`, or a conversation in its field `messages`, which the chat template of --model writes and of
-which the assistant's answers alone are trained on. A .parquet file has
-such rows, in a build with the feature `parquet`. Any other file is one document, text in UTF-8. The
-token that ends a text follows each text.
+which the assistant's answers alone are trained on. A .parquet file has such rows (in a build with the
+feature `parquet`). Any other file is one document, text in UTF-8. The token that ends a text follows
+each text.
 
 Training commands take the text itself, too, and make tokens of it at each start.")]
 pub struct TokenizeOptions {
