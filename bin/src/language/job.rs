@@ -129,6 +129,11 @@ impl<J: Job> Experiment for J {
         if let Some(layout) = &options.mesh {
             check_divisible(layout, subject.weights.config())?;
         }
+        let longest = subject.weights.config().max_len;
+        if let Some(length) = options.length.filter(|length| *length > longest) {
+            let help = format!("the model has {longest} positions");
+            return Err(Error::Option { option: "--length", got: length.to_string(), help });
+        }
         let open = |files: &[DataFile], length| {
             let model = subject.weights.config();
             let config = DataConfig {

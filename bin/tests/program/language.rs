@@ -203,7 +203,7 @@ fn what_cannot_be_is_said_before_ranks_start() {
         )
     };
     assert!(finetune(&["--lora-rank", "4", "--lora-targets", "nothing"]).contains("q_proj"));
-    assert!(finetune(&["--length", "512"]).contains("16"));
+    assert!(finetune(&["--length", "512"]).contains("--length: got 512; the model has 16 positions"));
     assert!(
         finetune(&["--length", "16", "--mesh", "tp=3", "--batch-size", "9"])
             .contains("cannot be divided over tp=3")
@@ -252,6 +252,8 @@ fn a_folder_that_cannot_be_used_is_told_in_one_line() {
         fs::write(&weights, damaged).unwrap();
         refuse(&FINETUNE, "model.safetensors: no whole safetensors file: ");
     }
+    fs::write(&weights, "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 495120\n").unwrap();
+    refuse(&FINETUNE, "`git lfs pull` gets the file itself");
     fs::remove_file(&weights).unwrap();
     refuse(&FINETUNE, "there is neither model.safetensors nor model.safetensors.index.json");
     let index = "{\"weight_map\": {\"model.norm.weight\": \"model-00001-of-00002.safetensors\"}}";
