@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use minijinja::Value;
+use parquet::basic::Compression;
 use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::reader::RowIter;
@@ -77,9 +78,18 @@ impl fmt::Debug for Table {
     }
 }
 
-/// Whether the columns that the footer tells of lie in the file.
+/// Whether the columns that the footer tells of lie in the file, and are compressed in a way that is read here.
 fn check(metadata: &ParquetMetaData, bytes: u64) -> Result<(), String> {
     for column in metadata.row_groups().iter().flat_map(RowGroupMetaData::columns) {
+        let compression = column.compression();
+        if !matches!(
+            compression,
+            Compression::UNCOMPRESSED | Compression::SNAPPY | Compression::GZIP(_) | Compression::ZSTD(_)
+        ) {
+            return Err(format!(
+                "it is compressed as {compression:?}; write it with snappy, gzip, zstd or without"
+            ));
+        }
         let begin = column.dictionary_page_offset().unwrap_or_else(|| column.data_page_offset());
         let end = u64::try_from(begin).ok().zip(u64::try_from(column.compressed_size()).ok());
         if end.and_then(|(begin, size)| begin.checked_add(size)).is_none_or(|end| end > bytes) {
