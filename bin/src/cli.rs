@@ -23,6 +23,7 @@ use crate::interrupt;
 use crate::language::{self, FinetuneOptions, PretrainOptions};
 use crate::launch::{self, LaunchOptions};
 use crate::plan::{self, PlanOptions};
+use crate::recipe;
 use crate::text::{EvaluateOptions, GenerateOptions, TokenizeOptions};
 
 // The feature that it is named for in Cargo.toml gives candle's matrix products AVX-512.
@@ -104,8 +105,12 @@ impl Command {
     }
 }
 
-/// The command line as it was typed: with underscores in options' names, too, as PyTorch's programs have them.
-fn parse() -> Cli {
+/// The command line as it was typed: with underscores in options' names, too, as PyTorch's programs have them, and with the options of
+/// `--recipe`.
+///
+/// # Errors
+/// A recipe that cannot be used. Where the command line cannot, this ends the process.
+fn parse() -> Result<Cli> {
     let alias = |option: Arg| match option.get_long().map(|long| long.replace('-', "_")) {
         Some(name) if Some(&*name) != option.get_long() => {
             let is_known = option.get_all_aliases().is_some_and(|known| known.contains(&&*name));
@@ -114,8 +119,14 @@ fn parse() -> Cli {
         }
         _ => option,
     };
-    let commands = Cli::command().mut_subcommands(|command| command.mut_args(alias));
-    Cli::from_arg_matches(&commands.get_matches()).unwrap_or_else(|error| error.exit())
+    let commands = Cli::command().mut_subcommands(|command| {
+        // What `launch` takes after a program's name is that program's.
+        let command = if command.get_name() == "launch" { command } else { recipe::with_option(command) };
+        command.mut_args(alias)
+    });
+    let arguments = recipe::expand(&commands, std::env::args_os().collect())?;
+    let parsed = commands.try_get_matches_from(arguments).and_then(|found| Cli::from_arg_matches(&found));
+    parsed.map_err(|error| recipe::own(&error).unwrap_or_else(|| error.exit()))
 }
 
 /// What comes before anything else in every process.
@@ -126,7 +137,7 @@ fn begin() -> Result<()> {
 
 /// Runs the program: parses, runs the command, and says in one line what went wrong.
 pub fn main() -> ExitCode {
-    let result = begin().and_then(|()| parse().command.run());
+    let result = begin().and_then(|()| parse()?.command.run());
     let Err(error) = result else { return ExitCode::SUCCESS };
     if let Some(message) = error.message() {
         // Where nobody reads it, the exit code has to do.

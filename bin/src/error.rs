@@ -7,6 +7,7 @@ use signal_hook::consts::SIGPIPE;
 use training::Fallback;
 
 use crate::file_error::FileError;
+use crate::recipe;
 use crate::report::ReportError;
 use crate::trace::TraceError;
 
@@ -38,6 +39,14 @@ pub enum Error {
         got: String,
         /// Its value then, and what to do.
         help: String,
+    },
+    /// The file of `--recipe` says something that cannot be used.
+    #[error("{place}: {problem}")]
+    Recipe {
+        /// The file and its line.
+        place: String,
+        /// What is wrong there.
+        problem: String,
     },
     /// A checkpoint that is whole, but of something else.
     #[error("the checkpoint does not fit: {problem}")]
@@ -171,6 +180,7 @@ impl Error {
             Error::InRank { source, .. } => source.exit_code(),
             Error::Option { .. }
             | Error::Contradiction { .. }
+            | Error::Recipe { .. }
             | Error::Environment { .. }
             | Error::SameFile { .. }
             | Error::Unavailable { .. }
@@ -252,6 +262,12 @@ impl Error {
             Error::InRank { source, .. } if source.is_meeting_failure() => source.message(),
             Error::InRank { .. } => Some(self.to_string()),
             Error::Comm(comm::Error::Worker(failure)) | Error::Launched(failure) => Some(told(failure)),
+            // What was not typed is not looked for on the command line.
+            Error::Option { option, .. } | Error::SameFile { option, .. }
+                if recipe::origin(option).is_some() =>
+            {
+                recipe::origin(option).map(|place| format!("error: {place}: {self}"))
+            }
             _ => Some(format!("error: {self}")),
         }
     }

@@ -1,5 +1,7 @@
 //! What every experiment has in common: the order of its parts, in a launcher and in a rank.
 
+use std::ffi::OsString;
+
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -99,6 +101,12 @@ pub trait Experiment: Sized {
         metrics: Option<&mut MetricsWriter>,
     ) -> Result<Self::Alone>;
 
+    /// What ranks are told through their environment that this process starts on this machine.
+    fn for_ranks(&self, alone: &Self::Alone) -> Vec<(OsString, OsString)> {
+        let _ = alone;
+        Vec::new()
+    }
+
     /// What each rank does.
     ///
     /// # Errors
@@ -148,7 +156,8 @@ fn run_in_precision<E: Experiment>(experiment: &E) -> Result<()> {
             let alone = here.alone(setup, world_size, metrics.as_mut())?;
             // The ranks go on in the same file.
             metrics.as_mut().map_or(Ok(()), MetricsWriter::flush)?;
-            finish(experiment, alone, start::spawn(E::NAME, world_size, elastic.job())?)?;
+            let told = here.for_ranks(&alone);
+            finish(experiment, alone, start::spawn_told(E::NAME, world_size, elastic.job(), told)?)?;
             if let Some(metrics) = metrics {
                 metrics.finish();
             }

@@ -28,6 +28,7 @@ pub mod plan;
 mod progress;
 pub mod python;
 pub mod rank;
+mod recipe;
 pub mod report;
 mod result_line;
 mod room;

@@ -4,6 +4,7 @@
 //! bar if its own standard error is a terminal.
 
 use std::io::{IsTerminal, stderr};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,31 @@ pub(crate) struct Progress {
     total: usize,
     steps: usize,
     next: Instant,
+    /// Of what a step has, a second; a mean of which the latest steps are the most.
+    speed: Option<f64>,
+}
+
+/// A bar, and the tokens a second that it shows; 0 for none.
+#[derive(Debug, Clone)]
+struct Bar {
+    bar: ProgressBar,
+    speed: Arc<AtomicU64>,
+}
+
+impl Bar {
+    /// At its place, from which the time is counted.
+    fn new(unit: Unit, done: u64, total: u64) -> Self {
+        let speed: Arc<AtomicU64> = Arc::default();
+        let bar = new_bar(unit, total, speed.clone());
+        bar.set_position(done);
+        bar.reset_eta();
+        Self { bar, speed }
+    }
+
+    fn set(&self, done: u64, speed: Option<u64>) {
+        self.speed.store(speed.unwrap_or(0), Ordering::Relaxed);
+        self.bar.set_position(done);
+    }
 }
 
 /// What is counted.
@@ -49,7 +75,7 @@ impl Unit {
 #[derive(Debug)]
 enum Shown {
     Nowhere,
-    Here(Option<ProgressBar>),
+    Here(Option<Bar>),
     /// True once the launcher was told something.
     ByLauncher(bool),
 }
@@ -61,7 +87,7 @@ impl Progress {
             (false, true) => Shown::Here(None),
             (false, false) => Shown::Nowhere,
         };
-        Self { shown, unit: Unit::Steps, total, steps: 0, next: Instant::now() + QUIET }
+        Self { shown, unit: Unit::Steps, total, steps: 0, next: Instant::now() + QUIET, speed: None }
     }
 
     /// Of a process that reads so much.
@@ -73,12 +99,25 @@ impl Progress {
 
     /// For a run that somebody else shows.
     pub(crate) fn nowhere() -> Self {
-        Self { shown: Shown::Nowhere, unit: Unit::Steps, total: 0, steps: 0, next: Instant::now() }
+        Self {
+            shown: Shown::Nowhere,
+            unit: Unit::Steps,
+            total: 0,
+            steps: 0,
+            next: Instant::now(),
+            speed: None,
+        }
     }
 
     /// So many steps were taken before.
     pub(crate) fn resume(&mut self, steps: usize) {
         self.steps = steps;
+    }
+
+    /// The latest step's tokens a second.
+    pub(crate) fn speed(&mut self, tokens_per_second: f64) {
+        let before = self.speed.unwrap_or(tokens_per_second);
+        self.speed = Some(0.9 * before + 0.1 * tokens_per_second).filter(|speed| speed.is_finite());
     }
 
     /// One step more. Where nothing is shown, that is an addition; else it is a look at the clock, most times.
@@ -97,19 +136,21 @@ impl Progress {
             return;
         }
         self.next = now + PERIOD;
+        let speed = self.speed.map(|speed| speed as u64);
         match &mut self.shown {
             Shown::Nowhere => {}
             Shown::Here(bar) => {
                 let begin = || {
-                    let bar = new_bar(self.unit, self.total as u64);
-                    *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
+                    let bar = Bar::new(self.unit, self.steps as u64, self.total as u64);
+                    *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.bar.clone());
                     bar
                 };
-                bar.get_or_insert_with(begin).set_position(self.steps as u64);
+                bar.get_or_insert_with(begin).set(self.steps as u64, speed);
             }
             Shown::ByLauncher(told) => {
                 *told = true;
-                send_note(&format!("{} {}", self.steps, self.total));
+                let speed = speed.map(|speed| format!(" {speed}")).unwrap_or_default();
+                send_note(&format!("{} {}{speed}", self.steps, self.total));
             }
         }
     }
@@ -117,7 +158,7 @@ impl Progress {
     /// Does something that prints, with the bar out of its way.
     pub(crate) fn aside<T>(&self, print: impl FnOnce() -> T) -> T {
         match &self.shown {
-            Shown::Here(Some(bar)) => bar.suspend(print),
+            Shown::Here(Some(bar)) => bar.bar.suspend(print),
             _ => print(),
         }
     }
@@ -140,7 +181,7 @@ impl Drop for Progress {
         match &self.shown {
             Shown::Here(Some(bar)) => {
                 *BAR.lock().unwrap_or_else(PoisonError::into_inner) = None;
-                bar.finish_and_clear();
+                bar.bar.finish_and_clear();
             }
             Shown::ByLauncher(true) => send_note(END),
             _ => {}
@@ -148,7 +189,7 @@ impl Drop for Progress {
     }
 }
 
-fn new_bar(unit: Unit, total: u64) -> ProgressBar {
+fn new_bar(unit: Unit, total: u64, speed: Arc<AtomicU64>) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
     // The template is known to be good; a bar of another style would do as well.
     let Ok(style) = ProgressStyle::with_template("{line}") else { return bar };
@@ -157,21 +198,28 @@ fn new_bar(unit: Unit, total: u64) -> ProgressBar {
         let (_, columns) = Term::stderr().size();
         let left = HumanDuration(state.eta());
         let words = unit.say(state.pos(), state.len().unwrap_or(0));
-        let line =
-            line(usize::from(columns), (state.pos(), state.len().unwrap_or(0)), &words, &format!("{left:#}"));
+        let speed = Some(speed.load(Ordering::Relaxed)).filter(|speed| *speed > 0);
+        let at = (state.pos(), state.len().unwrap_or(0));
+        let line = line(usize::from(columns), at, &words, (speed, &format!("{left:#}")));
         // It is written to memory.
         let _ = to.write_str(&line);
     }))
 }
 
 /// What is shown on a terminal of so many columns; never more, for a line that wraps could not be taken away again.
-fn line(columns: usize, (done, total): (u64, u64), words: &str, left: &str) -> String {
+fn line(
+    columns: usize,
+    (done, total): (u64, u64),
+    words: &str,
+    (speed, left): (Option<u64>, &str),
+) -> String {
     let part = |whole: u64| whole * done.min(total) / total.max(1);
     let percent = format!("{:>3} %", part(100));
+    let fast = speed.map(|speed| format!("{percent}  {words}, {speed} tokens/s, {left} left"));
     let texts = [format!("{percent}  {words}, {left} left"), format!("{percent}  {words}"), percent];
     // Some terminals go on to the next line once the last column is written.
     let room = columns.saturating_sub(1);
-    let text = texts.into_iter().find(|text| text.len() <= room).unwrap_or_default();
+    let text = fast.into_iter().chain(texts).find(|text| text.len() <= room).unwrap_or_default();
     let bar = room.saturating_sub(text.len() + 1).min(BAR_WIDTHS.0);
     if bar < BAR_WIDTHS.1 {
         return text;
@@ -197,19 +245,25 @@ mod tests {
             (5, ""),
             (0, ""),
         ] {
-            let line = line(columns, (15_000, 30_000), &Unit::Steps.say(15_000, 30_000), "12s");
+            let line = line(columns, (15_000, 30_000), &Unit::Steps.say(15_000, 30_000), (None, "12s"));
             assert_eq!(line, expected);
             assert!(line.is_empty() || line.chars().count() < columns, "{columns}");
         }
         for (at, expected) in [((0, 0), "░░░░   0 %"), ((7, 5), "████ 100 %")] {
-            assert_eq!(line(11, at, &Unit::Megabytes.say(at.0, at.1), "0s"), expected);
+            assert_eq!(line(11, at, &Unit::Megabytes.say(at.0, at.1), (None, "0s")), expected);
+        }
+        for (columns, expected) in
+            [(54, " 50 %  step 1 of 2, 3400 tokens/s, 12s left"), (40, " 50 %  step 1 of 2, 12s left")]
+        {
+            let line = line(columns, (1, 2), &Unit::Steps.say(1, 2), (Some(3400), "12s"));
+            assert!(line.ends_with(expected) && line.chars().count() < columns, "{line}");
         }
     }
 }
 
 /// The bar that a launcher draws of what its ranks tell.
 #[derive(Debug, Default)]
-pub(crate) struct RanksBar(Mutex<Option<ProgressBar>>);
+pub(crate) struct RanksBar(Mutex<Option<Bar>>);
 
 impl RanksBar {
     /// One where standard error is a terminal.
@@ -220,7 +274,7 @@ impl RanksBar {
     /// Takes it away, once no rank is left.
     pub(crate) fn clear(&self) {
         if let Some(bar) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            bar.finish_and_clear();
+            bar.bar.finish_and_clear();
         }
     }
 }
@@ -230,17 +284,21 @@ impl Notes for RanksBar {
         if text == END {
             return self.clear();
         }
-        let numbers = text.split_once(' ').map(|(steps, total)| (steps.parse(), total.parse()));
+        let numbers: Vec<Option<u64>> = text.split(' ').map(|number| number.parse().ok()).collect();
         // Whatever else a program tells is not for this bar.
-        let Some((Ok(steps), Ok(total))) = numbers else { return };
+        let (steps, total, speed) = match numbers[..] {
+            [Some(steps), Some(total)] => (steps, total, None),
+            [Some(steps), Some(total), Some(speed)] => (steps, total, Some(speed)),
+            _ => return,
+        };
         let mut bar = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        bar.get_or_insert_with(|| new_bar(Unit::Steps, total)).set_position(steps);
+        bar.get_or_insert_with(|| Bar::new(Unit::Steps, steps, total)).set(steps, speed);
     }
 
     fn aside(&self, write: &mut dyn FnMut()) {
         let bar = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         match bar {
-            Some(bar) => bar.suspend(write),
+            Some(bar) => bar.bar.suspend(write),
             None => write(),
         }
     }

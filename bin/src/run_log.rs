@@ -82,6 +82,7 @@ impl<'a> RunLog<'a> {
     /// # Errors
     /// Metrics that cannot be written.
     pub fn step_with(&mut self, epoch: usize, batch: usize, loss: f32, details: &StepDetails) -> Result<()> {
+        self.progress.speed(details.tokens_per_second);
         self.log_step((epoch, batch), loss, Some(details))
     }
 

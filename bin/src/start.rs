@@ -1,5 +1,6 @@
 //! How a command becomes ranks: it starts them itself, or finds that it is one.
 
+use std::ffi::OsString;
 use std::sync::Arc;
 
 use comm::{Place, TcpConfig};
@@ -11,6 +12,7 @@ use crate::backends;
 use crate::error::{Error, Result};
 use crate::options::RankOptions;
 use crate::progress::RanksBar;
+use crate::recipe;
 use crate::result_line;
 use crate::threads;
 
@@ -116,8 +118,23 @@ pub fn spawn<T: DeserializeOwned>(
     world_size: usize,
     elastic: Option<ElasticJob>,
 ) -> Result<T> {
-    let env = vec![(SPAWNED_FOR.into(), command.into())];
-    handed_over(spawn_with_bar(SpawnConfig { world_size, env, elastic, ..SpawnConfig::default() })?)
+    spawn_told(command, world_size, elastic, Vec::new())
+}
+
+/// The same with variables in the ranks' environment.
+///
+/// # Errors
+/// Those of [`spawn`].
+pub fn spawn_told<T: DeserializeOwned>(
+    command: &str,
+    world_size: usize,
+    elastic: Option<ElasticJob>,
+    told: Vec<(OsString, OsString)>,
+) -> Result<T> {
+    let env = std::iter::once((SPAWNED_FOR.into(), command.into())).chain(told).collect();
+    // The ranks do not read a recipe again, which may have changed meanwhile.
+    let args = recipe::arguments();
+    handed_over(spawn_with_bar(SpawnConfig { world_size, args, env, elastic, ..SpawnConfig::default() })?)
 }
 
 /// What rank 0 gave to [`hand_over`], from the results of [`launch::spawn`].

@@ -157,15 +157,36 @@ fn file_names(path: &Path) -> Result<(BTreeSet<String>, Vec<String>)> {
 
 /// A safetensors file, its length and its header.
 pub(crate) fn open(path: &Path) -> Result<(File, u64, TensorHeader)> {
-    let refuse = |source: std::io::Error| match source.kind() {
+    header(path, training::open_input(path).map_err(unreadable(path))?)
+}
+
+fn unreadable(path: &Path) -> impl Fn(std::io::Error) -> Error {
+    move |source| match source.kind() {
         ErrorKind::InvalidData => {
             Error::Format { path: path.into(), problem: format!("no whole safetensors file: {source}") }
         }
         _ => Error::Io { action: "read", path: path.into(), source },
-    };
-    let mut file = training::open_input(path).map_err(refuse)?;
-    let bytes = file.metadata().map_err(refuse)?.len();
-    let header = training::tensor_header(&mut file, bytes).map_err(refuse)?;
+    }
+}
+
+/// What a folder that was cloned without Git LFS has in the place of large files.
+fn is_pointer(file: &mut File) -> bool {
+    const BEGIN: &[u8] = b"version https://git-lfs";
+    let mut begin = vec![0; BEGIN.len()];
+    file.rewind().and_then(|()| file.read_exact(&mut begin)).is_ok() && begin == BEGIN
+}
+
+/// The same of one that is open.
+pub(crate) fn header(path: &Path, mut file: File) -> Result<(File, u64, TensorHeader)> {
+    let refuse = unreadable(path);
+    let bytes = file.metadata().map_err(&refuse)?.len();
+    let found = training::tensor_header(&mut file, bytes);
+    if found.is_err() && is_pointer(&mut file) {
+        let problem =
+            "it is a pointer of Git LFS in the place of the file: `git lfs pull` gets the file itself";
+        return Err(Error::Format { path: path.into(), problem: problem.into() });
+    }
+    let header = found.map_err(&refuse)?;
     Ok((file, bytes, header))
 }
 

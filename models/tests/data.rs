@@ -156,3 +156,30 @@ fn weights_are_read_off_names() {
         assert!(parse(text).unwrap_err().contains("give FILE or FILE=WEIGHT"), "{text}");
     }
 }
+
+/// Where there is no `/proc`, each process makes its own.
+#[cfg(target_os = "linux")]
+#[test]
+fn tokens_of_another_process_are_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("text.txt");
+    std::fs::write(&path, "to be or not to be").unwrap();
+    let tokenizer = Tokenizer::bytes().unwrap();
+    let config = DataConfig { tokenizer: Some(&tokenizer), length: Some(6), ..DataConfig::default() };
+    let mut file: DataFile = path.display().to_string().parse().unwrap();
+    let made = Data::open(std::slice::from_ref(&file), &config).unwrap();
+    file.tokens = made.files().next().unwrap().0.shared();
+    assert!(file.tokens.is_some());
+    std::fs::remove_file(&path).unwrap();
+    let taken = Data::open(std::slice::from_ref(&file), &config).unwrap();
+    assert_eq!((taken.fingerprint(), taken.get(2).unwrap()), (made.fingerprint(), made.get(2).unwrap()));
+    assert_eq!(taken.files().next().unwrap().0.path(), path);
+    // Of another tokenizer they are not, nor once the other process has ended: then the text is read.
+    let other = Tokenizer::characters("to bern").unwrap();
+    let of_other = DataConfig { tokenizer: Some(&other), ..config };
+    std::fs::write(&path, "not to be").unwrap();
+    assert_eq!(Data::open(std::slice::from_ref(&file), &of_other).unwrap().get(0).unwrap().tokens.len(), 6);
+    drop((made, taken));
+    let config = DataConfig { tokenizer: Some(&tokenizer), length: Some(6), ..DataConfig::default() };
+    assert_eq!(Data::open(&[file], &config).unwrap().len(), 1);
+}

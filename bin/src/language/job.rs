@@ -1,5 +1,6 @@
 //! What both commands do: read data, spread the model, train, save.
 
+use std::ffi::OsString;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
@@ -23,6 +24,8 @@ use crate::run_log::{LogConfig, RunLog};
 use crate::trainer::{CheckpointOptions, offer};
 
 use super::options::TrainOptions;
+use super::sample::Sample;
+use super::shared::{self, Shared};
 use super::watch::Watch;
 
 /// A command that trains a language model.
@@ -63,6 +66,14 @@ pub struct Setup {
     subject: Subject,
     rows: Rows,
     evaluation: Option<Rows>,
+    sample: Option<Sample>,
+}
+
+/// What one process has found out before there are ranks.
+pub struct Begun {
+    facts: Vec<(String, String)>,
+    /// Open as long as there are ranks.
+    data: Shared,
 }
 
 /// Runs one of the commands.
@@ -77,7 +88,7 @@ impl<J: Job> Experiment for J {
     const NAME: &'static str = J::NAME;
     const WORLD_SIZE: usize = 1;
     type Setup = Setup;
-    type Alone = Vec<(String, String)>;
+    type Alone = Begun;
     type Trained = RunSeries;
 
     fn common(&self) -> &CommonOptions {
@@ -118,6 +129,11 @@ impl<J: Job> Experiment for J {
         if let Some(layout) = &options.mesh {
             check_divisible(layout, subject.weights.config())?;
         }
+        let longest = subject.weights.config().max_len;
+        if let Some(length) = options.length.filter(|length| *length > longest) {
+            let help = format!("the model has {longest} positions");
+            return Err(Error::Option { option: "--length", got: length.to_string(), help });
+        }
         let open = |files: &[DataFile], length| {
             let model = subject.weights.config();
             let config = DataConfig {
@@ -130,14 +146,15 @@ impl<J: Job> Experiment for J {
             };
             Data::open(files, &config)
         };
-        let rows = open(&options.data, options.length)?;
+        let (data, evaluate) = shared::told(&options.data, options.evaluate.as_ref());
+        let rows = open(&data, options.length)?;
         let (tp, len) = (options.mesh.map_or(1, |layout| layout.tp), rows.row_len());
         if options.sequence_parallel && !len.is_multiple_of(tp) {
             let help =
                 format!("the {tp} ranks of tp do not divide rows of {len} tokens: give another --length");
             return Err(Error::Option { option: "--sequence-parallel", got: "true".into(), help });
         }
-        let evaluation = match &options.evaluate {
+        let evaluation = match &evaluate {
             Some(file) => Some(open(std::slice::from_ref(file), Some(rows.row_len()))?),
             None => None,
         };
@@ -147,7 +164,9 @@ impl<J: Job> Experiment for J {
                 format!("give a longer text: an evaluation needs {} rows, as a step", options.batch_size);
             return Err(Error::Option { option: "--evaluate", got, help });
         }
-        Ok(Setup { subject, rows, evaluation })
+        let model = subject.weights.config();
+        let sample = Sample::new(&options.sample, subject.tokenizer.as_ref(), &rows, model, options.seed)?;
+        Ok(Setup { subject, rows, evaluation, sample })
     }
 
     fn alone(&self, setup: Setup, world_size: usize, _: Option<&mut MetricsWriter>) -> Result<Self::Alone> {
@@ -178,12 +197,22 @@ impl<J: Job> Experiment for J {
             say(format_args!("adapters: rank {}, {adapters} parameters are trained", lora.config().rank))?;
             facts.push(fact("adapters", format!("rank {}, {adapters} parameters", lora.config().rank)));
         }
-        Ok(facts)
+        if options.evaluate.is_some() && layout.pp > 1 && setup.sample.is_some() {
+            note(format_args!(
+                "no samples of text are written: with pp={} no rank has the whole model",
+                layout.pp
+            ));
+        }
+        Ok(Begun { facts, data: Shared::new(setup.rows, setup.evaluation) })
+    }
+
+    fn for_ranks(&self, begun: &Begun) -> Vec<(OsString, OsString)> {
+        begun.data.variable().into_iter().collect()
     }
 
     fn train(&self, setup: Setup, rank: &mut Rank) -> Result<RunSeries> {
         let options = self.options();
-        let Setup { subject, rows, evaluation } = setup;
+        let Setup { subject, rows, evaluation, sample } = setup;
         let layout = options.layout(rank.comm.world_size())?;
         let device = self.common().device()?;
         let mut model = spread(options, &subject, &layout, &rows, (rank, &device))?;
@@ -214,7 +243,7 @@ impl<J: Job> Experiment for J {
             trainer = trainer.evaluating(evaluation);
         }
         let (watch, begun) = (rank.stopwatch(), trainer.step());
-        let mut observer = Watch::new(options, log, subject.tokenizer.as_ref(), &rows);
+        let mut observer = Watch::new(options, log, subject.tokenizer.as_ref().zip(sample.as_ref()), begun);
         let summary = trainer.run(&mut observer)?;
         let log = observer.finish();
         let measured = watch.stop();
@@ -240,8 +269,8 @@ impl<J: Job> Experiment for J {
         Ok(())
     }
 
-    fn report(&self, facts: Self::Alone, outcome: Outcome<RunSeries>) -> Report {
-        Report { facts, runs: vec![outcome.trained], ..Report::default() }
+    fn report(&self, begun: Begun, outcome: Outcome<RunSeries>) -> Report {
+        Report { facts: begun.facts, runs: vec![outcome.trained], ..Report::default() }
     }
 }
 
@@ -275,7 +304,7 @@ trait Ending: Job {
 impl<J: Job> Ending for J {}
 
 /// Refuses a layout that the model's sizes do not allow.
-fn check_divisible(layout: &Layout, model: &ModelConfig) -> Result<()> {
+pub(crate) fn check_divisible(layout: &Layout, model: &ModelConfig) -> Result<()> {
     let refuse = |help: String| Err(Error::Option { option: "--mesh", got: layout.to_string(), help });
     let sizes = [
         ("heads", model.num_heads),

@@ -4,7 +4,12 @@ mod finetune;
 mod job;
 mod options;
 mod pretrain;
+mod sample;
+mod shared;
 mod watch;
+
+pub(crate) use job::check_divisible;
+pub(crate) use options::{layout_of, ranks_of};
 
 pub use finetune::FinetuneOptions;
 pub use job::run;

@@ -16,6 +16,8 @@ use crate::error::{Error, Result};
 use crate::options::{CommonOptions, DeviceKind, PrecisionOption, RankOptions, count, learning_rate, seed};
 use crate::trainer::CheckpointOptions;
 
+use super::sample::SampleOptions;
+
 /// How the learning rate falls after the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum ScheduleOption {
@@ -127,6 +129,9 @@ pub struct TrainOptions {
     /// Steps from one evaluation, and sample of text, to the next [default: a tenth of all steps]
     #[arg(long, value_name = "STEPS", value_parser = count, allow_negative_numbers = true, help_heading = "Watching")]
     evaluate_every: Option<usize>,
+    /// The sample of text at each evaluation.
+    #[command(flatten)]
+    pub(super) sample: SampleOptions,
     /// Steps from one printed line to the next
     #[arg(long, value_name = "STEPS", default_value = "10", value_parser = count, allow_negative_numbers = true, help_heading = "Watching")]
     pub(super) log_every: usize,
@@ -166,27 +171,40 @@ fn betas(text: &str) -> std::result::Result<(f64, f64), &'static str> {
     both.ok_or("give two numbers from 0 to below 1, such as 0.9,0.95")
 }
 
+/// The ranks' options, with as many ranks as a layout has unless something else is said.
+pub(crate) fn ranks_of(ranks: &RankOptions, mesh: Option<&Layout>) -> RankOptions {
+    let mut ranks = ranks.clone();
+    let is_bare = std::env::var_os("WORLD_SIZE").is_none_or(|value| value.is_empty());
+    if let (Some(layout), None, true) = (mesh, ranks.world_size, is_bare) {
+        ranks.world_size = Some(layout.ranks());
+    }
+    ranks
+}
+
+/// The layout of `--mesh`, or copies, of so many ranks.
+pub(crate) fn layout_of(mesh: Option<Layout>, world_size: usize) -> Result<Layout> {
+    let layout = mesh.unwrap_or_else(|| Layout::copies(world_size));
+    layout.check(world_size).map_err(|error| match error {
+        girandole::Error::Invalid { got, help, .. } => Error::Option { option: "--mesh", got, help },
+        other => other.into(),
+    })?;
+    Ok(layout)
+}
+
 impl TrainOptions {
     /// The options that every experiment has.
     pub(super) fn common(&self) -> &CommonOptions {
-        self.common.get_or_init(|| {
-            let mut ranks = self.ranks.clone();
-            let is_bare = std::env::var_os("WORLD_SIZE").is_none_or(|value| value.is_empty());
-            if let (Some(layout), None, true) = (&self.mesh, ranks.world_size, is_bare) {
-                ranks.world_size = Some(layout.ranks());
-            }
-            CommonOptions {
-                ranks,
-                device: self.device,
-                seed: self.seed,
-                precision: self.precision,
-                init: None,
-                data: None,
-                save: None,
-                metrics: self.metrics.clone(),
-                trace: self.trace.clone(),
-                report: self.report.clone(),
-            }
+        self.common.get_or_init(|| CommonOptions {
+            ranks: ranks_of(&self.ranks, self.mesh.as_ref()),
+            device: self.device,
+            seed: self.seed,
+            precision: self.precision,
+            init: None,
+            data: None,
+            save: None,
+            metrics: self.metrics.clone(),
+            trace: self.trace.clone(),
+            report: self.report.clone(),
         })
     }
 
@@ -195,12 +213,7 @@ impl TrainOptions {
     }
 
     pub(super) fn layout(&self, world_size: usize) -> Result<Layout> {
-        let layout = self.mesh.unwrap_or_else(|| Layout::copies(world_size));
-        layout.check(world_size).map_err(|error| match error {
-            girandole::Error::Invalid { got, help, .. } => Error::Option { option: "--mesh", got, help },
-            other => other.into(),
-        })?;
-        Ok(layout)
+        layout_of(self.mesh, world_size)
     }
 
     pub(super) fn micro_batches(&self, layout: &Layout) -> usize {

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::error::{Error, Result};
 use crate::options::count;
-use crate::text::read_text;
+use crate::text::characters;
 
 use super::job::{Job, Subject};
 use super::options::TrainOptions;
@@ -58,18 +58,15 @@ impl PretrainOptions {
     fn made(&self) -> Result<Option<Tokenizer>> {
         Ok(match (self.tokenizer, &self.model) {
             (Some(TokenizerKind::Bytes), _) | (None, None) => Some(Tokenizer::bytes()?),
-            (Some(TokenizerKind::Characters), _) => Some(Tokenizer::characters(&self.text()?)?),
+            (Some(TokenizerKind::Characters), _) => {
+                let files = self.options.data.iter().chain(&self.options.evaluate).map(|file| &*file.path);
+                Some(characters(files, self.options.field.as_deref())?)
+            }
             (None, Some(folder)) if folder.join("tokenizer.json").exists() => {
                 Some(Tokenizer::from_folder(folder)?)
             }
             (None, Some(_)) => None,
         })
-    }
-
-    /// All text, for the characters in it.
-    fn text(&self) -> Result<String> {
-        let files = self.options.data.iter().chain(&self.options.evaluate);
-        files.map(|file| read_text("--data", &file.path)).collect()
     }
 
     fn config(&self, tokenizer: Option<&Tokenizer>) -> Result<ModelConfig> {

@@ -1,40 +1,39 @@
 //! What is printed and written while a model is trained.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use girandole::Parallel;
 use girandole::trainer::{Observer, StepReport};
-use models::tokens::Rows;
-use models::{CausalLm, GenerateConfig, Tokenizer};
+use indicatif::HumanDuration;
+use models::{CausalLm, Tokenizer};
 
 use crate::metrics::StepDetails;
 use crate::run_log::RunLog;
 
 use super::options::TrainOptions;
-
-/// Tokens that a sample begins with, and tokens that it has more.
-const PROMPT: usize = 8;
-const SAMPLE: usize = 48;
+use super::sample::Sample;
 
 /// Prints, on rank 0; computes samples, on all.
 pub(super) struct Watch<'a> {
     options: &'a TrainOptions,
     log: Option<RunLog<'a>>,
-    tokenizer: Option<&'a Tokenizer>,
-    rows: &'a Rows,
+    sample: Option<(&'a Tokenizer, &'a Sample)>,
     /// Since the last line.
     targets: usize,
     seconds: f64,
+    /// When the run began, after so many steps.
+    began: (Instant, usize),
 }
 
 impl<'a> Watch<'a> {
     pub(super) fn new(
         options: &'a TrainOptions,
         log: Option<RunLog<'a>>,
-        tokenizer: Option<&'a Tokenizer>,
-        rows: &'a Rows,
+        sample: Option<(&'a Tokenizer, &'a Sample)>,
+        begun: usize,
     ) -> Self {
-        Self { options, log, tokenizer, rows, targets: 0, seconds: 0.0 }
+        Self { options, log, sample, targets: 0, seconds: 0.0, began: (Instant::now(), begun) }
     }
 
     pub(super) fn finish(self) -> Option<RunLog<'a>> {
@@ -45,23 +44,15 @@ impl<'a> Watch<'a> {
         self.log.as_ref().map_or(Ok(()), |log| log.say(line)).map_err(told)
     }
 
-    /// How the model goes on after the beginning of a row, or nothing where no rank has the whole model.
-    fn sample(&self, model: &Parallel<CausalLm>) -> girandole::Result<Option<String>> {
-        let (Some(tokenizer), Some(model)) = (self.tokenizer, model.model()?) else { return Ok(None) };
-        let row = self.rows.get(0)?;
-        let prompt = &row.tokens[..row.tokens.len().min(PROMPT)];
-        let longest = model.config().max_len.saturating_sub(prompt.len());
-        // No end of text: all ranks of a divided model compute as many tokens.
-        let config = GenerateConfig {
-            max_new_tokens: SAMPLE.min(longest),
-            temperature: 0.8,
-            top_k: Some(40),
-            seed: self.options.seed,
-            ..GenerateConfig::default()
-        };
-        let mut tokens = prompt.to_vec();
-        tokens.extend(models::generate(model, prompt, &config, |_| std::ops::ControlFlow::Continue(()))?);
-        Ok(Some(tokenizer.decode(&tokens)?))
+    /// How long the steps that are left will take, if they take as long as those of this run, with all that was done between them.
+    fn left(&self, step: usize) -> String {
+        let (began, begun) = self.began;
+        let left = self.options.steps().saturating_sub(step);
+        let each = began.elapsed().as_secs_f64() / step.saturating_sub(begun).max(1) as f64;
+        match Duration::try_from_secs_f64(each * left as f64) {
+            Ok(time) if left > 0 => format!(", {:#} left", HumanDuration(time)),
+            _ => String::new(),
+        }
     }
 }
 
@@ -86,7 +77,8 @@ impl Observer<CausalLm> for Watch<'_> {
         if step.is_multiple_of(self.options.log_every) || step == steps {
             let speed = std::mem::take(&mut self.targets) as f64 / std::mem::take(&mut self.seconds);
             self.say(format_args!(
-                "step {step}/{steps}: loss {loss:.4}, learning rate {learning_rate:.2e}, norm {grad_norm:.3}, {speed:.0} tokens/s"
+                "step {step}/{steps}: loss {loss:.4}, learning rate {learning_rate:.2e}, norm {grad_norm:.3}, {speed:.0} tokens/s{}",
+                self.left(step)
             ))?;
         }
         Ok(())
@@ -94,7 +86,8 @@ impl Observer<CausalLm> for Watch<'_> {
 
     fn evaluated(&mut self, step: usize, loss: f64, model: &mut Parallel<CausalLm>) -> girandole::Result<()> {
         self.say(format_args!("step {step}: evaluation loss {loss:.4}, perplexity {:.2}", loss.exp()))?;
-        if let Some(text) = self.sample(model)? {
+        let Some((tokenizer, sample)) = self.sample else { return Ok(()) };
+        if let Some(text) = sample.write(model, tokenizer)? {
             self.say(format_args!("step {step}: sample {text:?}"))?;
         }
         Ok(())

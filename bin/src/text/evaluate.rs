@@ -1,22 +1,31 @@
 //! `evaluate`: how well a model predicts a text.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use clap::Args;
-use models::{CausalLm, Tokenizer};
+use comm::{Communicator, TcpConfig};
+use girandole::{Layout, Parallel, ParallelConfig};
+use models::CausalLm;
+use models::tokens::NOT_COUNTED;
 
-use super::{ModelOptions, read_text};
+use super::spread::{SpreadOptions, alone, config};
+use super::{ModelOptions, Opened, read_text};
 use crate::console::say;
 use crate::error::{Error, Result};
+use crate::language::check_divisible;
 use crate::options::count;
+use crate::start::{self, Start};
+
+const NAME: &str = "evaluate";
 
 /// Options of `evaluate`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Prints the mean cross-entropy of a text's tokens, in nats, and its exponential, the perplexity. The
 text is cut into rows of --length tokens; each token but the first is predicted once, from those of
-its row before it.")]
+its row before it. It is the same in any layout (--mesh).")]
 pub struct EvaluateOptions {
     #[command(flatten)]
     model: ModelOptions,
@@ -26,42 +35,118 @@ pub struct EvaluateOptions {
     /// Tokens of a row [default: 1024, or as many as the model has positions]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
     length: Option<usize>,
+    /// Rows that are computed at once, over all ranks
+    #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
+    batch_size: usize,
+    #[command(flatten)]
+    spread: SpreadOptions,
+}
+
+/// What is computed, and how it is divided.
+struct Text {
+    opened: Opened,
+    layout: Layout,
+    tokens: Vec<u32>,
+    length: usize,
+    /// Rows that each of the ranks has at once that have different ones.
+    rows_each: usize,
 }
 
 impl EvaluateOptions {
     /// Runs the command.
     ///
     /// # Errors
-    /// A folder or text that cannot be used.
+    /// A folder or text that cannot be used; a rank that failed.
     pub fn run(&self) -> Result<()> {
-        let text = read_text("--data", &self.data)?;
-        self.model.run(|model, tokenizer| {
-            let (loss, count) = self.measure(model, tokenizer, &text)?;
-            say(format_args!("tokens: {count}, loss: {loss:.4}, perplexity: {:.3}", loss.exp()))
-        })
+        training::autocast(self.model.precision.into(), || self.run_in_precision())
     }
 
-    /// The mean loss, and of how many tokens.
-    fn measure(&self, model: &CausalLm, tokenizer: &Tokenizer, text: &str) -> Result<(f64, usize)> {
-        let longest = model.config().max_len;
+    fn run_in_precision(&self) -> Result<()> {
+        match self.spread.find(NAME)? {
+            Start::Launcher { world_size } => {
+                let text = self.text(world_size)?;
+                let found = match world_size {
+                    1 => self.measure(text, &alone()?)?,
+                    _ => start::spawn(NAME, world_size, None)?,
+                };
+                tell(found)
+            }
+            Start::Rank { config, spawned } => {
+                let found = self.in_rank(&config).map_err(|error| Error::in_rank(config.rank, error))?;
+                match found {
+                    Some(found) if spawned => start::hand_over(&found),
+                    Some(found) => tell(found),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// What the first rank has found.
+    fn in_rank(&self, config: &TcpConfig) -> Result<Option<(f64, usize)>> {
+        let text = self.text(config.world_size)?;
+        let rank = self.spread.join(config)?;
+        let found = self.measure(text, &rank.comm)?;
+        Ok(rank.is_first().then_some(found))
+    }
+
+    fn text(&self, world_size: usize) -> Result<Text> {
+        let (layout, text) = (self.spread.layout(world_size)?, read_text("--data", &self.data)?);
+        let opened = self.model.open()?;
+        check_divisible(&layout, opened.weights.config())?;
+        let longest = opened.weights.config().max_len;
         let length = self.length.unwrap_or(longest.min(1024));
         if length > longest {
             let help = format!("the model has {longest} positions");
             return Err(Error::Option { option: "--length", got: length.to_string(), help });
         }
-        let tokens = tokenizer.encode_whole(text)?;
+        let tokens = opened.tokenizer.encode_whole(&text)?;
         let predicted = tokens.len().saturating_sub(1);
         if predicted == 0 {
             let help = "it must have two tokens at least, one to predict from and one to predict".into();
             return Err(Error::Option { option: "--data", got: format!("{} tokens", tokens.len()), help });
         }
-        let mut total = 0.0;
-        for first in (0..predicted).step_by(length) {
-            let len = length.min(predicted - first);
-            let row = |from: usize| Tensor::from_slice(&tokens[from..from + len], (1, len), &Device::Cpu);
-            let loss = model.loss(&row(first)?, &row(first + 1)?)?.to_dtype(DType::F64)?;
-            total += loss.to_scalar::<f64>()? * len as f64;
-        }
-        Ok((total / predicted as f64, predicted))
+        let length = length.min(predicted);
+        let rows_each = self.batch_size.div_ceil(layout.data_ranks()).next_multiple_of(layout.pp);
+        Ok(Text { opened, layout, tokens, length, rows_each })
     }
+
+    /// The mean loss, and of how many tokens: the same on every rank.
+    fn measure(&self, text: Text, comm: &Arc<dyn Communicator>) -> Result<(f64, usize)> {
+        let device = &self.spread.device()?;
+        let Text { opened, layout, tokens, length, rows_each } = text;
+        let config = ParallelConfig {
+            micro_batches: layout.pp,
+            example: Some(Tensor::zeros((rows_each / layout.pp, length), DType::U32, device)?),
+            ..config(self.model.dtype(), device.clone())
+        };
+        let parts = opened.weights.parts();
+        let mut model: Parallel<CausalLm> =
+            Parallel::new(comm.clone(), &layout, parts, &config, move |builder| opened.build(builder))?;
+        let (own, ranks) = (model.data_ranks().rank(), model.data_ranks().world_size());
+        let rows = (tokens.len() - 1).div_ceil(length);
+        let (mut total, mut counted) = (0.0, 0);
+        for first in (0..rows).step_by(rows_each * ranks) {
+            let first = first + own * rows_each;
+            let (inputs, targets) = batch(&tokens, length, first..first + rows_each);
+            let shape = (rows_each, length);
+            let inputs = Tensor::from_vec(inputs, shape, device)?;
+            let found = model.evaluate(&inputs, &Tensor::from_vec(targets, shape, device)?)?;
+            total += found.loss * found.targets as f64;
+            counted += found.targets;
+        }
+        Ok((total / counted as f64, counted))
+    }
+}
+
+/// Rows of a text, and what is to be predicted. Where the text has no more tokens, nothing is.
+fn batch(tokens: &[u32], length: usize, rows: std::ops::Range<usize>) -> (Vec<u32>, Vec<i64>) {
+    let places = rows.start * length..rows.end * length;
+    let input = |place: usize| tokens.get(place).copied().unwrap_or_default();
+    let target = |place: usize| tokens.get(place + 1).map_or(NOT_COUNTED, |token| i64::from(*token));
+    (places.clone().map(input).collect(), places.map(target).collect())
+}
+
+fn tell((loss, count): (f64, usize)) -> Result<()> {
+    say(format_args!("tokens: {count}, loss: {loss:.4}, perplexity: {:.3}", loss.exp()))
 }

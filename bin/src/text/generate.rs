@@ -3,22 +3,36 @@
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Args;
-use models::{CausalLm, GenerateConfig, Tokenizer};
+use comm::Communicator;
+use girandole::{Layout, Parallel};
+use models::tokens::{Chat, ChatTemplate};
+use models::{CausalLm, GenerateConfig, ModelConfig, Tokenizer};
+use serde_json::json;
 
-use super::{ModelOptions, read_text};
+use super::spread::{SpreadOptions, alone, config};
+use super::{ModelOptions, Opened, read_text};
 use crate::console::note;
 use crate::error::{Error, Result};
+use crate::language::check_divisible;
 use crate::options::{count, probability, seed};
+use crate::start::{self, Start};
+
+const NAME: &str = "generate";
 
 /// Options of `generate`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Prints the prompt and what the model continues it with, as it is written, on standard output. Without
---temperature each token is the likeliest one. It ends with --max-new-tokens, with the tokenizer's
-token for the end of a text, or where the model has no more positions.")]
+--temperature each token is the likeliest one. It ends with --max-new-tokens, with a token that the
+folder says ends a text, or where the model has no more positions.
+
+With --chat the prompt is a user's message, and with --messages there are several: the folder's chat
+template writes them, and the model's answer alone is printed. A model that is too large for one rank
+is divided over several by --mesh with tp or shard.")]
 pub struct GenerateOptions {
     #[command(flatten)]
     model: ModelOptions,
@@ -26,13 +40,22 @@ pub struct GenerateOptions {
     #[arg(
         long,
         value_name = "TEXT",
-        required_unless_present = "prompt_file",
-        conflicts_with = "prompt_file"
+        required_unless_present_any = ["prompt_file", "messages"],
+        conflicts_with_all = ["prompt_file", "messages"]
     )]
     prompt: Option<String>,
     /// File with the text to continue
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "messages")]
     prompt_file: Option<PathBuf>,
+    /// Take the prompt for a user's message, and answer it
+    #[arg(long)]
+    chat: bool,
+    /// What the model is told before that message
+    #[arg(long, value_name = "TEXT", requires = "chat", conflicts_with = "messages")]
+    system: Option<String>,
+    /// JSON file of messages to answer: a list of objects with role and content
+    #[arg(long, value_name = "FILE.json")]
+    messages: Option<PathBuf>,
     /// Tokens at most
     #[arg(long, value_name = "N", default_value = "128", value_parser = count, allow_negative_numbers = true)]
     max_new_tokens: usize,
@@ -48,6 +71,17 @@ pub struct GenerateOptions {
     /// Seed of the choices
     #[arg(long, value_name = "N", default_value = "42", value_parser = seed, allow_negative_numbers = true)]
     seed: u64,
+    #[command(flatten)]
+    spread: SpreadOptions,
+}
+
+/// A prompt, and the folder whose model goes on from it.
+struct Prompt {
+    opened: Opened,
+    layout: Layout,
+    /// As it is printed; nothing of a conversation.
+    shown: String,
+    tokens: Vec<u32>,
 }
 
 fn temperature(text: &str) -> std::result::Result<f64, &'static str> {
@@ -63,42 +97,135 @@ impl GenerateOptions {
     /// Runs the command.
     ///
     /// # Errors
-    /// A folder or prompt that cannot be used, and standard output that cannot be written.
+    /// A folder or prompt that cannot be used, and standard output that cannot be written; a rank that failed.
     pub fn run(&self) -> Result<()> {
+        training::autocast(self.model.precision.into(), || self.run_in_precision())
+    }
+
+    fn run_in_precision(&self) -> Result<()> {
+        match self.spread.find(NAME)? {
+            Start::Launcher { world_size } => {
+                let prompt = self.prompt(world_size)?;
+                match world_size {
+                    1 => self.write(prompt, &alone()?),
+                    _ => start::spawn::<()>(NAME, world_size, None),
+                }
+            }
+            Start::Rank { config, spawned } => {
+                let work = || {
+                    let prompt = self.prompt(config.world_size)?;
+                    let rank = self.spread.join(&config)?;
+                    self.write(prompt, &rank.comm)?;
+                    if spawned && rank.is_first() { start::hand_over(&()) } else { Ok(()) }
+                };
+                work().map_err(|error| Error::in_rank(config.rank, error))
+            }
+        }
+    }
+
+    fn prompt(&self, world_size: usize) -> Result<Prompt> {
+        let layout = self.spread.layout(world_size)?;
+        if layout.pp > 1 || layout.dp > 1 {
+            let help = "a text is written by one model: give tp, shard or both".into();
+            return Err(Error::Option { option: "--mesh", got: layout.to_string(), help });
+        }
         let prompt = match (&self.prompt, &self.prompt_file) {
             (Some(prompt), _) => prompt.clone(),
             (None, Some(path)) => read_text("--prompt-file", path)?,
             (None, None) => String::new(),
         };
-        self.model.run(|model, tokenizer| self.write(model, tokenizer, &prompt))
-    }
-
-    fn write(&self, model: &CausalLm, tokenizer: &Tokenizer, prompt: &str) -> Result<()> {
-        let tokens = tokenizer.encode_whole(prompt)?;
+        let chat = self.conversation(&prompt)?;
+        let opened = self.model.open()?;
+        check_divisible(&layout, opened.weights.config())?;
+        let (shown, tokens) = match chat {
+            Some((template, chat)) => (String::new(), template.prompt(&chat, &opened.tokenizer)?),
+            None => {
+                let tokens = opened.tokenizer.encode_whole(&prompt)?;
+                (prompt, tokens)
+            }
+        };
+        let option = if self.messages.is_some() { "--messages" } else { "--prompt" };
         if tokens.is_empty() {
             let help = "the prompt has no tokens: give some text to continue".into();
-            return Err(Error::Option { option: "--prompt", got: format!("{prompt:?}"), help });
+            return Err(Error::Option { option, got: format!("{shown:?}"), help });
         }
-        let longest = model.config().max_len;
+        let longest = opened.weights.config().max_len;
         if tokens.len() > longest {
             let (got, help) =
                 (format!("{} tokens", tokens.len()), format!("the model has {longest} positions"));
-            return Err(Error::Option { option: "--prompt", got, help });
+            return Err(Error::Option { option, got, help });
         }
+        Ok(Prompt { opened, layout, shown, tokens })
+    }
+
+    /// What is to be answered, where that is asked for.
+    fn conversation(&self, prompt: &str) -> Result<Option<(ChatTemplate, Chat)>> {
+        let chat = match &self.messages {
+            Some(path) => Chat::to_answer(&read_text("--messages", path)?).map_err(|error| {
+                let got = path.display().to_string();
+                Error::Option { option: "--messages", got, help: error.to_string() }
+            })?,
+            None if self.chat => {
+                let message = |role: &str, content: &str| json!({ "role": role, "content": content });
+                let system = self.system.iter().map(|text| message("system", text));
+                let messages: Vec<_> = system.chain([message("user", prompt)]).collect();
+                Chat::to_answer(&json!(messages).to_string())?
+            }
+            None => return Ok(None),
+        };
+        let Some(template) = ChatTemplate::from_folder(&self.model.model)? else {
+            let option = if self.messages.is_some() { "--messages" } else { "--chat" };
+            let got = format!("the model {}", self.model.model.display());
+            let help = "it has no chat template: its folder needs chat_template.jinja, or `chat_template` in tokenizer_config.json";
+            return Err(Error::Option { option, got, help: help.into() });
+        };
+        Ok(Some((template, chat)))
+    }
+
+    /// The tokens that end a text: that of the tokenizer, and those of the configurations, of which there may be several.
+    fn stop(&self, model: &ModelConfig, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+        let path = self.model.model.join("generation_config.json");
+        let of_generation: serde_json::Value = match path.exists() {
+            true => serde_json::from_str(&read_text("--model", &path)?).map_err(|error| {
+                let problem = format!("it is no JSON: {error}");
+                models::Error::Format { path, problem }
+            })?,
+            false => serde_json::Value::Null,
+        };
+        let said = [model.json().get("eos_token_id"), of_generation.get("eos_token_id")];
+        let numbers = said.into_iter().flatten().flat_map(|said| match said.as_array() {
+            Some(several) => several.clone(),
+            None => vec![said.clone()],
+        });
+        let numbers = numbers.filter_map(|number| u32::try_from(number.as_u64()?).ok());
+        Ok(tokenizer.end_of_text().into_iter().chain(numbers).collect())
+    }
+
+    /// On every rank; the first one prints.
+    fn write(&self, prompt: Prompt, comm: &Arc<dyn Communicator>) -> Result<()> {
+        let Prompt { opened, layout, shown, tokens } = prompt;
+        let opened = Arc::new(opened);
+        let config = config(self.model.dtype(), self.spread.device()?);
+        let (parts, build) = (opened.weights.parts(), opened.clone());
+        let model: Parallel<CausalLm> =
+            Parallel::new(comm.clone(), &layout, parts, &config, move |builder| build.build(builder))?;
+        let Some(model) = model.model()? else { return Ok(()) };
+        let tokenizer = &opened.tokenizer;
+        let print = |text: &str| if comm.rank() == 0 { print(text) } else { Ok(()) };
         let config = GenerateConfig {
             max_new_tokens: self.max_new_tokens,
             temperature: self.temperature,
             top_k: self.top_k,
             top_p: self.top_p,
             seed: self.seed,
-            stop: tokenizer.end_of_text().into_iter().collect(),
+            stop: self.stop(model.config(), tokenizer)?,
         };
         let (mut text, mut problem) = (tokenizer.stream(), None);
         // Some tokenizers write a token at the beginning of a text otherwise than after others.
         for &token in &tokens {
             text.push(token)?;
         }
-        print(prompt)?;
+        print(&shown)?;
         let began = Instant::now();
         let new = models::generate(model, &tokens, &config, |token| {
             let shown =
@@ -115,6 +242,9 @@ impl GenerateOptions {
             return Err(problem);
         }
         print("\n")?;
+        if comm.rank() != 0 {
+            return Ok(());
+        }
         let seconds = began.elapsed().as_secs_f64();
         note(format_args!(
             "{} tokens in {seconds:.1} s: {:.1} a second",

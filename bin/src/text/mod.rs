@@ -3,13 +3,16 @@
 
 mod evaluate;
 mod generate;
+mod spread;
 mod tokenize;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use candle_core::{DType, Device};
+use candle_core::DType;
 use clap::{Args, ValueEnum};
-use models::{CausalLm, Tokenizer, Weights};
+use models::tokens::{Piece, TextSource};
+use models::{CausalLm, Lora, Tokenizer, Weights};
 use training::build::Builder;
 
 pub use evaluate::EvaluateOptions;
@@ -34,6 +37,9 @@ pub struct ModelOptions {
     /// Folder with config.json, safetensors and tokenizer.json, as transformers writes it: Llama, Mistral, Qwen2.5, Qwen3 or GPT-2
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
+    /// Adapters to put on it: a folder with adapter_config.json, as finetune --lora-rank and peft write it
+    #[arg(long, value_name = "DIR")]
+    adapters: Option<PathBuf>,
     /// What weights are kept in
     #[arg(long, value_enum, default_value = "f32")]
     dtype: WeightsDtype,
@@ -42,20 +48,58 @@ pub struct ModelOptions {
     precision: PrecisionOption,
 }
 
+/// A folder that was opened.
+struct Opened {
+    tokenizer: Tokenizer,
+    weights: Weights,
+    lora: Option<Lora>,
+}
+
 impl ModelOptions {
-    /// Runs `f` with the model and its tokenizer.
-    fn run<R>(&self, f: impl FnOnce(&CausalLm, &Tokenizer) -> Result<R>) -> Result<R> {
-        let tokenizer = Tokenizer::from_folder(&self.model)?;
-        let weights = Weights::folder(&self.model)?;
-        tokenizer.check(weights.config())?;
-        let dtype = match self.dtype {
+    fn dtype(&self) -> DType {
+        match self.dtype {
             WeightsDtype::F32 => DType::F32,
             WeightsDtype::Bf16 => DType::BF16,
-        };
-        let builder = Builder::new(weights.tensors(dtype, &Device::Cpu));
-        let model = CausalLm::new(weights.config(), &builder)?;
-        training::autocast(self.precision.into(), || f(&model, &tokenizer))
+        }
     }
+
+    fn open(&self) -> Result<Opened> {
+        let tokenizer = Tokenizer::from_folder(&self.model)?;
+        let mut weights = Weights::folder(&self.model)?;
+        tokenizer.check(weights.config())?;
+        let folder = self.adapters.as_deref();
+        let lora = folder.map(|folder| Lora::from_folder(folder, weights.config())).transpose()?;
+        if let Some((folder, lora)) = folder.zip(lora.as_ref()) {
+            weights = weights.with_adapters(folder, lora)?;
+        }
+        Ok(Opened { tokenizer, weights, lora })
+    }
+}
+
+impl Opened {
+    fn build(&self, builder: &Builder) -> candle_core::Result<CausalLm> {
+        match &self.lora {
+            Some(lora) => CausalLm::new(self.weights.config(), &lora.adapt(builder.clone())),
+            None => CausalLm::new(self.weights.config(), builder),
+        }
+    }
+}
+
+/// A tokenizer with a token for each character that these files have.
+pub(crate) fn characters<'a>(
+    files: impl Iterator<Item = &'a Path>,
+    field: Option<&str>,
+) -> Result<Tokenizer> {
+    let mut all = BTreeSet::new();
+    for path in files {
+        let mut source = TextSource::open(path, field)?;
+        while let Some(piece) = source.next_piece()? {
+            if let Piece::Text { text, .. } = piece {
+                all.extend(text.chars());
+            }
+        }
+    }
+    Ok(Tokenizer::characters(&all.into_iter().collect::<String>())?)
 }
 
 /// The text of a file.

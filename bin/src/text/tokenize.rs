@@ -1,13 +1,13 @@
 //! `tokenize`: text to a token file.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use models::Tokenizer;
-use models::tokens::{ChatTemplate, Piece, TextEncoder, TextSource, TokenFile, TokenWriter};
+use models::tokens::{ChatTemplate, TextEncoder, TextSource, TokenFile, TokenWriter};
 
+use super::characters;
 use crate::console::say;
 use crate::error::{Error, Result};
 use crate::outputs;
@@ -31,8 +31,9 @@ pub enum MadeTokenizer {
 #[command(after_help = "\
 A .jsonl, .ndjson or .json file has one JSON object a line, each a document: a text in its field
 `text`, or a conversation in its field `messages`, which the chat template of --model writes and of
-which the assistant's answers alone are trained on. Any other file is one document, text in UTF-8.
-The token that ends a text follows each text.
+which the assistant's answers alone are trained on. A .parquet file has such rows (in a build with the
+feature `parquet`). Any other file is one document, text in UTF-8. The token that ends a text follows
+each text.
 
 Training commands take the text itself, too, and make tokens of it at each start.")]
 pub struct TokenizeOptions {
@@ -51,7 +52,7 @@ pub struct TokenizeOptions {
     /// Folder to write that tokenizer to; needed with `characters`, which no other text gives
     #[arg(long, value_name = "DIR", conflicts_with = "model")]
     save_tokenizer: Option<PathBuf>,
-    /// Field of JSON lines with the text or the conversation [default: text, or messages]
+    /// Field of JSON lines, or column of Parquet, with the text or the conversation [default: text, or messages]
     #[arg(long, value_name = "NAME")]
     field: Option<String>,
 }
@@ -107,16 +108,7 @@ impl TokenizeOptions {
         match (&self.model, self.tokenizer) {
             (Some(folder), _) => Ok(Tokenizer::from_folder(folder)?),
             (None, Some(MadeTokenizer::Characters)) => {
-                let mut all = BTreeSet::new();
-                for path in &self.files {
-                    let mut source = TextSource::open(path, self.field.as_deref())?;
-                    while let Some(piece) = source.next_piece()? {
-                        if let Piece::Text { text, .. } = piece {
-                            all.extend(text.chars());
-                        }
-                    }
-                }
-                Ok(Tokenizer::characters(&all.into_iter().collect::<String>())?)
+                characters(self.files.iter().map(PathBuf::as_path), self.field.as_deref())
             }
             (None, _) => Ok(Tokenizer::bytes()?),
         }

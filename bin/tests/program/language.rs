@@ -182,6 +182,13 @@ fn adapters_are_trained_and_merged() {
     FINETUNE.succeed(&[&common[..], &lora, &["--out", &merged, "--merge"]].concat());
     assert_near(&logits(&merged), &expected, "merged");
     assert!(logits(&base).iter().zip(&expected).any(|(a, b)| (a - b).abs() > 1e-3));
+    // They are evaluated beside the weights as in them.
+    let evaluate = |options: &[&str]| {
+        text(&Girandole("evaluate").succeed(&[&["--data", &data, "--length", "16"], options].concat()).stdout)
+    };
+    let with = evaluate(&["--model", &base, "--adapters", &adapters, "--mesh", "tp=2"]);
+    assert_eq!(with, evaluate(&["--model", &merged]));
+    assert_ne!(with, evaluate(&["--model", &base]));
     // And on from these, the weights themselves.
     FINETUNE
         .succeed(&[&common[..], &["--adapters", &adapters, "--out", &folder.argument("further")]].concat());
@@ -212,9 +219,146 @@ fn what_cannot_be_is_said_before_ranks_start() {
         )
     };
     assert!(finetune(&["--lora-rank", "4", "--lora-targets", "nothing"]).contains("q_proj"));
-    assert!(finetune(&["--length", "512"]).contains("16"));
+    assert!(finetune(&["--length", "512"]).contains("--length: got 512; the model has 16 positions"));
     assert!(
         finetune(&["--length", "16", "--mesh", "tp=3", "--batch-size", "9"])
             .contains("cannot be divided over tp=3")
     );
+}
+
+#[test]
+fn a_folder_that_cannot_be_used_is_told_in_one_line() {
+    let (folder, data) = folder();
+    pretrain(&folder, &data, &[]);
+    let (model, tuned) = (folder.path("out"), folder.argument("tuned"));
+    let refuse = |command: &Girandole, says: &str| {
+        let line = command.refuse(&[
+            "--model",
+            &folder.argument("out"),
+            "--data",
+            &data,
+            "--out",
+            &tuned,
+            "--length",
+            "16",
+        ]);
+        assert!(line.contains(says), "{line}");
+    };
+    let config = fs::read_to_string(model.join("config.json")).unwrap();
+    let with = |from: &str, to: &str| {
+        let changed = config.replace(from, to);
+        assert_ne!(changed, config);
+        fs::write(model.join("config.json"), changed).unwrap();
+    };
+    with("\"llama\"", "\"mamba\"");
+    for command in [&PRETRAIN, &FINETUNE] {
+        refuse(command, "model_type \"mamba\" is not supported; supported are ");
+        refuse(command, "llama");
+    }
+    with("\"vocab_size\": 257", "\"vocab_size\": 100");
+    refuse(&PRETRAIN, "the vocabulary is 257 tokens for a model of 100; take the model's own tokenizer");
+    refuse(&FINETUNE, "model.embed_tokens.weight is of shape [257, 32] and should be of [100, 32]");
+    fs::write(model.join("config.json"), "{").unwrap();
+    refuse(&FINETUNE, "config.json: ");
+    fs::write(model.join("config.json"), &config).unwrap();
+    // A file that was not wholly copied, one that is something else, one that an index names and that is missing.
+    let weights = model.join("model.safetensors");
+    let whole = fs::read(&weights).unwrap();
+    for damaged in [&whole[..whole.len() - 4], &whole[..100], &whole[..3], b"<html>not found</html>"] {
+        fs::write(&weights, damaged).unwrap();
+        refuse(&FINETUNE, "model.safetensors: no whole safetensors file: ");
+    }
+    fs::write(&weights, "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 495120\n").unwrap();
+    refuse(&FINETUNE, "`git lfs pull` gets the file itself");
+    fs::remove_file(&weights).unwrap();
+    refuse(&FINETUNE, "there is neither model.safetensors nor model.safetensors.index.json");
+    let index = "{\"weight_map\": {\"model.norm.weight\": \"model-00001-of-00002.safetensors\"}}";
+    fs::write(model.join("model.safetensors.index.json"), index).unwrap();
+    refuse(&FINETUNE, "model-00001-of-00002.safetensors");
+    fs::remove_file(model.join("config.json")).unwrap();
+    refuse(&FINETUNE, "config.json");
+    refuse(&PRETRAIN, "config.json");
+    assert!(!folder.path("tuned/config.json").exists());
+}
+
+#[test]
+fn a_sample_is_written_at_each_evaluation() {
+    let (folder, data) = folder();
+    let samples = |options: &[&str]| -> Vec<String> {
+        let out = folder.argument("out");
+        let common =
+            ["--data", &data, "--out", &out, "--steps", "4", "--evaluate", &data, "--evaluate-every", "2"];
+        let output = PRETRAIN.succeed(&[&common[..], &SMALL, options].concat());
+        let lines = text(&output.stdout);
+        let found = lines.lines().filter_map(|line| Some(line.split_once(": sample ")?.1.to_string()));
+        found.chain(text(&output.stderr).lines().map(String::from)).collect()
+    };
+    let prompt = ["--sample-prompt", "one t", "--sample", "6"];
+    let expected = samples(&prompt);
+    assert!(expected.len() == 2 && expected.iter().all(|text| text.starts_with("\"one t")), "{expected:?}");
+    for layout in ["dp=2", "shard=2", "tp=2", "shard=2,tp=2"] {
+        assert_eq!(samples(&[&prompt[..], &["--mesh", layout]].concat()), expected, "{layout}");
+    }
+    assert_eq!(
+        samples(&["--mesh", "pp=2"]),
+        ["note: no samples of text are written: with pp=2 no rank has the whole model"]
+    );
+    // Of the first row, and as far as the model has positions.
+    assert!(samples(&[])[0].starts_with(&format!("\"{}", &words()[..8])));
+    let refuse = |options: &[&str]| {
+        PRETRAIN.refuse(&[&["--data", &data, "--out", &folder.argument("out")], &SMALL[..], options].concat())
+    };
+    let evaluated = ["--evaluate", &data, "--sample-prompt"];
+    assert!(refuse(&[&evaluated[..], &[""]].concat()).contains("it has 0 tokens: give 1 to 16"));
+    assert!(
+        refuse(&[&evaluated[..], &["seventeen letters"]].concat()).contains("it has 17 tokens: give 1 to 16")
+    );
+    assert!(refuse(&["--sample-prompt", "one"]).contains("--evaluate"));
+}
+
+/// Until the ranks are there, what they need of a text is in a file without a name that they are told of.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_text_is_made_tokens_of_once() {
+    use std::io::{BufRead, BufReader, Read};
+    use std::process::Stdio;
+
+    let (folder, data) = folder();
+    let temporary = folder.path("temporary");
+    fs::create_dir(&temporary).unwrap();
+    let expected = pretrain(&folder, &data, &["--mesh", "dp=2"]);
+    fs::copy(folder.path("text.txt"), folder.path("other.txt")).unwrap();
+    let (out, metrics, other) =
+        (folder.argument("out"), folder.argument("metrics.jsonl"), folder.argument("other.txt"));
+    let options = [
+        "--data",
+        &data,
+        "--out",
+        &out,
+        "--metrics",
+        &metrics,
+        "--steps",
+        "6",
+        "--mesh",
+        "dp=2",
+        "--evaluate",
+        &other,
+    ];
+    let mut command = PRETRAIN.command();
+    command.args(options).args(SMALL).env("TMPDIR", &temporary).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut launcher = command.spawn().unwrap();
+    let mut lines = BufReader::new(launcher.stdout.take().unwrap());
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+    // It is said before there are ranks, which find no text any more.
+    assert!(line.starts_with("model: "), "{line}");
+    fs::remove_file(&data).unwrap();
+    fs::remove_file(folder.path("other.txt")).unwrap();
+    assert_eq!(fs::read_dir(&temporary).unwrap().count(), 0, "nothing is left behind whenever it ends");
+    let (mut rest, mut said) = (String::new(), String::new());
+    lines.read_to_string(&mut rest).unwrap();
+    launcher.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(launcher.wait().unwrap().success(), "{said}");
+    assert!(rest.contains("step 6: evaluation loss "), "{rest}");
+    assert_eq!(losses(&folder.path("metrics.jsonl")), expected.0);
 }

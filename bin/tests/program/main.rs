@@ -21,6 +21,7 @@ mod pipeline_transformer;
 mod plan;
 #[cfg(target_os = "linux")]
 mod process_groups;
+mod recipe;
 mod report;
 mod sampler;
 mod tensor_parallel;

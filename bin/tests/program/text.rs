@@ -40,6 +40,11 @@ fn a_text_is_continued_and_the_same_each_time() {
     let random = |seed| generate(&model, &["--prompt", "Hello", "--temperature", "1.5", "--seed", seed]);
     assert_eq!(random("1"), random("1"));
     assert_ne!(random("1"), random("2"));
+    for layout in ["tp=2", "shard=2", "shard=2,tp=2"] {
+        assert_eq!(generate(&model, &["--prompt", "Hello", "--mesh", layout]), likeliest, "{layout}");
+    }
+    let line = GENERATE.refuse(&["--model", &model, "--prompt", "Hello", "--mesh", "pp=2"]);
+    assert!(line.contains("--mesh: got pp=2") && line.contains("give tp, shard or both"), "{line}");
 }
 
 #[test]
@@ -75,6 +80,82 @@ fn each_token_of_a_text_is_predicted_once() {
 }
 
 #[test]
+fn a_text_is_evaluated_in_any_layout() {
+    let (folder, path) = model();
+    std::fs::write(folder.path("text"), "The quick brown fox jumps over the lazy dog. ".repeat(5)).unwrap();
+    let data = folder.argument("text");
+    let evaluate = |options: &[&str]| {
+        let common = ["--model", &path, "--data", &data, "--length", "20"];
+        let line = text(&EVALUATE.succeed(&[&common, options].concat()).stdout);
+        let (tokens, rest) = line.split_once(", loss: ").unwrap();
+        let loss: f64 = rest.split(',').next().unwrap().parse().unwrap();
+        assert_eq!((line.lines().count(), tokens), (1, "tokens: 224"), "{line}");
+        loss
+    };
+    let expected = evaluate(&[]);
+    for options in [
+        &["--batch-size", "1"][..],
+        &["--batch-size", "100"],
+        &["--world-size", "3"],
+        &["--mesh", "shard=2"],
+        &["--mesh", "tp=2"],
+        &["--mesh", "pp=2", "--batch-size", "5"],
+        &["--mesh", "pp=2,dp=2"],
+        &["--mesh", "shard=2,tp=2"],
+    ] {
+        assert!((evaluate(options) - expected).abs() < 2e-4, "{options:?}");
+    }
+    let refuse =
+        |options: &[&str]| EVALUATE.refuse(&[&["--model", &path, "--data", &data], options].concat());
+    assert!(refuse(&["--mesh", "tp=3"]).contains("cannot be divided over tp=3"));
+    assert!(refuse(&["--mesh", "tp=2", "--world-size", "3"]).contains("--mesh"));
+}
+
+/// The stand-in for a chat template, and for one that is not there.
+#[test]
+fn a_message_is_answered() {
+    let (folder, path) = model();
+    let line = GENERATE.refuse(&["--model", &path, "--chat", "--prompt", "hi"]);
+    assert!(line.contains("--chat: ") && line.contains("it has no chat template"), "{line}");
+    let template = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}";
+    std::fs::write(folder.path("model").join("chat_template.jinja"), template).unwrap();
+    // The answer alone, to the text that the template makes.
+    let whole = generate(&path, &["--prompt", "s:be\nu:hi\na:"]);
+    let answer = whole.strip_prefix("s:be\nu:hi\na:").unwrap();
+    assert_eq!(generate(&path, &["--chat", "--system", "be", "--prompt", "hi"]), answer);
+    let messages = r#"[{"role": "system", "content": "be"}, {"role": "user", "content": "hi"}]"#;
+    std::fs::write(folder.path("m.json"), messages).unwrap();
+    assert_eq!(generate(&path, &["--messages", &folder.argument("m.json")]), answer);
+    // It ends with what either configuration says.
+    let first = answer.as_bytes()[0];
+    if answer.is_char_boundary(1) {
+        let config = format!("{{\"eos_token_id\": [300, {first}]}}");
+        std::fs::write(folder.path("model").join("generation_config.json"), config).unwrap();
+        let output = GENERATE.succeed(&["--model", &path, "--chat", "--system", "be", "--prompt", "hi"]);
+        assert!(text(&output.stderr).starts_with("note: 1 tokens in "), "{}", text(&output.stderr));
+    }
+    let refuse = |options: &[&str], says: &str| {
+        let line = GENERATE.refuse(&[&["--model", &path], options].concat());
+        assert!(line.contains(says), "{line}");
+    };
+    for (messages, says) in [
+        ("[]", "there is no message"),
+        ("{", "the messages is "),
+        ("{}", "expected is a text or a list of messages"),
+        (r#"[{"content": "x"}]"#, "message 0 has no `role`"),
+        (r#"[{"role": "assistant", "content": "x"}]"#, "the last message is the assistant's own"),
+    ] {
+        std::fs::write(folder.path("m.json"), messages).unwrap();
+        refuse(&["--messages", &folder.argument("m.json")], says);
+    }
+    refuse(&["--messages", &folder.argument("none")], "cannot be read");
+    refuse(&["--messages", &folder.argument("m.json"), "--prompt", "x"], "cannot be used with");
+    refuse(&["--system", "x", "--prompt", "x"], "--chat");
+    let long = "x".repeat(64);
+    refuse(&["--chat", "--prompt", &long], "the model has 64 positions");
+}
+
+#[test]
 fn what_cannot_be_used_is_told_in_one_line() {
     let (folder, model) = model();
     let refuse = |command: &Girandole, options: &[&str], says: &str| {
@@ -85,6 +166,20 @@ fn what_cannot_be_used_is_told_in_one_line() {
     refuse(&GENERATE, &["--prompt", ""], "the prompt has no tokens");
     refuse(&GENERATE, &["--prompt", &long], "the model has 64 positions");
     refuse(&GENERATE, &["--prompt", "a", "--top-p", "0"], "give a number above 0");
+    for (option, value, says) in [
+        ("--top-p", "1.5", "at most 1"),
+        ("--top-p", "NaN", "at most 1"),
+        ("--top-k", "0", "1 or more"),
+        ("--top-k", "-1", "1 or more"),
+        ("--temperature", "-1", "0 or more"),
+        ("--temperature", "inf", "a finite number"),
+        ("--seed", "-1", "a whole number from 0"),
+        ("--max-new-tokens", "0", "1 or more"),
+        ("--dtype", "f8", "possible values: f32, bf16"),
+    ] {
+        refuse(&GENERATE, &["--prompt", "a", option, value], says);
+    }
+    refuse(&GENERATE, &["--prompt", "a", "--adapters", &folder.argument("none")], "adapter_config.json");
     refuse(&GENERATE, &[], "--prompt");
     for (name, bytes) in [("empty", &b""[..]), ("bytes", &[b'a', 0xff])] {
         std::fs::write(folder.path(name), bytes).unwrap();

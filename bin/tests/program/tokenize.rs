@@ -93,6 +93,13 @@ fn what_cannot_be_used_is_told_in_one_line() {
     refuse(&[&bytes[..], &[&folder.argument("none")]].concat(), "cannot read");
     refuse(&[&bytes[..], &["/dev/zero"]].concat(), "it is a device, and not a regular file");
     refuse(&[&bytes[..], &[&folder.argument(".")]].concat(), "it is a folder");
+    if !cfg!(feature = "parquet") {
+        fs::write(folder.path("t.parquet"), "PAR1").unwrap();
+        refuse(
+            &[&bytes[..], &[&folder.argument("t.parquet")]].concat(),
+            "build it with `--features parquet`",
+        );
+    }
     refuse(&["--out", &out, &a], "--model");
     refuse(&["--tokenizer", "bytes", "--out", &out], "FILE");
     refuse(&["--tokenizer", "characters", "--out", &out, &a], "give --save-tokenizer DIR");

@@ -29,6 +29,9 @@ pub struct DataFile {
     pub path: PathBuf,
     /// How often its rows come in an epoch. Default 1.
     pub weight: f64,
+    /// The token file that was made of it by another process, which saves making it again: [`TokenFile::shared`]. Where it cannot be
+    /// read, the file itself is. Default none.
+    pub tokens: Option<PathBuf>,
 }
 
 impl FromStr for DataFile {
@@ -39,10 +42,12 @@ impl FromStr for DataFile {
         let Some((path, weight)) =
             weighted.filter(|(path, weight)| !path.is_empty() && !weight.contains('/'))
         else {
-            return Ok(Self { path: text.into(), weight: 1.0 });
+            return Ok(Self { path: text.into(), weight: 1.0, tokens: None });
         };
         match weight.parse() {
-            Ok(weight) if f64::is_finite(weight) && weight > 0.0 => Ok(Self { path: path.into(), weight }),
+            Ok(weight) if f64::is_finite(weight) && weight > 0.0 => {
+                Ok(Self { path: path.into(), weight, tokens: None })
+            }
             _ => Err(format!("the weight {weight:?} is no number above 0; give FILE or FILE=WEIGHT")),
         }
     }
@@ -87,7 +92,7 @@ impl Data {
     /// the folder for temporary files, without a name: it goes with the process.
     ///
     /// # Cost
-    /// Text is made tokens of once by each process that opens it. Token files up to 1 GiB and files of rows are read once.
+    /// Text is made tokens of by each process that opens it, unless it is told of another's ([`DataFile::tokens`]). Token files up to 1 GiB and files of rows are read once.
     ///
     /// # Errors
     /// A file that cannot be read, is no regular file or has no text; text without a tokenizer; a tokenizer, or tokens, beyond the
@@ -108,10 +113,11 @@ impl Data {
     /// ```
     pub fn open(files: &[DataFile], config: &DataConfig<'_>) -> Result<Rows> {
         let mut opened = Vec::with_capacity(files.len());
-        for DataFile { path, weight } in files {
-            let file = match is_tensors(path)? {
-                true => tensors(path, config)?,
-                false => text(path, config)?,
+        for DataFile { path, weight, tokens } in files {
+            let file = match tokens.as_deref().and_then(|tokens| made(tokens, path, config)) {
+                Some(file) => file,
+                None if is_tensors(path)? => tensors(path, config)?,
+                None => text(path, config)?,
             };
             opened.push((file, *weight));
         }
@@ -169,6 +175,14 @@ fn tensors(path: &Path, config: &DataConfig<'_>) -> Result<TokenFile> {
     Ok(file)
 }
 
+/// What another process has made of a text with the same tokenizer, if it can be read.
+fn made(tokens: &Path, path: &Path, config: &DataConfig<'_>) -> Option<TokenFile> {
+    let mut file = TokenFile::open(tokens).ok()?;
+    let is_ours = config.tokenizer.is_some_and(|tokenizer| tokenizer.len() == file.vocab_size());
+    file.path = path.into();
+    Some(file).filter(|file| is_ours && file.vocab_size() <= config.vocab_size)
+}
+
 fn text(path: &Path, config: &DataConfig<'_>) -> Result<TokenFile> {
     let Some(tokenizer) = config.tokenizer else {
         let problem = "it is text, and there is no tokenizer to make tokens of it".into();
@@ -178,13 +192,7 @@ fn text(path: &Path, config: &DataConfig<'_>) -> Result<TokenFile> {
     let template = config.folder.map(ChatTemplate::from_folder).transpose()?.flatten();
     let encoder = TextEncoder::new(tokenizer, template)?;
     let mut source = TextSource::open(path, config.field)?;
-    let folder = std::env::temp_dir();
-    let folder = tempfile::tempdir_in(&folder).map_err(Error::io("write in", &folder))?;
-    let mut writer =
-        TokenWriter::create(&folder.path().join("tokens"), tokenizer.len(), tokenizer.end_of_text())?;
+    let mut writer = TokenWriter::unnamed(path, tokenizer.len(), tokenizer.end_of_text())?;
     encoder.write(&mut source, &mut writer, |_| {})?;
-    // It stays open, and is gone with the last who reads it.
-    let mut file = writer.finish()?;
-    file.path = path.into();
-    Ok(file)
+    writer.finish()
 }

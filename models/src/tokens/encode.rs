@@ -115,7 +115,7 @@ impl<'a> TextEncoder<'a> {
             }
             let encoded: Vec<Encoded> = pieces
                 .par_iter()
-                .map(|(piece, place)| self.piece(piece).map_err(|error| source.located(error, *place)))
+                .map(|(piece, place)| self.piece(piece).map_err(|error| place.refuse(error)))
                 .collect::<Result<_>>()?;
             for Encoded { tokens, counted, ends } in encoded {
                 match counted {

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::ops::Range;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,6 +31,8 @@ pub struct TokenFile {
     pub(super) vocab_size: usize,
     pub(super) end_of_text: Option<u32>,
     pub(super) fingerprint: String,
+    /// Whether it has no name, and goes with the last process that has it open.
+    pub(super) is_unnamed: bool,
 }
 
 /// Where in the file is what.
@@ -53,6 +56,13 @@ impl TokenFile {
     /// The file.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Where other processes of this user and host find a file that [`Data::open`](super::Data::open) has made of text, as long as this
+    /// process has it open: a path for [`DataFile::tokens`](super::DataFile). None for other files, and on systems without `/proc`.
+    pub fn shared(&self) -> Option<PathBuf> {
+        let path = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()));
+        Some(path).filter(|path| self.is_unnamed && path.exists())
     }
 
     /// How many tokens there are.

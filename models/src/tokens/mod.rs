@@ -30,6 +30,8 @@ mod encode;
 mod file;
 mod mixture;
 mod open;
+#[cfg(feature = "parquet")]
+mod parquet;
 mod rows;
 mod text;
 mod writer;

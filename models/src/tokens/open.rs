@@ -1,11 +1,13 @@
 //! What the header of a token file says.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
+use training::TensorHeader;
 
 use crate::{Error, Result, folder};
 
@@ -18,7 +20,16 @@ use super::writer::FORMAT;
 const HELP: &str = "expected are a file of `girandole tokenize`, or a tensor `tokens` of I64 (rows, length)";
 
 pub(super) fn open(path: &Path) -> Result<TokenFile> {
-    let (file, bytes, header) = folder::open(path)?;
+    of(path, folder::open(path)?)
+}
+
+/// A file without a name, which is open; `path` is what it is called in errors.
+pub(super) fn open_unnamed(path: &Path, file: File) -> Result<TokenFile> {
+    let file = of(path, folder::header(path, file)?)?;
+    Ok(TokenFile { is_unnamed: true, ..file })
+}
+
+fn of(path: &Path, (file, bytes, header): (File, u64, TensorHeader)) -> Result<TokenFile> {
     let metadata = &header.metadata;
     let found = match metadata.info("tokens") {
         Some(tokens) if tokens.shape.len() == 2 => table(metadata, tokens, header.data),
@@ -36,6 +47,7 @@ pub(super) fn open(path: &Path) -> Result<TokenFile> {
         vocab_size: about.vocab_size,
         end_of_text: about.end_of_text,
         fingerprint: about.sha256,
+        is_unnamed: false,
     };
     match is_table {
         true => scanned(file),

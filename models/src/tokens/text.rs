@@ -14,6 +14,8 @@ use super::Chat;
 const PIECE: usize = 1 << 18;
 /// As far as the end of a line is looked for.
 const LONGEST_PIECE: usize = 64 * PIECE;
+/// The fields of a record that are looked for unless another one is named.
+const NAMES: [&str; 2] = ["text", "messages"];
 /// The longest line of JSON.
 const LONGEST_LINE: u64 = 256 << 20;
 
@@ -39,6 +41,8 @@ pub enum Piece {
 /// - `.jsonl`, `.ndjson` and `.json`: one JSON object a line, and each a document. Its field `text` holds a text, or its field `messages`
 ///   a conversation (a list of objects with `role` and `content`; `tools` beside it is given to the template); or another field that is
 ///   named.
+/// - `.parquet`, in a build with the feature `parquet`: a document for each row, of its column `text` or `messages`, or another one that
+///   is named.
 /// - Any other: text in UTF-8, one document. A long one is cut at ends of lines that no white space follows: most tokenizers never make a
 ///   token of text of both sides of those.
 #[derive(Debug)]
@@ -52,8 +56,38 @@ pub struct TextSource {
 
 #[derive(Debug)]
 enum Kind {
-    Plain { rest: Vec<u8>, begun: bool },
-    Lines { line: u64, field: Option<String> },
+    Plain {
+        rest: Vec<u8>,
+        begun: bool,
+    },
+    Lines {
+        line: u64,
+        field: Option<String>,
+    },
+    #[cfg(feature = "parquet")]
+    Table {
+        table: super::parquet::Table,
+        field: Option<String>,
+    },
+}
+
+/// Where in a file something is.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    path: PathBuf,
+    /// A line or row from 1, and which of them it is.
+    part: Option<(&'static str, u64)>,
+}
+
+impl Place {
+    /// What is wrong there.
+    pub(super) fn refuse(&self, problem: impl std::fmt::Display) -> Error {
+        let problem = match self.part {
+            Some((what, number)) => format!("{what} {number}: {problem}"),
+            None => problem.to_string(),
+        };
+        Error::Format { path: self.path.clone(), problem }
+    }
 }
 
 impl Piece {
@@ -70,20 +104,36 @@ impl TextSource {
     /// Opens a file. `field` is where a line of JSON has its text or conversation.
     ///
     /// # Errors
-    /// A file that cannot be read or is no regular file, or is of Parquet.
+    /// A file that cannot be read or is no regular file; one of Parquet in a build without it, or without the column.
     pub fn open(path: &Path, field: Option<&str>) -> Result<Self> {
         let file = training::open_input(path).map_err(Error::io("read", path))?;
         let bytes = file.metadata().map_err(Error::io("read", path))?.len();
         if path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("parquet")) {
-            let problem =
-                "Parquet is not read here; write it as JSON lines, as `to_json` of datasets or pandas does";
-            return Err(Error::Format { path: path.into(), problem: problem.into() });
+            return Self::parquet(path, file, bytes, field);
         }
         let kind = match is_lines(path) {
             true => Kind::Lines { line: 0, field: field.map(str::to_string) },
             false => Kind::Plain { rest: Vec::new(), begun: false },
         };
         Ok(Self { path: path.into(), file: BufReader::with_capacity(1 << 18, file), bytes, done: 0, kind })
+    }
+
+    #[cfg(feature = "parquet")]
+    fn parquet(path: &Path, file: File, bytes: u64, field: Option<&str>) -> Result<Self> {
+        let open = |file: &File| {
+            let names = field.map_or(NAMES.to_vec(), |field| vec![field]);
+            super::parquet::Table::open(file.try_clone().map_err(|error| error.to_string())?, &names)
+        };
+        let table = open(&file).map_err(|problem| Error::Format { path: path.into(), problem })?;
+        let kind = Kind::Table { table, field: field.map(str::to_string) };
+        Ok(Self { path: path.into(), file: BufReader::new(file), bytes, done: 0, kind })
+    }
+
+    #[cfg(not(feature = "parquet"))]
+    fn parquet(path: &Path, _: File, _: u64, _: Option<&str>) -> Result<Self> {
+        let problem = "this build reads no Parquet: build it with `--features parquet`, or write the file as JSON lines, as `to_json` of \
+                       datasets or pandas does";
+        Err(Error::Format { path: path.into(), problem: problem.into() })
     }
 
     /// The file.
@@ -109,33 +159,38 @@ impl TextSource {
         match &mut self.kind {
             Kind::Plain { .. } => self.plain(),
             Kind::Lines { .. } => self.line(),
+            #[cfg(feature = "parquet")]
+            Kind::Table { .. } => self.row(),
         }
     }
 
-    /// The line that was read last, in a file of lines.
-    pub(super) fn place(&self) -> u64 {
-        match &self.kind {
-            Kind::Plain { .. } => 0,
-            Kind::Lines { line, .. } => *line,
+    #[cfg(feature = "parquet")]
+    fn row(&mut self) -> Result<Option<Piece>> {
+        loop {
+            let Kind::Table { table, .. } = &mut self.kind else { return Ok(None) };
+            let row = table.next_row();
+            self.done = table.part_of(self.bytes);
+            let Some(record) = row.map_err(|problem| self.refuse(problem))? else { return Ok(None) };
+            if let Some(piece) = self.piece(&record)? {
+                return Ok(Some(piece));
+            }
         }
     }
 
-    /// An error of what was read there.
-    pub(super) fn located(&self, error: Error, line: u64) -> Error {
-        let problem = match line {
-            0 => error.to_string(),
-            _ => format!("line {line}: {error}"),
+    /// Where that is what was read last.
+    pub(super) fn place(&self) -> Place {
+        let part = match &self.kind {
+            Kind::Plain { .. } => None,
+            Kind::Lines { line, .. } => Some(("line", *line)),
+            #[cfg(feature = "parquet")]
+            Kind::Table { table, .. } => Some(("row", table.row())),
         };
-        Error::Format { path: self.path.clone(), problem }
+        Place { path: self.path.clone(), part }
     }
 
     /// What is wrong, with where in the file it is.
     pub(super) fn refuse(&self, problem: impl std::fmt::Display) -> Error {
-        let problem = match &self.kind {
-            Kind::Plain { .. } => problem.to_string(),
-            Kind::Lines { line, .. } => format!("line {line}: {problem}"),
-        };
-        Error::Format { path: self.path.clone(), problem }
+        self.place().refuse(problem)
     }
 
     fn plain(&mut self) -> Result<Option<Piece>> {
@@ -194,8 +249,13 @@ impl TextSource {
     }
 
     fn piece(&self, record: &Value) -> Result<Option<Piece>> {
-        let Kind::Lines { field, .. } = &self.kind else { return Ok(None) };
-        let names = field.as_deref().map_or(vec!["text", "messages"], |field| vec![field]);
+        let field = match &self.kind {
+            Kind::Plain { .. } => return Ok(None),
+            Kind::Lines { field, .. } => field,
+            #[cfg(feature = "parquet")]
+            Kind::Table { field, .. } => field,
+        };
+        let names = field.as_deref().map_or(NAMES.to_vec(), |field| vec![field]);
         let get = |name: &str| record.get_attr(name).ok().filter(|value| !value.is_undefined());
         let Some((name, value)) = names.iter().find_map(|name| Some((*name, get(name)?))) else {
             let held: Vec<String> =
@@ -209,7 +269,11 @@ impl TextSource {
             let text = text.to_string();
             return Ok((!text.is_empty()).then_some(Piece::Text { text, begins: true, ends: true }));
         }
-        let chat = Chat::new(value, get("tools"))
+        // A row of a table has all columns.
+        if value.is_none() && !matches!(self.kind, Kind::Lines { .. }) {
+            return Ok(None);
+        }
+        let chat = Chat::new(value, get("tools").filter(|tools| !tools.is_none()))
             .map_err(|problem| self.refuse(format!("field `{name}`: {problem}")))?;
         Ok(Some(Piece::Chat(chat)))
     }

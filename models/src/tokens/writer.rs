@@ -14,6 +14,7 @@ use crate::{Error, Result};
 use super::TokenFile;
 use super::bits::{self, Bits};
 use super::digest::Hash;
+use super::open;
 
 /// Bytes before the tokens: a header of that length is written last, when it is known what it says.
 const HEADER: usize = 1024;
@@ -35,7 +36,7 @@ pub(super) const FORMAT: &str = "girandole-tokens-1";
 #[derive(Debug)]
 pub struct TokenWriter {
     path: PathBuf,
-    file: BufWriter<AtomicFile>,
+    file: BufWriter<Output>,
     documents: BufWriter<File>,
     counted: BufWriter<File>,
     bits: Bits,
@@ -49,21 +50,72 @@ pub struct TokenWriter {
     hash: Hash,
 }
 
+/// What is written to: a file that takes its place in the end, or one that never has a name.
+#[derive(Debug)]
+enum Output {
+    Named(AtomicFile),
+    Unnamed(File),
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Named(file) => file.write(bytes),
+            Self::Unnamed(file) => file.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Named(file) => file.flush(),
+            Self::Unnamed(file) => file.flush(),
+        }
+    }
+}
+
+impl Seek for Output {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        match self {
+            Self::Named(file) => file.seek(to),
+            Self::Unnamed(file) => file.seek(to),
+        }
+    }
+}
+
 impl TokenWriter {
     /// Begins a file of tokens below `vocab_size`.
     ///
     /// # Errors
     /// A path where no file can be written; a vocabulary of no tokens, or of more than 32 bits can number.
     pub fn create(path: &Path, vocab_size: usize, end_of_text: Option<u32>) -> Result<Self> {
+        let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+        let output = AtomicFile::create(path).map(Output::Named).map_err(Error::io("write", path));
+        Self::begin((path, output), folder, vocab_size, end_of_text)
+    }
+
+    /// Begins a file in the folder for temporary files that never has a name: it goes with the last process that has it open, however that
+    /// ends. `path` is what it is called in errors.
+    pub(super) fn unnamed(path: &Path, vocab_size: usize, end_of_text: Option<u32>) -> Result<Self> {
+        let folder = std::env::temp_dir();
+        let output = tempfile::tempfile_in(&folder).map(Output::Unnamed);
+        let output = output.map_err(Error::io("write in", &folder));
+        Self::begin((path, output), &folder, vocab_size, end_of_text)
+    }
+
+    fn begin(
+        (path, output): (&Path, Result<Output>),
+        folder: &Path,
+        vocab_size: usize,
+        end_of_text: Option<u32>,
+    ) -> Result<Self> {
         if vocab_size == 0 || u32::try_from(vocab_size).is_err() {
             let help = "give the number of the tokenizer's tokens";
             let got = vocab_size.to_string();
             return Err(Error::Invalid { what: "a token file", field: "the vocabulary", got, help });
         }
         let refuse = Error::io("write", path);
-        let mut file = BufWriter::with_capacity(1 << 18, AtomicFile::create(path).map_err(&refuse)?);
+        let mut file = BufWriter::with_capacity(1 << 18, output?);
         file.write_all(&[b' '; HEADER]).map_err(&refuse)?;
-        let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
         let spool = || tempfile::tempfile_in(folder).map(BufWriter::new).map_err(&refuse);
         let mut documents = spool()?;
         documents.write_all(&0u64.to_le_bytes()).map_err(&refuse)?;
@@ -149,11 +201,14 @@ impl TokenWriter {
             return Err(Error::Invalid { what, field, got: "empty".into(), help });
         }
         let path = self.path.clone();
-        self.close().map_err(Error::io("write", &path))?;
-        TokenFile::open(&path)
+        match self.close().map_err(Error::io("write", &path))? {
+            Some(unnamed) => open::open_unnamed(&path, unnamed),
+            None => TokenFile::open(&path),
+        }
     }
 
-    fn close(mut self) -> io::Result<()> {
+    /// Writes what is left; gives a file that has no name.
+    fn close(mut self) -> io::Result<Option<File>> {
         self.bits.fill();
         self.counted.write_all(&self.bits.take())?;
         let width = if is_wide(self.vocab_size) { 4 } else { 2 };
@@ -176,7 +231,11 @@ impl TokenWriter {
         }
         self.file.seek(SeekFrom::Start(0))?;
         self.file.write_all(&header(about, tensors)?)?;
-        self.file.into_inner().map_err(io::IntoInnerError::into_error)?.commit()
+        match self.file.into_inner().map_err(io::IntoInnerError::into_error)? {
+            Output::Named(file) => file.commit().map(|()| None),
+            // For whoever reads it.
+            Output::Unnamed(mut file) => file.rewind().map(|()| Some(file)),
+        }
     }
 }
 

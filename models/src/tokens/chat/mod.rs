@@ -12,7 +12,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Value, context};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
-use crate::{Error, Result};
+use crate::{Error, Result, Tokenizer};
 
 use generation::{BEGIN, END};
 
@@ -32,6 +32,15 @@ pub struct Chat {
 impl Chat {
     /// Checks that it is a list of objects with a role, and that there is something to learn.
     pub(super) fn new(messages: Value, tools: Option<Value>) -> std::result::Result<Self, String> {
+        let chat = Self::any(messages, tools)?;
+        match chat.messages.iter().any(is_answer) {
+            true => Ok(chat),
+            false => Err("no message is of the role `assistant`: there is nothing to learn".into()),
+        }
+    }
+
+    /// Checks that it is a list of objects with a role.
+    fn any(messages: Value, tools: Option<Value>) -> std::result::Result<Self, String> {
         if messages.kind() != minijinja::value::ValueKind::Seq {
             return Err(format!("expected is a text or a list of messages, and it is a {}", messages.kind()));
         }
@@ -43,10 +52,7 @@ impl Chat {
                 ));
             }
         }
-        match messages.iter().any(is_answer) {
-            true => Ok(Self { messages: messages.iter().map(prepared).collect(), tools }),
-            false => Err("no message is of the role `assistant`: there is nothing to learn".into()),
-        }
+        Ok(Self { messages: messages.iter().map(prepared).collect(), tools })
     }
 
     /// How many bytes its text has, about.
@@ -61,9 +67,33 @@ impl Chat {
     /// # Errors
     /// What is no conversation, or has no message of the role `assistant`.
     pub fn from_json(text: &str) -> Result<Self> {
+        Self::parse(text, Self::new)
+    }
+
+    /// The same of messages that a model is to answer: the last one is not the assistant's.
+    ///
+    /// # Errors
+    /// What is no conversation, has no message, or ends with one of the assistant.
+    pub fn to_answer(text: &str) -> Result<Self> {
+        Self::parse(text, |messages, tools| {
+            let chat = Self::any(messages, tools)?;
+            match chat.messages.last().map(is_answer) {
+                None => Err("there is no message".into()),
+                Some(true) => {
+                    Err("the last message is the assistant's own: there is nothing to answer".into())
+                }
+                Some(false) => Ok(chat),
+            }
+        })
+    }
+
+    fn parse(
+        text: &str,
+        new: impl FnOnce(Value, Option<Value>) -> std::result::Result<Self, String>,
+    ) -> Result<Self> {
         let messages: std::result::Result<Value, String> =
             serde_json::from_str(text).map_err(|error| error.to_string());
-        messages.and_then(|messages| Self::new(messages, None)).map_err(|got| Error::Invalid {
+        messages.and_then(|messages| new(messages, None)).map_err(|got| Error::Invalid {
             what: "a conversation",
             field: "the messages",
             got,
@@ -167,6 +197,31 @@ impl ChatTemplate {
     /// What the template refuses; a template that writes an earlier message otherwise where another one follows.
     pub fn render(&self, chat: &Chat) -> Result<(String, Vec<Range<usize>>)> {
         if self.marks { self.marked(chat) } else { self.compared(chat) }
+    }
+
+    /// The tokens of a conversation that a model is to answer, to the beginning of its answer.
+    ///
+    /// # Errors
+    /// What the template refuses; characters without a token.
+    ///
+    /// ```
+    /// use models::Tokenizer;
+    /// use models::tokens::{Chat, ChatTemplate};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path();
+    /// let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
+    /// std::fs::write(path.join("chat_template.jinja"), template)?;
+    /// let (template, tokenizer) = (ChatTemplate::from_folder(path)?.ok_or("no template")?, Tokenizer::bytes()?);
+    /// let chat = Chat::to_answer(r#"[{"role": "user", "content": "hi"}]"#)?;
+    /// let tokens = template.prompt(&chat, &tokenizer)?;
+    /// assert_eq!(tokenizer.decode(&tokens)?, "user: hi\nassistant: ");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn prompt(&self, chat: &Chat, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+        let text = self.text(&chat.messages, chat, true)?.replace([BEGIN, END], "");
+        let tokens = tokenizer.encode_with_places(&text)?;
+        Ok(tokens.into_iter().map(|(token, _)| token).collect())
     }
 
     /// Whether the template says itself which text is an answer.

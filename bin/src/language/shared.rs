@@ -1,0 +1,46 @@
+//! Token files that the process that starts the ranks has made of text, for the ranks of this machine: each opens them, and none makes
+//! its own.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use models::tokens::{DataFile, Rows};
+
+/// Names the token files, one for each file of `--data` and one for that of `--evaluate`.
+const VARIABLE: &str = "GIRANDOLE_TOKENS";
+
+/// Rows that stay open as long as there are ranks.
+pub(super) struct Shared {
+    rows: Rows,
+    evaluation: Option<Rows>,
+}
+
+impl Shared {
+    pub(super) fn new(rows: Rows, evaluation: Option<Rows>) -> Self {
+        Self { rows, evaluation }
+    }
+
+    /// For the ranks' environment.
+    pub(super) fn variable(&self) -> Option<(OsString, OsString)> {
+        let files = |rows: &Rows| rows.files().map(|(file, _)| file.shared()).collect::<Vec<_>>();
+        let all: Vec<Option<PathBuf>> =
+            files(&self.rows).into_iter().chain(self.evaluation.iter().flat_map(files)).collect();
+        if all.iter().all(Option::is_none) {
+            return None;
+        }
+        let all: Vec<OsString> =
+            all.into_iter().map(|path| path.map(OsString::from).unwrap_or_default()).collect();
+        Some((VARIABLE.into(), all.join(OsString::from(":").as_os_str())))
+    }
+}
+
+/// The files of `--data` and that of `--evaluate`, with what has been made of them.
+pub(super) fn told(data: &[DataFile], evaluate: Option<&DataFile>) -> (Vec<DataFile>, Option<DataFile>) {
+    let (mut data, mut evaluate) = (data.to_vec(), evaluate.cloned());
+    let variable = std::env::var(VARIABLE).ok().filter(|_| launch::is_worker());
+    let paths = variable.iter().flat_map(|paths| paths.split(':'));
+    for (file, path) in data.iter_mut().chain(&mut evaluate).zip(paths) {
+        file.tokens = (!path.is_empty()).then(|| path.into());
+    }
+    (data, evaluate)
+}

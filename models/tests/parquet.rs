@@ -1,0 +1,165 @@
+//! Parquet files as data: texts and conversations of a column, and files that are damaged.
+#![allow(clippy::unwrap_used)]
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use models::Tokenizer;
+use models::tokens::{ChatTemplate, Data, DataConfig, Piece, TextEncoder, TextSource, TokenWriter};
+use parquet::basic::Compression;
+use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
+
+/// Writes a column of numbers and one of texts, some of them null, in row groups of these.
+fn write_texts(path: &Path, column: &str, groups: &[&[Option<&str>]], compression: Compression) {
+    let schema =
+        format!("message schema {{ REQUIRED INT64 number; OPTIONAL BYTE_ARRAY {column} (STRING); }}");
+    let schema = Arc::new(parse_message_type(&schema).unwrap());
+    let properties = Arc::new(WriterProperties::builder().set_compression(compression).build());
+    let mut writer = SerializedFileWriter::new(File::create(path).unwrap(), schema, properties).unwrap();
+    for texts in groups {
+        let mut group = writer.next_row_group().unwrap();
+        let mut numbers = group.next_column().unwrap().unwrap();
+        let all: Vec<i64> = (0..texts.len() as i64).collect();
+        numbers.typed::<Int64Type>().write_batch(&all, None, None).unwrap();
+        numbers.close().unwrap();
+        let mut column = group.next_column().unwrap().unwrap();
+        let values: Vec<ByteArray> = texts.iter().flatten().map(|text| ByteArray::from(*text)).collect();
+        let defined: Vec<i16> = texts.iter().map(|text| i16::from(text.is_some())).collect();
+        column.typed::<ByteArrayType>().write_batch(&values, Some(&defined), None).unwrap();
+        column.close().unwrap();
+        group.close().unwrap();
+    }
+    writer.close().unwrap();
+}
+
+/// Writes conversations: messages with a role and a content.
+fn write_chats(path: &Path, chats: &[&[(&str, &str)]]) {
+    let schema =
+        "message schema { OPTIONAL group messages (LIST) { REPEATED group list { OPTIONAL group element {
+        OPTIONAL BYTE_ARRAY role (STRING); OPTIONAL BYTE_ARRAY content (STRING); } } } }";
+    let schema = Arc::new(parse_message_type(schema).unwrap());
+    let mut writer = SerializedFileWriter::new(File::create(path).unwrap(), schema, Arc::default()).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    let again: Vec<i16> =
+        chats.iter().flat_map(|chat| (0..chat.len()).map(|place| i16::from(place > 0))).collect();
+    let defined = vec![4; again.len()];
+    for part in 0..2 {
+        let text = |message: &(&str, &str)| ByteArray::from(if part == 0 { message.0 } else { message.1 });
+        let values: Vec<ByteArray> = chats.iter().flat_map(|chat| chat.iter().map(text)).collect();
+        let mut column = group.next_column().unwrap().unwrap();
+        column.typed::<ByteArrayType>().write_batch(&values, Some(&defined), Some(&again)).unwrap();
+        column.close().unwrap();
+    }
+    group.close().unwrap();
+    writer.close().unwrap();
+}
+
+fn texts(path: &Path, field: Option<&str>) -> models::Result<Vec<String>> {
+    let mut source = TextSource::open(path, field)?;
+    let mut all = Vec::new();
+    while let Some(piece) = source.next_piece()? {
+        if let Piece::Text { text, begins: true, ends: true } = piece {
+            all.push(text);
+        }
+        assert!(source.bytes_read() <= source.bytes());
+    }
+    Ok(all)
+}
+
+#[test]
+fn each_row_is_a_document() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("t.Parquet");
+    let groups: [&[Option<&str>]; 3] =
+        [&[Some("né"), None, Some("")], &[Some("two\nlines")], &[Some("last")]];
+    for compression in [
+        Compression::UNCOMPRESSED,
+        Compression::SNAPPY,
+        Compression::ZSTD(Default::default()),
+        Compression::GZIP(Default::default()),
+    ] {
+        write_texts(&path, "text", &groups, compression);
+        assert_eq!(texts(&path, None).unwrap(), ["né", "two\nlines", "last"], "{compression:?}");
+    }
+    write_texts(&path, "body", &groups, Compression::SNAPPY);
+    assert_eq!(texts(&path, Some("body")).unwrap().len(), 3);
+    let line = texts(&path, None).unwrap_err().to_string();
+    assert!(
+        line.ends_with("there is no column `text` or `messages`, but number, body; name one with --field"),
+        "{line}"
+    );
+    let line = texts(&path, Some("number")).unwrap_err().to_string();
+    assert!(line.contains("row 1: field `number`: expected is a text or a list of messages"), "{line}");
+    // Training takes it, too: 14 bytes and the end of each of three texts.
+    let tokenizer = Tokenizer::bytes().unwrap();
+    let config = DataConfig {
+        tokenizer: Some(&tokenizer),
+        field: Some("body"),
+        length: Some(5),
+        ..DataConfig::default()
+    };
+    let rows = Data::open(&[path.display().to_string().parse().unwrap()], &config).unwrap();
+    assert_eq!((rows.len(), rows.get(0).unwrap().tokens), (3, vec![110, 0xc3, 0xa9, 256, 116]));
+}
+
+#[test]
+fn conversations_are_those_of_json_lines() {
+    let folder = tempfile::tempdir().unwrap();
+    let (table, lines) = (folder.path().join("c.parquet"), folder.path().join("c.jsonl"));
+    let chats: [&[(&str, &str)]; 2] =
+        [&[("user", "hi"), ("assistant", "ho")], &[("system", "s"), ("user", "a"), ("assistant", "é")]];
+    write_chats(&table, &chats);
+    let line = |chat: &&[(&str, &str)]| {
+        let messages =
+            chat.iter().map(|(role, content)| serde_json::json!({ "role": role, "content": content }));
+        serde_json::json!({ "messages": messages.collect::<Vec<_>>() }).to_string() + "\n"
+    };
+    std::fs::write(&lines, chats.iter().map(line).collect::<String>()).unwrap();
+    std::fs::write(
+        folder.path().join("chat_template.jinja"),
+        "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}",
+    )
+    .unwrap();
+    let tokenizer = Tokenizer::bytes().unwrap();
+    let fingerprint = |path: &Path| {
+        let template = ChatTemplate::from_folder(folder.path()).unwrap();
+        let encoder = TextEncoder::new(&tokenizer, template).unwrap();
+        let mut writer = TokenWriter::create(&folder.path().join("out"), tokenizer.len(), None).unwrap();
+        encoder.write(&mut TextSource::open(path, None).unwrap(), &mut writer, |_| {}).unwrap();
+        writer.finish().unwrap().fingerprint().to_string()
+    };
+    assert_eq!(fingerprint(&table), fingerprint(&lines));
+}
+
+#[test]
+fn a_damaged_file_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("t.parquet");
+    write_texts(
+        &path,
+        "text",
+        &[&[Some("some text"), Some("more text")], &[Some("last")]],
+        Compression::SNAPPY,
+    );
+    let whole = std::fs::read(&path).unwrap();
+    for len in 0..whole.len() {
+        std::fs::write(&path, &whole[..len]).unwrap();
+        let line = texts(&path, None).unwrap_err().to_string();
+        assert!(line.contains("t.parquet: ") && line.lines().count() == 1, "{len}: {line}");
+    }
+    for place in 0..whole.len() {
+        for change in [1, 0x80, 0xff] {
+            let mut bytes = whole.clone();
+            bytes[place] ^= change;
+            std::fs::write(&path, &bytes).unwrap();
+            // Pages have no checksums: some changes are another text.
+            if let Err(error) = texts(&path, None) {
+                assert_eq!(error.to_string().lines().count(), 1, "{place}: {error}");
+            }
+        }
+    }
+}
