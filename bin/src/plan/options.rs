@@ -3,15 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use serde::Serialize;
+use plan::forecast::Network;
+use plan::{Extent, MlpLoss, Model, Optimizer, TransformerSizes, units};
 
 use crate::error::{Error, Result};
-use crate::forecast::Network;
 use crate::options::{count, probability};
-
-use super::extent::Extent;
-use super::model::{MlpLoss, Model, TransformerSizes};
-use super::units;
 
 /// The model of an experiment, by the command that trains it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -33,9 +29,8 @@ pub enum ModelName {
 }
 
 /// An optimizer, by what it remembers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Optimizer {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OptimizerName {
     /// Nothing
     Sgd,
     /// A number for each parameter
@@ -44,21 +39,12 @@ pub enum Optimizer {
     Adam,
 }
 
-impl Optimizer {
-    pub(super) fn numbers(self) -> u64 {
-        match self {
-            Self::Sgd => 0,
-            Self::Momentum => 1,
-            Self::Adam => 2,
-        }
-    }
-
-    /// As people write it.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Sgd => "SGD",
-            Self::Momentum => "SGD with momentum",
-            Self::Adam => "Adam",
+impl From<OptimizerName> for Optimizer {
+    fn from(name: OptimizerName) -> Self {
+        match name {
+            OptimizerName::Sgd => Self::Sgd,
+            OptimizerName::Momentum => Self::Momentum,
+            OptimizerName::Adam => Self::Adam,
         }
     }
 }
@@ -155,7 +141,7 @@ pub struct PlanOptions {
     /// What the optimizer remembers [default: as the command's; adam for fsdp-mlp, tensor-parallel-mlp and
     /// tensor-parallel-transformer, else sgd]
     #[arg(long, value_enum)]
-    pub(crate) optimizer: Option<Optimizer>,
+    pub(crate) optimizer: Option<OptimizerName>,
     /// Bytes of a number: 4 for f32, 2 for f16 and bf16, 8 for f64
     #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
     pub(crate) element_bytes: usize,
@@ -236,7 +222,7 @@ impl PlanOptions {
         check_sizes(self.sizes.iter().map(|size| ("--sizes", *size)))?;
         let sizes = if given.is_empty() { mlp } else { &given };
         let widest = sizes.iter().copied().max().unwrap_or(1);
-        Extent::of_layers(sizes).check("--sizes", widest as usize, self.batch_size)?;
+        self.check_extent(Extent::of_layers(sizes), ("--sizes", widest as usize))?;
         let model = Model::mlp(&name, sizes, has_function, loss);
         Ok(match self.model {
             ModelName::DdpLinear | ModelName::DdpTrainer => model.with_separate_biases(),
@@ -287,20 +273,29 @@ impl PlanOptions {
             is_modern,
             has_dropout,
         };
-        Extent::of_transformer(&sizes).check("--d-model", d_model as usize, self.batch_size)?;
+        self.check_extent(Extent::of_transformer(&sizes), ("--d-model", d_model as usize))?;
         Ok(Model::transformer(name, &sizes))
+    }
+
+    /// Refuses what no machine has; an option with its value stands for all sizes.
+    fn check_extent(&self, extent: Extent, (option, got): (&'static str, usize)) -> Result<()> {
+        extent.check(self.batch_size).or_else(|error| match error {
+            plan::Error::TooManySamples { .. } => refuse("--batch-size", self.batch_size, error.to_string()),
+            error => refuse(option, got, error.to_string()),
+        })
     }
 
     /// What is given, or what the command has.
     pub(super) fn optimizer(&self) -> Optimizer {
-        self.optimizer.unwrap_or(match self.model {
+        let own = match self.model {
             ModelName::FsdpMlp | ModelName::TensorParallelMlp | ModelName::TensorParallelTransformer => {
                 Optimizer::Adam
             }
             ModelName::DdpLinear | ModelName::DdpTrainer | ModelName::DdpMlp | ModelName::DdpTransformer => {
                 Optimizer::Sgd
             }
-        })
+        };
+        self.optimizer.map_or(own, Optimizer::from)
     }
 
     fn transformer_options(&self) -> [(&'static str, Option<usize>); 7] {
@@ -333,7 +328,7 @@ impl PlanOptions {
     }
 }
 
-pub(super) fn refuse<T>(option: &'static str, got: usize, help: String) -> Result<T> {
+fn refuse<T>(option: &'static str, got: usize, help: String) -> Result<T> {
     Err(Error::Option { option, got: got.to_string(), help })
 }
 
