@@ -24,6 +24,12 @@ pub enum Error {
         /// Numbers of one sample.
         numbers: f64,
     },
+    /// A layout in which the model cannot be trained so.
+    #[error("{reason}")]
+    Layout {
+        /// What does not go together.
+        reason: String,
+    },
     /// A pipeline that cannot be.
     #[error(transparent)]
     Pipeline(#[from] pipeline::Error),
@@ -34,3 +40,14 @@ pub enum Error {
 
 /// `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    pub(crate) fn layout(reason: String) -> Self {
+        Self::Layout { reason }
+    }
+
+    /// What a model was built with does not fit. The first line: candle may add a backtrace.
+    pub(crate) fn model(error: candle_core::Error) -> Self {
+        Self::layout(error.to_string().lines().next().unwrap_or_default().to_string())
+    }
+}

@@ -28,6 +28,7 @@ mod error;
 pub mod extent;
 pub mod forecast;
 mod json;
+pub mod language;
 pub mod model;
 mod optimizer;
 pub mod step;

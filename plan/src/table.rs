@@ -223,7 +223,7 @@ impl Table<'_> {
 }
 
 /// Names in a row, the last of many only counted.
-fn listed(names: &[String]) -> String {
+pub(crate) fn listed(names: &[String]) -> String {
     let (named, others) = names.split_at(names.len().min(MOST_NAMES));
     let more = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
     format!("{}{more}", named.join(" | "))
