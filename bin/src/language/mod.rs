@@ -2,10 +2,12 @@
 
 mod finetune;
 mod job;
+mod memory;
 mod options;
 mod pretrain;
 mod watch;
 
 pub use finetune::FinetuneOptions;
 pub use job::run;
+pub(crate) use options::{ParametersDtype, schedule};
 pub use pretrain::PretrainOptions;

@@ -9,6 +9,7 @@ use girandole::Layout;
 use girandole::trainer::{CheckpointPlan, Decay, LearningRate, TrainConfig};
 use models::tokens::DataFile;
 use pipeline::ScheduleKind;
+use plan::language::Training;
 use training::AdamConfig;
 use training::build::Recompute;
 
@@ -31,7 +32,7 @@ pub(super) enum ScheduleOption {
 
 /// What parameters are kept in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum ParametersDtype {
+pub(crate) enum ParametersDtype {
     /// 4 bytes a parameter.
     F32,
     /// 2 bytes a parameter; what the optimizer remembers is f32.
@@ -111,6 +112,9 @@ pub struct TrainOptions {
     /// How exactly matrix products of f32 are computed on the CPU
     #[arg(long, value_enum, default_value = "f32", help_heading = "Training")]
     precision: PrecisionOption,
+    /// Start even where the plan says that this machine has too little memory
+    #[arg(long, help_heading = "Training")]
+    pub(super) no_memory_check: bool,
     /// Seed of new weights and of the order of rows
     #[arg(long, value_name = "N", default_value = "42", value_parser = seed, allow_negative_numbers = true, help_heading = "Training")]
     pub(super) seed: u64,
@@ -142,7 +146,7 @@ pub struct TrainOptions {
     common: OnceLock<CommonOptions>,
 }
 
-fn schedule(text: &str) -> std::result::Result<ScheduleKind, String> {
+pub(crate) fn schedule(text: &str) -> std::result::Result<ScheduleKind, String> {
     text.parse().map_err(|error: pipeline::Error| error.to_string())
 }
 
@@ -205,6 +209,19 @@ impl TrainOptions {
             None => Recompute::None,
             Some(1) => Recompute::Units,
             Some(every) => Recompute::Every(every),
+        }
+    }
+
+    /// The same for [`plan`], with rows of so many tokens.
+    pub(super) fn planned(&self, length: usize) -> Training {
+        Training {
+            batch_size: self.batch_size,
+            length,
+            micro_batches: self.accumulate,
+            recompute: self.recompute(),
+            schedule: self.pipeline_schedule,
+            dtype: self.dtype(),
+            ..Training::default()
         }
     }
 

@@ -1,5 +1,6 @@
 //! `plan`: which way to spread a model over ranks fits, what it costs, and which to take.
 
+mod language;
 mod machine;
 mod options;
 
@@ -11,7 +12,6 @@ pub use options::{ModelName, NetworkName, OptimizerName, PlanOptions};
 use crate::console::say;
 use crate::error::Result;
 use crate::outputs::{self, check_in_place};
-use crate::report::total_memory_bytes;
 use crate::start::SPAWNED_FOR;
 use crate::trace;
 
@@ -31,6 +31,9 @@ pub fn run(options: &PlanOptions) -> Result<()> {
     }
     options.check()?;
     options.json.as_deref().map_or(Ok(()), check_in_place)?;
+    if let Some(folder) = &options.language.folder {
+        return language::run(options, folder);
+    }
     let model = options.model()?;
     let (hardware, measured) = hardware(options)?;
     let setting = Setting {
@@ -41,8 +44,7 @@ pub fn run(options: &PlanOptions) -> Result<()> {
         gathered: options.gathered_bytes.unwrap_or(options.element_bytes) as u64,
         optimizer: options.optimizer().numbers(),
     };
-    let memory =
-        options.memory.unwrap_or_else(|| total_memory_bytes().unwrap_or(0) as f64 / options.ranks as f64);
+    let memory = options.memory(options.ranks);
     let all = planned(&model, &setting, &hardware)?;
     let (optimizer, hardware) = (options.optimizer(), &hardware);
     let table = Table { model: &model, setting: &setting, optimizer, hardware, memory, measured };

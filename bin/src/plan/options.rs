@@ -8,6 +8,9 @@ use plan::{Extent, MlpLoss, Model, Optimizer, TransformerSizes, units};
 
 use crate::error::{Error, Result};
 use crate::options::{count, probability};
+use crate::report::total_memory_bytes;
+
+use super::language::LanguagePlanOptions;
 
 /// The model of an experiment, by the command that trains it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -91,6 +94,12 @@ whether each fits, what it lacks where it does not (samples or memory), the byte
 and seconds; left_out, those that there are not, with the reason; recommended, the name of one, or
 null. What a run has measured of the same bytes is in the last line of its --metrics.
 
+With --model a language model of a folder is planned for, as pretrain and finetune train it: for
+--mesh, or for every layout of --ranks ranks, the one whose largest rank needs least first. Memory
+is that of the rank that needs most, with activations of all micro-batches that are under way;
+buffers are copies, gathered units, messages, and what an operation needs for a moment. It is an
+estimate, within about a tenth. Each process takes some 100 MB besides.
+
 The sizes are those of a command's model, or what the options say. Time is that of matrix products
 at --flops, of the optimizer at --memory-bandwidth, and of communication, message by message as the
 ranks exchange them, on a network with --bandwidth and --latency between its ranks, or by its name.
@@ -151,6 +160,9 @@ pub struct PlanOptions {
     /// Write the plan as JSON, too
     #[arg(long, value_name = "FILE.json")]
     pub(crate) json: Option<PathBuf>,
+    /// A language model's own.
+    #[command(flatten)]
+    pub(crate) language: LanguagePlanOptions,
     /// Sizes of linear layers in a row, separated by commas, in place of the command's
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     pub(crate) sizes: Vec<usize>,
@@ -283,6 +295,11 @@ impl PlanOptions {
             plan::Error::TooManySamples { .. } => refuse("--batch-size", self.batch_size, error.to_string()),
             error => refuse(option, got, error.to_string()),
         })
+    }
+
+    /// Bytes of a rank: what is given, or its part of this machine's.
+    pub(super) fn memory(&self, ranks: usize) -> f64 {
+        self.memory.unwrap_or_else(|| total_memory_bytes().unwrap_or(0) as f64 / ranks as f64)
     }
 
     /// What is given, or what the command has.
