@@ -156,6 +156,9 @@ pub enum Error {
     /// A model in its layout, and its training.
     #[error(transparent)]
     Parallel(Box<girandole::Error>),
+    /// A plan.
+    #[error(transparent)]
+    Plan(plan::Error),
     /// A model's folder.
     #[error(transparent)]
     Model(#[from] models::Error),
@@ -323,6 +326,15 @@ impl From<pipeline::Error> for Error {
         match error {
             pipeline::Error::Comm(error) => Error::Comm(error),
             error => Error::Pipeline(error),
+        }
+    }
+}
+
+impl From<plan::Error> for Error {
+    fn from(error: plan::Error) -> Self {
+        match error {
+            plan::Error::Pipeline(error) => error.into(),
+            error => Error::Plan(error),
         }
     }
 }

@@ -13,7 +13,6 @@ pub mod error;
 pub mod experiment;
 pub mod experiments;
 pub mod file_error;
-pub mod forecast;
 #[cfg(doctest)]
 mod guide;
 pub mod held;

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bin::models::mlp::{FEATURES, Mlp};
 use bin::models::transformer::{Transformer, TransformerConfig};
-use bin::plan::model::{MlpLoss, Model, TransformerSizes};
-use bin::plan::strategy::{Setting, Strategy};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{ModuleT, VarBuilder, VarMap, linear, loss};
 use comm::{Local, Mesh};
+use plan::strategy::{Setting, Strategy};
+use plan::{MlpLoss, Model, TransformerSizes};
 use sampler::{Generator, SharedGenerator};
 use tensor_parallel::{LanguageModel, LanguageModelConfig, TensorParallel, TensorParallelConfig, Weights};
 use training::{AttentionMask, activation_bytes, cross_entropy};

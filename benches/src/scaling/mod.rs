@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use bin::console::note;
 use bin::error::Result;
 use bin::file_error::FileError;
-use bin::forecast::fit::{Fit, fit};
 use bin::outputs::check_in_place;
 use bin::report::{command_line, now_rfc3339};
 use clap::Parser;
+use plan::forecast::fit::Fit;
 use serde::{Deserialize, Serialize};
 
 pub use case::{Case, Kind};
@@ -63,7 +63,7 @@ pub fn main() -> Result<()> {
     let rows = predict::table(&options)?;
     let runs = measure::all(&options)?;
     let scaling = Scaling {
-        network: fit(&rows),
+        network: predict::fitted(&rows),
         compared: predict::compared(&options, &runs, &rows, &machine)?,
         forecasts: predict::forecasts(&options)?,
         command_line: command_line(),

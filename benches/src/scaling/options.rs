@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::thread::available_parallelism;
 
 use bin::error::{Error, Result};
-use bin::forecast::Network;
 use clap::{Parser, ValueEnum};
+use plan::forecast::Network;
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::Kind;

@@ -3,9 +3,9 @@
 use bin::comm_bench::Row;
 use bin::console::note;
 use bin::error::{Error, Result};
-use bin::forecast::fit::{Fit, fit};
-use bin::forecast::{Collectives, Layout, Network, Prediction, Transformer, Work, predict, predict_with};
 use comm::Transport;
+use plan::forecast::fit::{Fit, Measurement, fit};
+use plan::forecast::{Collectives, Layout, Network, Prediction, Transformer, Work, predict, predict_with};
 use serde::{Deserialize, Serialize};
 
 use super::{Case, Kind, Machine, Options, Run};
@@ -81,6 +81,11 @@ fn round(options: &Options) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
+/// The network that fits rows of `comm-bench` best.
+pub(super) fn fitted(rows: &[Row]) -> Option<Fit> {
+    fit(&rows.iter().map(Measurement::from).collect::<Vec<_>>())
+}
+
 /// Each run on several ranks beside what is predicted of it.
 pub(super) fn compared(
     options: &Options,
@@ -91,7 +96,7 @@ pub(super) fn compared(
     let several = runs.iter().filter(|run| run.case.ranks > 1);
     let compared = several.filter_map(|run| {
         let rows: Vec<Row> = rows.iter().filter(|row| row.world == run.case.ranks).cloned().collect();
-        let Fit { link, combine_s_per_byte, .. } = fit(&rows)?;
+        let Fit { link, combine_s_per_byte, .. } = fitted(&rows)?;
         let overlaps = run.case.ranks * options.threads < machine.cores;
         let network = Network::one_node("this machine", link, combine_s_per_byte, overlaps);
         let (work, layout) = calibrated(options, runs, run)?;

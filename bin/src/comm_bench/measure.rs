@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, Operation};
+use plan::forecast::fit::Measurement;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
@@ -32,6 +33,12 @@ pub struct Row {
     pub gb_s: f64,
     /// The same times [`Measured::bus_factor`].
     pub bus_gb_s: f64,
+}
+
+impl From<&Row> for Measurement {
+    fn from(row: &Row) -> Self {
+        Self { op: row.op.clone(), world: row.world, bytes: row.bytes, s: row.s }
+    }
 }
 
 /// Measures one operation and size; every rank calls it, and what it returns is rank 0's on rank 0 only.

@@ -23,6 +23,7 @@ use crate::report::{Report, RunSeries};
 use crate::run_log::{LogConfig, RunLog};
 use crate::trainer::{CheckpointOptions, offer};
 
+use super::memory;
 use super::options::TrainOptions;
 use super::sample::Sample;
 use super::shared::{self, Shared};
@@ -178,6 +179,8 @@ impl<J: Job> Experiment for J {
             self.check_steps(contents.step as usize)?;
             trainer::check_data(&contents, &setup.rows)?;
         }
+        let planned = plan::language::Subject::new(model.clone(), setup.subject.lora.clone());
+        memory::check(options, &planned, &layout, setup.rows.row_len())?;
         model.notes().iter().for_each(|line| note(format_args!("{line}")));
         say(format_args!(
             "model: {}, {parameters} parameters; data: {} rows of {} tokens; layout: {layout}",

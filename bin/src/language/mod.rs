@@ -2,6 +2,7 @@
 
 mod finetune;
 mod job;
+mod memory;
 mod options;
 mod pretrain;
 mod sample;
@@ -13,4 +14,5 @@ pub(crate) use options::{layout_of, ranks_of};
 
 pub use finetune::FinetuneOptions;
 pub use job::run;
+pub(crate) use options::{ParametersDtype, recompute, schedule};
 pub use pretrain::PretrainOptions;

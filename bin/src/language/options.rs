@@ -9,6 +9,7 @@ use girandole::Layout;
 use girandole::trainer::{CheckpointPlan, Decay, LearningRate, TrainConfig};
 use models::tokens::DataFile;
 use pipeline::ScheduleKind;
+use plan::language::Training;
 use training::build::Recompute;
 use training::{AdamConfig, LossScalerConfig};
 
@@ -33,13 +34,23 @@ pub(super) enum ScheduleOption {
 
 /// What parameters are kept in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum ParametersDtype {
+pub(crate) enum ParametersDtype {
     /// 4 bytes a parameter.
     F32,
     /// 2 bytes a parameter; what the optimizer remembers is f32.
     Bf16,
     /// The same with more digits and a smaller range: the loss is scaled, and steps that overflow are skipped.
     F16,
+}
+
+impl ParametersDtype {
+    pub(crate) fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::Bf16 => DType::BF16,
+            Self::F16 => DType::F16,
+        }
+    }
 }
 
 /// Options of both commands.
@@ -119,6 +130,9 @@ pub struct TrainOptions {
     /// How exactly matrix products of f32 are computed on the CPU
     #[arg(long, value_enum, default_value = "f32", help_heading = "Training")]
     precision: PrecisionOption,
+    /// Start even where the plan says that this machine has too little memory
+    #[arg(long, help_heading = "Training")]
+    pub(super) no_memory_check: bool,
     /// Seed of new weights and of the order of rows
     #[arg(long, value_name = "N", default_value = "42", value_parser = seed, allow_negative_numbers = true, help_heading = "Training")]
     pub(super) seed: u64,
@@ -153,11 +167,11 @@ pub struct TrainOptions {
     common: OnceLock<CommonOptions>,
 }
 
-fn schedule(text: &str) -> std::result::Result<ScheduleKind, String> {
+pub(crate) fn schedule(text: &str) -> std::result::Result<ScheduleKind, String> {
     text.parse().map_err(|error: pipeline::Error| error.to_string())
 }
 
-fn recompute(text: &str) -> std::result::Result<Recompute, String> {
+pub(crate) fn recompute(text: &str) -> std::result::Result<Recompute, String> {
     match text {
         "selective" => Ok(Recompute::Selective),
         "1" => Ok(Recompute::Units),
@@ -221,11 +235,7 @@ impl TrainOptions {
     }
 
     pub(super) fn dtype(&self) -> DType {
-        match self.parameters {
-            ParametersDtype::F32 => DType::F32,
-            ParametersDtype::Bf16 => DType::BF16,
-            ParametersDtype::F16 => DType::F16,
-        }
+        self.parameters.dtype()
     }
 
     pub(super) fn loss_scale(&self) -> Option<LossScalerConfig> {
@@ -234,6 +244,19 @@ impl TrainOptions {
 
     pub(super) fn recompute(&self) -> Recompute {
         self.recompute.unwrap_or_default()
+    }
+
+    /// The same for [`plan`], with rows of so many tokens.
+    pub(super) fn planned(&self, length: usize) -> Training {
+        Training {
+            batch_size: self.batch_size,
+            length,
+            micro_batches: self.accumulate,
+            recompute: self.recompute(),
+            schedule: self.pipeline_schedule,
+            dtype: self.dtype(),
+            ..Training::default()
+        }
     }
 
     pub(super) fn steps(&self) -> usize {

@@ -1,29 +1,21 @@
 //! `plan`: which way to spread a model over ranks fits, what it costs, and which to take.
 
-pub mod collective;
-mod extent;
-mod json;
+mod language;
 mod machine;
-pub mod model;
 mod options;
-pub mod step;
-pub mod strategy;
-mod table;
-mod units;
 
-pub use options::{ModelName, NetworkName, Optimizer, PlanOptions};
+use plan::forecast::{Link, Network};
+use plan::{Hardware, Setting, Table, planned};
+
+pub use options::{ModelName, NetworkName, OptimizerName, PlanOptions};
 
 use crate::console::say;
 use crate::error::Result;
-use crate::outputs::check_in_place;
-use crate::report::total_memory_bytes;
+use crate::outputs::{self, check_in_place};
 use crate::start::SPAWNED_FOR;
 use crate::trace;
 
-use crate::forecast::{Link, Network};
 use machine::Machine;
-use step::{Hardware, Planned, planned};
-use strategy::Setting;
 
 /// The command's name.
 pub const NAME: &str = "plan";
@@ -39,6 +31,9 @@ pub fn run(options: &PlanOptions) -> Result<()> {
     }
     options.check()?;
     options.json.as_deref().map_or(Ok(()), check_in_place)?;
+    if let Some(folder) = &options.language.folder {
+        return language::run(options, folder);
+    }
     let model = options.model()?;
     let (hardware, measured) = hardware(options)?;
     let setting = Setting {
@@ -49,15 +44,14 @@ pub fn run(options: &PlanOptions) -> Result<()> {
         gathered: options.gathered_bytes.unwrap_or(options.element_bytes) as u64,
         optimizer: options.optimizer().numbers(),
     };
-    let memory =
-        options.memory.unwrap_or_else(|| total_memory_bytes().unwrap_or(0) as f64 / options.ranks as f64);
+    let memory = options.memory(options.ranks);
     let all = planned(&model, &setting, &hardware)?;
     let (optimizer, hardware) = (options.optimizer(), &hardware);
-    let shown = table::Shown { model: &model, setting: &setting, optimizer, hardware, memory, measured };
+    let table = Table { model: &model, setting: &setting, optimizer, hardware, memory, measured };
     if let Some(path) = &options.json {
-        json::write(path, &shown, &all)?;
+        outputs::write(path, table.json(&all)?)?;
     }
-    shown.lines(&all)?.iter().try_for_each(|line| say(format_args!("{line}")))
+    table.lines(&all)?.iter().try_for_each(|line| say(format_args!("{line}")))
 }
 
 /// What is given, and what else is measured; whether anything was.
@@ -90,12 +84,4 @@ fn hardware(options: &PlanOptions) -> Result<(Hardware, bool)> {
     let known = |rate: Option<f64>| rate.unwrap_or(f64::INFINITY);
     let (flops, memory_bandwidth) = (known(flops), known(memory_bandwidth));
     Ok((Hardware { network, flops, memory_bandwidth }, measured))
-}
-
-/// The quickest of those that lack neither samples nor, with so many bytes for a rank, memory; of those that are about as quick the
-/// simplest.
-pub fn recommended<'a>(all: &'a [Planned], setting: &Setting, memory: f64) -> Option<&'a Planned> {
-    let fits = || all.iter().filter(|planned| planned.estimate.lack(setting, memory).is_none());
-    let quickest = fits().map(|planned| planned.seconds).min_by(f64::total_cmp)?;
-    fits().find(|planned| planned.seconds <= quickest * 1.02)
 }

@@ -3,15 +3,14 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use serde::Serialize;
+use plan::forecast::Network;
+use plan::{Extent, MlpLoss, Model, Optimizer, TransformerSizes, units};
 
 use crate::error::{Error, Result};
-use crate::forecast::Network;
 use crate::options::{count, probability};
+use crate::report::total_memory_bytes;
 
-use super::extent::Extent;
-use super::model::{MlpLoss, Model, TransformerSizes};
-use super::units;
+use super::language::LanguagePlanOptions;
 
 /// The model of an experiment, by the command that trains it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -33,9 +32,8 @@ pub enum ModelName {
 }
 
 /// An optimizer, by what it remembers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Optimizer {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OptimizerName {
     /// Nothing
     Sgd,
     /// A number for each parameter
@@ -44,21 +42,12 @@ pub enum Optimizer {
     Adam,
 }
 
-impl Optimizer {
-    pub(super) fn numbers(self) -> u64 {
-        match self {
-            Self::Sgd => 0,
-            Self::Momentum => 1,
-            Self::Adam => 2,
-        }
-    }
-
-    /// As people write it.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Sgd => "SGD",
-            Self::Momentum => "SGD with momentum",
-            Self::Adam => "Adam",
+impl From<OptimizerName> for Optimizer {
+    fn from(name: OptimizerName) -> Self {
+        match name {
+            OptimizerName::Sgd => Self::Sgd,
+            OptimizerName::Momentum => Self::Momentum,
+            OptimizerName::Adam => Self::Adam,
         }
     }
 }
@@ -104,6 +93,12 @@ table.
 whether each fits, what it lacks where it does not (samples or memory), the bytes of each kind, sent
 and seconds; left_out, those that there are not, with the reason; recommended, the name of one, or
 null. What a run has measured of the same bytes is in the last line of its --metrics.
+
+With --model a language model of a folder is planned for, as pretrain and finetune train it: for
+--mesh, or for every layout of --ranks ranks, the one whose largest rank needs least first. Memory
+is that of the rank that needs most, with activations of all micro-batches that are under way;
+buffers are copies, gathered units, messages, and what an operation needs for a moment. It is an
+estimate, within about a tenth. Each process takes some 100 MB besides.
 
 The sizes are those of a command's model, or what the options say. Time is that of matrix products
 at --flops, of the optimizer at --memory-bandwidth, and of communication, message by message as the
@@ -155,7 +150,7 @@ pub struct PlanOptions {
     /// What the optimizer remembers [default: as the command's; adam for fsdp-mlp, tensor-parallel-mlp and
     /// tensor-parallel-transformer, else sgd]
     #[arg(long, value_enum)]
-    pub(crate) optimizer: Option<Optimizer>,
+    pub(crate) optimizer: Option<OptimizerName>,
     /// Bytes of a number: 4 for f32, 2 for f16 and bf16, 8 for f64
     #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
     pub(crate) element_bytes: usize,
@@ -165,6 +160,9 @@ pub struct PlanOptions {
     /// Write the plan as JSON, too
     #[arg(long, value_name = "FILE.json")]
     pub(crate) json: Option<PathBuf>,
+    /// A language model's own.
+    #[command(flatten)]
+    pub(crate) language: LanguagePlanOptions,
     /// Sizes of linear layers in a row, separated by commas, in place of the command's
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     pub(crate) sizes: Vec<usize>,
@@ -236,7 +234,7 @@ impl PlanOptions {
         check_sizes(self.sizes.iter().map(|size| ("--sizes", *size)))?;
         let sizes = if given.is_empty() { mlp } else { &given };
         let widest = sizes.iter().copied().max().unwrap_or(1);
-        Extent::of_layers(sizes).check("--sizes", widest as usize, self.batch_size)?;
+        self.check_extent(Extent::of_layers(sizes), ("--sizes", widest as usize))?;
         let model = Model::mlp(&name, sizes, has_function, loss);
         Ok(match self.model {
             ModelName::DdpLinear | ModelName::DdpTrainer => model.with_separate_biases(),
@@ -287,20 +285,34 @@ impl PlanOptions {
             is_modern,
             has_dropout,
         };
-        Extent::of_transformer(&sizes).check("--d-model", d_model as usize, self.batch_size)?;
+        self.check_extent(Extent::of_transformer(&sizes), ("--d-model", d_model as usize))?;
         Ok(Model::transformer(name, &sizes))
+    }
+
+    /// Refuses what no machine has; an option with its value stands for all sizes.
+    fn check_extent(&self, extent: Extent, (option, got): (&'static str, usize)) -> Result<()> {
+        extent.check(self.batch_size).or_else(|error| match error {
+            plan::Error::TooManySamples { .. } => refuse("--batch-size", self.batch_size, error.to_string()),
+            error => refuse(option, got, error.to_string()),
+        })
+    }
+
+    /// Bytes of a rank: what is given, or its part of this machine's.
+    pub(super) fn memory(&self, ranks: usize) -> f64 {
+        self.memory.unwrap_or_else(|| total_memory_bytes().unwrap_or(0) as f64 / ranks as f64)
     }
 
     /// What is given, or what the command has.
     pub(super) fn optimizer(&self) -> Optimizer {
-        self.optimizer.unwrap_or(match self.model {
+        let own = match self.model {
             ModelName::FsdpMlp | ModelName::TensorParallelMlp | ModelName::TensorParallelTransformer => {
                 Optimizer::Adam
             }
             ModelName::DdpLinear | ModelName::DdpTrainer | ModelName::DdpMlp | ModelName::DdpTransformer => {
                 Optimizer::Sgd
             }
-        })
+        };
+        self.optimizer.map_or(own, Optimizer::from)
     }
 
     fn transformer_options(&self) -> [(&'static str, Option<usize>); 7] {
@@ -333,7 +345,7 @@ impl PlanOptions {
     }
 }
 
-pub(super) fn refuse<T>(option: &'static str, got: usize, help: String) -> Result<T> {
+fn refuse<T>(option: &'static str, got: usize, help: String) -> Result<T> {
     Err(Error::Option { option, got: got.to_string(), help })
 }
 

@@ -15,7 +15,7 @@ mod timeline;
 use std::path::Path;
 
 pub use clock::now_rfc3339;
-pub use comm::{peak_rss_bytes, reset_peak_rss, total_memory_bytes};
+pub use comm::{available_memory_bytes, peak_rss_bytes, reset_peak_rss, total_memory_bytes};
 pub use command_line::command_line;
 
 pub use timeline::Timeline;

@@ -362,3 +362,17 @@ fn a_text_is_made_tokens_of_once() {
     assert!(rest.contains("step 6: evaluation loss "), "{rest}");
     assert_eq!(losses(&folder.path("metrics.jsonl")), expected.0);
 }
+
+/// Nothing of it is allocated: it would need terabytes.
+#[test]
+fn a_model_without_room_is_refused_before_ranks_start() {
+    let (folder, data) = folder();
+    let out = folder.argument("out");
+    let sizes = ["--layers", "96", "--hidden", "12288", "--heads", "96", "--length", "64"];
+    let common = ["--data", &data, "--out", &out, "--mesh", "shard=2", "--batch-size", "8"];
+    let said = PRETRAIN.refuse(&[&common[..], &sizes].concat());
+    assert!(said.starts_with("error: --mesh: got shard=2; the 2 ranks here need about 2"), "{said}");
+    assert!(said.contains(" TB, and this machine has ") && said.contains("--no-memory-check"), "{said}");
+    // Where it has room, nothing is said.
+    pretrain(&folder, &data, &["--no-memory-check"]);
+}

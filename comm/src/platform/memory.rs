@@ -29,3 +29,13 @@ pub fn reset_peak_rss() -> bool {
 pub fn total_memory_bytes() -> Option<u64> {
     memory::total_memory_bytes()
 }
+
+/// Bytes of memory that new processes can have without others being pushed out; where the system does not tell it, all that this machine
+/// has.
+///
+/// ```
+/// assert!(comm::available_memory_bytes() <= comm::total_memory_bytes());
+/// ```
+pub fn available_memory_bytes() -> Option<u64> {
+    memory::available_memory_bytes().or_else(total_memory_bytes)
+}

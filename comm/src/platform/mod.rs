@@ -15,6 +15,6 @@ use linux as system;
 #[cfg(not(all(target_os = "linux", not(portable))))]
 use portable as system;
 
-pub use memory::{peak_rss_bytes, reset_peak_rss, total_memory_bytes};
+pub use memory::{available_memory_bytes, peak_rss_bytes, reset_peak_rss, total_memory_bytes};
 pub(crate) use system::machine::{boot_id, network};
 pub(crate) use system::socket;

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use bin::experiments::tensor_parallel::Mlp;
 use bin::models::transformer::{Transformer, TransformerConfig};
-use bin::plan::model::{MlpLoss, Model, TransformerSizes};
-use bin::plan::strategy::{Estimate, Setting, Strategy};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{ModuleT, Optimizer, VarBuilder, VarMap};
 use comm::{Communicator, Local, Mesh};
 use ddp::{Ddp, DdpConfig};
+use plan::model::{MlpLoss, Model, TransformerSizes};
+use plan::strategy::{Estimate, Setting, Strategy};
 use sampler::{Generator, SharedGenerator};
 use tensor_parallel::{LanguageModel, LanguageModelConfig, TensorParallel, TensorParallelConfig, Weights};
 use training::{Adam, AdamConfig, OptimizerState, activation_bytes, cross_entropy};

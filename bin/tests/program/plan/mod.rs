@@ -1,6 +1,7 @@
 //! `plan`: its formulas against what runs measure, and what it prints.
 
 mod formulas;
+mod language;
 mod output;
 mod runs;
 

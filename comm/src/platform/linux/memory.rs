@@ -12,6 +12,10 @@ pub(crate) fn total_memory_bytes() -> Option<u64> {
     bytes(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
 }
 
+pub(crate) fn available_memory_bytes() -> Option<u64> {
+    bytes(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")
+}
+
 fn bytes(lines: &str, name: &str) -> Option<u64> {
     let line = lines.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;

@@ -19,6 +19,11 @@ pub(crate) fn reset_peak_rss() -> bool {
     false
 }
 
+/// Not told here.
+pub(crate) fn available_memory_bytes() -> Option<u64> {
+    None
+}
+
 pub(crate) fn total_memory_bytes() -> Option<u64> {
     let [pages, size] = [libc::_SC_PHYS_PAGES, libc::_SC_PAGESIZE].map(|name| {
         // SAFETY: any name may be asked for.

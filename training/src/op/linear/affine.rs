@@ -99,7 +99,7 @@ impl Affine {
         Ok(found)
     }
 
-    /// The gradients of input, weight and bias; the last two later where somebody wants it so.
+    /// The gradients of input, weight and bias; the last two later where somebody wants it so, and none where both are frozen.
     fn gradients<T: Real>(
         &self,
         x: &Tensor,
@@ -109,6 +109,9 @@ impl Affine {
     ) -> candle_core::Result<[Option<Tensor>; 3]> {
         // Data have no gradient.
         let of_x = x.track_op().then(|| self.of_input::<T>(x, weight, gradient)).transpose()?;
+        if !weight.track_op() && bias.is_none_or(|bias| !bias.track_op()) {
+            return Ok([of_x, None, None]);
+        }
         // Without their history, which would keep the whole graph alive.
         let (input, shape, late) = (x.detach(), weight.shape().clone(), gradient.detach());
         let (weights, has_bias) = ([Some(weight), bias].into_iter().flatten(), bias.is_some());

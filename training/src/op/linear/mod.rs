@@ -159,6 +159,25 @@ mod tests {
         Ok(())
     }
 
+    #[test]
+    fn a_frozen_layer_computes_no_gradient_of_its_own() -> candle_core::Result<()> {
+        let x = Var::zeros((3, 4), DType::F32, &Device::Cpu)?;
+        let (weight, bias) = (x.ones_like()?, Tensor::ones(3, DType::F32, &Device::Cpu)?);
+        let mut expected = None;
+        for bias in [None, Some(bias)] {
+            let y = match &bias {
+                Some(bias) => Linear::new(weight.clone(), bias.clone()).forward(&x)?,
+                None => Linear::new(weight.clone(), None).forward(&x)?,
+            };
+            let grads = y.sum_all()?.backward()?;
+            assert!(grads.get(&weight).is_none() && bias.is_none_or(|bias| grads.get(&bias).is_none()));
+            let of_x = grads.get(&x).map(|of_x| of_x.to_vec2::<f32>()).transpose()?;
+            assert_eq!(*expected.get_or_insert(of_x.clone()), of_x);
+        }
+        assert_eq!(expected.flatten(), Some(vec![vec![3.0; 4]; 3]));
+        Ok(())
+    }
+
     /// A size of 0 anywhere: as many numbers as the shape says, forward and backward.
     #[test]
     fn sizes_of_nothing_are_whole() -> candle_core::Result<()> {

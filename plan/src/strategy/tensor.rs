@@ -1,7 +1,7 @@
 //! Layers divided over ranks, and copies of that.
 
-use crate::plan::collective::{all_reduce, part};
-use crate::plan::model::Model;
+use crate::collective::{all_reduce, part};
+use crate::model::Model;
 
 use super::{Estimate, Memory, Setting, Strategy, bytes_of, share};
 

@@ -1,14 +1,13 @@
-//! What `plan` prints.
+//! A plan as lines, and as JSON.
 
 use crate::error::Result;
 use crate::forecast::Link;
-
-use super::model::Model;
-use super::options::Optimizer;
-use super::recommended;
-use super::step::{Hardware, Planned, planned};
-use super::strategy::{Estimate, Lack, LeftOut, Setting, Strategy};
-use super::units::{show_bytes, show_flops, show_time};
+use crate::json;
+use crate::model::Model;
+use crate::optimizer::Optimizer;
+use crate::step::{Hardware, Planned, planned, recommended};
+use crate::strategy::{Estimate, Lack, LeftOut, Setting, Strategy};
+use crate::units::{show_bytes, show_flops, show_time};
 
 /// Ranks beyond which no number that would do is looked for.
 const MOST_RANKS: usize = 4096;
@@ -16,18 +15,37 @@ const MOST_RANKS: usize = 4096;
 /// Names that are listed before the others are counted.
 const MOST_NAMES: usize = 6;
 
-/// What is planned for.
-pub(super) struct Shown<'a> {
-    pub(super) model: &'a Model,
-    pub(super) setting: &'a Setting,
-    pub(super) optimizer: Optimizer,
-    pub(super) hardware: &'a Hardware,
-    pub(super) memory: f64,
-    pub(super) measured: bool,
+/// What is planned for, to be shown with what comes of it ([`planned`]).
+#[derive(Debug, Clone, Copy)]
+pub struct Table<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// How it is trained.
+    pub setting: &'a Setting,
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// On what.
+    pub hardware: &'a Hardware,
+    /// Bytes of a rank.
+    pub memory: f64,
+    /// Whether some of the hardware's numbers were measured.
+    pub measured: bool,
 }
 
-impl Shown<'_> {
-    pub(super) fn lines(&self, all: &[Planned]) -> Result<Vec<String>> {
+impl Table<'_> {
+    /// An object with all numbers, on several lines.
+    ///
+    /// # Errors
+    /// A number that JSON does not have.
+    pub fn json(&self, all: &[Planned]) -> Result<String> {
+        json::text(self, all)
+    }
+
+    /// A heading, a line for each strategy, those that are not possible, and which to take.
+    ///
+    /// # Errors
+    /// As [`planned`].
+    pub fn lines(&self, all: &[Planned]) -> Result<Vec<String>> {
         let mut lines = self.heading();
         let names = [
             "strategy",
@@ -205,7 +223,7 @@ impl Shown<'_> {
 }
 
 /// Names in a row, the last of many only counted.
-fn listed(names: &[String]) -> String {
+pub(crate) fn listed(names: &[String]) -> String {
     let (named, others) = names.split_at(names.len().min(MOST_NAMES));
     let more = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
     format!("{}{more}", named.join(" | "))

@@ -5,8 +5,8 @@ use pipeline::ScheduleKind;
 use crate::error::Result;
 use crate::forecast::{Collectives, Layer, Layout, Network, Sharding as Shards, Work, predict_with};
 
-use super::model::{Model, Unit};
-use super::strategy::{Estimate, Setting, Sharding, Strategy, pipeline::stages, share};
+use crate::model::{Model, Unit};
+use crate::strategy::{Estimate, Setting, Sharding, Strategy, pipeline::stages, share};
 
 /// A strategy, with what it needs and how long a step takes.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -43,6 +43,14 @@ pub fn planned(model: &Model, setting: &Setting, hardware: &Hardware) -> Result<
         Ok(Planned { estimate, seconds, waiting: (seconds - prediction.compute_s).max(0.0) })
     };
     Strategy::all(model, setting).into_iter().map(one).collect()
+}
+
+/// The quickest of those that lack neither samples nor, with so many bytes for a rank, memory; of those that are about as quick the
+/// simplest.
+pub fn recommended<'a>(all: &'a [Planned], setting: &Setting, memory: f64) -> Option<&'a Planned> {
+    let fits = || all.iter().filter(|planned| planned.estimate.lack(setting, memory).is_none());
+    let quickest = fits().map(|planned| planned.seconds).min_by(f64::total_cmp)?;
+    fits().find(|planned| planned.seconds <= quickest * 1.02)
 }
 
 fn layout(strategy: Strategy, setting: &Setting) -> Layout {
@@ -153,7 +161,7 @@ fn by_part(unit: &Unit, whole: Layer) -> Vec<Layer> {
 mod tests {
     use super::*;
     use crate::forecast::Link;
-    use crate::plan::model::MlpLoss;
+    use crate::model::MlpLoss;
 
     fn setting(ranks: usize) -> Setting {
         Setting { ranks, batch_size: 64, micro_batches: 4, element: 4, gathered: 4, optimizer: 2 }

@@ -2,8 +2,8 @@
 
 use fsdp::FsdpConfig;
 
-use crate::plan::collective::{all_reduce, part};
-use crate::plan::model::{Model, Part, Unit};
+use crate::collective::{all_reduce, part};
+use crate::model::{Model, Part, Unit};
 
 use super::{Estimate, Memory, Setting, Sharding, Strategy, bytes_of, share};
 

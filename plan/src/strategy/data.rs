@@ -1,7 +1,7 @@
 //! Copies of the whole model.
 
-use crate::plan::collective::{all_reduce, all_reduce_of_first, broadcast};
-use crate::plan::model::{Model, Unit};
+use crate::collective::{all_reduce, all_reduce_of_first, broadcast};
+use crate::model::{Model, Unit};
 
 use super::{Estimate, Memory, Setting, Strategy, bytes_of, share};
 

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::plan::model::Model;
+use crate::model::Model;
 
 use super::{Setting, Sharding, Strategy};
 
@@ -112,7 +112,7 @@ fn undivided(model: &Model, setting: &Setting, (tp, sequence_parallel): (usize, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::model::MlpLoss;
+    use crate::model::MlpLoss;
 
     fn setting(ranks: usize) -> Setting {
         Setting { ranks, batch_size: 16, micro_batches: 4, element: 4, gathered: 4, optimizer: 0 }

@@ -1,18 +1,12 @@
-//! `--json`: the plan for programs.
-
-use std::path::Path;
+//! The plan for programs.
 
 use serde::Serialize;
 
 use crate::error::Result;
-use crate::file_error::FileError;
-use crate::outputs;
-
-use super::options::Optimizer;
-use super::recommended;
-use super::step::Planned;
-use super::strategy::{Lack, LeftOut, Memory, Strategy};
-use super::table::Shown;
+use crate::optimizer::Optimizer;
+use crate::step::{Planned, recommended};
+use crate::strategy::{Lack, LeftOut, Memory, Strategy};
+use crate::table::Table;
 
 /// All that is planned for, and what comes of it.
 #[derive(Serialize)]
@@ -57,9 +51,9 @@ struct Row {
     waiting: f64,
 }
 
-/// Writes the file.
-pub(super) fn write(path: &Path, shown: &Shown<'_>, all: &[Planned]) -> Result<()> {
-    let &Shown { model, setting, optimizer, hardware, memory, .. } = shown;
+/// An object on several lines, with a newline at its end.
+pub(crate) fn text(table: &Table<'_>, all: &[Planned]) -> Result<String> {
+    let &Table { model, setting, optimizer, hardware, memory, .. } = table;
     let name = |planned: &Planned| planned.estimate.strategy.name(setting.ranks);
     let row = |planned: &Planned| {
         let lacks = planned.estimate.lack(setting, memory);
@@ -92,6 +86,5 @@ pub(super) fn write(path: &Path, shown: &Shown<'_>, all: &[Planned]) -> Result<(
         left_out: Strategy::left_out(model, setting),
         recommended: recommended(all, setting, memory).map(name),
     };
-    let text = serde_json::to_string_pretty(&plan).map_err(|error| FileError::write(path, error))?;
-    Ok(outputs::write(path, text + "\n")?)
+    Ok(serde_json::to_string_pretty(&plan)? + "\n")
 }

@@ -30,12 +30,18 @@ fn quantity(text: &str, endings: &[&str]) -> Option<f64> {
 }
 
 /// A number of bytes.
-pub(super) fn bytes(text: &str) -> Result<f64, &'static str> {
+///
+/// # Errors
+/// Another text, with what would do.
+pub fn bytes(text: &str) -> Result<f64, &'static str> {
     quantity(text, &["", "b"]).ok_or("give bytes, such as 500MB, 16GB or 80GiB")
 }
 
 /// Bytes a second.
-pub(super) fn bandwidth(text: &str) -> Result<f64, &'static str> {
+///
+/// # Errors
+/// Another text, with what would do.
+pub fn bandwidth(text: &str) -> Result<f64, &'static str> {
     let bits = || quantity(text, &["bit/s"]).map(|bits| bits / 8.0);
     quantity(text, &["", "b", "b/s"])
         .or_else(bits)
@@ -43,13 +49,19 @@ pub(super) fn bandwidth(text: &str) -> Result<f64, &'static str> {
 }
 
 /// Operations a second.
-pub(super) fn flops(text: &str) -> Result<f64, &'static str> {
+///
+/// # Errors
+/// Another text, with what would do.
+pub fn flops(text: &str) -> Result<f64, &'static str> {
     let endings = ["", "flop/s", "flops"];
     quantity(text, &endings).ok_or("give operations a second, such as 80GFLOP/s or 300TFLOP/s")
 }
 
 /// A time in seconds.
-pub(super) fn time(text: &str) -> Result<f64, &'static str> {
+///
+/// # Errors
+/// Another text, with what would do.
+pub fn time(text: &str) -> Result<f64, &'static str> {
     let factor = |unit: &str| {
         Some(match unit {
             "s" | "" => 1.0,
@@ -64,17 +76,17 @@ pub(super) fn time(text: &str) -> Result<f64, &'static str> {
 }
 
 /// Bytes with three digits and a prefix.
-pub(super) fn show_bytes(bytes: f64) -> String {
+pub fn show_bytes(bytes: f64) -> String {
     show(bytes, &["B", "kB", "MB", "GB", "TB", "PB"])
 }
 
 /// Seconds with three digits and a prefix.
-pub(super) fn show_time(seconds: f64) -> String {
+pub fn show_time(seconds: f64) -> String {
     show(seconds * 1e9, &["ns", "us", "ms", "s"])
 }
 
 /// Operations a second with three digits and a prefix.
-pub(super) fn show_flops(flops: f64) -> String {
+pub fn show_flops(flops: f64) -> String {
     show(flops, &["FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"])
 }
 

@@ -5,7 +5,7 @@
 //! very schedules of [`comm::algorithm`], pipelines by those of [`pipeline::Schedule`].
 //!
 //! ```
-//! use bin::forecast::{Layout, Network, Work, Transformer, predict};
+//! use plan::forecast::{Layout, Network, Work, Transformer, predict};
 //!
 //! let model = Transformer { vocab_size: 50_304, d_model: 2048, d_ff: 8192, num_layers: 24, length: 2048 };
 //! let work = Work::transformer(&model, 4, 400e12);

@@ -2,7 +2,7 @@
 
 use pipeline::Split;
 
-use crate::plan::model::{Model, Unit};
+use crate::model::{Model, Unit};
 
 use super::{Estimate, Memory, Setting, Strategy, bytes_of};
 
@@ -58,7 +58,7 @@ impl Stage {
 }
 
 /// The units of each stage, cut as `pipeline-transformer --split parameters` does.
-pub(in crate::plan) fn stages(units: &[Unit], ranks: usize) -> Vec<&[Unit]> {
+pub(crate) fn stages(units: &[Unit], ranks: usize) -> Vec<&[Unit]> {
     let names: Vec<String> = (0..units.len()).map(|place| place.to_string()).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let costs: Vec<f64> = units.iter().map(|unit| unit.parameters() as f64).collect();

@@ -1,14 +1,14 @@
 //! What a strategy needs: memory by kind, bytes sent.
 
 mod data;
-pub(super) mod pipeline;
+pub(crate) mod pipeline;
 mod sharded;
 mod tensor;
 mod ways;
 
 use serde::Serialize;
 
-use super::model::Model;
+use crate::model::Model;
 
 pub use ways::{Lack, LeftOut};
 
@@ -48,7 +48,7 @@ pub enum Sharding {
 
 impl Sharding {
     /// Over how many of so many ranks parameters are divided.
-    pub(super) fn ranks(self, ranks: usize) -> usize {
+    pub(crate) fn ranks(self, ranks: usize) -> usize {
         match self {
             Self::Full | Self::GradOp => ranks,
             Self::Hybrid { shards } => shards.clamp(1, ranks),
@@ -76,7 +76,7 @@ pub struct Setting {
 
 impl Setting {
     /// Micro-batches of a pipeline that have a sample at least.
-    pub(super) fn parts(&self) -> usize {
+    pub(crate) fn parts(&self) -> usize {
         self.micro_batches.clamp(1, self.batch_size.max(1))
     }
 }
@@ -157,7 +157,7 @@ impl Strategy {
 }
 
 /// Samples of a rank where a batch is divided over so many.
-pub(super) fn share(batch_size: usize, ranks: usize) -> u64 {
+pub(crate) fn share(batch_size: usize, ranks: usize) -> u64 {
     batch_size.div_ceil(ranks).max(1) as u64
 }
 

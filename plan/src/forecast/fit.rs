@@ -3,7 +3,19 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Collective, Collectives, Group, Link, Network};
-use crate::comm_bench::Row;
+
+/// A collective that was measured, such as a row of `comm-bench`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Measurement {
+    /// The operation, by its name there.
+    pub op: String,
+    /// Ranks.
+    pub world: usize,
+    /// Size of the buffer: of all parts together where there are parts.
+    pub bytes: usize,
+    /// Seconds of a call.
+    pub s: f64,
+}
 
 /// What fits measured rows best.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -35,16 +47,15 @@ pub struct FittedRow {
 /// proportion, nearest to those measured. None where no row has a schedule.
 ///
 /// ```
-/// use bin::comm_bench::Row;
-/// use bin::forecast::fit::fit;
+/// use plan::forecast::fit::{Measurement, fit};
 ///
-/// let row = |bytes: usize, s| Row { op: "send_recv".into(), world: 2, bytes, s, calls: 9, gb_s: 0.0, bus_gb_s: 0.0 };
+/// let row = |bytes: usize, s| Measurement { op: "send_recv".into(), world: 2, bytes, s };
 /// let fit = fit(&[row(4000, 1e-5 + 4e-6), row(4_000_000, 1e-5 + 4e-3)]).ok_or("no rows")?;
 /// assert!((fit.link.latency - 1e-5).abs() < 1e-9 && (fit.link.s_per_byte - 1e-9).abs() < 1e-13);
 /// # Ok::<(), &str>(())
 /// ```
-pub fn fit(rows: &[Row]) -> Option<Fit> {
-    let known: Vec<(&Row, [f64; 3])> = rows
+pub fn fit(rows: &[Measurement]) -> Option<Fit> {
+    let known: Vec<(&Measurement, [f64; 3])> = rows
         .iter()
         .filter(|row| row.world > 1 && row.s > 0.0)
         .filter_map(|row| Some((row, costs(Collective::named(&row.op)?, row.world, row.bytes))))
@@ -130,7 +141,7 @@ fn least_squares(rows: &[[f64; 3]], used: [bool; 3]) -> Option<[f64; 3]> {
 mod tests {
     use super::*;
 
-    fn rows(link: Link, combine: f64) -> Vec<Row> {
+    fn rows(link: Link, combine: f64) -> Vec<Measurement> {
         let network = Network::one_node("test", link, combine, false);
         let mut collectives = Collectives::new(&network);
         let mut rows = Vec::new();
@@ -138,7 +149,7 @@ mod tests {
             for (world, bytes) in [(2, 4096), (2, 1 << 20), (4, 1 << 20), (4, 16 << 20)] {
                 let group = Group { ranks: world, stride: 1 };
                 let s = collectives.seconds(Collective::named(op).unwrap(), group, bytes);
-                rows.push(Row { op: op.into(), world, bytes, s, calls: 5, gb_s: 0.0, bus_gb_s: 0.0 });
+                rows.push(Measurement { op: op.into(), world, bytes, s });
             }
         }
         rows
@@ -159,8 +170,7 @@ mod tests {
     #[test]
     fn without_rows_there_is_none() {
         assert_eq!(fit(&[]), None);
-        let other =
-            Row { op: "gather".into(), world: 2, bytes: 4, s: 1.0, calls: 1, gb_s: 0.0, bus_gb_s: 0.0 };
+        let other = Measurement { op: "gather".into(), world: 2, bytes: 4, s: 1.0 };
         assert_eq!(fit(&[other]), None);
     }
 }

@@ -1,9 +1,7 @@
 //! How large a model's numbers are, in floats, which do not overflow: whether what is planned of it can be counted.
 
-use crate::error::Result;
-
-use super::model::TransformerSizes;
-use super::options::refuse;
+use crate::error::{Error, Result};
+use crate::model::TransformerSizes;
 
 /// Parameters.
 const MOST_PARAMETERS: f64 = (1u64 << 46) as f64;
@@ -14,7 +12,7 @@ const MOST_OF_SAMPLE: f64 = (1u64 << 62) as f64;
 
 /// Bounds of the largest numbers of a plan.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Extent {
+pub struct Extent {
     parameters: f64,
     /// What is computed or kept for one sample.
     of_sample: f64,
@@ -24,14 +22,15 @@ pub(super) struct Extent {
 
 impl Extent {
     /// Linear layers in a row.
-    pub(super) fn of_layers(sizes: &[u64]) -> Self {
+    pub fn of_layers(sizes: &[u64]) -> Self {
         let product = |pair: &[u64]| pair.iter().map(|size| *size as f64).product::<f64>();
         let widths: f64 = sizes.iter().map(|size| *size as f64).sum();
         let parameters = sizes.windows(2).map(product).sum::<f64>() + widths;
         Self { parameters, of_sample: 2.0 * parameters + 8.0 * widths, sent: 2.0 * widths }
     }
 
-    pub(super) fn of_transformer(sizes: &TransformerSizes) -> Self {
+    /// A transformer.
+    pub fn of_transformer(sizes: &TransformerSizes) -> Self {
         let &TransformerSizes { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, length, .. } =
             sizes;
         let [vocabulary, d, heads, ff, layers, positions, length] =
@@ -44,24 +43,20 @@ impl Extent {
         Self { parameters, of_sample: flops + kept, sent: 2.0 * length * (d + vocabulary) }
     }
 
-    /// Refuses what no machine has; `option` with its value stands for all sizes.
-    pub(super) fn check(self, option: &'static str, got: usize, batch_size: usize) -> Result<()> {
+    /// Refuses what no machine has.
+    ///
+    /// # Errors
+    /// More parameters, operations or samples than can be counted.
+    pub fn check(self, batch_size: usize) -> Result<()> {
         let Self { parameters, of_sample, sent } = self;
         if parameters > MOST_PARAMETERS {
-            let help = format!(
-                "with the other sizes that makes {parameters:.1e} parameters: make the model smaller"
-            );
-            return refuse(option, got, help);
+            return Err(Error::TooManyParameters { parameters });
         }
         if of_sample > MOST_OF_SAMPLE {
-            let help = format!(
-                "with the other sizes one sample takes {of_sample:.1e} operations: make the model or its rows smaller"
-            );
-            return refuse(option, got, help);
+            return Err(Error::TooManyOperations { operations: of_sample });
         }
         if sent * batch_size as f64 > MOST_SENT {
-            let help = format!("a sample has up to {sent:.1e} numbers that go between ranks: give fewer");
-            return refuse("--batch-size", batch_size, help);
+            return Err(Error::TooManySamples { numbers: sent });
         }
         Ok(())
     }

@@ -1,0 +1,151 @@
+//! Whether a run has room on this machine: looked at before ranks start, when nothing is allocated yet.
+
+use girandole::Layout;
+use plan::language::{LayoutCost, Memory, Subject, Training, layouts};
+use plan::units::show_bytes;
+use training::build::Recompute;
+
+use crate::error::{Error, Result};
+use crate::report::available_memory_bytes;
+use crate::room;
+
+use super::options::TrainOptions;
+
+/// Settings that are named which would fit.
+const MOST_NAMED: usize = 3;
+
+/// This machine, as far as it matters.
+#[derive(Debug, Clone, Copy)]
+struct Host {
+    /// Ranks that are here.
+    ranks: usize,
+    /// Bytes that it has to give.
+    available: f64,
+    /// Whether ranks copy what they save, to write it while training goes on.
+    saves: bool,
+}
+
+/// Refuses a run whose ranks on this machine need more memory than it has to give, by the plan.
+///
+/// # Errors
+/// The layout with what is needed and what would fit.
+pub(super) fn check(options: &TrainOptions, subject: &Subject, layout: &Layout, length: usize) -> Result<()> {
+    let common = options.common();
+    let ranks = room::ranks_on_host(&common.ranks, common.device, layout.ranks());
+    let (false, Some(ranks), Some(available)) = (options.no_memory_check, ranks, available_memory_bytes())
+    else {
+        return Ok(());
+    };
+    let host =
+        Host { ranks, available: available as f64, saves: options.checkpoints.checkpoint_dir.is_some() };
+    let training = options.planned(length);
+    // What cannot be planned is refused by those that do it, in their own words.
+    let Ok(cost) = subject.estimate(&training, layout) else { return Ok(()) };
+    match host.refusal(subject, &training, &cost) {
+        None => Ok(()),
+        Some(help) => Err(Error::Option { option: "--mesh", got: layout.to_string(), help }),
+    }
+}
+
+impl Host {
+    /// What is wrong, if a layout does not fit.
+    fn refusal(self, subject: &Subject, training: &Training, cost: &LayoutCost) -> Option<String> {
+        let needed = self.needed(cost);
+        if needed <= self.available {
+            return None;
+        }
+        let who = match self.ranks {
+            1 => "it needs".to_string(),
+            ranks => format!("the {ranks} ranks here need"),
+        };
+        let fitting = self.fitting(subject, training, &cost.layout);
+        let instead = match fitting.is_empty() {
+            true => {
+                "no layout of as many ranks would fit: take a smaller model or --length, or more machines"
+                    .into()
+            }
+            false => format!("these would fit: {}", fitting.join("; ")),
+        };
+        Some(format!(
+            "{who} about {}, and this machine has {} to give; {instead} (an estimate: --no-memory-check goes on all the same)",
+            show_bytes(needed),
+            show_bytes(self.available)
+        ))
+    }
+
+    /// Bytes of the ranks here: of those that need most, where they are not all.
+    fn needed(self, cost: &LayoutCost) -> f64 {
+        let Layout { pp, dp, .. } = cost.layout;
+        let each = (cost.layout.ranks() / pp) as f64;
+        // The first copy of a model is saved.
+        let saved = |memory: &Memory| if self.saves { memory.parameters + memory.optimizer } else { 0.0 };
+        let all = cost.stages.iter().map(|stage| &stage.memory);
+        let most = all.clone().map(|memory| memory.total() + saved(memory)).fold(0.0, f64::max);
+        let sum: f64 = all.map(|memory| each * (memory.total() + saved(memory) / dp as f64)).sum();
+        sum.min(most * self.ranks as f64)
+    }
+
+    /// Options with which it would fit, the nearest first.
+    fn fitting(self, subject: &Subject, training: &Training, layout: &Layout) -> Vec<String> {
+        let others = layouts(layout.ranks()).into_iter().filter(|other| other != layout);
+        let all = std::iter::once(*layout).chain(others);
+        let fits = |layout: Layout| {
+            let rows = training.batch_size / layout.data_ranks().max(1);
+            let now = training.micro_batches(&layout);
+            let settings = [(training.recompute, now), (Recompute::Units, now), (Recompute::Units, rows)];
+            let (recompute, micro_batches) = settings.into_iter().find(|&(recompute, micro_batches)| {
+                let training = Training { recompute, micro_batches: Some(micro_batches), ..training.clone() };
+                subject.estimate(&training, &layout).is_ok_and(|cost| self.needed(&cost) <= self.available)
+            })?;
+            let again = if recompute == training.recompute { "" } else { " --recompute 1" };
+            let parts = match micro_batches == now {
+                true => String::new(),
+                false => format!(" --accumulate {micro_batches}"),
+            };
+            Some(format!("--mesh {layout}{again}{parts}"))
+        };
+        all.filter_map(fits).take(MOST_NAMED).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use models::ModelConfig;
+
+    use super::*;
+
+    fn subject() -> Subject {
+        let config = r#"{"model_type": "llama", "vocab_size": 1000, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6,
+            "num_attention_heads": 6, "num_key_value_heads": 6, "hidden_act": "silu", "max_position_embeddings": 1024,
+            "rms_norm_eps": 1e-5, "initializer_range": 0.02, "tie_word_embeddings": false, "rope_theta": 10000.0}"#;
+        Subject::new(ModelConfig::from_json(config).unwrap(), None)
+    }
+
+    fn line(mesh: &str, available: f64) -> Option<String> {
+        let training = Training { length: 128, ..Training::default() };
+        let layout: Layout = mesh.parse().unwrap();
+        let cost = subject().estimate(&training, &layout).unwrap();
+        Host { ranks: layout.ranks(), available, saves: false }.refusal(&subject(), &training, &cost)
+    }
+
+    #[test]
+    fn what_would_fit_is_told() {
+        assert_eq!(line("dp=2", 1e9), None);
+        let said = line("dp=2", 200e6).unwrap();
+        assert!(
+            said.contains("the 2 ranks here need about 2") && said.contains("has 200 MB to give"),
+            "{said}"
+        );
+        assert!(said.contains("these would fit: --mesh dp=2 --recompute 1; --mesh shard=2; "), "{said}");
+        let said = line("dp=2", 80e6).unwrap();
+        assert!(
+            said.contains("these would fit: --mesh tp=2 --recompute 1 --accumulate 8; --mesh pp=2 "),
+            "{said}"
+        );
+        let said = line("dp=1", 1e6).unwrap();
+        assert!(
+            said.contains("it needs about 15") && said.contains("no layout of as many ranks would fit"),
+            "{said}"
+        );
+    }
+}

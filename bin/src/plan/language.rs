@@ -1,0 +1,118 @@
+//! `plan --model`: a language model in any layout, as `pretrain` and `finetune` train it.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use girandole::Layout;
+use models::{Lora, LoraConfig, ModelConfig};
+use pipeline::ScheduleKind;
+use plan::Optimizer;
+use plan::language::{LanguageTable, Subject, Training, layouts};
+use training::build::Recompute;
+
+use crate::console::say;
+use crate::error::{Error, Result};
+use crate::file_error::FileError;
+use crate::language::{ParametersDtype, recompute, schedule};
+use crate::options::count;
+use crate::outputs;
+
+use super::options::PlanOptions;
+
+/// Ranks of which all layouts are looked at.
+const MOST_RANKS: usize = 1 << 16;
+
+/// Options of `plan --model`, those of `pretrain` and `finetune`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct LanguagePlanOptions {
+    /// Folder with config.json, or that file: a Llama, Mistral, Qwen2.5, Qwen3 or GPT-2, in place of a command's model
+    #[arg(
+        id = "folder",
+        long = "model",
+        value_name = "DIR",
+        conflicts_with_all = ["model", "bandwidth", "latency", "network", "ranks_per_node", "node_bandwidth", "node_latency", "flops",
+            "memory_bandwidth", "micro_batches", "element_bytes", "gathered_bytes", "sizes", "vocab_size", "d_model", "num_heads",
+            "d_ff", "num_layers", "max_len", "dropout"],
+        help_heading = "Language models"
+    )]
+    pub(crate) folder: Option<PathBuf>,
+    /// One layout, such as pp=2,shard=2 [default: all of --ranks]
+    #[arg(
+        long,
+        value_name = "AXES",
+        conflicts_with = "ranks",
+        requires = "folder",
+        help_heading = "Language models"
+    )]
+    mesh: Option<Layout>,
+    /// Parts that a rank's rows are cut into [default: 1, with pp as many as stages]
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, requires = "folder", help_heading = "Language models")]
+    accumulate: Option<usize>,
+    /// Keep of every N-th block only its input, and compute it again in backward; 1 is all blocks; `selective` keeps products
+    #[arg(long, value_name = "N|selective", value_parser = recompute, allow_negative_numbers = true, requires = "folder", help_heading = "Language models")]
+    recompute: Option<Recompute>,
+    /// The order of work of pipeline stages
+    #[arg(long, default_value = "1f1b", value_name = "NAME", value_parser = schedule, help_heading = "Language models")]
+    pipeline_schedule: ScheduleKind,
+    /// What parameters are kept in
+    #[arg(long, value_enum, default_value = "f32", help_heading = "Language models")]
+    parameters: ParametersDtype,
+    /// Rank of adapters (LoRA) of all linear layers, which alone are trained
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, requires = "folder", help_heading = "Language models")]
+    lora_rank: Option<usize>,
+}
+
+/// Prints what each layout needs.
+pub(super) fn run(options: &PlanOptions, folder: &Path) -> Result<()> {
+    let own = &options.language;
+    let config = config(folder)?;
+    let lora = match own.lora_rank {
+        Some(rank) => Some(Lora::new(&LoraConfig { rank, ..LoraConfig::default() }, &config)?),
+        None => None,
+    };
+    let length = options.length.unwrap_or(LENGTH.min(config.max_len));
+    if length > config.max_len {
+        let help = format!("the model has {} positions: give at most that many", config.max_len);
+        return Err(Error::Option { option: "--length", got: length.to_string(), help });
+    }
+    let ranks = own.mesh.map_or(options.ranks, |layout| layout.ranks());
+    if ranks > MOST_RANKS {
+        let help = format!("give at most {MOST_RANKS}");
+        return Err(Error::Option { option: "--ranks", got: ranks.to_string(), help });
+    }
+    let subject = Subject::new(config, lora);
+    let training = own.training(options.batch_size, length, options.optimizer.map(Optimizer::from));
+    let all = own.mesh.map_or_else(|| layouts(ranks), |layout| vec![layout]);
+    let compared = subject.compare(&training, &all)?;
+    let table =
+        LanguageTable { subject: &subject, training: &training, ranks, memory: options.memory(ranks) };
+    if let Some(path) = &options.json {
+        outputs::write(path, table.json(&compared)?)?;
+    }
+    table.lines(&compared)?.iter().try_for_each(|line| say(format_args!("{line}")))
+}
+
+/// Tokens of a row, as of `pretrain` and `finetune`.
+const LENGTH: usize = 1024;
+
+fn config(path: &Path) -> Result<ModelConfig> {
+    if !path.is_file() {
+        return Ok(ModelConfig::from_folder(path)?);
+    }
+    let text = std::fs::read_to_string(path).map_err(|error| FileError::read(path, error))?;
+    Ok(ModelConfig::from_json(&text)?)
+}
+
+impl LanguagePlanOptions {
+    fn training(&self, batch_size: usize, length: usize, optimizer: Option<Optimizer>) -> Training {
+        Training {
+            batch_size,
+            length,
+            micro_batches: self.accumulate,
+            recompute: self.recompute.unwrap_or_default(),
+            schedule: self.pipeline_schedule,
+            dtype: self.parameters.dtype(),
+            optimizer: optimizer.unwrap_or(Optimizer::Adam),
+        }
+    }
+}

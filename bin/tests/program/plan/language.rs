@@ -1,0 +1,91 @@
+//! `plan --model`: language models in every layout.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::common::{Folder, text};
+use crate::plan::PLAN;
+
+const CONFIG: &str = r#"{"model_type": "llama", "vocab_size": 1000, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6,
+    "num_attention_heads": 6, "num_key_value_heads": 6, "hidden_act": "silu", "max_position_embeddings": 1024, "rms_norm_eps": 1e-5,
+    "initializer_range": 0.02, "tie_word_embeddings": false, "rope_theta": 10000.0}"#;
+
+fn folder() -> (Folder, String) {
+    let folder = Folder::new();
+    fs::write(folder.path("config.json"), CONFIG).unwrap();
+    let model = folder.argument(".");
+    (folder, model)
+}
+
+#[test]
+fn every_layout_has_a_line_or_a_reason() {
+    let (folder, model) = folder();
+    let json = folder.argument("plan.json");
+    let options =
+        ["--ranks", "4", "--length", "128", "--batch-size", "2", "--memory", "80MB", "--json", &json];
+    let printed = text(&PLAN.succeed(&[&["--model", &model], &options[..]].concat()).stdout);
+    let heading =
+        "llama: 3040704 parameters, f32\n2 rows of 128 tokens a step; Adam\n4 ranks, 80.0 MB each\n\n";
+    assert!(printed.starts_with(heading), "{printed}");
+    let lines: Vec<&str> =
+        printed.lines().filter(|line| line.contains(" yes ") || line.contains(" no ")).collect();
+    assert!(lines.iter().any(|line| line.starts_with("pp=2,tp=2 ")), "{printed}");
+    assert!(printed.contains("4 copies are more than the 2 rows of a step\n"), "{printed}");
+    assert!(printed.contains("not possible: pp=4: the 2 rows of a step cannot be divided"), "{printed}");
+    assert!(
+        printed.contains("not possible: tp=4: ") && printed.contains("num_attention_heads: 6"),
+        "{printed}"
+    );
+    let plan: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    assert_eq!(
+        (&plan["parameters"], plan["layouts"].as_array().unwrap().len()),
+        (&3040704.into(), lines.len())
+    );
+    let totals: Vec<f64> =
+        plan["layouts"].as_array().unwrap().iter().map(|layout| layout["total"].as_f64().unwrap()).collect();
+    assert!(totals.is_sorted());
+}
+
+#[test]
+fn stages_of_one_layout_have_a_line_each() {
+    let (_folder, model) = folder();
+    let file = format!("{model}/config.json");
+    let options = ["--mesh", "pp=2,shard=2", "--length", "128", "--batch-size", "8", "--memory", "80MB"];
+    let planned = |model: &str, more: &[&str]| {
+        text(&PLAN.succeed(&[&["--model", model], &options[..], more].concat()).stdout)
+    };
+    let printed = planned(&model, &[]);
+    assert_eq!(printed, planned(&file, &[]));
+    assert!(
+        printed.contains("\npp=2,shard=2: ranks 0-1 yes ")
+            && printed.contains("\npp=2,shard=2: ranks 2-3 yes ")
+    );
+    let activations = |printed: &str| {
+        let line = printed.lines().find(|line| line.contains("ranks 0-1")).unwrap().to_string();
+        line.split_whitespace().nth(10).unwrap().parse::<f64>().unwrap()
+    };
+    let again = planned(&model, &["--recompute", "1"]);
+    assert!(again.contains("; all blocks are computed again\n"), "{again}");
+    assert!(activations(&again) < 0.7 * activations(&printed), "{printed}\n{again}");
+    let adapters = planned(&model, &["--lora-rank", "4"]);
+    assert!(adapters.contains(" parameters, of which "), "{adapters}");
+}
+
+#[test]
+fn options_that_do_not_go_together_are_refused() {
+    let (_folder, model) = folder();
+    let refused = |options: &[&str], expected: &str| {
+        let said = PLAN.refuse(options);
+        assert!(said.contains(expected), "{options:?}: {said}");
+    };
+    refused(&["--model", &model, "--flops", "1TFLOP/s"], "--flops");
+    refused(&["--model", &model, "--length", "2000"], "the model has 1024 positions");
+    refused(&["--model", &model, "--mesh", "pp=2", "--ranks", "4"], "--ranks");
+    refused(&["--mesh", "pp=2"], "--model");
+    let printed = text(&PLAN.succeed(&["--model", &model, "--mesh", "cp=2"]).stdout);
+    assert!(
+        printed.contains("\nnot possible: cp=2: ") && printed.ends_with("\nnothing is possible\n"),
+        "{printed}"
+    );
+}

@@ -1,0 +1,69 @@
+//! All layouts of so many ranks: what each needs, and which there are not, with the reason.
+
+use girandole::Layout;
+use serde::Serialize;
+
+use super::{LayoutCost, Subject, Training};
+use crate::{Error, Result};
+
+/// Layouts that there are not.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RuledOut {
+    /// The layouts.
+    pub meshes: Vec<String>,
+    /// Why.
+    pub reason: String,
+}
+
+/// The layouts of so many ranks.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Compared {
+    /// Those that there are, the one whose largest rank needs least first.
+    pub costs: Vec<LayoutCost>,
+    /// The others.
+    pub ruled_out: Vec<RuledOut>,
+}
+
+/// All products of `pp`, `dp`, `shard` and `tp` that are so many ranks.
+pub fn layouts(ranks: usize) -> Vec<Layout> {
+    let divisors = |of: usize| (1..=of).filter(move |size| of.is_multiple_of(*size));
+    let mut all = Vec::new();
+    for pp in divisors(ranks) {
+        for tp in divisors(ranks / pp) {
+            for shard in divisors(ranks / pp / tp) {
+                all.push(Layout { pp, dp: ranks / pp / tp / shard, shard, cp: 1, tp });
+            }
+        }
+    }
+    all
+}
+
+impl Subject {
+    /// What each of these layouts needs.
+    ///
+    /// # Errors
+    /// Other errors than [`Error::Layout`], which is a reason to rule a layout out.
+    pub fn compare(&self, training: &Training, layouts: &[Layout]) -> Result<Compared> {
+        let mut compared = Compared::default();
+        for layout in layouts {
+            match self.estimate(training, layout) {
+                Ok(cost) => compared.costs.push(cost),
+                Err(Error::Layout { reason }) => compared.rule_out(layout, reason),
+                Err(Error::Pipeline(error)) => compared.rule_out(layout, error.to_string()),
+                Err(error) => return Err(error),
+            }
+        }
+        compared.costs.sort_by(|a, b| a.most().total().total_cmp(&b.most().total()));
+        Ok(compared)
+    }
+}
+
+impl Compared {
+    fn rule_out(&mut self, layout: &Layout, reason: String) {
+        let mesh = layout.to_string();
+        match self.ruled_out.iter_mut().find(|known| known.reason == reason) {
+            Some(known) => known.meshes.push(mesh),
+            None => self.ruled_out.push(RuledOut { meshes: vec![mesh], reason }),
+        }
+    }
+}

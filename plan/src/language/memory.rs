@@ -1,0 +1,297 @@
+//! Memory of each rank, by kind.
+
+use girandole::Layout;
+use training::build::Recompute;
+
+use super::activations::PerToken;
+use super::outline::Unit;
+use super::{LayoutCost, Memory, StageCost, Subject, Training};
+use crate::{Error, Result};
+
+pub(super) fn estimate(subject: &Subject, training: &Training, layout: &Layout) -> Result<LayoutCost> {
+    check(training, layout)?;
+    let plan = Plan {
+        training,
+        layout,
+        units: subject.units(layout)?,
+        kept: PerToken::new(subject, training.numbers(), layout.tp),
+        tokens: training.tokens(layout) as f64,
+        vocabulary: (subject.config.vocab_size.div_ceil(layout.tp) * subject.config.hidden_size) as f64,
+        classes: subject.config.vocab_size as f64,
+        is_tied: subject.config.tied,
+    };
+    let stages = if layout.pp > 1 { plan.pipeline()? } else { vec![plan.whole()] };
+    let stage = |(stage, (memory, sent))| StageCost { stage, memory, sent };
+    Ok(LayoutCost { layout: *layout, stages: stages.into_iter().enumerate().map(stage).collect() })
+}
+
+/// Whether so many rows can be divided so.
+fn check(training: &Training, layout: &Layout) -> Result<()> {
+    layout.check(layout.ranks()).map_err(|error| Error::layout(error.to_string()))?;
+    let (copies, micro_batches) = (layout.data_ranks(), training.micro_batches(layout));
+    let rows = training.batch_size;
+    if copies > rows {
+        return Err(Error::layout(format!("{copies} copies are more than the {rows} rows of a step")));
+    }
+    if !rows.is_multiple_of(copies.saturating_mul(micro_batches).max(1)) {
+        let each = match micro_batches {
+            1 => String::new(),
+            count => format!(" with {count} micro-batches each"),
+        };
+        let parts = format!("{copies} {}{each}", if copies == 1 { "rank" } else { "ranks" });
+        return Err(Error::layout(format!("the {rows} rows of a step cannot be divided over {parts}")));
+    }
+    Ok(())
+}
+
+/// Tensors of which one is a sum: zeros, or another one, what is added, and what comes of it.
+pub(super) const SUMMED: f64 = 3.0;
+
+/// A model in a layout.
+pub(super) struct Plan<'a> {
+    pub(super) training: &'a Training,
+    pub(super) layout: &'a Layout,
+    pub(super) units: Vec<Unit>,
+    pub(super) kept: PerToken<'a>,
+    /// Of a micro-batch of a rank.
+    pub(super) tokens: f64,
+    /// Elements of a rank's table of tokens.
+    pub(super) vocabulary: f64,
+    pub(super) classes: f64,
+    pub(super) is_tied: bool,
+}
+
+/// Bytes that there are from step to step.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Fixed {
+    pub(super) parameters: f64,
+    /// As the optimizer is given them, at the end of a step.
+    pub(super) gradients: f64,
+    pub(super) optimizer: f64,
+    /// Copies that there are all the time.
+    pub(super) copies: f64,
+}
+
+/// Bytes that come and go, at one moment of a step.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Moment {
+    pub(super) activations: f64,
+    /// Gradients so far, and all else.
+    pub(super) others: f64,
+}
+
+impl Moment {
+    pub(super) fn new(activations: f64, others: f64) -> Self {
+        Self { activations, others }
+    }
+
+    fn total(&self) -> f64 {
+        self.activations + self.others
+    }
+}
+
+impl Fixed {
+    /// With what there is beside them at the moment when that is most. Gradients are among it; what goes beyond those that the optimizer is
+    /// given are buffers.
+    pub(super) fn with(self, moments: impl IntoIterator<Item = Moment>) -> Memory {
+        let Self { parameters, gradients, optimizer, copies } = self;
+        let most = moments.into_iter().max_by(|a, b| a.total().total_cmp(&b.total()));
+        let Moment { activations, others } = most.unwrap_or_default();
+        Memory {
+            parameters,
+            gradients,
+            optimizer,
+            activations,
+            buffers: copies + (others - gradients).max(0.0),
+        }
+    }
+}
+
+impl Plan<'_> {
+    /// Whether a unit is computed again in backward: a block, as the embedding takes no floats.
+    pub(super) fn recomputes(&self, unit: usize) -> bool {
+        self.is_block(unit)
+            && match self.training.recompute {
+                Recompute::None => false,
+                Recompute::Units | Recompute::Selective => true,
+                Recompute::Every(each) => (unit + 1).is_multiple_of(each.max(1)),
+            }
+    }
+
+    /// What forward keeps of each token in a block.
+    pub(super) fn kept_of(&self, block: usize) -> usize {
+        match self.training.recompute {
+            _ if !self.recomputes(block) => self.kept.block(&self.units[block]),
+            Recompute::Selective => self.kept.products(&self.units[block]),
+            _ => self.kept.output(),
+        }
+    }
+
+    pub(super) fn element(&self) -> f64 {
+        self.training.numbers().element as f64
+    }
+
+    pub(super) fn working(&self) -> f64 {
+        self.training.numbers().working as f64
+    }
+
+    /// Bytes of what the optimizer remembers of so many parameters.
+    pub(super) fn optimizer(&self, elements: f64) -> f64 {
+        self.training.optimizer.numbers() as f64 * self.working() * elements
+    }
+
+    pub(super) fn is_block(&self, unit: usize) -> bool {
+        unit > 0 && unit + 1 < self.units.len()
+    }
+
+    fn sum(&self, of: impl Fn(&Unit) -> usize) -> f64 {
+        self.units.iter().map(|unit| of(unit) as f64).sum()
+    }
+
+    fn accumulates(&self) -> bool {
+        self.training.micro_batches(self.layout) > 1
+    }
+
+    /// Without stages.
+    fn whole(&self) -> (Memory, f64) {
+        let Layout { dp, shard, .. } = *self.layout;
+        let [all, trained] = [false, true].map(|trained| self.sum(|unit| unit.share(shard, trained)));
+        let fixed = Fixed {
+            parameters: all * self.element(),
+            gradients: trained * self.element(),
+            optimizer: self.optimizer(trained),
+            copies: if dp > 1 && shard == 1 { trained * self.element() } else { 0.0 },
+        };
+        let memory = if shard > 1 { fixed.with(self.sharded()) } else { fixed.with(self.copied()) };
+        (memory, self.sent_whole())
+    }
+
+    /// Where every rank has all parameters: at the loss, in backward of the first block, and of the embedding.
+    fn copied(&self) -> [Moment; 3] {
+        let gradients = self.sum(Unit::trained) * self.element();
+        let sums = if self.accumulates() { gradients } else { 0.0 };
+        // Copies add them up as they come, in the buckets that are sent.
+        let both = if self.layout.dp > 1 { gradients } else { sums + gradients };
+        let kept = self.activations();
+        [
+            Moment::new(kept, sums + self.loss()),
+            Moment::new(kept + self.again(), both + self.backward()),
+            Moment::new(kept, both + self.embedding()),
+        ]
+    }
+
+    /// Where parameters are gathered, unit by unit, and gradients divided.
+    fn sharded(&self) -> Vec<Moment> {
+        let kept = self.activations();
+        let element = self.element();
+        let whole = |place: usize| self.gathered(place) * element;
+        // What is frozen has zeros beside what is trained.
+        let of_gradients = |place: usize| match self.units[place].trained() {
+            0 => 0.0,
+            _ => self.units[place].elements() as f64 * element,
+        };
+        let last = self.units.len() - 1;
+        // Buffers stay for the next units: those of the largest two.
+        let mut largest: Vec<f64> = self.units.iter().map(|unit| unit.elements() as f64 * element).collect();
+        largest.sort_unstable_by(|a, b| b.total_cmp(a));
+        let pool: f64 = largest.iter().take(2).sum();
+        // What was not synchronised stays whole until its unit's turn.
+        let mut sums: f64 = if self.accumulates() { (0..=last).map(of_gradients).sum() } else { 0.0 };
+        let first = Moment::new(kept, sums + pool.max(whole(last) + whole(last - 1)) + self.loss());
+        let mut moments = vec![first];
+        if self.accumulates() {
+            moments.push(Moment::new(kept + self.again(), sums + pool + self.backward()));
+        }
+        let (mut divided, mut leaving) = (0.0, 0.0);
+        for place in (0..=last).rev() {
+            let next = place.checked_sub(1).map_or(0.0, whole);
+            let again = if self.recomputes(place) { self.block_again(place) } else { 0.0 };
+            let fresh = of_gradients(place);
+            divided += fresh / self.layout.shard as f64;
+            let others = match place {
+                0 => self.embedding(),
+                place if place == last => 0.0,
+                _ => self.backward(),
+            };
+            let gathered = pool.max(whole(place) + next);
+            let others = sums.max(fresh) + divided + leaving + gathered + others;
+            moments.push(Moment::new(kept + again, others));
+            sums = (sums - fresh).max(0.0);
+            leaving = fresh;
+        }
+        moments
+    }
+
+    /// Elements that are gathered to compute a unit: a tied head takes the embedding, too.
+    fn gathered(&self, place: usize) -> f64 {
+        let own = self.units[place].elements() as f64;
+        match self.is_tied && place + 1 == self.units.len() {
+            true => own + self.units[0].elements() as f64,
+            false => own,
+        }
+    }
+
+    /// What forward keeps of a micro-batch.
+    fn activations(&self) -> f64 {
+        let boundary = if self.layout.shard > 1 { self.kept.output() } else { 0 };
+        let of_unit = |place: usize| match place {
+            0 => self.kept.embedding() + boundary,
+            place if !self.is_block(place) => self.kept.loss(),
+            place => self.kept_of(place) + boundary,
+        };
+        let kept: usize = (0..self.units.len()).map(of_unit).sum();
+        kept as f64 * self.tokens + self.wide_head()
+    }
+
+    /// A head in 16 bits is computed with in 32.
+    fn wide_head(&self) -> f64 {
+        let is_narrow = self.element() != self.working();
+        if is_narrow && self.layout.tp == 1 { self.vocabulary * self.working() } else { 0.0 }
+    }
+
+    /// What a block that is computed again keeps, the largest.
+    fn again(&self) -> f64 {
+        let again = (0..self.units.len()).filter(|place| self.recomputes(*place));
+        again.map(|place| self.block_again(place)).fold(0.0, f64::max)
+    }
+
+    pub(super) fn block_again(&self, place: usize) -> f64 {
+        let all = self.kept.block(&self.units[place]) + self.kept.output();
+        // What was kept is there, but for what came in, of which there is a copy.
+        let known = self.kept_of(place) - self.kept.output();
+        (all - known) as f64 * self.tokens
+    }
+
+    /// What backward of a block needs for a moment.
+    pub(super) fn backward(&self) -> f64 {
+        self.kept.backward() as f64 * self.tokens
+    }
+
+    /// The gradient of an embedding is added to zeros, and to that of the head where they are one.
+    pub(super) fn embedding(&self) -> f64 {
+        let is_trained = self.units.first().is_some_and(|unit| unit.trained() > 0);
+        // Where the vocabulary is divided, once more.
+        let times = if self.layout.tp > 1 { 2.0 } else { 1.0 };
+        if is_trained { times * self.vocabulary * self.element() } else { 0.0 }
+    }
+
+    /// What the loss needs: the logits of some rows, which a product packs for itself, and gradients of the head; or gradients of all
+    /// logits.
+    fn loss(&self) -> f64 {
+        /// Of the logits that are there at once.
+        const CHUNK_BYTES: f64 = (64 << 20) as f64;
+        /// Rows that a product packs at once.
+        const PACKED: f64 = 512.0;
+        if self.layout.tp > 1 {
+            let own = (self.classes / self.layout.tp as f64).ceil();
+            return SUMMED * own * self.working() * self.tokens;
+        }
+        let head = if self.is_tied { self.units.first() } else { self.units.last() };
+        let is_trained = head.is_some_and(|unit| unit.trained() > 0);
+        let of_head = if is_trained { self.vocabulary * self.working() } else { 0.0 };
+        let row = self.classes * self.working();
+        let rows = self.tokens.min((CHUNK_BYTES / row).floor().max(1.0));
+        let packed = rows / (rows / PACKED).ceil();
+        (of_head + (rows + packed) * row).max(SUMMED * of_head)
+    }
+}

@@ -1,0 +1,220 @@
+//! What a rank has of a model: units, tensors and layers, as the model itself asks for them. Nothing is allocated.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use candle_core::{DType, Device, Result as CandleResult, Shape, Tensor, bail};
+use candle_nn::var_builder::SimpleBackend;
+use candle_nn::{Init, VarBuilder};
+use fsdp::FsdpConfig;
+use models::{CausalLm, Lora, ModelConfig};
+use training::build::{
+    Builder, Division, Layers, Linear, LinearConfig, Place, UnitSource, Vocabulary, VocabularyConfig,
+    WholeLayers,
+};
+
+/// A unit of a model, as one of the ranks that divide its layers has it: the one with most.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Unit {
+    /// Its name.
+    pub name: String,
+    /// Its parameters.
+    pub tensors: Vec<Parameter>,
+    /// Its linear layers, in the order in which they are built.
+    pub layers: Vec<Layer>,
+}
+
+/// A rank's part of a parameter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parameter {
+    /// The parameter.
+    pub name: String,
+    /// Elements.
+    pub elements: usize,
+    /// Whether it is trained.
+    pub is_trained: bool,
+}
+
+/// A rank's part of a linear layer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layer {
+    /// Its name.
+    pub name: String,
+    /// Numbers of a token that this rank's part takes.
+    pub inputs: usize,
+    /// Numbers of a token that it gives.
+    pub outputs: usize,
+    /// How it is divided.
+    pub division: Division,
+    /// Whether there is a bias.
+    pub bias: bool,
+}
+
+impl Unit {
+    /// Elements of all parameters.
+    pub fn elements(&self) -> usize {
+        self.tensors.iter().map(|tensor| tensor.elements).sum()
+    }
+
+    /// Elements of the largest part of `shard`, of all parameters or of those that are trained, as FSDP has them: small ones together.
+    pub(super) fn share(&self, shard: usize, trained: bool) -> usize {
+        let pack = FsdpConfig::default().pack_elements;
+        let wanted = self.tensors.iter().filter(|tensor| tensor.is_trained || !trained);
+        let (small, large): (Vec<usize>, Vec<usize>) =
+            wanted.map(|tensor| tensor.elements).partition(|elements| *elements < pack);
+        large.into_iter().map(|elements| elements.div_ceil(shard)).sum::<usize>()
+            + small.into_iter().sum::<usize>().div_ceil(shard)
+    }
+
+    /// Elements of the largest part of what is trained, each parameter divided for itself: as the optimizers of stages have them.
+    pub(super) fn flat_share(&self, shard: usize) -> usize {
+        let trained = self.tensors.iter().filter(|tensor| tensor.is_trained);
+        trained.map(|tensor| tensor.elements.div_ceil(shard)).sum()
+    }
+
+    /// Elements of those that are trained.
+    pub fn trained(&self) -> usize {
+        self.tensors.iter().filter(|tensor| tensor.is_trained).map(|tensor| tensor.elements).sum()
+    }
+}
+
+/// The units of a model whose layers are divided over `tp` ranks. With `apart`, units are built each for itself, as stages are: a head that is
+/// the embedding then has a copy of its own.
+pub(super) fn units(
+    (config, lora): (&ModelConfig, Option<&Lora>),
+    tp: usize,
+    apart: bool,
+) -> CandleResult<Vec<Unit>> {
+    let all = built((config, lora), tp, None)?;
+    if !apart {
+        return Ok(all);
+    }
+    // Without the first unit, the embedding, the last one has its own table.
+    let mut others = built((config, lora), tp, all.first().map(|unit| unit.name.clone()))?;
+    if let (Some(first), Some(place)) = (all.into_iter().next(), others.first_mut()) {
+        *place = first;
+    }
+    Ok(others)
+}
+
+fn built(
+    (config, lora): (&ModelConfig, Option<&Lora>),
+    tp: usize,
+    elsewhere: Option<String>,
+) -> CandleResult<Vec<Unit>> {
+    let found = Found { units: Arc::default(), adapters: lora.is_some() };
+    let source = Source { found: found.clone(), elsewhere };
+    let layers = Shares { ranks: tp, found: found.clone() };
+    let builder = Builder::of_units(Arc::new(source)).with_layers(Arc::new(layers));
+    let builder = match lora {
+        Some(lora) => lora.adapt(builder),
+        None => builder,
+    };
+    CausalLm::new(config, &builder)?;
+    Ok(std::mem::take(&mut *found.lock()))
+}
+
+/// What was asked for so far.
+#[derive(Clone)]
+struct Found {
+    units: Arc<Mutex<Vec<Unit>>>,
+    /// Whether adapters alone are trained.
+    adapters: bool,
+}
+
+impl Found {
+    fn lock(&self) -> MutexGuard<'_, Vec<Unit>> {
+        self.units.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Source {
+    found: Found,
+    /// A unit that is not built.
+    elsewhere: Option<String>,
+}
+
+impl UnitSource for Source {
+    fn unit(
+        &self,
+        name: &str,
+        build: &mut dyn FnMut(VarBuilder<'static>) -> CandleResult<()>,
+    ) -> CandleResult<Place> {
+        self.found.lock().push(Unit { name: name.into(), ..Unit::default() });
+        if self.elsewhere.as_deref() == Some(name) {
+            return Ok(Place::Elsewhere);
+        }
+        build(VarBuilder::from_backend(Box::new(self.found.clone()), DType::F32, Device::Cpu))?;
+        Ok(Place::Here)
+    }
+}
+
+impl SimpleBackend for Found {
+    fn get(&self, shape: Shape, name: &str, _: Init, dtype: DType, device: &Device) -> CandleResult<Tensor> {
+        if let Some(unit) = self.lock().last_mut() {
+            let is_trained = !self.adapters || Lora::is_adapter(name);
+            unit.tensors.push(Parameter { name: name.into(), elements: shape.elem_count(), is_trained });
+        }
+        // One number that has any shape.
+        Tensor::zeros((), dtype, device)?.broadcast_as(shape)
+    }
+
+    fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> CandleResult<Tensor> {
+        bail!("{name}: its shape must be asked for, as in VarBuilder::get")
+    }
+
+    fn contains_tensor(&self, _: &str) -> bool {
+        false
+    }
+}
+
+/// Makes a rank's part of each layer.
+struct Shares {
+    ranks: usize,
+    found: Found,
+}
+
+impl Shares {
+    fn share(&self, name: &str, what: &str, size: usize, parts: usize) -> CandleResult<usize> {
+        match size.is_multiple_of(self.ranks * parts.max(1)) {
+            true => Ok(size / self.ranks),
+            false => bail!("the {size} {what} of {name} cannot be divided over tp={} ranks", self.ranks),
+        }
+    }
+}
+
+impl Layers for Shares {
+    fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    fn linear(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> CandleResult<Linear> {
+        let (mut own, name) = (config.clone(), vb.prefix());
+        match config.division {
+            Division::Whole => {}
+            Division::Outputs => own.outputs = self.share(&name, "outputs", config.outputs, config.groups)?,
+            Division::Inputs => own.inputs = self.share(&name, "inputs", config.inputs, 1)?,
+        }
+        if let Some(unit) = self.found.lock().last_mut() {
+            let LinearConfig { inputs, outputs, division, bias, .. } = own;
+            unit.layers.push(Layer { name, inputs, outputs, division, bias });
+        }
+        WholeLayers.linear(vb, &own)
+    }
+
+    fn vocabulary(
+        &self,
+        vb: &VarBuilder<'static>,
+        config: &VocabularyConfig,
+    ) -> CandleResult<Arc<dyn Vocabulary>> {
+        if config.tokens < self.ranks {
+            bail!(
+                "the vocabulary of {} tokens is less than one for each of tp={} ranks",
+                config.tokens,
+                self.ranks
+            )
+        }
+        // The first ranks have one more where they do not divide it.
+        let tokens = config.tokens.div_ceil(self.ranks);
+        WholeLayers.vocabulary(vb, &VocabularyConfig { tokens, ..config.clone() })
+    }
+}

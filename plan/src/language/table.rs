@@ -1,0 +1,192 @@
+//! The plan of a language model as lines, and as JSON.
+
+use serde::Serialize;
+use training::build::Recompute;
+
+use super::layouts::{Compared, RuledOut};
+use super::{LayoutCost, Memory, StageCost, Subject, Training};
+use crate::Result;
+use crate::table::listed;
+use crate::units::show_bytes;
+
+/// What is planned for, to be shown with what comes of it ([`Subject::compare`]).
+#[derive(Debug, Clone, Copy)]
+pub struct LanguageTable<'a> {
+    /// What is trained.
+    pub subject: &'a Subject,
+    /// How.
+    pub training: &'a Training,
+    /// Ranks.
+    pub ranks: usize,
+    /// Bytes of a rank.
+    pub memory: f64,
+}
+
+/// All that is planned for, and what comes of it.
+#[derive(Serialize)]
+struct Plan<'a> {
+    model: String,
+    parameters: u64,
+    trained: u64,
+    ranks: usize,
+    batch_size: usize,
+    length: usize,
+    /// None: 1, or as many as pipeline stages.
+    accumulate: Option<usize>,
+    /// Each so many blocks are computed again.
+    recompute: Option<String>,
+    schedule: &'static str,
+    memory: f64,
+    layouts: Vec<Row<'a>>,
+    ruled_out: &'a [RuledOut],
+}
+
+#[derive(Serialize)]
+struct Row<'a> {
+    mesh: String,
+    fits: bool,
+    /// Of the rank that needs most.
+    total: f64,
+    sent: f64,
+    stages: &'a [StageCost],
+}
+
+const NAMES: [&str; 9] =
+    ["mesh", "fits", "parameters", "gradients", "optimizer", "activations", "buffers", "all", "sent"];
+
+impl LanguageTable<'_> {
+    /// A heading, a line for each layout's rank that needs most, and those that there are not. Of a single layout each stage has a line.
+    ///
+    /// # Errors
+    /// A model that cannot be built.
+    pub fn lines(&self, compared: &Compared) -> Result<Vec<String>> {
+        let mut lines = self.heading()?;
+        let rows = match &compared.costs[..] {
+            [only] if only.stages.len() > 1 => {
+                only.stages.iter().map(|stage| self.stage(only, stage)).collect()
+            }
+            all => all.iter().map(|cost| self.cells(cost)).collect::<Vec<_>>(),
+        };
+        if !rows.is_empty() {
+            lines.extend(aligned(std::iter::once(NAMES.map(String::from)).chain(rows).collect()));
+            lines.push(String::new());
+        }
+        let ruled_out =
+            |RuledOut { meshes, reason }: &RuledOut| format!("not possible: {}: {reason}", listed(meshes));
+        lines.extend(compared.ruled_out.iter().map(ruled_out));
+        let fitting = compared.costs.iter().filter(|cost| self.fits(&cost.most())).count();
+        let all = compared.costs.len();
+        lines.push(match compared.costs.first() {
+            _ if fitting > 0 => format!("{fitting} of {all} fit"),
+            Some(least) => format!(
+                "nothing fits: {} needs least, {} of {}; compute blocks again (--recompute 1), take fewer rows at once (--accumulate), \
+                 or more ranks",
+                least.layout,
+                show_bytes(least.most().total()),
+                show_bytes(self.memory)
+            ),
+            None => "nothing is possible".into(),
+        });
+        Ok(lines)
+    }
+
+    /// An object on several lines, with a newline at its end.
+    ///
+    /// # Errors
+    /// A model that cannot be built; a number that JSON does not have.
+    pub fn json(&self, compared: &Compared) -> Result<String> {
+        let (parameters, trained) = self.subject.parameters()?;
+        let row =
+            |cost: &'_ LayoutCost| (cost.layout.to_string(), self.fits(&cost.most()), cost.most().total());
+        let rows = compared.costs.iter().map(|cost| {
+            let (mesh, fits, total) = row(cost);
+            Row { mesh, fits, total, sent: cost.sent(), stages: &cost.stages }
+        });
+        let plan = Plan {
+            model: self.subject.config.family.to_string(),
+            parameters,
+            trained,
+            ranks: self.ranks,
+            batch_size: self.training.batch_size,
+            length: self.training.length,
+            accumulate: self.training.micro_batches,
+            recompute: match self.training.recompute {
+                Recompute::None => None,
+                Recompute::Units => Some("1".into()),
+                Recompute::Every(each) => Some(each.to_string()),
+                Recompute::Selective => Some("selective".into()),
+            },
+            schedule: self.training.schedule.name(),
+            memory: self.memory,
+            layouts: rows.collect(),
+            ruled_out: &compared.ruled_out,
+        };
+        Ok(serde_json::to_string_pretty(&plan)? + "\n")
+    }
+
+    fn heading(&self) -> Result<Vec<String>> {
+        let Self { subject, training, ranks, memory } = self;
+        let (parameters, trained) = subject.parameters()?;
+        let adapters = match trained == parameters {
+            true => String::new(),
+            false => format!(", of which {trained} are trained"),
+        };
+        let parts = match training.micro_batches {
+            Some(count) if count > 1 => format!(" in {count} micro-batches"),
+            _ => String::new(),
+        };
+        let again = match training.recompute {
+            Recompute::None => String::new(),
+            Recompute::Units | Recompute::Every(1) => "; all blocks are computed again".into(),
+            Recompute::Every(each) => format!("; one block of {each} is computed again"),
+            Recompute::Selective => "; norms and activations are computed again".into(),
+        };
+        Ok(vec![
+            format!(
+                "{}: {parameters} parameters{adapters}, {}",
+                subject.config.family,
+                training.dtype.as_str()
+            ),
+            format!(
+                "{} rows of {} tokens a step{parts}; {}{again}",
+                training.batch_size,
+                training.length,
+                training.optimizer.name()
+            ),
+            format!("{ranks} {}, {} each", if *ranks == 1 { "rank" } else { "ranks" }, show_bytes(*memory)),
+            String::new(),
+        ])
+    }
+
+    fn fits(&self, memory: &Memory) -> bool {
+        memory.total() <= self.memory
+    }
+
+    fn cells(&self, cost: &LayoutCost) -> [String; 9] {
+        self.row(cost.layout.to_string(), &cost.most(), cost.sent())
+    }
+
+    fn stage(&self, cost: &LayoutCost, stage: &StageCost) -> [String; 9] {
+        let each = cost.layout.ranks() / cost.layout.pp;
+        let (first, last) = (stage.stage * each, (stage.stage + 1) * each - 1);
+        let ranks = if each == 1 { format!("rank {first}") } else { format!("ranks {first}-{last}") };
+        self.row(format!("{}: {ranks}", cost.layout), &stage.memory, stage.sent)
+    }
+
+    fn row(&self, name: String, memory: &Memory, sent: f64) -> [String; 9] {
+        let fits = if self.fits(memory) { "yes" } else { "no" };
+        let Memory { parameters, gradients, optimizer, activations, buffers } = *memory;
+        let [parameters, gradients, optimizer, activations, buffers, all, sent] =
+            [parameters, gradients, optimizer, activations, buffers, memory.total(), sent].map(show_bytes);
+        [name, fits.into(), parameters, gradients, optimizer, activations, buffers, all, sent]
+    }
+}
+
+fn aligned(rows: Vec<[String; 9]>) -> Vec<String> {
+    let width = rows.iter().map(|[name, ..]| name.len() + 1).max().unwrap_or(0).max(20);
+    let line = |[name, fits, numbers @ ..]: [String; 9]| {
+        let numbers: String = numbers.iter().map(|number| format!("{number:>12}")).collect();
+        format!("{name:<width$}{fits:<5}{numbers}")
+    };
+    rows.into_iter().map(line).collect()
+}

@@ -1,0 +1,93 @@
+//! Bytes that a rank sends in a step.
+
+use std::ops::Range;
+
+use girandole::Layout;
+use pipeline::{ActionKind, Schedule};
+use training::build::{Division, Recompute};
+
+use super::memory::Plan;
+use super::outline::Unit;
+use super::stages::owned_units;
+use crate::collective::{all_reduce, part};
+
+impl Plan<'_> {
+    /// Without stages.
+    pub(super) fn sent_whole(&self) -> f64 {
+        let Layout { dp, shard, tp, .. } = *self.layout;
+        let micro_batches = self.training.micro_batches(self.layout) as f64;
+        let bytes = |elements: usize| (elements as f64 * self.element()) as u64;
+        let divided: f64 = (0..self.units.len()).map(|place| self.sent_divided(place, false)).sum();
+        let between: f64 = match (shard, dp) {
+            (1, dp) => all_reduce(self.units.iter().map(|unit| bytes(unit.trained())).sum(), dp),
+            (shard, dp) => {
+                let of_unit = |(place, unit): (usize, &Unit)| {
+                    let (all, trained) = (bytes(unit.elements()), bytes(unit.trained()));
+                    // Gathered forward and backward, each time; gradients are divided at the end, with zeros of what is frozen.
+                    let times = if place > 0 || trained > 0 { 2.0 } else { 1.0 };
+                    // A head that is the embedding takes it once more.
+                    let again = if self.is_tied && place == 0 { 1.0 } else { 0.0 };
+                    let gathers = (times + again) * micro_batches;
+                    let gradients = if trained > 0 { all } else { 0 };
+                    gathers * part(all, shard)
+                        + part(gradients, shard)
+                        + all_reduce(gradients / shard as u64, dp)
+                };
+                self.units.iter().enumerate().map(of_unit).sum()
+            }
+        };
+        between + if tp > 1 { divided * micro_batches } else { 0.0 }
+    }
+
+    /// A rank along `pp`.
+    pub(super) fn sent_stage(&self, schedule: &Schedule, ranges: &[Range<usize>], rank: usize) -> f64 {
+        let layout = self.layout;
+        let sends = [ActionKind::SendActivation, ActionKind::SendGradient];
+        let messages = schedule.table().actions[rank].iter().filter(|action| sends.contains(&action.kind));
+        let between = messages.count() as f64 * self.kept.output() as f64 * self.tokens;
+        let units = owned_units(schedule, ranges, rank);
+        let sum = |of: &dyn Fn(&Unit) -> usize| -> u64 {
+            units.iter().map(|place| (of(&self.units[*place]) as f64 * self.element()) as u64).sum()
+        };
+        let trained = sum(&Unit::trained);
+        let micro_batches = self.training.micro_batches(layout) as f64;
+        let divided: f64 = units.iter().map(|place| self.sent_divided(*place, true)).sum();
+        let mut sent = between + all_reduce(trained, layout.data_ranks()) + part(trained, layout.shard);
+        if layout.tp > 1 {
+            sent += divided * micro_batches;
+        }
+        // An embedding and a head that are one, on two ranks.
+        let ends = [0, self.units.len() - 1].map(|place| units.contains(&place));
+        let is_trained = self.units[0].trained() > 0;
+        if self.is_tied && is_trained && ends[0] != ends[1] {
+            sent += all_reduce((self.vocabulary * self.element()) as u64, 2);
+        }
+        sent
+    }
+
+    /// What ranks that divide a unit's layers exchange for a micro-batch, forward and backward.
+    fn sent_divided(&self, place: usize, all_logits: bool) -> f64 {
+        let tp = self.layout.tp;
+        if tp < 2 {
+            return 0.0;
+        }
+        let reduce = |numbers: f64| all_reduce((numbers * self.tokens * self.element()) as u64, tp);
+        let hidden = self.kept.output() as f64 / self.element();
+        if place == 0 {
+            return reduce(hidden);
+        }
+        if !self.is_block(place) {
+            let gathered =
+                if all_logits { part((self.classes * self.tokens * self.element()) as u64, tp) } else { 0.0 };
+            return reduce(hidden) + gathered;
+        }
+        let is_twice = self.recomputes(place) && self.training.recompute != Recompute::Selective;
+        let times = if is_twice { 2.0 } else { 1.0 };
+        let of_layer = |layer: &super::outline::Layer| match layer.division {
+            Division::Whole => 0.0,
+            Division::Inputs => times * reduce(layer.outputs as f64),
+            Division::Outputs => reduce(layer.inputs as f64),
+        };
+        self.units[place].layers.iter().map(of_layer).sum()
+    }
+}
