@@ -14,6 +14,12 @@ use super::options::TrainOptions;
 /// Settings that are named which would fit.
 const MOST_NAMED: usize = 3;
 
+/// Bytes of a process beside what is planned: its program, threads and connections.
+const PROCESS: f64 = 100e6;
+
+/// What is planned may be that much too little.
+const MARGIN: f64 = 1.05;
+
 /// This machine, as far as it matters.
 #[derive(Debug, Clone, Copy)]
 struct Host {
@@ -82,7 +88,7 @@ impl Host {
         let all = cost.stages.iter().map(|stage| &stage.memory);
         let most = all.clone().map(|memory| memory.total() + saved(memory)).fold(0.0, f64::max);
         let sum: f64 = all.map(|memory| each * (memory.total() + saved(memory) / dp as f64)).sum();
-        sum.min(most * self.ranks as f64)
+        MARGIN * sum.min(most * self.ranks as f64) + PROCESS * self.ranks as f64
     }
 
     /// Options with which it would fit, the nearest first.
@@ -121,11 +127,14 @@ mod tests {
         Subject::new(ModelConfig::from_json(config).unwrap(), None)
     }
 
-    fn line(mesh: &str, available: f64) -> Option<String> {
+    /// Of a machine that has so much for what is planned.
+    fn line(mesh: &str, planned: f64) -> Option<String> {
         let training = Training { length: 128, ..Training::default() };
         let layout: Layout = mesh.parse().unwrap();
         let cost = subject().estimate(&training, &layout).unwrap();
-        Host { ranks: layout.ranks(), available, saves: false }.refusal(&subject(), &training, &cost)
+        let ranks = layout.ranks();
+        let available = MARGIN * planned + PROCESS * ranks as f64;
+        Host { ranks, available, saves: false }.refusal(&subject(), &training, &cost)
     }
 
     #[test]
@@ -133,7 +142,7 @@ mod tests {
         assert_eq!(line("dp=2", 1e9), None);
         let said = line("dp=2", 200e6).unwrap();
         assert!(
-            said.contains("the 2 ranks here need about 2") && said.contains("has 200 MB to give"),
+            said.contains("the 2 ranks here need about 4") && said.contains("has 410 MB to give"),
             "{said}"
         );
         assert!(said.contains("these would fit: --mesh dp=2 --recompute 1; --mesh shard=2; "), "{said}");
@@ -144,7 +153,7 @@ mod tests {
         );
         let said = line("dp=1", 1e6).unwrap();
         assert!(
-            said.contains("it needs about 15") && said.contains("no layout of as many ranks would fit"),
+            said.contains("it needs about 26") && said.contains("no layout of as many ranks would fit"),
             "{said}"
         );
     }

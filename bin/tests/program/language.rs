@@ -371,7 +371,7 @@ fn a_model_without_room_is_refused_before_ranks_start() {
     let sizes = ["--layers", "96", "--hidden", "12288", "--heads", "96", "--length", "64"];
     let common = ["--data", &data, "--out", &out, "--mesh", "shard=2", "--batch-size", "8"];
     let said = PRETRAIN.refuse(&[&common[..], &sizes].concat());
-    assert!(said.starts_with("error: --mesh: got shard=2; the 2 ranks here need about 2"), "{said}");
+    assert!(said.starts_with("error: --mesh: got shard=2; the 2 ranks here need about 3"), "{said}");
     assert!(said.contains(" TB, and this machine has ") && said.contains("--no-memory-check"), "{said}");
     // Where it has room, nothing is said.
     pretrain(&folder, &data, &["--no-memory-check"]);
