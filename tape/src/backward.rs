@@ -49,12 +49,20 @@ static SECOND_ORDER: LazyLock<bool> = LazyLock::new(|| {
 
 /// One backward pass: what is known of the graph.
 struct Pass<'a> {
-    /// Operations that are gone through here, in candle's order.
-    steps: Vec<(&'a Tensor, Known)>,
+    /// In candle's order: what operations count on each other for, such as gradients that ranks exchange, comes in the same order.
+    steps: Vec<(&'a Tensor, Step)>,
     /// Parts of the graph that candle goes through.
     parts: Vec<Part>,
     /// The part that a tensor is in.
     part_of: HashMap<TensorId, usize>,
+}
+
+/// What is done at a tensor.
+enum Step {
+    /// Its operation is gone through.
+    Own(Known),
+    /// It is in a part: the part is gone through, if it has not been and all that use it have.
+    Part(usize),
 }
 
 /// Tensors that hang together by operations which only candle knows.
@@ -64,6 +72,7 @@ struct Part {
     entries: Vec<Tensor>,
     /// Known operations that use them and have not been gone through.
     users: usize,
+    is_done: bool,
 }
 
 impl<'a> Pass<'a> {
@@ -84,14 +93,20 @@ impl<'a> Pass<'a> {
         let part_of = groups.numbered();
         let mut parts: Vec<Part> = Vec::new();
         parts.resize_with(part_of.values().max().map_or(0, |last| last + 1), Part::default);
-        let own = |(node, known): (&'a Tensor, Option<Known>)| Some((node, known?));
-        let is_own = |(node, _): &(&Tensor, Known)| !node.is_variable() && !part_of.contains_key(&node.id());
-        let steps: Vec<_> = nodes.into_iter().zip(known).filter_map(own).filter(is_own).collect();
-        for argument in steps.iter().flat_map(|(_, call)| call.arguments()) {
-            let Some(part) = part_of.get(&argument.id()).map(|&part| &mut parts[part]) else { continue };
-            part.users += 1;
-            if part.entries.iter().all(|entry| entry.id() != argument.id()) {
-                part.entries.push(argument.clone());
+        let step = |(node, known): (&'a Tensor, Option<Known>)| match part_of.get(&node.id()) {
+            Some(&part) => Some((node, Step::Part(part))),
+            None if node.is_variable() => None,
+            None => Some((node, Step::Own(known?))),
+        };
+        let steps: Vec<_> = nodes.into_iter().zip(known).filter_map(step).collect();
+        for (_, step) in &steps {
+            let Step::Own(call) = step else { continue };
+            for argument in call.arguments() {
+                let Some(part) = part_of.get(&argument.id()).map(|&part| &mut parts[part]) else { continue };
+                part.users += 1;
+                if part.entries.iter().all(|entry| entry.id() != argument.id()) {
+                    part.entries.push(argument.clone());
+                }
             }
         }
         let on_one_device =
@@ -102,18 +117,22 @@ impl<'a> Pass<'a> {
     fn run(mut self, loss: &Tensor) -> Result<GradStore> {
         let mut grads = Gradients::default();
         grads.0.insert(loss.id(), loss.ones_like()?.contiguous()?);
-        for (node, call) in self.steps {
+        for (node, step) in self.steps {
+            let call = match step {
+                Step::Own(call) => call,
+                Step::Part(part) => {
+                    grads.of_part(&mut self.parts[part])?;
+                    continue;
+                }
+            };
             // An operation may have kept it to itself.
             if let Some(gradient) = grads.0.remove(&node.id()) {
                 let given = call.backward(node, &gradient)?;
                 grads.take(call.arguments(), given, &gradient)?;
             }
             for argument in call.arguments() {
-                let Some(&part) = self.part_of.get(&argument.id()) else { continue };
-                let part = &mut self.parts[part];
-                part.users -= 1;
-                if part.users == 0 {
-                    grads.of_candle(&part.entries)?;
+                if let Some(&part) = self.part_of.get(&argument.id()) {
+                    self.parts[part].users -= 1;
                 }
             }
         }
@@ -216,10 +235,14 @@ impl Gradients {
         Ok(())
     }
 
-    /// Through a part that only candle knows, to the variables.
-    fn of_candle(&mut self, entries: &[Tensor]) -> Result<()> {
+    /// Through a part that only candle knows, to the variables, once all that use it have been gone through. Of its tensors the last
+    /// one comes after all of these.
+    fn of_part(&mut self, part: &mut Part) -> Result<()> {
+        if part.users > 0 || std::mem::replace(&mut part.is_done, true) {
+            return Ok(());
+        }
         let mut roots = Vec::new();
-        for entry in entries {
+        for entry in &part.entries {
             if let Some(gradient) = self.0.remove(&entry.id()) {
                 roots.push(seeded(entry, gradient)?.to_dtype(DType::F32)?);
             }

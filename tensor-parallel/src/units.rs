@@ -6,10 +6,10 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Result, Shape, Tensor, bail};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
-use training::LinearCrossEntropyConfig;
 use training::build::{
     Builder, Division as Wanted, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig, WholeLayers,
 };
+use training::{LinearCrossEntropyConfig, embedding};
 
 use crate::averaging::Weight;
 use crate::builder::Division;
@@ -159,7 +159,7 @@ impl Vocabulary for Table {
             Some(rows) => {
                 let features = x.dims().last().copied().unwrap_or(1);
                 let all = self.context.gather_sequence(x)?.reshape(((), features))?;
-                (all.index_select(&rows, 0)?, self.context.of_whole_sequences())
+                (embedding(&all, &rows)?, self.context.of_whole_sequences())
             }
         };
         let wide = |x: &Tensor| match x.dtype() {

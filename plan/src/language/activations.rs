@@ -37,7 +37,8 @@ impl<'a> PerToken<'a> {
 
     /// The embedding.
     pub(super) fn embedding(self) -> usize {
-        let positions = if self.config.family == Family::Gpt2 { self.output() } else { 0 };
+        // Learnt positions, and their sum with the tokens.
+        let positions = if self.config.family == Family::Gpt2 { 2 * self.output() } else { 0 };
         let places = if self.tp > 1 { PLACE_BYTES + self.numbers.element } else { 0 };
         self.output() + positions + places
     }

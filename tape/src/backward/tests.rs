@@ -1,5 +1,5 @@
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Shape, Var};
 
@@ -211,5 +211,43 @@ fn gradients_that_do_not_fit_are_refused() -> Result<()> {
     let [a] = vars()?;
     let error = backward(&total(&apply_op1(&a, Wrong)?)?).unwrap_err().to_string();
     assert!(error.contains("a gradient is F64 of [1, 4], its tensor F64 of [3, 4]"), "{error}");
+    Ok(())
+}
+
+/// Ranks exchange gradients in the order in which backward comes to parameters, whatever lies between.
+#[test]
+fn operations_are_met_in_candles_order() -> Result<()> {
+    struct Noted(&'static str, Arc<Mutex<Vec<&'static str>>>);
+    impl CustomOp1 for Noted {
+        fn name(&self) -> &'static str {
+            self.0
+        }
+
+        fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+            Ok((CpuStorage::F64(numbers(x, layout)?), layout.shape().clone()))
+        }
+
+        fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+            self.1.lock().expect("the list").push(self.0);
+            Ok(Some(gradient.clone()))
+        }
+    }
+    let vars: [Var; 4] = vars()?;
+    let order = Arc::<Mutex<Vec<_>>>::default();
+    let noted = |var: &Var, name| apply_op1(var, Noted(name, order.clone()));
+    let [below, beside, above, last] = [
+        noted(&vars[0], "below")?,
+        noted(&vars[1], "beside")?,
+        noted(&vars[2], "above")?,
+        noted(&vars[3], "last")?,
+    ];
+    for middle in [product(&below, &beside)?, product(&below, &beside)?.sqr()?] {
+        let loss = total(&product(&product(&middle, &above)?, &last)?)?;
+        loss.backward()?;
+        let expected = std::mem::take(&mut *order.lock().expect("the list"));
+        backward(&loss)?;
+        assert_eq!(std::mem::take(&mut *order.lock().expect("the list")), expected);
+        assert_eq!(expected.len(), 4);
+    }
     Ok(())
 }
