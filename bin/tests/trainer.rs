@@ -6,9 +6,7 @@ use std::sync::Arc;
 
 use bin::error::Result;
 use bin::run_log::{LogConfig, RunLog};
-use bin::trainer::{
-    Epoch, Keeper, Observer, RunIdentity, Step, StepRandom, Trainer, TrainerConfig, named_parameters,
-};
+use bin::trainer::{Epoch, Keeper, Observer, RunIdentity, Step, StepRandom, Trainer, TrainerConfig};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, Module, ModuleT, VarMap, linear, loss};
 use comm::{Communicator, Local, LocalConfig};
@@ -70,7 +68,7 @@ fn train(comm: Local, reshuffle: bool, keep: &Path, from: Option<&Path>) -> Resu
     let model = |builder| Ok(Model(linear(4, 1, builder)?, dropout));
     let ddp = Ddp::new(Arc::new(comm), builder, &DdpConfig::default(), model)?;
     let optimizer =
-        Adam::named(named_parameters(&ddp), AdamConfig { learning_rate: 0.1, ..AdamConfig::default() })?;
+        Adam::named(ddp.named_vars(), AdamConfig { learning_rate: 0.1, ..AdamConfig::default() })?;
     let samples: Vec<Vec<f32>> = (0..14).map(|seed| Generator::new(seed).randn(4).unwrap()).collect();
     let config = DistributedSamplerConfig { dataset_len: 14, num_replicas, rank, ..Default::default() };
     let batch = |rows: Vec<Vec<f32>>| -> std::result::Result<Tensor, BoxError> {
@@ -159,7 +157,7 @@ fn a_checkpoint_of_another_model_is_refused() {
     let vars = VarMap::new();
     let comm = Arc::new(Local::group(1, &LocalConfig::default()).unwrap().remove(0));
     let ddp = Ddp::new(comm, builder(&vars), &DdpConfig::default(), |builder| linear(3, 1, builder)).unwrap();
-    let optimizer = Adam::named(named_parameters(&ddp), AdamConfig::default()).unwrap();
+    let optimizer = Adam::named(ddp.named_vars(), AdamConfig::default()).unwrap();
     let sampler =
         DistributedSampler::new(DistributedSamplerConfig { dataset_len: 14, ..Default::default() }).unwrap();
     let loader = DataLoader::new(Arc::new(vec![0u8; 14]), sampler, Ok, DataLoaderConfig::default()).unwrap();

@@ -164,6 +164,14 @@ impl<M> Ddp<M> {
         self.parameters.iter().map(|parameter| parameter.var().clone()).collect()
     }
 
+    /// The same with their names, for an optimizer whose state is kept by name ([`training::Adam::named`]).
+    pub fn named_vars(&self) -> Vec<(String, Var)> {
+        self.parameters
+            .iter()
+            .map(|parameter| (parameter.name().to_string(), parameter.var().clone()))
+            .collect()
+    }
+
     /// Variables that are state and not parameters ([`DdpConfig::buffers`]), by name.
     pub fn buffers(&self) -> &[(String, Var)] {
         &self.buffers

@@ -62,9 +62,7 @@ fn copies_train_as_one_process() {
             let vb = weights.tensors(DType::F32, &Device::Cpu);
             let build = |vb| CausalLm::new(weights.config(), &Builder::new(vb));
             let ddp = Ddp::new(comm, vb, &DdpConfig::default(), build)?;
-            let vars: Vec<_> =
-                ddp.parameters().iter().map(|p| (p.name().to_string(), p.var().clone())).collect();
-            let mut trainer = Trainer::new(vars, |name| weights.shapes()[name].len() > 1);
+            let mut trainer = Trainer::new(ddp.named_vars(), |name| weights.shapes()[name].len() > 1);
             let step = |[tokens, targets]: [Tensor; 2]| {
                 let loss = ddp.model()?.loss(&tokens, &targets)?;
                 let mut grads = ddp.backward(&loss)?;

@@ -12,7 +12,7 @@ mod random;
 mod run;
 mod share;
 
-use candle_core::{Tensor, Var};
+use candle_core::Tensor;
 use candle_nn::{Optimizer, VarMap};
 use ddp::Ddp;
 use sampler::{DataLoader, Dataset, DistributedSampler, SamplerState};
@@ -77,7 +77,7 @@ pub struct Position {
 /// use candle_nn::{Linear, Module, VarBuilder, VarMap, linear, loss};
 /// use comm::{Local, LocalConfig};
 /// use ddp::{Ddp, DdpConfig};
-/// use bin::trainer::{Trainer, TrainerConfig, named_parameters};
+/// use bin::trainer::{Trainer, TrainerConfig};
 /// use sampler::{BoxError, DataLoader, DataLoaderConfig, DistributedSampler, DistributedSamplerConfig};
 /// use training::{Sgd, SgdConfig};
 ///
@@ -85,7 +85,7 @@ pub struct Position {
 /// let vars = VarMap::new();
 /// let builder = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
 /// let ddp = Ddp::new(comm, builder, &DdpConfig::default(), |builder| linear(1, 1, builder))?;
-/// let optimizer = Sgd::named(named_parameters(&ddp), SgdConfig { learning_rate: 0.1, ..SgdConfig::default() })?;
+/// let optimizer = Sgd::named(ddp.named_vars(), SgdConfig { learning_rate: 0.1, ..SgdConfig::default() })?;
 ///
 /// let samples: Arc<Vec<f32>> = Arc::new(vec![0.0, 1.0, 2.0, 3.0]);
 /// let sampler = DistributedSampler::new(DistributedSamplerConfig { dataset_len: 4, ..Default::default() })?;
@@ -342,9 +342,4 @@ fn saying<'a>(log: Option<&'a RunLog<'_>>) -> impl Fn(std::fmt::Arguments<'_>) -
         Some(log) => log.say(line),
         None => console::say(line),
     }
-}
-
-/// The parameters with their names, in order of construction: what an optimizer whose state will be saved is made from.
-pub fn named_parameters<M>(ddp: &Ddp<M>) -> Vec<(String, Var)> {
-    ddp.parameters().iter().map(|p| (p.name().to_string(), p.var().clone())).collect()
 }

@@ -162,9 +162,7 @@ impl<M: Model> Parallel<M> {
             Kind::Whole { vars, .. } => {
                 named_vars(vars).into_iter().filter(|(name, _)| !self.config.is_buffer(name)).collect()
             }
-            Kind::Copies(ddp) => {
-                ddp.parameters().iter().map(|p| (p.name().to_string(), p.var().clone())).collect()
-            }
+            Kind::Copies(ddp) => ddp.named_vars(),
             Kind::Sharded(fsdp) => fsdp.named_vars(),
             Kind::Stages(stages) => stages.named_vars(),
         }

@@ -27,9 +27,7 @@ use crate::options::{CommonOptions, contents_of};
 use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
 use crate::report::{Report, RunSeries};
-use crate::trainer::{
-    CheckpointOptions, RunConfig, RunEnd, RunIdentity, Trainer, TrainerConfig, named_parameters,
-};
+use crate::trainer::{CheckpointOptions, RunConfig, RunEnd, RunIdentity, Trainer, TrainerConfig};
 use crate::validation::Validation;
 
 use pictures::Batch;
@@ -118,7 +116,7 @@ impl Experiment for Cifar10Options {
         let loader = data::loader(&train, sampler, (self.batch_size, device), self.loader)?;
         let ddp = Ddp::new(rank.comm.clone(), variables.builder(), &DdpConfig::default(), ConvNet::new)?;
         let config = SgdConfig { learning_rate: self.lr, momentum: self.momentum, ..SgdConfig::default() };
-        let optimizer = Sgd::named(named_parameters(&ddp), config)?;
+        let optimizer = Sgd::named(ddp.named_vars(), config)?;
         let mut trainer = Trainer::new(ddp, loader, optimizer, loss, TrainerConfig::default());
         let config = RunConfig::of(self, &self.checkpoints, self.epochs, rank);
         let mut running = RunningLoss::new(rank.is_first().then(|| self.print_every()));

@@ -22,7 +22,6 @@ use crate::report::{Report, RunSeries};
 use crate::room;
 use crate::trainer::{
     CheckpointOptions, Epoch, Observer, RunConfig, RunEnd, RunIdentity, Step, Trainer, TrainerConfig,
-    named_parameters,
 };
 use crate::validation::{Validation, ValidationConfig, validate};
 use crate::variables::Variables;
@@ -111,7 +110,7 @@ impl Experiment for DdpMlpOptions {
         let loader = sets.loader(self, rank, &variables.device)?;
         let ddp = Ddp::new(rank.comm.clone(), variables.builder(), &DdpConfig::default(), Mlp::new)?;
         let config = SgdConfig { learning_rate: self.lr, ..SgdConfig::default() };
-        let optimizer = Sgd::named(named_parameters(&ddp), config)?;
+        let optimizer = Sgd::named(ddp.named_vars(), config)?;
         let loss = |model: &Mlp, (x, y): &Batch| cross_entropy(&model.forward(x)?, y, None);
         let mut trainer = Trainer::new(ddp, loader, optimizer, loss, TrainerConfig::default());
         let config = RunConfig::of(self, &self.checkpoints, self.epochs, rank);

@@ -22,7 +22,6 @@ use crate::report::{Report, RunSeries};
 use crate::room::{self, PLACE};
 use crate::trainer::{
     CheckpointOptions, Epoch, Observer, RunConfig, RunEnd, RunIdentity, Trainer, TrainerConfig,
-    named_parameters,
 };
 use crate::variables::Variables;
 use crate::weights::TensorFile;
@@ -104,7 +103,7 @@ impl Experiment for DdpTrainerOptions {
         let model = |builder| linear(FEATURES, 1, builder);
         let ddp = Ddp::new(rank.comm.clone(), variables.builder(), &DdpConfig::default(), model)?;
         let config = SgdConfig { learning_rate: self.lr, ..SgdConfig::default() };
-        let optimizer = Sgd::named(named_parameters(&ddp), config)?;
+        let optimizer = Sgd::named(ddp.named_vars(), config)?;
         let loss = match self.loss {
             LossKind::Mse => squared_error,
             LossKind::Document => cross_entropy_with_shares,

@@ -25,7 +25,6 @@ use crate::report::{Report, RunSeries};
 use crate::tokens::{self, Batch, Row};
 use crate::trainer::{
     CheckpointOptions, Observer, RunConfig, RunEnd, RunIdentity, Step, StepRandom, Trainer, TrainerConfig,
-    named_parameters,
 };
 use crate::variables::Variables;
 
@@ -96,7 +95,7 @@ impl Experiment for DdpTransformerOptions {
         let model = |builder| Transformer::new(builder, &self.model(), &random);
         let ddp = Ddp::new(rank.comm.clone(), variables.builder(), &config, model)?;
         let config = SgdConfig { learning_rate: self.lr, ..SgdConfig::default() };
-        let optimizer = Sgd::named(named_parameters(&ddp), config)?;
+        let optimizer = Sgd::named(ddp.named_vars(), config)?;
         let random =
             (self.sizes.dropout > 0.0).then_some(StepRandom { generator: random, seed: self.common.seed });
         let config = TrainerConfig { reshuffle: self.reshuffle, random };

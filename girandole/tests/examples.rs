@@ -1,0 +1,151 @@
+//! The examples run, and print what they promise.
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The programs are built with the tests, unless `--test` leaves them out.
+fn example(name: &str) -> PathBuf {
+    let tests = std::env::current_exe().unwrap();
+    let program = tests.ancestors().nth(2).unwrap().join("examples").join(name);
+    assert!(
+        program.exists(),
+        "{} is missing: `cargo build -p girandole --examples` makes it",
+        program.display()
+    );
+    program
+}
+
+/// What an example prints, line by line, the ranks' in any order.
+fn run(name: &str, arguments: &[&str]) -> String {
+    let output = Command::new(example(name)).args(arguments).env("RAYON_NUM_THREADS", "1").output().unwrap();
+    let (out, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{name}: {}\n{out}{errors}", output.status);
+    format!("{out}{errors}")
+}
+
+/// The numbers that follow the word, in order.
+fn numbers(output: &str, word: &str) -> Vec<f64> {
+    let after = |line: &str| line.split(word).nth(1)?.split([',', ' ']).next()?.trim().parse().ok();
+    output.lines().filter_map(after).collect()
+}
+
+fn learns(name: &str, arguments: &[&str], part: f64) {
+    let output = run(name, arguments);
+    let losses = numbers(&output, "loss ");
+    assert!(losses.len() > 1 && losses[losses.len() - 1] < part * losses[0], "{name}: {output}");
+}
+
+fn fixture() -> &'static str {
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tests/fixtures/llama")
+}
+
+#[test]
+fn copies_learn() {
+    learns("ddp", &["2"], 0.1);
+}
+
+#[test]
+fn shards_learn_and_are_parts() {
+    let output = run("fsdp", &["2"]);
+    let losses = numbers(&output, "loss ");
+    assert!(losses.len() == 3 && losses[2] < 0.5 * losses[0], "{output}");
+    assert_eq!(numbers(&output, "keeps ").iter().sum::<f64>(), 8.0 * 65.0 * 64.0, "{output}");
+}
+
+#[test]
+fn divided_layers_learn() {
+    learns("tensor_parallel", &["2"], 0.7);
+}
+
+#[test]
+fn stages_learn() {
+    learns("pipeline", &["3"], 0.5);
+}
+
+#[test]
+fn one_model_learns_the_same_in_every_layout() {
+    let last = |layout: &str| *numbers(&run("own_model", &[layout]), "loss ").last().unwrap();
+    let one = last("dp=1");
+    for layout in ["dp=2", "shard=2", "tp=2", "pp=2", "pp=2,shard=2"] {
+        assert!((last(layout) - one).abs() < 1e-5, "{layout}");
+    }
+}
+
+#[test]
+fn each_row_of_own_data_comes_once_in_an_epoch() {
+    let output = run("own_data", &["2"]);
+    let mut of_epoch: Vec<&str> = output.lines().filter(|line| line.contains("epoch 1")).collect();
+    of_epoch.sort_unstable();
+    assert_eq!(of_epoch.len(), 4, "{output}");
+    for row in 0..12 {
+        let found = format!("({row}, {})", row * row);
+        assert_eq!(of_epoch.iter().filter(|line| line.contains(&found)).count(), 1, "{found}: {output}");
+    }
+}
+
+#[test]
+fn own_collective_adds_what_lower_ranks_have() {
+    let output = run("own_collective", &["4"]);
+    for (rank, sum) in [1.0, 3.0, 6.0, 10.0].into_iter().enumerate() {
+        assert!(output.contains(&format!("rank {rank}: [{sum:.1}, {sum:.1}]")), "{output}");
+    }
+}
+
+#[test]
+fn a_callback_sees_steps_and_a_second_run_has_nothing_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().join("checkpoints");
+    let first = run("callback", &[folder.to_str().unwrap()]);
+    let losses = numbers(&first, "loss ");
+    assert!(losses.len() == 5 && losses[4] < 0.5 * losses[0], "{first}");
+    assert!(!run("callback", &[folder.to_str().unwrap()]).contains("step 20"));
+}
+
+#[test]
+fn adapters_are_trained_and_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("adapters");
+    learns("lora", &[fixture(), out.to_str().unwrap()], 0.98);
+    assert!(out.join("adapter_model.safetensors").exists() && out.join("adapter_config.json").exists());
+}
+
+/// A folder with a model and the tokenizer that has a token for each byte.
+fn model_of_bytes(folder: &Path) {
+    let config = r#"{"model_type": "llama", "vocab_size": 257, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_act": "silu", "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+        "initializer_range": 0.1, "tie_word_embeddings": true, "rope_theta": 10000.0}"#;
+    let config = girandole::models::ModelConfig::from_json(config).unwrap();
+    let (weights, vars) = (girandole::models::Weights::random(&config, 1).unwrap(), candle_nn::VarMap::new());
+    let builder = girandole::training::build::Builder::new(weights.vars(
+        &vars,
+        candle_core::DType::F32,
+        &candle_core::Device::Cpu,
+    ));
+    girandole::models::CausalLm::new(&config, &builder).unwrap();
+    let how = girandole::models::FolderConfig::default();
+    girandole::models::save_folder(folder, &config, &girandole::training::named_vars(&vars), &how).unwrap();
+    girandole::models::Tokenizer::bytes().unwrap().save(folder).unwrap();
+}
+
+#[test]
+fn text_is_made_and_evaluated() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, text) = (folder.path().join("model"), folder.path().join("text.txt"));
+    model_of_bytes(&model);
+    std::fs::write(&text, "To be, or not to be, that is the question. ".repeat(8)).unwrap();
+    let output = run("generate", &[model.to_str().unwrap(), "To be"]);
+    assert!(output.starts_with("To be") && output.len() > "To be\n".len(), "{output}");
+    let output = run("evaluate", &[model.to_str().unwrap(), text.to_str().unwrap()]);
+    // A random model knows nothing of 257 tokens.
+    assert!((numbers(&output, "loss ")[0] - 257f64.ln()).abs() < 0.5, "{output}");
+}
+
+#[test]
+fn what_is_not_given_is_asked_for_in_one_line() {
+    for name in ["generate", "lora", "evaluate"] {
+        let output = Command::new(example(name)).output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && errors.contains("give the model's folder"), "{name}: {errors}");
+    }
+}
