@@ -342,6 +342,9 @@ impl From<plan::Error> for Error {
 impl From<girandole::Error> for Error {
     fn from(error: girandole::Error) -> Self {
         match error {
+            girandole::Error::TooFewRanks { left, fewest, lost } => {
+                Error::TooFewRanks { left, min: fewest, lost }
+            }
             girandole::Error::Comm(error) => error.into(),
             girandole::Error::Ddp(error) => error.into(),
             girandole::Error::Fsdp(error) => error.into(),

@@ -137,11 +137,18 @@ impl<'a> RunLog<'a> {
     ///
     /// # Errors
     /// Metrics that cannot be written.
-    pub fn write_again(&mut self, epoch: usize, batch: usize, loss: f32) -> Result<()> {
-        match &mut self.metrics {
-            Some(metrics) => Ok(metrics.step(self.run, epoch, batch, loss)?),
-            None => Ok(()),
+    pub fn write_again(
+        &mut self,
+        (epoch, batch): (usize, usize),
+        loss: f32,
+        details: Option<&StepDetails>,
+    ) -> Result<()> {
+        let Some(metrics) = &mut self.metrics else { return Ok(()) };
+        match details {
+            Some(details) => metrics.step_with(self.run, (epoch, batch), loss, details)?,
+            None => metrics.step(self.run, epoch, batch, loss)?,
         }
+        Ok(())
     }
 
     /// Seconds that the run had taken when it went on from a checkpoint.

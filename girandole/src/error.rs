@@ -46,6 +46,16 @@ pub enum Error {
         /// What it said.
         reason: String,
     },
+    /// Ranks were lost, and those that are left are too few to go on.
+    #[error("{left} of at least {fewest} ranks are left: {lost}")]
+    TooFewRanks {
+        /// How many are left.
+        left: usize,
+        /// How many there must be.
+        fewest: usize,
+        /// The last loss.
+        lost: comm::Error,
+    },
     /// A checkpoint or another file that cannot be used.
     #[error("{}: {problem}", path.display())]
     File {
@@ -119,6 +129,15 @@ impl Error {
 
     pub(crate) fn file(path: &Path, problem: impl ToString) -> Self {
         Self::File { path: path.into(), problem: problem.to_string() }
+    }
+
+    /// The loss of a rank that the others can go on without, where it is that.
+    pub fn loss(&self) -> Option<&comm::Error> {
+        match self {
+            Self::Comm(error) | Self::Ddp(ddp::Error::Comm(error)) => Some(error),
+            _ => None,
+        }
+        .filter(|error| error.is_loss())
     }
 
     /// Whether another rank failed, and not this one.

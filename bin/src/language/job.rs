@@ -4,25 +4,24 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
-use comm::broadcast_object;
-use girandole::trainer::{self, Trainer};
+use girandole::trainer::{self, TrainConfig, Trainer};
 use girandole::{Layout, Parallel, ParallelConfig};
 use models::tokens::{Data, DataConfig, DataFile, Rows};
-use models::{CausalLm, FolderConfig, Lora, ModelConfig, Tokenizer, Weights};
-use training::{Checkpoints, Contents};
+use models::{CausalLm, Lora, ModelConfig, Tokenizer, Weights};
 
 use crate::console::{note, say};
 use crate::error::{Error, Result};
 use crate::experiment::{self, Experiment};
 use crate::file_error::FileError;
 use crate::metrics::MetricsWriter;
-use crate::options::CommonOptions;
+use crate::options::{CommonOptions, ElasticOptions};
 use crate::outputs;
-use crate::rank::{Outcome, Rank};
+use crate::rank::{Outcome, Rank, Stage};
 use crate::report::{Report, RunSeries};
 use crate::run_log::{LogConfig, RunLog};
-use crate::trainer::{CheckpointOptions, offer};
+use crate::trainer::CheckpointOptions;
 
+use super::ending::{Ending, choose, surviving};
 use super::memory;
 use super::options::TrainOptions;
 use super::sample::Sample;
@@ -104,6 +103,10 @@ impl<J: Job> Experiment for J {
         Some(&self.options().checkpoints)
     }
 
+    fn elastic_options(&self) -> Option<ElasticOptions> {
+        self.options().elastic()
+    }
+
     /// What it was trained on and how far is compared where the data are: in `alone`.
     fn check_checkpoint(&self, _: usize) -> Result<()> {
         choose(&self.options().checkpoints).map(drop)
@@ -112,6 +115,7 @@ impl<J: Job> Experiment for J {
     fn check(&self, world_size: usize) -> Result<()> {
         let options = self.options();
         let layout = options.layout(world_size)?;
+        options.check_elastic(&layout)?;
         let (parts, micro_batches) = (layout.data_ranks(), options.micro_batches(&layout));
         if !options.batch_size.is_multiple_of(parts.saturating_mul(micro_batches)) {
             let help = format!(
@@ -216,56 +220,52 @@ impl<J: Job> Experiment for J {
     fn train(&self, setup: Setup, rank: &mut Rank) -> Result<RunSeries> {
         let options = self.options();
         let Setup { subject, rows, evaluation, sample } = setup;
-        let layout = options.layout(rank.comm.world_size())?;
+        let elastic = self.elastic();
+        let layout = match elastic {
+            // As many as are left where others were lost before the first step.
+            Some(_) => Layout::copies(rank.comm.world_size()),
+            None => options.layout(rank.comm.world_size())?,
+        };
+        let fewest_ranks = elastic.filter(|_| layout.ranks() > 1).map(|elastic| elastic.min);
         let device = self.common().device()?;
         let mut model = spread(options, &subject, &layout, &rows, (rank, &device))?;
-        let mut trainer = Trainer::new(&mut model, &rows, options.train_config())?;
+        let config = TrainConfig { fewest_ranks, ..options.train_config() };
+        let mut trainer = Trainer::new(&mut model, &rows, config)?;
         let mut metrics = rank.metrics.take();
         let is_first = rank.is_first();
         let log = LogConfig {
             keep: self.common().report.is_some(),
             steps: options.steps(),
             muted: !is_first,
+            at_once: fewest_ranks.is_some(),
             ..LogConfig::default()
         };
-        let mut log = is_first.then(|| RunLog::new(&log, metrics.as_mut()));
-        if let Some(contents) = found(&options.checkpoints, rank)? {
-            trainer.resume(&contents)?;
-            self.check_steps(trainer.step())?;
-            if let Some(log) = &mut log {
-                log.begin_at(trainer.step());
-                log.cut(trainer.epoch() as usize, trainer.step())?;
-                note(format_args!(
-                    "going on after step {}, from {}",
-                    trainer.step(),
-                    contents.folder.display()
-                ));
-            }
-        }
+        // Where the first rank may be lost, each of the others can take its place.
+        let mut log = (is_first || fewest_ranks.is_some()).then(|| RunLog::new(&log, metrics.as_mut()));
+        self.resume(&mut trainer, log.as_mut(), rank)?;
         if let Some(evaluation) = &evaluation {
             trainer = trainer.evaluating(evaluation);
         }
-        let (watch, begun) = (rank.stopwatch(), trainer.step());
-        let mut observer = Watch::new(options, log, subject.tokenizer.as_ref().zip(sample.as_ref()), begun);
-        let summary = trainer.run(&mut observer)?;
+        let (mut watch, begun) = (rank.stopwatch(), trainer.step());
+        let samples = subject.tokenizer.as_ref().zip(sample.as_ref());
+        let mut observer = Watch::new(options, log, samples, (begun, trainer.epoch() as usize));
+        rank.stage = Stage::AtWork;
+        let summary = trainer.run(&mut observer);
+        if let Some(left) = observer.group() {
+            watch.regroup(left);
+            rank.comm = left.clone();
+        }
+        let summary = summary.map_err(|error| observer.cause(error))?;
         let log = observer.finish();
         let measured = watch.stop();
         let series = log.map(RunLog::finish).unwrap_or_default();
-        rank.metrics = metrics;
-        let seconds = rank.measured(measured, None, (options.steps() - begun, series.seconds))?;
-        if is_first && summary.steps > 0 {
-            let speed = summary.targets as f64 / summary.seconds;
-            say(format_args!(
-                "{} steps, {} tokens in {:.1} s: {speed:.0} tokens/s",
-                summary.steps, summary.targets, summary.seconds
-            ))?;
-        }
-        self.save(&model, &subject)?;
-        if is_first {
-            say(format_args!("saved in {}", options.out.display()))?;
-        }
+        rank.metrics = metrics.filter(|_| rank.is_first());
+        let steps = options.steps() - begun;
+        let seconds =
+            surviving(rank, &mut model, |rank, _| rank.measured(measured, None, (steps, series.seconds)))?;
+        self.end(rank, &mut model, &subject, &summary)?;
         let world_size = rank.comm.world_size();
-        Ok(RunSeries { name: layout.to_string(), seconds, world_size, ..series })
+        Ok(RunSeries { name: model.layout().to_string(), seconds, world_size, ..series })
     }
 
     fn conclude(&self, _: &Self::Alone, _: &Outcome<RunSeries>) -> Result<()> {
@@ -276,35 +276,6 @@ impl<J: Job> Experiment for J {
         Report { facts: begun.facts, runs: vec![outcome.trained], ..Report::default() }
     }
 }
-
-/// What a job does at its end; beside the trait, so that nobody else calls it.
-trait Ending: Job {
-    fn check_steps(&self, done: usize) -> Result<()> {
-        let steps = self.options().steps();
-        if done <= steps {
-            return Ok(());
-        }
-        let help =
-            format!("the checkpoint is at step {done} already; give more, or another --checkpoint-dir");
-        Err(Error::Option { option: "--steps", got: steps.to_string(), help })
-    }
-
-    fn save(&self, model: &Parallel<CausalLm>, subject: &Subject) -> Result<()> {
-        let out = &self.options().out;
-        let how = FolderConfig { tokenizer_of: self.folder().map(Into::into), ..FolderConfig::default() };
-        match &subject.lora {
-            Some(lora) if !self.merges() => model.save_adapters(out, lora)?,
-            lora => model.save_folder(out, &subject.weights, &how, lora.as_ref())?,
-        }
-        // One that was made for the text, where no folder has one.
-        if let (Some(tokenizer), None, 0) = (&subject.tokenizer, self.folder(), model.mesh().world().rank()) {
-            tokenizer.save(out)?;
-        }
-        Ok(())
-    }
-}
-
-impl<J: Job> Ending for J {}
 
 /// Refuses a layout that the model's sizes do not allow.
 pub(crate) fn check_divisible(layout: &Layout, model: &ModelConfig) -> Result<()> {
@@ -356,26 +327,4 @@ fn spread(
         None => CausalLm::new(&model, builder),
     };
     Ok(Parallel::new(rank.comm.clone(), layout, subject.weights.parts(), &config, build)?)
-}
-
-/// The checkpoint to go on from, if that is asked for and there is one.
-fn choose(options: &CheckpointOptions) -> Result<Option<Contents>> {
-    options.choose(Checkpoints::latest, |checkpoints, folder| checkpoints.contents(folder))
-}
-
-/// The same as rank 0 chooses it, on every rank.
-fn found(options: &CheckpointOptions, rank: &Rank) -> Result<Option<Contents>> {
-    let (true, Some(checkpoints)) = (options.resumes(), options.open()?) else { return Ok(None) };
-    let own = if rank.is_first() { choose(options)? } else { None };
-    let place = own.map(|contents| options.place(&contents.folder));
-    let Some(place) = broadcast_object(&*rank.comm, &place, 0)? else {
-        if rank.is_first() {
-            note(format_args!(
-                "no checkpoint in {} yet: starting from the beginning",
-                options.dir().display()
-            ));
-        }
-        return Ok(None);
-    };
-    Ok(Some(checkpoints.contents(&options.at(&place)).map_err(offer)?))
 }

@@ -1,5 +1,6 @@
 //! `pretrain` and `finetune`: language models in any layout, trained on text.
 
+mod ending;
 mod finetune;
 mod job;
 mod memory;

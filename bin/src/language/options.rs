@@ -14,7 +14,9 @@ use training::build::Recompute;
 use training::{AdamConfig, LossScalerConfig};
 
 use crate::error::{Error, Result};
-use crate::options::{CommonOptions, DeviceKind, PrecisionOption, RankOptions, count, learning_rate, seed};
+use crate::options::{
+    CommonOptions, DeviceKind, ElasticOptions, PrecisionOption, RankOptions, count, learning_rate, seed,
+};
 use crate::trainer::CheckpointOptions;
 
 use super::sample::SampleOptions;
@@ -68,6 +70,9 @@ pub struct TrainOptions {
     /// How its ranks come together.
     #[command(flatten)]
     ranks: RankOptions,
+    /// Whether copies go on without ranks that are lost.
+    #[command(flatten)]
+    pub(super) elastic: ElasticOptions,
     /// Where tensors are
     #[arg(long, value_enum, default_value = "auto", help_heading = "Ranks")]
     device: DeviceKind,
@@ -228,6 +233,30 @@ impl TrainOptions {
 
     pub(super) fn layout(&self, world_size: usize) -> Result<Layout> {
         layout_of(self.mesh, world_size)
+    }
+
+    /// The options where every rank has all of the model, so that the others have it still when one is lost.
+    pub(super) fn elastic(&self) -> Option<ElasticOptions> {
+        let is_copied = self.mesh.is_none_or(|layout| layout.dp == layout.ranks());
+        (is_copied || self.elastic.elastic.is_some()).then_some(self.elastic)
+    }
+
+    /// Refuses what cannot go on without a rank.
+    ///
+    /// # Errors
+    /// Another layout than copies; newcomers.
+    pub(super) fn check_elastic(&self, layout: &Layout) -> Result<()> {
+        let Some(elastic) = self.elastic.elastic else { return Ok(()) };
+        let refuse = |option, got: String, help: &str| Err(Error::Option { option, got, help: help.into() });
+        if layout.dp != layout.ranks() {
+            let help = "a lost rank's part of the model is lost with it: give a --mesh of dp alone, or --checkpoint-dir and start again";
+            return refuse("--elastic", format!("{elastic} with --mesh {layout}"), help);
+        }
+        if self.elastic.replace > 0 {
+            let help = "ranks that are lost are not replaced here; leave the option out";
+            return refuse("--replace", self.elastic.replace.to_string(), help);
+        }
+        Ok(())
     }
 
     pub(super) fn micro_batches(&self, layout: &Layout) -> usize {

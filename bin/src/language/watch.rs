@@ -1,14 +1,19 @@
 //! What is printed and written while a model is trained.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use comm::{Communicator, all_gather_object};
 use girandole::Parallel;
 use girandole::trainer::{Observer, StepReport};
 use indicatif::HumanDuration;
 use models::{CausalLm, Tokenizer};
 
+use crate::console::note;
+use crate::error::Error;
 use crate::metrics::StepDetails;
+use crate::rank::Stage;
 use crate::run_log::RunLog;
 
 use super::options::TrainOptions;
@@ -24,6 +29,13 @@ pub(super) struct Watch<'a> {
     seconds: f64,
     /// When the run began, after so many steps.
     began: (Instant, usize),
+    /// The group of those that are left, where ranks were lost.
+    left: Option<Arc<dyn Communicator>>,
+    last: Option<StepReport>,
+    /// That of the first one.
+    epoch: usize,
+    /// Others have not begun: all begin anew.
+    begins_anew: bool,
 }
 
 impl<'a> Watch<'a> {
@@ -31,13 +43,34 @@ impl<'a> Watch<'a> {
         options: &'a TrainOptions,
         log: Option<RunLog<'a>>,
         sample: Option<(&'a Tokenizer, &'a Sample)>,
-        begun: usize,
+        (begun, epoch): (usize, usize),
     ) -> Self {
-        Self { options, log, sample, targets: 0, seconds: 0.0, began: (Instant::now(), begun) }
+        Self {
+            options,
+            log,
+            sample,
+            targets: 0,
+            seconds: 0.0,
+            began: (Instant::now(), begun),
+            left: None,
+            last: None,
+            epoch,
+            begins_anew: false,
+        }
     }
 
     pub(super) fn finish(self) -> Option<RunLog<'a>> {
         self.log
+    }
+
+    /// The group of those that are left, where ranks were lost.
+    pub(super) fn group(&self) -> Option<&Arc<dyn Communicator>> {
+        self.left.as_ref()
+    }
+
+    /// What ended the training.
+    pub(super) fn cause(&self, error: girandole::Error) -> Error {
+        if self.begins_anew { Error::BeginAnew } else { error.into() }
     }
 
     fn say(&self, line: std::fmt::Arguments<'_>) -> girandole::Result<()> {
@@ -61,11 +94,9 @@ impl Observer<CausalLm> for Watch<'_> {
         let StepReport { step, epoch, loss, grad_norm, learning_rate, targets, seconds, .. } = *report;
         self.targets += targets;
         self.seconds += seconds;
+        self.last = Some(*report);
         if let Some(log) = &mut self.log {
-            let tokens_per_second = targets as f64 / seconds;
-            let loss_scale = (report.loss_scale != 1.0).then_some(report.loss_scale);
-            let details = StepDetails { learning_rate, grad_norm, tokens_per_second, loss_scale };
-            log.step_with(epoch as usize, step - 1, loss as f32, &details).map_err(told)?;
+            log.step_with(epoch as usize, step - 1, loss as f32, &details(report)).map_err(told)?;
         }
         let steps = self.options.steps();
         if report.skipped {
@@ -98,13 +129,56 @@ impl Observer<CausalLm> for Watch<'_> {
         self.log.as_mut().map_or(Ok(()), RunLog::flush).map_err(told)
     }
 
+    fn lost(&mut self, left: &Arc<dyn Communicator>) -> girandole::Result<()> {
+        self.left = Some(left.clone());
+        let stages: Vec<Stage> = all_gather_object(&**left, &Stage::AtWork)?;
+        // Without those that are not at work no step can have been taken.
+        self.begins_anew = stages.iter().any(|stage| *stage < Stage::AtWork);
+        if self.begins_anew { Err(told(Error::BeginAnew)) } else { Ok(()) }
+    }
+
+    fn regrouped(
+        &mut self,
+        step: usize,
+        before: usize,
+        lost: &comm::Error,
+        left: &Arc<dyn Communicator>,
+    ) -> girandole::Result<()> {
+        if left.rank() > 0 {
+            return Ok(());
+        }
+        if let Some(log) = self.log.as_mut().filter(|log| log.is_muted()) {
+            let epoch = self.last.map_or(self.epoch, |last| last.epoch as usize);
+            log.take_over(step, (epoch, step)).map_err(told)?;
+            // Perhaps the one that is lost had not told of the last step.
+            if let Some(last) = &self.last
+                && log.has(epoch, step - 1).map_err(told)? == Some(false)
+            {
+                log.write_again((epoch, step - 1), last.loss as f32, Some(&details(last))).map_err(told)?;
+            }
+        }
+        let ranks = left.world_size();
+        let go = if ranks == 1 { "rank goes" } else { "ranks go" };
+        note(format_args!("{lost}; {ranks} of {before} {go} on after step {step}"));
+        Ok(())
+    }
+
     fn saved(&mut self, step: usize, folder: &Path) -> girandole::Result<()> {
         tracing::debug!("checkpoint of step {step} in {}", folder.display());
         Ok(())
     }
 }
 
+fn details(report: &StepReport) -> StepDetails {
+    StepDetails {
+        learning_rate: report.learning_rate,
+        grad_norm: report.grad_norm,
+        tokens_per_second: report.targets as f64 / report.seconds,
+        loss_scale: (report.loss_scale != 1.0).then_some(report.loss_scale),
+    }
+}
+
 /// An error of this program's through the training loop.
-fn told(error: crate::error::Error) -> girandole::Error {
+fn told(error: Error) -> girandole::Error {
     candle_core::Error::wrap(error).into()
 }

@@ -304,7 +304,7 @@ where
         }
         let loss = tensor.to_scalar::<f32>()?;
         log.cut(epoch, batch)?;
-        log.write_again(epoch, batch, loss)?;
+        log.write_again((epoch, batch), loss, None)?;
         run.observer.stepped(&Step {
             epoch,
             batch,

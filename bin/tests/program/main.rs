@@ -15,6 +15,7 @@ mod ddp_transformer;
 mod diverged;
 mod fsdp_mlp;
 mod language;
+mod language_elastic;
 #[cfg(target_os = "linux")]
 mod launch;
 mod pipeline_transformer;

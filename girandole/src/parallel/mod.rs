@@ -2,6 +2,7 @@
 
 mod build;
 mod config;
+mod elastic;
 mod flat_shards;
 mod norm;
 mod pieces;

@@ -27,13 +27,14 @@ impl<M: Model> Parallel<M> {
     /// of f16 and bf16 as f32.
     ///
     /// # Shapes
-    /// Both begin with the dimension of rows, which [`ParallelConfig::micro_batches`](super::ParallelConfig) divides.
+    /// Both begin with the dimension of rows, of which there is one at least for each of
+    /// [`ParallelConfig::micro_batches`](super::ParallelConfig); with `pp` these divide it.
     ///
     /// # Cost
     /// That of the strategies; the number of targets and the loss are summed over the ranks, 8 bytes each.
     ///
     /// # Errors
-    /// Rows that the micro-batches do not divide; no target that counts on any rank; what the model and the strategy fail with.
+    /// Fewer rows than micro-batches, or with `pp` rows that these do not divide; no target that counts on any rank; what the model and the strategy fail with.
     pub fn step(&mut self, input: &Tensor, targets: &Tensor) -> Result<Step> {
         self.step_of(Ok((input.clone(), targets.clone())))
     }
@@ -159,7 +160,8 @@ impl<M: Model> Parallel<M> {
     fn micro_batches(&self, input: &Tensor, targets: &Tensor) -> Result<Vec<MicroBatch>> {
         let count = self.config.micro_batches;
         let rows = input.dims().first().copied().unwrap_or(0);
-        if rows == 0 || !rows.is_multiple_of(count) {
+        let is_divided = rows.is_multiple_of(count) || !matches!(self.model, Kind::Stages(_));
+        if rows < count || !is_divided {
             let help = format!("give each rank a multiple of its {count} micro-batches");
             return Err(Error::invalid("the rows of a batch", rows, help));
         }
@@ -175,9 +177,11 @@ impl<M: Model> Parallel<M> {
             return Err(Error::invalid("the rows of a batch", rows, help));
         }
         let part = |place: usize| {
+            // As equal as they can be.
+            let (begin, end) = (place * rows / count, (place + 1) * rows / count);
             let of = |all: &Tensor| match count {
                 1 => Ok(all.clone()),
-                _ => all.narrow(0, place * size, size)?.contiguous(),
+                _ => all.narrow(0, begin, end - begin)?.contiguous(),
             };
             let targets = of(targets)?;
             Ok(MicroBatch { input: of(input)?, count: M::count(&targets)?, targets })

@@ -32,6 +32,9 @@ pub struct TrainConfig {
     pub evaluation_rows: usize,
     /// Where checkpoints are, if any are kept. Default: none.
     pub checkpoints: Option<CheckpointPlan>,
+    /// How few ranks may be left for the run to go on without those that are lost; for copies (`dp`) in a group that can shrink
+    /// (`comm::TcpConfig::elastic`). Rows of a batch that the ranks do not divide are dealt out unevenly then. Default: none, a loss is the end.
+    pub fewest_ranks: Option<usize>,
 }
 
 /// Where checkpoints are, and when they are written.
@@ -61,6 +64,7 @@ impl Default for TrainConfig {
             evaluate_every: None,
             evaluation_rows: 64,
             checkpoints: None,
+            fewest_ranks: None,
         }
     }
 }
@@ -68,7 +72,9 @@ impl Default for TrainConfig {
 impl TrainConfig {
     pub(super) fn check(&self, data_ranks: usize, micro_batches: usize) -> Result<()> {
         let parts = data_ranks * micro_batches;
-        if self.batch_size == 0 || !self.batch_size.is_multiple_of(parts) {
+        // Those that are left of more ranks may begin anew.
+        let is_uneven = self.fewest_ranks.is_none() && !self.batch_size.is_multiple_of(parts);
+        if self.batch_size < parts || is_uneven {
             let help = format!(
                 "give a multiple of {parts}: {data_ranks} ranks have different rows, each in micro-batches of {micro_batches} equal parts"
             );

@@ -42,14 +42,18 @@
 //! ```
 
 mod config;
+mod elastic;
 mod learning_rate;
 mod run;
 mod saver;
 mod tokens;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use candle_core::{Device, Result, Tensor};
+use comm::Communicator;
+use serde::{Deserialize, Serialize};
 
 use crate::Parallel;
 
@@ -76,7 +80,7 @@ pub trait Data: Send + Sync {
 }
 
 /// What a step came to.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct StepReport {
     /// From 1, those before a resume counted.
     pub step: usize,
@@ -121,6 +125,28 @@ pub trait Observer<M> {
     /// # Errors
     /// Whatever ends the training.
     fn saving(&mut self, _step: usize) -> crate::Result<()> {
+        Ok(())
+    }
+
+    /// After the loss of a rank, before anything else, in the group of those that are left ([`TrainConfig::fewest_ranks`]).
+    ///
+    /// # Errors
+    /// Whatever ends the training.
+    fn lost(&mut self, _left: &Arc<dyn Communicator>) -> crate::Result<()> {
+        Ok(())
+    }
+
+    /// When those that are left of `before` ranks go on after a step; the rank may have another number.
+    ///
+    /// # Errors
+    /// Whatever ends the training.
+    fn regrouped(
+        &mut self,
+        _step: usize,
+        _before: usize,
+        _lost: &comm::Error,
+        _left: &Arc<dyn Communicator>,
+    ) -> crate::Result<()> {
         Ok(())
     }
 

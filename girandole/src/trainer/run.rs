@@ -20,17 +20,20 @@ use crate::{Error, Parallel, Result};
 
 /// A model, its data, and the state of its training.
 pub struct Trainer<'a, M> {
-    model: &'a mut Parallel<M>,
+    pub(super) model: &'a mut Parallel<M>,
     data: &'a dyn Data,
     evaluation: Option<&'a dyn Data>,
-    config: TrainConfig,
-    optimizer: Adam,
-    order: Order,
-    step: usize,
-    checkpoints: Option<Checkpoints>,
-    saver: Option<Saver>,
-    /// The step of the latest checkpoint.
-    saved: Option<usize>,
+    pub(super) config: TrainConfig,
+    pub(super) optimizer: Adam,
+    pub(super) order: Order,
+    pub(super) step: usize,
+    /// The last step that is evaluated, and that of the last checkpoint that is written or begun.
+    pub(super) evaluated: usize,
+    pub(super) checkpointed: usize,
+    /// What the last step came to.
+    pub(super) latest: Option<StepReport>,
+    pub(super) checkpoints: Option<Checkpoints>,
+    pub(super) saver: Option<Saver>,
 }
 
 /// What a run came to.
@@ -61,6 +64,9 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// A configuration that cannot be; a folder of checkpoints that cannot be made; failures of communication.
     pub fn new(model: &'a mut Parallel<M>, data: &'a dyn Data, config: TrainConfig) -> Result<Self> {
         config.check(model.layout().data_ranks(), model.config().micro_batches)?;
+        if config.fewest_ranks.is_some() {
+            model.check_elastic()?;
+        }
         let order = OrderConfig { rows: data.rows(), shuffle: config.shuffle, seed: config.seed };
         let order =
             Order::new(order).map_err(|error| Error::invalid("the data", "no rows", error.to_string()))?;
@@ -75,9 +81,11 @@ impl<'a, M: Model> Trainer<'a, M> {
             optimizer,
             order,
             step: 0,
+            evaluated: 0,
+            checkpointed: 0,
+            latest: None,
             checkpoints: None,
             saver: None,
-            saved: None,
         };
         trainer.open_checkpoints()?;
         Ok(trainer)
@@ -152,7 +160,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             serde_json::from_value(contents.sampler.clone()).map_err(|error| refuse(error.to_string()))?;
         self.order.resume(&state).map_err(|error| refuse(error.to_string()))?;
         self.step = contents.step as usize;
-        self.saved = Some(self.step);
+        (self.evaluated, self.checkpointed) = (self.step, self.step);
         if self.step > self.config.steps {
             let help = format!("the checkpoint is at step {} already: give more", self.step);
             return Err(Error::invalid("the steps", self.config.steps, help));
@@ -177,51 +185,90 @@ impl<'a, M: Model> Trainer<'a, M> {
         let (began, first) = (Instant::now(), self.step);
         let mut summary =
             Summary { steps: 0, last_loss: f64::NAN, targets: 0, seconds: 0.0, checkpoint_seconds: 0.0 };
-        let (mut last, mut left_out) = (began, 0);
-        while self.step < last_step.min(self.config.steps) {
-            let mut report = match self.train_step() {
-                // Rows of which nothing is learnt are left out, unless there are no others.
-                Err(Error::NoTargets) if left_out < self.order.config().rows => {
-                    left_out += self.config.batch_size;
-                    continue;
-                }
-                report => report?,
-            };
-            left_out = 0;
-            report.seconds = last.elapsed().as_secs_f64();
-            last = Instant::now();
-            (summary.last_loss, summary.targets) = (report.loss, summary.targets + report.targets);
-            observer.stepped(&report)?;
-            // At the end in any case.
-            if self.is_due(Some(self.config.evaluate_every.unwrap_or(usize::MAX))) {
-                self.evaluate(observer)?;
-                last = Instant::now();
-            }
-            if self.is_due(self.config.checkpoints.as_ref().map(|plan| plan.every)) {
-                let stood_still = Instant::now();
-                self.save(observer)?;
-                summary.checkpoint_seconds += stood_still.elapsed().as_secs_f64();
-                last = Instant::now();
+        let mut last = began;
+        let last_step = last_step.min(self.config.steps);
+        loop {
+            match self.advance(last_step, observer, &mut summary, &mut last) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => self.recover(error, observer)?,
             }
         }
-        let stood_still = Instant::now();
-        if let Some(saver) = &mut self.saver
-            && let Some(folder) = saver.wait()?
-        {
-            observer.saved(self.saved.unwrap_or(self.step), &folder)?;
-        }
-        summary.checkpoint_seconds += stood_still.elapsed().as_secs_f64();
         summary.steps = self.step - first;
         summary.seconds = began.elapsed().as_secs_f64();
         Ok(summary)
     }
 
-    /// Whether this is the last step, or one of every so many.
-    fn is_due(&self, every: Option<usize>) -> bool {
-        every.is_some_and(|every| self.step.is_multiple_of(every) || self.step == self.config.steps)
+    /// Does what is next: an evaluation, a checkpoint, a step. False where nothing is left.
+    fn advance(
+        &mut self,
+        last_step: usize,
+        observer: &mut dyn Observer<M>,
+        summary: &mut Summary,
+        last: &mut Instant,
+    ) -> Result<bool> {
+        // At the end in any case.
+        if self.is_due(Some(self.config.evaluate_every.unwrap_or(usize::MAX)), self.evaluated) {
+            self.evaluate(observer)?;
+            self.evaluated = self.step;
+            *last = Instant::now();
+        } else if self.is_due(self.config.checkpoints.as_ref().map(|plan| plan.every), self.checkpointed) {
+            let stood_still = Instant::now();
+            self.save(observer)?;
+            self.checkpointed = self.step;
+            summary.checkpoint_seconds += stood_still.elapsed().as_secs_f64();
+            *last = Instant::now();
+        } else if self.step < last_step {
+            let mut report = self.train_step()?;
+            report.seconds = last.elapsed().as_secs_f64();
+            *last = Instant::now();
+            self.latest = Some(report);
+            (summary.last_loss, summary.targets) = (report.loss, summary.targets + report.targets);
+            observer.stepped(&report)?;
+        } else {
+            let stood_still = Instant::now();
+            self.finish(observer)?;
+            summary.checkpoint_seconds += stood_still.elapsed().as_secs_f64();
+            return Ok(false);
+        }
+        Ok(true)
     }
 
+    /// Waits for the checkpoint that is being written.
+    fn finish(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
+        let Some(saver) = &mut self.saver else { return Ok(()) };
+        let folder = saver.wait()?;
+        folder.map_or(Ok(()), |folder| observer.saved(self.checkpointed, &folder))
+    }
+
+    /// Whether this is the last step, or one of every so many, and it is not done yet.
+    fn is_due(&self, every: Option<usize>, done: usize) -> bool {
+        let due = |every| self.step.is_multiple_of(every) || self.step == self.config.steps;
+        done < self.step && every.is_some_and(due)
+    }
+
+    /// The next step; rows of which nothing is learnt are left out, unless there are no others.
     fn train_step(&mut self) -> Result<StepReport> {
+        let mut left_out = 0;
+        loop {
+            let before = self.order.state();
+            match self.step_once() {
+                Err(Error::NoTargets) if left_out < self.order.config().rows => {
+                    left_out += self.config.batch_size;
+                }
+                Err(error) => {
+                    // Where the others are lost, the same rows are taken again.
+                    if error.loss().is_some() {
+                        self.put_back(&before)?;
+                    }
+                    return Err(error);
+                }
+                report => return report,
+            }
+        }
+    }
+
+    fn step_once(&mut self) -> Result<StepReport> {
         let epoch = self.order.epoch();
         let data = self.model.data_ranks();
         let rows = self.order.batch(self.config.batch_size, data.world_size(), data.rank());
@@ -317,7 +364,6 @@ impl<'a, M: Model> Trainer<'a, M> {
             ..Checkpoint::default()
         };
         observer.saving(self.step)?;
-        let before = self.saved.replace(self.step).unwrap_or(self.step);
         let (step, folder): (usize, Option<PathBuf>) = match &mut self.saver {
             None => (self.step, Some(self.model.save(checkpoints, Some(&self.optimizer), &checkpoint)?)),
             Some(saver) => {
@@ -326,7 +372,7 @@ impl<'a, M: Model> Trainer<'a, M> {
                 let snapshot = self.model.snapshot(Some(&self.optimizer));
                 let snapshot = agreed(&**self.model.mesh().world(), snapshot)?;
                 saver.begin(snapshot, checkpoint)?;
-                (before, folder)
+                (self.checkpointed, folder)
             }
         };
         folder.map_or(Ok(()), |folder| observer.saved(step, &folder))

@@ -1,0 +1,125 @@
+//! Going on from a checkpoint, and what follows the last step.
+
+use comm::broadcast_object;
+use girandole::Parallel;
+use girandole::trainer::{Summary, Trainer};
+use models::{CausalLm, FolderConfig};
+use training::{Checkpoints, Contents};
+
+use crate::console::{note, say};
+use crate::error::{Error, Result};
+use crate::rank::{Rank, Stage};
+use crate::run_log::RunLog;
+use crate::trainer::{CheckpointOptions, offer};
+
+use super::job::{Job, Subject};
+
+/// How a job goes on from a checkpoint, and what it does at its end; beside the trait, so that nobody else calls it.
+pub(super) trait Ending: Job {
+    fn check_steps(&self, done: usize) -> Result<()> {
+        let steps = self.options().steps();
+        if done <= steps {
+            return Ok(());
+        }
+        let help =
+            format!("the checkpoint is at step {done} already; give more, or another --checkpoint-dir");
+        Err(Error::Option { option: "--steps", got: steps.to_string(), help })
+    }
+
+    /// Goes on from a checkpoint, where that is asked for and there is one.
+    fn resume(
+        &self,
+        trainer: &mut Trainer<'_, CausalLm>,
+        mut log: Option<&mut RunLog<'_>>,
+        rank: &Rank,
+    ) -> Result<()> {
+        let Some(contents) = found(&self.options().checkpoints, rank)? else { return Ok(()) };
+        trainer.resume(&contents)?;
+        self.check_steps(trainer.step())?;
+        if let Some(log) = &mut log {
+            log.begin_at(trainer.step());
+        }
+        if let (Some(log), true) = (log, rank.is_first()) {
+            log.cut(trainer.epoch() as usize, trainer.step())?;
+            note(format_args!("going on after step {}, from {}", trainer.step(), contents.folder.display()));
+        }
+        Ok(())
+    }
+
+    /// Tells how it was, and saves the model.
+    fn end(
+        &self,
+        rank: &mut Rank,
+        model: &mut Parallel<CausalLm>,
+        subject: &Subject,
+        summary: &Summary,
+    ) -> Result<()> {
+        if rank.is_first() && summary.steps > 0 {
+            let speed = summary.targets as f64 / summary.seconds;
+            say(format_args!(
+                "{} steps, {} tokens in {:.1} s: {speed:.0} tokens/s",
+                summary.steps, summary.targets, summary.seconds
+            ))?;
+        }
+        surviving(rank, model, |_, model| self.save(model, subject))?;
+        match rank.is_first() {
+            true => say(format_args!("saved in {}", self.options().out.display())),
+            false => Ok(()),
+        }
+    }
+
+    fn save(&self, model: &Parallel<CausalLm>, subject: &Subject) -> Result<()> {
+        let out = &self.options().out;
+        let how = FolderConfig { tokenizer_of: self.folder().map(Into::into), ..FolderConfig::default() };
+        match &subject.lora {
+            Some(lora) if !self.merges() => model.save_adapters(out, lora)?,
+            lora => model.save_folder(out, &subject.weights, &how, lora.as_ref())?,
+        }
+        // One that was made for the text, where no folder has one.
+        if let (Some(tokenizer), None, 0) = (&subject.tokenizer, self.folder(), model.mesh().world().rank()) {
+            tokenizer.save(out)?;
+        }
+        Ok(())
+    }
+}
+
+impl<J: Job> Ending for J {}
+
+/// Work of all ranks after the last step: where one is lost, and every rank has all of the model, the others do it again.
+pub(super) fn surviving<T>(
+    rank: &mut Rank,
+    model: &mut Parallel<CausalLm>,
+    mut work: impl FnMut(&mut Rank, &Parallel<CausalLm>) -> Result<T>,
+) -> Result<T> {
+    loop {
+        match work(rank, model) {
+            Err(error) if error.loss().is_some() && rank.stage == Stage::AtWork && model.is_elastic() => {
+                rank.comm = rank.comm.shrink().map_err(|_| error)?;
+                model.regroup(rank.comm.clone())?;
+            }
+            done => return done,
+        }
+    }
+}
+
+/// The checkpoint to go on from, if that is asked for and there is one.
+pub(super) fn choose(options: &CheckpointOptions) -> Result<Option<Contents>> {
+    options.choose(Checkpoints::latest, |checkpoints, folder| checkpoints.contents(folder))
+}
+
+/// The same as rank 0 chooses it, on every rank.
+fn found(options: &CheckpointOptions, rank: &Rank) -> Result<Option<Contents>> {
+    let (true, Some(checkpoints)) = (options.resumes(), options.open()?) else { return Ok(None) };
+    let own = if rank.is_first() { choose(options)? } else { None };
+    let place = own.map(|contents| options.place(&contents.folder));
+    let Some(place) = broadcast_object(&*rank.comm, &place, 0)? else {
+        if rank.is_first() {
+            note(format_args!(
+                "no checkpoint in {} yet: starting from the beginning",
+                options.dir().display()
+            ));
+        }
+        return Ok(None);
+    };
+    Ok(Some(checkpoints.contents(&options.at(&place)).map_err(offer)?))
+}

@@ -1,0 +1,102 @@
+//! `pretrain --elastic`: copies go on without ranks that are lost, as if nothing had happened.
+
+use std::fs;
+
+use rustix::process::{Signal, kill_process};
+use sampler::Generator;
+
+use crate::common::{Folder, Girandole, Session, losses, metrics, text};
+
+const PRETRAIN: Girandole = Girandole("pretrain");
+
+const STEPS: usize = 120;
+
+/// A small model: 12 rows, which 4, 3, 2 and 1 ranks divide.
+const SMALL: [&str; 14] = [
+    "--layers",
+    "2",
+    "--hidden",
+    "32",
+    "--heads",
+    "4",
+    "--length",
+    "16",
+    "--batch-size",
+    "12",
+    "--steps",
+    "120",
+    "--evaluate-every",
+    "7",
+];
+
+/// A folder with a text, and the losses of one process that trains on it.
+fn expected() -> (Folder, String, Vec<f32>) {
+    let (folder, words) = (Folder::new(), ["one ", "two ", "three ", "four\n"]);
+    let written: String = (0..6000).map(|i| words[i * i % 7 % 4]).collect();
+    fs::write(folder.path("text.txt"), written).unwrap();
+    let data = folder.argument("text.txt");
+    let (out, lines) = (folder.argument("one"), folder.argument("one.jsonl"));
+    let own = ["--data", &data, "--evaluate", &data, "--out", &out, "--metrics", &lines];
+    PRETRAIN.succeed(&[&own, &SMALL[..]].concat());
+    let losses = losses(&folder.path("one.jsonl"));
+    assert_eq!(losses.len(), STEPS);
+    (folder, data, losses)
+}
+
+#[test]
+fn whoever_is_lost_the_losses_are_those_of_a_run_that_lost_none() {
+    let (folder, data, expected) = expected();
+    // GIRANDOLE_TEST_KILLS=50 for the long run.
+    let rounds = std::env::var("GIRANDOLE_TEST_KILLS").ok().and_then(|count| count.parse().ok()).unwrap_or(3);
+    let mut random = Generator::new(7);
+    for round in 0..rounds {
+        let name = |what: &str| folder.argument(&format!("{round}.{what}"));
+        let (out, file, checkpoints) = (name("out"), name("jsonl"), name("checkpoints"));
+        let own = ["--data", &data, "--evaluate", &data, "--out", &out, "--metrics", &file];
+        let more = ["--elastic", "1:4", "--checkpoint-dir", &checkpoints, "--checkpoint-every", "5"];
+        let mut session = Session::start(&PRETRAIN, &[&own, &SMALL[..], &more].concat());
+        let path = folder.path(&format!("{round}.jsonl"));
+        let steps = || fs::read(&path).map_or(0, |text| text.iter().filter(|byte| **byte == b'\n').count());
+        let mut ranks = Vec::new();
+        for _ in 0..1 + round % 3 {
+            let next = steps() + 1 + random.next_u32() as usize % 20;
+            session.until("more steps", || steps() >= next.min(STEPS / 2));
+            if ranks.is_empty() {
+                ranks = session.ranks();
+            }
+            // The first one, too.
+            let lost = ranks.swap_remove(random.next_u32() as usize % ranks.len());
+            kill_process(lost, Signal::KILL).unwrap();
+        }
+        let output = session.end();
+        let said = text(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        assert!(said.contains("on after step "), "{said}");
+        assert!(folder.path(&format!("{round}.out")).join("model.safetensors").exists(), "{said}");
+        let lines = metrics(&path);
+        let batches: Vec<u64> = lines.iter().filter_map(|line| line["batch"].as_u64()).collect();
+        assert_eq!(batches, (0..STEPS as u64).collect::<Vec<_>>(), "{said}");
+        let gap = losses(&path).iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(gap < 1e-4, "round {round}: {gap}");
+        assert_eq!(lines.iter().filter(|line| line["event"] == "summary").count(), 1);
+    }
+}
+
+#[test]
+fn what_cannot_go_on_is_said_before_ranks_start() {
+    let (folder, text_file) = (Folder::new(), "text.txt");
+    fs::write(folder.path(text_file), "one two three ".repeat(200)).unwrap();
+    let (data, out) = (folder.argument(text_file), folder.argument("out"));
+    let refuse = |options: &[&str], expected: &str| {
+        let own = ["--data", &data, "--out", &out, "--length", "16"];
+        let said = PRETRAIN.refuse(&[&own, options].concat());
+        assert!(said.contains(expected), "{said}");
+    };
+    let parts = "--elastic: got 1:2 with --mesh shard=2; a lost rank's part";
+    refuse(&["--mesh", "shard=2", "--elastic", "1:2"], parts);
+    refuse(
+        &["--elastic", "1:2", "--replace", "1"],
+        "--replace: got 1; ranks that are lost are not replaced here",
+    );
+    refuse(&["--mesh", "dp=2", "--elastic", "3:4"], "--elastic: got 3:4; the run begins with 2 ranks");
+}

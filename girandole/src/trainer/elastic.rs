@@ -1,0 +1,132 @@
+//! A run that goes on when ranks are lost.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use candle_core::Tensor;
+use comm::{Communicator, all_gather_object, broadcast_object, broadcast_tensors};
+use sampler::SamplerState;
+use serde::{Deserialize, Serialize};
+use training::build::Model;
+use training::{LossScaler, LossScalerState, OptimizerState};
+
+use super::{Observer, Saver, StepReport, Trainer};
+use crate::{Error, Result};
+
+/// How far a rank has come. All are equal or one step apart.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+struct Progress {
+    step: usize,
+    evaluated: usize,
+    checkpointed: usize,
+}
+
+/// What a rank that is one step behind gets from another one, beside tensors.
+#[derive(Serialize, Deserialize)]
+struct Behind {
+    order: SamplerState,
+    loss_scale: Option<LossScalerState>,
+    report: Option<StepReport>,
+}
+
+impl<M: Model> Trainer<'_, M> {
+    /// After the loss of a rank: goes on with the others, if they are enough. Any other error is the end.
+    pub(super) fn recover(&mut self, error: Error, observer: &mut dyn Observer<M>) -> Result<()> {
+        let (mut error, mut world) = (error, self.model.mesh().world().clone());
+        loop {
+            let (Some(fewest), Some(lost)) = (self.config.fewest_ranks, error.loss().cloned()) else {
+                return Err(error);
+            };
+            let before = world.world_size();
+            world = world.shrink()?;
+            if world.world_size() < fewest {
+                return Err(Error::TooFewRanks { left: world.world_size(), fewest, lost });
+            }
+            let gone_on = observer.lost(&world).and_then(|()| self.go_on(&world, observer));
+            error = match gone_on {
+                Ok(()) => return observer.regrouped(self.step, before, &lost, &world),
+                Err(error) => error,
+            };
+        }
+    }
+
+    /// Goes on in another group, with the state of whoever is furthest.
+    fn go_on(&mut self, world: &Arc<dyn Communicator>, observer: &mut dyn Observer<M>) -> Result<()> {
+        if let Some(saver) = self.saver.take() {
+            // Part of the checkpoint that it was writing was lost with a rank: the one before is the latest.
+            drop(saver);
+        }
+        let own = Progress { step: self.step, evaluated: self.evaluated, checkpointed: self.checkpointed };
+        let all: Vec<Progress> = all_gather_object(&**world, &own)?;
+        let step = all.iter().map(|progress| progress.step).max().unwrap_or(self.step);
+        if let Some(ahead) = all.iter().position(|progress| progress.step == step)
+            && all.iter().any(|progress| progress.step != step)
+        {
+            self.catch_up(&**world, ahead, step, observer)?;
+        }
+        // With equal parameters.
+        self.model.regroup(world.clone())?;
+        self.check_batch()?;
+        // What some have not done to its end all do again.
+        self.evaluated = all.iter().map(|progress| progress.evaluated).min().unwrap_or(0);
+        self.checkpointed = all.iter().map(|progress| progress.checkpointed).min().unwrap_or(0);
+        if let (Some(plan), Some(checkpoints)) = (&self.config.checkpoints, &self.checkpoints)
+            && plan.in_background
+        {
+            self.saver = Some(Saver::new(&**world, checkpoints.clone())?);
+        }
+        Ok(())
+    }
+
+    /// Ranks that have not taken the last step get what it came to from one that has.
+    fn catch_up(
+        &mut self,
+        world: &dyn Communicator,
+        ahead: usize,
+        step: usize,
+        observer: &mut dyn Observer<M>,
+    ) -> Result<()> {
+        let is_ahead = world.rank() == ahead;
+        let own = is_ahead.then(|| Behind {
+            order: self.order.state(),
+            loss_scale: self.model.loss_scaler().map(LossScaler::state),
+            report: self.latest,
+        });
+        let behind: Option<Behind> = broadcast_object(world, &own, ahead)?;
+        let vars: Vec<_> = self.model.named_vars().into_iter().chain(self.model.buffers()).collect();
+        let values = || vars.iter().map(|(name, var)| (name.clone(), var.as_detached_tensor())).collect();
+        let values = broadcast_tensors(world, if is_ahead { values() } else { Vec::new() }, ahead)?;
+        let state = if is_ahead { self.optimizer.state()? } else { Vec::new() };
+        let state = broadcast_tensors(world, state, ahead)?;
+        let Some(behind) = behind.filter(|_| self.step < step) else { return Ok(()) };
+        let values: HashMap<String, Tensor> = values.into_iter().collect();
+        for (name, var) in &vars {
+            if let Some(value) = values.get(name) {
+                var.set(value)?;
+            }
+        }
+        self.optimizer.load_state(&state.into_iter().collect())?;
+        if let (Some(scaler), Some(state)) = (self.model.loss_scaler_mut(), behind.loss_scale) {
+            scaler.resume(state);
+        }
+        self.put_back(&behind.order)?;
+        self.step = step;
+        self.latest = behind.report;
+        behind.report.map_or(Ok(()), |report| observer.stepped(&report))
+    }
+
+    /// The order of rows as it was.
+    pub(super) fn put_back(&mut self, order: &SamplerState) -> Result<()> {
+        self.order.resume(order).map_err(|error| Error::invalid("the data", "rows", error.to_string()))
+    }
+
+    /// Refuses a group with more ranks than a batch has rows for.
+    fn check_batch(&self) -> Result<()> {
+        let parts = self.model.data_ranks().world_size() * self.model.config().micro_batches;
+        if self.config.batch_size >= parts {
+            return Ok(());
+        }
+        let help = format!("the ranks that are left take {parts} parts of it: give more rows");
+        Err(Error::invalid("the batch size", self.config.batch_size, help))
+    }
+}
