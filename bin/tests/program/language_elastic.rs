@@ -46,8 +46,7 @@ fn expected() -> (Folder, String, Vec<f32>) {
 #[test]
 fn whoever_is_lost_the_losses_are_those_of_a_run_that_lost_none() {
     let (folder, data, expected) = expected();
-    // GIRANDOLE_TEST_KILLS=50 for the long run.
-    let rounds = std::env::var("GIRANDOLE_TEST_KILLS").ok().and_then(|count| count.parse().ok()).unwrap_or(3);
+    let rounds = std::env::var("GIRANDOLE_FAULT_ROUNDS").map_or(3, |rounds| rounds.parse().unwrap());
     let mut random = Generator::new(7);
     for round in 0..rounds {
         let name = |what: &str| folder.argument(&format!("{round}.{what}"));
