@@ -8,8 +8,6 @@ use training::Fallback;
 
 use crate::file_error::FileError;
 use crate::recipe;
-use crate::report::ReportError;
-use crate::trace::TraceError;
 
 /// Lines of a rank's standard error that are repeated; they have been forwarded before.
 const LINES_SHOWN: usize = 5;
@@ -123,12 +121,9 @@ pub enum Error {
     /// A file that an option names.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The report.
+    /// The report, the trace or the metrics.
     #[error(transparent)]
-    Report(#[from] ReportError),
-    /// The trace.
-    #[error(transparent)]
-    Trace(#[from] TraceError),
+    Report(#[from] report::Error),
     /// The sampler or loader.
     #[error(transparent)]
     Sampler(#[from] sampler::SamplerError),

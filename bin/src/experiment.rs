@@ -2,17 +2,16 @@
 
 use std::ffi::OsString;
 
+use report::metrics::MetricsWriter;
+use report::{Report, command_line, now_rfc3339, trace};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::console::note;
 use crate::error::{Error, Result};
-use crate::metrics::MetricsWriter;
 use crate::options::{CommonOptions, DeviceKind, ElasticOptions, PrecisionOption};
 use crate::rank::{Outcome, Rank, Stage};
-use crate::report::{Report, command_line, now_rfc3339};
 use crate::start::{self, Start, host_name};
-use crate::trace;
 use crate::trainer::{CheckpointOptions, ElasticRanks, RunIdentity, find};
 
 /// One tutorial's experiment. [`run`] calls the parts in the order in which they stand here.

@@ -6,19 +6,19 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
-use comm::{Communicator, Operation, ReduceOp, TcpConfig, all_gather_object, gather_object};
+use comm::{Communicator, Operation, ReduceOp, TcpConfig, all_gather_object, gather_object, peak_rss_bytes};
+use report::RankTimes;
+use report::metrics::Held;
+use report::metrics::{MetricsWriter, Summary};
+use report::trace::{self, TraceRecorder};
 use sampler::{DistributedSampler, DistributedSamplerConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::console::note;
 use crate::error::{Error, Result};
-use crate::held::Held;
-use crate::metrics::{MetricsWriter, Summary};
 use crate::options::Backend;
 use crate::outputs;
-use crate::report::{RankTimes, peak_rss_bytes};
 use crate::start::host_name;
-use crate::trace::{self, TraceRecorder};
 use crate::trainer::{ElasticRanks, join_again};
 use crate::{backends, devices};
 

@@ -35,7 +35,7 @@ fn unreadable(reason: impl ToString) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::RunSeries;
+    use report::RunSeries;
 
     #[test]
     fn every_number_comes_back_to_the_bit() {

@@ -1,12 +1,11 @@
 //! Whether data and a model have room on this machine: looked at before anything is allocated, for then nothing would stop it but the
 //! system.
 
-use comm::Place;
+use comm::{Place, total_memory_bytes};
 
 use crate::devices;
 use crate::error::{Error, Result};
 use crate::options::{Backend, CommonOptions, DeviceKind, RankOptions};
-use crate::report::total_memory_bytes;
 
 const GIB: f64 = (1u64 << 30) as f64;
 /// Bytes of a sample's place in a shuffled order, at least.

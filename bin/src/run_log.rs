@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
+use report::RunSeries;
+use report::metrics::{MetricsWriter, StepDetails};
 use serde::{Deserialize, Serialize};
 
 use crate::console::say;
 use crate::error::Result;
-use crate::metrics::{MetricsWriter, StepDetails};
 use crate::progress::Progress;
-use crate::report::RunSeries;
 
 /// Points of a report's curve that are kept at most; then neighbours become their means.
 const MOST_POINTS: usize = 1 << 17;

@@ -3,8 +3,8 @@
 use std::process::Command;
 use std::thread::available_parallelism;
 
-use bin::report::total_memory_bytes;
 use bin::start::host_name;
+use comm::total_memory_bytes;
 use serde::{Deserialize, Serialize};
 
 /// A machine, and the commit that ran on it.

@@ -14,9 +14,9 @@ use bin::console::note;
 use bin::error::Result;
 use bin::file_error::FileError;
 use bin::outputs::check_in_place;
-use bin::report::{command_line, now_rfc3339};
 use clap::Parser;
 use plan::forecast::fit::Fit;
+use report::{command_line, now_rfc3339};
 use serde::{Deserialize, Serialize};
 
 pub use case::{Case, Kind};

@@ -2,7 +2,7 @@
 
 mod predicted;
 
-use bin::report::sheet::{Curve, Figure, Line, Plot, Section, Sheet, Stacks, Table};
+use report::sheet::{Curve, Figure, Line, Plot, Section, Sheet, Stacks, Table};
 
 use super::scale::{Point, Scale, points};
 use super::{Kind, Machine, Run, Scaling};

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bin::error::Result;
-use bin::report::peak_rss_bytes;
 use candle_core::Tensor;
 use candle_core::backprop::GradStore;
 use candle_nn::Optimizer;
+use comm::peak_rss_bytes;
 use comm::{Communicator, Operation, Tcp, all_gather_object, broadcast_object};
 use serde::{Deserialize, Serialize};
 use training::Adam;

@@ -13,6 +13,7 @@ use std::path::Path;
 
 use candle_core::Device;
 use comm::{Communicator, TcpConfig};
+use report::trace;
 
 use crate::backends;
 use crate::console::{note, say};
@@ -20,7 +21,6 @@ use crate::error::{Error, Result};
 use crate::file_error::FileError;
 use crate::outputs::{self, check_in_place};
 use crate::start::{self, Start};
-use crate::trace;
 
 /// The command's name.
 pub const NAME: &str = "comm-bench";

@@ -8,16 +8,16 @@ use girandole::trainer::{self, TrainConfig, Trainer};
 use girandole::{Layout, Parallel, ParallelConfig};
 use models::tokens::{Data, DataConfig, DataFile, Rows};
 use models::{CausalLm, Lora, ModelConfig, Tokenizer, Weights};
+use report::metrics::MetricsWriter;
+use report::{Report, RunSeries};
 
 use crate::console::{note, say};
 use crate::error::{Error, Result};
 use crate::experiment::{self, Experiment};
 use crate::file_error::FileError;
-use crate::metrics::MetricsWriter;
 use crate::options::{CommonOptions, ElasticOptions};
 use crate::outputs;
 use crate::rank::{Outcome, Rank, Stage};
-use crate::report::{Report, RunSeries};
 use crate::run_log::{LogConfig, RunLog};
 use crate::trainer::CheckpointOptions;
 

@@ -1,12 +1,12 @@
 //! Whether a run has room on this machine: looked at before ranks start, when nothing is allocated yet.
 
+use comm::available_memory_bytes;
 use girandole::Layout;
 use plan::language::{LayoutCost, Memory, Subject, Training, layouts};
 use plan::units::show_bytes;
 use training::build::Recompute;
 
 use crate::error::{Error, Result};
-use crate::report::available_memory_bytes;
 use crate::room;
 
 use super::options::TrainOptions;

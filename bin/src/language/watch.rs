@@ -9,10 +9,10 @@ use girandole::Parallel;
 use girandole::trainer::{Observer, StepReport};
 use indicatif::HumanDuration;
 use models::{CausalLm, Tokenizer};
+use report::metrics::StepDetails;
 
 use crate::console::note;
 use crate::error::Error;
-use crate::metrics::StepDetails;
 use crate::rank::Stage;
 use crate::run_log::RunLog;
 

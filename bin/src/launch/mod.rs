@@ -13,11 +13,11 @@ use std::io::IsTerminal;
 
 use comm::Secret;
 use launch::{LogConfig, MasterPort, SpawnConfig};
+use report::trace;
 
 use crate::console::note;
 use crate::error::{Error, Result};
 use crate::start::{SPAWNED_FOR, spawn_with_bar};
-use crate::trace;
 
 use pet::Pet;
 use program::Program;

@@ -6,6 +6,7 @@ mod options;
 
 use plan::forecast::{Link, Network};
 use plan::{Hardware, Setting, Table, planned};
+use report::trace;
 
 pub use options::{ModelName, NetworkName, OptimizerName, PlanOptions};
 
@@ -13,7 +14,6 @@ use crate::console::say;
 use crate::error::Result;
 use crate::outputs::{self, check_in_place};
 use crate::start::SPAWNED_FOR;
-use crate::trace;
 
 use machine::Machine;
 

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use comm::total_memory_bytes;
 use plan::forecast::Network;
 use plan::{Extent, MlpLoss, Model, Optimizer, TransformerSizes, units};
 
 use crate::error::{Error, Result};
 use crate::options::{count, probability};
-use crate::report::total_memory_bytes;
 
 use super::language::LanguagePlanOptions;
 

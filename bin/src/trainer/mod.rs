@@ -15,13 +15,14 @@ mod share;
 use candle_core::Tensor;
 use candle_nn::{Optimizer, VarMap};
 use ddp::Ddp;
+use report::metrics::Held;
 use sampler::{DataLoader, Dataset, DistributedSampler, SamplerState};
 use training::{OptimizerState, activation_bytes, named_vars};
 
 use self::elastic::Door;
 use crate::console;
 use crate::error::Result;
-use crate::held::{Held, bytes, gradient_bytes};
+use crate::held::{bytes, gradient_bytes};
 use crate::run_log::RunLog;
 
 pub use elastic::ElasticRanks;

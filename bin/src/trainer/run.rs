@@ -2,6 +2,7 @@
 
 use candle_core::{Device, Tensor};
 use candle_nn::{Optimizer, VarMap};
+use report::RunSeries;
 use sampler::Dataset;
 use serde_json::Value;
 use training::{Checkpoint, OptimizerState};
@@ -10,7 +11,6 @@ use crate::console::note;
 use crate::error::{Error, Result};
 use crate::experiment::Experiment;
 use crate::rank::{Rank, Stage};
-use crate::report::RunSeries;
 use crate::run_log::{LogConfig, RunLog};
 
 use super::checkpoint::Extra;

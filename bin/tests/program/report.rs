@@ -8,7 +8,7 @@ use std::path::Path;
 use crate::common::{Folder, Girandole};
 use browser::{chromium, cut, dots, picture};
 
-use bin::report::{RankTimes, Report, RunSeries, Speedup, now_rfc3339};
+use ::report::{RankTimes, Report, RunSeries, Speedup, now_rfc3339};
 
 fn run(name: &str, steps: usize, world_size: usize, seconds: f64) -> RunSeries {
     // Noisy losses without a random number in sight.

@@ -1,7 +1,7 @@
 //! Predictions, apart from what was measured.
 
-use bin::report::sheet::{Curve, Figure, Line, Plot, Section, Table};
 use plan::forecast::Network;
+use report::sheet::{Curve, Figure, Line, Plot, Section, Table};
 
 use super::super::predict::described;
 use super::super::{Compared, Forecast, Kind, Predicted, Scaling};

@@ -12,6 +12,8 @@ mod testing;
 use candle_core::Tensor;
 use candle_nn::Module;
 use ddp::{Ddp, DdpConfig};
+use report::metrics::MetricsWriter;
+use report::{Report, RunSeries};
 use serde::{Deserialize, Serialize};
 use training::{Sgd, SgdConfig, cross_entropy};
 
@@ -21,12 +23,10 @@ pub use options::Cifar10Options;
 use crate::console::{note, say};
 use crate::error::Result;
 use crate::experiment::Experiment;
-use crate::metrics::MetricsWriter;
 use crate::models::convnet::ConvNet;
 use crate::options::{CommonOptions, contents_of};
 use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
-use crate::report::{Report, RunSeries};
 use crate::trainer::{CheckpointOptions, RunConfig, RunEnd, RunIdentity, Trainer, TrainerConfig};
 use crate::validation::Validation;
 

@@ -3,15 +3,16 @@
 use std::time::Instant;
 
 use candle_nn::{Module, Optimizer, loss};
+use comm::peak_rss_bytes;
+use report::RunSeries;
+use report::metrics::{MetricsWriter, Summary};
 use sampler::RandomSampler;
 use training::{Sgd, SgdConfig};
 
 use crate::console::say;
 use crate::error::Result;
 use crate::launch::gpu_count;
-use crate::metrics::{MetricsWriter, Summary};
 use crate::models::linear::SimpleModel;
-use crate::report::{RunSeries, peak_rss_bytes};
 
 use super::data::Setup;
 use super::options::DdpLinearOptions;

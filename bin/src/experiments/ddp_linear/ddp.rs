@@ -2,15 +2,16 @@
 
 use candle_nn::{Module, Optimizer, loss};
 use ddp::{Ddp, DdpConfig};
+use report::RunSeries;
+use report::metrics::Held;
 use sampler::{DistributedSampler, DistributedSamplerConfig};
 use training::{Sgd, SgdConfig, activation_bytes};
 
 use crate::console::say;
 use crate::error::Result;
-use crate::held::{Held, bytes, gradient_bytes};
+use crate::held::{bytes, gradient_bytes};
 use crate::models::linear::SimpleModel;
 use crate::rank::Rank;
-use crate::report::RunSeries;
 use crate::weights::save_weights;
 
 use super::data::Setup;

@@ -9,13 +9,14 @@ mod training;
 pub use data::Setup;
 pub use options::DdpLinearOptions;
 
+use report::metrics::MetricsWriter;
+use report::{Report, RunSeries, Speedup};
+
 use crate::console::{note, say};
 use crate::error::Result;
 use crate::experiment::Experiment;
-use crate::metrics::MetricsWriter;
 use crate::options::CommonOptions;
 use crate::rank::{Outcome, Rank};
-use crate::report::{Report, RunSeries, Speedup};
 use crate::room;
 
 impl Experiment for DdpLinearOptions {

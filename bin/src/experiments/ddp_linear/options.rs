@@ -1,9 +1,9 @@
 //! The options of `ddp-linear`.
 
 use clap::Args;
+use report::metrics::MetricsWriter;
 
 use crate::error::{Error, Result};
-use crate::metrics::MetricsWriter;
 use crate::options::{CommonOptions, LoaderOptions, count, learning_rate};
 use crate::run_log::{LogConfig, RunLog};
 

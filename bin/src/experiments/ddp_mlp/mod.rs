@@ -5,6 +5,8 @@ mod options;
 
 use candle_nn::Module;
 use ddp::{Ddp, DdpConfig};
+use report::metrics::MetricsWriter;
+use report::{Report, RunSeries};
 use serde::{Deserialize, Serialize};
 use training::{Sgd, SgdConfig, cross_entropy};
 
@@ -13,12 +15,10 @@ pub use options::DdpMlpOptions;
 use crate::console::{note, say};
 use crate::error::Result;
 use crate::experiment::Experiment;
-use crate::metrics::MetricsWriter;
 use crate::models::mlp::{CLASSES, Mlp};
 use crate::options::CommonOptions;
 use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
-use crate::report::{Report, RunSeries};
 use crate::room;
 use crate::trainer::{
     CheckpointOptions, Epoch, Observer, RunConfig, RunEnd, RunIdentity, Step, Trainer, TrainerConfig,

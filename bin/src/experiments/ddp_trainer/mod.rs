@@ -8,6 +8,8 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use candle_nn::{Linear, Module, linear, loss};
 use ddp::{Ddp, DdpConfig};
+use report::metrics::MetricsWriter;
+use report::{Report, RunSeries};
 use training::{Sgd, SgdConfig, log_softmax};
 
 pub use options::{DdpTrainerOptions, LossKind};
@@ -15,10 +17,8 @@ pub use options::{DdpTrainerOptions, LossKind};
 use crate::console::note;
 use crate::error::Result;
 use crate::experiment::Experiment;
-use crate::metrics::MetricsWriter;
 use crate::options::CommonOptions;
 use crate::rank::{Outcome, Rank};
-use crate::report::{Report, RunSeries};
 use crate::room::{self, PLACE};
 use crate::trainer::{
     CheckpointOptions, Epoch, Observer, RunConfig, RunEnd, RunIdentity, Trainer, TrainerConfig,

@@ -8,6 +8,8 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use candle_nn::ModuleT;
 use ddp::{Ddp, DdpConfig};
+use report::metrics::MetricsWriter;
+use report::{Report, RunSeries};
 use sampler::{Generator, SharedGenerator};
 use training::{Sgd, SgdConfig, cross_entropy};
 
@@ -16,12 +18,10 @@ pub use options::{DdpTransformerOptions, Mask};
 use crate::console::{note, say};
 use crate::error::Result;
 use crate::experiment::Experiment;
-use crate::metrics::MetricsWriter;
 use crate::models::transformer::Transformer;
 use crate::options::{CommonOptions, ElasticOptions};
 use crate::python::{Float, IntTensor};
 use crate::rank::{Outcome, Rank};
-use crate::report::{Report, RunSeries};
 use crate::tokens::{self, Batch, Row};
 use crate::trainer::{
     CheckpointOptions, Observer, RunConfig, RunEnd, RunIdentity, Step, StepRandom, Trainer, TrainerConfig,

@@ -21,9 +21,9 @@ pub(super) struct Held {
 
 impl Held {
     /// The same as `--metrics` have it, where so many bytes were sent in so many steps.
-    pub(super) fn split(&self, trainee: &Trainee, sent: u64, steps: usize) -> crate::held::Held {
+    pub(super) fn split(&self, trainee: &Trainee, sent: u64, steps: usize) -> report::metrics::Held {
         let weights = bytes(trainee.fsdp.vars().iter().map(|var| var.as_tensor()));
-        crate::held::Held {
+        report::metrics::Held {
             weights,
             copies: (self.parameters as u64).saturating_sub(weights),
             gradients: self.gradients as u64,

@@ -10,13 +10,13 @@ mod stage;
 pub use options::ProcessGroupsOptions;
 
 use comm::TcpConfig;
+use report::trace;
 
 use crate::backends;
 use crate::console::{note, say};
 use crate::error::{Error, Result};
 use crate::options::DeviceKind;
 use crate::start::{self, Start};
-use crate::trace;
 
 use stage::Stage;
 

@@ -1,10 +1,10 @@
 //! What a rank measures: memory by kind, bytes sent, time.
 
 use comm::{Communicator, all_gather_object};
+use report::metrics::Held;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
-use crate::held::Held;
 
 /// The figures of row 21, of the rank that has the most of each.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]

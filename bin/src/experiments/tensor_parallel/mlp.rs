@@ -2,6 +2,8 @@
 
 use candle_core::{DType, Device, Tensor};
 use clap::Args;
+use report::Report;
+use report::metrics::MetricsWriter;
 use sampler::{Generator, SharedGenerator};
 use tensor_parallel::{
     Context, ParallelMlp, Result as LayerResult, ShardBuilder, TensorParallel, TensorParallelConfig, Weights,
@@ -11,11 +13,9 @@ use crate::console::note;
 use crate::error::{Error, Result};
 use crate::experiment::Experiment;
 use crate::file_error::FileError;
-use crate::metrics::MetricsWriter;
 use crate::options::{CommonOptions, count, learning_rate};
 use crate::python::Float;
 use crate::rank::{Outcome, Rank};
-use crate::report::Report;
 use crate::room;
 use crate::start::MOST_RANKS;
 use crate::trainer::{CheckpointOptions, RunEnd, RunIdentity, keeps_losses, parts};

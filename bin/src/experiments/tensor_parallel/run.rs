@@ -4,15 +4,16 @@ use std::path::Path;
 
 use candle_core::Tensor;
 use candle_nn::Optimizer;
-use comm::Mesh;
+use comm::{Mesh, peak_rss_bytes, reset_peak_rss};
+use report::RunSeries;
+use report::metrics::Held;
 use serde::{Deserialize, Serialize};
 use tensor_parallel::{Result as LayerResult, ShardBuilder, TensorParallel, TensorParallelConfig, Weights};
 use training::{Adam, AdamConfig, OptimizerState, activation_bytes};
 
 use crate::error::Result;
-use crate::held::{Held, bytes, gradient_bytes};
+use crate::held::{bytes, gradient_bytes};
 use crate::rank::{Measured, Rank};
-use crate::report::{RunSeries, peak_rss_bytes, reset_peak_rss};
 use crate::run_log::{LogConfig, RunLog};
 use crate::trainer::parts::Keeping;
 use crate::trainer::{CheckpointOptions, RunIdentity};

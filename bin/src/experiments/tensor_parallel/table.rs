@@ -48,7 +48,7 @@ pub(crate) fn megabytes(bytes: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::held::Held;
+    use report::metrics::Held;
 
     #[test]
     fn every_figure_has_a_line() {

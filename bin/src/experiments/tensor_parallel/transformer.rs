@@ -4,6 +4,8 @@ mod data;
 mod options;
 
 use candle_core::{Device, Tensor};
+use report::Report;
+use report::metrics::MetricsWriter;
 use sampler::{Generator, SharedGenerator};
 use tensor_parallel::{
     LanguageModel, LanguageModelConfig, Result as LayerResult, ShardBuilder, TensorParallel,
@@ -14,11 +16,9 @@ pub use options::TensorParallelTransformerOptions;
 
 use crate::error::Result;
 use crate::experiment::Experiment;
-use crate::metrics::MetricsWriter;
 use crate::options::CommonOptions;
 use crate::python::Float;
 use crate::rank::{Outcome, Rank};
-use crate::report::Report;
 use crate::trainer::{CheckpointOptions, RunEnd, RunIdentity, keeps_losses, parts};
 
 use super::mesh::MeshOptions;

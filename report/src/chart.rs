@@ -4,8 +4,8 @@ use plotters::chart::{ChartBuilder, ChartContext};
 use plotters::drawing::DrawingAreaErrorKind;
 use plotters::prelude::{Cartesian2d, Color, IntoDrawingArea, RGBColor, SVGBackend};
 
-use super::ReportError;
-use super::axis::Axis;
+use crate::axis::Axis;
+use crate::{Error, Result};
 
 /// The plotting library places things on whole pixels; drawn this much larger and shown smaller, they are finer.
 const FINENESS: u32 = 4;
@@ -23,7 +23,7 @@ pub(super) const COLOURS: [(RGBColor, &str); 6] = [
 const GREY: RGBColor = RGBColor(0x80, 0x80, 0x80);
 
 pub(super) type Frame<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Axis, Axis>>;
-pub(super) type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
+pub(super) type Drawn = std::result::Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
 /// A plot for the page.
 #[derive(Debug, Clone)]
@@ -62,7 +62,7 @@ pub(super) fn draw_broad<'a>(
     height: u32,
     layout: impl Fn((u32, u32)) -> Layout<'a>,
     paint: impl Fn(&mut Frame<'_, '_>) -> Drawn,
-) -> Result<String, ReportError> {
+) -> Result<String> {
     let one = |size| draw(title, layout(size), &paint);
     let (broad, narrow) = (one((BROAD, height))?, one(NARROW)?);
     Ok(format!("<div class=\"broad\">{broad}</div><div class=\"narrow\">{narrow}</div>"))
@@ -73,10 +73,10 @@ pub(super) fn draw(
     title: &str,
     layout: Layout<'_>,
     paint: impl FnOnce(&mut Frame<'_, '_>) -> Drawn,
-) -> Result<String, ReportError> {
+) -> Result<String> {
     let mut svg = String::new();
     draw_into(&mut svg, layout, paint)
-        .map_err(|error| ReportError::Plot { chart: title.to_string(), reason: error.to_string() })?;
+        .map_err(|error| Error::Plot { chart: title.to_string(), reason: error.to_string() })?;
     Ok(svg)
 }
 

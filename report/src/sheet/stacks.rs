@@ -1,10 +1,10 @@
 //! Bars made of parts.
 
-use super::super::ReportError;
-use super::super::axis::Axis;
-use super::super::bars::{Bar, clean, paint};
-use super::super::chart::{Chart, Layout, draw_broad};
-use super::super::number::significant;
+use crate::Result;
+use crate::axis::Axis;
+use crate::bars::{Bar, clean, paint};
+use crate::chart::{Chart, Layout, draw_broad};
+use crate::number::significant;
 
 /// Bars beside each other, each made of parts on top of each other.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -22,7 +22,7 @@ pub struct Stacks {
 }
 
 impl Stacks {
-    pub(super) fn chart(&self) -> Result<Option<Chart>, ReportError> {
+    pub(super) fn chart(&self) -> Result<Option<Chart>> {
         let bars: Vec<Bar> = self
             .bars
             .iter()

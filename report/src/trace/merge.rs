@@ -5,7 +5,8 @@ use std::fmt;
 use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
 use serde_json::{Map, Value, json};
 
-use super::{RankTrace, TraceError};
+use super::RankTrace;
+use crate::Error;
 
 type Event = Map<String, Value>;
 
@@ -16,8 +17,8 @@ type Event = Map<String, Value>;
 /// Events are taken one at a time; the memory is that of the text.
 ///
 /// # Errors
-/// [`TraceError::Malformed`] names the rank whose part is no JSON array of events.
-pub fn merge(parts: &[RankTrace]) -> Result<String, TraceError> {
+/// [`Error::Malformed`] names the rank whose part is no JSON array of events.
+pub fn merge(parts: &[RankTrace]) -> crate::Result<String> {
     let origin = parts.iter().map(|part| part.started_unix_us).min().unwrap_or_default();
     let mut out =
         Merged { text: String::with_capacity(parts.iter().map(|part| part.json.len() + 256).sum()) };
@@ -27,7 +28,7 @@ pub fn merge(parts: &[RankTrace]) -> Result<String, TraceError> {
         let shift = (part.started_unix_us - origin) as f64;
         let events = Events { out: &mut out, rank: part.rank, shift };
         let mut input = serde_json::Deserializer::from_str(&part.json);
-        input.deserialize_seq(events).and_then(|()| input.end()).map_err(|error| TraceError::Malformed {
+        input.deserialize_seq(events).and_then(|()| input.end()).map_err(|error| Error::Malformed {
             rank: part.rank,
             host: part.host.clone(),
             reason: error.to_string(),

@@ -4,10 +4,10 @@ use plotters::element::Circle;
 use plotters::prelude::Color;
 use plotters::series::{DashedLineSeries, LineSeries};
 
-use super::super::ReportError;
-use super::super::axis::Axis;
-use super::super::chart::{Chart, Drawn, Frame, Layout, colour, draw, px};
-use super::super::number::significant;
+use crate::Result;
+use crate::axis::Axis;
+use crate::chart::{Chart, Drawn, Frame, Layout, colour, draw, px};
+use crate::number::significant;
 
 const SIZE: (u32, u32) = (450, 300);
 
@@ -56,7 +56,7 @@ pub enum Line {
 }
 
 impl Plot {
-    pub(super) fn chart(&self) -> Result<Option<Chart>, ReportError> {
+    pub(super) fn chart(&self) -> Result<Option<Chart>> {
         let drawable = |(x, y): (f64, f64)| {
             x.is_finite() && y.is_finite() && (!self.by_factor || x > 0.0) && (!self.log || y > 0.0)
         };

@@ -4,10 +4,10 @@ use pipeline::{ActionKind, Plan};
 use plotters::element::Rectangle;
 use plotters::prelude::Color;
 
-use super::ReportError;
-use super::axis::Axis;
-use super::chart::{Chart, Drawn, Frame, Layout, colour, draw};
-use super::number::{Unit, seconds, significant};
+use crate::Result;
+use crate::axis::Axis;
+use crate::chart::{Chart, Drawn, Frame, Layout, colour, draw};
+use crate::number::{Unit, seconds, significant};
 
 /// What ranks do in one step.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -28,7 +28,7 @@ const KINDS: [(ActionKind, usize, &str); 4] = [
 ];
 
 /// A row for each rank, the first on top.
-pub(super) fn chart(timeline: &Timeline) -> Result<Option<Chart>, ReportError> {
+pub(super) fn chart(timeline: &Timeline) -> Result<Option<Chart>> {
     let Timeline { title, plan, measured } = timeline;
     let (makespan, ranks) = (plan.makespan(), plan.ranks.len());
     if !(makespan.is_finite() && makespan > 0.) {

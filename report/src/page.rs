@@ -2,9 +2,9 @@
 
 use askama::Template;
 
-use super::chart::{COLOURS, Chart};
-use super::number::{seconds, significant};
-use super::{Report, ReportError, RunSeries, bars, curves, timeline};
+use crate::chart::{COLOURS, Chart};
+use crate::number::{seconds, significant};
+use crate::{Error, Report, Result, RunSeries, bars, curves, timeline};
 
 #[derive(Template)]
 #[template(path = "report.html")]
@@ -38,10 +38,10 @@ struct RunRow<'a> {
     last: String,
 }
 
-pub(super) fn render(report: &Report) -> Result<String, ReportError> {
+pub(super) fn render(report: &Report) -> Result<String> {
     let speedup = report.speedup.as_ref().map(bars::speedup).transpose()?.flatten();
     let timelines: Vec<Option<Chart>> =
-        report.timelines.iter().map(timeline::chart).collect::<Result<_, _>>()?;
+        report.timelines.iter().map(timeline::chart).collect::<Result<_>>()?;
     let narrow = [bars::times(&report.ranks)?, bars::memory(&report.ranks)?, speedup];
     let page = Page {
         report,
@@ -50,7 +50,7 @@ pub(super) fn render(report: &Report) -> Result<String, ReportError> {
         wide: curves::losses(&report.runs)?,
         narrow: timelines.into_iter().chain(narrow).flatten().collect(),
     };
-    page.render().map_err(|error| ReportError::Page { reason: error.to_string() })
+    page.render().map_err(|error| Error::Page { reason: error.to_string() })
 }
 
 fn hex(plotters::prelude::RGBColor(red, green, blue): plotters::prelude::RGBColor) -> String {

@@ -5,10 +5,10 @@ use plotters::prelude::{BLACK, Color};
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{IntoFont, IntoTextStyle, TextStyle};
 
-use super::axis::Axis;
-use super::chart::{Chart, Drawn, Frame, Layout, colour, draw, px, text};
-use super::number::{Unit, seconds, significant};
-use super::{RankTimes, ReportError, Speedup};
+use crate::axis::Axis;
+use crate::chart::{Chart, Drawn, Frame, Layout, colour, draw, px, text};
+use crate::number::{Unit, seconds, significant};
+use crate::{RankTimes, Result, Speedup};
 
 const SIZE: (u32, u32) = (450, 300);
 /// Bars beyond this many carry no number.
@@ -26,7 +26,7 @@ impl Bar {
 }
 
 /// Time of a step by rank, computing and communicating.
-pub(super) fn times(ranks: &[RankTimes]) -> Result<Option<Chart>, ReportError> {
+pub(super) fn times(ranks: &[RankTimes]) -> Result<Option<Chart>> {
     let largest =
         ranks.iter().map(|rank| clean(rank.compute_s) + clean(rank.communication_s)).fold(0., f64::max);
     if largest <= 0. {
@@ -56,7 +56,7 @@ pub(super) fn times(ranks: &[RankTimes]) -> Result<Option<Chart>, ReportError> {
 }
 
 /// The most memory that each rank held.
-pub(super) fn memory(ranks: &[RankTimes]) -> Result<Option<Chart>, ReportError> {
+pub(super) fn memory(ranks: &[RankTimes]) -> Result<Option<Chart>> {
     let bytes = |rank: &RankTimes| rank.peak_rss_bytes.unwrap_or(0) as f64;
     let largest = ranks.iter().map(bytes).fold(0., f64::max);
     if largest <= 0. {
@@ -81,7 +81,7 @@ pub(super) fn memory(ranks: &[RankTimes]) -> Result<Option<Chart>, ReportError> 
 }
 
 /// How many times as fast as one process the ranks were, beside how many they are.
-pub(super) fn speedup(speedup: &Speedup) -> Result<Option<Chart>, ReportError> {
+pub(super) fn speedup(speedup: &Speedup) -> Result<Option<Chart>> {
     let factor = speedup.single_s / speedup.ddp_s;
     if !(factor.is_finite() && factor > 0.) || speedup.ranks == 0 {
         return Ok(None);
@@ -110,7 +110,7 @@ pub(super) fn speedup(speedup: &Speedup) -> Result<Option<Chart>, ReportError> {
     Ok(Some(Chart { title, svg, legend, note: summary.clone(), summary }))
 }
 
-fn by_rank(title: &str, ranks: &[RankTimes], y_name: &str, bars: &[Bar]) -> Result<String, ReportError> {
+fn by_rank(title: &str, ranks: &[RankTimes], y_name: &str, bars: &[Bar]) -> Result<String> {
     let layout = Layout {
         size: SIZE,
         x: Axis::names(ranks.iter().map(|rank| rank.rank.to_string())),

@@ -10,22 +10,22 @@ use askama::Template;
 pub use plot::{Curve, Line, Plot};
 pub use stacks::Stacks;
 
-use super::ReportError;
-use super::chart::Chart;
-use super::page::{Colour, colours};
-use crate::outputs;
+use crate::chart::Chart;
+use crate::error::write_page;
+use crate::page::{Colour, colours};
+use crate::{Error, Result};
 
 /// A page, one section below the other.
 ///
 /// ```
-/// use bin::report::sheet::{Curve, Figure, Line, Plot, Section, Sheet};
+/// use report::sheet::{Curve, Figure, Line, Plot, Section, Sheet};
 ///
 /// let curve = Curve { name: "ddp".into(), points: vec![(1.0, 1.0), (2.0, 1.9)], line: Line::Solid, colour: 0 };
 /// let plot = Plot { title: "Speed-up".into(), curves: vec![curve], ..Plot::default() };
 /// let section = Section { heading: "Measured".into(), figures: vec![Figure::Plot(plot)], ..Section::default() };
 /// let html = Sheet { title: "Scaling".into(), sections: vec![section], ..Sheet::default() }.render()?;
 /// assert!(html.contains("<svg") && !html.contains("href"));
-/// # Ok::<(), bin::report::ReportError>(())
+/// # Ok::<(), report::Error>(())
 /// ```
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Sheet {
@@ -33,7 +33,7 @@ pub struct Sheet {
     pub title: String,
     /// How it was made.
     pub command_line: String,
-    /// When, as RFC 3339; see [`super::now_rfc3339`].
+    /// When, as RFC 3339; see [`crate::now_rfc3339`].
     pub date: String,
     /// Where.
     pub host: String,
@@ -79,28 +79,28 @@ impl Sheet {
     ///
     /// # Errors
     /// None that is known; those of the libraries that draw are passed on.
-    pub fn render(&self) -> Result<String, ReportError> {
+    pub fn render(&self) -> Result<String> {
         let part = |section: &'_ Section| {
-            let charts = section.figures.iter().map(Figure::chart).collect::<Result<Vec<_>, _>>();
+            let charts = section.figures.iter().map(Figure::chart).collect::<Result<Vec<_>>>();
             Ok(charts?.into_iter().flatten().collect())
         };
-        let charts = self.sections.iter().map(part).collect::<Result<Vec<Vec<Chart>>, ReportError>>()?;
+        let charts = self.sections.iter().map(part).collect::<Result<Vec<Vec<Chart>>>>()?;
         let parts = self.sections.iter().zip(charts).collect();
         let page = Page { report: self, colours: colours(), parts };
-        page.render().map_err(|error| ReportError::Page { reason: error.to_string() })
+        page.render().map_err(|error| Error::Page { reason: error.to_string() })
     }
 
     /// Writes the page to a file.
     ///
     /// # Errors
-    /// [`FileError::Write`](crate::file_error::FileError::Write) with the path and the reason.
-    pub fn write(&self, path: &Path) -> Result<(), ReportError> {
-        Ok(outputs::write(path, self.render()?)?)
+    /// [`Error::Write`] with the path and the reason.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        write_page(path, &self.render()?)
     }
 }
 
 impl Figure {
-    fn chart(&self) -> Result<Option<Chart>, ReportError> {
+    fn chart(&self) -> Result<Option<Chart>> {
         match self {
             Self::Plot(plot) => plot.chart(),
             Self::Stacks(stacks) => stacks.chart(),

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
 
-use super::number::{significant, trimmed};
+use crate::number::{significant, trimmed};
 
 /// Ticks aimed at.
 const TICKS: f64 = 6.;

@@ -1,7 +1,7 @@
 //! The page is whole whatever goes in.
 
-use super::super::{RankTimes, Speedup, Timeline};
 use super::*;
+use crate::{RankTimes, Speedup, Timeline};
 
 fn full() -> Report {
     let losses =

@@ -1,29 +1,11 @@
-//! `--report FILE.html`: what a run did, as plots in one self-contained file.
-
-mod axis;
-mod bars;
-mod chart;
-mod clock;
-mod command_line;
-mod curves;
-mod number;
-mod page;
-pub mod sheet;
-mod thin;
-mod timeline;
+//! What a run did, as plots in one self-contained file: `--report FILE.html`.
 
 use std::path::Path;
 
-pub use clock::now_rfc3339;
-pub use comm::{available_memory_bytes, peak_rss_bytes, reset_peak_rss, total_memory_bytes};
-pub use command_line::command_line;
-
-pub use timeline::Timeline;
-
 use serde::{Deserialize, Serialize};
 
-use crate::file_error::FileError;
-use crate::outputs;
+use crate::error::write_page;
+use crate::{Result, Timeline, page};
 
 /// What a report shows. A part without data is left out of it.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -32,7 +14,7 @@ pub struct Report {
     pub title: String,
     /// How it was called.
     pub command_line: String,
-    /// When, as RFC 3339; see [`now_rfc3339`].
+    /// When, as RFC 3339; see [`now_rfc3339`](crate::now_rfc3339).
     pub date: String,
     /// Where.
     pub host: String,
@@ -71,17 +53,17 @@ pub struct RunSeries {
 }
 
 impl RunSeries {
-    fn steps(&self) -> usize {
+    pub(crate) fn steps(&self) -> usize {
         if self.steps > 0 { self.steps } else { self.losses.len() * self.steps_per_loss.max(1) }
     }
 
     /// Losses that would be those of the steps before the first.
-    fn before(&self) -> f64 {
+    pub(crate) fn before(&self) -> f64 {
         self.losses_per(self.first_step)
     }
 
     /// Losses in a unit of the x axis.
-    fn losses_per(&self, steps: usize) -> f64 {
+    pub(crate) fn losses_per(&self, steps: usize) -> f64 {
         steps as f64 / self.steps_per_loss.max(1) as f64
     }
 }
@@ -95,7 +77,7 @@ pub struct RankTimes {
     pub compute_s: f64,
     /// Time of one step spent waiting for communication, in seconds.
     pub communication_s: f64,
-    /// The most memory that it held, in bytes, where known; see [`peak_rss_bytes`].
+    /// The most memory that it held, in bytes, where known.
     pub peak_rss_bytes: Option<u64>,
 }
 
@@ -110,29 +92,6 @@ pub struct Speedup {
     pub ranks: usize,
 }
 
-/// Why there is no report.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ReportError {
-    /// A plot could not be drawn.
-    #[error("report: cannot draw `{chart}`: {reason}")]
-    Plot {
-        /// The plot's title.
-        chart: String,
-        /// What is wrong.
-        reason: String,
-    },
-    /// The page could not be put together.
-    #[error("report: {reason}")]
-    Page {
-        /// What is wrong.
-        reason: String,
-    },
-    /// The file cannot be written.
-    #[error(transparent)]
-    File(#[from] FileError),
-}
-
 impl Report {
     /// The page: HTML with its style and plots inside, and no link to anywhere. All text is escaped.
     ///
@@ -140,22 +99,22 @@ impl Report {
     /// None that is known; those of the libraries that draw are passed on.
     ///
     /// ```
-    /// use bin::report::{Report, RunSeries};
+    /// use report::{Report, RunSeries};
     ///
     /// let run = RunSeries { name: "ddp".into(), losses: vec![4., 2., 1., 0.5], seconds: 0.1, ..Default::default() };
     /// let html = Report { title: "ddp-linear".into(), runs: vec![run], ..Default::default() }.render()?;
     /// assert!(html.contains("<svg") && !html.contains("href"));
-    /// # Ok::<(), bin::report::ReportError>(())
+    /// # Ok::<(), report::Error>(())
     /// ```
-    pub fn render(&self) -> Result<String, ReportError> {
+    pub fn render(&self) -> Result<String> {
         page::render(self)
     }
 
     /// Writes the page to a file.
     ///
     /// # Errors
-    /// [`FileError::Write`] with the path and the reason.
-    pub fn write(&self, path: &Path) -> Result<(), ReportError> {
-        Ok(outputs::write(path, self.render()?)?)
+    /// [`Error::Write`](crate::Error::Write) with the path and the reason.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        write_page(path, &self.render()?)
     }
 }

@@ -1,6 +1,7 @@
-//! `--metrics FILE.jsonl`: one JSON object a line for each step, and one for the whole run.
+//! One JSON object a line for each step, and one for the whole run: `--metrics FILE.jsonl`.
 
 mod earlier;
+mod held;
 
 use std::fs::File;
 use std::io::{ErrorKind, Seek, SeekFrom, Write};
@@ -9,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::file_error::FileError;
-use crate::held::Held;
+use crate::{Error, Result};
 
 use earlier::Earlier;
+
+pub use held::Held;
 
 /// The last line of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -89,7 +91,7 @@ const SOON: Duration = Duration::from_millis(250);
 /// had there is kept until [`MetricsWriter::finish`]: see [`MetricsWriter::create`].
 ///
 /// ```
-/// use bin::metrics::{MetricsWriter, Summary};
+/// use report::metrics::{MetricsWriter, Summary};
 ///
 /// let path = std::env::temp_dir().join(format!("metrics-{}.jsonl", std::process::id()));
 /// let mut metrics = MetricsWriter::create(&path)?;
@@ -116,9 +118,9 @@ impl MetricsWriter {
     /// because the run has failed, they are put back where it has written none. So neither a full disk nor a kill destroys them.
     ///
     /// # Errors
-    /// [`FileError::Write`] with the path and the system's reason; the file is then as it was.
-    pub fn create(path: &Path) -> Result<Self, FileError> {
-        let refuse = |error| FileError::write(path, error);
+    /// [`Error::Write`] with the path and the system's reason; the file is then as it was.
+    pub fn create(path: &Path) -> Result<Self> {
+        let refuse = |error| Error::write(path, error);
         let earlier = Earlier::keep(path).map_err(refuse)?;
         let file = File::create(path).map_err(refuse)?;
         Ok(Self::new(path, file, earlier))
@@ -139,23 +141,23 @@ impl MetricsWriter {
     /// Goes on in a file that another process has begun.
     ///
     /// # Errors
-    /// [`FileError::Write`] with the path and the system's reason.
-    pub fn append(path: &Path) -> Result<Self, FileError> {
+    /// [`Error::Write`] with the path and the system's reason.
+    pub fn append(path: &Path) -> Result<Self> {
         let file = File::options().append(true).create(true).open(path);
-        let file = file.map_err(|error| FileError::write(path, error))?;
+        let file = file.map_err(|error| Error::write(path, error))?;
         Ok(Self::new(path, file, None))
     }
 
     /// Writes what is buffered.
     ///
     /// # Errors
-    /// [`FileError::Write`], for instance where the disk is full.
-    pub fn flush(&mut self) -> Result<(), FileError> {
+    /// [`Error::Write`], for instance where the disk is full.
+    pub fn flush(&mut self) -> Result<()> {
         self.written = Instant::now();
         let result = self.write_lines();
         // Also where it failed: what may have been written in part is not written again.
         self.lines.clear();
-        result.map_err(|error| FileError::write(&self.path, error))
+        result.map_err(|error| Error::write(&self.path, error))
     }
 
     fn write_lines(&mut self) -> std::io::Result<()> {
@@ -184,14 +186,8 @@ impl MetricsWriter {
     /// One step; `run` says which run of the experiment it is of, where it has several.
     ///
     /// # Errors
-    /// [`FileError::Write`], for instance where the disk is full.
-    pub fn step(
-        &mut self,
-        run: Option<&str>,
-        epoch: usize,
-        batch: usize,
-        loss: f32,
-    ) -> Result<(), FileError> {
+    /// [`Error::Write`], for instance where the disk is full.
+    pub fn step(&mut self, run: Option<&str>, epoch: usize, batch: usize, loss: f32) -> Result<()> {
         self.line(&Line::Step { run, epoch, batch, loss, details: None })
     }
 
@@ -205,15 +201,15 @@ impl MetricsWriter {
         (epoch, batch): (usize, usize),
         loss: f32,
         details: &StepDetails,
-    ) -> Result<(), FileError> {
+    ) -> Result<()> {
         self.line(&Line::Step { run, epoch, batch, loss, details: Some(details) })
     }
 
     /// The end of a run. All lines so far are in the file after it.
     ///
     /// # Errors
-    /// [`FileError::Write`], for instance where the disk is full.
-    pub fn summary(&mut self, summary: &Summary<'_>) -> Result<(), FileError> {
+    /// [`Error::Write`], for instance where the disk is full.
+    pub fn summary(&mut self, summary: &Summary<'_>) -> Result<()> {
         self.line(&Line::Summary(summary))?;
         self.flush()
     }
@@ -221,10 +217,10 @@ impl MetricsWriter {
     /// Whether the file has this step of a run.
     ///
     /// # Errors
-    /// [`FileError::Write`] with the path and the system's reason.
-    pub fn has(&mut self, run: Option<&str>, epoch: usize, batch: usize) -> Result<bool, FileError> {
+    /// [`Error::Write`] with the path and the system's reason.
+    pub fn has(&mut self, run: Option<&str>, epoch: usize, batch: usize) -> Result<bool> {
         self.flush()?;
-        let refuse = |error| FileError::write(&self.path, error);
+        let refuse = |error| Error::write(&self.path, error);
         if !self.file.metadata().map_err(refuse)?.is_file() {
             return Ok(false);
         }
@@ -241,10 +237,10 @@ impl MetricsWriter {
     /// or pipe keeps what it has.
     ///
     /// # Errors
-    /// [`FileError::Write`] with the path and the system's reason.
-    pub fn cut(&mut self, run: Option<&str>, epoch: usize, batch: usize) -> Result<(), FileError> {
+    /// [`Error::Write`] with the path and the system's reason.
+    pub fn cut(&mut self, run: Option<&str>, epoch: usize, batch: usize) -> Result<()> {
         self.flush()?;
-        let refuse = |error| FileError::write(&self.path, error);
+        let refuse = |error| Error::write(&self.path, error);
         if !self.file.metadata().map_err(refuse)?.is_file() {
             return Ok(());
         }
@@ -263,11 +259,11 @@ impl MetricsWriter {
         self.file.seek(SeekFrom::End(0)).map(drop).map_err(refuse)
     }
 
-    fn line(&mut self, line: &Line<'_>) -> Result<(), FileError> {
+    fn line(&mut self, line: &Line<'_>) -> Result<()> {
         let begun = self.lines.len();
         if let Err(error) = serde_json::to_writer(&mut self.lines, line) {
             self.lines.truncate(begun);
-            return Err(FileError::write(&self.path, error));
+            return Err(Error::write(&self.path, error));
         }
         self.lines.push(b'\n');
         if self.lines.len() >= ENOUGH || self.written.elapsed() >= SOON { self.flush() } else { Ok(()) }

@@ -1,4 +1,4 @@
-//! `--trace FILE.json`: what each rank did when, as a Chrome trace that opens in Perfetto.
+//! What each rank did when, as a Chrome trace that opens in Perfetto: `--trace FILE.json`.
 //!
 //! [`install`] sets up logging for a process; with `record` it also keeps all spans in memory. At the end each rank's
 //! [`TraceRecorder::finish`] gives its [`RankTrace`], and [`merge`] makes one file of all of them.
@@ -20,40 +20,23 @@ use tracing_subscriber::registry::LookupSpan;
 
 pub use merge::merge;
 
-/// Why there is no trace.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum TraceError {
-    /// Logging can be set up once in a process.
-    #[error("logging has been set up before in this process; set it up once, before anything is logged")]
-    AlreadyInstalled,
-    /// What a rank recorded is no trace.
-    #[error("the trace of rank {rank} ({host}) cannot be read: {reason}")]
-    Malformed {
-        /// The rank.
-        rank: usize,
-        /// Its host.
-        host: String,
-        /// What is wrong.
-        reason: String,
-    },
-}
+use crate::{Error, Result};
 
 /// Sets up logging for this process: warnings and errors go to stderr, one line each. With `record`, spans and events of
 /// every level are recorded too; without, a span costs no more than a look at a global variable.
 ///
 /// # Errors
-/// [`TraceError::AlreadyInstalled`] where logging has been set up before.
+/// [`Error::AlreadyInstalled`] where logging has been set up before.
 ///
 /// ```
-/// let recorder = bin::trace::install(true)?;
+/// let recorder = report::trace::install(true)?;
 /// tracing::info_span!("step", batch = 1).in_scope(|| { /* work */ });
 /// let part = recorder.map(|recorder| recorder.finish(0, "localhost"));
-/// let json = bin::trace::merge(&Vec::from_iter(part))?;
+/// let json = report::trace::merge(&Vec::from_iter(part))?;
 /// assert!(json.contains(r#""name":"step""#));
-/// # Ok::<(), bin::trace::TraceError>(())
+/// # Ok::<(), report::Error>(())
 /// ```
-pub fn install(record: bool) -> Result<Option<TraceRecorder>, TraceError> {
+pub fn install(record: bool) -> Result<Option<TraceRecorder>> {
     let warnings = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(false)
@@ -61,7 +44,7 @@ pub fn install(record: bool) -> Result<Option<TraceRecorder>, TraceError> {
         .with_filter(LevelFilter::WARN);
     let subscriber = tracing_subscriber::registry().with(warnings);
     if !record {
-        return subscriber.try_init().map(|()| None).map_err(|_| TraceError::AlreadyInstalled);
+        return subscriber.try_init().map(|()| None).map_err(|_| Error::AlreadyInstalled);
     }
     let bytes = SharedBytes::default();
     let (layer, guard) = ChromeLayerBuilder::new()
@@ -73,7 +56,7 @@ pub fn install(record: bool) -> Result<Option<TraceRecorder>, TraceError> {
     // The layer's clock starts where it is built.
     let started_unix_us =
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
-    subscriber.with(layer).try_init().map_err(|_| TraceError::AlreadyInstalled)?;
+    subscriber.with(layer).try_init().map_err(|_| Error::AlreadyInstalled)?;
     Ok(Some(TraceRecorder { bytes, guard, started_unix_us }))
 }
 

@@ -3,7 +3,7 @@
 
 #[test]
 fn spans_are_off_and_warnings_are_on() {
-    assert!(bin::trace::install(false).unwrap().is_none());
+    assert!(report::trace::install(false).unwrap().is_none());
     assert!(tracing::info_span!("step").is_disabled());
     assert!(tracing::enabled!(tracing::Level::WARN));
     assert!(!tracing::enabled!(tracing::Level::INFO));

@@ -4,11 +4,11 @@ use plotters::element::{Circle, Polygon};
 use plotters::prelude::Color;
 use plotters::series::LineSeries;
 
-use super::axis::Axis;
-use super::chart::{COLOURS, Chart, Drawn, Frame, Layout, colour, draw_broad, px};
-use super::number::significant;
-use super::thin::{Bin, thin};
-use super::{ReportError, RunSeries};
+use crate::axis::Axis;
+use crate::chart::{COLOURS, Chart, Drawn, Frame, Layout, colour, draw_broad, px};
+use crate::number::significant;
+use crate::thin::{Bin, thin};
+use crate::{Result, RunSeries};
 
 const TITLE: &str = "Loss";
 /// Enough for the width of the page; more would only draw the noise.
@@ -39,7 +39,7 @@ impl Curve<'_> {
 }
 
 /// The plot, unless there is no loss at all that is finite.
-pub(super) fn losses(runs: &[RunSeries]) -> Result<Option<Chart>, ReportError> {
+pub(super) fn losses(runs: &[RunSeries]) -> Result<Option<Chart>> {
     let runs: Vec<_> = runs.iter().filter(|run| !run.losses.is_empty()).collect();
     let by_epoch = runs.iter().all(|run| run.steps_per_epoch > 0);
     let curves: Vec<_> = runs

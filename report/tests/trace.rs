@@ -3,13 +3,14 @@
 
 use std::collections::HashMap;
 
-use bin::trace::{RankTrace, TraceError, install, merge};
+use report::Error;
+use report::trace::{RankTrace, install, merge};
 use serde_json::Value;
 
 #[test]
 fn each_thread_has_its_own_track() {
     let recorder = install(true).unwrap().unwrap();
-    assert!(matches!(install(false), Err(TraceError::AlreadyInstalled)));
+    assert!(matches!(install(false), Err(Error::AlreadyInstalled)));
     let backward = tracing::debug_span!("backward").entered();
     let thread = std::thread::Builder::new().name("comm".into()).spawn(|| {
         tracing::trace_span!("all_reduce", bytes = 4096u64, op = ?"sum").in_scope(|| ());

@@ -1,10 +1,8 @@
 //! The lines of an earlier run, while another one writes to their file.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-
-use crate::console::note;
 
 /// What was in a file when a run began, in a file beside it, `NAME.earlier`, so that it is there whatever becomes of the run. Unless
 /// it is forgotten, it gets its place back where the run has written nothing.
@@ -47,7 +45,12 @@ impl Drop for Earlier {
         if is_empty && fs::rename(&beside, &self.target).is_ok() {
             return;
         }
-        note(format_args!("the lines of an earlier run are in {} now", beside.display()));
+        // Where nobody reads the remark, none is needed.
+        let _ = writeln!(
+            io::stderr().lock(),
+            "note: the lines of an earlier run are in {} now",
+            beside.display()
+        );
     }
 }
 
