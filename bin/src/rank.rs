@@ -208,7 +208,7 @@ impl Rank {
             else {
                 return Err(error);
             };
-            self.comm = self.comm.shrink()?;
+            self.comm = self.comm.elastic()?.shrink()?;
             let left = self.comm.world_size();
             if left < min {
                 return Err(Error::TooFewRanks { left, min, lost });

@@ -65,6 +65,7 @@ pub use algorithm::topology::Topology;
 pub use api::agree::{all_agree, first_of};
 pub use api::autograd;
 pub use api::communicator::Communicator;
+pub use api::elastic::ElasticGroup;
 pub use api::mesh::Mesh;
 pub use api::norm::global_norm;
 pub use api::objects::{all_gather_object, broadcast_object, gather_object};

@@ -85,8 +85,8 @@ impl<M> Ddp<M> {
         Ok(ddp)
     }
 
-    /// Goes on in another group: a smaller one after a loss ([`Communicator::shrink`]), or one with newcomers
-    /// ([`Communicator::grow`]). Every rank of it calls this, while a newcomer calls [`Ddp::new`]. All ranks get rank 0's
+    /// Goes on in another group: a smaller one after a loss ([`shrink`](comm::ElasticGroup::shrink)), or one with newcomers
+    /// ([`grow`](comm::ElasticGroup::grow)). Every rank of it calls this, while a newcomer calls [`Ddp::new`]. All ranks get rank 0's
     /// parameters and buffers. Gradients that were not averaged yet are forgotten; from now on the average is over the new
     /// group.
     ///
@@ -120,7 +120,7 @@ impl<M> Ddp<M> {
     ///                 step += 1;
     ///             }
     ///             Err(ddp::Error::Comm(error)) if error.is_loss() => {
-    ///                 comm = comm.shrink()?;
+    ///                 comm = comm.elastic()?.shrink()?;
     ///                 // All have taken as many steps here: one that leaves lets its last step end.
     ///                 ddp.regroup(comm.clone())?;
     ///             }

@@ -20,7 +20,7 @@ fn the_sums_after_a_shrink_are_those_of_the_ranks_that_are_left() {
                 let one = Tensor::new(&[1u32], &Device::Cpu)?;
                 match comm.all_reduce(&one, ReduceOp::Sum).and_then(|work| work.wait()) {
                     Ok(()) => break sums.push(one.to_vec1::<u32>()?[0]),
-                    Err(error) if error.is_loss() => comm = comm.shrink()?,
+                    Err(error) if error.is_loss() => comm = comm.elastic()?.shrink()?,
                     Err(error) => return Err(error),
                 }
             }
@@ -47,7 +47,7 @@ fn a_model_goes_on_in_the_smaller_group() {
                     step += 1;
                 }
                 Err(ddp::Error::Comm(error)) if error.is_loss() => {
-                    comm = comm.shrink()?;
+                    comm = comm.elastic()?.shrink()?;
                     ddp.regroup(comm.clone())?;
                 }
                 Err(error) => return Err(error.into()),

@@ -9,7 +9,7 @@ use comm::{Error, Result};
 
 use super::random::random_hex;
 
-/// Lets a job go on when ranks fail: the others meet anew ([`Communicator::shrink`](comm::Communicator::shrink)), which their
+/// Lets a job go on when ranks fail: the others meet anew ([`ElasticGroup::shrink`](comm::ElasticGroup::shrink)), which their
 /// program must do; they find `GIRANDOLE_ELASTIC` and `GIRANDOLE_ELASTIC_MIN` in their environment.
 ///
 /// A rank that fails is then lost, and named in a warning, once the ranks have met ([`Tcp::connect`](comm::Tcp::connect)): one
@@ -27,7 +27,7 @@ pub struct ElasticJob {
     /// Ranks that are started in place of lost ones, in all; they find `GIRANDOLE_NEWCOMER`, and a `RANK` that continues the
     /// others'. On one node only. Default: 0.
     pub replace: usize,
-    /// How long ranks that the others have left behind ([`Communicator::shrink`](comm::Communicator::shrink)), and new ones
+    /// How long ranks that the others have left behind ([`ElasticGroup::shrink`](comm::ElasticGroup::shrink)), and new ones
     /// that have not joined them, may take to end once all others of their node have ended, one of them well. Then they are
     /// ended, and named in a warning; the job is done. For a rank that is still at work the job waits however long it takes.
     /// Default: 1 s.

@@ -64,7 +64,7 @@ where
     pub(super) fn somebody_waits(&mut self) -> Result<bool> {
         let Some(door) = &mut self.door else { return Ok(false) };
         let waits = Tensor::new(
-            &[u8::from(door.comm.waiting() > 0 && door.comm.world_size() < door.max)],
+            &[u8::from(door.comm.elastic()?.waiting() > 0 && door.comm.world_size() < door.max)],
             &Device::Cpu,
         )?;
         door.comm.run(Operation::AllReduce { tensor: waits.clone(), op: ReduceOp::Max })?;
@@ -102,7 +102,7 @@ where
             else {
                 return Err(error);
             };
-            let comm = rank.comm.shrink()?;
+            let comm = rank.comm.elastic()?.shrink()?;
             let left = comm.world_size();
             if left < min && rank.newcomers_within.is_none() {
                 return Err(Error::TooFewRanks { left, min, lost });
@@ -147,7 +147,7 @@ where
             if !error.is_loss() {
                 return Err(error.into());
             }
-            rank.comm = rank.comm.shrink()?;
+            rank.comm = rank.comm.elastic()?.shrink()?;
         }
     }
 
@@ -163,7 +163,7 @@ where
         while rank.comm.world_size() < min {
             let (comm, until) = (rank.comm.clone(), Instant::now() + patience);
             rank.first_alone(patience, || {
-                while comm.waiting() == 0 && Instant::now() < until {
+                while comm.elastic()?.waiting() == 0 && Instant::now() < until {
                     std::thread::sleep(LOOK);
                 }
                 Ok(())
@@ -179,7 +179,7 @@ where
     /// Lets those in who wait.
     fn let_in(&mut self, rank: &mut Rank, run: &mut Run<'_, '_>) -> Result<()> {
         let max = run.config.elastic.map_or(0, |elastic| elastic.max);
-        let comm = rank.comm.grow(max)?;
+        let comm = rank.comm.elastic()?.grow(max)?;
         let before = std::mem::replace(&mut rank.comm, comm);
         self.go_on(&*before, rank, run)
     }

@@ -19,7 +19,7 @@ pub(super) fn ahead(steps: &[Option<usize>]) -> Option<usize> {
 pub(crate) fn join_again(rank: &mut Rank, elastic: Option<ElasticRanks>, mut error: Error) -> Result<()> {
     loop {
         let (Some(_), Some(lost)) = (elastic, error.loss().cloned()) else { return Err(error) };
-        rank.comm = rank.comm.shrink()?;
+        rank.comm = rank.comm.elastic()?.shrink()?;
         error = match follow(&*rank.comm) {
             Ok(true) => return Ok(()),
             // Those who had the state are lost.
@@ -77,7 +77,7 @@ mod tests {
                     }
                 };
                 if comm.rank() < with_state {
-                    comm = comm.shrink()?;
+                    comm = comm.elastic()?.shrink()?;
                     hand_over(&*comm, 7 + comm.rank()).map_err(|e| candle_core::Error::msg(e.to_string()))?;
                 } else {
                     let mut rank = Rank::over(comm);

@@ -324,7 +324,7 @@ impl Error {
     }
 
     /// True where the group has lost a rank, and those that are left can go on in a smaller one
-    /// ([`Communicator::shrink`](crate::Communicator::shrink)).
+    /// ([`ElasticGroup::shrink`](crate::ElasticGroup::shrink)).
     ///
     /// ```
     /// let died = comm::Error::PeerDied { rank: 1, host: "a".into(), operation: "barrier #3".into() };

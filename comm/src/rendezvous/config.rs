@@ -59,7 +59,7 @@ pub struct TcpConfig {
     pub tls: Tls,
     /// A name that keeps apart jobs with the same secret, or with none. Default empty.
     pub job_id: String,
-    /// Whether the group may change while it runs ([`Communicator::shrink`](crate::Communicator::shrink)), the same on every
+    /// Whether the group may change while it runs ([`ElasticGroup::shrink`](crate::ElasticGroup::shrink)), the same on every
     /// rank. Default: `None`, it stays as it is.
     pub elastic: Option<Elastic>,
 }

@@ -15,7 +15,7 @@ pub struct Elastic {
     /// be reached otherwise counts as alive when the ranks that are left decide whether they are enough. Default: `None`.
     pub ended: Option<PathBuf>,
     /// This process comes later: it waits until the group that the file names lets it in
-    /// ([`Communicator::grow`](crate::Communicator::grow)). [`TcpConfig::rank`](crate::TcpConfig::rank) is then the number by which
+    /// ([`ElasticGroup::grow`](crate::ElasticGroup::grow)). [`TcpConfig::rank`](crate::TcpConfig::rank) is then the number by which
     /// it is told from all others, one that no rank of the job has had, and
     /// [`TcpConfig::world_size`](crate::TcpConfig::world_size) is of no account. Default: false.
     pub newcomer: bool,

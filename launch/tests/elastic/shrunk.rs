@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use comm::{Communicator, Tcp, TcpConfig};
+use comm::{ElasticGroup, Tcp, TcpConfig};
 use launch::EXIT_PEER_FAILED;
 use rustix::process::Signal;
 

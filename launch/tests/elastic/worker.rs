@@ -69,7 +69,7 @@ fn run() -> Result<()> {
             Err(error) if error.is_loss() => {
                 lost.get_or_insert(Instant::now());
                 println!("@lost {error}");
-                comm = comm.shrink()?;
+                comm = comm.elastic()?.shrink()?;
                 hand_over = true;
             }
             Err(error) => return Err(error),
@@ -89,7 +89,7 @@ fn catch_up(comm: &dyn Communicator, state: &mut State) -> Result<()> {
 fn step(comm: &mut Arc<dyn Communicator>, state: &mut State, told: &AtomicBool) -> Result<bool> {
     let number = comm.world_ranks()[comm.rank()] as i64;
     let told = i64::from(!told.load(Ordering::SeqCst));
-    let tensor = Tensor::new(&[number + 1, told, comm.waiting() as i64], &Device::Cpu)?;
+    let tensor = Tensor::new(&[number + 1, told, comm.elastic()?.waiting() as i64], &Device::Cpu)?;
     comm.run(Operation::AllReduce { tensor: tensor.clone(), op: ReduceOp::Sum })?;
     let sums = tensor.to_vec1::<i64>()?;
     state.steps += 1;
@@ -98,7 +98,7 @@ fn step(comm: &mut Arc<dyn Communicator>, state: &mut State, told: &AtomicBool) 
         return Ok(true);
     }
     if sums[2] > 0 {
-        *comm = comm.grow(ROOM)?;
+        *comm = comm.elastic()?.grow(ROOM)?;
         catch_up(&**comm, state)?;
         println!("@group {:?} {} {} 0", comm.world_ranks(), state.steps, state.sum);
     }

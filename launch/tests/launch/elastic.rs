@@ -4,7 +4,7 @@ use std::process::exit;
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
-use comm::{Communicator, Operation, ReduceOp, Tcp, TcpConfig};
+use comm::{Communicator, ElasticGroup, Operation, ReduceOp, Tcp, TcpConfig};
 use launch::{ElasticJob, SpawnConfig, report_result};
 use rustix::process::{Signal, getpid, kill_process};
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::base::members::Members;
 use crate::engine::queue::Engine;
 use crate::engine::runner::Runner;
-use crate::{Communicator, Error, Operation, Result, Stats, Topology, Work};
+use crate::{Communicator, ElasticGroup, Error, Operation, Result, Stats, Topology, Work};
 
 use links::LocalLinks;
 use shared::Shared;
@@ -170,8 +170,8 @@ impl Communicator for Local {
         Ok(Arc::new(self.join_group(ranks)?))
     }
 
-    fn shrink(&self) -> Result<Arc<dyn Communicator>> {
-        Ok(Arc::new(self.come_together()?))
+    fn elastic(&self) -> Result<&dyn ElasticGroup> {
+        Ok(self)
     }
 
     fn abort(&self) {

@@ -3,16 +3,16 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
+use crate::api::communicator::group::fixed;
 use crate::base::lock::lock;
 use crate::base::members::Members;
-use crate::{Error, Result, Topology};
+use crate::{Communicator, ElasticGroup, Error, Result, Topology};
 
 use super::Local;
 use super::shared::Shared;
 
-impl Local {
-    /// Called on all that are left.
-    pub(super) fn come_together(&self) -> Result<Local> {
+impl ElasticGroup for Local {
+    fn shrink(&self) -> Result<Arc<dyn Communicator>> {
         let (shared, started) = (&self.shared, Instant::now());
         let timeout = shared.config().timeout;
         let mut gathering = lock(&shared.gathering);
@@ -23,7 +23,7 @@ impl Local {
                     return Err(Error::Excluded { rank: self.members.world_rank(self.rank) });
                 };
                 let members = Members::some(ranks.iter().map(|rank| self.members.world_rank(*rank)));
-                return Ok(Self::member(place, group, members, Topology::one_host(ranks.len())));
+                return Ok(Arc::new(Self::member(place, group, members, Topology::one_host(ranks.len()))));
             }
             let missing = shared.present().find(|rank| !gathering.here.contains(rank));
             let Some(missing) = missing else {
@@ -43,5 +43,14 @@ impl Local {
             gathering =
                 shared.gathered.wait_timeout(gathering, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// None: no thread can come later.
+    fn waiting(&self) -> usize {
+        0
+    }
+
+    fn grow(&self, _: usize) -> Result<Arc<dyn Communicator>> {
+        Err(fixed("grow", self.backend()))
     }
 }

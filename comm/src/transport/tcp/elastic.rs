@@ -10,7 +10,7 @@ use crate::rendezvous::launched::tell_met;
 use crate::rendezvous::meeting::peer::PeerInfo;
 use crate::rendezvous::meeting::regroup::{Card, Lobby, Regrouped, join};
 use crate::rendezvous::meeting::{Meeting, Options, meet_with};
-use crate::{Communicator, Elastic, Error, Result, TcpConfig};
+use crate::{Communicator, Elastic, ElasticGroup, Error, Result, TcpConfig};
 
 use super::Tcp;
 
@@ -58,7 +58,7 @@ fn of_regrouped(lobby: Arc<Lobby>, regrouped: Regrouped) -> Result<Tcp> {
 
 impl Tcp {
     /// A group of those who are left, and of those who wait, up to `room` ranks.
-    pub(super) fn regroup(&self, what: &str, room: usize) -> Result<Arc<dyn Communicator>> {
+    fn regroup(&self, what: &str, room: usize) -> Result<Arc<dyn Communicator>> {
         let Some(lobby) = &self.lobby else {
             let help = "set TcpConfig::elastic (GIRANDOLE_ELASTIC=1) on every rank; groups made by new_group or split do not \
                         change: change the one of all ranks, and make them anew";
@@ -85,10 +85,19 @@ impl Tcp {
         tell_met(&gone);
         Ok(Arc::new(group))
     }
+}
 
-    /// Processes that wait to be let in.
-    pub(super) fn waiting_ranks(&self) -> usize {
+impl ElasticGroup for Tcp {
+    fn shrink(&self) -> Result<Arc<dyn Communicator>> {
+        self.regroup("shrink", 0)
+    }
+
+    fn waiting(&self) -> usize {
         self.lobby.as_ref().map_or(0, |lobby| lobby.waiting())
+    }
+
+    fn grow(&self, world_size: usize) -> Result<Arc<dyn Communicator>> {
+        self.regroup("grow", world_size)
     }
 }
 

@@ -25,7 +25,7 @@ use crate::rendezvous::meeting::regroup::Lobby;
 use crate::rendezvous::meeting::{Lines, Meeting, meet};
 use crate::transport::carrier::Carrier;
 use crate::transport::shm;
-use crate::{Communicator, Error, Operation, Result, Stats, TcpConfig, Topology, Work};
+use crate::{Communicator, ElasticGroup, Error, Operation, Result, Stats, TcpConfig, Topology, Work};
 
 use links::TcpLinks;
 
@@ -187,16 +187,8 @@ impl Communicator for Tcp {
         Ok(Arc::new(Self::join(&config, meeting, members, None)?))
     }
 
-    fn shrink(&self) -> Result<Arc<dyn Communicator>> {
-        self.regroup("shrink", 0)
-    }
-
-    fn grow(&self, world_size: usize) -> Result<Arc<dyn Communicator>> {
-        self.regroup("grow", world_size)
-    }
-
-    fn waiting(&self) -> usize {
-        self.waiting_ranks()
+    fn elastic(&self) -> Result<&dyn ElasticGroup> {
+        Ok(self)
     }
 
     fn abort(&self) {
