@@ -1,5 +1,7 @@
 //! A model in stages, at work.
 
+mod build;
+
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
@@ -7,21 +9,17 @@ use std::thread::Builder;
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, TensorId, Var};
-use candle_nn::{VarBuilder, VarMap};
 use comm::{Communicator, Stats};
 use training::GradSums;
 
-use crate::agreement;
-use crate::average::{Average, last_places};
+use crate::average::Average;
 use crate::executor::{Run, State};
 use crate::groups::Groups;
 use crate::links::{Links, Spec};
 use crate::news::News;
-use crate::stage::{self, Stage};
+use crate::stage::Stage;
 use crate::tied::{self, Tie};
-use crate::{
-    Action, Cost, Error, Modules, PipelineConfig, Plan, Result, Schedule, Span, Split, Table, copies, shapes,
-};
+use crate::{Action, Error, Plan, Result, Schedule, Span, Table};
 
 type Loss = Box<dyn Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor> + Send>;
 
@@ -74,126 +72,6 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Cuts the model, builds this rank's stages, and connects the ranks. Every rank must call it, with equal arguments.
-    ///
-    /// `builder` gives a builder that puts its variables into a map; it is called for each module with a new map, those of
-    /// other ranks' modules are dropped: random numbers are drawn as in one process. `example` is a
-    /// micro-batch of input, for its shape and dtype. `loss` takes the last stage's output and the target of a micro-batch and
-    /// gives the mean over its rows.
-    ///
-    /// # Cost
-    /// Every module is built once; each stage runs forward once; the first copy's variables are broadcast. A group of two ranks for
-    /// each direction between stages, one for each two neighbours, each two ranks with tied variables and each two copies; one of
-    /// all copies, and one of all ranks with the same tied variables.
-    ///
-    /// # Errors
-    /// A schedule or a split that cannot be; variables of two modules with one name; [`Error::Disagreement`]; [`Error::DryRun`]; what a module fails with; failures of
-    /// communication.
-    ///
-    /// ```
-    /// use std::sync::Arc;
-    /// use candle_core::{DType, Device, Tensor};
-    /// use candle_nn::{Optimizer, linear, loss};
-    /// use comm::{Communicator, Local};
-    /// use pipeline::{Modules, Pipeline, PipelineConfig, ScheduleKind};
-    /// use sampler::{Generator, SharedGenerator};
-    /// use training::{Sgd, SgdConfig, TorchInit};
-    ///
-    /// let losses = Local::run_shared(2, |comm: Arc<dyn Communicator>| {
-    ///     let modules = Modules::new()
-    ///         .module("fc1", |vb| linear(4, 8, vb))
-    ///         .module("tanh", |_| Ok(candle_nn::func(Tensor::tanh)))
-    ///         .module("fc2", |vb| linear(8, 1, vb));
-    ///     let generator = SharedGenerator::from(Generator::new(42));
-    ///     let device = Device::Cpu;
-    ///     let builder = |map: &_| TorchInit::var_builder(&generator, map, DType::F32, &device);
-    ///     let (x, y) = (Tensor::ones((8, 4), DType::F32, &device)?, Tensor::ones((8, 1), DType::F32, &device)?);
-    ///     let config = PipelineConfig { micro_batches: 4, schedule: ScheduleKind::GPipe, ..PipelineConfig::default() };
-    ///     let mut pipeline = Pipeline::new(comm, &modules, &builder, &x.narrow(0, 0, 2)?, loss::mse, &config)?;
-    ///     let mut optimizer = Sgd::new(pipeline.vars(), SgdConfig { learning_rate: 0.1, ..SgdConfig::default() })?;
-    ///     let mut losses = Vec::new();
-    ///     for _ in 0..20 {
-    ///         let mut step = pipeline.step(Some(&x), Some(&y))?;
-    ///         pipeline.clip_grad_norm(&mut step.grads, 10.0)?; // by the norm over all stages
-    ///         optimizer.step(&step.grads)?;
-    ///         losses.extend(step.loss);
-    ///     }
-    ///     Ok(losses)
-    /// })?;
-    /// assert!(losses[0].is_empty() && losses[1][19] < 0.1 * losses[1][0]); // the last rank has the loss
-    /// # Ok::<(), comm::Error>(())
-    /// ```
-    pub fn new(
-        comm: Arc<dyn Communicator>,
-        modules: &Modules,
-        builder: &dyn Fn(&VarMap) -> VarBuilder<'static>,
-        example: &Tensor,
-        loss: impl Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor> + Send + 'static,
-        config: &PipelineConfig,
-    ) -> Result<Self> {
-        let stages_per_rank = config.stages_per_rank();
-        let schedule =
-            Schedule::of(config.schedule, comm.world_size(), stages_per_rank, config.micro_batches)?;
-        Self::with_schedule(comm, modules, builder, example, loss, config, schedule)
-    }
-
-    /// The same with a schedule of one's own, in place of `config.schedule` and `config.micro_batches`.
-    ///
-    /// # Errors
-    /// Those of [`Pipeline::new`]; a schedule for another number of ranks.
-    pub fn with_schedule(
-        comm: Arc<dyn Communicator>,
-        modules: &Modules,
-        builder: &dyn Fn(&VarMap) -> VarBuilder<'static>,
-        example: &Tensor,
-        loss: impl Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor> + Send + 'static,
-        config: &PipelineConfig,
-        schedule: Schedule,
-    ) -> Result<Self> {
-        let (table, device) = (schedule.table(), example.device().clone());
-        if table.ranks() != comm.world_size() {
-            let (what, got) = ("the ranks of a schedule".to_string(), table.ranks().to_string());
-            return Err(Error::InvalidArgument {
-                what,
-                got,
-                help: format!("the group has {}", comm.world_size()),
-            });
-        }
-        let groups = Groups::new(comm.clone(), config);
-        agreement::check(&groups, table, modules, config, example)?;
-        let costs = costs(&groups, modules, &config.split, example)?;
-        let ranges = config.split.stages(&modules.names(), &costs, table.stages())?;
-        let own: Vec<bool> = table.owners.iter().map(|owner| *owner == comm.rank()).collect();
-        let stages = groups.all_agree(stage::build(modules, &ranges, &own, builder))?;
-        groups.all_agree(copies::make_equal(groups.dp.as_deref(), &all_vars(&stages)))?;
-        let specs = groups.all_agree(shapes::find(&*comm, table, &stages, example, &device))?;
-        let (ties, tied) = groups.all_agree(tied::tie(&*comm, &config.tied, &all_vars(&stages)))?;
-        let news = Arc::new(News::new(comm.clone(), table, &tied, groups.dp.as_deref())?);
-        let copies = copies::group(&groups)?;
-        let links = Links::new(&*comm, news.clone(), table, specs.clone(), &device)?;
-        let last_places = last_places(&table.actions[comm.rank()]);
-        Ok(Self {
-            groups,
-            copies,
-            stages,
-            specs,
-            ties,
-            links: Some(links),
-            evaluation: None,
-            news,
-            loss: Box::new(loss),
-            before_forward: None,
-            measures: false,
-            device,
-            last_places,
-            bucket_bytes: config.bucket_bytes,
-            rows: example.dims().first().copied().unwrap_or(1),
-            divided: None,
-            failed: None,
-            schedule,
-        })
-    }
-
     /// Calls `hook` before each forward pass of a stage: to seed dropout, for one, so that it does not depend on the schedule.
     pub fn before_forward(&mut self, hook: impl Fn(Action) + Send + 'static) {
         self.before_forward = Some(Box::new(hook));
@@ -409,27 +287,6 @@ impl fmt::Debug for Pipeline {
 
 fn all_vars(stages: &[Stage]) -> Vec<(String, Var)> {
     stages.iter().flat_map(|stage| stage.vars.iter().cloned()).collect()
-}
-
-/// What each module costs, the same on every rank; nothing where nobody asks.
-fn costs(groups: &Groups, modules: &Modules, split: &Split, example: &Tensor) -> Result<Vec<f64>> {
-    let (device, during) = (example.device(), || Error::during("measuring modules"));
-    let dtype = if example.dtype().is_float() { example.dtype() } else { DType::F32 };
-    match split {
-        Split::At(_) => Ok(Vec::new()),
-        Split::Balanced(Cost::Parameters) => {
-            let counts = modules.parameters(dtype, device).map_err(during())?;
-            Ok(counts.into_iter().map(|count| count as f64).collect())
-        }
-        Split::Balanced(Cost::ForwardTime) => {
-            // Those that share layers with the first rank measure with it.
-            let measured = match groups.pp.rank() == 0 {
-                true => modules.forward_seconds(example, dtype, device, 5).map_err(during()),
-                false => Ok(Vec::new()),
-            };
-            groups.of_first(groups.all_agree(measured)?)
-        }
-    }
 }
 
 /// A batch in equal parts.

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::rendezvous::connection::fault::Try;
-use crate::rendezvous::connection::handshake::{Status, Verdict};
+use crate::rendezvous::connection::handshake::{Caller, Purpose, Status, Verdict};
 use crate::rendezvous::connection::wire::Wire;
 
 /// Bytes of the four messages; the client's first.

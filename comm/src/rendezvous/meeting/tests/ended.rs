@@ -1,5 +1,6 @@
 //! A rank that has ended before it came is named by all others: its launcher tells them.
 
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::obituary::Announcement;

@@ -3,10 +3,11 @@
 use std::time::Instant;
 
 use super::*;
-use crate::rendezvous::connection::handshake::Status;
+use crate::rendezvous::connection::handshake::{Caller, Purpose, Status};
 use crate::rendezvous::connection::wire::Wire;
 use crate::rendezvous::meeting::machine::Machine;
-use crate::rendezvous::meeting::message::{Hello, LIMIT, ToLeader, ToMember};
+use crate::rendezvous::meeting::message::{Failure, Hello, LIMIT, ToLeader, ToMember};
+use crate::rendezvous::site::Site;
 
 fn short(config: TcpConfig) -> TcpConfig {
     TcpConfig { timeout: Duration::from_secs(2), ..config }

@@ -7,6 +7,7 @@ use std::time::Instant;
 use proptest::prelude::*;
 
 use super::*;
+use crate::rendezvous::connection::handshake::{Caller, Purpose};
 use crate::rendezvous::connection::wire::Wire;
 
 const EACH: usize = 100;

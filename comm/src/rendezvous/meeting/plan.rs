@@ -1,0 +1,224 @@
+//! One rank's part in a meeting.
+
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+
+use super::message::{Failure, MAX_HOST};
+use super::parent::Parent;
+use super::peer::PeerInfo;
+use super::place::Place;
+use super::roster::name_ranks;
+use super::text::tidy;
+use super::{Lines, cannot_listen, check_secret, no_memory};
+use crate::base::members::Members;
+use crate::rendezvous::connection::acceptor::{Acceptor, Limits, Place as Guest, widen};
+use crate::rendezvous::connection::handshake::{Caller, Credentials, Purpose};
+use crate::rendezvous::connection::stream::Stream;
+use crate::rendezvous::obstacle::Obstacle;
+use crate::rendezvous::site::Site;
+use crate::transport::shm::Host;
+use crate::transport::tcp::switchboard::{Setup, Switchboard};
+use crate::{Error, Result, TcpConfig, Transport};
+
+/// What a rank tells of itself.
+pub(super) struct Own {
+    pub(super) host: String,
+    pub(super) pid: u32,
+    /// The means to share memory, or why it does not.
+    pub(super) memory: std::result::Result<Host, Obstacle>,
+}
+
+/// The name of this host.
+pub(super) fn own_host() -> String {
+    tidy(&rustix::system::uname().nodename().to_string_lossy(), MAX_HOST)
+}
+
+impl Own {
+    pub(super) fn new(transport: Transport) -> Self {
+        let memory = match transport {
+            Transport::Tcp => Err(Obstacle::Unwanted),
+            Transport::Auto | Transport::Shm => Host::open(),
+        };
+        Self { host: own_host(), pid: std::process::id(), memory }
+    }
+}
+
+/// One rank's part in a meeting.
+pub(super) struct Plan<'a> {
+    pub(super) config: &'a TcpConfig,
+    pub(super) place: Place,
+    pub(super) limits: Limits,
+    pub(super) started: Instant,
+    pub(super) deadline: Instant,
+    pub(super) own: Own,
+    pub(super) credentials: Credentials,
+    pub(super) members: Members,
+    pub(super) parent: Option<Parent>,
+    pub(super) door: u16,
+    /// Called on a member before the leader hears that it is ready, and on the leader before anyone hears that all are.
+    pub(super) agreed: Option<&'a dyn Fn()>,
+}
+
+impl Plan<'_> {
+    /// From now on the others may have met.
+    pub(super) fn agree(&self) {
+        if let Some(agreed) = self.agreed {
+            agreed();
+        }
+    }
+
+    /// The number in the whole job of a rank of this group.
+    pub(super) fn number(&self, rank: usize) -> usize {
+        self.members.world_rank(rank)
+    }
+
+    /// Ranks of this group, as errors name them.
+    pub(super) fn name(&self, ranks: &[usize]) -> String {
+        name_ranks(&ranks.iter().map(|rank| self.number(*rank)).collect::<Vec<_>>())
+    }
+
+    /// What errors call a meeting.
+    pub(super) fn operation(&self) -> String {
+        "rendezvous".to_string() + &self.members.place()
+    }
+
+    /// An error where the group has failed, or was aborted, of which this one is made: not all of its members will come.
+    pub(super) fn check_parent(&self) -> Result<()> {
+        self.parent.as_ref().and_then(|parent| parent.failure(self.operation())).map_or(Ok(()), Err)
+    }
+
+    /// Becomes readable when that is so.
+    pub(super) fn parent_ended(&self) -> Option<Arc<UnixStream>> {
+        self.parent.as_ref().map(|parent| parent.ended.clone())
+    }
+
+    /// What to wait for beside what comes over these connections.
+    pub(super) fn watch<'a>(
+        &'a self,
+        fds: impl Iterator<Item = BorrowedFd<'a>>,
+    ) -> Vec<(BorrowedFd<'a>, PollFlags)> {
+        fds.chain(self.parent.iter().map(|parent| parent.ended.as_fd()))
+            .map(|fd| (fd, PollFlags::IN))
+            .collect()
+    }
+
+    /// Off loopback a job needs a secret.
+    pub(super) fn check_secret(&self, ip: IpAddr) -> Result<()> {
+        check_secret(self.config, ip)
+    }
+
+    pub(super) fn credentials(&self) -> Credentials {
+        self.credentials.clone()
+    }
+
+    /// The number of ranks is at most 4096.
+    pub(super) fn world_size(&self) -> u32 {
+        self.config.world_size as u32
+    }
+
+    pub(super) fn rank(&self) -> u32 {
+        self.config.rank as u32
+    }
+
+    pub(super) fn caller(&self, purpose: Purpose) -> Caller {
+        Caller { rank: self.rank(), world_size: self.world_size(), purpose }
+    }
+
+    pub(super) fn site(&self) -> Site {
+        Site::own(self.own.memory.as_ref().err().copied())
+    }
+
+    pub(super) fn setup(&self, credentials: Credentials, peers: Vec<PeerInfo>) -> Setup {
+        Setup {
+            own: self.caller(Purpose::Data),
+            credentials,
+            peers: Arc::new(peers),
+            host: self.own.memory.clone().ok(),
+            transport: self.config.transport,
+            handshake: self.limits.handshake,
+            timeout: self.config.bounded_timeout(),
+        }
+    }
+
+    /// Takes data connections from now on. Where all of them shall be memory, and some cannot, that is an error.
+    pub(super) fn open_lines(
+        &self,
+        listener: TcpListener,
+        (credentials, session): (&Credentials, [u8; 32]),
+        peers: Vec<PeerInfo>,
+    ) -> Result<Lines> {
+        let own = self.config.rank;
+        if self.config.transport == Transport::Shm {
+            for (rank, peer) in peers.iter().enumerate().filter(|(rank, _)| *rank != own) {
+                if let Some(obstacle) = peers[own].site.obstacle_to(&peer.site) {
+                    return Err(no_memory(self.number(own), self.number(rank), &peer.host, obstacle));
+                }
+            }
+        }
+        let credentials = credentials.bound_to(&session);
+        let switchboard = Arc::new(Switchboard::new(self.setup(credentials, peers))?);
+        let answering = switchboard.clone();
+        let greet = move |wire, until, place: Guest<'_>| answering.answer(wire, until, place);
+        let acceptor = Acceptor::start(listener, self.limits, Arc::new(greet))?;
+        Ok(Lines { switchboard, session, acceptor: Some(acceptor) })
+    }
+
+    /// The address of this rank as seen by the one at the other end of a connection.
+    pub(super) fn own_ip(&self, stream: Option<&Arc<Stream>>, listens: IpAddr) -> IpAddr {
+        match stream.and_then(|stream| stream.socket().local_addr().ok()) {
+            Some(address) if listens.is_unspecified() => address.ip(),
+            _ => listens,
+        }
+    }
+
+    /// Where this rank takes data connections.
+    pub(super) fn listen_for_data(&self) -> Result<(TcpListener, u16)> {
+        let address = SocketAddr::new(self.config.bind, 0);
+        let listener = TcpListener::bind(address).map_err(|reason| cannot_listen(address, reason))?;
+        widen(&listener);
+        let port =
+            listener.local_addr().map_err(|reason| Error::system("a listener's address", reason))?.port();
+        Ok((listener, port))
+    }
+
+    /// The address that others should use; none where this rank listens on all of its host's.
+    pub(super) fn published_ip(&self) -> Option<IpAddr> {
+        Some(self.config.bind).filter(|ip| !ip.is_unspecified())
+    }
+
+    /// The meeting failed, for a reason that is neither this rank's nor another's alone.
+    pub(super) fn failed(&self, detail: impl Into<String>) -> Error {
+        self.failed_after(self.started.elapsed(), detail)
+    }
+
+    pub(super) fn failed_after(&self, waited: Duration, detail: impl Into<String>) -> Error {
+        Error::Rendezvous {
+            rank: self.number(self.config.rank),
+            world_size: self.config.world_size,
+            address: self.place.to_string(),
+            waited,
+            detail: detail.into(),
+        }
+    }
+
+    pub(super) fn died(&self, rank: usize, host: impl Into<String>) -> Error {
+        Error::PeerDied { rank: self.number(rank), host: host.into(), operation: self.operation() }
+    }
+
+    /// The meeting failed for what another rank reports.
+    pub(super) fn failed_elsewhere(&self, failure: Failure) -> Error {
+        match failure.died {
+            Some((rank, host)) => Error::PeerDied { rank, host, operation: self.operation() },
+            // This rank may have come late, long after the others began to wait.
+            None => {
+                let waited = self.started.elapsed().max(Duration::from_millis(failure.waited_ms));
+                self.failed_after(waited, failure.detail)
+            }
+        }
+    }
+}

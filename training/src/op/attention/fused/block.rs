@@ -1,0 +1,165 @@
+//! The scores of one block of queries by keys.
+
+use std::ops::Range;
+
+use crate::op::real::{Real, ln, max, sum, sum_pairs};
+use crate::product::Matrix;
+
+use super::super::{Call, Sizes};
+use super::heads::QUERIES;
+
+/// Which scores a block has.
+pub(super) struct Block {
+    /// The head, counted over the batch.
+    pub(super) index: usize,
+    /// Its first query.
+    pub(super) first: usize,
+    /// Its keys.
+    pub(super) seen: Range<usize>,
+}
+
+/// What is known of the queries of a block after some of their keys.
+pub(super) struct Running<T> {
+    /// The highest score.
+    top: [T; QUERIES],
+    /// The sum of exponentials of scores less the highest.
+    total: [T; QUERIES],
+}
+
+impl<T: Real> Running<T> {
+    pub(super) fn new() -> Self {
+        Self { top: [T::NEG_INFINITY; QUERIES], total: [T::zero(); QUERIES] }
+    }
+
+    /// Divides what is mixed by the sums, and gives their logarithms.
+    pub(super) fn finish(&self, mixed: &mut [T], log_sums: &mut [T]) {
+        let width = mixed.len() / log_sums.len().max(1);
+        let rows = mixed.chunks_exact_mut(width.max(1)).zip(log_sums);
+        for ((mixed, log_sum), (&top, &total)) in rows.zip(self.top.iter().zip(&self.total)) {
+            if total == T::zero() {
+                *log_sum = T::NEG_INFINITY;
+                continue;
+            }
+            let share = T::one() / total;
+            mixed.iter_mut().for_each(|x| *x *= share);
+            *log_sum = top + ln(total);
+        }
+    }
+}
+
+impl Call {
+    /// Makes of a block's scores the exponentials that weights are in proportion to, and of what is mixed so far the same
+    /// proportion.
+    #[inline(always)]
+    pub(super) fn weigh<T: Real>(
+        &self,
+        scores: &mut [T],
+        block: &Block,
+        running: &mut Running<T>,
+        mixed: &mut [T],
+    ) {
+        let rows = scores.chunks_exact_mut(block.seen.len()).zip(mixed.chunks_exact_mut(self.sizes.dims));
+        let states = running.top.iter_mut().zip(&mut running.total);
+        for (at, ((row, mixed), (top, total))) in rows.zip(states).enumerate() {
+            match self.own(block, at) {
+                None => {
+                    row.fill(self.alike());
+                    (*top, *total) = (T::zero(), T::one());
+                }
+                Some(own) => {
+                    self.hide(row, block, own.clone());
+                    let seen = &mut row[own];
+                    let highest = max(seen);
+                    let highest = if highest > *top { highest } else { *top };
+                    // What is not a number is not hidden, and shows in the result.
+                    let all_hidden = || self.hidden.is_some() && seen.iter().all(|x| *x == T::NEG_INFINITY);
+                    if highest == T::NEG_INFINITY && (seen.is_empty() || all_hidden()) {
+                        seen.fill(T::zero());
+                        continue;
+                    }
+                    if highest > *top {
+                        let factor = (*top - highest).exp_down();
+                        mixed.iter_mut().for_each(|x| *x *= factor);
+                        (*top, *total) = (highest, *total * factor);
+                    }
+                    seen.iter_mut().for_each(|x| *x = (*x - highest).exp_down());
+                    *total += sum(seen, |x| x);
+                }
+            }
+            self.drop_some(row, block, at);
+        }
+    }
+
+    /// Makes of a block's scores the weights, and of the gradients of weights those of scores, but for the scale.
+    #[inline(always)]
+    pub(super) fn weigh_again<T: Real>(
+        &self,
+        weights: &mut [T],
+        of_scores: &mut [T],
+        block: &Block,
+        log_sums: &[T],
+        [mixed, gradient]: [Matrix<'_, T>; 2],
+    ) {
+        let width = block.seen.len();
+        let rows = weights.chunks_exact_mut(width).zip(of_scores.chunks_exact_mut(width)).zip(log_sums);
+        for (at, ((row, of_row), &log_sum)) in rows.enumerate() {
+            let own = match self.own(block, at) {
+                None => {
+                    row.fill(self.alike());
+                    0..0
+                }
+                Some(own) => {
+                    self.hide(row, block, own.clone());
+                    let seen = &mut row[own.clone()];
+                    if log_sum == T::NEG_INFINITY && self.hidden.is_some() {
+                        seen.fill(T::zero());
+                    } else {
+                        seen.iter_mut().for_each(|x| *x = (*x - log_sum).exp_down());
+                    }
+                    own
+                }
+            };
+            self.drop_some(of_row, block, at);
+            let mean = sum_pairs(mixed.row(at), gradient.row(at), |o, g| o * g);
+            of_row[..own.start].fill(T::zero());
+            of_row[own.end..].fill(T::zero());
+            of_row[own.clone()].iter_mut().zip(&row[own]).for_each(|(s, &w)| *s = w * (*s - mean));
+            self.drop_some(row, block, at);
+        }
+    }
+
+    /// The weight of each key for a query that sees none.
+    fn alike<T: Real>(&self) -> T {
+        if self.hidden.is_some() { T::zero() } else { T::from_f64(1.0 / self.sizes.keys as f64) }
+    }
+
+    /// Which of the block's keys the query of its row `at` sees, and `None` for a query that sees no key at all.
+    #[inline(always)]
+    fn own(&self, block: &Block, at: usize) -> Option<Range<usize>> {
+        let own = self.mask.range(block.first + at, self.sizes.queries, self.sizes.keys);
+        let within = |key: usize| key.clamp(block.seen.start, block.seen.end) - block.seen.start;
+        (!own.is_empty()).then(|| within(own.start)..within(own.end))
+    }
+
+    /// Zeroes what a query does not see, and lets what is hidden in between weigh nothing.
+    #[inline(always)]
+    fn hide<T: Real>(&self, row: &mut [T], block: &Block, own: Range<usize>) {
+        row[..own.start].fill(T::zero());
+        row[own.end..].fill(T::zero());
+        if let Some(hidden) = &self.hidden {
+            let first = block.index / self.sizes.heads * self.sizes.keys + block.seen.start;
+            for (x, &hidden) in row[own.clone()].iter_mut().zip(&hidden[first + own.start..]) {
+                *x = if hidden { T::NEG_INFINITY } else { *x };
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn drop_some<T: Real>(&self, row: &mut [T], block: &Block, at: usize) {
+        if let Some(mask) = &self.dropout {
+            let Sizes { queries, keys, .. } = self.sizes;
+            let first = (block.index * queries + block.first + at) * keys + block.seen.start;
+            row.iter_mut().zip(first as u64..).for_each(|(x, index)| *x *= T::from_f64(mask.factor(index)));
+        }
+    }
+}

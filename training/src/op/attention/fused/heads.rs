@@ -1,0 +1,190 @@
+//! Head by head, block by block.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use crate::op::real::Real;
+use crate::product::{Matrix, multiply};
+use crate::vectors::vectorized;
+
+use super::super::{Call, Sizes};
+use super::Inputs;
+use super::block::{Block, Running};
+
+/// Queries and keys of a block: its scores, with those of backward, fit the caches of a core.
+pub(super) const QUERIES: usize = 64;
+const KEYS: usize = 512;
+
+/// Multiplications below which other threads are not woken.
+const SMALL: usize = 1 << 18;
+
+impl Sizes {
+    /// One head's rows of a tensor with `len` positions and `heads` heads.
+    fn head<T>(self, numbers: &[T], index: usize, len: usize, heads: usize) -> Matrix<'_, T> {
+        let start = index / heads * len * heads * self.dims + index % heads * self.dims;
+        Matrix::new(numbers.get(start..).unwrap_or_default(), len, self.dims, heads * self.dims)
+    }
+
+    /// Puts heads, which lie one after the other, side by side.
+    fn side_by_side<T: Real>(self, apart: Vec<T>, len: usize, heads: usize) -> Vec<T> {
+        if heads == 1 || len == 1 {
+            return apart;
+        }
+        let mut out = Vec::with_capacity(apart.len());
+        for batch in apart.chunks_exact((heads * len * self.dims).max(1)) {
+            for position in 0..len {
+                for head in batch.chunks_exact(len * self.dims) {
+                    out.extend_from_slice(&head[position * self.dims..(position + 1) * self.dims]);
+                }
+            }
+        }
+        out
+    }
+
+    /// Scores of a block, at most.
+    fn scores(self) -> usize {
+        self.queries.min(QUERIES) * self.keys.min(KEYS)
+    }
+
+    fn is_small(self) -> bool {
+        let products = [self.batch, self.heads, self.queries, self.keys, self.dims];
+        products.into_iter().fold(1, usize::saturating_mul) < SMALL
+    }
+}
+
+impl Call {
+    /// The mixed values, and the logarithm of each query's sum of exponentials, head by head.
+    pub(super) fn forward<T: Real>(&self, inputs: Inputs<'_, T, 3>) -> candle_core::Result<(Vec<T>, Vec<T>)> {
+        let sizes @ Sizes { batch, queries, heads, dims, .. } = self.sizes;
+        let mut mixed = vec![T::zero(); batch * heads * queries * dims];
+        let mut log_sums = vec![T::zero(); batch * heads * queries];
+        let (each, few) = ((queries * dims).max(1), queries.max(1));
+        let one = |scratch: &mut [Vec<T>; 2], (index, (out, sums)): (usize, (&mut [T], &mut [T]))| {
+            self.forward_head(index, inputs, out, sums, scratch)
+        };
+        if sizes.is_small() {
+            let mut scratch = Default::default();
+            let mut heads = mixed.chunks_mut(each).zip(log_sums.chunks_mut(few)).enumerate();
+            heads.try_for_each(|head| one(&mut scratch, head))?;
+        } else {
+            let heads = mixed.par_chunks_mut(each).zip(log_sums.par_chunks_mut(few)).enumerate();
+            heads.try_for_each_init(Default::default, one)?;
+        }
+        Ok((sizes.side_by_side(mixed, queries, heads), log_sums))
+    }
+
+    fn forward_head<T: Real>(
+        &self,
+        index: usize,
+        [q, k, v]: Inputs<'_, T, 3>,
+        out: &mut [T],
+        log_sums: &mut [T],
+        [scores, k_by_dims]: &mut [Vec<T>; 2],
+    ) -> candle_core::Result<()> {
+        let sizes @ Sizes { queries, keys, heads, kv_heads, dims, .. } = self.sizes;
+        let shared = index / (heads / kv_heads);
+        let q = sizes.head(q, index, queries, heads);
+        let (k, v) = (sizes.head(k, shared, keys, kv_heads), sizes.head(v, shared, keys, kv_heads));
+        scores.resize(sizes.scores(), T::zero());
+        k.transpose_into(k_by_dims);
+        let k_by_dims = Matrix::new(k_by_dims, dims, keys, keys);
+        let blocks = out.chunks_mut(QUERIES * dims).zip(log_sums.chunks_mut(QUERIES));
+        for (at, (out, log_sums)) in blocks.enumerate() {
+            let rows = at * QUERIES..at * QUERIES + log_sums.len();
+            let mut running = Running::new();
+            for block in self.blocks(index, rows.clone()) {
+                let seen = block.seen.clone();
+                let scores = &mut scores[..rows.len() * seen.len()];
+                let pair = (q.rows(rows.clone()), k_by_dims.columns(seen.clone()));
+                multiply(scores, pair, T::from_f64(self.scale), false, self.how)?;
+                vectorized!({ self.weigh(scores, &block, &mut running, out) });
+                let weights = Matrix::new(&*scores, rows.len(), seen.len(), seen.len());
+                multiply(out, (weights, v.rows(seen)), T::one(), true, self.how)?;
+            }
+            running.finish(out, log_sums);
+        }
+        Ok(())
+    }
+
+    /// Gradients of queries, keys and values.
+    pub(super) fn backward<T: Real>(
+        &self,
+        inputs: Inputs<'_, T, 5>,
+        log_sums: &[T],
+    ) -> candle_core::Result<[Vec<T>; 3]> {
+        let sizes @ Sizes { batch, queries, keys, heads, kv_heads, dims } = self.sizes;
+        let mut of_q = vec![T::zero(); batch * heads * queries * dims];
+        let mut of_k = vec![T::zero(); batch * kv_heads * keys * dims];
+        let mut of_v = of_k.clone();
+        let (group, each) = ((heads / kv_heads * queries * dims).max(1), (keys * dims).max(1));
+        let one = |scratch: &mut [Vec<T>; 4], (index, ((q, k), v)): (usize, ((&mut [T], _), _))| {
+            self.backward_group(index, inputs, log_sums, [q, k, v], scratch)
+        };
+        if sizes.is_small() {
+            let mut scratch = Default::default();
+            let parts = of_q.chunks_mut(group).zip(of_k.chunks_mut(each)).zip(of_v.chunks_mut(each));
+            parts.enumerate().try_for_each(|part| one(&mut scratch, part))?;
+        } else {
+            let parts = of_q.par_chunks_mut(group).zip(of_k.par_chunks_mut(each));
+            let parts = parts.zip(of_v.par_chunks_mut(each)).enumerate();
+            parts.try_for_each_init(Default::default, one)?;
+        }
+        Ok([
+            sizes.side_by_side(of_q, queries, heads),
+            sizes.side_by_side(of_k, keys, kv_heads),
+            sizes.side_by_side(of_v, keys, kv_heads),
+        ])
+    }
+
+    /// Of one head of keys and values, and of the heads of queries that it serves.
+    fn backward_group<T: Real>(
+        &self,
+        group: usize,
+        [q, k, v, mixed, gradient]: Inputs<'_, T, 5>,
+        log_sums: &[T],
+        [of_q, of_k, of_v]: [&mut [T]; 3],
+        [weights, of_scores, k_by_dims, v_by_dims]: &mut [Vec<T>; 4],
+    ) -> candle_core::Result<()> {
+        let sizes @ Sizes { queries, keys, heads, kv_heads, dims, .. } = self.sizes;
+        let (k, v) = (sizes.head(k, group, keys, kv_heads), sizes.head(v, group, keys, kv_heads));
+        weights.resize(sizes.scores(), T::zero());
+        of_scores.resize(sizes.scores(), T::zero());
+        k.transpose_into(k_by_dims);
+        v.transpose_into(v_by_dims);
+        let by_dims = [k_by_dims, v_by_dims].map(|x| Matrix::new(&*x, dims, keys, keys));
+        let (scale, one) = (T::from_f64(self.scale), T::one());
+        for (member, of_q) in of_q.chunks_mut(queries * dims).enumerate() {
+            let index = group * (heads / kv_heads) + member;
+            let of_head = [q, mixed, gradient].map(|x| sizes.head(x, index, queries, heads));
+            for (at, of_q) in of_q.chunks_mut(QUERIES * dims).enumerate() {
+                let rows = at * QUERIES..at * QUERIES + of_q.len() / dims;
+                let [q, mixed, gradient] = of_head.map(|x| x.rows(rows.clone()));
+                let log_sums = &log_sums[index * queries + rows.start..index * queries + rows.end];
+                for block in self.blocks(index, rows.clone()) {
+                    let (m, n, seen) = (rows.len(), block.seen.len(), block.seen.clone());
+                    let [k_by_dims, v_by_dims] = by_dims.map(|x| x.columns(seen.clone()));
+                    let (weights, of_scores) = (&mut weights[..m * n], &mut of_scores[..m * n]);
+                    multiply(weights, (q, k_by_dims), scale, false, self.how)?;
+                    multiply(of_scores, (gradient, v_by_dims), one, false, self.how)?;
+                    vectorized!({
+                        self.weigh_again(weights, of_scores, &block, log_sums, [mixed, gradient])
+                    });
+                    let whole = |numbers| Matrix::new(numbers, m, n, n);
+                    let part = seen.start * dims..seen.end * dims;
+                    multiply(&mut of_v[part.clone()], (whole(&*weights).t(), gradient), one, true, self.how)?;
+                    multiply(&mut of_k[part], (whole(&*of_scores).t(), q), scale, true, self.how)?;
+                    multiply(of_q, (whole(&*of_scores), k.rows(seen)), scale, true, self.how)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Blocks of the keys that some queries of a head see.
+    fn blocks(&self, index: usize, rows: Range<usize>) -> impl Iterator<Item = Block> + use<> {
+        let seen = self.mask.union(rows.clone(), self.sizes.queries, self.sizes.keys);
+        let (first, end) = (rows.start, seen.end);
+        seen.step_by(KEYS).map(move |start| Block { index, first, seen: start..end.min(start + KEYS) })
+    }
+}
