@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use report::metrics::MetricsWriter;
-use report::{Report, command_line, now_rfc3339, trace};
+use report::{Report, command_line, fact, now_rfc3339, trace};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -58,7 +58,7 @@ pub trait Experiment: Sized {
 
     /// What must be equal for a run to go on from a checkpoint.
     fn identity(&self, world_size: usize) -> RunIdentity {
-        RunIdentity::new(Self::NAME, world_size, self.common().settings(self.checkpoints()))
+        RunIdentity::of(self, world_size, [])
     }
 
     /// Looks whether there is a checkpoint to go on from, if that is asked for, and whether it is of this run.
@@ -279,17 +279,16 @@ fn finish<E: Experiment>(experiment: &E, alone: E::Alone, outcome: Outcome<E::Tr
     experiment.conclude(&alone, &outcome)?;
     let common = experiment.common();
     let Some(path) = &common.report else { return Ok(()) };
-    let fact = |name: &str, value: String| (name.to_string(), value);
     let mut facts = vec![
-        fact("ranks", outcome.ranks.len().to_string()),
+        fact("ranks", outcome.ranks.len()),
         fact("backend", outcome.backend.clone()),
         fact("device", outcome.device.clone()),
-        fact("seed", common.seed.to_string()),
+        fact("seed", common.seed),
     ];
     let ranks = outcome.rank_times();
     let own = experiment.report(alone, outcome);
     facts.extend(own.facts);
-    facts.push(fact("version", env!("CARGO_PKG_VERSION").to_string()));
+    facts.push(fact("version", env!("CARGO_PKG_VERSION")));
     let report = Report {
         title: E::NAME.into(),
         command_line: command_line(),

@@ -47,5 +47,5 @@ pub mod trace;
 pub use clock::now_rfc3339;
 pub use command_line::command_line;
 pub use error::{Error, Result};
-pub use run::{RankTimes, Report, RunSeries, Speedup};
+pub use run::{RankTimes, Report, RunSeries, Speedup, fact};
 pub use timeline::Timeline;

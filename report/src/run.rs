@@ -1,5 +1,6 @@
 //! What a run did, as plots in one self-contained file: `--report FILE.html`.
 
+use std::fmt::Display;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -90,6 +91,11 @@ pub struct Speedup {
     pub ddp_s: f64,
     /// How many ranks.
     pub ranks: usize,
+}
+
+/// A line of [`Report::facts`] or [`Sheet::facts`](crate::sheet::Sheet::facts).
+pub fn fact(name: &str, value: impl Display) -> (String, String) {
+    (name.to_string(), value.to_string())
 }
 
 impl Report {

@@ -2,6 +2,7 @@
 
 mod predicted;
 
+use report::fact;
 use report::sheet::{Curve, Figure, Line, Plot, Section, Sheet, Stacks, Table};
 
 use super::scale::{Point, Scale, points};
@@ -174,19 +175,18 @@ fn facts(scaling: &Scaling) -> Vec<(String, String)> {
     let Scaling { options, machine, .. } = scaling;
     let Machine { processor, cores, memory_bytes, commit, optimised, .. } = machine;
     let unknown = || "unknown".to_string();
-    let fact = |name: &str, value: String| (name.to_string(), value);
     let sizes = options.sizes();
     vec![
         fact("processor", processor.clone().unwrap_or_else(unknown)),
-        fact("cores", cores.to_string()),
+        fact("cores", cores),
         fact(
             "memory",
             memory_bytes.map_or_else(unknown, |bytes| format!("{:.1} GiB", bytes as f64 / MIB / 1024.0)),
         ),
         fact("commit", commit.clone().unwrap_or_else(unknown)),
-        fact("built", if *optimised { "optimised" } else { "for debugging: times mean little" }.into()),
-        fact("threads of each rank", options.threads.to_string()),
-        fact("rounds, of which the median counts", options.rounds.to_string()),
+        fact("built", if *optimised { "optimised" } else { "for debugging: times mean little" }),
+        fact("threads of each rank", options.threads),
+        fact("rounds, of which the median counts", options.rounds),
         fact(
             "model",
             format!(
@@ -194,7 +194,7 @@ fn facts(scaling: &Scaling) -> Vec<(String, String)> {
                 sizes.num_layers, sizes.d_model, sizes.num_heads, sizes.d_ff, sizes.vocab_size
             ),
         ),
-        fact("tokens in a row", sizes.length.to_string()),
-        fact("optimizer", "Adam".into()),
+        fact("tokens in a row", sizes.length),
+        fact("optimizer", "Adam"),
     ]
 }

@@ -9,7 +9,7 @@ use girandole::{Layout, Parallel, ParallelConfig};
 use models::tokens::{Data, DataConfig, DataFile, Rows};
 use models::{CausalLm, Lora, ModelConfig, Tokenizer, Weights};
 use report::metrics::MetricsWriter;
-use report::{Report, RunSeries};
+use report::{Report, RunSeries, fact};
 
 use crate::console::{note, say};
 use crate::error::{Error, Result};
@@ -192,12 +192,11 @@ impl<J: Job> Experiment for J {
             setup.rows.len(),
             setup.rows.row_len()
         ))?;
-        let fact = |name: &str, value: String| (name.to_string(), value);
         let mut facts = vec![
             fact("model", format!("{}, {parameters} parameters", model.family)),
             fact("data", format!("{} rows of {} tokens", setup.rows.len(), setup.rows.row_len())),
-            fact("layout", layout.to_string()),
-            fact("rows of a step", options.batch_size.to_string()),
+            fact("layout", layout),
+            fact("rows of a step", options.batch_size),
         ];
         if let Some(lora) = &setup.subject.lora {
             let adapters: usize = lora.shapes().values().map(|dims| dims.iter().product::<usize>()).sum();

@@ -6,6 +6,8 @@ use candle_nn::VarMap;
 use serde::{Deserialize, Serialize};
 use training::Checkpoints;
 
+use crate::experiment::Experiment;
+
 use super::Position;
 
 /// What determines the numbers of a run: it goes on only from a checkpoint of the same.
@@ -57,6 +59,16 @@ impl RunIdentity {
     ) -> Self {
         let settings = settings.into_iter().map(|(option, value)| (option.to_string(), value)).collect();
         Self { command: command.into(), world_size, settings, end: None }
+    }
+
+    /// Of an experiment: its name, the options that all have, and these of its own.
+    pub fn of<E: Experiment>(
+        experiment: &E,
+        world_size: usize,
+        own: impl IntoIterator<Item = (&'static str, String)>,
+    ) -> Self {
+        let common = experiment.common().settings(experiment.checkpoints());
+        Self::new(E::NAME, world_size, common.into_iter().chain(own))
     }
 
     /// The same for a run that ends there.

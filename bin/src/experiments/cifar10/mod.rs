@@ -13,7 +13,7 @@ use candle_core::Tensor;
 use candle_nn::Module;
 use ddp::{Ddp, DdpConfig};
 use report::metrics::MetricsWriter;
-use report::{Report, RunSeries};
+use report::{Report, RunSeries, fact};
 use serde::{Deserialize, Serialize};
 use training::{Sgd, SgdConfig, cross_entropy};
 
@@ -73,9 +73,7 @@ impl Experiment for Cifar10Options {
         ];
         let drawn = self.draws().then(|| ("--samples", self.samples.to_string()));
         let settings = settings.into_iter().chain(drawn);
-        let common = self.common.settings(self.checkpoints());
-        RunIdentity::new(Self::NAME, world_size, common.into_iter().chain(settings))
-            .ending(RunEnd::Epochs(self.epochs))
+        RunIdentity::of(self, world_size, settings).ending(RunEnd::Epochs(self.epochs))
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
@@ -140,7 +138,6 @@ impl Experiment for Cifar10Options {
 
     fn report(&self, _: (), outcome: Outcome<Trained>) -> Report {
         let Trained { series, tested } = outcome.trained;
-        let fact = |name: &str, value: String| (name.to_string(), value);
         let source = match (&self.data_dir, &self.common.data) {
             (Some(path), _) | (None, Some(path)) => path.display().to_string(),
             (None, None) => format!("{} drawn pictures", self.samples),
@@ -149,13 +146,13 @@ impl Experiment for Cifar10Options {
         Report {
             facts: vec![
                 fact("data", source),
-                fact("epochs", self.epochs.to_string()),
-                fact("batch size, each rank", self.batch_size.to_string()),
-                fact("learning rate", self.lr.to_string()),
-                fact("momentum", self.momentum.to_string()),
-                fact("test pictures", total.samples.to_string()),
+                fact("epochs", self.epochs),
+                fact("batch size, each rank", self.batch_size),
+                fact("learning rate", self.lr),
+                fact("momentum", self.momentum),
+                fact("test pictures", total.samples),
                 fact("test accuracy", format!("{:.1} %", 100.0 * total.accuracy())),
-                fact("test loss", Fixed::<4>(tested.loss()).to_string()),
+                fact("test loss", Fixed::<4>(tested.loss())),
             ],
             runs: vec![series],
             ..Report::default()

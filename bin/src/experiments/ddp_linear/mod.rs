@@ -10,7 +10,7 @@ pub use data::Setup;
 pub use options::DdpLinearOptions;
 
 use report::metrics::MetricsWriter;
-use report::{Report, RunSeries, Speedup};
+use report::{Report, RunSeries, Speedup, fact};
 
 use crate::console::{note, say};
 use crate::error::Result;
@@ -85,19 +85,18 @@ impl Experiment for DdpLinearOptions {
 
     fn report(&self, single: RunSeries, outcome: Outcome<RunSeries>) -> Report {
         let ranks = outcome.ranks.len();
-        let fact = |name: &str, value: String| (name.to_string(), value);
         let samples = match &self.common.data {
-            Some(path) => fact("data", path.display().to_string()),
-            None => fact("samples", self.samples.to_string()),
+            Some(path) => fact("data", path.display()),
+            None => fact("samples", self.samples),
         };
         Report {
             facts: vec![
                 samples,
-                fact("epochs", self.epochs.to_string()),
-                fact("batch size, one process", self.batch_size.to_string()),
-                fact("batch size, each rank", self.rank_batch_size(ranks).to_string()),
-                fact("learning rate, one process", self.lr.to_string()),
-                fact("learning rate, DDP", self.ddp_lr(ranks).to_string()),
+                fact("epochs", self.epochs),
+                fact("batch size, one process", self.batch_size),
+                fact("batch size, each rank", self.rank_batch_size(ranks)),
+                fact("learning rate, one process", self.lr),
+                fact("learning rate, DDP", self.ddp_lr(ranks)),
             ],
             speedup: Some(Speedup { single_s: single.seconds, ddp_s: outcome.trained.seconds, ranks }),
             runs: vec![single, outcome.trained],

@@ -6,7 +6,7 @@ mod options;
 use candle_nn::Module;
 use ddp::{Ddp, DdpConfig};
 use report::metrics::MetricsWriter;
-use report::{Report, RunSeries};
+use report::{Report, RunSeries, fact};
 use serde::{Deserialize, Serialize};
 use training::{Sgd, SgdConfig, cross_entropy};
 
@@ -70,9 +70,7 @@ impl Experiment for DdpMlpOptions {
             // Each rank draws its own batch, so another number of ranks has other data.
             settings.push(("--world-size", world_size.to_string()));
         }
-        let common = self.common.settings(self.checkpoints());
-        RunIdentity::new(Self::NAME, world_size, common.into_iter().chain(settings))
-            .ending(RunEnd::Epochs(self.epochs))
+        RunIdentity::of(self, world_size, settings).ending(RunEnd::Epochs(self.epochs))
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
@@ -146,16 +144,15 @@ impl Experiment for DdpMlpOptions {
 
     fn report(&self, _: (), outcome: Outcome<Trained>) -> Report {
         let Trained { series, validation } = outcome.trained;
-        let fact = |name: &str, value: String| (name.to_string(), value);
         let mut facts = vec![
-            fact("epochs", self.epochs.to_string()),
-            fact("batch size, each rank", self.batch_size.to_string()),
-            fact("learning rate", self.lr.to_string()),
-            fact("validation samples", validation.total().samples.to_string()),
-            fact("validation loss", Fixed::<4>(validation.loss()).to_string()),
-            fact("validation accuracy", Fixed::<4>(validation.total().accuracy()).to_string()),
+            fact("epochs", self.epochs),
+            fact("batch size, each rank", self.batch_size),
+            fact("learning rate", self.lr),
+            fact("validation samples", validation.total().samples),
+            fact("validation loss", Fixed::<4>(validation.loss())),
+            fact("validation accuracy", Fixed::<4>(validation.total().accuracy())),
         ];
-        facts.extend(self.common.data.as_ref().map(|path| fact("data", path.display().to_string())));
+        facts.extend(self.common.data.as_ref().map(|path| fact("data", path.display())));
         Report { facts, runs: vec![series], ..Report::default() }
     }
 }

@@ -9,7 +9,7 @@ use candle_core::Tensor;
 use candle_nn::{Linear, Module, linear, loss};
 use ddp::{Ddp, DdpConfig};
 use report::metrics::MetricsWriter;
-use report::{Report, RunSeries};
+use report::{Report, RunSeries, fact};
 use training::{Sgd, SgdConfig, log_softmax};
 
 pub use options::{DdpTrainerOptions, LossKind};
@@ -60,9 +60,7 @@ impl Experiment for DdpTrainerOptions {
             ("--loss", format!("{:?}", self.loss).to_lowercase()),
             ("--samples", self.samples.to_string()),
         ];
-        let common = self.common.settings(self.checkpoints());
-        RunIdentity::new(Self::NAME, world_size, common.into_iter().chain(settings))
-            .ending(RunEnd::Epochs(self.epochs))
+        RunIdentity::of(self, world_size, settings).ending(RunEnd::Epochs(self.epochs))
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
@@ -120,17 +118,16 @@ impl Experiment for DdpTrainerOptions {
     }
 
     fn report(&self, _: (), outcome: Outcome<RunSeries>) -> Report {
-        let fact = |name: &str, value: String| (name.to_string(), value);
         let samples = match &self.common.data {
-            Some(path) => fact("data", path.display().to_string()),
-            None => fact("samples", self.samples.to_string()),
+            Some(path) => fact("data", path.display()),
+            None => fact("samples", self.samples),
         };
         Report {
             facts: vec![
                 samples,
-                fact("epochs", self.epochs.to_string()),
-                fact("batch size, each rank", self.batch_size.to_string()),
-                fact("learning rate", self.lr.to_string()),
+                fact("epochs", self.epochs),
+                fact("batch size, each rank", self.batch_size),
+                fact("learning rate", self.lr),
             ],
             runs: vec![outcome.trained],
             ..Report::default()

@@ -9,7 +9,7 @@ use candle_core::Tensor;
 use candle_nn::ModuleT;
 use ddp::{Ddp, DdpConfig};
 use report::metrics::MetricsWriter;
-use report::{Report, RunSeries};
+use report::{Report, RunSeries, fact};
 use sampler::{Generator, SharedGenerator};
 use training::{Sgd, SgdConfig, cross_entropy};
 
@@ -64,9 +64,7 @@ impl Experiment for DdpTransformerOptions {
     }
 
     fn identity(&self, world_size: usize) -> RunIdentity {
-        let common = self.common.settings(self.checkpoints());
-        RunIdentity::new(Self::NAME, world_size, common.into_iter().chain(self.settings()))
-            .ending(RunEnd::Epochs(self.epochs))
+        RunIdentity::of(self, world_size, self.settings()).ending(RunEnd::Epochs(self.epochs))
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
@@ -111,21 +109,20 @@ impl Experiment for DdpTransformerOptions {
     }
 
     fn report(&self, _: (), outcome: Outcome<RunSeries>) -> Report {
-        let fact = |name: &str, value: String| (name.to_string(), value);
         let data = match &self.common.data {
-            Some(path) => fact("data", path.display().to_string()),
+            Some(path) => fact("data", path.display()),
             None => fact("data", format!("{} rows of {} tokens", self.sizes.samples, self.sizes.length)),
         };
         Report {
             facts: vec![
                 data,
-                fact("epochs", self.epochs.to_string()),
-                fact("batch size, each rank", self.batch_size.to_string()),
-                fact("learning rate", self.lr.to_string()),
+                fact("epochs", self.epochs),
+                fact("batch size, each rank", self.batch_size),
+                fact("learning rate", self.lr),
                 fact("mask", format!("{:?}", self.mask).to_lowercase()),
-                fact("dropout", self.sizes.dropout.to_string()),
-                fact("d_model", self.sizes.d_model.to_string()),
-                fact("layers", self.sizes.num_layers.to_string()),
+                fact("dropout", self.sizes.dropout),
+                fact("d_model", self.sizes.d_model),
+                fact("layers", self.sizes.num_layers),
             ],
             runs: vec![outcome.trained],
             ..Report::default()

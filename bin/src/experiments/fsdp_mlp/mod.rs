@@ -12,7 +12,7 @@ use candle_core::DType;
 use comm::{Mesh, all_gather_object, peak_rss_bytes};
 use fsdp::Fsdp;
 use report::metrics::MetricsWriter;
-use report::{Report, RunSeries};
+use report::{Report, RunSeries, fact};
 use sampler::{Generator, SharedGenerator};
 use serde::{Deserialize, Serialize};
 use training::TorchInit;
@@ -82,9 +82,7 @@ impl Experiment for FsdpMlpOptions {
             ("--reduce-dtype", format!("{:?}", self.reduce_dtype.unwrap_or(self.param_dtype))),
             ("--loss-scale", self.loss_scale.map_or("none".into(), |scale| scale.to_string())),
         ];
-        let common = self.common.settings(self.checkpoints());
-        RunIdentity::new(Self::NAME, world_size, common.into_iter().chain(settings))
-            .ending(RunEnd::Steps(self.steps))
+        RunIdentity::of(self, world_size, settings).ending(RunEnd::Steps(self.steps))
     }
 
     fn check_checkpoint(&self, world_size: usize) -> Result<()> {
@@ -169,12 +167,11 @@ impl Experiment for FsdpMlpOptions {
     }
 
     fn report(&self, _: (), outcome: Outcome<Trained>) -> Report {
-        let fact = |name: &str, value: String| (name.to_string(), value);
         let mut facts = vec![
-            fact("steps", self.steps.to_string()),
-            fact("batch size, each rank", self.batch_size.to_string()),
-            fact("learning rate", self.lr.to_string()),
-            fact("sharded over", self.shards(outcome.ranks.len()).to_string()),
+            fact("steps", self.steps),
+            fact("batch size, each rank", self.batch_size),
+            fact("learning rate", self.lr),
+            fact("sharded over", self.shards(outcome.ranks.len())),
             fact("layers compute in", format!("{:?}", self.param_dtype)),
         ];
         let total = |held: &Held| held.parameters + held.gradients + held.optimizer;
@@ -183,7 +180,7 @@ impl Experiment for FsdpMlpOptions {
             facts.push(fact(&format!("parameters, gradients and Adam's state of rank {rank}"), mega));
         }
         facts.extend(outcome.trained.scaling.map(|line| fact("loss scale", line)));
-        facts.extend(self.common.data.as_ref().map(|path| fact("data", path.display().to_string())));
+        facts.extend(self.common.data.as_ref().map(|path| fact("data", path.display())));
         Report { facts, runs: vec![outcome.trained.series], ..Report::default() }
     }
 }

@@ -14,7 +14,7 @@ use comm::{Communicator, Mesh, Operation, all_gather_object};
 use pipeline::{Pipeline, PipelineConfig, Plan};
 use report::metrics::Held;
 use report::metrics::MetricsWriter;
-use report::{Report, RunSeries, Timeline};
+use report::{Report, RunSeries, Timeline, fact};
 use sampler::{Generator, SharedGenerator};
 use serde::{Deserialize, Serialize};
 use training::{OptimizerState, Sgd, SgdConfig, cross_entropy};
@@ -88,9 +88,7 @@ impl Experiment for PipelineTransformerOptions {
     }
 
     fn identity(&self, world_size: usize) -> RunIdentity {
-        let common = self.common.settings(self.checkpoints());
-        RunIdentity::new(Self::NAME, world_size, common.into_iter().chain(self.settings()))
-            .ending(RunEnd::Epochs(self.epochs))
+        RunIdentity::of(self, world_size, self.settings()).ending(RunEnd::Epochs(self.epochs))
     }
 
     fn check_checkpoint(&self, world_size: usize) -> Result<()> {
@@ -176,7 +174,6 @@ impl Experiment for PipelineTransformerOptions {
     }
 
     fn report(&self, _: (), outcome: Outcome<Trained>) -> Report {
-        let fact = |name: &str, value: String| (name.to_string(), value);
         let ranks = self.ranks(outcome.ranks.len());
         let plan =
             self.pipeline_schedule(outcome.ranks.len()).map(|schedule| schedule.plan(&Default::default()));
@@ -185,16 +182,16 @@ impl Experiment for PipelineTransformerOptions {
         let timeline = |title: &str, plan, measured| Timeline { title: title.into(), plan, measured };
         Report {
             facts: vec![
-                fact("stages", (ranks * self.stages_per_rank()).to_string()),
-                fact("copies", self.dp.to_string()),
-                fact("schedule", self.schedule.to_string()),
-                fact("micro-batches", self.micro_batches.to_string()),
+                fact("stages", ranks * self.stages_per_rank()),
+                fact("copies", self.dp),
+                fact("schedule", self.schedule),
+                fact("micro-batches", self.micro_batches),
                 fact("planned bubble", format!("{bubble:.1} %")),
-                fact("epochs", self.epochs.to_string()),
-                fact("batch size, each copy", self.batch_size.to_string()),
-                fact("learning rate", self.lr.to_string()),
-                fact("dropout", self.sizes.dropout.to_string()),
-                fact("layers", self.sizes.num_layers.to_string()),
+                fact("epochs", self.epochs),
+                fact("batch size, each copy", self.batch_size),
+                fact("learning rate", self.lr),
+                fact("dropout", self.sizes.dropout),
+                fact("layers", self.sizes.num_layers),
             ],
             runs: vec![outcome.trained.series],
             timelines: vec![

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use comm::{Communicator, Mesh};
+use report::fact;
 
 use crate::error::{Error, Result};
 use crate::options::count;
@@ -53,6 +54,12 @@ impl MeshOptions {
         }
     }
 
+    /// Ranks as far as their number changes the run: any number of them that the layers are divided over gives the same numbers, but
+    /// for rounding.
+    pub(super) fn copies(&self, world_size: usize) -> usize {
+        self.sizes(world_size).map_or(world_size, |(dp, _)| dp)
+    }
+
     /// Refuses a size that the tensor-parallel ranks do not divide.
     pub(super) fn divides(option: &'static str, size: usize, tp: usize) -> Result<()> {
         if size.is_multiple_of(tp) {
@@ -65,11 +72,10 @@ impl MeshOptions {
     /// What a report says of it.
     pub(super) fn facts(&self, world_size: usize) -> Vec<(String, String)> {
         let (dp, tp) = self.sizes(world_size).unwrap_or((1, world_size));
-        let fact = |name: &str, value: String| (name.to_string(), value);
         vec![
-            fact("tensor-parallel ranks", tp.to_string()),
-            fact("data-parallel ranks", dp.to_string()),
-            fact("sequence parallelism", if self.sequence_parallel { "yes" } else { "no" }.to_string()),
+            fact("tensor-parallel ranks", tp),
+            fact("data-parallel ranks", dp),
+            fact("sequence parallelism", if self.sequence_parallel { "yes" } else { "no" }),
         ]
     }
 }

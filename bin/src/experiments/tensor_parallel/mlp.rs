@@ -2,9 +2,9 @@
 
 use candle_core::{DType, Device, Tensor};
 use clap::Args;
-use report::Report;
 use report::metrics::MetricsWriter;
-use sampler::{Generator, SharedGenerator};
+use report::{Report, fact};
+use sampler::Generator;
 use tensor_parallel::{
     Context, ParallelMlp, Result as LayerResult, ShardBuilder, TensorParallel, TensorParallelConfig, Weights,
 };
@@ -18,12 +18,12 @@ use crate::python::Float;
 use crate::rank::{Outcome, Rank};
 use crate::room;
 use crate::start::MOST_RANKS;
-use crate::trainer::{CheckpointOptions, RunEnd, RunIdentity, keeps_losses, parts};
+use crate::trainer::{CheckpointOptions, RunEnd, RunIdentity, parts};
 use crate::weights::TensorFile;
 
 use super::mesh::MeshOptions;
 use super::run::{self, RunConfig, Task, Trained};
-use super::{OnMesh, keeping, needed, table};
+use super::{OnMesh, keeping, needed, table, weights};
 
 /// Options of `tensor-parallel-mlp`.
 #[derive(Debug, Clone, Args)]
@@ -69,10 +69,6 @@ impl OnMesh for TensorParallelMlpOptions {
     fn mesh(&self) -> &MeshOptions {
         &self.mesh
     }
-
-    fn set_world_size(&mut self, world_size: usize) {
-        self.common.ranks.world_size = Some(world_size);
-    }
 }
 
 impl Experiment for TensorParallelMlpOptions {
@@ -101,11 +97,7 @@ impl Experiment for TensorParallelMlpOptions {
             ("--hidden-size", self.hidden_size.to_string()),
             ("--samples", self.samples.to_string()),
         ];
-        // Any number of ranks that the layers are divided over gives the same numbers, but for rounding.
-        let copies = self.mesh.sizes(world_size).map_or(world_size, |(dp, _)| dp);
-        let common = self.common.settings(self.checkpoints());
-        RunIdentity::new(Self::NAME, copies, common.into_iter().chain(settings))
-            .ending(RunEnd::Epochs(self.epochs))
+        RunIdentity::of(self, self.mesh.copies(world_size), settings).ending(RunEnd::Epochs(self.epochs))
     }
 
     fn check_checkpoint(&self, world_size: usize) -> Result<()> {
@@ -159,10 +151,7 @@ impl Experiment for TensorParallelMlpOptions {
                 (draw()?, draw()?)
             }
         };
-        let weights = match &self.common.init {
-            Some(path) => Weights::File(path.clone()),
-            None => Weights::Random(SharedGenerator::from(generator)),
-        };
+        let weights = weights(&self.common, generator);
         let (x, y) = (x.to_device(&device)?, y.to_device(&device)?);
         let model = |builder| Mlp::new(self.hidden_size, &builder);
         weights.check(&TensorParallelConfig::default(), model)?;
@@ -187,37 +176,25 @@ impl Experiment for TensorParallelMlpOptions {
     }
 
     fn train(&self, setup: Setup, rank: &mut Rank) -> Result<Trained> {
-        let config = RunConfig {
-            sizes: self.mesh.sizes(rank.comm.world_size())?,
-            parallel: TensorParallelConfig {
-                sequence_parallel: self.mesh.sequence_parallel,
-                seed: self.common.seed,
-                device: self.common.device()?,
-                ..TensorParallelConfig::default()
-            },
-            weights: setup.weights.clone(),
-            epochs: self.epochs,
-            batch_size: self.batch_size,
-            lr: self.lr,
-            report: keeps_losses(&self.common, &self.checkpoints),
-            save: self.common.save.as_deref(),
-            checkpoints: &self.checkpoints,
-            run: self.identity(rank.comm.world_size()),
-        };
+        let config = RunConfig::of(
+            self,
+            &self.checkpoints,
+            setup.weights.clone(),
+            (self.epochs, self.batch_size, self.lr),
+            rank,
+        )?;
         run::train(&Regression { setup, options: self, sizes: config.sizes }, &config, rank)
     }
 
     fn conclude(&self, world_size: &usize, outcome: &Outcome<Trained>) -> Result<()> {
-        let Trained { own, data_parallel, .. } = &outcome.trained;
-        table::print(self.mesh.sizes(*world_size)?, own, data_parallel)
+        table::print(self.mesh.sizes(*world_size)?, &outcome.trained)
     }
 
     fn report(&self, world_size: usize, outcome: Outcome<Trained>) -> Report {
-        let fact = |name: &str, value: String| (name.to_string(), value);
         let mut facts = self.mesh.facts(world_size);
-        facts.push(fact("hidden size", self.hidden_size.to_string()));
-        facts.push(fact("batch size, each data-parallel rank", self.batch_size.to_string()));
-        facts.push(fact("learning rate", self.lr.to_string()));
+        facts.push(fact("hidden size", self.hidden_size));
+        facts.push(fact("batch size, each data-parallel rank", self.batch_size));
+        facts.push(fact("learning rate", self.lr));
         Report { facts, runs: vec![outcome.trained.series], ..Report::default() }
     }
 }

@@ -19,6 +19,8 @@ pub use transformer::TensorParallelTransformerOptions;
 use std::ffi::OsString;
 
 use comm::Place;
+use sampler::{Generator, SharedGenerator};
+use tensor_parallel::Weights;
 
 use crate::error::Result;
 use crate::experiment::{self, Experiment};
@@ -26,12 +28,9 @@ use crate::options::{Backend, CommonOptions};
 use crate::room;
 
 /// An experiment whose ranks are a mesh.
-pub trait OnMesh: Experiment + Clone {
+pub trait OnMesh: Experiment {
     /// The options of the mesh.
     fn mesh(&self) -> &MeshOptions;
-
-    /// Sets the number of ranks.
-    fn set_world_size(&mut self, world_size: usize);
 }
 
 /// Runs an experiment on as many ranks as its mesh has.
@@ -46,11 +45,19 @@ pub fn run<E: OnMesh>(experiment: &E) -> Result<()> {
         || Place::is_from_scheduler()?;
     match experiment.mesh().ranks() {
         Some(ranks) if !launched && experiment.common().ranks.world_size.is_none() => {
-            let mut sized = experiment.clone();
-            sized.set_world_size(ranks);
-            experiment::run(&sized)
+            let mut common = experiment.common().clone();
+            common.ranks.world_size = Some(ranks);
+            experiment::run(&experiment.with_common(common))
         }
         _ => experiment::run(experiment),
+    }
+}
+
+/// Where weights come from: from `--init`, or the generator that has drawn the data.
+fn weights(common: &CommonOptions, generator: Generator) -> Weights {
+    match &common.init {
+        Some(path) => Weights::File(path.clone()),
+        None => Weights::Random(SharedGenerator::from(generator)),
     }
 }
 

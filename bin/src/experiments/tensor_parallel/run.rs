@@ -16,8 +16,9 @@ use crate::held::{bytes, gradient_bytes};
 use crate::rank::{Measured, Rank};
 use crate::run_log::{LogConfig, RunLog};
 use crate::trainer::parts::Keeping;
-use crate::trainer::{CheckpointOptions, RunIdentity};
+use crate::trainer::{CheckpointOptions, RunIdentity, keeps_losses};
 
+use super::OnMesh;
 use super::batches::Batches;
 use super::figures::Figures;
 use super::keeping::{self, Position};
@@ -62,6 +63,36 @@ pub(super) struct RunConfig<'a> {
     pub(super) save: Option<&'a Path>,
     pub(super) checkpoints: &'a CheckpointOptions,
     pub(super) run: RunIdentity,
+}
+
+impl<'a> RunConfig<'a> {
+    /// What an experiment's options say, with its epochs, batch size and learning rate, as one of its ranks.
+    pub(super) fn of<E: OnMesh>(
+        experiment: &'a E,
+        checkpoints: &'a CheckpointOptions,
+        weights: Weights,
+        (epochs, batch_size, lr): (usize, usize, f64),
+        rank: &Rank,
+    ) -> Result<Self> {
+        let (common, mesh, world_size) = (experiment.common(), experiment.mesh(), rank.comm.world_size());
+        Ok(Self {
+            sizes: mesh.sizes(world_size)?,
+            parallel: TensorParallelConfig {
+                sequence_parallel: mesh.sequence_parallel,
+                seed: common.seed,
+                device: common.device()?,
+                ..TensorParallelConfig::default()
+            },
+            weights,
+            epochs,
+            batch_size,
+            lr,
+            report: keeps_losses(common, checkpoints),
+            save: common.save.as_deref(),
+            checkpoints,
+            run: experiment.identity(world_size),
+        })
+    }
 }
 
 /// What rank 0 has in the end.

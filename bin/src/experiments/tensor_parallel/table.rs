@@ -4,10 +4,11 @@ use crate::console::say;
 use crate::error::Result;
 
 use super::figures::Figures;
+use super::run::Trained;
 
 /// Prints the table.
-pub(super) fn print(sizes: (usize, usize), own: &Figures, data_parallel: &Figures) -> Result<()> {
-    lines(sizes, own, data_parallel).iter().try_for_each(|line| say(format_args!("{line}")))
+pub(super) fn print(sizes: (usize, usize), trained: &Trained) -> Result<()> {
+    lines(sizes, &trained.own, &trained.data_parallel).iter().try_for_each(|line| say(format_args!("{line}")))
 }
 
 fn lines((dp, tp): (usize, usize), own: &Figures, other: &Figures) -> Vec<String> {

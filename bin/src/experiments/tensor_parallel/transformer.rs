@@ -4,9 +4,9 @@ mod data;
 mod options;
 
 use candle_core::{Device, Tensor};
-use report::Report;
 use report::metrics::MetricsWriter;
-use sampler::{Generator, SharedGenerator};
+use report::{Report, fact};
+use sampler::Generator;
 use tensor_parallel::{
     LanguageModel, LanguageModelConfig, Result as LayerResult, ShardBuilder, TensorParallel,
     TensorParallelConfig, Weights,
@@ -19,11 +19,11 @@ use crate::experiment::Experiment;
 use crate::options::CommonOptions;
 use crate::python::Float;
 use crate::rank::{Outcome, Rank};
-use crate::trainer::{CheckpointOptions, RunEnd, RunIdentity, keeps_losses, parts};
+use crate::trainer::{CheckpointOptions, RunEnd, RunIdentity, parts};
 
 use super::mesh::MeshOptions;
 use super::run::{self, RunConfig, Task, Trained};
-use super::{OnMesh, table};
+use super::{OnMesh, table, weights};
 
 /// Rows of tokens, one longer than what the model is shown; where weights come from.
 pub struct Setup {
@@ -34,10 +34,6 @@ pub struct Setup {
 impl OnMesh for TensorParallelTransformerOptions {
     fn mesh(&self) -> &MeshOptions {
         &self.mesh
-    }
-
-    fn set_world_size(&mut self, world_size: usize) {
-        self.common.ranks.world_size = Some(world_size);
     }
 }
 
@@ -75,11 +71,7 @@ impl Experiment for TensorParallelTransformerOptions {
             ("--num-layers", self.num_layers.to_string()),
             ("--max-len", self.max_len.to_string()),
         ];
-        // Any number of ranks that the layers are divided over gives the same numbers, but for rounding.
-        let copies = self.mesh.sizes(world_size).map_or(world_size, |(dp, _)| dp);
-        let common = self.common.settings(self.checkpoints());
-        RunIdentity::new(Self::NAME, copies, common.into_iter().chain(settings))
-            .ending(RunEnd::Epochs(self.epochs))
+        RunIdentity::of(self, self.mesh.copies(world_size), settings).ending(RunEnd::Epochs(self.epochs))
     }
 
     fn check_checkpoint(&self, world_size: usize) -> Result<()> {
@@ -95,10 +87,7 @@ impl Experiment for TensorParallelTransformerOptions {
         self.common.device()?;
         let mut generator = Generator::new(self.common.seed);
         let rows = data::rows(self, &mut generator)?;
-        let weights = match &self.common.init {
-            Some(path) => Weights::File(path.clone()),
-            None => Weights::Random(SharedGenerator::from(generator)),
-        };
+        let weights = weights(&self.common, generator);
         let model = |builder| LanguageModel::new(builder, &self.model());
         weights.check(&TensorParallelConfig::default(), model)?;
         Ok(Setup { rows, weights })
@@ -113,40 +102,28 @@ impl Experiment for TensorParallelTransformerOptions {
         if let (true, Some(row)) = (self.mesh.sequence_parallel, setup.rows.first()) {
             MeshOptions::divides("--data", row.len() - 1, sizes.1)?;
         }
-        let config = RunConfig {
-            sizes,
-            parallel: TensorParallelConfig {
-                sequence_parallel: self.mesh.sequence_parallel,
-                seed: self.common.seed,
-                device: self.common.device()?,
-                ..TensorParallelConfig::default()
-            },
-            weights: setup.weights,
-            epochs: self.epochs,
-            batch_size: self.batch_size,
-            lr: self.lr,
-            report: keeps_losses(&self.common, &self.checkpoints),
-            save: self.common.save.as_deref(),
-            checkpoints: &self.checkpoints,
-            run: self.identity(rank.comm.world_size()),
-        };
+        let config = RunConfig::of(
+            self,
+            &self.checkpoints,
+            setup.weights,
+            (self.epochs, self.batch_size, self.lr),
+            rank,
+        )?;
         let device = config.parallel.device.clone();
         run::train(&NextToken { rows: setup.rows, device, model: self.model() }, &config, rank)
     }
 
     fn conclude(&self, world_size: &usize, outcome: &Outcome<Trained>) -> Result<()> {
-        let Trained { own, data_parallel, .. } = &outcome.trained;
-        table::print(self.mesh.sizes(*world_size)?, own, data_parallel)
+        table::print(self.mesh.sizes(*world_size)?, &outcome.trained)
     }
 
     fn report(&self, world_size: usize, outcome: Outcome<Trained>) -> Report {
-        let fact = |name: &str, value: String| (name.to_string(), value);
         let mut facts = self.mesh.facts(world_size);
-        facts.push(fact("batch size, each data-parallel rank", self.batch_size.to_string()));
-        facts.push(fact("learning rate", self.lr.to_string()));
-        facts.push(fact("dropout", self.dropout.to_string()));
-        facts.push(fact("d_model", self.d_model.to_string()));
-        facts.push(fact("layers", self.num_layers.to_string()));
+        facts.push(fact("batch size, each data-parallel rank", self.batch_size));
+        facts.push(fact("learning rate", self.lr));
+        facts.push(fact("dropout", self.dropout));
+        facts.push(fact("d_model", self.d_model));
+        facts.push(fact("layers", self.num_layers));
         Report { facts, runs: vec![outcome.trained.series], ..Report::default() }
     }
 }
