@@ -14,7 +14,7 @@ pub(crate) struct Item {
 pub(crate) struct Plan {
     pub(crate) buckets: Vec<Bucket>,
     /// By item.
-    pub(crate) places: Vec<Place>,
+    pub(crate) places: Vec<BucketSlot>,
 }
 
 /// What lies in one flat tensor: the items one after the other.
@@ -26,7 +26,7 @@ pub(crate) struct Bucket {
 
 /// Where one item lies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct BucketSlot {
     pub(crate) bucket: usize,
     /// Elements before it in the bucket.
     pub(crate) offset: usize,
@@ -72,11 +72,11 @@ impl Plan {
     }
 
     fn with_places(buckets: Vec<Bucket>, items: &[Item]) -> Self {
-        let mut places = vec![Place::default(); items.len()];
+        let mut places = vec![BucketSlot::default(); items.len()];
         for (number, bucket) in buckets.iter().enumerate() {
             let mut offset = 0;
             for &index in &bucket.items {
-                places[index] = Place { bucket: number, offset };
+                places[index] = BucketSlot { bucket: number, offset };
                 offset += items[index].elements;
             }
         }
@@ -110,7 +110,7 @@ mod tests {
         let plan = Plan::new(&items, &complete([], 7), 8, 16);
         let buckets: Vec<_> = plan.buckets.iter().map(|bucket| bucket.items.clone()).collect();
         assert_eq!(buckets, [vec![6, 5], vec![4, 3, 2, 1], vec![0]]);
-        assert_eq!(plan.places[3], Place { bucket: 1, offset: 1 });
+        assert_eq!(plan.places[3], BucketSlot { bucket: 1, offset: 1 });
     }
 
     #[test]
@@ -138,7 +138,7 @@ mod tests {
             for (number, bucket) in plan.buckets.iter().enumerate() {
                 let mut offset = 0;
                 for &index in &bucket.items {
-                    prop_assert_eq!(plan.places[index], Place { bucket: number, offset });
+                    prop_assert_eq!(plan.places[index], BucketSlot { bucket: number, offset });
                     prop_assert_eq!(items[index].kind, items[bucket.items[0]].kind);
                     offset += items[index].elements;
                 }

@@ -9,7 +9,7 @@ use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 
 use crate::agreement::Digest;
-use crate::hook::{Link, Place, parameter};
+use crate::hook::{Link, ParamIndex, parameter};
 use crate::layout::{Layout, Part, piece};
 use crate::storage::{is_supported, is_trainable};
 use crate::unit::Unit;
@@ -332,7 +332,7 @@ impl<'a> Sharding<'a> {
         }
         let mut asked = lock(&self.asked);
         let param = asked.params.len();
-        let place = Place { unit: self.index, param };
+        let place = ParamIndex { unit: self.index, param };
         let tensor =
             parameter(&self.plan.anchor, place, value.shape(), self.dtypes.1, self.plan.link.clone())?;
         let flat = value.detach().contiguous()?.flatten_all()?;

@@ -13,7 +13,7 @@ pub(crate) type Link = Arc<OnceLock<Weak<Core>>>;
 
 /// Which parameter.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct ParamIndex {
     pub(crate) unit: usize,
     pub(crate) param: usize,
 }
@@ -21,7 +21,7 @@ pub(crate) struct Place {
 /// A parameter's tensor, released. It hangs on a variable of one element, so that backward comes to it.
 pub(crate) fn parameter(
     anchor: &Var,
-    place: Place,
+    place: ParamIndex,
     shape: &Shape,
     dtype: DType,
     link: Link,
@@ -34,7 +34,7 @@ pub(crate) fn parameter(
 
 /// Forward: room for a parameter. Backward: gives the gradient away, and nothing to candle.
 struct Hook {
-    place: Place,
+    place: ParamIndex,
     shape: Shape,
     dtype: DType,
     link: Link,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::{Result, Tensor};
 use candle_nn::VarBuilder;
-use training::build::{Builder, Place, RunUnit, UnitSource};
+use training::build::{Builder, RunUnit, UnitPlace, UnitSource};
 
 use crate::{Unit, UnitBuilder, UnitConfig};
 
@@ -16,9 +16,13 @@ impl From<UnitBuilder<'static>> for Builder {
 }
 
 impl UnitSource for UnitBuilder<'static> {
-    fn unit(&self, name: &str, build: &mut dyn FnMut(VarBuilder<'static>) -> Result<()>) -> Result<Place> {
+    fn unit(
+        &self,
+        name: &str,
+        build: &mut dyn FnMut(VarBuilder<'static>) -> Result<()>,
+    ) -> Result<UnitPlace> {
         let unit = self.named_unit(name.into(), &UnitConfig::default(), build)?;
-        Ok(Place::Gathered(Arc::new(unit)))
+        Ok(UnitPlace::Gathered(Arc::new(unit)))
     }
 }
 

@@ -10,14 +10,15 @@ use fsdp::{Error, FsdpConfig, Result, Strategy};
 
 /// Where rank 1 leaves.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Place {
+enum Moment {
     BeforeForward,
     InForward,
     InBackward,
     BeforeClipping,
 }
 
-const PLACES: [Place; 4] = [Place::BeforeForward, Place::InForward, Place::InBackward, Place::BeforeClipping];
+const PLACES: [Moment; 4] =
+    [Moment::BeforeForward, Moment::InForward, Moment::InBackward, Moment::BeforeClipping];
 
 /// Panics in backward, where it is told to.
 struct Trap(bool);
@@ -43,23 +44,23 @@ fn every_other_rank_names_it_and_fails_for_good() {
         for place in PLACES {
             let ends = on_ranks(3, |comm| -> Result<()> {
                 let rank = comm.rank();
-                let dies = |here: Place| assert!(rank != 1 || here != place, "this rank ends here");
+                let dies = |here: Moment| assert!(rank != 1 || here != place, "this rank ends here");
                 let fsdp = Mlp::fsdp(comm, 1, DType::F32, &FsdpConfig { strategy, ..FsdpConfig::default() })?;
                 let x = values(1, &[2, INPUTS], DType::F32);
                 let step = |last: bool| -> Result<()> {
                     if last {
-                        dies(Place::BeforeForward);
+                        dies(Moment::BeforeForward);
                     }
                     let model = fsdp.model()?;
                     let x = model.first.forward(&x)?.tanh()?;
                     if last {
-                        dies(Place::InForward);
+                        dies(Moment::InForward);
                     }
-                    let trap = Trap(last && rank == 1 && place == Place::InBackward);
+                    let trap = Trap(last && rank == 1 && place == Moment::InBackward);
                     let x = model.middle.run(|(a, b)| b.forward(&a.forward(&x)?.apply_op1(trap)?))?;
                     let mut grads = fsdp.backward(&model.last.forward(&x)?.sqr()?.sum_all()?)?;
                     if last {
-                        dies(Place::BeforeClipping);
+                        dies(Moment::BeforeClipping);
                     }
                     fsdp.clip_grad_norm(&mut grads, 1.0).map(drop)
                 };

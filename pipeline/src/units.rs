@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{Module, Result, Tensor, bail};
 use candle_nn::VarBuilder;
-use training::build::{Builder, Place, UnitSource, Units};
+use training::build::{Builder, UnitPlace, UnitSource, Units};
 
 use crate::Modules;
 
@@ -76,9 +76,9 @@ struct One<M> {
 struct Names(Arc<Mutex<Vec<String>>>);
 
 impl UnitSource for Names {
-    fn unit(&self, name: &str, _: &mut dyn FnMut(VarBuilder<'static>) -> Result<()>) -> Result<Place> {
+    fn unit(&self, name: &str, _: &mut dyn FnMut(VarBuilder<'static>) -> Result<()>) -> Result<UnitPlace> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(name.into());
-        Ok(Place::Elsewhere)
+        Ok(UnitPlace::Elsewhere)
     }
 }
 
@@ -89,12 +89,16 @@ struct Only {
 }
 
 impl UnitSource for Only {
-    fn unit(&self, name: &str, build: &mut dyn FnMut(VarBuilder<'static>) -> Result<()>) -> Result<Place> {
+    fn unit(
+        &self,
+        name: &str,
+        build: &mut dyn FnMut(VarBuilder<'static>) -> Result<()>,
+    ) -> Result<UnitPlace> {
         if name != self.name {
-            return Ok(Place::Elsewhere);
+            return Ok(UnitPlace::Elsewhere);
         }
         build(self.vb.clone())?;
-        Ok(Place::Here)
+        Ok(UnitPlace::Here)
     }
 }
 

@@ -25,7 +25,7 @@ use super::ending::{Ending, choose, surviving};
 use super::memory;
 use super::options::TrainOptions;
 use super::sample::Sample;
-use super::shared::{self, Shared};
+use super::shared::{self, SharedRows};
 use super::watch::Watch;
 
 /// A command that trains a language model.
@@ -73,7 +73,7 @@ pub struct Setup {
 pub struct Begun {
     facts: Vec<(String, String)>,
     /// Open as long as there are ranks.
-    data: Shared,
+    data: SharedRows,
 }
 
 /// Runs one of the commands.
@@ -209,7 +209,7 @@ impl<J: Job> Experiment for J {
                 layout.pp
             ));
         }
-        Ok(Begun { facts, data: Shared::new(setup.rows, setup.evaluation) })
+        Ok(Begun { facts, data: SharedRows::new(setup.rows, setup.evaluation) })
     }
 
     fn for_ranks(&self, begun: &Begun) -> Vec<(OsString, OsString)> {

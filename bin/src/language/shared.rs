@@ -10,12 +10,12 @@ use models::tokens::{DataFile, Rows};
 const VARIABLE: &str = "GIRANDOLE_TOKENS";
 
 /// Rows that stay open as long as there are ranks.
-pub(super) struct Shared {
+pub(super) struct SharedRows {
     rows: Rows,
     evaluation: Option<Rows>,
 }
 
-impl Shared {
+impl SharedRows {
     pub(super) fn new(rows: Rows, evaluation: Option<Rows>) -> Self {
         Self { rows, evaluation }
     }

@@ -47,7 +47,7 @@ pub struct CheckpointOptions {
 
 /// A checkpoint that all ranks can find. Not its path, which need not be UTF-8 and so cannot be sent as it is.
 #[derive(Serialize, Deserialize)]
-pub(crate) enum Place {
+pub(crate) enum CheckpointRef {
     /// In the folder, by its name.
     Named(String),
     /// The one that was asked for, somewhere else.
@@ -130,19 +130,19 @@ impl CheckpointOptions {
     }
 
     /// Where a checkpoint is that was chosen, for ranks with the same options.
-    pub(crate) fn place(&self, chosen: &Path) -> Place {
+    pub(crate) fn place(&self, chosen: &Path) -> CheckpointRef {
         let name = chosen.file_name().and_then(|name| name.to_str());
         match name.filter(|_| chosen.parent() == Some(self.dir())) {
-            Some(name) => Place::Named(name.into()),
-            None => Place::Asked,
+            Some(name) => CheckpointRef::Named(name.into()),
+            None => CheckpointRef::Asked,
         }
     }
 
     /// The folder of that checkpoint.
-    pub(crate) fn at(&self, place: &Place) -> PathBuf {
+    pub(crate) fn at(&self, place: &CheckpointRef) -> PathBuf {
         match place {
-            Place::Named(name) => self.dir().join(name),
-            Place::Asked => self.folder(self.resume.as_deref().unwrap_or(Path::new(""))),
+            CheckpointRef::Named(name) => self.dir().join(name),
+            CheckpointRef::Asked => self.folder(self.resume.as_deref().unwrap_or(Path::new(""))),
         }
     }
 

@@ -23,10 +23,10 @@ pub(crate) struct Memory<'a> {
 struct Piece<'a> {
     /// Of the bytes of the whole.
     range: Range<usize>,
-    place: Place<'a>,
+    place: Backing<'a>,
 }
 
-enum Place<'a> {
+enum Backing<'a> {
     Tensor(&'a Tensor),
     /// A tensor of another device.
     Staged(Stage<'a>),
@@ -58,12 +58,12 @@ impl<'a> Memory<'a> {
 
     fn tensor_that(self, tensor: &'a Tensor, keeps: bool) -> Self {
         let bytes = tensor.elem_count() * tensor.dtype().size_in_bytes();
-        self.append(bytes, Stage::of(tensor, keeps).map_or(Place::Tensor(tensor), Place::Staged))
+        self.append(bytes, Stage::of(tensor, keeps).map_or(Backing::Tensor(tensor), Backing::Staged))
     }
 
     /// Appends room for `bytes`, all zero.
     pub(crate) fn room(self, bytes: usize) -> Self {
-        self.append(bytes, Place::Room(vec![0; bytes.div_ceil(size_of::<u64>())]))
+        self.append(bytes, Backing::Room(vec![0; bytes.div_ceil(size_of::<u64>())]))
     }
 
     /// Appends a copy of the elements of a tensor.
@@ -86,10 +86,10 @@ impl<'a> Memory<'a> {
         if bytes > 0 {
             storage::read(tensor, 0..bytes, |narrow| storage::widen(tensor.dtype(), narrow, &mut values))?;
         }
-        Ok(self.append(values.len() * size_of::<f32>(), Place::Wide { tensor, values, write_back }))
+        Ok(self.append(values.len() * size_of::<f32>(), Backing::Wide { tensor, values, write_back }))
     }
 
-    fn append(mut self, bytes: usize, place: Place<'a>) -> Self {
+    fn append(mut self, bytes: usize, place: Backing<'a>) -> Self {
         if bytes > 0 {
             self.pieces.push(Piece { range: self.len..self.len + bytes, place });
             self.len += bytes;
@@ -107,10 +107,10 @@ impl<'a> Memory<'a> {
         let Some(piece) = self.pieces.get(self.find(&range)) else { return Ok(look(&[])) };
         let range = piece.within(&range);
         match &piece.place {
-            Place::Tensor(tensor) => storage::read(tensor, range, look),
-            Place::Staged(stage) => stage.read(range, look),
-            Place::Room(room) => Ok(look(&bytemuck::cast_slice(room)[range])),
-            Place::Wide { values, .. } => Ok(look(&bytemuck::cast_slice(values)[range])),
+            Backing::Tensor(tensor) => storage::read(tensor, range, look),
+            Backing::Staged(stage) => stage.read(range, look),
+            Backing::Room(room) => Ok(look(&bytemuck::cast_slice(room)[range])),
+            Backing::Wide { values, .. } => Ok(look(&bytemuck::cast_slice(values)[range])),
         }
     }
 
@@ -120,10 +120,10 @@ impl<'a> Memory<'a> {
         let Some(piece) = self.pieces.get_mut(index) else { return Ok(change(&mut [])) };
         let range = piece.within(&range);
         match &mut piece.place {
-            Place::Tensor(tensor) => storage::write(tensor, range, change),
-            Place::Staged(stage) => stage.write(range, change),
-            Place::Room(room) => Ok(change(&mut bytemuck::cast_slice_mut(room)[range])),
-            Place::Wide { values, .. } => Ok(change(&mut bytemuck::cast_slice_mut(values)[range])),
+            Backing::Tensor(tensor) => storage::write(tensor, range, change),
+            Backing::Staged(stage) => stage.write(range, change),
+            Backing::Room(room) => Ok(change(&mut bytemuck::cast_slice_mut(room)[range])),
+            Backing::Wide { values, .. } => Ok(change(&mut bytemuck::cast_slice_mut(values)[range])),
         }
     }
 
@@ -179,13 +179,13 @@ impl<'a> Memory<'a> {
     pub(crate) fn finish(self) -> Result<()> {
         for piece in self.pieces {
             match piece.place {
-                Place::Wide { tensor, values, write_back: true } => {
+                Backing::Wide { tensor, values, write_back: true } => {
                     let bytes = tensor.elem_count() * tensor.dtype().size_in_bytes();
                     storage::write(tensor, 0..bytes, |narrow| {
                         storage::narrow(tensor.dtype(), &values, narrow)
                     })?;
                 }
-                Place::Staged(stage) => stage.finish()?,
+                Backing::Staged(stage) => stage.finish()?,
                 _ => {}
             }
         }

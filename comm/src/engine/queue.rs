@@ -16,7 +16,7 @@ use crate::{Error, Operation, Result, Stats};
 
 /// Runs what is submitted. Dropping it finishes what is queued, as far as the other ranks do their part; the rest is aborted.
 pub(crate) struct Engine {
-    shared: Arc<Shared>,
+    shared: Arc<QueueState>,
     thread: Mutex<Option<JoinHandle<()>>>,
     rank: usize,
     world_size: usize,
@@ -24,11 +24,11 @@ pub(crate) struct Engine {
 
 /// The result of one operation, some day.
 pub(crate) struct Ticket {
-    shared: Arc<Shared>,
+    shared: Arc<QueueState>,
     result: Mutex<Option<Result<()>>>,
 }
 
-struct Shared {
+struct QueueState {
     queue: Mutex<Queue>,
     /// For those who wait for a result.
     settled: Condvar,
@@ -65,7 +65,7 @@ impl Engine {
         runner: Box<dyn Run>,
         supervisor: Arc<dyn Supervisor>,
     ) -> Self {
-        let shared = Shared {
+        let shared = QueueState {
             queue: Mutex::default(),
             settled: Condvar::new(),
             submitted: Condvar::new(),
@@ -178,7 +178,7 @@ impl Ticket {
     }
 }
 
-impl Shared {
+impl QueueState {
     /// The life of the communicator's own thread.
     fn serve(&self) {
         let mut queue = lock(&self.queue);

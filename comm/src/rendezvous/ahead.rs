@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use crate::rendezvous::meeting::place::try_out;
+use crate::rendezvous::meeting::meeting_point::try_out;
 use crate::{InitMethod, Result, TcpConfig};
 
 impl TcpConfig {

@@ -5,7 +5,7 @@ use comm::{Operation, ReduceOp, Work};
 
 use super::{Core, PASS, State};
 use crate::builder::Built;
-use crate::hook::Place;
+use crate::hook::ParamIndex;
 use crate::layout::Part;
 use crate::{Error, Result, lock, storage};
 
@@ -24,7 +24,7 @@ pub(super) struct Flight {
 
 impl Core {
     /// Takes in a gradient; called by its hook during backward.
-    pub(crate) fn receive(&self, place: Place, grad: &Tensor) -> Result<()> {
+    pub(crate) fn receive(&self, place: ParamIndex, grad: &Tensor) -> Result<()> {
         let built = &self.units[place.unit];
         match PASS.get() {
             None => return Err(Error::OutsideBackward { unit: built.name.clone() }),

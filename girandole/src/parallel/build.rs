@@ -10,7 +10,7 @@ use ddp::Ddp;
 use fsdp::{Fsdp, UnitBuilder};
 use pipeline::Modules;
 use tensor_parallel::{Shards, TensorParallelConfig, Weights};
-use training::build::{Builder, Model, Place, Recompute, UnitSource};
+use training::build::{Builder, Model, Recompute, UnitPlace, UnitSource};
 use training::{LossScaler, OnMissingGradient};
 
 use super::norm::roots;
@@ -150,7 +150,7 @@ impl UnitSource for TrainedUnits {
         &self,
         name: &str,
         build: &mut dyn FnMut(VarBuilder<'static>) -> CandleResult<()>,
-    ) -> CandleResult<Place> {
+    ) -> CandleResult<UnitPlace> {
         UnitSource::unit(&self.units, name, &mut |vb| build(trained(vb.clone(), vb, &self.config)))
     }
 }
@@ -186,7 +186,7 @@ impl UnitSource for Nowhere {
         &self,
         _: &str,
         _: &mut dyn FnMut(VarBuilder<'static>) -> CandleResult<()>,
-    ) -> CandleResult<Place> {
-        Ok(Place::Elsewhere)
+    ) -> CandleResult<UnitPlace> {
+        Ok(UnitPlace::Elsewhere)
     }
 }

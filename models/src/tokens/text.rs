@@ -73,13 +73,13 @@ enum Kind {
 
 /// Where in a file something is.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct FileLocation {
     path: PathBuf,
     /// A line or row from 1, and which of them it is.
     part: Option<(&'static str, u64)>,
 }
 
-impl Place {
+impl FileLocation {
     /// What is wrong there.
     pub(super) fn refuse(&self, problem: impl std::fmt::Display) -> Error {
         let problem = match self.part {
@@ -178,14 +178,14 @@ impl TextSource {
     }
 
     /// Where that is what was read last.
-    pub(super) fn place(&self) -> Place {
+    pub(super) fn place(&self) -> FileLocation {
         let part = match &self.kind {
             Kind::Plain { .. } => None,
             Kind::Lines { line, .. } => Some(("line", *line)),
             #[cfg(feature = "parquet")]
             Kind::Table { table, .. } => Some(("row", table.row())),
         };
-        Place { path: self.path.clone(), part }
+        FileLocation { path: self.path.clone(), part }
     }
 
     /// What is wrong, with where in the file it is.

@@ -8,7 +8,7 @@ use super::Network;
 
 /// Where a rank is.
 #[derive(Debug, Clone, Default)]
-struct Place {
+struct RankState {
     step: usize,
     /// When it began this step, if it has.
     began: Option<f64>,
@@ -40,7 +40,7 @@ struct World<'a> {
     network: &'a Network,
     /// The rank that each of them is among all.
     members: &'a [usize],
-    places: Vec<Place>,
+    places: Vec<RankState>,
     wires: Wires,
 }
 
@@ -52,7 +52,7 @@ pub(super) fn seconds(
     network: &Network,
     members: &[usize],
 ) -> f64 {
-    let places = vec![Place::default(); schedules.len()];
+    let places = vec![RankState::default(); schedules.len()];
     let element_bytes = element_bytes as f64;
     let wires = Wires(vec![Vec::new(); schedules.len()]);
     let mut world = World { schedules, element_bytes, network, members, places, wires };

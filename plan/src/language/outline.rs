@@ -8,7 +8,7 @@ use candle_nn::{Init, VarBuilder};
 use fsdp::FsdpConfig;
 use models::{CausalLm, Lora, ModelConfig};
 use training::build::{
-    Builder, Division, Layers, Linear, LinearConfig, Place, UnitSource, Vocabulary, VocabularyConfig,
+    Builder, Division, Layers, Linear, LinearConfig, UnitPlace, UnitSource, Vocabulary, VocabularyConfig,
     WholeLayers,
 };
 
@@ -138,13 +138,13 @@ impl UnitSource for Source {
         &self,
         name: &str,
         build: &mut dyn FnMut(VarBuilder<'static>) -> CandleResult<()>,
-    ) -> CandleResult<Place> {
+    ) -> CandleResult<UnitPlace> {
         self.found.lock().push(Unit { name: name.into(), ..Unit::default() });
         if self.elsewhere.as_deref() == Some(name) {
-            return Ok(Place::Elsewhere);
+            return Ok(UnitPlace::Elsewhere);
         }
         build(VarBuilder::from_backend(Box::new(self.found.clone()), DType::F32, Device::Cpu))?;
-        Ok(Place::Here)
+        Ok(UnitPlace::Here)
     }
 }
 

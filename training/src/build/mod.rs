@@ -68,7 +68,7 @@ pub use layers::{Division, Layers, Linear, LinearConfig, Vocabulary, VocabularyC
 pub use model::Model;
 pub use parts::PartSource;
 pub use recompute::Recompute;
-pub use unit::{Place, RunUnit, Unit, UnitSource, Units};
+pub use unit::{RunUnit, Unit, UnitPlace, UnitSource, Units};
 pub use whole::WholeLayers;
 pub use whole_rows::{in_whole_rows, whole_rows};
 

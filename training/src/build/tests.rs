@@ -26,12 +26,16 @@ impl RunUnit for Noted {
 }
 
 impl UnitSource for Some {
-    fn unit(&self, name: &str, build: &mut dyn FnMut(VarBuilder<'static>) -> Result<()>) -> Result<Place> {
+    fn unit(
+        &self,
+        name: &str,
+        build: &mut dyn FnMut(VarBuilder<'static>) -> Result<()>,
+    ) -> Result<UnitPlace> {
         if !self.own.contains(&name) {
-            return Ok(Place::Elsewhere);
+            return Ok(UnitPlace::Elsewhere);
         }
         build(self.vb.clone())?;
-        Ok(Place::Gathered(Arc::new(Noted(name.into(), self.ran.clone()))))
+        Ok(UnitPlace::Gathered(Arc::new(Noted(name.into(), self.ran.clone()))))
     }
 }
 

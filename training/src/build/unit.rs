@@ -26,11 +26,12 @@ pub trait UnitSource: Send + Sync {
     ///
     /// # Errors
     /// What `build` fails with; a unit that the strategy cannot have.
-    fn unit(&self, name: &str, build: &mut dyn FnMut(VarBuilder<'static>) -> Result<()>) -> Result<Place>;
+    fn unit(&self, name: &str, build: &mut dyn FnMut(VarBuilder<'static>) -> Result<()>)
+    -> Result<UnitPlace>;
 }
 
 /// Where a unit's parameters are.
-pub enum Place {
+pub enum UnitPlace {
     /// Here, always.
     Here,
     /// Here while the unit is run by this.
@@ -55,10 +56,10 @@ pub trait Units {
 }
 
 impl<M> Unit<M> {
-    pub(super) fn new(name: &str, module: Option<M>, place: Place, again: Option<Again>) -> Self {
+    pub(super) fn new(name: &str, module: Option<M>, place: UnitPlace, again: Option<Again>) -> Self {
         let runs = match place {
-            Place::Here | Place::Elsewhere => Vec::new(),
-            Place::Gathered(run) => vec![run],
+            UnitPlace::Here | UnitPlace::Elsewhere => Vec::new(),
+            UnitPlace::Gathered(run) => vec![run],
         };
         Self { name: name.into(), module: module.map(Arc::new), runs, again }
     }
@@ -168,8 +169,8 @@ impl<M> fmt::Debug for Unit<M> {
 pub(super) struct Here(pub(super) VarBuilder<'static>);
 
 impl UnitSource for Here {
-    fn unit(&self, _: &str, build: &mut dyn FnMut(VarBuilder<'static>) -> Result<()>) -> Result<Place> {
+    fn unit(&self, _: &str, build: &mut dyn FnMut(VarBuilder<'static>) -> Result<()>) -> Result<UnitPlace> {
         build(self.0.clone())?;
-        Ok(Place::Here)
+        Ok(UnitPlace::Here)
     }
 }

@@ -31,7 +31,7 @@ use crate::platform::{link, nameless};
 /// ```
 #[derive(Debug)]
 pub struct AtomicFile {
-    place: Place,
+    place: Destination,
     file: File,
     /// Its name for now, where it has one; removed with this.
     name: Option<PathBuf>,
@@ -39,7 +39,7 @@ pub struct AtomicFile {
 
 /// Where a file is to be.
 #[derive(Debug)]
-struct Place {
+struct Destination {
     target: PathBuf,
     folder: PathBuf,
     /// Those of the file that is replaced.
@@ -52,7 +52,7 @@ impl AtomicFile {
     /// # Errors
     /// Those of the system; [`ErrorKind::InvalidInput`] where the path names no file, or a device, a pipe or a folder.
     pub fn create(path: &Path) -> io::Result<Self> {
-        let place = Place::find(path)?;
+        let place = Destination::find(path)?;
         place.remove_stale();
         Self::at(place)
     }
@@ -63,10 +63,10 @@ impl AtomicFile {
     /// # Errors
     /// Those of [`create`](Self::create).
     pub fn check(path: &Path) -> io::Result<()> {
-        Self::at(Place::find(path)?).map(drop)
+        Self::at(Destination::find(path)?).map(drop)
     }
 
-    fn at(place: Place) -> io::Result<Self> {
+    fn at(place: Destination) -> io::Result<Self> {
         let (file, name) = match nameless(&place.folder) {
             Some(file) => (file, None),
             None => place.named().map(|(file, name)| (file, Some(name)))?,
@@ -81,7 +81,7 @@ impl AtomicFile {
     /// # Errors
     /// Those of [`create`](Self::create) and [`commit`](Self::commit).
     pub fn commit_as(mut self, path: &Path) -> io::Result<()> {
-        self.place = Place::find(path)?;
+        self.place = Destination::find(path)?;
         self.commit()
     }
 
@@ -132,7 +132,7 @@ impl Drop for AtomicFile {
     }
 }
 
-impl Place {
+impl Destination {
     fn find(path: &Path) -> io::Result<Self> {
         let refuse = |problem: &str| Err(io::Error::new(ErrorKind::InvalidInput, problem));
         let is_file = match fs::metadata(path) {

@@ -19,15 +19,15 @@ pub fn recomputed_node() -> Option<TensorId> {
 }
 
 /// Backward has come to a part that gave `node`, until the result is dropped.
-pub(super) fn at(node: TensorId) -> Place {
+pub(super) fn at(node: TensorId) -> Restore {
     let before = OUTERMOST.get();
     OUTERMOST.set(before.or(Some(node)));
-    Place(before)
+    Restore(before)
 }
 
-pub(super) struct Place(Option<TensorId>);
+pub(super) struct Restore(Option<TensorId>);
 
-impl Drop for Place {
+impl Drop for Restore {
     fn drop(&mut self) {
         OUTERMOST.set(self.0);
     }

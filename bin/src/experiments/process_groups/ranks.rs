@@ -11,7 +11,8 @@ use super::stage::{Stage, word};
 pub(super) fn show(stage: &Stage<'_>, world: &dyn Communicator, table: Layout) -> Result<()> {
     stage.title("world group")?;
     let (rank, world_size) = (world.rank(), world.world_size());
-    let Place { node, local_rank, local_world_size } = Place::of(rank, world_size, comm::Place::from_env()?);
+    let NodePlace { node, local_rank, local_world_size } =
+        NodePlace::of(rank, world_size, comm::Place::from_env()?);
     let is_member = word(world.world_ranks().contains(&rank));
     stage.each(format_args!(
         "is_initialized True, get_rank {rank}, get_world_size {world_size}, get_backend {}, rank in {:?} {is_member}",
@@ -57,13 +58,13 @@ fn carriers(world: &dyn Communicator) -> String {
 
 /// A rank's place on its node.
 #[derive(Debug, PartialEq)]
-struct Place {
+struct NodePlace {
     node: usize,
     local_rank: usize,
     local_world_size: usize,
 }
 
-impl Place {
+impl NodePlace {
     /// Where nothing is told there is one node.
     fn of(rank: usize, world_size: usize, told: Option<comm::Place>) -> Self {
         let local_world_size =
@@ -83,9 +84,9 @@ mod tests {
         let told = |local_rank, local_world_size, node_rank| {
             Some(comm::Place { rank: 5, world_size: 6, local_rank, local_world_size, node_rank })
         };
-        let place = |node, local_rank, local_world_size| Place { node, local_rank, local_world_size };
-        assert_eq!(Place::of(3, 4, None), place(0, 3, 4));
-        assert_eq!(Place::of(3, 4, told(None, Some(2), None)), place(1, 1, 2));
-        assert_eq!(Place::of(5, 6, told(Some(1), Some(2), Some(2))), place(2, 1, 2));
+        let place = |node, local_rank, local_world_size| NodePlace { node, local_rank, local_world_size };
+        assert_eq!(NodePlace::of(3, 4, None), place(0, 3, 4));
+        assert_eq!(NodePlace::of(3, 4, told(None, Some(2), None)), place(1, 1, 2));
+        assert_eq!(NodePlace::of(5, 6, told(Some(1), Some(2), Some(2))), place(2, 1, 2));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::wire::{Inbox, Message};
+use super::wire::{LineBuffer, Message};
 use crate::base::cause::Cause;
 use crate::base::members::Members;
 use crate::blame::verdict::{Status, judge, may_change};
@@ -31,7 +31,7 @@ pub(crate) fn hear(data: &[u8]) {
 
 /// The messages, and whether all of it could be read.
 fn read<'a>(mut pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<Message>, bool) {
-    let (mut inbox, mut messages) = (Inbox::default(), Vec::new());
+    let (mut inbox, mut messages) = (LineBuffer::default(), Vec::new());
     let good = pieces.all(|piece| inbox.take(piece, &mut messages).is_ok());
     (messages, good)
 }

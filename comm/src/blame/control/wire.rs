@@ -46,7 +46,7 @@ pub(super) enum Message {
 /// One control connection.
 pub(super) struct Wire {
     stream: Arc<Stream>,
-    inbox: Inbox,
+    inbox: LineBuffer,
     /// The rest of messages for which there was no room: the first of them may have been sent in part, and nothing else may
     /// come in between.
     outbox: Vec<u8>,
@@ -58,9 +58,9 @@ pub(super) struct Ended;
 
 /// Bytes that have come and are no whole line yet.
 #[derive(Default)]
-pub(super) struct Inbox(Vec<u8>);
+pub(super) struct LineBuffer(Vec<u8>);
 
-impl Inbox {
+impl LineBuffer {
     /// The messages that are whole with these bytes; none after one that no rank sends.
     pub(super) fn take(&mut self, bytes: &[u8], messages: &mut Vec<Message>) -> Result<(), Ended> {
         self.0.extend_from_slice(bytes);
@@ -78,7 +78,7 @@ impl Inbox {
 
 impl Wire {
     pub(super) fn new(stream: Arc<Stream>) -> Self {
-        Self { stream, inbox: Inbox::default(), outbox: Vec::new() }
+        Self { stream, inbox: LineBuffer::default(), outbox: Vec::new() }
     }
 
     pub(super) fn stream(&self) -> &Stream {

@@ -52,7 +52,7 @@ impl Default for Limits {
 }
 
 /// What to do with a connection, and until when; it counts as a stranger's as long as its place is held.
-pub(crate) type Greet = dyn Fn(Wire, Instant, Place<'_>) -> Try<()> + Send + Sync;
+pub(crate) type Greet = dyn Fn(Wire, Instant, GuestSlot<'_>) -> Try<()> + Send + Sync;
 /// Connections that may wait to be accepted; the system has a limit of its own.
 const BACKLOG: i32 = 4096;
 
@@ -152,9 +152,9 @@ struct Guest {
 }
 
 /// One connection that counts; it ceases to when this is dropped, whatever happens.
-pub(crate) struct Place<'a>(&'a Mutex<Guests>, u64);
+pub(crate) struct GuestSlot<'a>(&'a Mutex<Guests>, u64);
 
-impl Drop for Place<'_> {
+impl Drop for GuestSlot<'_> {
     fn drop(&mut self) {
         lock(self.0).leave(self.1);
     }
@@ -250,9 +250,9 @@ impl Serve {
             tracing::debug!(%from, "too many connections at once: one was closed");
             return;
         };
-        let place = Place(&self.guests, number);
+        let slot = GuestSlot(&self.guests, number);
         let work = move || {
-            if let Err(fault) = (self.greet)(wire, since + self.limits.handshake, place) {
+            if let Err(fault) = (self.greet)(wire, since + self.limits.handshake, slot) {
                 tracing::debug!(%from, reason = %fault, "a connection was turned away");
             }
         };

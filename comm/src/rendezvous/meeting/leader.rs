@@ -4,8 +4,8 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::meeting_point::OpenMeetingPoint;
 use super::message::{Entry, Failure, LIMIT, Table, ToLeader, ToMember};
-use super::place::OpenPlace;
 use super::roster::{Roster, bad_news, gave_up, protocol};
 use super::{Lines, Meeting, Plan, random_nonce};
 use crate::rendezvous::connection::acceptor::Acceptor;
@@ -22,7 +22,7 @@ pub(super) type Members = Vec<(usize, Wire, Entry)>;
 
 /// Waits for the others, and sees to it that all are connected.
 pub(super) fn lead(plan: &Plan<'_>, given: Option<TcpListener>) -> Result<Meeting> {
-    let OpenPlace { listener, credentials, _file } = plan.open_place(given)?;
+    let OpenMeetingPoint { listener, credentials, _file } = plan.open_meeting_point(given)?;
     let data = plan.listen_for_data()?;
     let (members, host) = (plan.members.clone(), plan.own.host.clone());
     let roster = Arc::new(Roster::new(members, host, credentials.clone(), plan.deadline));

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::machine::Machine;
+use super::meeting_point::MeetingPoint;
 use super::message::{Entry, Failure, HELLO_LIMIT, Hello, LIMIT, Table, ToLeader, ToMember};
-use super::place::Place;
 use super::{BackOff, Lines, Meeting, Plan};
 use crate::rendezvous::connection::fault::{Fault, Try};
 use crate::rendezvous::connection::handshake::{Credentials, Purpose, Status, Verdict};
@@ -75,7 +75,7 @@ fn find_leader(plan: &Plan<'_>) -> Result<(Wire, Credentials)> {
             (Fault::TimedOut, Some(last)) if now >= plan.deadline => last,
             (fault, _) => fault,
         };
-        let sure = settled >= SETTLED && matches!(plan.place, Place::Address { .. });
+        let sure = settled >= SETTLED && matches!(plan.place, MeetingPoint::Address { .. });
         if sure || now >= plan.deadline {
             return Err(plan.failed(format!("rank {leader} was not found there: {fault}")));
         }
@@ -90,7 +90,7 @@ fn find_leader(plan: &Plan<'_>) -> Result<(Wire, Credentials)> {
 
 /// One try at each address that rank 0 may have, of so long at most. The outer error is final.
 fn try_leader(plan: &Plan<'_>, longest: Duration) -> Result<Try<(Wire, Credentials)>> {
-    let (addresses, credentials) = match plan.find_place() {
+    let (addresses, credentials) = match plan.find_meeting_point() {
         Ok(found) => found,
         Err(fault) => return Ok(Err(fault)),
     };

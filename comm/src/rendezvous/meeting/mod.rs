@@ -22,12 +22,12 @@ pub(crate) mod fuzz;
 mod leader;
 mod machine;
 mod meeting_file;
+pub(crate) mod meeting_point;
 mod member;
 mod message;
 pub(crate) mod obituary;
 pub(crate) mod parent;
 pub(crate) mod peer;
-pub(crate) mod place;
 mod plan;
 pub(crate) mod regroup;
 mod roster;
@@ -39,13 +39,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use self::meeting_point::MeetingPoint;
 use self::parent::Parent;
 use self::peer::PeerInfo;
-use self::place::Place;
 use self::plan::{Own, Plan, own_host};
 use crate::base::members::Members;
 use crate::blame::control::bureau::job::Job;
-use crate::rendezvous::connection::acceptor::{Acceptor, Limits, Place as Guest};
+use crate::rendezvous::connection::acceptor::{Acceptor, GuestSlot, Limits};
 use crate::rendezvous::connection::fault::Fault;
 use crate::rendezvous::connection::handshake::Credentials;
 use crate::rendezvous::connection::stream::Stream;
@@ -108,7 +108,7 @@ pub(crate) fn meet_with(config: &TcpConfig, options: Options) -> Result<Meeting>
     if config.world_size == 1 {
         return meet_nobody(config, members);
     }
-    let place = Place::of(&config.init_method)?;
+    let place = MeetingPoint::of(&config.init_method)?;
     let listener = match (options.listener, &config.init_method) {
         (None, InitMethod::Env) if config.rank == 0 => inherited_listener(),
         (given, _) => given,
@@ -139,7 +139,7 @@ fn meet_nobody(config: &TcpConfig, members: Members) -> Result<Meeting> {
     let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let plan = Plan {
         config,
-        place: Place::Address { host: address.to_string(), port: 0 },
+        place: MeetingPoint::Address { host: address.to_string(), port: 0 },
         limits: Limits::default(),
         started,
         deadline: started,

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
+use super::meeting_point::MeetingPoint;
 use super::member::hello;
 use super::message::{Failure, HELLO_LIMIT, Hello, ToLeader, ToMember};
-use super::place::Place;
 use super::{Limits, Own, Plan};
 use crate::base::members::Members;
 use crate::rendezvous::connection::fault::{Fault, Try};
@@ -50,7 +50,7 @@ impl Announcement {
         let Self { config, until, .. } = self;
         let plan = Plan {
             config,
-            place: Place::of(&config.init_method)?,
+            place: MeetingPoint::of(&config.init_method)?,
             limits: Limits::default(),
             started: Instant::now(),
             deadline: *until,
@@ -66,7 +66,7 @@ impl Announcement {
         while Instant::now() < *until && !self.is_stopped_after(PAUSE) {
             told = told || self.tell_leader(&plan, &death).is_ok();
             if self.leader_has_ended.load(Ordering::Acquire)
-                && let Ok(place) = plan.open_place(None)
+                && let Ok(place) = plan.open_meeting_point(None)
             {
                 self.answer_all(&plan, &death, &place.listener);
             }
@@ -81,7 +81,7 @@ impl Announcement {
 
     /// Goes to rank 0 as the rank that has ended. Where that one has come before, rank 0 knows it already.
     fn tell_leader(&self, plan: &Plan<'_>, death: &Error) -> Try<()> {
-        let (addresses, credentials) = plan.find_place()?;
+        let (addresses, credentials) = plan.find_meeting_point()?;
         let until = self.until.min(Instant::now() + PATIENCE);
         let address = addresses.first().ok_or(Fault::Closed)?;
         let mut wire = Wire::dial(*address, Some(self.stop.clone()), until)?;

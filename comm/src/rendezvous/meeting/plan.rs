@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
+use super::meeting_point::MeetingPoint;
 use super::message::{Failure, MAX_HOST};
 use super::parent::Parent;
 use super::peer::PeerInfo;
-use super::place::Place;
 use super::roster::name_ranks;
 use super::text::tidy;
 use super::{Lines, cannot_listen, check_secret, no_memory};
 use crate::base::members::Members;
-use crate::rendezvous::connection::acceptor::{Acceptor, Limits, Place as Guest, widen};
+use crate::rendezvous::connection::acceptor::{Acceptor, GuestSlot, Limits, widen};
 use crate::rendezvous::connection::handshake::{Caller, Credentials, Purpose};
 use crate::rendezvous::connection::stream::Stream;
 use crate::rendezvous::obstacle::Obstacle;
@@ -51,7 +51,7 @@ impl Own {
 /// One rank's part in a meeting.
 pub(super) struct Plan<'a> {
     pub(super) config: &'a TcpConfig,
-    pub(super) place: Place,
+    pub(super) place: MeetingPoint,
     pub(super) limits: Limits,
     pub(super) started: Instant,
     pub(super) deadline: Instant,
@@ -163,7 +163,7 @@ impl Plan<'_> {
         let credentials = credentials.bound_to(&session);
         let switchboard = Arc::new(Switchboard::new(self.setup(credentials, peers))?);
         let answering = switchboard.clone();
-        let greet = move |wire, until, place: Guest<'_>| answering.answer(wire, until, place);
+        let greet = move |wire, until, slot: GuestSlot<'_>| answering.answer(wire, until, slot);
         let acceptor = Acceptor::start(listener, self.limits, Arc::new(greet))?;
         Ok(Lines { switchboard, session, acceptor: Some(acceptor) })
     }

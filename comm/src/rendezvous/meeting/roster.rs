@@ -9,7 +9,7 @@ use super::Plan;
 use super::machine::Machine;
 use super::message::{Entry, Failure, HELLO_LIMIT, Hello, LIMIT, MAX_HOST, ToLeader, ToMember};
 use crate::base::members::Members;
-use crate::rendezvous::connection::acceptor::Place;
+use crate::rendezvous::connection::acceptor::GuestSlot;
 use crate::rendezvous::connection::fault::{Fault, Try};
 use crate::rendezvous::connection::handshake::{Caller, Credentials, Purpose, Status, Verdict};
 use crate::rendezvous::connection::wire::Wire;
@@ -70,13 +70,13 @@ impl Roster {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a rank's control connection. Who has proved to be one is no stranger any more: it gives up its `place` among
+    /// Takes a rank's control connection. Who has proved to be one is no stranger any more: it gives up its `slot` among
     /// them, and has the time that ranks have for each other.
-    pub(super) fn greet(&self, mut wire: Wire, until: Instant, place: Place<'_>) -> Try<()> {
+    pub(super) fn greet(&self, mut wire: Wire, until: Instant, slot: GuestSlot<'_>) -> Try<()> {
         let admission = wire.accept(&self.credentials, until).inspect_err(|fault| {
             self.state().strangers += usize::from(!matches!(fault, Fault::Stopped));
         })?;
-        drop(place);
+        drop(slot);
         let deadline = self.deadline;
         let Caller { rank, world_size, purpose } = admission.caller;
         let status = match () {

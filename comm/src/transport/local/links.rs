@@ -5,18 +5,18 @@ use std::time::Duration;
 
 use crate::transport::links::{Closed, Links, Wait};
 
-use super::shared::Shared;
+use super::shared::LocalGroup;
 
 pub(super) struct LocalLinks {
     rank: usize,
-    shared: Arc<Shared>,
+    shared: Arc<LocalGroup>,
     /// What the bell showed before the streams were last found to be empty or full.
     heard: u64,
     tried: bool,
 }
 
 impl LocalLinks {
-    pub(super) fn new(rank: usize, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(rank: usize, shared: Arc<LocalGroup>) -> Self {
         Self { rank, shared, heard: 0, tried: false }
     }
 

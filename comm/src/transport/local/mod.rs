@@ -15,7 +15,7 @@ use crate::engine::runner::Runner;
 use crate::{Communicator, ElasticGroup, Error, Operation, Result, Stats, Topology, Work};
 
 use links::LocalLinks;
-use shared::Shared;
+use shared::LocalGroup;
 
 /// One rank of a group whose ranks are threads of this process.
 ///
@@ -33,7 +33,7 @@ use shared::Shared;
 /// ```
 pub struct Local {
     rank: usize,
-    shared: Arc<Shared>,
+    shared: Arc<LocalGroup>,
     members: Members,
     // Ends before the rank is said to have left.
     engine: Option<Engine>,
@@ -69,12 +69,12 @@ impl Local {
     /// The ranks of a new group, as if they were on several hosts.
     pub(crate) fn group_on(topology: &Topology, config: &LocalConfig) -> Vec<Self> {
         let world_size = topology.world_size();
-        let shared = Arc::new(Shared::new(world_size, config));
+        let shared = Arc::new(LocalGroup::new(world_size, config));
         let members = Members::world(world_size);
         (0..world_size).map(|rank| Self::member(rank, &shared, members.clone(), topology.clone())).collect()
     }
 
-    fn member(rank: usize, shared: &Arc<Shared>, members: Members, topology: Topology) -> Self {
+    fn member(rank: usize, shared: &Arc<LocalGroup>, members: Members, topology: Topology) -> Self {
         let supervisor = shared.supervisor(rank, members.clone());
         let links = LocalLinks::new(rank, shared.clone());
         let runner = Box::new(Runner::new(rank, topology, links, supervisor.clone()));

@@ -18,7 +18,7 @@ use super::LocalConfig;
 const STREAM_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct LocalGroup {
     /// By rank: its inbox.
     inboxes: Vec<Inbox>,
     statuses: Vec<Mutex<Status>>,
@@ -34,7 +34,7 @@ pub(super) struct Shared {
 #[derive(Debug, Default)]
 pub(super) struct Gathering {
     pub(super) here: BTreeSet<usize>,
-    pub(super) made: Option<(Arc<Shared>, Vec<usize>)>,
+    pub(super) made: Option<(Arc<LocalGroup>, Vec<usize>)>,
 }
 
 /// Groups of some of the ranks that not all members have joined yet.
@@ -42,7 +42,7 @@ pub(super) struct Gathering {
 struct Offers {
     made: i64,
     /// By number, with how many are still to come.
-    open: HashMap<i64, (Arc<Shared>, usize)>,
+    open: HashMap<i64, (Arc<LocalGroup>, usize)>,
 }
 
 /// The streams to one rank.
@@ -60,7 +60,7 @@ struct InboxState {
     rings: u64,
 }
 
-impl Shared {
+impl LocalGroup {
     pub(super) fn new(world_size: usize, config: &LocalConfig) -> Self {
         let inboxes = (0..world_size).map(|_| Inbox::default()).collect();
         let statuses = (0..world_size).map(|_| Mutex::new(Status::Active(Activity::default()))).collect();
@@ -80,7 +80,7 @@ impl Shared {
     }
 
     /// Keeps a new group for so many members; its number.
-    pub(super) fn offer(&self, group: &Arc<Shared>, members: usize) -> i64 {
+    pub(super) fn offer(&self, group: &Arc<LocalGroup>, members: usize) -> i64 {
         let mut groups = lock(&self.groups);
         groups.made += 1;
         let number = groups.made;
@@ -91,7 +91,7 @@ impl Shared {
     }
 
     /// A member takes its share in a group.
-    pub(super) fn take(&self, number: i64) -> Option<Arc<Shared>> {
+    pub(super) fn take(&self, number: i64) -> Option<Arc<LocalGroup>> {
         let mut groups = lock(&self.groups);
         let (group, to_come) = groups.open.get_mut(&number)?;
         *to_come -= 1;
@@ -203,7 +203,7 @@ impl Shared {
 #[derive(Debug)]
 struct Member {
     rank: usize,
-    shared: Arc<Shared>,
+    shared: Arc<LocalGroup>,
     members: Members,
 }
 

@@ -9,7 +9,7 @@ use crate::base::members::Members;
 use crate::{Communicator, ElasticGroup, Error, Result, Topology};
 
 use super::Local;
-use super::shared::Shared;
+use super::shared::LocalGroup;
 
 impl ElasticGroup for Local {
     fn shrink(&self) -> Result<Arc<dyn Communicator>> {
@@ -28,7 +28,7 @@ impl ElasticGroup for Local {
             let missing = shared.present().find(|rank| !gathering.here.contains(rank));
             let Some(missing) = missing else {
                 let ranks: Vec<usize> = shared.present().collect();
-                let group = Arc::new(Shared::new(ranks.len(), shared.config()));
+                let group = Arc::new(LocalGroup::new(ranks.len(), shared.config()));
                 gathering.made = Some((group, ranks));
                 shared.gathered.notify_all();
                 continue;

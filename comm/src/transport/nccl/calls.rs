@@ -6,7 +6,7 @@ use crate::{Message, Operation, ReduceOp};
 
 /// Some elements of one of an operation's tensors, by its place in [`Operation::tensors`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct TensorOffset {
     pub(super) tensor: usize,
     pub(super) first: usize,
 }
@@ -15,42 +15,42 @@ pub(super) struct Place {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Call {
     AllReduce {
-        at: Place,
+        at: TensorOffset,
         count: usize,
         op: ReduceOp,
     },
     /// `into` counts on the root only.
     Reduce {
-        from: Place,
-        into: Option<Place>,
+        from: TensorOffset,
+        into: Option<TensorOffset>,
         count: usize,
         op: ReduceOp,
         root: usize,
     },
     Broadcast {
-        from: Option<Place>,
-        into: Place,
+        from: Option<TensorOffset>,
+        into: TensorOffset,
         count: usize,
         root: usize,
     },
     AllGather {
-        from: Place,
-        into: Place,
+        from: TensorOffset,
+        into: TensorOffset,
         count: usize,
     },
     ReduceScatter {
-        from: Place,
-        into: Place,
+        from: TensorOffset,
+        into: TensorOffset,
         count: usize,
         op: ReduceOp,
     },
     Send {
-        from: Place,
+        from: TensorOffset,
         count: usize,
         to: usize,
     },
     Receive {
-        into: Place,
+        into: TensorOffset,
         count: usize,
         from: usize,
     },
@@ -137,8 +137,8 @@ impl Call {
     }
 }
 
-fn place(tensor: usize, first: usize) -> Place {
-    Place { tensor, first }
+fn place(tensor: usize, first: usize) -> TensorOffset {
+    TensorOffset { tensor, first }
 }
 
 fn all_reduce(calls: &mut Vec<Call>, tensors: &[Tensor], op: ReduceOp) {

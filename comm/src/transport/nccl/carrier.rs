@@ -15,13 +15,13 @@ use crate::transport::carrier::{Carrier, Nap};
 use crate::transport::traffic;
 use crate::{Error, Operation, ReduceOp, Result, TcpConfig};
 
-use super::calls::{self, Call, Place};
+use super::calls::{self, Call, TensorOffset};
 use super::handle::{Addresses, Handle};
 use super::launch;
-use super::watch::Shared;
+use super::watch::WatchedHandle;
 
 pub(super) struct NcclCarrier {
-    shared: Arc<Shared>,
+    shared: Arc<WatchedHandle>,
     ordinal: usize,
     rank: usize,
     world_size: usize,
@@ -79,7 +79,7 @@ impl Carrier for NcclCarrier {
         let mut addressed = Vec::with_capacity(calls.len());
         for call in calls {
             let (from, into) = call.places();
-            let address = |place: Option<Place>| {
+            let address = |place: Option<TensorOffset>| {
                 place.map_or(Ok(0), |place| address(&tensors[place.tensor], place.first, handle.stream()))
             };
             let addresses = Addresses { from: address(from)?, into: address(into)? };
@@ -131,7 +131,7 @@ impl Carrier for NcclCarrier {
 }
 
 impl NcclCarrier {
-    pub(super) fn new(shared: Arc<Shared>, ordinal: usize, config: &TcpConfig) -> Self {
+    pub(super) fn new(shared: Arc<WatchedHandle>, ordinal: usize, config: &TcpConfig) -> Self {
         let (rank, world_size, timeout) = (config.rank, config.world_size, config.bounded_timeout());
         Self { shared, ordinal, rank, world_size, timeout, flight: None, bytes: (0, 0) }
     }
@@ -176,7 +176,7 @@ impl NcclCarrier {
     }
 }
 
-impl Shared {
+impl WatchedHandle {
     /// Whether NCCL has put the operation into its stream, and an event is behind it.
     fn is_queued(&self, flight: &mut Flight) -> Result<bool> {
         self.check()?;
@@ -215,7 +215,7 @@ impl Flight {
 
 impl Call {
     /// What it reads and what it writes.
-    fn places(&self) -> (Option<Place>, Option<Place>) {
+    fn places(&self) -> (Option<TensorOffset>, Option<TensorOffset>) {
         match self {
             Call::AllReduce { at, .. } => (Some(*at), Some(*at)),
             Call::Reduce { from, into, .. } => (Some(*from), *into),

@@ -10,13 +10,13 @@ use crate::base::lock::lock;
 /// An end that is under way, or done.
 #[derive(Clone)]
 pub(super) struct Farewell {
-    shared: Arc<Shared>,
+    shared: Arc<Pending>,
     /// Until then it is waited for.
     until: Instant,
 }
 
 #[derive(Default)]
-struct Shared {
+struct Pending {
     state: Mutex<State>,
     bell: Condvar,
 }
@@ -74,7 +74,7 @@ impl Farewell {
     }
 }
 
-impl Shared {
+impl Pending {
     fn finish(&self, done: bool) {
         let mut state = lock(&self.state);
         state.outcome = Some(done);

@@ -27,7 +27,7 @@ use crate::{Communicator, Error, Operation, Result, Stats, Tcp, TcpConfig, Work,
 
 use carrier::{NcclCarrier, failed};
 use handle::{Handle, ID_BYTES};
-use watch::{Shared, Watchdog};
+use watch::{Watchdog, WatchedHandle};
 
 /// One rank of a group in which NCCL moves the data of CUDA tensors, one device a rank.
 ///
@@ -70,12 +70,12 @@ pub struct Nccl {
     config: TcpConfig,
     // After the group that they belong to.
     _watchdog: Watchdog,
-    _shared: Arc<Shared>,
+    _shared: Arc<WatchedHandle>,
 }
 
 /// What a rank tells of its device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Place {
+struct DeviceIdentity {
     uuid: Vec<u8>,
     ordinal: usize,
 }
@@ -98,7 +98,7 @@ impl Nccl {
     }
 
     fn join(config: TcpConfig, meeting: Meeting, members: Members, device: &CudaDevice) -> Result<Self> {
-        let shared: Arc<Shared> = Arc::default();
+        let shared: Arc<WatchedHandle> = Arc::default();
         let ordinal = device.cuda_stream().context().ordinal();
         let carrier = NcclCarrier::new(shared.clone(), ordinal, &config);
         let tcp = Tcp::join(&config, meeting, members, Some(Box::new(carrier)))?;
@@ -121,7 +121,7 @@ fn uuid(device: &CudaDevice) -> Result<Vec<u8>> {
 /// NCCL refuses two ranks on one device, with an error that names neither.
 fn check_devices(tcp: &Tcp, device: &CudaDevice) -> Result<()> {
     let ordinal = device.cuda_stream().context().ordinal();
-    let places = all_gather_object(tcp, &Place { uuid: uuid(device)?, ordinal })?;
+    let places = all_gather_object(tcp, &DeviceIdentity { uuid: uuid(device)?, ordinal })?;
     for (rank, place) in places.iter().enumerate() {
         if let Some(other) = places[..rank].iter().position(|other| other.uuid == place.uuid) {
             let world = |rank: usize| tcp.world_ranks()[rank];

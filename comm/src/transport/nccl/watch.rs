@@ -20,7 +20,7 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// What the thread of a communicator's operations shares with the one that watches.
 #[derive(Debug, Default)]
-pub(super) struct Shared {
+pub(super) struct WatchedHandle {
     /// Once all ranks have one. Locked for calls that do not wait for the device.
     pub(super) handle: Mutex<Option<Handle>>,
     watched: Mutex<Watched>,
@@ -35,7 +35,7 @@ struct Watched {
     closing: bool,
 }
 
-impl Shared {
+impl WatchedHandle {
     /// An operation begins, which may take so long.
     pub(super) fn begin(&self, call: &'static str, timeout: Duration) {
         lock(&self.watched).current = Instant::now().checked_add(timeout + GRACE).map(|end| (call, end));
@@ -91,13 +91,17 @@ impl Shared {
 
 /// Dropping it ends the thread.
 pub(super) struct Watchdog {
-    shared: Arc<Shared>,
+    shared: Arc<WatchedHandle>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watchdog {
     /// All ranks hear of a failure through `supervisor`.
-    pub(super) fn start(shared: Arc<Shared>, supervisor: Arc<dyn Supervisor>, rank: usize) -> Result<Self> {
+    pub(super) fn start(
+        shared: Arc<WatchedHandle>,
+        supervisor: Arc<dyn Supervisor>,
+        rank: usize,
+    ) -> Result<Self> {
         let own = shared.clone();
         let watch = move || {
             while own.pause() {

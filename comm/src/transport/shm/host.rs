@@ -25,7 +25,7 @@ pub(super) struct Counter {
 }
 
 /// The memory of one stream.
-pub(super) struct Inbox(Region);
+pub(super) struct StreamMemory(Region);
 
 /// The two streams between two ranks.
 #[derive(Debug)]
@@ -62,14 +62,24 @@ impl Counter {
     }
 
     /// Makes the memory of the stream from another rank and gives it to that rank, whose counter has this name.
-    pub(super) fn give(&mut self, to: &Name, token: &Token, deadline: Instant) -> Result<Inbox, Obstacle> {
+    pub(super) fn give(
+        &mut self,
+        to: &Name,
+        token: &Token,
+        deadline: Instant,
+    ) -> Result<StreamMemory, Obstacle> {
         let (region, file) = Region::create(token).map_err(|_| Obstacle::NotHandedOver)?;
         self.handover.give(to, token, [file.as_fd(), self.bell.fd()], deadline)?;
-        Ok(Inbox(region))
+        Ok(StreamMemory(region))
     }
 
     /// Takes the memory of the stream to another rank, which has given it, and completes the pair.
-    pub(super) fn take(&mut self, inbox: Inbox, token: &Token, deadline: Instant) -> Result<Pair, Obstacle> {
+    pub(super) fn take(
+        &mut self,
+        inbox: StreamMemory,
+        token: &Token,
+        deadline: Instant,
+    ) -> Result<Pair, Obstacle> {
         let [file, bell] = self.handover.take(token, deadline)?;
         let outbox = Region::open(&file).ok().filter(|region| region.token() == *token);
         let outbox = outbox.ok_or(Obstacle::NotHandedOver)?;

@@ -26,12 +26,12 @@ pub(crate) struct TcpLinks {
 
 struct Line {
     stream: Arc<Stream>,
-    inbox: Inbox,
+    inbox: ReadBuffer,
 }
 
 /// Bytes that have been read and not yet asked for.
 #[derive(Default)]
-struct Inbox {
+struct ReadBuffer {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
@@ -53,7 +53,7 @@ impl TcpLinks {
         if self.lines.len() <= peer {
             self.lines.resize_with(peer + 1, || None);
         }
-        self.lines[peer] = Some(Line { stream, inbox: Inbox::default() });
+        self.lines[peer] = Some(Line { stream, inbox: ReadBuffer::default() });
         Ok(Some(pair))
     }
 
@@ -62,7 +62,7 @@ impl TcpLinks {
     }
 }
 
-impl Inbox {
+impl ReadBuffer {
     fn take(&mut self, into: &mut [u8]) -> usize {
         let len = into.len().min(self.end - self.start);
         into[..len].copy_from_slice(&self.bytes[self.start..self.start + len]);

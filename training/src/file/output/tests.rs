@@ -13,7 +13,7 @@ fn names(folder: &Path) -> Vec<String> {
 
 /// As where a file cannot be without a name.
 fn named(path: &Path) -> AtomicFile {
-    let place = Place::find(path).unwrap();
+    let place = Destination::find(path).unwrap();
     place.remove_stale();
     let (file, name) = place.named().unwrap();
     assert!(locks::take(&file));

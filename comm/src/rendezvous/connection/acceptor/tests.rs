@@ -21,7 +21,7 @@ fn listener() -> (TcpListener, SocketAddr) {
 /// One whose greeting is to wait for a second byte; each name comes when it has been read.
 fn serve(limits: Limits) -> (Acceptor, SocketAddr, mpsc::Receiver<u8>) {
     let ((listener, address), (here, came)) = (listener(), mpsc::channel());
-    let greet = move |mut wire: Wire, deadline, _place: Place<'_>| {
+    let greet = move |mut wire: Wire, deadline, _slot: GuestSlot<'_>| {
         let [name] = wire.read::<1>(deadline)?;
         here.send(name).unwrap();
         wire.read::<1>(deadline).map(drop)
@@ -111,9 +111,9 @@ fn the_silent_take_no_place_from_those_who_speak() {
 #[test]
 fn who_is_no_stranger_any_more_is_never_sent_away() {
     let ((listener, address), (here, came)) = (listener(), mpsc::channel());
-    let greet = move |mut wire: Wire, deadline, place: Place<'_>| {
+    let greet = move |mut wire: Wire, deadline, slot: GuestSlot<'_>| {
         let [name] = wire.read::<1>(deadline)?;
-        drop(place);
+        drop(slot);
         here.send(name).unwrap();
         wire.read::<1>(deadline).map(drop)
     };
@@ -132,7 +132,7 @@ fn who_drips_is_cut_off_at_the_deadline() {
     let (listener, address) = listener();
     let limits = Limits { handshake: Duration::from_millis(100), ..LIMITS };
     let (end, ended) = mpsc::channel();
-    let greet = move |mut wire: Wire, deadline, _place: Place<'_>| {
+    let greet = move |mut wire: Wire, deadline, _slot: GuestSlot<'_>| {
         let fault = wire.read::<1000>(deadline).map(drop);
         end.send(format!("{fault:?}")).unwrap();
         fault

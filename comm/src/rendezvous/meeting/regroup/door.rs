@@ -12,7 +12,7 @@ use super::message::{Card, Come, Knock, LIMIT, Reply};
 use super::{Hall, State};
 use crate::Transport;
 use crate::base::lock::lock;
-use crate::rendezvous::connection::acceptor::Place;
+use crate::rendezvous::connection::acceptor::GuestSlot;
 use crate::rendezvous::connection::fault::{Fault, Try};
 use crate::rendezvous::connection::handshake::{Purpose, Status, Verdict};
 use crate::rendezvous::connection::wire::Wire;
@@ -53,9 +53,9 @@ pub(super) fn taken(number: usize) -> String {
 
 impl Hall {
     /// Takes a connection to the door.
-    pub(super) fn greet(&self, mut wire: Wire, until: Instant, place: Place<'_>) -> Try<()> {
+    pub(super) fn greet(&self, mut wire: Wire, until: Instant, slot: GuestSlot<'_>) -> Try<()> {
         let admission = wire.accept(&self.credentials, until)?;
-        drop(place);
+        drop(slot);
         let status = match admission.caller.purpose {
             Purpose::Door => Status::Admitted,
             _ => Status::NotAwaited,

@@ -53,8 +53,8 @@ use self::door::Visitor;
 use self::history::History;
 use self::search::Search;
 use super::meeting_file::MeetingFile;
-use super::place::Place;
-use super::{Guest, Meeting, Own, Plan, cannot_listen, check_secret};
+use super::meeting_point::MeetingPoint;
+use super::{GuestSlot, Meeting, Own, Plan, cannot_listen, check_secret};
 use crate::base::lock::lock;
 use crate::base::members::Members;
 use crate::rendezvous::connection::acceptor::{Acceptor, Limits};
@@ -212,7 +212,7 @@ impl Lobby {
             turn: Mutex::default(),
         });
         let behind = hall.clone();
-        let greet = move |wire, until, place: Guest<'_>| behind.greet(wire, until, place);
+        let greet = move |wire, until, slot: GuestSlot<'_>| behind.greet(wire, until, slot);
         let _door = Acceptor::start(listener, Limits::default(), Arc::new(greet))?;
         Ok(Arc::new(Self { hall, _door }))
     }
@@ -295,7 +295,7 @@ impl Hall {
         let started = Instant::now();
         Plan {
             config,
-            place: Place::Address { host: self.door.ip().to_string(), port: self.door.port() },
+            place: MeetingPoint::Address { host: self.door.ip().to_string(), port: self.door.port() },
             limits: Limits::default(),
             started,
             deadline: deadline.min(started + FORMING),

@@ -9,7 +9,7 @@ use crate::transport::shm::{Name, Token};
 #[derive(Debug, Clone)]
 pub(crate) struct Host(pub(super) Infallible);
 pub(super) struct Counter(Infallible);
-pub(super) struct Inbox(Infallible);
+pub(super) struct StreamMemory(Infallible);
 #[derive(Debug)]
 pub(crate) struct Pair(Infallible);
 
@@ -28,11 +28,11 @@ impl Counter {
         match self.0 {}
     }
 
-    pub(super) fn give(&mut self, _: &Name, _: &Token, _: Instant) -> Result<Inbox, Obstacle> {
+    pub(super) fn give(&mut self, _: &Name, _: &Token, _: Instant) -> Result<StreamMemory, Obstacle> {
         match self.0 {}
     }
 
-    pub(super) fn take(&mut self, _: Inbox, _: &Token, _: Instant) -> Result<Pair, Obstacle> {
+    pub(super) fn take(&mut self, _: StreamMemory, _: &Token, _: Instant) -> Result<Pair, Obstacle> {
         match self.0 {}
     }
 }

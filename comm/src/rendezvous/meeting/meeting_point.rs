@@ -18,7 +18,7 @@ use crate::{Error, InitMethod, Result, TcpConfig};
 
 /// An init method with all its blanks filled in.
 #[derive(Debug, Clone)]
-pub(super) enum Place {
+pub(super) enum MeetingPoint {
     Address {
         host: String,
         port: u16,
@@ -32,7 +32,7 @@ pub(super) enum Place {
     },
 }
 
-impl Place {
+impl MeetingPoint {
     pub(super) fn of(method: &InitMethod) -> Result<Self> {
         Ok(match method {
             InitMethod::Env => {
@@ -48,7 +48,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for MeetingPoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Address { host, port } => HostPort(host, *port).fmt(f),
@@ -59,7 +59,7 @@ impl fmt::Display for Place {
 }
 
 /// The meeting point as rank 0 holds it.
-pub(super) struct OpenPlace {
+pub(super) struct OpenMeetingPoint {
     pub(super) listener: TcpListener,
     pub(super) credentials: Credentials,
     /// Removes the file in the end, where there is one.
@@ -68,10 +68,10 @@ pub(super) struct OpenPlace {
 
 impl Plan<'_> {
     /// Rank 0 opens the meeting point.
-    pub(super) fn open_place(&self, given: Option<TcpListener>) -> Result<OpenPlace> {
+    pub(super) fn open_meeting_point(&self, given: Option<TcpListener>) -> Result<OpenMeetingPoint> {
         let credentials = self.credentials();
         match &self.place {
-            Place::Address { host, port } => {
+            MeetingPoint::Address { host, port } => {
                 let addresses = own_addresses(host, *port, self.deadline)?;
                 // A rank that others reach from elsewhere is to be found from there.
                 let addresses = match self.config.bind.to_canonical().is_loopback() {
@@ -89,12 +89,12 @@ impl Plan<'_> {
                     }
                     None => listen_on_first(&addresses)?,
                 };
-                Ok(OpenPlace { listener, credentials, _file: None })
+                Ok(OpenMeetingPoint { listener, credentials, _file: None })
             }
-            Place::File(path) => {
+            MeetingPoint::File(path) => {
                 self.open_told(|address, nonce| MeetingFile::write(path, address, nonce).map(Some))
             }
-            Place::Store { host, port, key } => self.open_told(|address, nonce| {
+            MeetingPoint::Store { host, port, key } => self.open_told(|address, nonce| {
                 let found = resolve(host, *port, self.deadline).map_err(Fault::Resolve);
                 let left = found.and_then(|addresses| {
                     Store::connect(&addresses, self.deadline)?.leave(key, &Word { address, nonce })
@@ -109,27 +109,27 @@ impl Plan<'_> {
     fn open_told(
         &self,
         tell: impl FnOnce(SocketAddr, [u8; 32]) -> Result<Option<MeetingFile>>,
-    ) -> Result<OpenPlace> {
+    ) -> Result<OpenMeetingPoint> {
         check_one_address(self.config)?;
         let (listener, port) = self.listen_for_data()?;
         let nonce = random_nonce()?;
         let file = tell(SocketAddr::new(self.config.bind, port), nonce)?;
-        Ok(OpenPlace { listener, credentials: self.credentials().bound_to(&nonce), _file: file })
+        Ok(OpenMeetingPoint { listener, credentials: self.credentials().bound_to(&nonce), _file: file })
     }
 
     /// Another rank looks up where rank 0 might be, anew for each try.
-    pub(super) fn find_place(&self) -> Try<(Vec<SocketAddr>, Credentials)> {
+    pub(super) fn find_meeting_point(&self) -> Try<(Vec<SocketAddr>, Credentials)> {
         let credentials = self.credentials();
         match &self.place {
-            Place::Address { host, port } => {
+            MeetingPoint::Address { host, port } => {
                 Ok((resolve(host, *port, self.deadline).map_err(Fault::Resolve)?, credentials))
             }
-            Place::File(path) => {
+            MeetingPoint::File(path) => {
                 let (address, nonce) =
                     meeting_file::read(path, self.config.secret.is_none()).map_err(Fault::File)?;
                 Ok((vec![address], credentials.bound_to(&nonce)))
             }
-            Place::Store { host, port, key } => {
+            MeetingPoint::Store { host, port, key } => {
                 let addresses = resolve(host, *port, self.deadline).map_err(Fault::Resolve)?;
                 let until = self.deadline.min(Instant::now() + self.limits.handshake);
                 let word = Store::connect(&addresses, until)?.find(key)?;
