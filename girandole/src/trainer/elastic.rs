@@ -38,7 +38,7 @@ impl<M: Model> Trainer<'_, M> {
                 return Err(error);
             };
             let before = world.world_size();
-            world = world.shrink()?;
+            world = world.elastic()?.shrink()?;
             if world.world_size() < fewest {
                 return Err(Error::TooFewRanks { left: world.world_size(), fewest, lost });
             }
