@@ -252,8 +252,9 @@ fn divided_sequences_need_less() {
 
 #[test]
 fn a_micro_batch_without_targets_changes_nothing() {
-    let train = |layout: &str| {
-        let (layout, setup): (Layout, _) = (layout.parse().unwrap(), Setup::default());
+    let train = |layout: &str, recompute: Recompute| {
+        let layout: Layout = layout.parse().unwrap();
+        let setup = Setup { recompute, ..Setup::default() };
         let ranks = Local::run_shared(layout.ranks(), |comm| {
             let mut parallel = setup.parallel(comm, &layout, None)?;
             let mut optimizer = optimizer(&parallel)?;
@@ -273,10 +274,16 @@ fn a_micro_batch_without_targets_changes_nothing() {
         });
         ranks.unwrap().remove(0)
     };
-    let expected = train("");
-    for layout in ["dp=2", "shard=2", "shard=2,tp=2", "pp=2,dp=2", "pp=2,shard=2"] {
-        for (a, b) in train(layout).iter().zip(&expected) {
-            assert!((a - b).abs() < 1e-10, "{layout}: {a}, expected {b}");
+    let expected = train("", Recompute::None);
+    let check = |layout: &str, recompute: Recompute| {
+        for (a, b) in train(layout, recompute).iter().zip(&expected) {
+            assert!((a - b).abs() < 1e-10, "{layout}, {recompute:?}: {a}, expected {b}");
         }
+    };
+    for layout in ["dp=2", "shard=2", "shard=2,tp=2", "pp=2,dp=2", "pp=2,shard=2"] {
+        check(layout, Recompute::None);
+    }
+    for recompute in [Recompute::Units, Recompute::Every(3), Recompute::Selective] {
+        check("shard=2", recompute);
     }
 }

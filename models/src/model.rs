@@ -245,6 +245,12 @@ impl Model for CausalLm {
         CausalLm::loss(self, tokens, targets)
     }
 
+    fn without_loss(&self, tokens: &Tensor) -> Result<Tensor> {
+        // Not as a unit that is computed again: `loss` has the head in one piece.
+        let x = self.hidden(tokens)?;
+        self.head.run(|head| head.forward(&x))
+    }
+
     fn count(targets: &Tensor) -> Result<usize> {
         let targets = targets.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
         Ok(targets.iter().filter(|target| **target != IGNORED).count())

@@ -201,8 +201,7 @@ impl MicroBatch {
         if self.count > 0 {
             return Ok(model.loss(&self.input, &self.targets)?);
         }
-        let output = model.units().into_iter().try_fold(self.input.clone(), |x, unit| unit.forward(&x))?;
-        nothing_of(&output)
+        nothing_of(&model.without_loss(&self.input)?)
     }
 
     /// What it adds to the sum of all losses.

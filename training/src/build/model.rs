@@ -23,8 +23,16 @@ pub trait Model: Units {
     where
         Self: Sized,
     {
-        let output = self.units().into_iter().try_fold(input.clone(), |x, unit| unit.forward(&x))?;
-        Self::output_loss(&output, targets)
+        Self::output_loss(&self.without_loss(input)?, targets)
+    }
+
+    /// What a batch gives of which no target counts: outputs through the same units, in the same order, as [`loss`](Self::loss), since ranks
+    /// that share parameters gather them together. By default what the last unit gives; a model with a `loss` of its own has this, too.
+    ///
+    /// # Errors
+    /// What a unit fails with.
+    fn without_loss(&self, input: &Tensor) -> Result<Tensor> {
+        self.units().into_iter().try_fold(input.clone(), |x, unit| unit.forward(&x))
     }
 
     /// How many of these targets the mean is taken over, so that batches with different numbers of them can be put together. By default
