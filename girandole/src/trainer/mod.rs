@@ -100,6 +100,8 @@ pub struct StepReport {
     pub targets: usize,
     /// Time since the step before.
     pub seconds: f64,
+    /// Time that this rank's groups were inside collectives in this step, waiting for others included; it may overlap with computing.
+    pub communication_seconds: f64,
 }
 
 /// What a program wants to know while it trains. All ranks call it alike; a rank that prints nothing does nothing.
