@@ -26,5 +26,6 @@ mod recipe;
 mod report;
 mod sampler;
 mod tensor_parallel;
+mod tensorboard;
 mod text;
 mod tokenize;
