@@ -45,6 +45,7 @@ mod config;
 mod elastic;
 mod learning_rate;
 mod run;
+mod same;
 mod saver;
 mod tokens;
 
@@ -59,7 +60,8 @@ use crate::Parallel;
 
 pub use config::{CheckpointPlan, TrainConfig};
 pub use learning_rate::{Decay, LearningRate};
-pub use run::{Summary, Trainer, check_data};
+pub use run::{Summary, Trainer};
+pub use same::check_data;
 pub use saver::Saver;
 
 /// What is trained on: rows, by their numbers.

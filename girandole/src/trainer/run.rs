@@ -6,14 +6,14 @@ use std::time::Instant;
 use candle_core::backprop::GradStore;
 use candle_nn::Optimizer;
 use sampler::{Order, OrderConfig};
-use serde::{Deserialize, Serialize};
 use training::build::Model;
 use training::{
     Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, Contents, LossScaler, clip_factor,
 };
 
-use comm::{all_gather_object, broadcast_object};
+use comm::broadcast_object;
 
+use super::same::{Kept, check_data, same_on_all_ranks};
 use super::{Data, Observer, Saver, StepReport, TrainConfig};
 use crate::checkpoint::agreed;
 use crate::{Error, Parallel, Result};
@@ -55,12 +55,6 @@ pub struct Summary {
     pub checkpoint_seconds: f64,
     /// Time for which it waited at its end for a checkpoint that was still being written.
     pub last_checkpoint_seconds: f64,
-}
-
-/// What a checkpoint keeps beside model and optimizer.
-#[derive(Debug, Serialize, Deserialize)]
-struct Kept {
-    data: String,
 }
 
 impl<'a, M: Model> Trainer<'a, M> {
@@ -398,40 +392,6 @@ impl<'a, M: Model> Trainer<'a, M> {
         };
         folder.map_or(Ok(()), |folder| observer.saved(step, &folder))
     }
-}
-
-/// Whether a run's checkpoint was made with this data.
-///
-/// # Errors
-/// One that was made with other data, or that [`Trainer`] has not written.
-pub fn check_data(contents: &Contents, data: &dyn Data) -> Result<()> {
-    let refuse = |problem: String| Error::file(&contents.folder, problem);
-    let extra = contents.extra.get("extra").cloned().unwrap_or_default();
-    let kept: Kept = serde_json::from_value(extra)
-        .map_err(|error| refuse(format!("it was not written by a training of this kind: {error}")))?;
-    let own = data.fingerprint();
-    if kept.data == own {
-        return Ok(());
-    }
-    Err(refuse(format!(
-        "it was made with other data ({}, and this is {own}): give the same files in the same order, or begin anew in another folder",
-        kept.data
-    )))
-}
-
-/// Refuses a configuration or data that differ from rank 0's.
-fn same_on_all_ranks<M: Model>(model: &Parallel<M>, data: &dyn Data, config: &TrainConfig) -> Result<()> {
-    // Where checkpoints are may be said in several ways.
-    let own = (format!("{:?}", TrainConfig { checkpoints: None, ..config.clone() }), data.fingerprint());
-    let world = model.mesh().world();
-    let all = all_gather_object(&**world, &own)?;
-    let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
-    let (of_first, of_other) = match all[rank].0 == all[0].0 {
-        true => (&all[0].1, &all[rank].1),
-        false => (&all[0].0, &all[rank].0),
-    };
-    let help = format!("rank 0 has {of_first}: give all ranks the same");
-    Err(Error::invalid(format!("rank {rank}'s training"), of_other, help))
 }
 
 impl<M> std::fmt::Debug for Trainer<'_, M> {
