@@ -134,7 +134,7 @@ impl Model for Mostly {
 impl Mostly {
     fn new(builder: &Builder) -> Result<Self> {
         let unit = builder.unit("all", |part| {
-            let unused = part.whole().get_with_hints(32 << 20, "a", candle_nn::Init::Const(0.5))?;
+            let unused = part.whole().get_with_hints(8 << 20, "a", candle_nn::Init::Const(0.5))?;
             let layer = part.pp("z").linear(&LinearConfig::new(4, 4, Division::Whole))?;
             Ok(Layer { layer, _unused: unused })
         });
