@@ -13,7 +13,7 @@ use crate::common::{Folder, Girandole, Session, metrics};
 
 const PRETRAIN: Girandole = Girandole("pretrain");
 /// How often, where this variable does not say otherwise.
-const KILLS: (&str, usize) = ("GIRANDOLE_TEST_KILLS", 4);
+const KILLS: (&str, usize) = ("GIRANDOLE_FAULT_ROUNDS", 4);
 const LAYOUTS: [&str; 8] =
     ["shard=2", "tp=4", "dp=1", "pp=2,dp=2", "tp=2", "pp=2,shard=2", "dp=2", "shard=2,tp=2"];
 /// Rows of the text, which are no multiple of a step's.
