@@ -31,6 +31,7 @@ mod result_line;
 mod room;
 pub mod run_log;
 pub mod start;
+pub mod tensorboard;
 pub mod text;
 pub mod threads;
 pub mod tokens;

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 use candle_core::{Device, Tensor};
 use comm::{Communicator, Operation, ReduceOp, TcpConfig, all_gather_object, gather_object, peak_rss_bytes};
 use report::RankTimes;
-use report::metrics::Held;
-use report::metrics::{MetricsWriter, Summary};
+use report::metrics::{CheckpointTimes, Held, MetricsWriter, Summary};
 use report::trace::{self, TraceRecorder};
 use sampler::{DistributedSampler, DistributedSamplerConfig};
 use serde::{Deserialize, Serialize};
@@ -146,6 +145,8 @@ pub struct Rank {
     pub metrics: Option<MetricsWriter>,
     /// What it holds of the model and sends, for [`measured`](Self::measured) to tell.
     pub held: Option<Held>,
+    /// What checkpoints took, for [`measured`](Self::measured) to tell.
+    pub checkpoints: Option<CheckpointTimes>,
     device: &'static str,
     summaries: Vec<RankSummary>,
     /// It came when the others were at work.
@@ -167,6 +168,7 @@ impl Rank {
             comm: backends::connect(backend, device, config)?,
             metrics: None,
             held: None,
+            checkpoints: None,
             device: devices::name(device),
             summaries: Vec::new(),
             newcomer,
@@ -183,6 +185,7 @@ impl Rank {
             comm,
             metrics: None,
             held: None,
+            checkpoints: None,
             device,
             summaries: Vec::new(),
             newcomer,
@@ -334,7 +337,8 @@ impl Rank {
         let world_size = self.comm.world_size();
         let held: Option<Vec<Held>> = self.summaries.iter().map(|rank| rank.held).collect();
         let held = held.unwrap_or_default();
-        Ok(metrics.summary(&Summary { run, seconds, world_size, peak_rss_bytes: &peaks, held: &held })?)
+        let (peak_rss_bytes, held, checkpoints) = (&peaks[..], &held[..], self.checkpoints);
+        Ok(metrics.summary(&Summary { run, seconds, world_size, peak_rss_bytes, held, checkpoints })?)
     }
 
     /// Brings the traces of all ranks together in one file, where they were recorded.

@@ -2,6 +2,7 @@
 
 mod earlier;
 mod held;
+mod speed;
 
 use std::fs::File;
 use std::io::{ErrorKind, Seek, SeekFrom, Write};
@@ -15,6 +16,7 @@ use crate::{Error, Result};
 use earlier::Earlier;
 
 pub use held::Held;
+pub use speed::{CheckpointTimes, StepSpeed};
 
 /// The last line of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -32,6 +34,9 @@ pub struct Summary<'a> {
     /// What each rank held of the model, by kind, and sent in a step, by rank; left out where it was not measured.
     #[serde(skip_serializing_if = "<[Held]>::is_empty")]
     pub held: &'a [Held],
+    /// What checkpoints took, where some were written and that was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoints: Option<CheckpointTimes>,
 }
 
 /// What a training step tells beside its loss.
@@ -46,6 +51,9 @@ pub struct StepDetails {
     /// What the loss was multiplied with for backward, where it is scaled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
+    /// How fast it was, where that is measured.
+    #[serde(flatten)]
+    pub speed: Option<StepSpeed>,
 }
 
 #[derive(Serialize)]

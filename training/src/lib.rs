@@ -83,5 +83,5 @@ pub use recompute::{
 };
 pub use runs::Runs;
 pub use sgd::{Sgd, SgdConfig};
-pub use state::{OptimizerState, named_vars};
+pub use state::{CopyLater, OptimizerState, named_vars};
 pub use tape::{add, seeded};

@@ -1,8 +1,9 @@
 //! What optimizers remember of each parameter, and how it is saved and loaded.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 
-use candle_core::{CpuStorage, DType, Device, Tensor, Var, WithDType};
+use candle_core::{CpuStorage, DType, Device, Shape, Tensor, Var, WithDType};
 use candle_nn::VarMap;
 
 use crate::{Error, Result};
@@ -38,11 +39,68 @@ pub trait OptimizerState {
     /// candle's, where there is no memory.
     fn state(&self) -> Result<Vec<(String, Tensor)>>;
 
+    /// The same to be copied later, on another thread: each copy is of what is remembered now, whatever steps are taken meanwhile. A step
+    /// that comes before a copy is made makes one itself.
+    ///
+    /// # Errors
+    /// Those of [`state`](Self::state).
+    fn state_later(&self) -> Result<Vec<(String, CopyLater)>> {
+        let now = self.state()?;
+        Ok(now.into_iter().map(|(key, tensor)| (key, CopyLater::done(tensor))).collect())
+    }
+
     /// Remembers this in place of what there was; parameters that do not occur start anew.
     ///
     /// # Errors
     /// [`Error::UnknownState`], [`Error::MissingState`] and [`Error::StateMismatch`], with nothing changed.
     fn load_state(&mut self, state: &HashMap<String, Tensor>) -> Result<()>;
+}
+
+/// A tensor that is still to be copied, on any thread; see [`OptimizerState::state_later`].
+pub struct CopyLater {
+    shape: Shape,
+    dtype: DType,
+    copy: Box<dyn FnOnce() -> candle_core::Result<Tensor> + Send>,
+}
+
+impl CopyLater {
+    /// A tensor of this shape and dtype, which `copy` will give.
+    pub fn new(
+        shape: &Shape,
+        dtype: DType,
+        copy: impl FnOnce() -> candle_core::Result<Tensor> + Send + 'static,
+    ) -> Self {
+        Self { shape: shape.clone(), dtype, copy: Box::new(copy) }
+    }
+
+    /// One that is a copy already.
+    pub fn done(tensor: Tensor) -> Self {
+        Self::new(&tensor.shape().clone(), tensor.dtype(), move || Ok(tensor))
+    }
+
+    /// Its dimensions.
+    pub fn dims(&self) -> &[usize] {
+        self.shape.dims()
+    }
+
+    /// Its dtype.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Copies it.
+    ///
+    /// # Errors
+    /// candle's, where there is no memory.
+    pub fn copy(self) -> candle_core::Result<Tensor> {
+        (self.copy)()
+    }
+}
+
+impl std::fmt::Debug for CopyLater {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CopyLater").field("shape", &self.shape).field("dtype", &self.dtype).finish()
+    }
 }
 
 /// The variables of a map with their names, by name: the same order in every process.
@@ -142,8 +200,8 @@ pub(crate) fn wide(var: &Var) -> DType {
 /// As many numbers as a parameter has.
 #[derive(Debug)]
 pub(crate) enum Buffer {
-    /// For steps in place.
-    Host(CpuStorage),
+    /// For steps in place; copied by a step where somebody else still has it.
+    Host(Arc<CpuStorage>),
     /// For steps by candle's tensor operations.
     Tensor(Tensor),
 }
@@ -159,20 +217,35 @@ impl Buffer {
             return Ok(Self::Tensor(tensor.detach().copy()?.to_device(var.device())?));
         }
         let flat = tensor.to_device(&Device::Cpu)?.flatten_all()?;
-        Ok(Self::Host(match flat.dtype() {
+        Ok(Self::Host(Arc::new(match flat.dtype() {
             DType::F64 => CpuStorage::F64(flat.to_vec1()?),
             _ => CpuStorage::F32(flat.to_vec1()?),
-        }))
+        })))
     }
 
     pub(crate) fn to_tensor(&self, var: &Var) -> candle_core::Result<Tensor> {
         match self {
-            Self::Host(CpuStorage::F64(data)) => Tensor::from_slice(data, var.shape(), &Device::Cpu),
-            Self::Host(storage) => {
-                Tensor::from_slice(f32::cpu_storage_as_slice(storage)?, var.shape(), &Device::Cpu)
-            }
+            Self::Host(storage) => copied(storage, var.shape()),
             Self::Tensor(tensor) => tensor.copy(),
         }
+    }
+
+    /// The same, later and on another thread.
+    pub(crate) fn to_tensor_later(&self, var: &Var) -> candle_core::Result<CopyLater> {
+        Ok(match self {
+            Self::Host(storage) => {
+                let (storage, shape) = (storage.clone(), var.shape().clone());
+                CopyLater::new(var.shape(), wide(var), move || copied(&storage, &shape))
+            }
+            Self::Tensor(tensor) => CopyLater::done(tensor.copy()?),
+        })
+    }
+}
+
+fn copied(storage: &CpuStorage, shape: &Shape) -> candle_core::Result<Tensor> {
+    match storage {
+        CpuStorage::F64(data) => Tensor::from_slice(data, shape, &Device::Cpu),
+        other => Tensor::from_slice(f32::cpu_storage_as_slice(other)?, shape, &Device::Cpu),
     }
 }
 

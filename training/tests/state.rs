@@ -135,3 +135,30 @@ fn two_of_a_name_are_refused() -> Result<()> {
     assert!(matches!(error, Error::SameName { .. }) && error.to_string().contains("fc.weight"), "{error}");
     Ok(())
 }
+
+/// A copy that is made after further steps is of what was remembered when it was asked for.
+#[test]
+fn what_is_copied_later_is_of_now() -> Result<()> {
+    for dtype in DTYPES {
+        let vars = vars(dtype)?;
+        let mut adam = Adam::named(vars.clone(), AdamConfig::default())?;
+        let mut sgd = Sgd::named(vars.clone(), SgdConfig { momentum: 0.9, ..SgdConfig::default() })?;
+        step(&mut adam, &vars)?;
+        step(&mut sgd, &vars)?;
+        let all = [&adam as &dyn OptimizerState, &sgd].map(|optimizer| {
+            let state = optimizer.state().unwrap();
+            (state, optimizer.state_later().unwrap())
+        });
+        step(&mut adam, &vars)?;
+        step(&mut sgd, &vars)?;
+        for (expected, later) in all {
+            assert_eq!(expected.len(), later.len());
+            for ((key, expected), (later_key, later)) in expected.into_iter().zip(later) {
+                assert_eq!((later.dims(), later.dtype()), (expected.dims(), expected.dtype()));
+                let got = numbers(&[(key.clone(), Var::from_tensor(&later.copy()?)?)])?;
+                assert_eq!((later_key, got), (key.clone(), numbers(&[(key, Var::from_tensor(&expected)?)])?));
+            }
+        }
+    }
+    Ok(())
+}

@@ -13,6 +13,8 @@ use crate::run_log::RunLog;
 use crate::trainer::{CheckpointOptions, offer};
 
 use super::job::{Job, Subject};
+use super::speed::Speed;
+use super::trained;
 
 /// How a job goes on from a checkpoint, and what it does at its end; beside the trait, so that nobody else calls it.
 pub(super) trait Ending: Job {
@@ -52,14 +54,10 @@ pub(super) trait Ending: Job {
         rank: &mut Rank,
         model: &mut Parallel<CausalLm>,
         subject: &Subject,
-        summary: &Summary,
+        (summary, speed): (&Summary, &Speed),
     ) -> Result<()> {
         if rank.is_first() && summary.steps > 0 {
-            let speed = summary.targets as f64 / summary.seconds;
-            say(format_args!(
-                "{} steps, {} tokens in {:.1} s: {speed:.0} tokens/s",
-                summary.steps, summary.targets, summary.seconds
-            ))?;
+            say(format_args!("{}", trained::line(summary, speed)))?;
         }
         surviving(rank, model, |_, model| self.save(model, subject))?;
         match rank.is_first() {

@@ -19,6 +19,7 @@ use crate::options::{CommonOptions, ElasticOptions};
 use crate::outputs;
 use crate::rank::{Outcome, Rank, Stage};
 use crate::run_log::{LogConfig, RunLog};
+use crate::tensorboard;
 use crate::trainer::CheckpointOptions;
 
 use super::ending::{Ending, choose, surviving};
@@ -26,6 +27,8 @@ use super::memory;
 use super::options::TrainOptions;
 use super::sample::Sample;
 use super::shared::{self, SharedRows};
+use super::speed::Speed;
+use super::trained::{self, Trained};
 use super::watch::Watch;
 
 /// A command that trains a language model.
@@ -89,7 +92,7 @@ impl<J: Job> Experiment for J {
     const WORLD_SIZE: usize = 1;
     type Setup = Setup;
     type Alone = Begun;
-    type Trained = RunSeries;
+    type Trained = Trained;
 
     fn common(&self) -> &CommonOptions {
         self.options().common()
@@ -124,6 +127,7 @@ impl<J: Job> Experiment for J {
             );
             return Err(Error::Option { option: "--batch-size", got: options.batch_size.to_string(), help });
         }
+        options.tensorboard.as_deref().map_or(Ok(()), tensorboard::check)?;
         let out = &options.out;
         let made = std::fs::create_dir_all(out).and_then(|()| outputs::check_folder(out));
         Ok(made.map_err(|error| FileError::write(out, error))?)
@@ -216,7 +220,7 @@ impl<J: Job> Experiment for J {
         begun.data.variable().into_iter().collect()
     }
 
-    fn train(&self, setup: Setup, rank: &mut Rank) -> Result<RunSeries> {
+    fn train(&self, setup: Setup, rank: &mut Rank) -> Result<Trained> {
         let options = self.options();
         let Setup { subject, rows, evaluation, sample } = setup;
         let elastic = self.elastic();
@@ -228,6 +232,9 @@ impl<J: Job> Experiment for J {
         let fewest_ranks = elastic.filter(|_| layout.ranks() > 1).map(|elastic| elastic.min);
         let device = self.common().device()?;
         let mut model = spread(options, &subject, &layout, &rows, (rank, &device))?;
+        let planned = plan::language::Subject::new(subject.weights.config().clone(), subject.lora.clone());
+        let flops = planned.training_flops(rows.row_len())? * options.batch_size as f64;
+        let speed = Speed::measured(rank, (options.dtype(), &device), flops)?;
         let config = TrainConfig { fewest_ranks, ..options.train_config() };
         let mut trainer = Trainer::new(&mut model, &rows, config)?;
         let mut metrics = rank.metrics.take();
@@ -247,7 +254,7 @@ impl<J: Job> Experiment for J {
         }
         let (mut watch, begun) = (rank.stopwatch(), trainer.step());
         let samples = subject.tokenizer.as_ref().zip(sample.as_ref());
-        let mut observer = Watch::new(options, log, samples, (begun, trainer.epoch() as usize));
+        let mut observer = Watch::new(options, log, samples, (speed, begun, trainer.epoch() as usize));
         rank.stage = Stage::AtWork;
         let summary = trainer.run(&mut observer);
         if let Some(left) = observer.group() {
@@ -255,24 +262,27 @@ impl<J: Job> Experiment for J {
             rank.comm = left.clone();
         }
         let summary = summary.map_err(|error| observer.cause(error))?;
-        let log = observer.finish();
+        let (log, speed) = observer.finish();
         let measured = watch.stop();
         let series = log.map(RunLog::finish).unwrap_or_default();
         rank.metrics = metrics.filter(|_| rank.is_first());
+        rank.checkpoints = trained::checkpoint_times(&summary);
         let steps = options.steps() - begun;
         let seconds =
             surviving(rank, &mut model, |rank, _| rank.measured(measured, None, (steps, series.seconds)))?;
-        self.end(rank, &mut model, &subject, &summary)?;
+        self.end(rank, &mut model, &subject, (&summary, &speed))?;
         let world_size = rank.comm.world_size();
-        Ok(RunSeries { name: model.layout().to_string(), seconds, world_size, ..series })
+        let series = RunSeries { name: model.layout().to_string(), seconds, world_size, ..series };
+        Ok(Trained { series, facts: trained::facts(&summary, &speed) })
     }
 
-    fn conclude(&self, _: &Self::Alone, _: &Outcome<RunSeries>) -> Result<()> {
+    fn conclude(&self, _: &Self::Alone, _: &Outcome<Trained>) -> Result<()> {
         Ok(())
     }
 
-    fn report(&self, begun: Begun, outcome: Outcome<RunSeries>) -> Report {
-        Report { facts: begun.facts, runs: vec![outcome.trained], ..Report::default() }
+    fn report(&self, mut begun: Begun, outcome: Outcome<Trained>) -> Report {
+        begun.facts.extend(outcome.trained.facts);
+        Report { facts: begun.facts, runs: vec![outcome.trained.series], ..Report::default() }
     }
 }
 

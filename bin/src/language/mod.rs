@@ -1,6 +1,7 @@
 //! `pretrain` and `finetune`: language models in any layout, trained on text.
 
 mod ending;
+mod events;
 mod finetune;
 mod job;
 mod memory;
@@ -8,6 +9,8 @@ mod options;
 mod pretrain;
 mod sample;
 mod shared;
+mod speed;
+mod trained;
 mod watch;
 
 pub(crate) use job::check_divisible;

@@ -157,6 +157,9 @@ pub struct TrainOptions {
     /// Where to write each step's loss, learning rate, norm and speed, one JSON object a line
     #[arg(long, value_name = "FILE.jsonl", help_heading = "Watching")]
     metrics: Option<PathBuf>,
+    /// Folder for TensorBoard's event files: losses, learning rate, norm, speed, memory
+    #[arg(long, value_name = "DIR", help_heading = "Watching")]
+    pub(super) tensorboard: Option<PathBuf>,
     /// Where to write what each rank did when: a Chrome trace, opens in Perfetto
     #[arg(long, value_name = "FILE.json", help_heading = "Watching")]
     trace: Option<PathBuf>,

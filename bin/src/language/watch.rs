@@ -9,23 +9,27 @@ use girandole::Parallel;
 use girandole::trainer::{Observer, StepReport};
 use indicatif::HumanDuration;
 use models::{CausalLm, Tokenizer};
-use report::metrics::StepDetails;
 
 use crate::console::note;
 use crate::error::Error;
 use crate::rank::Stage;
 use crate::run_log::RunLog;
 
+use super::events::Events;
 use super::options::TrainOptions;
 use super::sample::Sample;
+use super::speed::Speed;
 
 /// Prints, on rank 0; computes samples, on all.
 pub(super) struct Watch<'a> {
     options: &'a TrainOptions,
     log: Option<RunLog<'a>>,
+    events: Events<'a>,
     sample: Option<(&'a Tokenizer, &'a Sample)>,
+    speed: Speed,
     /// Since the last line.
     targets: usize,
+    steps: usize,
     seconds: f64,
     /// When the run began, after so many steps.
     began: (Instant, usize),
@@ -43,13 +47,16 @@ impl<'a> Watch<'a> {
         options: &'a TrainOptions,
         log: Option<RunLog<'a>>,
         sample: Option<(&'a Tokenizer, &'a Sample)>,
-        (begun, epoch): (usize, usize),
+        (speed, begun, epoch): (Speed, usize, usize),
     ) -> Self {
         Self {
             options,
             log,
+            events: Events::new(options.tensorboard.as_deref()),
             sample,
+            speed,
             targets: 0,
+            steps: 0,
             seconds: 0.0,
             began: (Instant::now(), begun),
             left: None,
@@ -59,8 +66,9 @@ impl<'a> Watch<'a> {
         }
     }
 
-    pub(super) fn finish(self) -> Option<RunLog<'a>> {
-        self.log
+    /// Where the losses went, and what was measured of the machine that is left.
+    pub(super) fn finish(self) -> (Option<RunLog<'a>>, Speed) {
+        (self.log, self.speed)
     }
 
     /// The group of those that are left, where ranks were lost.
@@ -89,15 +97,27 @@ impl<'a> Watch<'a> {
     }
 }
 
+impl Watch<'_> {
+    /// Metrics and events of a step, on the rank that writes them.
+    fn write(&mut self, report: &StepReport) -> girandole::Result<()> {
+        let Some(log) = &mut self.log else { return Ok(()) };
+        let details = self.speed.details(report);
+        log.step_with(report.epoch as usize, report.step - 1, report.loss as f32, &details).map_err(told)?;
+        match log.is_muted() {
+            true => Ok(()),
+            false => self.events.stepped(report, &details).map_err(told),
+        }
+    }
+}
+
 impl Observer<CausalLm> for Watch<'_> {
     fn stepped(&mut self, report: &StepReport) -> girandole::Result<()> {
-        let StepReport { step, epoch, loss, grad_norm, learning_rate, targets, seconds, .. } = *report;
+        let StepReport { step, loss, grad_norm, learning_rate, targets, seconds, .. } = *report;
         self.targets += targets;
+        self.steps += 1;
         self.seconds += seconds;
         self.last = Some(*report);
-        if let Some(log) = &mut self.log {
-            log.step_with(epoch as usize, step - 1, loss as f32, &details(report)).map_err(told)?;
-        }
+        self.write(report)?;
         let steps = self.options.steps();
         if report.skipped {
             let scale = report.loss_scale;
@@ -106,9 +126,12 @@ impl Observer<CausalLm> for Watch<'_> {
             ))?;
         }
         if step.is_multiple_of(self.options.log_every) || step == steps {
-            let speed = std::mem::take(&mut self.targets) as f64 / std::mem::take(&mut self.seconds);
+            let seconds = std::mem::take(&mut self.seconds);
+            let speed = std::mem::take(&mut self.targets) as f64 / seconds;
+            let (_, mfu) = self.speed.of(std::mem::take(&mut self.steps), seconds);
             self.say(format_args!(
-                "step {step}/{steps}: loss {loss:.4}, learning rate {learning_rate:.2e}, norm {grad_norm:.3}, {speed:.0} tokens/s{}",
+                "step {step}/{steps}: loss {loss:.4}, learning rate {learning_rate:.2e}, norm {grad_norm:.3}, {speed:.0} tokens/s, MFU {:.0} %{}",
+                100.0 * mfu,
                 self.left(step)
             ))?;
         }
@@ -117,6 +140,9 @@ impl Observer<CausalLm> for Watch<'_> {
 
     fn evaluated(&mut self, step: usize, loss: f64, model: &mut Parallel<CausalLm>) -> girandole::Result<()> {
         self.say(format_args!("step {step}: evaluation loss {loss:.4}, perplexity {:.2}", loss.exp()))?;
+        if self.log.as_ref().is_some_and(|log| !log.is_muted()) {
+            self.events.evaluated(step, loss).map_err(told)?;
+        }
         let Some((tokenizer, sample)) = self.sample else { return Ok(()) };
         if let Some(text) = sample.write(model, tokenizer)? {
             self.say(format_args!("step {step}: sample {text:?}"))?;
@@ -144,6 +170,7 @@ impl Observer<CausalLm> for Watch<'_> {
         lost: &comm::Error,
         left: &Arc<dyn Communicator>,
     ) -> girandole::Result<()> {
+        self.speed.shrink(left.world_size(), before);
         if left.rank() > 0 {
             return Ok(());
         }
@@ -154,7 +181,9 @@ impl Observer<CausalLm> for Watch<'_> {
             if let Some(last) = &self.last
                 && log.has(epoch, step - 1).map_err(told)? == Some(false)
             {
-                log.write_again((epoch, step - 1), last.loss as f32, Some(&details(last))).map_err(told)?;
+                let details = self.speed.details(last);
+                log.write_again((epoch, step - 1), last.loss as f32, Some(&details)).map_err(told)?;
+                self.events.stepped(last, &details).map_err(told)?;
             }
         }
         let ranks = left.world_size();
@@ -166,15 +195,6 @@ impl Observer<CausalLm> for Watch<'_> {
     fn saved(&mut self, step: usize, folder: &Path) -> girandole::Result<()> {
         tracing::debug!("checkpoint of step {step} in {}", folder.display());
         Ok(())
-    }
-}
-
-fn details(report: &StepReport) -> StepDetails {
-    StepDetails {
-        learning_rate: report.learning_rate,
-        grad_norm: report.grad_norm,
-        tokens_per_second: report.targets as f64 / report.seconds,
-        loss_scale: (report.loss_scale != 1.0).then_some(report.loss_scale),
     }
 }
 

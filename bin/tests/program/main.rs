@@ -14,6 +14,7 @@ mod ddp_trainer;
 mod ddp_transformer;
 mod diverged;
 mod fsdp_mlp;
+mod kills;
 mod language;
 mod language_elastic;
 #[cfg(target_os = "linux")]
@@ -26,5 +27,6 @@ mod recipe;
 mod report;
 mod sampler;
 mod tensor_parallel;
+mod tensorboard;
 mod text;
 mod tokenize;

@@ -6,10 +6,12 @@
 mod read;
 mod region;
 mod save;
+mod snapshot;
 mod waiting;
 
 pub use read::Saved;
 pub use region::Region;
 pub use save::Snapshot;
 pub(crate) use save::agreed;
+pub use snapshot::SnapshotLater;
 pub(crate) use waiting::while_others_wait;

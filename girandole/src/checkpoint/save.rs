@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 use comm::{Communicator, all_agree, broadcast_object, gather_object};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use training::build::Model;
-use training::{Checkpoint, Checkpoints, LossScaler, LossScalerState, OptimizerState};
+use training::{Checkpoint, Checkpoints, LossScalerState, OptimizerState};
 
 use super::region::Part;
 use super::while_others_wait;
@@ -56,13 +56,19 @@ pub(super) fn optimizer_key(key: &str) -> String {
 /// What a rank adds to a checkpoint: copies, which later steps do not change.
 #[derive(Debug)]
 pub struct Snapshot {
-    file: String,
-    tensors: HashMap<String, Tensor>,
+    pub(super) tensors: HashMap<String, Tensor>,
+    pub(super) described: SnapshotParts,
+}
+
+/// What the manifest says of a rank's tensors.
+#[derive(Debug)]
+pub(super) struct SnapshotParts {
+    pub(super) file: String,
     /// Name, shape, dtype and part of each parameter.
-    parts: Vec<(String, Vec<usize>, String, Part)>,
-    optimizer: BTreeMap<String, Remembered>,
-    ties: HashMap<String, String>,
-    loss_scale: Option<LossScalerState>,
+    pub(super) parts: Vec<(String, Vec<usize>, String, Part)>,
+    pub(super) optimizer: BTreeMap<String, Remembered>,
+    pub(super) ties: HashMap<String, String>,
+    pub(super) loss_scale: Option<LossScalerState>,
 }
 
 impl<M: Model> Parallel<M> {
@@ -87,56 +93,6 @@ impl<M: Model> Parallel<M> {
         let world = &**self.mesh().world();
         let snapshot = agreed(world, self.snapshot(optimizer))?;
         snapshot.write(world, checkpoints, checkpoint)
-    }
-
-    /// A copy of what this rank adds to a checkpoint, for [`Snapshot::write`] while training goes on.
-    ///
-    /// # Errors
-    /// An optimizer that was not made from [`named_vars`](Parallel::named_vars).
-    pub fn snapshot(&self, optimizer: Option<&dyn OptimizerState>) -> Result<Snapshot> {
-        let file = format!("rank-{:05}", self.mesh().world().rank());
-        let pieces = self.pieces();
-        let (mut tensors, mut parts, mut remembered) = (HashMap::new(), Vec::new(), BTreeMap::new());
-        // In the memory of the host, where another thread reads it.
-        let own = |tensor: &Tensor, len: usize| {
-            let own = tensor.flatten_all()?.narrow(0, 0, len)?;
-            if own.device().is_cpu() { own.force_contiguous() } else { own.to_device(&Device::Cpu) }
-        };
-        for piece in pieces.iter().filter(|piece| piece.writes && !piece.region.is_empty()) {
-            let len = piece.region.len();
-            tensors.insert(model_key(&piece.name), own(&piece.var.as_detached_tensor(), len)?);
-            let dtype = piece.var.dtype().as_str().to_string();
-            let part = Part::of(&file, &piece.region);
-            parts.push((piece.name.clone(), piece.region.dims.clone(), dtype, part));
-        }
-        for (key, value) in optimizer.map_or_else(|| Ok(Vec::new()), OptimizerState::state)? {
-            let is_of = |name: &str| key.strip_prefix(name).is_some_and(|rest| rest.starts_with('.'));
-            let of = pieces.iter().filter(|piece| is_of(&piece.var_name));
-            let Some(piece) = of.max_by_key(|piece| piece.var_name.len()) else {
-                let help =
-                    "make the optimizer from Parallel::named_vars, so that it is known whose part this is";
-                return Err(Error::invalid("what the optimizer remembers", key, help));
-            };
-            // Not the count of its steps, where the parameter is one number as well.
-            let by_element = value.dims() == piece.var.dims() && value.dtype().is_float();
-            if !piece.writes || (by_element && piece.region.is_empty()) {
-                continue;
-            }
-            // It is a copy already.
-            let value = match by_element && value.elem_count() != piece.region.len() {
-                true => own(&value, piece.region.len())?,
-                false => value.flatten_all()?.reshape(if by_element {
-                    vec![value.elem_count()]
-                } else {
-                    vec![]
-                })?,
-            };
-            let key = format!("{}{}", piece.name, &key[piece.var_name.len()..]);
-            tensors.insert(optimizer_key(&key), value);
-            remembered.insert(key, Remembered { of: piece.name.clone(), by_element });
-        }
-        let loss_scale = self.loss_scaler().map(LossScaler::state);
-        Ok(Snapshot { file, tensors, parts, optimizer: remembered, ties: self.ties_of(), loss_scale })
     }
 }
 
@@ -165,19 +121,20 @@ impl Snapshot {
         let number = broadcast_object(world, &agreed(world, begun)?, 0)?;
         let draft = checkpoints.draft(number);
         let folder = draft.folder();
-        let (file, tensors) = (&self.file, &self.tensors);
+        let (SnapshotParts { file, parts, optimizer, ties, loss_scale }, tensors) =
+            (self.described, &self.tensors);
         let written = while_others_wait(world, || {
             if tensors.is_empty() {
                 return Ok(None);
             }
-            Ok(Some((file.clone(), draft.write(file, tensors)?)))
+            Ok(Some((file.clone(), draft.write(&file, tensors)?)))
         })?;
-        let all = gather_object(world, &(written, self.parts, self.optimizer), 0)?;
+        let all = gather_object(world, &(written, parts, optimizer), 0)?;
         let mut committed = Ok(());
         if let Some(all) = all {
             let (mut manifest, mut files) = (Manifest::default(), BTreeMap::new());
-            (manifest.extra, manifest.ties) = (checkpoint.extra.clone(), self.ties);
-            manifest.loss_scale = self.loss_scale;
+            (manifest.extra, manifest.ties) = (checkpoint.extra.clone(), ties);
+            manifest.loss_scale = loss_scale;
             for (file, parts, optimizer) in all {
                 files.extend(file);
                 manifest.optimizer.extend(optimizer);

@@ -45,6 +45,7 @@ mod config;
 mod elastic;
 mod learning_rate;
 mod run;
+mod same;
 mod saver;
 mod tokens;
 
@@ -59,7 +60,8 @@ use crate::Parallel;
 
 pub use config::{CheckpointPlan, TrainConfig};
 pub use learning_rate::{Decay, LearningRate};
-pub use run::{Summary, Trainer, check_data};
+pub use run::{Summary, Trainer};
+pub use same::check_data;
 pub use saver::Saver;
 
 /// What is trained on: rows, by their numbers.
@@ -100,6 +102,8 @@ pub struct StepReport {
     pub targets: usize,
     /// Time since the step before.
     pub seconds: f64,
+    /// Time that this rank's groups were inside collectives in this step, waiting for others included; it may overlap with computing.
+    pub communication_seconds: f64,
 }
 
 /// What a program wants to know while it trains. All ranks call it alike; a rank that prints nothing does nothing.

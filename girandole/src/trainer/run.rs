@@ -6,14 +6,14 @@ use std::time::Instant;
 use candle_core::backprop::GradStore;
 use candle_nn::Optimizer;
 use sampler::{Order, OrderConfig};
-use serde::{Deserialize, Serialize};
 use training::build::Model;
 use training::{
     Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, Contents, LossScaler, clip_factor,
 };
 
-use comm::{all_gather_object, broadcast_object};
+use comm::broadcast_object;
 
+use super::same::{Kept, check_data, same_on_all_ranks};
 use super::{Data, Observer, Saver, StepReport, TrainConfig};
 use crate::checkpoint::agreed;
 use crate::{Error, Parallel, Result};
@@ -34,10 +34,12 @@ pub struct Trainer<'a, M> {
     pub(super) latest: Option<StepReport>,
     pub(super) checkpoints: Option<Checkpoints>,
     pub(super) saver: Option<Saver>,
+    /// For which this run's steps waited for copies of what they were about to change.
+    copying_seconds: f64,
 }
 
 /// What a run came to.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Summary {
     /// Steps of this run.
     pub steps: usize,
@@ -47,14 +49,12 @@ pub struct Summary {
     pub targets: usize,
     /// Time of the training loop.
     pub seconds: f64,
-    /// Of which it stood still for checkpoints.
+    /// Checkpoints that were begun.
+    pub checkpoints: usize,
+    /// Time for which it stood still for checkpoints, but for the wait at its end.
     pub checkpoint_seconds: f64,
-}
-
-/// What a checkpoint keeps beside model and optimizer.
-#[derive(Debug, Serialize, Deserialize)]
-struct Kept {
-    data: String,
+    /// Time for which it waited at its end for a checkpoint that was still being written.
+    pub last_checkpoint_seconds: f64,
 }
 
 impl<'a, M: Model> Trainer<'a, M> {
@@ -86,6 +86,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             latest: None,
             checkpoints: None,
             saver: None,
+            copying_seconds: 0.0,
         };
         trainer.open_checkpoints()?;
         Ok(trainer)
@@ -155,6 +156,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     pub fn resume(&mut self, contents: &Contents) -> Result<()> {
         let refuse = |problem: String| Error::file(&contents.folder, problem);
         agreed(&**self.model.mesh().world(), check_data(contents, self.data))?;
+        self.wait_for_copies();
         self.model.load(contents, Some(&mut self.optimizer))?;
         let state =
             serde_json::from_value(contents.sampler.clone()).map_err(|error| refuse(error.to_string()))?;
@@ -183,8 +185,8 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// Those of [`run`](Self::run).
     pub fn run_until(&mut self, last_step: usize, observer: &mut dyn Observer<M>) -> Result<Summary> {
         let (began, first) = (Instant::now(), self.step);
-        let mut summary =
-            Summary { steps: 0, last_loss: f64::NAN, targets: 0, seconds: 0.0, checkpoint_seconds: 0.0 };
+        let mut summary = Summary { last_loss: f64::NAN, ..Summary::default() };
+        self.copying_seconds = 0.0;
         let mut last = began;
         let last_step = last_step.min(self.config.steps);
         loop {
@@ -194,6 +196,7 @@ impl<'a, M: Model> Trainer<'a, M> {
                 Err(error) => self.recover(error, observer)?,
             }
         }
+        summary.checkpoint_seconds += self.copying_seconds;
         summary.steps = self.step - first;
         summary.seconds = began.elapsed().as_secs_f64();
         Ok(summary)
@@ -216,6 +219,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             let stood_still = Instant::now();
             self.save(observer)?;
             self.checkpointed = self.step;
+            summary.checkpoints += 1;
             summary.checkpoint_seconds += stood_still.elapsed().as_secs_f64();
             *last = Instant::now();
         } else if self.step < last_step {
@@ -228,7 +232,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         } else {
             let stood_still = Instant::now();
             self.finish(observer)?;
-            summary.checkpoint_seconds += stood_still.elapsed().as_secs_f64();
+            summary.last_checkpoint_seconds += stood_still.elapsed().as_secs_f64();
             return Ok(false);
         }
         Ok(true)
@@ -269,7 +273,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     }
 
     fn step_once(&mut self) -> Result<StepReport> {
-        let epoch = self.order.epoch();
+        let (epoch, busy_before) = (self.order.epoch(), self.model.stats().busy_ns);
         let data = self.model.data_ranks();
         let rows = self.order.batch(self.config.batch_size, data.world_size(), data.rank());
         let rows = rows.map_err(|error| Error::invalid("the data", "rows", error.to_string()))?;
@@ -293,6 +297,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             learning_rate,
             targets: step.targets,
             seconds: 0.0,
+            communication_seconds: self.model.stats().busy_ns.saturating_sub(busy_before) as f64 * 1e-9,
         })
     }
 
@@ -302,8 +307,17 @@ impl<'a, M: Model> Trainer<'a, M> {
         let norm = self.model.grad_norm(grads)?;
         self.model.check_finite(grads, norm, self.step as u64 + 1)?;
         let scale = self.config.clip.map_or(Ok(1.0), |clip| clip_factor(norm, clip))?;
+        self.wait_for_copies();
         self.optimizer.step_scaled(grads, scale)?;
         Ok(norm)
+    }
+
+    /// What a checkpoint is copied of must not change before it is.
+    fn wait_for_copies(&mut self) {
+        let Some(saver) = &mut self.saver else { return };
+        let stood_still = Instant::now();
+        saver.copied();
+        self.copying_seconds += stood_still.elapsed().as_secs_f64();
     }
 
     /// A step whose gradients were not finite, unless it is not the scale that they are too large for.
@@ -369,48 +383,15 @@ impl<'a, M: Model> Trainer<'a, M> {
             Some(saver) => {
                 // Before there is another copy.
                 let folder = saver.wait()?;
-                let snapshot = self.model.snapshot(Some(&self.optimizer));
+                let snapshot = self.model.snapshot_later(Some(&self.optimizer));
                 let snapshot = agreed(&**self.model.mesh().world(), snapshot)?;
-                saver.begin(snapshot, checkpoint)?;
+                // The optimizer's next step waits until it is copied, which forward and backward do not.
+                saver.begin_later(snapshot, checkpoint)?;
                 (self.checkpointed, folder)
             }
         };
         folder.map_or(Ok(()), |folder| observer.saved(step, &folder))
     }
-}
-
-/// Whether a run's checkpoint was made with this data.
-///
-/// # Errors
-/// One that was made with other data, or that [`Trainer`] has not written.
-pub fn check_data(contents: &Contents, data: &dyn Data) -> Result<()> {
-    let refuse = |problem: String| Error::file(&contents.folder, problem);
-    let extra = contents.extra.get("extra").cloned().unwrap_or_default();
-    let kept: Kept = serde_json::from_value(extra)
-        .map_err(|error| refuse(format!("it was not written by a training of this kind: {error}")))?;
-    let own = data.fingerprint();
-    if kept.data == own {
-        return Ok(());
-    }
-    Err(refuse(format!(
-        "it was made with other data ({}, and this is {own}): give the same files in the same order, or begin anew in another folder",
-        kept.data
-    )))
-}
-
-/// Refuses a configuration or data that differ from rank 0's.
-fn same_on_all_ranks<M: Model>(model: &Parallel<M>, data: &dyn Data, config: &TrainConfig) -> Result<()> {
-    // Where checkpoints are may be said in several ways.
-    let own = (format!("{:?}", TrainConfig { checkpoints: None, ..config.clone() }), data.fingerprint());
-    let world = model.mesh().world();
-    let all = all_gather_object(&**world, &own)?;
-    let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
-    let (of_first, of_other) = match all[rank].0 == all[0].0 {
-        true => (&all[0].1, &all[rank].1),
-        false => (&all[0].0, &all[rank].0),
-    };
-    let help = format!("rank 0 has {of_first}: give all ranks the same");
-    Err(Error::invalid(format!("rank {rank}'s training"), of_other, help))
 }
 
 impl<M> std::fmt::Debug for Trainer<'_, M> {

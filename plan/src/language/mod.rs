@@ -19,6 +19,7 @@
 mod activations;
 mod layouts;
 mod memory;
+mod operations;
 mod outline;
 mod stages;
 mod table;

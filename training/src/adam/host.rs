@@ -1,6 +1,7 @@
 //! One step on a CPU: parameter, gradient and both means in one pass, in place, blocks of them in parallel.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 
 use candle_core::{CpuStorage, InplaceOp2, Layout, Result, Tensor, Var, WithDType, bail};
 
@@ -16,6 +17,7 @@ pub(super) fn step(var: &Var, grad: &Tensor, means: &mut Means, factors: Factors
     else {
         bail!("adam: a mean was lost");
     };
+    let (of_gradients, of_squares) = (Arc::make_mut(of_gradients), Arc::make_mut(of_squares));
     // A linear layer's weight gradient often comes transposed.
     var.inplace_op2(&grad.contiguous()?, &Step { factors, means: RefCell::new((of_gradients, of_squares)) })
 }

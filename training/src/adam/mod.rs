@@ -9,7 +9,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::Optimizer;
 
-use crate::state::{Buffer, Reader, Slot, check_scale, numbered, slots, wide};
+use crate::state::{Buffer, CopyLater, Reader, Slot, check_scale, numbered, slots, wide};
 use crate::{Error, OptimizerState, Result};
 
 const NAME: &str = "Adam";
@@ -278,6 +278,19 @@ impl OptimizerState for Adam {
                 entries.push((format!("{name}.step"), Tensor::new(means.step, &Device::Cpu)?));
                 entries.push((format!("{name}.exp_avg"), means.of_gradients.to_tensor(var)?));
                 entries.push((format!("{name}.exp_avg_sq"), means.of_squares.to_tensor(var)?));
+            }
+        }
+        Ok(entries)
+    }
+
+    fn state_later(&self) -> Result<Vec<(String, CopyLater)>> {
+        let mut entries = vec![];
+        for Slot { name, var, state } in &self.slots {
+            if let Some(means) = state {
+                let step = Tensor::new(means.step, &Device::Cpu)?;
+                entries.push((format!("{name}.step"), CopyLater::done(step)));
+                entries.push((format!("{name}.exp_avg"), means.of_gradients.to_tensor_later(var)?));
+                entries.push((format!("{name}.exp_avg_sq"), means.of_squares.to_tensor_later(var)?));
             }
         }
         Ok(entries)

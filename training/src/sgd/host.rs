@@ -1,6 +1,7 @@
 //! One step on a CPU: parameter, gradient and direction in one pass, in place, blocks of them in parallel.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 
 use candle_core::{CpuStorage, InplaceOp2, Layout, Result, Tensor, Var, bail};
 
@@ -24,7 +25,7 @@ pub(super) fn step(
         *direction = Some(Buffer::zeros(var)?);
     }
     let Some(Buffer::Host(storage)) = direction else { bail!("sgd: a direction was lost") };
-    run(var, grad, &Step { config, scale, first, direction: RefCell::new(Some(storage)) })
+    run(var, grad, &Step { config, scale, first, direction: RefCell::new(Some(Arc::make_mut(storage))) })
 }
 
 fn run(var: &Var, grad: &Tensor, step: &Step<'_>) -> Result<()> {

@@ -9,7 +9,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use candle_nn::Optimizer;
 
-use crate::state::{Buffer, Reader, Slot, check_scale, numbered, slots, wide};
+use crate::state::{Buffer, CopyLater, Reader, Slot, check_scale, numbered, slots, wide};
 use crate::{Error, OptimizerState, Result};
 
 const NAME: &str = "Sgd";
@@ -179,6 +179,16 @@ impl OptimizerState for Sgd {
         for Slot { name, var, state } in &self.slots {
             if let Some(direction) = state {
                 entries.push((format!("{name}.{DIRECTION}"), direction.to_tensor(var)?));
+            }
+        }
+        Ok(entries)
+    }
+
+    fn state_later(&self) -> Result<Vec<(String, CopyLater)>> {
+        let mut entries = vec![];
+        for Slot { name, var, state } in &self.slots {
+            if let Some(direction) = state {
+                entries.push((format!("{name}.{DIRECTION}"), direction.to_tensor_later(var)?));
             }
         }
         Ok(entries)

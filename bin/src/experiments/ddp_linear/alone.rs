@@ -54,7 +54,7 @@ pub(super) fn run(
             seconds,
             world_size: 1,
             peak_rss_bytes: &peak,
-            held: &[],
+            ..Summary::default()
         })?;
     }
     say(format_args!("single-process training done, total time: {seconds:.2} s"))?;

@@ -1,0 +1,65 @@
+//! What a run came to.
+
+use girandole::trainer::Summary;
+use plan::units::show_flops;
+use serde::{Deserialize, Serialize};
+
+use report::RunSeries;
+use report::metrics::CheckpointTimes;
+
+use super::speed::Speed;
+
+/// What rank 0 has learnt, for the report.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Trained {
+    pub(super) series: RunSeries,
+    /// Beside the curve: name and value.
+    pub(super) facts: Vec<(String, String)>,
+}
+
+/// What checkpoints took, where there were any.
+pub(super) fn checkpoint_times(summary: &Summary) -> Option<CheckpointTimes> {
+    let &Summary { checkpoints: count, checkpoint_seconds, last_checkpoint_seconds, .. } = summary;
+    let times = CheckpointTimes {
+        count,
+        stood_still_seconds: checkpoint_seconds,
+        at_end_seconds: last_checkpoint_seconds,
+    };
+    (count > 0).then_some(times)
+}
+
+/// Steps, tokens and speed in one line.
+pub(super) fn line(summary: &Summary, speed: &Speed) -> String {
+    let (flops, mfu) = speed.of(summary.steps, summary.seconds);
+    format!(
+        "{} steps, {} tokens in {:.1} s: {:.0} tokens/s, {}, MFU {:.0} %",
+        summary.steps,
+        summary.targets,
+        summary.seconds,
+        summary.targets as f64 / summary.seconds,
+        show_flops(flops),
+        100.0 * mfu
+    )
+}
+
+/// The same for the report.
+pub(super) fn facts(summary: &Summary, speed: &Speed) -> Vec<(String, String)> {
+    if summary.steps == 0 {
+        return Vec::new();
+    }
+    let fact = |name: &str, value: String| (name.to_string(), value);
+    let (flops, mfu) = speed.of(summary.steps, summary.seconds);
+    let mut facts = vec![
+        fact("tokens/s", format!("{:.0}", summary.targets as f64 / summary.seconds)),
+        fact("model FLOP/s", show_flops(flops)),
+        fact("MFU", format!("{:.1} % of {}, measured at the start", 100.0 * mfu, show_flops(speed.peak))),
+    ];
+    if let Some(CheckpointTimes { count, stood_still_seconds, at_end_seconds }) = checkpoint_times(summary) {
+        let each = stood_still_seconds / count as f64;
+        let value = format!(
+            "{count}; training stood still for {each:.3} s each, and {at_end_seconds:.3} s at its end"
+        );
+        facts.push(fact("checkpoints", value));
+    }
+    facts
+}

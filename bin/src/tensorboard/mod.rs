@@ -1,0 +1,92 @@
+//! `--tensorboard DIR`: event files that TensorBoard reads.
+//!
+//! A file is a row of records (TFRecord): length, its checksum, bytes, their checksum. Each record is an `Event` of
+//! `tensorboard/compat/proto/event.proto`, of which a few fields are written here.
+
+mod event;
+mod record;
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::file_error::FileError;
+use crate::outputs;
+use crate::start::host_name;
+
+/// What names of event files begin with; the number that follows puts them in order.
+const PREFIX: &str = "events.out.tfevents.";
+
+/// Checks that event files can be written to a folder, and makes it.
+///
+/// # Errors
+/// [`FileError::Write`] with the reason.
+pub fn check(dir: &Path) -> Result<(), FileError> {
+    if fs::metadata(dir).is_ok_and(|found| !found.is_dir()) {
+        return Err(FileError::write(dir, "it is a file: give a folder"));
+    }
+    let made = fs::create_dir_all(dir).and_then(|()| outputs::check_folder(dir));
+    made.map_err(|error| FileError::write(dir, error))
+}
+
+/// An event file. Each record is written at once and whole: a run that is killed leaves at most a part of its last one, which TensorBoard
+/// leaves out.
+#[derive(Debug)]
+pub struct EventWriter {
+    path: PathBuf,
+    file: File,
+}
+
+impl EventWriter {
+    /// Begins a file of a run whose first step is this one. Of earlier files in the folder, TensorBoard shows only the steps before it.
+    ///
+    /// # Errors
+    /// [`FileError::Write`] with the path and the system's reason.
+    ///
+    /// ```
+    /// use bin::tensorboard::EventWriter;
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// let mut events = EventWriter::create(folder.path(), 1)?;
+    /// events.scalars(1, &[("train/loss", 4.67), ("train/learning_rate", 0.001)])?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn create(dir: &Path, first_step: usize) -> Result<Self, FileError> {
+        let refuse = |error| FileError::write(dir, error);
+        fs::create_dir_all(dir).map_err(refuse)?;
+        // After all that are there, also where two runs begin in one second.
+        let mut number = seconds() as u64;
+        for entry in fs::read_dir(dir).map_err(refuse)? {
+            let name = entry.map_err(refuse)?.file_name();
+            let earlier = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.get(..10)?.parse().ok());
+            number = number.max(earlier.map_or(0, |earlier: u64| earlier + 1));
+        }
+        let host = host_name().replace('/', "-");
+        let path = dir.join(format!("{PREFIX}{number:010}.{host}.{}", std::process::id()));
+        let file = File::options().append(true).create(true).open(&path);
+        let file = file.map_err(|error| FileError::write(&path, error))?;
+        let mut events = Self { path, file };
+        events.write(&event::version(seconds()))?;
+        events.write(&event::begin(seconds(), first_step as u64))?;
+        Ok(events)
+    }
+
+    /// What some quantities are after a step.
+    ///
+    /// # Errors
+    /// [`FileError::Write`], for instance where the disk is full.
+    pub fn scalars(&mut self, step: usize, scalars: &[(&str, f64)]) -> Result<(), FileError> {
+        self.write(&event::scalars(seconds(), step as u64, scalars))
+    }
+
+    fn write(&mut self, event: &[u8]) -> Result<(), FileError> {
+        let written = self.file.write_all(&record::of(event));
+        written.map_err(|error| FileError::write(&self.path, error))
+    }
+}
+
+/// Since 1970.
+fn seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}

@@ -1,0 +1,80 @@
+//! Operations of a step, as model FLOP/s and their share of the peak (MFU) count them.
+
+use girandole::Layout;
+
+use super::Subject;
+use crate::Result;
+
+impl Subject {
+    /// Operations that training on a row of so many tokens needs, forward and backward, a multiplication and an addition each being one.
+    ///
+    /// For each token: 6 for each parameter of a matrix product (2 forward, 2 for the gradient of its input, 2 for its own), the head's
+    /// among them and the embedding's not, and 4 where it is frozen; and of attention `12 * layers * heads * head_dim * length`, or the
+    /// sliding window in place of the length. What is computed again in backward does not count, nor does what a causal mask leaves
+    /// out; norms, softmax and the optimizer do not either.
+    ///
+    /// # Errors
+    /// A model that cannot be built.
+    ///
+    /// # Source
+    /// Chowdhery et al., "PaLM" (2022), appendix B.
+    pub fn training_flops(&self, length: usize) -> Result<f64> {
+        let of_product = |parameters: usize, is_trained: bool| {
+            let times = if is_trained { 6.0 } else { 4.0 };
+            times * parameters as f64
+        };
+        let units = self.units(&Layout::default())?;
+        let of_layers = units.iter().flat_map(|unit| {
+            unit.layers.iter().map(|layer| {
+                let weight = format!("{}.weight", layer.name);
+                let of = unit.tensors.iter().find(|tensor| tensor.name == weight);
+                of_product(layer.inputs * layer.outputs, of.is_none_or(|weight| weight.is_trained))
+            })
+        });
+        let config = &self.config;
+        let head = of_product(config.vocab_size * config.hidden_size, self.lora.is_none());
+        let attention = (0..config.num_layers).map(|layer| {
+            let window = config.windows.get(layer).copied().flatten().unwrap_or(length);
+            (12 * config.num_heads * config.head_dim) as f64 * window.min(length) as f64
+        });
+        Ok((of_layers.sum::<f64>() + head + attention.sum::<f64>()) * length as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use models::{Lora, LoraConfig, ModelConfig};
+
+    use super::*;
+
+    fn config(tied: bool) -> ModelConfig {
+        let json = format!(
+            r#"{{"model_type": "llama", "vocab_size": 100, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3,
+                 "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_act": "silu", "max_position_embeddings": 64,
+                 "rms_norm_eps": 1e-5, "initializer_range": 0.1, "tie_word_embeddings": {tied}, "rope_theta": 10000.0}}"#
+        );
+        ModelConfig::from_json(&json).unwrap()
+    }
+
+    /// Queries and output, keys and values, gate with up and down: of each block.
+    const BLOCK: f64 = (2 * 16 * 16 + 2 * 16 * 8 + 3 * 16 * 24) as f64;
+    const ATTENTION: f64 = (12 * 3 * 16 * 8) as f64;
+
+    #[test]
+    fn products_and_attention_are_counted() {
+        let expected = 8.0 * (6.0 * (3.0 * BLOCK + 1600.0) + ATTENTION);
+        for tied in [false, true] {
+            assert_eq!(Subject::new(config(tied), None).training_flops(8).unwrap(), expected, "{tied}");
+        }
+    }
+
+    #[test]
+    fn what_is_frozen_has_no_gradient() {
+        let targets = vec!["q_proj".to_string()];
+        let lora =
+            Lora::new(&LoraConfig { rank: 2, targets, ..LoraConfig::default() }, &config(true)).unwrap();
+        let adapters = 3.0 * (2 * 16 + 16 * 2) as f64;
+        let expected = 8.0 * (4.0 * (3.0 * BLOCK + 1600.0) + 6.0 * adapters + ATTENTION);
+        assert_eq!(Subject::new(config(true), Some(lora)).training_flops(8).unwrap(), expected);
+    }
+}
