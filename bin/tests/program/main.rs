@@ -25,6 +25,7 @@ mod process_groups;
 mod recipe;
 mod report;
 mod sampler;
+mod setup;
 mod tensor_parallel;
 mod text;
 mod tokenize;
