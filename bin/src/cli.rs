@@ -1,5 +1,8 @@
 //! The command line.
 
+mod help;
+mod setup;
+
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -26,12 +29,14 @@ use crate::plan::{self, PlanOptions};
 use crate::recipe;
 use crate::text::{EvaluateOptions, GenerateOptions, TokenizeOptions};
 
+use self::setup::{CompletionsOptions, ManOptions};
+
 // The feature that it is named for in Cargo.toml gives candle's matrix products AVX-512.
 use gemm as _;
 
-/// Distributed training for candle: experiments that run on one machine or many.
+/// Distributed training for candle, on one machine or many.
 #[derive(Debug, Parser)]
-#[command(name = "girandole", version, max_term_width = 110)]
+#[command(name = "girandole", version)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -39,44 +44,48 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// One process against data-parallel ranks on y = 2x + 3 + noise
+    /// Compare one process with data-parallel ranks on y = 2x + 3 + noise
     DdpLinear(DdpLinearOptions),
-    /// A Trainer on every rank, which says how much it has to do
+    /// Train a linear layer on data-parallel ranks, with a Trainer on each
     DdpTrainer(DdpTrainerOptions),
-    /// A Transformer that learns to predict the next token, on data-parallel ranks
+    /// Train a Transformer on data-parallel ranks
     DdpTransformer(DdpTransformerOptions),
-    /// A small classifier on data-parallel ranks, validated over all of them
+    /// Train and validate a small classifier on data-parallel ranks
     DdpMlp(DdpMlpOptions),
-    /// A model of which each rank keeps a part, gathered layer by layer
+    /// Train a sharded model (FSDP), gathered layer by layer
     FsdpMlp(FsdpMlpOptions),
-    /// A convolutional net that tells pictures apart: trained, saved, tested
+    /// Train, save and test a convolutional net on pictures
     Cifar10(Cifar10Options),
-    /// Two layers with a GELU between them, each divided over the ranks
+    /// Train two layers that are divided over ranks
     TensorParallelMlp(TensorParallelMlpOptions),
-    /// A language model whose attention heads, feed-forward layers and vocabulary are divided over the ranks
+    /// Train a Transformer whose layers are divided over ranks
     TensorParallelTransformer(TensorParallelTransformerOptions),
-    /// A Transformer cut into stages, micro-batches flowing through
+    /// Train a Transformer as a pipeline of stages, with micro-batches
     PipelineTransformer(PipelineTransformerOptions),
-    /// Which rank gets which samples, with a plain and with a distributed sampler
+    /// Show which rank gets which samples
     Sampler(SamplerOptions),
-    /// Back ends, ranks, meeting places, operations between ranks, groups of ranks
+    /// Show backends, rendezvous, collectives and groups at work
     ProcessGroups(ProcessGroupsOptions),
-    /// A language model from random weights, on your text, in any layout
+    /// Train a language model from random weights on your text
     Pretrain(PretrainOptions),
-    /// A model of a Hugging Face folder on your text, whole or by adapters (LoRA), in any layout
+    /// Train a Hugging Face model on your text, whole or by adapters
     Finetune(FinetuneOptions),
-    /// Text that a model of a Hugging Face folder writes
+    /// Generate text with a Hugging Face model
     Generate(GenerateOptions),
-    /// How well a model of a Hugging Face folder predicts a text: loss and perplexity
+    /// Compute the loss and perplexity of a Hugging Face model on a text
     Evaluate(EvaluateOptions),
-    /// Text, or conversations, to a file of tokens to train on
+    /// Convert text or conversations to a file of tokens to train on
     Tokenize(TokenizeOptions),
-    /// Start any program as ranks on this machine, or on several, as torchrun does
+    /// Start any program as ranks on one machine or several
     Launch(LaunchOptions),
-    /// How long collectives take, by size
+    /// Measure collectives by size
     CommBench(CommBenchOptions),
-    /// Which way to spread a model over ranks fits, what it costs, and which to take
+    /// Show what each layout of a model costs, and which ones fit
     Plan(PlanOptions),
+    /// Print a script that completes commands and options in your shell
+    Completions(CompletionsOptions),
+    /// Write man pages
+    Man(ManOptions),
 }
 
 impl Command {
@@ -101,16 +110,14 @@ impl Command {
             Command::Launch(options) => launch::run(options),
             Command::CommBench(options) => comm_bench::run(options),
             Command::Plan(options) => plan::run(options),
+            Command::Completions(options) => options.run(commands()),
+            Command::Man(options) => options.run(commands()),
         }
     }
 }
 
-/// The command line as it was typed: with underscores in options' names, too, as PyTorch's programs have them, and with the options of
-/// `--recipe`.
-///
-/// # Errors
-/// A recipe that cannot be used. Where the command line cannot, this ends the process.
-fn parse() -> Result<Cli> {
+/// All commands: with underscores in options' names, too, as PyTorch's programs have them, and with `--recipe`.
+fn commands() -> clap::Command {
     let alias = |option: Arg| match option.get_long().map(|long| long.replace('-', "_")) {
         Some(name) if Some(&*name) != option.get_long() => {
             let is_known = option.get_all_aliases().is_some_and(|known| known.contains(&&*name));
@@ -119,11 +126,22 @@ fn parse() -> Result<Cli> {
         }
         _ => option,
     };
-    let commands = Cli::command().mut_subcommands(|command| {
-        // What `launch` takes after a program's name is that program's.
-        let command = if command.get_name() == "launch" { command } else { recipe::with_option(command) };
-        command.mut_args(alias)
-    });
+    Cli::command().mut_subcommands(|command| {
+        // What `launch` takes after a program's name is that program's, and the last two have no options.
+        let command = match command.get_name() {
+            "launch" | "completions" | "man" => command,
+            _ => recipe::with_option(command),
+        };
+        help::with_pages(command.mut_args(alias))
+    })
+}
+
+/// The command line as it was typed, with the options of `--recipe`.
+///
+/// # Errors
+/// A recipe that cannot be used. Where the command line cannot, this ends the process.
+fn parse() -> Result<Cli> {
+    let commands = commands();
     let arguments = recipe::expand(&commands, std::env::args_os().collect())?;
     let parsed = commands.try_get_matches_from(arguments).and_then(|found| Cli::from_arg_matches(&found));
     parsed.map_err(|error| recipe::own(&error).unwrap_or_else(|| error.exit()))

@@ -29,7 +29,7 @@ pub(crate) fn check_cuda() -> Result<(), Error> {
 }
 
 #[cfg(not(feature = "cuda"))]
-const NOT_BUILT: &str = "this build has no CUDA in it; build it with --features cuda, for which nvcc must be there, or with \
+const NOT_BUILT: &str = "this build does not include CUDA; build with --features cuda, which needs nvcc, or with \
                          scripts/build-cuda.sh, or use --device cpu";
 
 fn unavailable(help: impl ToString) -> Error {

@@ -73,7 +73,7 @@ pub enum Error {
         help: String,
     },
     /// One file under two names.
-    #[error("{option}: {} is the file of {other}, too; give each its own", path.display())]
+    #[error("{option}: {} is also the file of {other}; give each its own", path.display())]
     SameFile {
         /// The option, as it is typed.
         option: &'static str,

@@ -43,7 +43,7 @@ pub enum FileError {
         held: String,
     },
     /// The file has a tensor that is not wanted.
-    #[error("{} has a tensor `{name}` ({got}) that does not belong there; wanted are only {wanted}", path.display())]
+    #[error("{} has an unexpected tensor `{name}` ({got}); expected are only {wanted}", path.display())]
     ExtraTensor {
         /// The file.
         path: PathBuf,

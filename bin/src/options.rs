@@ -51,9 +51,9 @@ pub enum DeviceKind {
 pub enum PrecisionOption {
     /// Products of f32.
     F32,
-    /// Products of f32 as three of bf16, where the processor has a matrix unit for them.
+    /// Each product as three of bf16, on processors with a matrix unit for it.
     F32High,
-    /// Products of bf16, summed in f32; parameters and all else stay f32.
+    /// Products of bf16, summed in f32; parameters and everything else stay f32.
     Bf16,
 }
 
@@ -70,19 +70,19 @@ impl From<PrecisionOption> for Precision {
 /// Options of every command that has ranks.
 #[derive(Debug, Clone, Args)]
 pub struct RankOptions {
-    /// How many ranks take part [default: what the environment says, else the tutorial's]
+    /// Number of ranks [default: from the environment, or the command's]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Ranks")]
     pub world_size: Option<usize>,
-    /// How ranks talk
+    /// Backend of communication between ranks
     #[arg(long, value_parser = BackendParser, default_value = "auto", help_heading = "Ranks")]
     pub backend: Backend,
     /// What carries data between ranks of one host.
     #[command(flatten)]
     pub transport: TransportOption,
-    /// Where the ranks meet: env://, tcp://HOST:PORT or file:///PATH [default: what GIRANDOLE_INIT_METHOD says, else env://]
+    /// Where ranks meet: env://, tcp://HOST:PORT or file:///PATH [default: GIRANDOLE_INIT_METHOD, else env://]
     #[arg(long, value_name = "METHOD", help_heading = "Ranks")]
     pub init_method: Option<InitMethod>,
-    /// How long the ranks wait for each other [default: 300]
+    /// How long ranks wait for each other [default: 300]
     #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true, help_heading = "Ranks")]
     pub timeout: Option<Duration>,
 }
@@ -159,31 +159,31 @@ pub struct CommonOptions {
     /// How its ranks come together.
     #[command(flatten)]
     pub ranks: RankOptions,
-    /// Where tensors are
+    /// Device of tensors
     #[arg(long, value_enum, default_value = "auto", help_heading = "Ranks")]
     pub device: DeviceKind,
     /// Seed of data and initial weights
     #[arg(long, value_name = "N", default_value = "42", value_parser = seed, allow_negative_numbers = true)]
     pub seed: u64,
-    /// How exactly matrix products of f32 are computed on the CPU
+    /// Matrix products of f32 on the CPU
     #[arg(long, value_enum, default_value = "f32")]
     pub precision: PrecisionOption,
-    /// Initial weights, in place of random ones, under PyTorch's names
+    /// Initial weights under PyTorch's names, in place of random ones
     #[arg(long, value_name = "FILE.safetensors", help_heading = "Files")]
     pub init: Option<PathBuf>,
     /// Data, in place of random data
     #[arg(long, value_name = "FILE.safetensors", help_heading = "Files")]
     pub data: Option<PathBuf>,
-    /// Where to save the trained weights
+    /// File to save the trained weights to
     #[arg(long, value_name = "FILE.safetensors", help_heading = "Files")]
     pub save: Option<PathBuf>,
-    /// Where to write the loss of each step, one JSON object a line
+    /// File for the loss of each step, one JSON object per line
     #[arg(long, value_name = "FILE.jsonl", help_heading = "Files")]
     pub metrics: Option<PathBuf>,
-    /// Where to write what each rank did when: a Chrome trace, opens in Perfetto
+    /// File for a timeline of all ranks: a Chrome trace, which Perfetto opens
     #[arg(long, value_name = "FILE.json", help_heading = "Files")]
     pub trace: Option<PathBuf>,
-    /// Where to write plots of the run, as one self-contained page
+    /// File for plots of the run, one self-contained HTML page
     #[arg(long, value_name = "FILE.html", help_heading = "Files")]
     pub report: Option<PathBuf>,
 }

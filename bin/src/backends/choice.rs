@@ -87,7 +87,7 @@ mod mpi {
 
     pub(super) fn config(options: &RankOptions) -> Result<TcpConfig> {
         if let Some(method) = &options.init_method {
-            let help = "ranks of MPI meet through it; leave the option out".into();
+            let help = "MPI ranks meet through MPI; leave the option out".into();
             return Err(Error::Option { option: "--init-method", got: method.to_string(), help });
         }
         let mut config = Mpi::config()?;
@@ -117,8 +117,8 @@ mod mpi {
     use super::{Arc, Communicator, RankOptions, Result, TcpConfig, unavailable};
 
     pub(super) fn check(_: &RankOptions) -> Result<()> {
-        let help = "this build has no MPI in it; build it with --features mpi, for which Open MPI or MPICH with headers and \
-                    libclang must be there, or use --backend tcp";
+        let help = "this build does not include MPI; build with --features mpi, which needs Open MPI or MPICH with headers, \
+                    and libclang; or use --backend tcp";
         unavailable("--backend mpi", help.into())
     }
 
@@ -127,7 +127,7 @@ mod mpi {
     }
 
     pub(super) fn connect(_: &TcpConfig) -> Result<Arc<dyn Communicator>> {
-        unavailable("--backend mpi", "this build has no MPI in it".into())
+        unavailable("--backend mpi", "this build does not include MPI".into())
     }
 
     pub(super) fn version() -> Option<String> {
@@ -156,8 +156,8 @@ mod nccl {
 
     pub(super) fn connect(device: &Device, config: &TcpConfig) -> Result<Arc<dyn Communicator>> {
         if !device.is_cuda() {
-            let help = "it moves tensors of CUDA devices, and these are on the CPU: give --device cuda where the command has \
-                        it, or use --backend tcp";
+            let help = "NCCL exchanges tensors on CUDA devices, but these are on the CPU: give --device cuda if the command \
+                        has it, or use --backend tcp";
             return unavailable("--backend nccl", help.into());
         }
         Ok(Arc::new(Nccl::connect(config, device)?))
@@ -179,8 +179,8 @@ mod nccl {
     use super::{Arc, Communicator, Device, Result, Tcp, TcpConfig, unavailable};
 
     pub(super) fn check() -> Result<()> {
-        let help = "this build has no NCCL in it; build it with --features nccl, for which CUDA, NCCL and nvcc must be there, \
-                    or use --backend tcp";
+        let help = "this build does not include NCCL; build with --features nccl, which needs CUDA, NCCL and nvcc; or use \
+                    --backend tcp";
         unavailable("--backend nccl", help.into())
     }
 
@@ -190,7 +190,7 @@ mod nccl {
 
     pub(super) fn connect(_: &Device, _: &TcpConfig) -> Result<Arc<dyn Communicator>> {
         check()?;
-        unavailable("--backend nccl", "this build has no NCCL in it".into())
+        unavailable("--backend nccl", "this build does not include NCCL".into())
     }
 
     pub(super) fn version() -> Option<String> {

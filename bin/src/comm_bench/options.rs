@@ -16,19 +16,21 @@ use super::size;
 /// Options of `comm-bench`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Each call has a barrier before it, which is not measured; the time is that on rank 0, the median
-over the calls. A size is that of the whole buffer: for all_gather, reduce_scatter, gather, scatter
-and all_to_all of all ranks' parts together. GB/s is that size over the time, in 10^9 bytes; bus
-GB/s multiplies it, as nccl-tests do, so that it can be compared with the bandwidth of a link
-whatever the operation and the number P of ranks: by 2(P-1)/P for all_reduce, by (P-1)/P for
-operations with parts, by 1 for the others.
+Each call follows a barrier, which is not measured. The time is that on rank 0, the median over the
+calls. A size is that of the whole buffer: for all_gather, reduce_scatter, gather, scatter and
+all_to_all, of the parts of all ranks together. GB/s is that size divided by the time, in 10^9 bytes.
+Bus GB/s can be compared with the bandwidth of a link, for any operation and any number P of ranks: as
+in nccl-tests, it is GB/s times 2(P-1)/P for all_reduce, times (P-1)/P for operations with parts, and
+GB/s itself for the others.
 
---json FILE gets one object a line: op, world, bytes, s (the median in seconds), calls, gb_s,
-bus_gb_s.")]
+--json FILE gets one object per line: op, world, bytes, s (the median in seconds), calls, gb_s,
+bus_gb_s.
+
+  girandole comm-bench --world-size 4 --ops all_reduce --sizes 1M,16M")]
 pub struct CommBenchOptions {
     #[command(flatten)]
     pub(crate) ranks: RankOptions,
-    /// Where tensors are
+    /// Device of tensors
     #[arg(long, value_enum, default_value = "auto", help_heading = "Ranks")]
     pub(crate) device: DeviceKind,
     /// Operations to measure, separated by commas
@@ -40,7 +42,7 @@ pub struct CommBenchOptions {
         default_value = "all_reduce,all_gather,reduce_scatter,broadcast"
     )]
     pub(crate) ops: Vec<Measured>,
-    /// Sizes of the buffer in bytes, separated by commas; K, M and G are powers of 1024
+    /// Sizes in bytes; K is 1024, M and G likewise
     #[arg(
         long,
         value_name = "SIZES",
@@ -52,13 +54,13 @@ pub struct CommBenchOptions {
     /// Element type: f32, f64, f16, bf16, u8, u32 or i64
     #[arg(long, default_value = "f32", value_parser = dtype)]
     pub(crate) dtype: DType,
-    /// About how long to measure each operation and size
+    /// Approximate time to measure each operation and size
     #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = seconds)]
     pub(crate) seconds: Duration,
-    /// Calls to measure of each operation and size, in place of --seconds
+    /// Calls to measure per operation and size, in place of --seconds
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, conflicts_with = "seconds")]
     pub(crate) calls: Option<usize>,
-    /// Where to write the results, one JSON object a line
+    /// File for the results, one JSON object per line
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
 }

@@ -14,20 +14,24 @@ use super::options::TrainOptions;
 /// Options of `finetune`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Trains a model of a Hugging Face folder on text, on one rank or in any layout (--mesh), and writes a
-folder that transformers loads. With --lora-rank only small matrices beside the linear layers are
-trained, and saved as peft has them, or merged into the weights (--merge). JSON lines with `messages`
-are rendered with the folder's chat template, and only the assistant's answers are learnt.")]
+Trains a Hugging Face model on text, on one rank or in any layout (--mesh), and writes a folder that
+transformers loads. With --lora-rank only small matrices beside the linear layers are trained; they are
+saved in the format of peft, or merged into the weights (--merge). JSON lines with `messages` are
+rendered with the folder's chat template, and only the assistant's answers are trained on.
+
+  girandole finetune --model SmolLM2-135M --data chats.jsonl --out tuned --lora-rank 16")]
 pub struct FinetuneOptions {
-    /// Folder with config.json, safetensors and tokenizer.json, as transformers writes it: Llama, Mistral, Qwen2.5, Qwen3 or GPT-2
+    /// Hugging Face folder of the model
+    ///
+    /// A folder with config.json, safetensors and tokenizer.json, as transformers writes it: a Llama, Mistral, Qwen2.5, Qwen3 or GPT-2.
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
     #[command(flatten)]
     options: TrainOptions,
-    /// Rank of adapters (LoRA) [default: none, the weights themselves are trained]
+    /// Rank of adapters (LoRA) [default: none; the weights are trained]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Adapters")]
     lora_rank: Option<usize>,
-    /// What adapters are multiplied with, times the rank [default: twice the rank]
+    /// Alpha: adapters are scaled by alpha / rank [default: twice the rank]
     #[arg(
         long,
         value_name = "A",
@@ -36,7 +40,7 @@ pub struct FinetuneOptions {
         help_heading = "Adapters"
     )]
     lora_alpha: Option<f64>,
-    /// Layers that have adapters, by the last parts of their names
+    /// Layers with adapters, by the end of their names
     #[arg(
         long,
         value_name = "NAME",
@@ -46,10 +50,10 @@ pub struct FinetuneOptions {
         help_heading = "Adapters"
     )]
     lora_targets: Vec<String>,
-    /// Go on with adapters that were trained before: a folder with adapter_config.json
+    /// Continue with these adapters: a folder with adapter_config.json
     #[arg(long, value_name = "DIR", conflicts_with_all = ["lora_rank", "lora_alpha", "lora_targets"], help_heading = "Adapters")]
     adapters: Option<PathBuf>,
-    /// Save the whole model with the adapters in its weights
+    /// Save the whole model, with the adapters merged into its weights
     #[arg(long, help_heading = "Adapters")]
     merge: bool,
 }

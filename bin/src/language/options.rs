@@ -24,24 +24,24 @@ use super::sample::SampleOptions;
 /// How the learning rate falls after the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum ScheduleOption {
-    /// It stays.
+    /// Constant.
     Constant,
-    /// Half a cosine.
+    /// Half a period of a cosine.
     Cosine,
-    /// A line.
+    /// Linear.
     Linear,
-    /// It stays, and falls in a line over the last fifth of all steps.
+    /// Constant, then linear over the last fifth of all steps.
     Wsd,
 }
 
 /// What parameters are kept in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ParametersDtype {
-    /// 4 bytes a parameter.
+    /// 4 bytes per parameter.
     F32,
-    /// 2 bytes a parameter; what the optimizer remembers is f32.
+    /// 2 bytes per parameter; the optimizer's state is f32.
     Bf16,
-    /// The same with more digits and a smaller range: the loss is scaled, and steps that overflow are skipped.
+    /// More digits and a smaller range than bf16: the loss is scaled.
     F16,
 }
 
@@ -58,13 +58,18 @@ impl ParametersDtype {
 /// Options of both commands.
 #[derive(Debug, Clone, Args)]
 pub struct TrainOptions {
-    /// Files to train on: text, JSON lines, files of `tokenize`, or safetensors with tokens (rows, length); FILE=2.0 takes its rows twice an epoch
+    /// Files to train on: text, JSON lines or tokens; FILE=2.0 counts twice
+    ///
+    /// Text (one document per file), JSON lines, files that `tokenize` wrote, or safetensors with a tensor tokens (rows, length).
+    /// FILE=2.0 takes the rows of that file twice per epoch.
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     pub(super) data: Vec<DataFile>,
     /// Folder to write the trained model to
     #[arg(long, value_name = "DIR")]
     pub(super) out: PathBuf,
-    /// How ranks are laid out: sizes of pp (stages), dp (copies), shard (FSDP) and tp (divided layers), such as pp=2,shard=2 [default: copies]
+    /// Layout of ranks, such as dp=2,tp=2 [default: copies]
+    ///
+    /// Sizes of the axes pp (pipeline stages), dp (copies), shard (FSDP) and tp (divided layers); an axis left out has size 1.
     #[arg(long, value_name = "AXES", help_heading = "Ranks")]
     pub(super) mesh: Option<Layout>,
     /// How its ranks come together.
@@ -73,69 +78,73 @@ pub struct TrainOptions {
     /// Whether copies go on without ranks that are lost.
     #[command(flatten)]
     pub(super) elastic: ElasticOptions,
-    /// Where tensors are
+    /// Device of tensors
     #[arg(long, value_enum, default_value = "auto", help_heading = "Ranks")]
     device: DeviceKind,
-    /// The order of work of pipeline stages
+    /// Schedule of pipeline stages
     #[arg(long, default_value = "1f1b", value_name = "NAME", value_parser = schedule, help_heading = "Ranks")]
     pub(super) pipeline_schedule: ScheduleKind,
 
     /// Steps in all
     #[arg(long, value_name = "N", default_value = "100", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
     steps: usize,
-    /// Rows of a step, over all ranks
+    /// Rows per step, over all ranks
     #[arg(long, value_name = "N", default_value = "8", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
     pub(super) batch_size: usize,
-    /// Parts that a rank's rows are cut into, one after the other: less memory; a pipeline's micro-batches [default: 1, with pp as many as stages]
+    /// Parts of a rank's rows, computed in turn [default: 1, or pp]
+    ///
+    /// More parts need less memory. With a pipeline they are its micro-batches.
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
     accumulate: Option<usize>,
-    /// Keep of every N-th block only its input, and compute it again in backward: less memory; 1 is all blocks; `selective` computes of all blocks
-    /// only what is cheap again, and keeps products
+    /// Recompute every N-th block in backward: less memory, more time
+    ///
+    /// Only the input of such a block is kept; 1 recomputes all blocks. `selective` recomputes in all blocks only what is cheap,
+    /// and keeps matrix products.
     #[arg(long, value_name = "N|selective", value_parser = recompute, allow_negative_numbers = true, help_heading = "Training")]
     recompute: Option<Recompute>,
-    /// Divide rows between layers over the ranks of tp as well: less memory
+    /// Also divide rows between layers over the ranks of tp: less memory
     #[arg(long, help_heading = "Training")]
     pub(super) sequence_parallel: bool,
-    /// Tokens of a row [default: 1024, or as many as the model has positions]
+    /// Tokens per row [default: 1024, or the model's positions if fewer]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
     pub(super) length: Option<usize>,
-    /// Field of JSON lines that has the text [default: text, or messages]
+    /// Field of JSON lines with the text [default: text, or messages]
     #[arg(long, value_name = "NAME", help_heading = "Training")]
     pub(super) field: Option<String>,
     /// Highest learning rate
     #[arg(long, default_value = "0.0003", value_parser = learning_rate, allow_negative_numbers = true, help_heading = "Training")]
     lr: f64,
-    /// How it falls
-    #[arg(long, value_enum, default_value = "cosine", help_heading = "Training")]
+    /// How the learning rate falls
+    #[arg(long, value_enum, default_value = "cosine", help_heading = "Optimizer")]
     schedule: ScheduleOption,
-    /// Steps over which it grows
-    #[arg(long, value_name = "STEPS", default_value = "0", help_heading = "Training")]
+    /// Steps in which the learning rate grows to its highest
+    #[arg(long, value_name = "STEPS", default_value = "0", help_heading = "Optimizer")]
     warmup: usize,
-    /// What it falls to, as a part of the highest
-    #[arg(long, value_name = "PART", default_value = "0.1", value_parser = crate::options::probability, allow_negative_numbers = true, help_heading = "Training")]
+    /// Learning rate at the end, as a fraction of the highest
+    #[arg(long, value_name = "PART", default_value = "0.1", value_parser = crate::options::probability, allow_negative_numbers = true, help_heading = "Optimizer")]
     lowest_lr: f64,
-    /// AdamW's two betas
-    #[arg(long, value_name = "A,B", default_value = "0.9,0.95", value_parser = betas, help_heading = "Training")]
+    /// Betas of AdamW
+    #[arg(long, value_name = "A,B", default_value = "0.9,0.95", value_parser = betas, help_heading = "Optimizer")]
     betas: (f64, f64),
-    /// AdamW's epsilon
-    #[arg(long, value_name = "E", default_value = "1e-8", value_parser = learning_rate, allow_negative_numbers = true, help_heading = "Training")]
+    /// Epsilon of AdamW
+    #[arg(long, value_name = "E", default_value = "1e-8", value_parser = learning_rate, allow_negative_numbers = true, help_heading = "Optimizer")]
     eps: f64,
-    /// AdamW's weight decay, of matrices alone
-    #[arg(long, value_name = "W", default_value = "0.1", value_parser = learning_rate, allow_negative_numbers = true, help_heading = "Training")]
+    /// Weight decay of AdamW, for matrices only
+    #[arg(long, value_name = "W", default_value = "0.1", value_parser = learning_rate, allow_negative_numbers = true, help_heading = "Optimizer")]
     weight_decay: f64,
-    /// Largest norm of all gradients; 0 does not clip
-    #[arg(long, value_name = "NORM", default_value = "1", value_parser = learning_rate, allow_negative_numbers = true, help_heading = "Training")]
+    /// Largest norm of all gradients together; 0 turns clipping off
+    #[arg(long, value_name = "NORM", default_value = "1", value_parser = learning_rate, allow_negative_numbers = true, help_heading = "Optimizer")]
     clip: f64,
-    /// Take the rows in the order of the files
+    /// Take rows in the order of the files
     #[arg(long, help_heading = "Training")]
     no_shuffle: bool,
-    /// What parameters are kept in
+    /// Type of parameters
     #[arg(long, value_enum, default_value = "f32", help_heading = "Training")]
     parameters: ParametersDtype,
-    /// How exactly matrix products of f32 are computed on the CPU
+    /// Matrix products of f32 on the CPU
     #[arg(long, value_enum, default_value = "f32", help_heading = "Training")]
     precision: PrecisionOption,
-    /// Start even where the plan says that this machine has too little memory
+    /// Start even if the plan says that this machine has too little memory
     #[arg(long, help_heading = "Training")]
     pub(super) no_memory_check: bool,
     /// Seed of new weights and of the order of rows
@@ -143,28 +152,28 @@ pub struct TrainOptions {
     pub(super) seed: u64,
 
     /// File with text to evaluate on
-    #[arg(long, value_name = "FILE", help_heading = "Watching")]
+    #[arg(long, value_name = "FILE", help_heading = "Evaluation and logging")]
     pub(super) evaluate: Option<DataFile>,
-    /// Steps from one evaluation, and sample of text, to the next [default: a tenth of all steps]
-    #[arg(long, value_name = "STEPS", value_parser = count, allow_negative_numbers = true, help_heading = "Watching")]
+    /// Steps from one evaluation to the next [default: a tenth of all]
+    #[arg(long, value_name = "STEPS", value_parser = count, allow_negative_numbers = true, help_heading = "Evaluation and logging")]
     evaluate_every: Option<usize>,
     /// The sample of text at each evaluation.
     #[command(flatten)]
     pub(super) sample: SampleOptions,
     /// Steps from one printed line to the next
-    #[arg(long, value_name = "STEPS", default_value = "10", value_parser = count, allow_negative_numbers = true, help_heading = "Watching")]
+    #[arg(long, value_name = "STEPS", default_value = "10", value_parser = count, allow_negative_numbers = true, help_heading = "Evaluation and logging")]
     pub(super) log_every: usize,
-    /// Where to write each step's loss, learning rate, norm and speed, one JSON object a line
-    #[arg(long, value_name = "FILE.jsonl", help_heading = "Watching")]
+    /// File for each step's loss, learning rate, gradient norm and speed, one JSON object per line
+    #[arg(long, value_name = "FILE.jsonl", help_heading = "Files")]
     metrics: Option<PathBuf>,
-    /// Folder for TensorBoard's event files: losses, learning rate, norm, speed, memory
-    #[arg(long, value_name = "DIR", help_heading = "Watching")]
+    /// Folder for TensorBoard event files: losses, learning rate, gradient norm, speed, memory
+    #[arg(long, value_name = "DIR", help_heading = "Files")]
     pub(super) tensorboard: Option<PathBuf>,
-    /// Where to write what each rank did when: a Chrome trace, opens in Perfetto
-    #[arg(long, value_name = "FILE.json", help_heading = "Watching")]
+    /// File for a timeline of all ranks: a Chrome trace, which Perfetto opens
+    #[arg(long, value_name = "FILE.json", help_heading = "Files")]
     trace: Option<PathBuf>,
-    /// Where to write plots of the run, as one self-contained page
-    #[arg(long, value_name = "FILE.html", help_heading = "Watching")]
+    /// File for plots of the run, one self-contained HTML page
+    #[arg(long, value_name = "FILE.html", help_heading = "Files")]
     report: Option<PathBuf>,
     /// Where checkpoints are.
     #[command(flatten)]

@@ -26,27 +26,29 @@ pub(super) enum TokenizerKind {
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Trains a language model from random weights on text, on one rank or in any layout (--mesh), and writes
-a folder that transformers loads. The model is that of the folder's config.json (its weights are not
-read), or a Llama of the sizes given. As a start, a text of some megabytes:
+a folder that transformers loads. The model is that of the folder's config.json, or a Llama of the
+given sizes. To start, take a text of a few megabytes:
 
   girandole pretrain --data book.txt --out model --steps 500 --lr 0.001
   girandole generate --model model --prompt \"The \" --temperature 0.8")]
 pub struct PretrainOptions {
-    /// Folder with config.json, and with tokenizer.json unless --tokenizer is given: Llama, Mistral, Qwen2.5, Qwen3 or GPT-2 [default: a Llama]
+    /// Folder with config.json and tokenizer.json [default: a new Llama]
+    ///
+    /// A Llama, Mistral, Qwen2.5, Qwen3 or GPT-2. The folder needs no tokenizer.json if --tokenizer is given. Its weights are not read.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["layers", "hidden", "heads"])]
     model: Option<PathBuf>,
     #[command(flatten)]
     options: TrainOptions,
-    /// What makes tokens of text [default: the folder's tokenizer.json, else bytes]
+    /// Tokenizer [default: the folder's tokenizer.json, else bytes]
     #[arg(long, value_enum)]
     tokenizer: Option<TokenizerKind>,
-    /// Blocks
+    /// Blocks (layers)
     #[arg(long, value_name = "N", default_value = "6", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     layers: usize,
     /// Features of a token
     #[arg(long, value_name = "N", default_value = "384", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     hidden: usize,
-    /// Heads of attention
+    /// Attention heads
     #[arg(long, value_name = "N", default_value = "6", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     heads: usize,
 }

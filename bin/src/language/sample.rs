@@ -14,11 +14,13 @@ const PROMPT: usize = 8;
 /// What is written at each evaluation.
 #[derive(Debug, Clone, Args)]
 pub(super) struct SampleOptions {
-    /// What the sample of text at each evaluation goes on from, but with pp, where there is none [default: the beginning of the first row]
-    #[arg(long, value_name = "TEXT", requires = "evaluate", help_heading = "Watching")]
+    /// Prompt of the sample [default: start of the first row]
+    ///
+    /// Each evaluation prints a sample of text, except with pipeline stages (pp).
+    #[arg(long, value_name = "TEXT", requires = "evaluate", help_heading = "Evaluation and logging")]
     sample_prompt: Option<String>,
-    /// Tokens of that sample
-    #[arg(long, value_name = "N", default_value = "48", value_parser = count, allow_negative_numbers = true, help_heading = "Watching")]
+    /// Tokens of the sample
+    #[arg(long, value_name = "N", default_value = "48", value_parser = count, allow_negative_numbers = true, help_heading = "Evaluation and logging")]
     sample: usize,
 }
 

@@ -19,75 +19,85 @@ use super::tee::Tee;
 /// Options of `launch`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Starts --nproc-per-node copies of PROGRAM, each a rank of one job, forwards what they print line by line, and ends all of \
-them when one fails, when it is stopped by a signal, and when it is killed itself. The last line names the first cause; \
-the exit code is 0, or that of the first rank that failed (128 + the signal where one ended it; 1 for 75, with which a rank says that another one \
-is at fault).
+Starts --nproc-per-node copies of PROGRAM, each a rank of one job, and forwards their output line by
+line. It ends all of them when one fails, when it is stopped by a signal, and when it is killed
+itself. Its last line names the first cause. Its exit code is 0, or that of the first rank that failed:
+128 + the signal if a signal ended it; 1 for 75, the code by which a rank says that another rank
+failed.
 
-With --elastic MIN:MAX a rank that fails once all have met is lost, and the others go on as long as MIN are left, if PROGRAM \
-can: ddp-transformer does, and so do programs on the crate comm that shrink their group; this program's other commands end as \
-without it, and whatever does not join through comm does, too. With fewer the job ends, and --max-restarts applies. On \
-several machines give it to each launcher. A machine other than node 0's may be lost with its launcher, or leave when a signal \
-stops that; where one is gone there is no restart. Ranks of node 0 may be lost as well, but with its launcher or machine the job \
-ends. Machines that vanish without a word are missed after the ranks' time-out, and half of the ranks go on only if the lowest \
-is among them. Lost ranks are not replaced. The job is done when all ranks that are left are, however long one takes; a rank that \
-stands still and was left behind is then ended, and named in a warning.
+Elastic jobs (--elastic MIN:MAX): a rank that fails after all have met is lost, and the others continue
+as long as MIN are left, if PROGRAM supports that. ddp-transformer, pretrain and finetune do, and so do
+programs that shrink their group with the crate comm; all other programs end as without the option. With
+fewer than MIN ranks the job ends, and --max-restarts applies. Lost ranks are not replaced. The job is
+done when all remaining ranks are; a rank that hangs and was left behind is then ended, with a warning
+that names it.
 
-With --max-restarts all ranks start again after a failure. This program's commands then go on from their last checkpoint \
-in --checkpoint-dir; other programs find TORCHELASTIC_RESTART_COUNT in their environment.
+On several machines give --elastic to each launcher. A machine other than node 0 may be lost with its
+launcher, or leave when a signal stops its launcher; after that there is no restart. Ranks of node 0
+may be lost, but if its launcher or machine is lost the job ends. Machines that vanish silently are
+noticed after the ranks' timeout; if exactly half of the ranks are left, they continue only if they
+include the lowest rank.
 
-On several machines it is started on each, with the same options but for --node-rank; the launchers meet at --master-addr \
-and act as one. One that stands still is named after 30 s; once the ranks have ended elsewhere the job ends after --timeout. Off loopback they need a secret, the same on each: 64 hexadecimal digits in GIRANDOLE_SECRET, or in a file of \
-mode 0600 that GIRANDOLE_SECRET_FILE names.
+Restarts (--max-restarts): all ranks start again after a failure. This program's commands then continue
+from their last checkpoint in --checkpoint-dir; other programs find TORCHELASTIC_RESTART_COUNT in their
+environment.
 
-A rank finds in its environment what torchrun tells it: RANK, LOCAL_RANK, NODE_RANK, GROUP_RANK, ROLE_RANK, WORLD_SIZE, \
-LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and TORCHELASTIC_*; OMP_NUM_THREADS=1 where it is not set and there are several \
-ranks; PYTHONUNBUFFERED=1 where it is not set; and the job's secret. Its standard input is empty: that of launch is not passed on. \
-The commands of this program join as that rank. Options \
-that are not given are taken from PET_NNODES, PET_NODE_RANK and so on, as torchrun does and Kubeflow sets them (PET_MASTER_ADDR \
-with several machines only).
+Several machines (--nnodes): start it on each machine with the same options except --node-rank. The
+launchers meet at --master-addr and act as one. A launcher that stops responding is named after 30 s;
+once the ranks have ended elsewhere, the job ends after --timeout. If --master-addr is not on loopback
+the launchers need the same secret on each machine: 64 hexadecimal digits in GIRANDOLE_SECRET, or in a
+file of mode 0600 that GIRANDOLE_SECRET_FILE names.
+
+Environment of a rank: the variables of torchrun (RANK, LOCAL_RANK, NODE_RANK, GROUP_RANK, ROLE_RANK,
+WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and TORCHELASTIC_*); OMP_NUM_THREADS=1 if there
+are several ranks, and PYTHONUNBUFFERED=1, unless they are set; and the job's secret. This program's
+commands join as that rank. Standard input of a rank is empty.
+
+Options may have underscores, as torchrun's (--nproc_per_node). Those that are not given are taken from
+PET_NNODES, PET_NODE_RANK and so on, as torchrun does and Kubeflow sets them (PET_MASTER_ADDR only with
+several machines).
 
   girandole launch --nproc-per-node 2 -- girandole ddp-linear
   girandole launch --nproc-per-node 4 --max-restarts 3 -- python train.py --epochs 3
-  girandole launch --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --nproc-per-node 4 -- girandole ddp-transformer")]
+  girandole launch --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 -- girandole ddp-linear")]
 pub struct LaunchOptions {
-    /// Ranks to start here: a number, gpu (one for each GPU), cpu (one for each core), auto (gpu where there are some, else
-    /// cpu) [default: 1]
-    #[arg(
-        long,
-        visible_alias = "nproc_per_node",
-        value_name = "N|gpu|cpu|auto",
-        allow_negative_numbers = true
-    )]
+    /// Ranks to start on this machine [default: 1]
+    ///
+    /// A number, gpu (one per GPU), cpu (one per core) or auto (gpu if there are any, else cpu).
+    #[arg(long, alias = "nproc_per_node", value_name = "N|gpu|cpu|auto", allow_negative_numbers = true)]
     nproc_per_node: Option<ProcessCount>,
-    /// Machines, each with a launcher of its own and as many ranks [default: 1]
+    /// Machines, each with its own launcher and equally many ranks [default: 1]
     #[arg(long, value_name = "N", value_parser = nodes, allow_negative_numbers = true)]
     nnodes: Option<usize>,
-    /// This machine's number among them, from 0
-    #[arg(long, visible_alias = "node_rank", value_name = "R", allow_negative_numbers = true)]
+    /// Number of this machine, from 0
+    #[arg(long, alias = "node_rank", value_name = "R", allow_negative_numbers = true)]
     node_rank: Option<usize>,
-    /// The address at which the ranks meet, one of node 0 [default: 127.0.0.1]
-    #[arg(long, visible_alias = "master_addr", value_name = "HOST")]
+    /// Address of node 0, where the ranks meet [default: 127.0.0.1]
+    #[arg(long, alias = "master_addr", value_name = "HOST")]
     master_addr: Option<String>,
-    /// Its port; on several nodes the launchers meet there [default: one that is free; on several nodes 29500]
+    /// Port there, also of the launchers [default: a free one; 29500 on several nodes]
     #[arg(
         long,
-        visible_alias = "master_port",
+        alias = "master_port",
         value_name = "PORT",
         value_parser = clap::value_parser!(u16).range(1..),
         allow_negative_numbers = true
     )]
     master_port: Option<u16>,
-    /// How often all ranks start again after one has failed [default: 0]
-    #[arg(long, visible_alias = "max_restarts", value_name = "K", allow_negative_numbers = true)]
+    /// How often to restart all ranks after one failed [default: 0]
+    #[arg(long, alias = "max_restarts", value_name = "K", allow_negative_numbers = true)]
     max_restarts: Option<usize>,
-    /// Go on as long as MIN ranks are left when some are lost, of those of all machines, which are MAX at most
+    /// Continue when ranks are lost, as long as MIN are left
+    ///
+    /// Both numbers count the ranks of all machines, which must not be more than MAX.
     #[arg(long, value_name = "MIN:MAX", allow_negative_numbers = true)]
     elastic: Option<ElasticRanks>,
-    /// Keep what each rank prints in DIR/RUN/attempt_N/RANK/stdout.log and stderr.log
-    #[arg(long, visible_alias = "log_dir", value_name = "DIR")]
+    /// Folder for the output of each rank
+    ///
+    /// The files are DIR/RUN/attempt_N/RANK/stdout.log and stderr.log.
+    #[arg(long, alias = "log_dir", value_name = "DIR")]
     pub(super) log_dir: Option<PathBuf>,
-    /// With --log-dir: show it, too; 1 standard output, 2 standard error, 3 both
+    /// With --log-dir: also print it; 1 standard output, 2 standard error, 3 both
     #[arg(
         long,
         value_name = "1|2|3",
@@ -97,13 +107,14 @@ pub struct LaunchOptions {
         allow_negative_numbers = true
     )]
     pub(super) tee: Option<Tee>,
-    /// How long the launchers of several nodes wait for each other: for all to come, and in the end for one that is silent
-    /// [default: 300]
+    /// How long the launchers of several nodes wait for each other [default: 300]
+    ///
+    /// They wait so long for all to connect, and at the end for one that is silent.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
     pub(super) timeout: Option<Duration>,
     #[command(flatten)]
     pub(super) transport: TransportOption,
-    /// The program that each rank runs, and its arguments
+    /// Program that each rank runs, and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     pub(super) command: Vec<OsString>,
 }

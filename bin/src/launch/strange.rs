@@ -25,11 +25,11 @@ pub(super) fn check(name: &OsStr) -> Result<()> {
     }
     let typed = got.split('=').next().unwrap_or_default().replace('_', "-");
     let found = TORCHRUN.iter().find(|(options, _)| options.contains(&typed.as_str()));
-    let help = found.map_or("girandole launch --help lists those that it has", |(_, help)| help);
+    let help = found.map_or("see girandole launch --help", |(_, help)| help);
     Err(Error::Option {
         option: "launch",
         got: got.into_owned(),
-        help: format!("there is no such option; {help}; a program of such a name is given by its path"),
+        help: format!("there is no such option; {help}; if it is a program, give its path"),
     })
 }
 

@@ -13,10 +13,10 @@ use crate::trainer::ElasticRanks;
 /// Whether a run goes on when ranks are lost.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub struct ElasticOptions {
-    /// Start MAX ranks, and go on as long as MIN are left when some are lost [default: what launch --elastic says]
+    /// Start MAX ranks, and continue as long as MIN are left [default: launch's]
     #[arg(long, value_name = "MIN:MAX", help_heading = "Ranks")]
     pub elastic: Option<ElasticRanks>,
-    /// Start up to K new ranks in place of lost ones; they join between two steps
+    /// Start up to K new ranks to replace lost ones
     #[arg(long, value_name = "K", default_value = "0", requires = "elastic", help_heading = "Ranks")]
     pub replace: usize,
 }
@@ -68,9 +68,7 @@ impl ElasticOptions {
     pub(crate) fn join(&self, config: &mut TcpConfig, ranks: &RankOptions) -> Result<()> {
         self.check_ranks(config.world_size, ranks)?;
         if self.replace > 0 {
-            let help =
-                "whoever has started this rank starts no others in place of lost ones; leave the option out"
-                    .into();
+            let help = "the launcher of this rank does not replace lost ranks; leave the option out".into();
             return Err(Error::Option { option: "--replace", got: self.replace.to_string(), help });
         }
         let Some(elastic) = self.elastic else { return Ok(()) };
@@ -102,7 +100,7 @@ impl ElasticRanks {
         if (self.min..=self.max).contains(&world_size) {
             return Ok(());
         }
-        let help = format!("the run begins with {world_size} ranks; give a range in which that is");
+        let help = format!("the run begins with {world_size} ranks; give a range that includes it");
         Err(Error::Option { option: "--elastic", got: self.to_string(), help })
     }
 }

@@ -14,10 +14,12 @@ const MOST_WORKERS: usize = 256;
 /// Options of the data loader of each rank. They change no number.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub struct LoaderOptions {
-    /// Threads of each rank that load batches ahead; with 0 each batch is loaded when it is needed
+    /// Threads per rank that load batches ahead
+    ///
+    /// With 0, each batch is loaded when it is needed.
     #[arg(long, value_name = "N", default_value = "0", value_parser = workers, allow_negative_numbers = true)]
     pub num_workers: usize,
-    /// Copy batches to CUDA devices from page-locked memory, which is quicker; on the CPU nothing is copied
+    /// Copy batches to CUDA devices from page-locked memory (faster)
     #[arg(long)]
     pub pin_memory: bool,
 }

@@ -24,10 +24,10 @@ use comm::{TcpConfig, Tls, Transport};
 /// ```
 #[derive(Debug, Clone, Default, Args)]
 pub struct TransportOption {
-    /// What carries data between ranks of one host [default: what GIRANDOLE_TRANSPORT says, else the back end's]
+    /// Channel between ranks of one host [default: GIRANDOLE_TRANSPORT, else the backend's]
     #[arg(long, value_name = "KIND", value_parser = transport(), help_heading = "Ranks")]
     pub transport: Option<Transport>,
-    /// Which TCP connections are encrypted, by keys made from the job's secret [default: what GIRANDOLE_TLS says, else off]
+    /// TCP connections to encrypt, with keys derived from the job's secret [default: GIRANDOLE_TLS, else off]
     #[arg(long, value_name = "WHICH", value_parser = tls(), help_heading = "Ranks")]
     pub tls: Option<Tls>,
 }
@@ -42,9 +42,9 @@ impl TransportOption {
 
 fn transport() -> impl TypedValueParser<Value = Transport> {
     let values = [
-        ("auto", "Shared memory between ranks that have some, TCP between all others"),
+        ("auto", "Shared memory between ranks that can share it, TCP between all others"),
         ("tcp", "TCP between all ranks"),
-        ("shm", "Shared memory between all ranks; an error where that cannot be"),
+        ("shm", "Shared memory between all ranks; an error where that is impossible"),
     ];
     PossibleValuesParser::new(values.map(|(name, help)| PossibleValue::new(name).help(help)))
         .try_map(|name| name.parse::<Transport>())
@@ -52,9 +52,9 @@ fn transport() -> impl TypedValueParser<Value = Transport> {
 
 fn tls() -> impl TypedValueParser<Value = Tls> {
     let values = [
-        ("off", "None: whoever can listen to the network sees the model"),
-        ("hosts", "Those between hosts"),
-        ("all", "All, those within a host as well"),
+        ("off", "None: anyone who can listen to the network sees the model"),
+        ("hosts", "Connections between hosts"),
+        ("all", "All connections, also within a host"),
     ];
     PossibleValuesParser::new(values.map(|(name, help)| PossibleValue::new(name).help(help)))
         .try_map(|name| name.parse::<Tls>())

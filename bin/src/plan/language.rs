@@ -25,7 +25,9 @@ const MOST_RANKS: usize = 1 << 16;
 /// Options of `plan --model`, those of `pretrain` and `finetune`.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct LanguagePlanOptions {
-    /// Folder with config.json, or that file: a Llama, Mistral, Qwen2.5, Qwen3 or GPT-2, in place of a command's model
+    /// Folder with config.json, or that file, in place of MODEL
+    ///
+    /// A Llama, Mistral, Qwen2.5, Qwen3 or GPT-2.
     #[arg(
         id = "folder",
         long = "model",
@@ -36,7 +38,7 @@ pub(crate) struct LanguagePlanOptions {
         help_heading = "Language models"
     )]
     pub(crate) folder: Option<PathBuf>,
-    /// One layout, such as pp=2,shard=2 [default: all of --ranks]
+    /// One layout, such as pp=2,shard=2 [default: all for --ranks]
     #[arg(
         long,
         value_name = "AXES",
@@ -45,19 +47,22 @@ pub(crate) struct LanguagePlanOptions {
         help_heading = "Language models"
     )]
     mesh: Option<Layout>,
-    /// Parts that a rank's rows are cut into [default: 1, with pp as many as stages]
+    /// Parts of a rank's rows, computed in turn [default: 1, or pp]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, requires = "folder", help_heading = "Language models")]
     accumulate: Option<usize>,
-    /// Keep of every N-th block only its input, and compute it again in backward; 1 is all blocks; `selective` keeps products
+    /// Recompute every N-th block in backward
+    ///
+    /// Only the input of such a block is kept; 1 recomputes all blocks. `selective` recomputes in all blocks only what is cheap,
+    /// and keeps matrix products.
     #[arg(long, value_name = "N|selective", value_parser = recompute, allow_negative_numbers = true, requires = "folder", help_heading = "Language models")]
     recompute: Option<Recompute>,
-    /// The order of work of pipeline stages
+    /// Schedule of pipeline stages
     #[arg(long, default_value = "1f1b", value_name = "NAME", value_parser = schedule, help_heading = "Language models")]
     pipeline_schedule: ScheduleKind,
-    /// What parameters are kept in
+    /// Type of parameters
     #[arg(long, value_enum, default_value = "f32", help_heading = "Language models")]
     parameters: ParametersDtype,
-    /// Rank of adapters (LoRA) of all linear layers, which alone are trained
+    /// Train only adapters (LoRA) of this rank, on all linear layers
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, requires = "folder", help_heading = "Language models")]
     lora_rank: Option<usize>,
 }

@@ -34,11 +34,11 @@ pub enum ModelName {
 /// An optimizer, by what it remembers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OptimizerName {
-    /// Nothing
+    /// It keeps nothing
     Sgd,
-    /// A number for each parameter
+    /// It keeps one number per parameter
     Momentum,
-    /// Two numbers for each parameter
+    /// It keeps two numbers per parameter
     Adam,
 }
 
@@ -77,102 +77,109 @@ impl NetworkName {
 /// Options of `plan`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-For each way to spread a model over ranks: whether it fits, the memory of the rank that has most
-by kind, the bytes that a rank sends in a step, and about how long a step takes. What is not given
-is measured here, between two processes.
+Prints for each layout of a model over --ranks ranks: whether it fits; the memory of the rank that
+needs most, by kind; the bytes that a rank sends in a step; and the approximate time of a step. What
+is not given by options is measured here, between two processes.
 
-`fsdp 4 grad-op` keeps parameters from forward to backward; `fsdp 2, dp 2` divides the model over
-2 ranks, and has 2 copies of that. A pipeline is cut into stages of about as many parameters, and
-all micro-batches go forward before the first one goes back.
+`fsdp 4 grad-op` keeps parameters from forward to backward. `fsdp 2, dp 2` shards the model over 2
+ranks, and has 2 copies of that. A pipeline has stages with about equally many parameters, and all
+micro-batches go forward before the first one goes backward.
 
-Each copy of the model takes samples of its own, so that a step needs as many at least. Ways that
-there are not, because sizes of the model cannot be divided by so many ranks, are listed below the
-table.
+Each copy of the model takes its own samples, so a step needs at least one sample per copy. Layouts
+that are impossible, because the ranks do not divide the sizes of the model, are listed below the
+table with the reason.
 
 --json FILE gets one object: model, ranks, memory, bandwidth and so on; strategies, a list with
-whether each fits, what it lacks where it does not (samples or memory), the bytes of each kind, sent
-and seconds; left_out, those that there are not, with the reason; recommended, the name of one, or
-null. What a run has measured of the same bytes is in the last line of its --metrics.
+whether each fits, what it lacks if it does not (samples or memory), the bytes of each kind, the bytes
+sent, and seconds; left_out, the impossible ones with the reason; recommended, the name of one, or
+null. A run with --metrics writes the measured bytes of the same kinds to its last line.
 
-With --model a language model of a folder is planned for, as pretrain and finetune train it: for
---mesh, or for every layout of --ranks ranks, the one whose largest rank needs least first. Memory
-is that of the rank that needs most, with activations of all micro-batches that are under way;
-buffers are copies, gathered units, messages, and what an operation needs for a moment. It is an
-estimate, within about a tenth. Each process takes some 100 MB besides.
+With --model the plan is for a language model as pretrain and finetune train it, in the layout --mesh
+or in every layout of --ranks ranks, sorted by the memory of the rank that needs most. It includes the
+activations of all micro-batches in flight; `buffers` are copies, gathered units, messages, and the
+temporary memory of an operation. It is an estimate, within about a tenth. Each process takes about
+100 MB more.
 
-The sizes are those of a command's model, or what the options say. Time is that of matrix products
-at --flops, of the optimizer at --memory-bandwidth, and of communication, message by message as the
-ranks exchange them, on a network with --bandwidth and --latency between its ranks, or by its name.
-Where nodes have several ranks and less between them, --ranks-per-node says how many, and
---node-bandwidth and --node-latency what. Ranks compute while they communicate; not where the
-network is this machine's, measured, and it has less than two cores a rank.")]
+Without --model the sizes are those of a command's model, changed by options. The time consists of
+matrix products (--flops), the optimizer (--memory-bandwidth), and communication, computed message by
+message for a network with --bandwidth and --latency between ranks, or one known by name (--network).
+If nodes have several ranks and slower links between them, give --ranks-per-node, --node-bandwidth and
+--node-latency. Computation and communication overlap, except on a measured machine with fewer than
+two cores per rank.
+
+  girandole plan fsdp-mlp --ranks 4 --memory 16GB --network nvlink --flops 80TFLOP/s
+  girandole plan --model SmolLM2-135M --ranks 4")]
 pub struct PlanOptions {
-    /// The model of a command
+    /// Model of this command
     #[arg(value_enum, default_value = "tensor-parallel-transformer")]
     pub(crate) model: ModelName,
-    /// Ranks
+    /// Number of ranks
     #[arg(long, value_name = "N", default_value = "2", value_parser = count, allow_negative_numbers = true)]
     pub(crate) ranks: usize,
-    /// Memory of a rank, such as 16GB [default: this machine's, shared by the ranks]
+    /// Memory of a rank, such as 16GB [default: this machine's / ranks]
     #[arg(long, value_name = "BYTES", value_parser = units::bytes, allow_hyphen_values = true)]
     pub(crate) memory: Option<f64>,
-    /// What a rank sends in a second, such as 12.5GB/s or 100Gbit/s [default: measured]
+    /// Bandwidth of a rank, such as 100Gbit/s [default: measured]
     #[arg(long, value_name = "BYTES/s", value_parser = units::bandwidth, allow_hyphen_values = true)]
     pub(crate) bandwidth: Option<f64>,
-    /// Time of a step of communication, such as 50us [default: measured]
+    /// Latency of a message, such as 50us [default: measured]
     #[arg(long, value_name = "TIME", value_parser = units::time, allow_hyphen_values = true)]
     pub(crate) latency: Option<f64>,
-    /// A network, in place of its bandwidth and latency
+    /// Network, in place of bandwidth and latency
     #[arg(long, value_enum, conflicts_with_all = ["bandwidth", "latency", "node_bandwidth", "node_latency"])]
     pub(crate) network: Option<NetworkName>,
-    /// Ranks of a node [default: all, or those of --network]
+    /// Ranks per node [default: all, or those of --network]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
     pub(crate) ranks_per_node: Option<usize>,
-    /// What a rank sends in a second to another node [default: that of --bandwidth]
+    /// Bandwidth of a rank to other nodes [default: --bandwidth]
     #[arg(long, value_name = "BYTES/s", value_parser = units::bandwidth, allow_hyphen_values = true, requires = "ranks_per_node")]
     pub(crate) node_bandwidth: Option<f64>,
-    /// Time of a step of communication with another node [default: that of --latency]
+    /// Latency of a message to other nodes [default: --latency]
     #[arg(long, value_name = "TIME", value_parser = units::time, allow_hyphen_values = true, requires = "ranks_per_node")]
     pub(crate) node_latency: Option<f64>,
-    /// Operations of a rank in a second, such as 80GFLOP/s [default: measured]
+    /// Speed of a rank, such as 80GFLOP/s [default: measured]
     #[arg(long, value_name = "FLOP/s", value_parser = units::flops, allow_hyphen_values = true)]
     pub(crate) flops: Option<f64>,
-    /// What the optimizer of a rank reads and writes in a second, such as 20GB/s [default: measured with the others; where
-    /// these are all given, it takes no time]
+    /// Optimizer's memory traffic, such as 20GB/s [default: measured]
+    ///
+    /// It is measured together with bandwidth, latency and operations; if those are all given, the optimizer is taken to need no time.
     #[arg(long, value_name = "BYTES/s", value_parser = units::bandwidth, allow_hyphen_values = true)]
     pub(crate) memory_bandwidth: Option<f64>,
-    /// Samples a step, of all ranks together
+    /// Samples per step, over all ranks
     #[arg(long, value_name = "N", default_value = "16", value_parser = count, allow_negative_numbers = true)]
     pub(crate) batch_size: usize,
-    /// Parts of a batch that go through a pipeline one after the other
+    /// Micro-batches of a pipeline
     #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
     pub(crate) micro_batches: usize,
-    /// What the optimizer remembers [default: as the command's; adam for fsdp-mlp, tensor-parallel-mlp and
-    /// tensor-parallel-transformer, else sgd]
+    /// Optimizer [default: the command's]
+    ///
+    /// That is adam for fsdp-mlp, tensor-parallel-mlp and tensor-parallel-transformer, and sgd for the others.
     #[arg(long, value_enum)]
     pub(crate) optimizer: Option<OptimizerName>,
-    /// Bytes of a number: 4 for f32, 2 for f16 and bf16, 8 for f64
+    /// Bytes of a number, such as 2 for f16 and bf16
     #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
     pub(crate) element_bytes: usize,
-    /// The same for what fsdp gathers, computes with and averages: 2 for its default of f16 [default: that of --element-bytes]
+    /// Bytes of a number that FSDP gathers [default: --element-bytes]
+    ///
+    /// It is 2 for the default of `fsdp-mlp`, f16.
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
     pub(crate) gathered_bytes: Option<usize>,
-    /// Write the plan as JSON, too
+    /// File to write the plan to, as JSON
     #[arg(long, value_name = "FILE.json")]
     pub(crate) json: Option<PathBuf>,
     /// A language model's own.
     #[command(flatten)]
     pub(crate) language: LanguagePlanOptions,
-    /// Sizes of linear layers in a row, separated by commas, in place of the command's
+    /// Sizes of a chain of linear layers, separated by commas
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     pub(crate) sizes: Vec<usize>,
-    /// Tokens that there are
+    /// Tokens in the vocabulary
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     pub(crate) vocab_size: Option<usize>,
-    /// Numbers that a token becomes
+    /// Features of a token
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     pub(crate) d_model: Option<usize>,
-    /// Heads of attention
+    /// Attention heads
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     pub(crate) num_heads: Option<usize>,
     /// Width of the feed-forward layers
@@ -181,13 +188,13 @@ pub struct PlanOptions {
     /// Layers
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     pub(crate) num_layers: Option<usize>,
-    /// Longest row of tokens that the model can take
+    /// Positions: the longest row of tokens that the model takes
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     pub(crate) max_len: Option<usize>,
-    /// Tokens in a row, one of which is only to be predicted
+    /// Tokens in a row; the last one is only predicted
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     pub(crate) length: Option<usize>,
-    /// Probability with which dropout zeroes a number; with any but 0 its results are kept [default: as the command's]
+    /// Dropout; above 0 its results take memory [default: the command's]
     #[arg(long, value_name = "P", value_parser = probability, allow_negative_numbers = true, help_heading = "Model")]
     pub(crate) dropout: Option<f64>,
 }

@@ -28,7 +28,7 @@ impl Entry {
         let line_of = |byte: usize| text.as_bytes()[..byte.min(text.len())].split(|b| *b == b'\n').count();
         let table = DeTable::parse(text).map_err(|error| {
             let problem = error.message().lines().collect::<Vec<_>>().join(" ");
-            (line_of(error.span().map_or(0, |span| span.start)), format!("it is no TOML: {problem}"))
+            (line_of(error.span().map_or(0, |span| span.start)), format!("this is not TOML: {problem}"))
         })?;
         let mut pairs: Vec<_> = table.get_ref().iter().collect();
         pairs.sort_by_key(|(key, _)| key.span().start);
@@ -73,7 +73,7 @@ fn is_flag(option: &Arg) -> bool {
 fn arguments(option: &Arg, long: &str, value: &DeValue<'_>) -> Result<Vec<OsString>, String> {
     let may_be_bare = option.get_num_args().is_some_and(|count| count.min_values() == 0);
     let refuse =
-        |expected: &str| Err(format!("{long} is {}; expected is {expected}", with_article(value.type_str())));
+        |expected: &str| Err(format!("{long} is {}; expected {expected}", with_article(value.type_str())));
     let typed = |text: String| OsString::from(format!("--{long}={text}"));
     let is_list = matches!(option.get_action(), clap::ArgAction::Append);
     // Such as `A,B`.
@@ -89,9 +89,7 @@ fn arguments(option: &Arg, long: &str, value: &DeValue<'_>) -> Result<Vec<OsStri
                 Some(texts) if texts.is_empty() => Err(format!("{long} is an empty list")),
                 Some(texts) if has_parts => Ok(vec![typed(texts.join(","))]),
                 Some(texts) => Ok(texts.into_iter().map(typed).collect()),
-                None => {
-                    Err(format!("{long} has a value of another type; expected are {}s", expected(option)))
-                }
+                None => Err(format!("{long} has a value of another type; expected {}s", expected(option))),
             }
         }
         value => match text(option, value) {
@@ -204,22 +202,22 @@ mod tests {
             ("file = 'x'", 1, "train has no option \"file\"; the nearest is "),
             ("help = true", 1, "train has no option \"help\""),
             ("\nrecipe = 'other.toml'", 2, "a recipe cannot name another one"),
-            ("batch-size = '8'", 1, "batch-size is a string; expected is a whole number"),
-            ("batch-size = 8.0", 1, "batch-size is a float; expected is a whole number"),
-            ("batch-size = [8]", 1, "batch-size is an array; expected is a whole number"),
-            ("batch-size = true", 1, "batch-size is a boolean; expected is a whole number"),
-            ("out = 3", 1, "out is an integer; expected is a string"),
-            ("lr = 'low'", 1, "lr is a string; expected is a number"),
-            ("merge = 1", 1, "merge is an integer; expected is true or false"),
-            ("resume = 1", 1, "resume is an integer; expected is a string"),
-            ("data = [1]", 1, "data has a value of another type; expected are strings"),
+            ("batch-size = '8'", 1, "batch-size is a string; expected a whole number"),
+            ("batch-size = 8.0", 1, "batch-size is a float; expected a whole number"),
+            ("batch-size = [8]", 1, "batch-size is an array; expected a whole number"),
+            ("batch-size = true", 1, "batch-size is a boolean; expected a whole number"),
+            ("out = 3", 1, "out is an integer; expected a string"),
+            ("lr = 'low'", 1, "lr is a string; expected a number"),
+            ("merge = 1", 1, "merge is an integer; expected true or false"),
+            ("resume = 1", 1, "resume is an integer; expected a string"),
+            ("data = [1]", 1, "data has a value of another type; expected strings"),
             ("data = []", 1, "data is an empty list"),
-            ("data = 1979-05-27", 1, "data is a datetime; expected is a string or a list of them"),
-            ("[lr]\nx = 1", 1, "lr is a table; expected is a number"),
-            ("lr = 1\nlr = 2", 2, "it is no TOML: duplicate key"),
+            ("data = 1979-05-27", 1, "data is a datetime; expected a string or a list of them"),
+            ("[lr]\nx = 1", 1, "lr is a table; expected a number"),
+            ("lr = 1\nlr = 2", 2, "this is not TOML: duplicate key"),
             ("batch-size = 1\n\nbatch_size = 2", 3, "batch-size is in line 1 already"),
-            ("lr = 1\nnot toml", 2, "it is no TOML: "),
-            ("lr = 1\nout = \"x", 2, "it is no TOML: "),
+            ("lr = 1\nnot toml", 2, "this is not TOML: "),
+            ("lr = 1\nout = \"x", 2, "this is not TOML: "),
         ] {
             let (at, said) = read(text).unwrap_err();
             assert!(said.starts_with(problem) && at == line, "{text:?}: line {at}: {said}");

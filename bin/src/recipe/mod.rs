@@ -33,7 +33,7 @@ pub(crate) struct Recipe {
 
 /// A command with the option.
 pub(crate) fn with_option(command: Command) -> Command {
-    let help = "TOML file of options: their long names as keys, such as batch-size = 8; the command line wins over it";
+    let help = "TOML file of options; the command line overrides it";
     let value = value_parser!(PathBuf);
     command.arg(Arg::new(NAME).long(NAME).value_name("FILE.toml").value_parser(value).help(help))
 }

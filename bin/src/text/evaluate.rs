@@ -24,18 +24,20 @@ const NAME: &str = "evaluate";
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Prints the mean cross-entropy of a text's tokens, in nats, and its exponential, the perplexity. The
-text is cut into rows of --length tokens; each token but the first is predicted once, from those of
-its row before it. It is the same in any layout (--mesh).")]
+text is cut into rows of --length tokens; each token but the first of a row is predicted once, from the
+tokens before it in that row. The result is the same in any layout (--mesh).
+
+  girandole evaluate --model model --data book.txt")]
 pub struct EvaluateOptions {
     #[command(flatten)]
     model: ModelOptions,
     /// File with the text
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
-    /// Tokens of a row [default: 1024, or as many as the model has positions]
+    /// Tokens per row [default: 1024, or the model's positions if fewer]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
     length: Option<usize>,
-    /// Rows that are computed at once, over all ranks
+    /// Rows computed at once, over all ranks
     #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
     batch_size: usize,
     #[command(flatten)]

@@ -26,13 +26,15 @@ const NAME: &str = "generate";
 /// Options of `generate`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Prints the prompt and what the model continues it with, as it is written, on standard output. Without
---temperature each token is the likeliest one. It ends with --max-new-tokens, with a token that the
-folder says ends a text, or where the model has no more positions.
+Prints the prompt and its continuation on standard output, token by token. Without --temperature each
+token is the likeliest one. The text ends after --max-new-tokens, at an end-of-text token of the
+folder, or when the model has no more positions.
 
-With --chat the prompt is a user's message, and with --messages there are several: the folder's chat
-template writes them, and the model's answer alone is printed. A model that is too large for one rank
-is divided over several by --mesh with tp or shard.")]
+With --chat the prompt is a user's message; with --messages there are several messages. The folder's
+chat template formats them, and only the model's answer is printed. A model that is too large for one
+rank is divided over several by --mesh with tp or shard.
+
+  girandole generate --model model --prompt \"The \" --temperature 0.8")]
 pub struct GenerateOptions {
     #[command(flatten)]
     model: ModelOptions,
@@ -47,28 +49,28 @@ pub struct GenerateOptions {
     /// File with the text to continue
     #[arg(long, value_name = "FILE", conflicts_with = "messages")]
     prompt_file: Option<PathBuf>,
-    /// Take the prompt for a user's message, and answer it
+    /// Answer the prompt as a user's message
     #[arg(long)]
     chat: bool,
-    /// What the model is told before that message
+    /// System message before the user's
     #[arg(long, value_name = "TEXT", requires = "chat", conflicts_with = "messages")]
     system: Option<String>,
-    /// JSON file of messages to answer: a list of objects with role and content
+    /// Conversation to answer: a list of objects with role and content
     #[arg(long, value_name = "FILE.json")]
     messages: Option<PathBuf>,
-    /// Tokens at most
+    /// Most tokens to generate
     #[arg(long, value_name = "N", default_value = "128", value_parser = count, allow_negative_numbers = true)]
     max_new_tokens: usize,
-    /// What logits are divided by: below 1 likely tokens are more likely, at 0 it is always the likeliest
+    /// Temperature of sampling; 0 takes the likeliest token
     #[arg(long, value_name = "T", default_value = "0", value_parser = temperature, allow_negative_numbers = true)]
     temperature: f64,
-    /// How many of the likeliest tokens are chosen from [default: all]
+    /// Sample from the K likeliest tokens only [default: all]
     #[arg(long, value_name = "K", value_parser = count, allow_negative_numbers = true)]
     top_k: Option<usize>,
-    /// Of the likeliest tokens, as many are chosen from as have this probability together [default: all]
+    /// Sample from the top tokens with this total probability [default: all]
     #[arg(long, value_name = "P", value_parser = share, allow_negative_numbers = true)]
     top_p: Option<f64>,
-    /// Seed of the choices
+    /// Seed of sampling
     #[arg(long, value_name = "N", default_value = "42", value_parser = seed, allow_negative_numbers = true)]
     seed: u64,
     #[command(flatten)]
@@ -126,7 +128,7 @@ impl GenerateOptions {
     fn prompt(&self, world_size: usize) -> Result<Prompt> {
         let layout = self.spread.layout(world_size)?;
         if layout.pp > 1 || layout.dp > 1 {
-            let help = "a text is written by one model: give tp, shard or both".into();
+            let help = "one copy of the model writes the text: give tp, shard or both".into();
             return Err(Error::Option { option: "--mesh", got: layout.to_string(), help });
         }
         let prompt = match (&self.prompt, &self.prompt_file) {

@@ -34,16 +34,18 @@ pub enum WeightsDtype {
 /// Options of `generate` and `evaluate`.
 #[derive(Debug, Clone, Args)]
 pub struct ModelOptions {
-    /// Folder with config.json, safetensors and tokenizer.json, as transformers writes it: Llama, Mistral, Qwen2.5, Qwen3 or GPT-2
+    /// Hugging Face folder of the model
+    ///
+    /// A folder with config.json, safetensors and tokenizer.json, as transformers writes it: a Llama, Mistral, Qwen2.5, Qwen3 or GPT-2.
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
-    /// Adapters to put on it: a folder with adapter_config.json, as finetune --lora-rank and peft write it
+    /// Adapters (LoRA): a folder that finetune --lora-rank or peft wrote
     #[arg(long, value_name = "DIR")]
     adapters: Option<PathBuf>,
-    /// What weights are kept in
+    /// Type of weights
     #[arg(long, value_enum, default_value = "f32")]
     dtype: WeightsDtype,
-    /// How exactly matrix products of f32 are computed
+    /// Precision of f32 matrix products
     #[arg(long, value_enum, default_value = "f32")]
     precision: PrecisionOption,
 }

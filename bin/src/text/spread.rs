@@ -16,13 +16,15 @@ use crate::start::Start;
 /// The layout, the ranks and their device.
 #[derive(Debug, Clone, Args)]
 pub(super) struct SpreadOptions {
-    /// How ranks are laid out: sizes of pp (stages), dp (copies), shard (FSDP) and tp (divided layers), such as pp=2,shard=2 [default: copies]
+    /// Layout of ranks, such as dp=2,tp=2 [default: copies]
+    ///
+    /// Sizes of the axes pp (pipeline stages), dp (copies), shard (FSDP) and tp (divided layers); an axis left out has size 1.
     #[arg(long, value_name = "AXES", help_heading = "Ranks")]
     mesh: Option<Layout>,
     /// How its ranks come together.
     #[command(flatten)]
     ranks: RankOptions,
-    /// Where tensors are
+    /// Device of tensors
     #[arg(long, value_enum, default_value = "cpu", help_heading = "Ranks")]
     device: DeviceKind,
 }

@@ -22,20 +22,22 @@ const MEGABYTE: u64 = 1_000_000;
 pub enum MadeTokenizer {
     /// A token for each byte.
     Bytes,
-    /// A token for each character that the files have.
+    /// A token for each character that occurs in the files.
     Characters,
 }
 
 /// Options of `tokenize`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-A .jsonl, .ndjson or .json file has one JSON object a line, each a document: a text in its field
-`text`, or a conversation in its field `messages`, which the chat template of --model writes and of
-which the assistant's answers alone are trained on. A .parquet file has such rows (in a build with the
-feature `parquet`). Any other file is one document, text in UTF-8. The token that ends a text follows
-each text.
+A .jsonl, .ndjson or .json file has one JSON object per line, each a document: a text in its field
+`text`, or a conversation in its field `messages`. The chat template of --model formats conversations,
+and only the assistant's answers are trained on. A .parquet file has such rows (in a build with the
+feature `parquet`). Any other file is one document, text in UTF-8. Each text is followed by the
+end-of-text token.
 
-Training commands take the text itself, too, and make tokens of it at each start.")]
+Training commands also take the text itself, and then tokenize it at each start.
+
+  girandole tokenize book.txt --tokenizer bytes --out book.tokens")]
 pub struct TokenizeOptions {
     /// Files with text
     #[arg(value_name = "FILE", required = true)]
@@ -43,16 +45,16 @@ pub struct TokenizeOptions {
     /// Token file to write
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Folder with tokenizer.json, and the chat template where there are conversations
+    /// Folder with tokenizer.json, and with a chat template for conversations
     #[arg(long, value_name = "DIR", required_unless_present = "tokenizer", conflicts_with = "tokenizer")]
     model: Option<PathBuf>,
-    /// Tokenizer to make, where no folder has one
+    /// Tokenizer to make, in place of a folder's
     #[arg(long, value_enum, value_name = "KIND")]
     tokenizer: Option<MadeTokenizer>,
-    /// Folder to write that tokenizer to; needed with `characters`, which no other text gives
+    /// Folder to save that tokenizer to; required with `characters`
     #[arg(long, value_name = "DIR", conflicts_with = "model")]
     save_tokenizer: Option<PathBuf>,
-    /// Field of JSON lines, or column of Parquet, with the text or the conversation [default: text, or messages]
+    /// Field of JSON lines, or column of Parquet [default: text, or messages]
     #[arg(long, value_name = "NAME")]
     field: Option<String>,
 }

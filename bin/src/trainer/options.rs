@@ -20,10 +20,10 @@ const LATEST: &str = "latest";
 /// Where a run keeps its checkpoints, and whether it goes on from one.
 #[derive(Debug, Clone, Default, Args)]
 pub struct CheckpointOptions {
-    /// Folder to keep checkpoints in; the last two stay
+    /// Folder for checkpoints; the last two are kept
     #[arg(long, value_name = "DIR", help_heading = "Checkpoints")]
     pub checkpoint_dir: Option<PathBuf>,
-    /// Steps from one checkpoint to the next [default: those of an epoch; 20 where there are no epochs]
+    /// Steps from one checkpoint to the next [default: those of an epoch, or 20 without epochs]
     #[arg(
         long,
         value_name = "STEPS",
@@ -33,7 +33,7 @@ pub struct CheckpointOptions {
         help_heading = "Checkpoints"
     )]
     pub checkpoint_every: Option<usize>,
-    /// Go on from the latest checkpoint in --checkpoint-dir, or from the one given; from the beginning where there is none yet
+    /// Continue from the latest checkpoint in --checkpoint-dir, or from the one given; start from the beginning if there is none yet
     #[arg(
         long,
         value_name = "CHECKPOINT",
@@ -173,7 +173,7 @@ fn refuse_parent(asked: &Path, folder: &Path) -> Result<()> {
     let config = CheckpointConfig { dir: folder.to_path_buf(), ..CheckpointConfig::default() };
     let Some(newest) = Checkpoints::open(config)?.list()?.pop() else { return Ok(()) };
     let help = format!(
-        "it holds checkpoints and is none itself: give one of them, such as {}; --resume alone takes the latest in --checkpoint-dir",
+        "this folder holds checkpoints but is not a checkpoint: give one of them, such as {}; --resume alone takes the latest in --checkpoint-dir",
         newest.display()
     );
     Err(Error::Option { option: "--resume", got: asked.display().to_string(), help })

@@ -26,6 +26,7 @@ mod process_groups;
 mod recipe;
 mod report;
 mod sampler;
+mod setup;
 mod tensor_parallel;
 mod tensorboard;
 mod text;

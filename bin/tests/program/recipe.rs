@@ -100,16 +100,16 @@ fn what_is_wrong_in_a_recipe_names_it() {
     };
     refuse("wamup = 3\n", "pretrain has no option \"wamup\"; the nearest is warmup");
     refuse("lora-rank = 4\n", "pretrain has no option \"lora-rank\"");
-    refuse("seed = 'x'\n", "seed is a string; expected is a whole number");
+    refuse("seed = 'x'\n", "seed is a string; expected a whole number");
     refuse("seed = -1\n", "invalid value '-1' for '--seed <N>': give a whole number from 0 to");
     refuse(
         "schedule = 'cosin'\n",
         "invalid value 'cosin' for '--schedule <SCHEDULE>' [possible values: constant, cosine,",
     );
-    refuse("steps = 5\n", "it is no TOML: duplicate key");
+    refuse("steps = 5\n", "this is not TOML: duplicate key");
     refuse("batch_size = 5\n", "batch-size is in line 8 already");
     refuse("recipe = 'other.toml'\n", "a recipe cannot name another one");
-    refuse("this is no TOML", "it is no TOML: ");
+    refuse("this is no TOML", "this is not TOML: ");
     refuse("model = 'x'\n", "cannot be used with");
     refuse("mesh = 'dp=3'\n", "line 8: --batch-size: got 8; give a multiple of 3");
     let missing = PRETRAIN.refuse(&["--recipe", &folder.argument("none.toml")]);

@@ -20,15 +20,15 @@ const PRINT_EVERY_DRAWN: usize = 50;
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Trains a net of two convolutions and three linear layers on pictures of ten classes, on --world-size
-ranks with averaged gradients; then tests it on all ranks, on every test picture once.
+ranks with averaged gradients. Then it tests the net on all ranks, on every test picture once.
 
---data-dir DIR is a folder with data_batch_1.bin to data_batch_5.bin and test_batch.bin, or one with
-cifar-10-batches-bin in it: what is in cifar-10-binary.tar.gz. Without it, pictures of that shape
-are drawn from the seed.
+--data-dir DIR is a folder with data_batch_1.bin to data_batch_5.bin and test_batch.bin, or a folder
+that contains cifar-10-batches-bin: the content of cifar-10-binary.tar.gz. Without it the pictures are
+random, drawn from the seed.
 
 --data FILE holds the tensors x and test_x, u8 of shape (samples, 3, 32, 32), and their classes y
-and test_y, u8 of shape (samples), 0 to 9; --init and --save hold conv1, conv2, fc1, fc2 and fc3,
-each with .weight and .bias. What --save has written is read again before it is tested.")]
+and test_y, u8 of shape (samples), 0 to 9. --init and --save hold conv1, conv2, fc1, fc2 and fc3, each
+with .weight and .bias. The file that --save wrote is loaded again before the test.")]
 pub struct Cifar10Options {
     #[command(flatten)]
     pub(super) common: CommonOptions,
@@ -37,10 +37,10 @@ pub struct Cifar10Options {
     /// Folder with the binary version of CIFAR-10
     #[arg(long, value_name = "DIR", conflicts_with_all = ["data", "samples", "test_samples"], help_heading = "Files")]
     pub(super) data_dir: Option<PathBuf>,
-    /// Where to write a grid of test pictures, with what they show and what they are taken for
+    /// File for a grid of test pictures with their true and predicted classes
     #[arg(long, value_name = "FILE.png", help_heading = "Files")]
     pub(super) picture: Option<PathBuf>,
-    /// Pictures in that grid, at most
+    /// Most pictures in that grid
     #[arg(
         long,
         value_name = "N",
@@ -57,19 +57,19 @@ pub struct Cifar10Options {
     /// Passes over the data
     #[arg(long, value_name = "N", default_value = "2", value_parser = count, allow_negative_numbers = true)]
     pub(super) epochs: usize,
-    /// Pictures a step, of each rank
+    /// Pictures per step, on each rank
     #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
     pub(super) batch_size: usize,
     /// Learning rate
     #[arg(long, default_value = "0.01", value_parser = learning_rate, allow_negative_numbers = true)]
     pub(super) lr: f64,
-    /// How much of the last step's direction is kept
+    /// Momentum of SGD
     #[arg(long, default_value = "0.1", value_parser = learning_rate, allow_negative_numbers = true)]
     pub(super) momentum: f64,
-    /// Batches from one printed loss to the next [default: 2000, or 50 with drawn pictures]
+    /// Batches between printed losses [default: 2000, 50 if random]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
     pub(super) print_every: Option<usize>,
-    /// Pictures to train on, where they are drawn
+    /// Random pictures to train on, without other data
     #[arg(
         long,
         value_name = "N",
@@ -79,7 +79,7 @@ pub struct Cifar10Options {
         conflicts_with = "data"
     )]
     pub(super) samples: usize,
-    /// Pictures to test with, where they are drawn
+    /// Random pictures to test with, without other data
     #[arg(
         long,
         value_name = "N",

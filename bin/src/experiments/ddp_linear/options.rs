@@ -10,15 +10,17 @@ use crate::run_log::{LogConfig, RunLog};
 /// Options of `ddp-linear`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Trains y = w x + b on samples of y = 2 x + 3 + 0.1 noise: in this process alone, then on
---world-size ranks with averaged gradients, and compares the times.
+Trains y = w x + b on samples of y = 2 x + 3 + 0.1 noise: first in this process alone, then on
+--world-size ranks with averaged gradients. Then it compares the times.
 
---data FILE holds the tensors x and y, both f32 of shape (samples, 1); --init and --save hold
+Each rank takes --batch-size samples per step, and the learning rate is multiplied by the number of
+ranks, as in the from-scratch tutorial. With --keep-total-batch a rank takes --batch-size / ranks
+samples, and the learning rate is not changed.
+
+--data FILE holds the tensors x and y, both f32 of shape (samples, 1). --init and --save hold
 linear.weight (1, 1) and linear.bias (1).
 
-Each rank takes --batch-size samples a step and the learning rate is multiplied by the number of
-ranks, as the from-scratch tutorial does; with --keep-total-batch a rank takes --batch-size / ranks samples, and
-the learning rate stays.")]
+  girandole ddp-linear --world-size 4 --report run.html")]
 pub struct DdpLinearOptions {
     #[command(flatten)]
     pub(crate) common: CommonOptions,
@@ -28,7 +30,7 @@ pub struct DdpLinearOptions {
     /// Passes over the data
     #[arg(long, value_name = "N", default_value = "10", value_parser = count, allow_negative_numbers = true)]
     pub(crate) epochs: usize,
-    /// Samples a step, of each rank
+    /// Samples per step, on each rank
     #[arg(long, value_name = "N", default_value = "32", value_parser = count, allow_negative_numbers = true)]
     pub(crate) batch_size: usize,
     /// Learning rate of one process
@@ -44,7 +46,7 @@ pub struct DdpLinearOptions {
         conflicts_with = "data"
     )]
     pub(crate) samples: usize,
-    /// Split one process's batch over the ranks, so that a step sees as many samples
+    /// Split --batch-size over the ranks, in place of multiplying it
     #[arg(long)]
     pub(crate) keep_total_batch: bool,
 }

@@ -9,14 +9,13 @@ use crate::trainer::CheckpointOptions;
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Trains Linear(10, 20), ReLU, Linear(20, 2) with cross-entropy, on --world-size ranks with averaged
-gradients. Each rank has one random batch of its own, the same in every epoch; rank 0 prints its
-loss. In the end the model is validated: loss and accuracy over a whole set, shared out over the
-ranks, each sample counted once.
+gradients. Each rank has one random batch, the same in every epoch; rank 0 prints its loss. At the
+end the model is validated: loss and accuracy over a whole set, which is divided over the ranks so
+that each sample counts once.
 
 --data FILE holds the tensors x, f32 of shape (samples, 10), and y, i64 of shape (samples) with
-classes 0 and 1, to be shared out over the ranks and shuffled; and, if validation is to be on
-others, val_x and val_y. --init and --save hold 0.weight (20, 10), 0.bias (20), 2.weight (2, 20) and
-2.bias (2).")]
+classes 0 and 1; they are divided over the ranks and shuffled. Optional val_x and val_y are for
+validation. --init and --save hold 0.weight (20, 10), 0.bias (20), 2.weight (2, 20) and 2.bias (2).")]
 pub struct DdpMlpOptions {
     #[command(flatten)]
     pub(crate) common: CommonOptions,
@@ -28,7 +27,7 @@ pub struct DdpMlpOptions {
     /// Passes over the data
     #[arg(long, value_name = "N", default_value = "10", value_parser = count, allow_negative_numbers = true)]
     pub(crate) epochs: usize,
-    /// Samples a step, of each rank
+    /// Samples per step, on each rank
     #[arg(long, value_name = "N", default_value = "32", value_parser = count, allow_negative_numbers = true)]
     pub(crate) batch_size: usize,
     /// Learning rate

@@ -17,10 +17,10 @@ pub enum LossKind {
 /// Options of `ddp-trainer`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Trains Linear(20, 1) on random samples, on --world-size ranks with averaged gradients; each rank
-prints one line an epoch, with the samples of its first batch and the steps it takes.
+Trains Linear(20, 1) on random samples, on --world-size ranks with averaged gradients. Each rank
+prints one line per epoch, with the samples of its first batch and the number of its steps.
 
---data FILE holds the tensors x (samples, 20) and y (samples, 1), both f32; --init and --save hold
+--data FILE holds the tensors x (samples, 20) and y (samples, 1), both f32. --init and --save hold
 weight (1, 20) and bias (1).")]
 pub struct DdpTrainerOptions {
     #[command(flatten)]
@@ -33,7 +33,7 @@ pub struct DdpTrainerOptions {
     /// Passes over the data
     #[arg(long, value_name = "N", default_value = "5", value_parser = count, allow_negative_numbers = true)]
     pub(crate) epochs: usize,
-    /// Samples a step, of each rank
+    /// Samples per step, on each rank
     #[arg(long, value_name = "N", default_value = "32", value_parser = count, allow_negative_numbers = true)]
     pub(crate) batch_size: usize,
     /// Learning rate
@@ -49,7 +49,7 @@ pub struct DdpTrainerOptions {
         conflicts_with = "data"
     )]
     pub(crate) samples: usize,
-    /// What is minimised
+    /// Loss to minimise
     #[arg(long, value_enum, default_value = "mse")]
     pub(crate) loss: LossKind,
 }

@@ -7,12 +7,12 @@ use crate::models::transformer::{TransformerConfig, TransformerOptions};
 use crate::options::{CommonOptions, ElasticOptions, LoaderOptions, count, learning_rate};
 use crate::trainer::CheckpointOptions;
 
-/// Which tokens a token sees.
+/// Tokens that a token attends to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Mask {
     /// Those after it, and the last one all: what the tutorial does.
     Document,
-    /// Itself and those before it: what a model that predicts the next token must keep to.
+    /// Itself and earlier ones, as a model that predicts the next token must.
     Causal,
     /// All.
     None,
@@ -31,14 +31,16 @@ impl From<Mask> for AttentionMask {
 /// Options of `ddp-transformer`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Trains a Transformer to predict the next token, on --world-size ranks with averaged gradients; rank
-0 prints its loss at every step. Each row of the data set is one token, repeated.
+Trains a Transformer to predict the next token, on --world-size ranks with averaged gradients. Rank 0
+prints its loss at every step. Each row of the data set is one token, repeated.
 
-The module tree that is printed first is that of the model, and the tutorial's where all sizes are:
-the tutorial prints a larger model than it trains.
+The module tree that is printed first is that of the trained model. Only with the tutorial's own sizes
+it is the tree that the tutorial prints, which is that of a larger model.
 
---data FILE holds the tensor tokens, i64 of shape (rows, length); --init and --save hold PyTorch's
-state_dict: embedding.weight, pos_encoding.pe, layers.0.attention.q_linear.weight and so on.")]
+--data FILE holds the tensor tokens, i64 of shape (rows, length). --init and --save hold PyTorch's
+state_dict: embedding.weight, pos_encoding.pe, layers.0.attention.q_linear.weight and so on.
+
+  girandole ddp-transformer --elastic 2:4 --replace 2")]
 pub struct DdpTransformerOptions {
     #[command(flatten)]
     pub(crate) common: CommonOptions,
@@ -52,16 +54,16 @@ pub struct DdpTransformerOptions {
     /// Passes over the data
     #[arg(long, value_name = "N", default_value = "200", value_parser = count, allow_negative_numbers = true)]
     pub(crate) epochs: usize,
-    /// Rows a step, of each rank
+    /// Rows per step, on each rank
     #[arg(long, value_name = "N", default_value = "2", value_parser = count, allow_negative_numbers = true)]
     pub(crate) batch_size: usize,
     /// Learning rate
     #[arg(long, default_value = "0.01", value_parser = learning_rate, allow_negative_numbers = true)]
     pub(crate) lr: f64,
-    /// Which tokens a token sees
+    /// Tokens that a token attends to
     #[arg(long, value_enum, default_value = "document")]
     pub(crate) mask: Mask,
-    /// Give each epoch an order of its own; the tutorial gives all the same
+    /// Shuffle each epoch anew; the tutorial uses one order for all
     #[arg(long)]
     pub(crate) reshuffle: bool,
     /// The data set and the model.

@@ -47,17 +47,22 @@ impl FloatKind {
 /// Options of `fsdp-mlp`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Trains Linear(1024, 4096), Linear(4096, 4096), Linear(4096, 1024), Linear(1024, 10) with cross-entropy and Adam, sharded over \
---world-size ranks: each keeps a part of the parameters, their gradients and Adam's state, and gathers a layer only while it \
-runs. Each rank draws a random batch for each step; rank 0 prints its loss of every tenth step. In the end, what each rank held \
-at most.
+Trains Linear(1024, 4096), Linear(4096, 4096), Linear(4096, 1024), Linear(1024, 10) with
+cross-entropy and Adam, sharded over --world-size ranks: each keeps a part of the parameters, of their
+gradients and of Adam's state, and gathers a layer only while it runs. Each rank draws a random batch
+for each step; rank 0 prints its loss at every tenth step. At the end it prints the most memory that
+each rank held.
 
-Whatever layers compute in, logits become f32 before the loss, as with output_dtype=torch.float32 of PyTorch's \
-MixedPrecisionPolicy; the handbook takes the loss of f16 logits in f16, which has 3 digits.
+Whatever type the layers compute in, logits become f32 before the loss, as with
+output_dtype=torch.float32 of PyTorch's MixedPrecisionPolicy. The handbook takes the loss of f16
+logits in f16, which has 3 digits.
 
---data FILE holds the tensors x, f32 of shape (samples, features), and y, i64 of shape (samples) with classes 0 to 9, to be \
-shared out over the ranks and shuffled. --init and --save hold layer1.weight (hidden, features), layer1.bias and so on to \
-layer4; each rank reads its part only, and no rank has the whole model.")]
+--data FILE holds the tensors x, f32 of shape (samples, features), and y, i64 of shape (samples) with
+classes 0 to 9; they are divided over the ranks and shuffled. --init and --save hold layer1.weight
+(hidden, features), layer1.bias and so on to layer4. Each rank reads only its part, and no rank has the
+whole model.
+
+  girandole fsdp-mlp --sharding hybrid-shard --shard-ranks 2 --world-size 4")]
 pub struct FsdpMlpOptions {
     #[command(flatten)]
     pub(crate) common: CommonOptions,
@@ -66,13 +71,13 @@ pub struct FsdpMlpOptions {
     /// Steps
     #[arg(long, value_name = "N", default_value = "100", value_parser = count, allow_negative_numbers = true)]
     pub(crate) steps: usize,
-    /// Samples a step, of each rank
+    /// Samples per step, on each rank
     #[arg(long, value_name = "N", default_value = "16", value_parser = count, allow_negative_numbers = true)]
     pub(crate) batch_size: usize,
     /// Learning rate
     #[arg(long, default_value = "0.001", value_parser = learning_rate, allow_negative_numbers = true)]
     pub(crate) lr: f64,
-    /// Numbers of a sample
+    /// Features of a sample
     #[arg(long, value_name = "N", default_value = "1024", value_parser = count, allow_negative_numbers = true)]
     pub(crate) features: usize,
     /// Width of the second and third layer
@@ -81,7 +86,7 @@ pub struct FsdpMlpOptions {
     /// What is sharded
     #[arg(long, value_enum, default_value = "full-shard", help_heading = "Sharding")]
     pub(crate) sharding: Sharding,
-    /// Ranks that share one copy of the model, with --sharding hybrid-shard
+    /// Ranks per copy of the model, with --sharding hybrid-shard
     #[arg(
         long,
         value_name = "N",
@@ -91,17 +96,19 @@ pub struct FsdpMlpOptions {
         help_heading = "Sharding"
     )]
     pub(crate) shard_ranks: Option<usize>,
-    /// What layers compute in; shards and Adam are f32
+    /// Type that layers compute in; shards and Adam's state are f32
     #[arg(long, value_enum, default_value = "f16", help_heading = "Sharding")]
     pub(crate) param_dtype: FloatKind,
-    /// What gradients are averaged in [default: that of --param-dtype]
+    /// Type that gradients are averaged in [default: that of --param-dtype]
     #[arg(long, value_enum, help_heading = "Sharding")]
     pub(crate) reduce_dtype: Option<FloatKind>,
-    /// What buffers, state that is not trained, are kept in; this model has none
+    /// Type of buffers (state that is not trained); this model has none
     #[arg(long, value_enum, default_value = "f32", help_heading = "Sharding")]
     pub(crate) buffer_dtype: FloatKind,
-    /// Scale losses, at first by this factor (65536 is usual with f16), so that small gradients do not vanish: halved after a
-    /// step in which a gradient of any rank was not finite, which all ranks skip; doubled after 2000 good ones
+    /// Scale the loss, at first by this factor (such as 65536)
+    ///
+    /// Scaling keeps small gradients from vanishing. When a gradient of any rank is not finite, all ranks skip that step and
+    /// the factor is halved; after 2000 good steps it is doubled.
     #[arg(
         long,
         value_name = "FACTOR",
@@ -153,12 +160,12 @@ impl FsdpMlpOptions {
     pub(super) fn check_sizes(&self, world_size: usize) -> Result<()> {
         let refuse = |option, got: String, help: String| Err(Error::Option { option, got, help });
         if let (Some(ranks), false) = (self.shard_ranks, self.sharding == Sharding::HybridShard) {
-            let help = "it goes with --sharding hybrid-shard";
+            let help = "it needs --sharding hybrid-shard";
             return refuse("--shard-ranks", ranks.to_string(), help.into());
         }
         let shards = self.shards(world_size);
         if !world_size.is_multiple_of(shards) {
-            let help = format!("the {world_size} ranks cannot be divided into groups of so many");
+            let help = format!("the {world_size} ranks cannot be divided into groups of that size");
             return refuse("--shard-ranks", shards.to_string(), help);
         }
         if self.model().elements().is_none() {

@@ -11,48 +11,57 @@ use crate::trainer::CheckpointOptions;
 /// Options of `pipeline-transformer`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Trains the pipeline tutorial's Transformer cut into stages, one on each of --world-size ranks (several with
-some schedules); batches flow through as micro-batches. The rank that has the last stage prints the
-loss of every step, the mean over micro-batches. With --dropout 0 every schedule gives the losses of
-one process; which numbers dropout zeroes depends on how many stages and micro-batches there are.
+Trains the pipeline tutorial's Transformer, cut into one stage for each of --world-size ranks (some
+schedules have several stages per rank). Batches pass through the stages as micro-batches. The rank
+with the last stage prints the loss of every step, the mean over micro-batches. With --dropout 0 every
+schedule gives the losses of one process; otherwise the numbers that dropout zeroes depend on the
+number of stages and micro-batches.
 
-The module tree that is printed first is that of the model, and the tutorial's where all sizes are:
-the tutorial prints a larger model than it trains.
+The module tree that is printed first is that of the trained model. Only with the tutorial's own sizes
+it is the tree that the tutorial prints, which is that of a larger model.
 
---data FILE holds the tensor tokens, i64 of shape (rows, length); --init and --save hold PyTorch's
-state_dict of the whole model.")]
+--data FILE holds the tensor tokens, i64 of shape (rows, length). --init and --save hold PyTorch's
+state_dict of the whole model.
+
+  girandole pipeline-transformer --schedule 1f1b --micro-batches 4 --show-schedule")]
 pub struct PipelineTransformerOptions {
     #[command(flatten)]
     pub(crate) common: CommonOptions,
     /// Passes over the data
     #[arg(long, value_name = "N", default_value = "200", value_parser = count, allow_negative_numbers = true)]
     pub(crate) epochs: usize,
-    /// Rows a step, of each copy of the model
+    /// Rows per step, for each copy of the model
     #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
     pub(crate) batch_size: usize,
     /// Learning rate
     #[arg(long, default_value = "0.01", value_parser = learning_rate, allow_negative_numbers = true)]
     pub(crate) lr: f64,
-    /// Order of work: naive, gpipe, 1f1b, interleaved-1f1b, looped-bfs, zb-h1 or zb-v
+    /// Order of work, such as 1f1b; --help lists all
+    ///
+    /// One of naive, gpipe, 1f1b, interleaved-1f1b, looped-bfs, zb-h1 and zb-v.
     #[arg(long, value_name = "NAME", default_value = "gpipe", value_parser = schedule, help_heading = "Pipeline")]
     pub(crate) schedule: ScheduleKind,
     /// Equal parts of a batch
     #[arg(long, value_name = "N", default_value = "2", value_parser = count, allow_negative_numbers = true, help_heading = "Pipeline")]
     pub(crate) micro_batches: usize,
-    /// Stages on each rank [default: 2 with interleaved-1f1b, looped-bfs and zb-v, else 1]
+    /// Stages on each rank [default: 1 or 2, as the schedule needs]
+    ///
+    /// The default is 2 with interleaved-1f1b, looped-bfs and zb-v, and 1 with the others.
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Pipeline")]
     pub(crate) stages_per_rank: Option<usize>,
-    /// Modules at which the model is cut (layers.1,out_linear), or `parameters` or `time` for stages of equal cost [default: the
-    /// middle layer for 2 stages, else parameters]
+    /// Where to cut the model [default: the middle, or parameters]
+    ///
+    /// A list of modules, such as layers.1,out_linear, cuts before each of them; `parameters` and `time` make stages of equal cost.
+    /// The default is the middle layer for 2 stages, and `parameters` for others.
     #[arg(long, value_name = "NAME,..", help_heading = "Pipeline")]
     pub(crate) split: Option<String>,
-    /// Copies of the model, each on its own part of the data; --world-size counts the ranks of all
+    /// Copies of the model; --world-size includes them all
     #[arg(long, value_name = "N", default_value = "1", value_parser = count, allow_negative_numbers = true, help_heading = "Pipeline")]
     pub(crate) dp: usize,
-    /// Print who does what when, and end
+    /// Print which rank does what when, without training
     #[arg(long, help_heading = "Pipeline")]
     pub(crate) show_schedule: bool,
-    /// After training, measure how busy the ranks are, against one micro-batch at a time
+    /// After training, compare idle times with one micro-batch at a time
     #[arg(long, help_heading = "Pipeline")]
     pub(crate) compare: bool,
     #[command(flatten)]
@@ -139,7 +148,7 @@ impl PipelineTransformerOptions {
         self.sizes.check(&self.common, trains, self.ranks(world_size))?;
         if !world_size.is_multiple_of(dp) {
             let help = format!(
-                "{world_size} ranks (--world-size) cannot hold so many copies: give a divisor of that"
+                "{world_size} ranks (--world-size) cannot be divided into that many copies: give a divisor of {world_size}"
             );
             return refuse("--dp", dp, help);
         }

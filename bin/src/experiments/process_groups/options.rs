@@ -9,14 +9,17 @@ use crate::options::{RankOptions, count};
 /// Options of `process-groups`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Shows, on --world-size ranks: the back ends and what is missing for those that cannot be used here; each rank's place; \
-how ranks meet, by env://, tcp:// and file:// in turn (with --init-method by that one alone), what happens when one does \
-not come, and that the meeting place is not needed once they are connected; all_reduce, send, recv, reduce, broadcast and \
-all_gather, with what each rank had before and after; groups of some of the ranks, and closing one of them. \
-A group has the order of the list that it is made of: in new_group([1, 0]) rank 1 has get_rank 0. PyTorch sorts the list first.
+Shows, on --world-size ranks: the backends, and what is missing for those that cannot be used here;
+the number and place of each rank; how ranks meet by env://, tcp:// and file:// (with --init-method, by
+that one only), what happens when a rank does not come, and that the address is not needed any more
+once they are connected; all_reduce, send, recv, reduce, broadcast and all_gather, with the values of
+each rank before and after; groups of some of the ranks, and how a group is closed.
 
---nodes and --nproc-per-node are for the table of ranks over nodes, which the launcher's own formula computes; no such \
-ranks are started.")]
+A group has the order of the list that it is made of: in new_group([1, 0]) rank 1 has get_rank 0.
+PyTorch sorts the list first.
+
+--nodes and --nproc-per-node are for the table of ranks on nodes, which the launcher's own formula
+computes; those ranks are not started.")]
 pub struct ProcessGroupsOptions {
     #[command(flatten)]
     pub(super) ranks: RankOptions,

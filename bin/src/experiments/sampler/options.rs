@@ -11,53 +11,53 @@ use crate::start::check_world_size;
 /// What becomes of the last samples where the ranks do not divide the data set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Tail {
-    /// The first samples come again, so that all ranks have equally many.
+    /// Repeat the first samples, so that all ranks have equally many.
     Pad,
-    /// The last samples are left out, so that all ranks have equally many.
+    /// Leave the last samples out, so that all ranks have equally many.
     Drop,
-    /// The first ranks have one more.
+    /// Give the first ranks one sample more.
     Uneven,
 }
 
 /// Options of `sampler`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-First --samples samples are dealt out to --world-size ranks, --epochs times, and loaded in batches,
-as the training of the PyTorch handbook does; then the handbook's comparison: the order of a plain sampler
-in one process, and what each rank gets from a distributed one, of --compared samples. Nothing is
-trained and no rank is started.
+Distributes --samples samples to --world-size ranks, --epochs times, and loads them in batches, as the
+training of the PyTorch handbook does. Then it prints the handbook's comparison: the order of a plain
+sampler in one process, and what each rank gets from a distributed one, of --compared samples. Nothing
+is trained, and no rank is started.
 
-With the same seed all indices are PyTorch's: of torch.manual_seed, the handbook's data set, and its
-samplers.")]
+With the same seed all indices are PyTorch's: those of torch.manual_seed, of the handbook's data set,
+and of its samplers.")]
 pub struct SamplerOptions {
-    /// How many ranks the samples are dealt out to
+    /// Ranks to distribute samples to
     #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
     pub(super) world_size: usize,
-    /// Seed of the orders, and of the data set that is compared
+    /// Seed of the orders and of the compared data set
     #[arg(long, value_name = "N", default_value = "42", value_parser = seed, allow_negative_numbers = true)]
     pub(super) seed: u64,
     /// Passes over the data
     #[arg(long, value_name = "N", default_value = "3", value_parser = count, allow_negative_numbers = true)]
     pub(super) epochs: usize,
-    /// Samples in the data set that the ranks go through
+    /// Samples in the data set
     #[arg(long, value_name = "N", default_value = "1000", value_parser = count, allow_negative_numbers = true)]
     pub(super) samples: usize,
     /// Samples in the data set of the comparison
     #[arg(long, value_name = "N", default_value = "100", value_parser = count, allow_negative_numbers = true)]
     pub(super) compared: usize,
-    /// Samples in a batch of each rank
+    /// Samples per batch, on each rank
     #[arg(long, value_name = "N", default_value = "32", value_parser = count, allow_negative_numbers = true)]
     pub(super) batch_size: usize,
-    /// Threads that load the batches of a rank ahead; they change nothing of what is printed
+    /// Threads per rank that load batches ahead
     #[arg(long, value_name = "N", default_value = "2", value_parser = workers, allow_negative_numbers = true)]
     pub(super) num_workers: usize,
-    /// Deal the samples out in ascending order
+    /// Distribute samples in ascending order
     #[arg(long)]
     pub(super) no_shuffle: bool,
-    /// What becomes of the last samples where the ranks do not divide them
+    /// What to do with samples that the ranks do not divide
     #[arg(long, value_enum, default_value = "pad")]
     pub(super) tail: Tail,
-    /// Load a last batch that is not full, too
+    /// Also load the last batch if it is not full
     #[arg(long)]
     pub(super) keep_last: bool,
 }

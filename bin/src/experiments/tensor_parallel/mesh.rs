@@ -12,13 +12,13 @@ use crate::options::count;
 /// How ranks are laid out.
 #[derive(Debug, Clone, Args)]
 pub struct MeshOptions {
-    /// Ranks that each layer is divided over [default: all]
+    /// Ranks that share each layer [default: all]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Ranks")]
     pub tp: Option<usize>,
-    /// Copies of the divided model, each with batches of its own [default: as many as the ranks allow]
+    /// Copies of the divided model [default: as many as the ranks allow]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Ranks")]
     pub dp: Option<usize>,
-    /// Give each rank a part of every sequence only, between the divided layers
+    /// Also divide each sequence over the ranks between the divided layers
     #[arg(long, help_heading = "Ranks")]
     pub sequence_parallel: bool,
 }

@@ -29,10 +29,10 @@ use super::{OnMesh, keeping, needed, table, weights};
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Trains fc2(gelu(fc1(x))) on random samples with Adam and the mean squared error. fc1 is divided
-over the ranks by its outputs, fc2 by its inputs. In the end it says, measured, what each rank
-held and sent, and what it would have with a copy of the whole model on each.
+over the ranks by its outputs, fc2 by its inputs. At the end it prints what each rank held and sent, as
+measured, and what it would hold and send with a copy of the whole model on each rank.
 
---data FILE holds the tensors x and y, f32 of shape (samples, hidden size); --init and --save hold
+--data FILE holds the tensors x and y, f32 of shape (samples, hidden size). --init and --save hold
 PyTorch's state_dict: fc1.weight (4 x hidden size, hidden size), fc1.bias, fc2.weight, fc2.bias.")]
 pub struct TensorParallelMlpOptions {
     #[command(flatten)]
@@ -44,7 +44,7 @@ pub struct TensorParallelMlpOptions {
     /// Passes over the data
     #[arg(long, value_name = "N", default_value = "1", value_parser = count, allow_negative_numbers = true)]
     pub(crate) epochs: usize,
-    /// Samples a step, of each data-parallel rank
+    /// Samples per step, on each data-parallel rank
     #[arg(long, value_name = "N", default_value = "32", value_parser = count, allow_negative_numbers = true)]
     pub(crate) batch_size: usize,
     /// Learning rate
@@ -53,7 +53,7 @@ pub struct TensorParallelMlpOptions {
     /// Samples in the data set
     #[arg(long, value_name = "N", default_value = "640", value_parser = count, allow_negative_numbers = true, conflicts_with = "data")]
     pub(crate) samples: usize,
-    /// Numbers of a sample; the layers are four times as wide between them
+    /// Features of a sample; the hidden layer is 4 times as wide
     #[arg(long, value_name = "N", default_value = "1024", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     pub(crate) hidden_size: usize,
 }
@@ -113,7 +113,7 @@ impl Experiment for TensorParallelMlpOptions {
         if !self.hidden_size.saturating_mul(4).is_multiple_of(tp) {
             let help = format!(
                 "the first layer has four times as many outputs, which are divided over {tp} tensor-parallel ranks (--tp): \
-                 give a size of which four times is a multiple of that"
+                 give a size so that four times the size is a multiple of {tp}"
             );
             return Err(Error::Option { option: "--hidden-size", got: self.hidden_size.to_string(), help });
         }
@@ -213,11 +213,10 @@ impl TensorParallelMlpOptions {
         }
         let fits = |dp: &usize| self.last_batch(samples, *dp).is_multiple_of(tp);
         let way = (1..=samples.min(MOST_RANKS)).filter(fits).min_by_key(|other| other.abs_diff(dp));
-        let way = way.map_or("give another --tp".into(), |other| format!("go on with --dp {other}"));
+        let way = way.map_or("give another --tp".into(), |other| format!("continue with --dp {other}"));
         let help = format!(
-            "with --sequence-parallel each batch is divided over {tp} ranks (--tp), and of the {samples} samples that are \
-            left of the \
-             epoch the last batch would have {last}: {way}"
+            "with --sequence-parallel each batch is divided over {tp} ranks (--tp), but the last batch \
+             of the {samples} samples left in the epoch would have {last}: {way}"
         );
         Err(Error::Option { option: "--dp", got: dp.to_string(), help })
     }
@@ -227,9 +226,8 @@ impl TensorParallelMlpOptions {
         let last = self.last_batch(samples, dp);
         (!last.is_multiple_of(tp)).then(|| {
             format!(
-                "with --sequence-parallel each batch is divided over {tp} ranks (--tp), and the last batch of an epoch has \
-                {last}: \
-                 give a number of samples of which that is a multiple of {tp}"
+                "with --sequence-parallel each batch is divided over {tp} ranks (--tp), but the last batch of an epoch has \
+                 {last}: give a number of samples that leaves it a multiple of {tp}"
             )
         })
     }

@@ -32,7 +32,7 @@ pub struct TransformerConfig {
     pub max_len: usize,
     /// Probability with which dropout zeroes a number. Default 0.1.
     pub dropout: f64,
-    /// Which tokens a token sees. Default: all.
+    /// Tokens that a token attends to. Default: all.
     pub visible: AttentionMask,
 }
 

@@ -32,25 +32,25 @@ pub struct TransformerOptions {
         conflicts_with = "data"
     )]
     pub length: usize,
-    /// Probability with which dropout zeroes a number
+    /// Dropout: the probability of zeroing a number
     #[arg(long, value_name = "P", default_value = "0.1", value_parser = probability, allow_negative_numbers = true, help_heading = "Model")]
     pub dropout: f64,
-    /// Tokens that there are
+    /// Tokens in the vocabulary
     #[arg(long, value_name = "N", default_value = "100", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     pub vocab_size: usize,
-    /// Numbers that a token becomes
+    /// Features of a token
     #[arg(long, value_name = "N", default_value = "12", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     pub d_model: usize,
-    /// Heads of attention
+    /// Attention heads
     #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     pub num_heads: usize,
     /// Width of the feed-forward layers
     #[arg(long, value_name = "N", default_value = "24", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     pub d_ff: usize,
-    /// Blocks
+    /// Blocks (layers)
     #[arg(long, value_name = "N", default_value = "2", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     pub num_layers: usize,
-    /// Longest row of tokens that the model can take
+    /// Positions: the longest row of tokens that the model takes
     #[arg(long, value_name = "N", default_value = "100", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     pub max_len: usize,
 }

@@ -125,7 +125,7 @@ fn results_that_cannot_be_written() {
     let file = folder.argument("file");
     for option in ["--save", "--metrics", "--report", "--trace", "--init", "--data"] {
         let line = CIFAR10.refuse(&["--picture", &folder.argument("./file"), option, &file]);
-        assert!(line.contains(&format!("--picture: {file} is the file of {option}, too")), "{line}");
+        assert!(line.contains(&format!("--picture: {file} is also the file of {option}")), "{line}");
     }
     assert_eq!(std::fs::read_to_string(folder.path("file")).unwrap(), "old");
     assert_eq!(std::fs::read_dir(folder.path("")).unwrap().count(), 1, "nothing was made on the way");

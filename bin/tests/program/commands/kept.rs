@@ -114,7 +114,7 @@ fn the_folder_of_checkpoints_is_none_itself() {
         succeed(girandole().args(run(at, &dir, "2")));
         for into in [&dir, &new] {
             let (line, code) = refuse_with(girandole().args(run(at, into, "3")), &["--resume", &dir]);
-            let help = "it holds checkpoints and is none itself: give one of them, such as";
+            let help = "this folder holds checkpoints but is not a checkpoint: give one of them, such as";
             let expected = format!("error: --resume: got {dir}; {help} {dir}/checkpoint-00000002; ");
             assert!(line.starts_with(&expected) && code == 2, "{code}: {line}");
         }

@@ -83,7 +83,10 @@ fn an_older_result_is_not_lost_to_a_wrong_option() {
 
 #[test]
 fn help_and_version_are_on_stdout() {
-    for (option, part) in [("--help", "--keep-total-batch"), ("-h", "--report <FILE.html>")] {
+    for (option, part) in [
+        ("--help", "--keep-total-batch"),
+        ("-h", "\n  Files: --init, --data, --save, --metrics, --trace, --report\n"),
+    ] {
         let output = LINEAR.command().arg(option).output().unwrap();
         assert!(output.status.success() && output.stderr.is_empty());
         assert!(text(&output.stdout).contains(part));

@@ -10,7 +10,7 @@ fn options_that_cannot_be_used_are_named() {
     let line = |arguments: &[&str]| FSDP.refuse(arguments);
     assert!(line(&["--sharding", "all"]).contains("full-shard"));
     assert!(line(&["--sharding", "hybrid-shard"]).contains("--shard-ranks"));
-    assert!(line(&["--shard-ranks", "2"]).contains("it goes with --sharding hybrid-shard"));
+    assert!(line(&["--shard-ranks", "2"]).contains("it needs --sharding hybrid-shard"));
     let three = line(&["--sharding", "hybrid-shard", "--shard-ranks", "3"]);
     assert!(three.contains("--shard-ranks: got 3; the 4 ranks cannot be divided"), "{three}");
     assert!(line(&["--param-dtype", "f64"]).contains("bf16"));

@@ -341,7 +341,7 @@ fn what_cannot_be_is_one_line() {
         "error: invalid value '5:2' for '--elastic <MIN:MAX>': give the fewest",
     );
     refuse(&["--elastic", "2", "true"], "error: invalid value '2' for '--elastic <MIN:MAX>'");
-    let few = "error: --elastic: got 3:4; the run begins with 2 ranks; give a range in which that is";
+    let few = "error: --elastic: got 3:4; the run begins with 2 ranks; give a range that includes it";
     refuse(&["--nproc-per-node", "2", "--elastic", "3:4", "true"], few);
     let many = "error: --elastic: got 1:3; the run begins with 4 ranks";
     let two = ["--nnodes", "2", "--node-rank", "0", "--nproc-per-node", "2"];
@@ -371,7 +371,7 @@ fn a_rank_says_who_would_end_it() {
         line.trim_end(),
         "error: --elastic: got 1:2; torchrun ends all ranks when one fails; start the ranks with girandole launch --elastic"
     );
-    assert!(rank(&[], &["--replace", "1"]).starts_with("error: --replace: got 1; whoever has started"));
+    assert!(rank(&[], &["--replace", "1"]).starts_with("error: --replace: got 1; the launcher of this rank"));
     assert!(
         rank(&[("WORLD_SIZE", "3")], &[]).starts_with("error: --elastic: got 1:2; the run begins with 3")
     );

@@ -20,7 +20,7 @@ fn what_does_not_go_together() {
         (&["--samples", "14"], "--samples: got 14; every step takes 4 rows (--batch-size), and stages take"),
         (
             &["--dp", "2", "--world-size", "3"],
-            "--dp: got 2; 3 ranks (--world-size) cannot hold so many copies",
+            "--dp: got 2; 3 ranks (--world-size) cannot be divided into that many copies",
         ),
         (
             &["--dp", "2", "--samples", "12"],

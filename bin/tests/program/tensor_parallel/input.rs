@@ -20,7 +20,7 @@ fn layouts_that_are_none() {
         (&["--batch-size", "5", "--sequence-parallel"], "--batch-size: got 5; it is divided over 2"),
         (
             &["--samples", "33", "--sequence-parallel"],
-            "--samples: got 33; with --sequence-parallel each batch is divided over 2 ranks (--tp), and the last batch of an epoch has 1: ",
+            "--samples: got 33; with --sequence-parallel each batch is divided over 2 ranks (--tp), but the last batch of an epoch has 1: ",
         ),
     ] {
         let line = MLP.refuse(arguments);
@@ -71,7 +71,7 @@ fn sizes_that_do_not_go_together() {
         (&["--length", "66"], "--length: got 66; the model takes rows of up to 65 tokens with --max-len 64"),
         (
             &["--length", "32", "--sequence-parallel"],
-            "--length: got 32; with --sequence-parallel its tokens but one",
+            "--length: got 32; with --sequence-parallel all its tokens except one",
         ),
         (&["--dropout", "2"], "give a number from 0 to 1"),
     ] {

@@ -100,8 +100,8 @@ fn a_rest_of_the_data_that_cannot_be_divided_is_told_before_the_first_step() {
     MLP.succeed(&[&run[..], &["--checkpoint-every", "1"]].concat());
     // Of 24 samples 6 are left, for two copies 3 each.
     let resumed = [&run[..], &["--resume=checkpoint-00000003", "--dp"]].concat();
-    let told = "--dp: got 2; with --sequence-parallel each batch is divided over 2 ranks (--tp), and of the 6 samples that are \
-                left of the epoch the last batch would have 3: go on with --dp 1\n";
+    let told = "--dp: got 2; with --sequence-parallel each batch is divided over 2 ranks (--tp), but the last batch of the 6 samples \
+                left in the epoch would have 3: continue with --dp 1\n";
     let (line, code) = refuse_with(&mut MLP.command(), &[&resumed[..], &["2"]].concat());
     assert_eq!((line.as_str(), code), (format!("error: {told}").as_str(), 2));
     let mut launched = girandole();

@@ -16,16 +16,18 @@ use super::super::needed;
 /// Options of `tensor-parallel-transformer`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Trains a language model to predict the next token, with Adam. Attention heads, feed-forward
-layers, embedding and logits are divided over --tp ranks; --dp of such groups have batches of
-their own. Where --tp does not divide --vocab-size, the first ranks have one token more. In the end
-it says, measured, what each rank held and sent, and what it would have with a copy of the whole
-model on each.
+Trains a language model to predict the next token, with Adam. Attention heads, feed-forward layers,
+embedding and logits are divided over --tp ranks; there are --dp such groups, each with its own
+batches. If --tp does not divide --vocab-size, the first ranks have one token more. At the end it
+prints what each rank held and sent, as measured, and what it would hold and send with a copy of the
+whole model on each rank.
 
---data FILE holds the tensor tokens, i64 of shape (rows, length); --init and --save hold PyTorch's
+--data FILE holds the tensor tokens, i64 of shape (rows, length). --init and --save hold PyTorch's
 state_dict of the whole model: embedding.weight, position.weight, layers.0.norm1.weight,
-layers.0.attention.qkv.weight and so on. Without --data the rows count up by 1 to 4, from a random
-token.")]
+layers.0.attention.qkv.weight and so on. Without --data, each row starts at a random token and counts
+up by 1 to 4.
+
+  girandole tensor-parallel-transformer --world-size 4 --tp 2")]
 pub struct TensorParallelTransformerOptions {
     #[command(flatten)]
     pub(crate) common: CommonOptions,
@@ -36,7 +38,7 @@ pub struct TensorParallelTransformerOptions {
     /// Passes over the data
     #[arg(long, value_name = "N", default_value = "10", value_parser = count, allow_negative_numbers = true)]
     pub(crate) epochs: usize,
-    /// Rows a step, of each data-parallel rank
+    /// Rows per step, on each data-parallel rank
     #[arg(long, value_name = "N", default_value = "8", value_parser = count, allow_negative_numbers = true)]
     pub(crate) batch_size: usize,
     /// Learning rate
@@ -48,19 +50,19 @@ pub struct TensorParallelTransformerOptions {
     /// Tokens in a row
     #[arg(long, value_name = "N", default_value = "33", value_parser = count, allow_negative_numbers = true, conflicts_with = "data")]
     pub(crate) length: usize,
-    /// Probability with which dropout zeroes a number
+    /// Dropout: the probability of zeroing a number
     #[arg(long, value_name = "P", default_value = "0", value_parser = probability, allow_negative_numbers = true, help_heading = "Model")]
     pub(crate) dropout: f64,
-    /// Let each token see all others, and not only those before it
+    /// Let each token attend to all others, not only to earlier ones
     #[arg(long, help_heading = "Model")]
     pub(crate) no_mask: bool,
-    /// Tokens that there are
+    /// Tokens in the vocabulary
     #[arg(long, value_name = "N", default_value = "256", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     pub(crate) vocab_size: usize,
-    /// Numbers that a token becomes
+    /// Features of a token
     #[arg(long, value_name = "N", default_value = "128", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     pub(crate) d_model: usize,
-    /// Heads of attention
+    /// Attention heads
     #[arg(long, value_name = "N", default_value = "8", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     pub(crate) num_heads: usize,
     /// Width of the feed-forward layers [default: four times --d-model]
@@ -69,7 +71,7 @@ pub struct TensorParallelTransformerOptions {
     /// Layers
     #[arg(long, value_name = "N", default_value = "2", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     pub(crate) num_layers: usize,
-    /// Longest row of tokens that the model can take
+    /// Positions: the longest row of tokens that the model takes
     #[arg(long, value_name = "N", default_value = "64", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     pub(crate) max_len: usize,
 }
@@ -131,8 +133,8 @@ impl TensorParallelTransformerOptions {
         }
         if self.mesh.sequence_parallel && !(self.length - 1).is_multiple_of(tp) {
             let help = format!(
-                "with --sequence-parallel its tokens but one are divided over {tp} ranks (--tp): give a multiple of {tp}, \
-                 and one"
+                "with --sequence-parallel all its tokens except one are divided over {tp} ranks (--tp): give a \
+                 multiple of {tp}, plus one"
             );
             return refuse("--length", self.length, help);
         }

@@ -1,0 +1,180 @@
+//! `-h` is one page: a command's own options, and the names of those that many commands share. `--help` has everything.
+
+use std::fmt::Write;
+
+use clap::{Arg, Command};
+
+/// Columns of all help. The parser wraps nothing: it would need a crate that asks the terminal for its size.
+const WIDTH: usize = 100;
+/// What the parser puts before the text of an option in `--help`.
+const INDENT: usize = 10;
+
+/// Options that many commands share, by their heading. `-h` has one line for each group that a command takes.
+const SHARED: [(&str, &[&str]); 4] = [
+    ("Ranks", &["backend", "transport", "tls", "init-method", "timeout", "device", "elastic", "replace"]),
+    ("Optimizer", &["schedule", "warmup", "lowest-lr", "betas", "eps", "weight-decay", "clip"]),
+    ("Files", &["init", "data", "save", "metrics", "trace", "report"]),
+    ("Checkpoints", &["checkpoint-dir", "checkpoint-every", "resume"]),
+];
+
+/// A command with both kinds of help. What follows the options in `-h` are the shared options and the examples; in `--help` it is all
+/// of the command's text.
+pub(super) fn with_pages(command: Command) -> Command {
+    let groups = SHARED.map(|(heading, _)| (heading, shared(&command, heading)));
+    let styles = command.get_styles().clone();
+    let (header, literal) = (styles.get_header(), styles.get_literal());
+    let mut page = String::new();
+    if groups.iter().any(|(_, options)| !options.is_empty()) {
+        let _ = writeln!(page, "{header}Shared options{header:#} (described by {literal}--help{literal:#}):");
+    }
+    for (heading, options) in groups.iter().filter(|(_, options)| !options.is_empty()) {
+        let _ = writeln!(page, "  {heading}: {}", options.join(", "));
+    }
+    let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let examples: Vec<&str> = text.lines().filter(|line| line.starts_with("  girandole ")).collect();
+    if !examples.is_empty() {
+        let _ = writeln!(page, "\n{header}Examples:{header:#}\n{}", examples.join("\n"));
+    }
+    let fold = |option: Arg| {
+        let is_shared = is_shared(&option);
+        let text = option.get_long_help().or(option.get_help()).map(ToString::to_string);
+        let option = option.hide_short_help(is_shared);
+        match text {
+            Some(text) => option.long_help(wrap(&text, WIDTH - INDENT)),
+            None => option,
+        }
+    };
+    let command = command.mut_args(fold).after_help(page.trim().to_owned());
+    if text.is_empty() { command } else { command.after_long_help(wrap(&text, WIDTH)) }
+}
+
+/// The options of a group that a command takes, as they are typed.
+fn shared(command: &Command, heading: &str) -> Vec<String> {
+    let options = command.get_arguments().filter(|option| option.get_help_heading() == Some(heading));
+    let names = options.filter(|option| is_shared(option)).filter_map(Arg::get_long);
+    names.map(|name| format!("--{name}")).collect()
+}
+
+fn is_shared(option: &Arg) -> bool {
+    let group = SHARED.iter().find(|(heading, _)| option.get_help_heading() == Some(heading));
+    group.is_some_and(|(_, names)| option.get_long().is_some_and(|name| names.contains(&name)))
+}
+
+/// A text with its paragraphs broken into lines of so many columns. Lines that begin with a space stay as they are.
+fn wrap(text: &str, width: usize) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    let mut joins = false;
+    for line in text.lines() {
+        let is_prose = !line.is_empty() && !line.starts_with(' ');
+        if !(is_prose && joins) {
+            lines.push(if is_prose { String::new() } else { line.to_owned() });
+        }
+        joins = is_prose;
+        for word in line.split_whitespace().filter(|_| is_prose) {
+            match lines.last_mut() {
+                Some(last) if last.is_empty() => last.push_str(word),
+                Some(last) if last.chars().count() + 1 + word.chars().count() <= width => {
+                    last.push(' ');
+                    last.push_str(word);
+                }
+                _ => lines.push(word.to_owned()),
+            }
+        }
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::commands;
+
+    /// Every command but clap's own, and the program itself.
+    fn all() -> Vec<Command> {
+        let mut program = commands();
+        program.build();
+        let subcommands = program.get_subcommands().filter(|command| command.get_name() != "help");
+        let mut all: Vec<Command> = subcommands.cloned().collect();
+        all.push(program);
+        assert!(all.len() > 20, "{} commands", all.len());
+        all
+    }
+
+    /// Lines that a terminal of this width breaks.
+    fn too_long(page: &str) -> Vec<&str> {
+        page.lines().filter(|line| line.chars().count() > WIDTH).collect()
+    }
+
+    #[test]
+    fn the_short_help_is_a_page() {
+        let mut long = Vec::new();
+        for mut command in all() {
+            let page = command.render_help().to_string();
+            let lines: usize = page.lines().map(|line| line.chars().count().div_ceil(WIDTH).max(1)).sum();
+            assert!(lines < 60, "{} -h has {lines} lines:\n{page}", command.get_name());
+            let is_list = |line: &&&str| line.contains("[possible values: ");
+            long.extend(too_long(&page).iter().filter(|line| !is_list(line)).map(ToString::to_string));
+        }
+        assert_eq!(long, [""; 0]);
+    }
+
+    #[test]
+    fn the_long_help_fits_the_width() {
+        let pages: Vec<String> =
+            all().iter_mut().map(|command| command.render_long_help().to_string()).collect();
+        let long: Vec<&str> = pages.iter().flat_map(|page| too_long(page)).collect();
+        assert_eq!(long, [""; 0]);
+    }
+
+    #[test]
+    fn both_helps_name_every_option() {
+        for mut command in all() {
+            let (short, long) = (command.render_help().to_string(), command.render_long_help().to_string());
+            let names: Vec<String> =
+                command.get_arguments().filter_map(Arg::get_long).map(|name| format!("--{name}")).collect();
+            for name in names {
+                let has = |help: &str| {
+                    help.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-')).any(|word| word == name)
+                };
+                assert!(has(&long), "{} --help has no {name}", command.get_name());
+                assert!(has(&short), "{} -h has no {name}", command.get_name());
+            }
+        }
+    }
+
+    #[test]
+    fn shared_options_are_described_by_the_long_help_only() {
+        let mut program = commands();
+        let pretrain = program.find_subcommand_mut("pretrain").unwrap();
+        let (short, long) = (pretrain.render_help().to_string(), pretrain.render_long_help().to_string());
+        assert!(
+            short.contains("\n  Checkpoints: --checkpoint-dir, --checkpoint-every, --resume\n"),
+            "{short}"
+        );
+        assert!(!short.contains("--resume [<CHECKPOINT>]") && long.contains("--resume [<CHECKPOINT>]"));
+        assert!(short.contains("--mesh <AXES>"), "{short}");
+        assert!(short.contains("\n  girandole pretrain --data"), "{short}");
+    }
+
+    #[test]
+    fn every_shared_option_is_one_of_a_command() {
+        let all = all();
+        for (heading, names) in SHARED {
+            for name in names {
+                let is_it = |option: &Arg| {
+                    option.get_long() == Some(name) && option.get_help_heading() == Some(heading)
+                };
+                let found = all.iter().any(|command| command.get_arguments().any(is_it));
+                assert!(found, "no command has --{name} under {heading}");
+            }
+        }
+    }
+
+    #[test]
+    fn paragraphs_are_wrapped_and_examples_are_not() {
+        let text = "one\ntwo three\n\nfour\n\n  an example that is long\n  example 2\nfive";
+        let wrapped = "one two\nthree\n\nfour\n\n  an example that is long\n  example 2\nfive";
+        assert_eq!(wrap(text, 8), wrapped);
+        assert_eq!(wrap("averylongword b", 4), "averylongword\nb");
+    }
+}
