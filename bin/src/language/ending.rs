@@ -92,7 +92,7 @@ pub(super) fn surviving<T>(
     loop {
         match work(rank, model) {
             Err(error) if error.loss().is_some() && rank.stage == Stage::AtWork && model.is_elastic() => {
-                rank.comm = rank.comm.elastic()?.shrink().map_err(|_| error)?;
+                rank.comm = rank.comm.elastic().and_then(|group| group.shrink()).map_err(|_| error)?;
                 model.regroup(rank.comm.clone())?;
             }
             done => return done,

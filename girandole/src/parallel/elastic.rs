@@ -23,8 +23,8 @@ impl<M: Model> Parallel<M> {
         Err(Error::invalid("the layout of a model that goes on", self.layout, help))
     }
 
-    /// Goes on with the ranks of another group, as one of [`comm::ElasticGroup::shrink`]'s, after a failure as well: as many copies as it has ranks.
-    /// Parameters stay as they are, and must be equal on all ranks. To be called on every rank of the group.
+    /// Goes on with the ranks of another group, as one of [`shrink`](comm::ElasticGroup::shrink)'s, after a failure as well: as many
+    /// copies as it has ranks. Parameters stay as they are, and must be equal on all ranks. To be called on every rank of the group.
     ///
     /// # Cost
     /// That of [`ddp::Ddp::regroup`], and a group for each axis.
