@@ -2,19 +2,17 @@
 
 use comm::broadcast_object;
 use girandole::Parallel;
-use girandole::trainer::{Summary, Trainer};
+use girandole::trainer::Trainer;
 use models::{CausalLm, FolderConfig};
 use training::{Checkpoints, Contents};
 
-use crate::console::{note, say};
+use crate::console::note;
 use crate::error::{Error, Result};
-use crate::rank::{Rank, Stage};
+use crate::rank::Rank;
 use crate::run_log::RunLog;
 use crate::trainer::{CheckpointOptions, offer};
 
 use super::job::{Job, Subject};
-use super::speed::Speed;
-use super::trained;
 
 /// How a job goes on from a checkpoint, and what it does at its end; beside the trait, so that nobody else calls it.
 pub(super) trait Ending: Job {
@@ -48,57 +46,22 @@ pub(super) trait Ending: Job {
         Ok(())
     }
 
-    /// Tells how it was, and saves the model.
-    fn end(
-        &self,
-        rank: &mut Rank,
-        model: &mut Parallel<CausalLm>,
-        subject: &Subject,
-        (summary, speed): (&Summary, &Speed),
-    ) -> Result<()> {
-        if rank.is_first() && summary.steps > 0 {
-            say(format_args!("{}", trained::line(summary, speed)))?;
-        }
-        surviving(rank, model, |_, model| self.save(model, subject))?;
-        match rank.is_first() {
-            true => say(format_args!("saved in {}", self.options().out.display())),
-            false => Ok(()),
-        }
-    }
-
-    fn save(&self, model: &Parallel<CausalLm>, subject: &Subject) -> Result<()> {
+    /// Writes the model. To be called on every rank.
+    fn save(&self, model: &Parallel<CausalLm>, subject: &Subject) -> girandole::Result<()> {
         let out = &self.options().out;
-        let how = FolderConfig { tokenizer_of: self.folder().map(Into::into), ..FolderConfig::default() };
-        match &subject.lora {
-            Some(lora) if !self.merges() => model.save_adapters(out, lora)?,
-            lora => model.save_folder(out, &subject.weights, &how, lora.as_ref())?,
-        }
-        // One that was made for the text, where no folder has one.
+        // One that was made for the text, where no folder has one: before the configuration, which comes last.
         if let (Some(tokenizer), None, 0) = (&subject.tokenizer, self.folder(), model.mesh().world().rank()) {
             tokenizer.save(out)?;
         }
-        Ok(())
+        let how = FolderConfig { tokenizer_of: self.folder().map(Into::into), ..FolderConfig::default() };
+        match &subject.lora {
+            Some(lora) if !self.merges() => model.save_adapters(out, lora),
+            lora => model.save_folder(out, &subject.weights, &how, lora.as_ref()),
+        }
     }
 }
 
 impl<J: Job> Ending for J {}
-
-/// Work of all ranks after the last step: where one is lost, and every rank has all of the model, the others do it again.
-pub(super) fn surviving<T>(
-    rank: &mut Rank,
-    model: &mut Parallel<CausalLm>,
-    mut work: impl FnMut(&mut Rank, &Parallel<CausalLm>) -> Result<T>,
-) -> Result<T> {
-    loop {
-        match work(rank, model) {
-            Err(error) if error.loss().is_some() && rank.stage == Stage::AtWork && model.is_elastic() => {
-                rank.comm = rank.comm.elastic().and_then(|group| group.shrink()).map_err(|_| error)?;
-                model.regroup(rank.comm.clone())?;
-            }
-            done => return done,
-        }
-    }
-}
 
 /// The checkpoint to go on from, if that is asked for and there is one.
 pub(super) fn choose(options: &CheckpointOptions) -> Result<Option<Contents>> {

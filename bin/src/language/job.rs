@@ -22,14 +22,14 @@ use crate::run_log::{LogConfig, RunLog};
 use crate::tensorboard;
 use crate::trainer::CheckpointOptions;
 
-use super::ending::{Ending, choose, surviving};
+use super::ending::{Ending, choose};
 use super::memory;
 use super::options::TrainOptions;
 use super::sample::Sample;
 use super::shared::{self, SharedRows};
 use super::speed::Speed;
 use super::trained::{self, Trained};
-use super::watch::Watch;
+use super::watch::{Watch, told};
 
 /// A command that trains a language model.
 pub trait Job: Clone {
@@ -256,23 +256,43 @@ impl<J: Job> Experiment for J {
         let samples = subject.tokenizer.as_ref().zip(sample.as_ref());
         let mut observer = Watch::new(options, log, samples, (speed, begun, trainer.epoch() as usize));
         rank.stage = Stage::AtWork;
-        let summary = trainer.run(&mut observer);
+        let steps = options.steps() - begun;
+        let (mut seconds, mut measured) = (0.0, None);
+        let mut measure = |model: &mut Parallel<CausalLm>| {
+            let world = model.mesh().world();
+            if world.world_size() != rank.comm.world_size() {
+                watch.regroup(world);
+                rank.comm = world.clone();
+            }
+            let measured = *measured.get_or_insert_with(|| watch.measured());
+            seconds = rank.gather_measured(measured, steps).map_err(told)?;
+            Ok(())
+        };
+        let mut save = |model: &mut Parallel<CausalLm>| self.save(model, &subject);
+        let summary = trainer.run_and(&mut observer, &mut [&mut measure, &mut save]);
         if let Some(left) = observer.group() {
-            watch.regroup(left);
             rank.comm = left.clone();
         }
         let summary = summary.map_err(|error| observer.cause(error))?;
         let (log, speed) = observer.finish();
-        let measured = watch.stop();
         let series = log.map(RunLog::finish).unwrap_or_default();
-        rank.metrics = metrics.filter(|_| rank.is_first());
+        let seconds = seconds + series.seconds;
         rank.checkpoints = trained::checkpoint_times(&summary);
-        let steps = options.steps() - begun;
-        let seconds =
-            surviving(rank, &mut model, |rank, _| rank.measured(measured, None, (steps, series.seconds)))?;
-        self.end(rank, &mut model, &subject, (&summary, &speed))?;
-        let world_size = rank.comm.world_size();
-        let series = RunSeries { name: model.layout().to_string(), seconds, world_size, ..series };
+        let mut metrics = metrics.filter(|_| rank.is_first());
+        rank.write_summary(metrics.as_mut(), seconds)?;
+        rank.metrics = metrics;
+        if rank.is_first() {
+            if summary.steps > 0 {
+                say(format_args!("{}", trained::line(&summary, &speed)))?;
+            }
+            say(format_args!("saved in {}", options.out.display()))?;
+        }
+        let series = RunSeries {
+            name: model.layout().to_string(),
+            seconds,
+            world_size: rank.comm.world_size(),
+            ..series
+        };
         Ok(Trained { series, facts: trained::facts(&summary, &speed) })
     }
 

@@ -199,6 +199,9 @@ impl Observer<CausalLm> for Watch<'_> {
 }
 
 /// An error of this program's through the training loop.
-fn told(error: Error) -> girandole::Error {
-    candle_core::Error::wrap(error).into()
+pub(super) fn told(error: Error) -> girandole::Error {
+    match error {
+        Error::Comm(error) => error.into(),
+        error => candle_core::Error::wrap(error).into(),
+    }
 }

@@ -14,11 +14,14 @@ use super::{Observer, Saver, StepReport, Trainer};
 use crate::{Error, Result};
 
 /// How far a rank has come. All are equal or one step apart.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Progress {
     step: usize,
+    /// Some may have left out rows of which nothing is learnt.
+    order: SamplerState,
     evaluated: usize,
-    checkpointed: usize,
+    written: usize,
+    ended: usize,
 }
 
 /// What a rank that is one step behind gets from another one, beside tensors.
@@ -52,24 +55,45 @@ impl<M: Model> Trainer<'_, M> {
 
     /// Goes on in another group, with the state of whoever is furthest.
     fn go_on(&mut self, world: &Arc<dyn Communicator>, observer: &mut dyn Observer<M>) -> Result<()> {
-        if let Some(saver) = self.saver.take() {
-            // Part of the checkpoint that it was writing was lost with a rank: the one before is the latest.
-            drop(saver);
+        if let Some(mut saver) = self.saver.take() {
+            // Part of a checkpoint that is still being written was lost with a rank: the one before is the latest.
+            saver.copied();
+            if saver.leave() {
+                self.written = self.checkpointed;
+            }
         }
-        let own = Progress { step: self.step, evaluated: self.evaluated, checkpointed: self.checkpointed };
+        let own = Progress {
+            step: self.step,
+            order: self.order.state(),
+            evaluated: self.evaluated,
+            written: self.written,
+            ended: self.ended,
+        };
         let all: Vec<Progress> = all_gather_object(&**world, &own)?;
         let step = all.iter().map(|progress| progress.step).max().unwrap_or(self.step);
-        if let Some(ahead) = all.iter().position(|progress| progress.step == step)
+        let mut furthest = all.iter().enumerate().filter(|(_, progress)| progress.step == step);
+        if let Some((ahead, _)) = furthest.clone().next()
             && all.iter().any(|progress| progress.step != step)
         {
             self.catch_up(&**world, ahead, step, observer)?;
+        }
+        let first = furthest.next();
+        let order = furthest.fold(first, |found, other| {
+            let place = |(_, progress): (usize, &Progress)| (progress.order.epoch, progress.order.consumed);
+            if found.is_some_and(|found| place(found) >= place(other)) { found } else { Some(other) }
+        });
+        if let Some((_, Progress { order, .. })) = order {
+            self.put_back(order)?;
         }
         // With equal parameters.
         self.model.regroup(world.clone())?;
         self.check_batch()?;
         // What some have not done to its end all do again.
-        self.evaluated = all.iter().map(|progress| progress.evaluated).min().unwrap_or(0);
-        self.checkpointed = all.iter().map(|progress| progress.checkpointed).min().unwrap_or(0);
+        let least = |of: fn(&Progress) -> usize| all.iter().map(of).min().unwrap_or(0);
+        self.evaluated = least(|progress| progress.evaluated);
+        self.written = least(|progress| progress.written);
+        self.checkpointed = self.written;
+        self.ended = least(|progress| progress.ended);
         if let (Some(plan), Some(checkpoints)) = (&self.config.checkpoints, &self.checkpoints)
             && plan.in_background
         {

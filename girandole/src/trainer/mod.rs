@@ -60,7 +60,7 @@ use crate::Parallel;
 
 pub use config::{CheckpointPlan, TrainConfig};
 pub use learning_rate::{Decay, LearningRate};
-pub use run::{Summary, Trainer};
+pub use run::{Ending, Summary, Trainer};
 pub use same::check_data;
 pub use saver::Saver;
 

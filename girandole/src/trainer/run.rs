@@ -27,9 +27,12 @@ pub struct Trainer<'a, M> {
     pub(super) optimizer: Adam,
     pub(super) order: Order,
     pub(super) step: usize,
-    /// The last step that is evaluated, and that of the last checkpoint that is written or begun.
+    /// The last step that is evaluated, that of the last checkpoint that is begun, and that of the last one that is written.
     pub(super) evaluated: usize,
     pub(super) checkpointed: usize,
+    pub(super) written: usize,
+    /// What is done of that which follows the last step.
+    pub(super) ended: usize,
     /// What the last step came to.
     pub(super) latest: Option<StepReport>,
     pub(super) checkpoints: Option<Checkpoints>,
@@ -47,7 +50,7 @@ pub struct Summary {
     pub last_loss: f64,
     /// Targets that counted.
     pub targets: usize,
-    /// Time of the training loop.
+    /// Time of the training loop, without what follows the last step.
     pub seconds: f64,
     /// Checkpoints that were begun.
     pub checkpoints: usize,
@@ -56,6 +59,9 @@ pub struct Summary {
     /// Time for which it waited at its end for a checkpoint that was still being written.
     pub last_checkpoint_seconds: f64,
 }
+
+/// Work of all ranks after the last step. On some it may have been done already, and is done again.
+pub type Ending<'a, M> = &'a mut dyn FnMut(&mut Parallel<M>) -> Result<()>;
 
 impl<'a, M: Model> Trainer<'a, M> {
     /// A run that begins. To be called on every rank.
@@ -83,6 +89,8 @@ impl<'a, M: Model> Trainer<'a, M> {
             step: 0,
             evaluated: 0,
             checkpointed: 0,
+            written: 0,
+            ended: 0,
             latest: None,
             checkpoints: None,
             saver: None,
@@ -162,7 +170,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             serde_json::from_value(contents.sampler.clone()).map_err(|error| refuse(error.to_string()))?;
         self.order.resume(&state).map_err(|error| refuse(error.to_string()))?;
         self.step = contents.step as usize;
-        (self.evaluated, self.checkpointed) = (self.step, self.step);
+        (self.evaluated, self.checkpointed, self.written) = (self.step, self.step, self.step);
         if self.step > self.config.steps {
             let help = format!("the checkpoint is at step {} already: give more", self.step);
             return Err(Error::invalid("the steps", self.config.steps, help));
@@ -176,21 +184,44 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// A gradient that is not finite; what the model, the data and the observer fail with; a checkpoint that cannot be written; failures of
     /// communication.
     pub fn run(&mut self, observer: &mut dyn Observer<M>) -> Result<Summary> {
-        self.run_until(self.config.steps, observer)
+        self.run_and(observer, &mut [])
     }
 
-    /// The same to a step before the last one, if there is one: the learning rate is that of all steps.
+    /// The same, and then some more work of all ranks together, such as saving the model. Where a rank is lost meanwhile, and the run can go
+    /// on without it ([`TrainConfig::fewest_ranks`]), the others do again what some of them have not done to its end.
+    ///
+    /// # Errors
+    /// Those of [`run`](Self::run); what the work fails with.
+    pub fn run_and(
+        &mut self,
+        observer: &mut dyn Observer<M>,
+        endings: &mut [Ending<'_, M>],
+    ) -> Result<Summary> {
+        self.run_on(self.config.steps, observer, endings)
+    }
+
+    /// Trains to a step before the last one, if there is one: the learning rate is that of all steps.
     ///
     /// # Errors
     /// Those of [`run`](Self::run).
     pub fn run_until(&mut self, last_step: usize, observer: &mut dyn Observer<M>) -> Result<Summary> {
+        self.run_on(last_step, observer, &mut [])
+    }
+
+    fn run_on(
+        &mut self,
+        last_step: usize,
+        observer: &mut dyn Observer<M>,
+        endings: &mut [Ending<'_, M>],
+    ) -> Result<Summary> {
         let (began, first) = (Instant::now(), self.step);
         let mut summary = Summary { last_loss: f64::NAN, ..Summary::default() };
-        self.copying_seconds = 0.0;
+        (self.copying_seconds, self.ended) = (0.0, 0);
         let mut last = began;
         let last_step = last_step.min(self.config.steps);
         loop {
-            match self.advance(last_step, observer, &mut summary, &mut last) {
+            match self.advance((last_step, endings), observer, &mut summary, &mut last) {
+                Ok(true) if self.ended == 0 => summary.seconds = began.elapsed().as_secs_f64(),
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(error) => self.recover(error, observer)?,
@@ -198,51 +229,54 @@ impl<'a, M: Model> Trainer<'a, M> {
         }
         summary.checkpoint_seconds += self.copying_seconds;
         summary.steps = self.step - first;
-        summary.seconds = began.elapsed().as_secs_f64();
         Ok(summary)
     }
 
-    /// Does what is next: an evaluation, a checkpoint, a step. False where nothing is left.
+    /// Does what is next: a checkpoint, which is copied while something else is done, an evaluation, a step, and at last what follows them.
+    /// False where nothing is left.
     fn advance(
         &mut self,
-        last_step: usize,
+        (last_step, endings): (usize, &mut [Ending<'_, M>]),
         observer: &mut dyn Observer<M>,
         summary: &mut Summary,
         last: &mut Instant,
     ) -> Result<bool> {
-        // At the end in any case.
-        if self.is_due(Some(self.config.evaluate_every.unwrap_or(usize::MAX)), self.evaluated) {
-            self.evaluate(observer)?;
-            self.evaluated = self.step;
-            *last = Instant::now();
-        } else if self.is_due(self.config.checkpoints.as_ref().map(|plan| plan.every), self.checkpointed) {
+        if self.is_due(self.config.checkpoints.as_ref().map(|plan| plan.every), self.checkpointed) {
             let stood_still = Instant::now();
             self.save(observer)?;
             self.checkpointed = self.step;
             summary.checkpoints += 1;
             summary.checkpoint_seconds += stood_still.elapsed().as_secs_f64();
-            *last = Instant::now();
+        } else if self.is_due(Some(self.config.evaluate_every.unwrap_or(usize::MAX)), self.evaluated) {
+            // At the end in any case.
+            self.evaluate(observer)?;
+            self.evaluated = self.step;
         } else if self.step < last_step {
             let mut report = self.train_step()?;
             report.seconds = last.elapsed().as_secs_f64();
-            *last = Instant::now();
             self.latest = Some(report);
             (summary.last_loss, summary.targets) = (report.loss, summary.targets + report.targets);
             observer.stepped(&report)?;
+        } else if let Some(ending) = endings.get_mut(self.ended) {
+            // Before a checkpoint that fails is heard of.
+            ending(self.model)?;
+            self.ended += 1;
         } else {
             let stood_still = Instant::now();
             self.finish(observer)?;
             summary.last_checkpoint_seconds += stood_still.elapsed().as_secs_f64();
             return Ok(false);
         }
+        *last = Instant::now();
         Ok(true)
     }
 
     /// Waits for the checkpoint that is being written.
     fn finish(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
         let Some(saver) = &mut self.saver else { return Ok(()) };
-        let folder = saver.wait()?;
-        folder.map_or(Ok(()), |folder| observer.saved(self.checkpointed, &folder))
+        let Some(folder) = saver.wait()? else { return Ok(()) };
+        self.written = self.checkpointed;
+        observer.saved(self.written, &folder)
     }
 
     /// Whether this is the last step, or one of every so many, and it is not done yet.
@@ -390,7 +424,9 @@ impl<'a, M: Model> Trainer<'a, M> {
                 (self.checkpointed, folder)
             }
         };
-        folder.map_or(Ok(()), |folder| observer.saved(step, &folder))
+        let Some(folder) = folder else { return Ok(()) };
+        self.written = step;
+        observer.saved(step, &folder)
     }
 }
 

@@ -84,6 +84,15 @@ impl Saver {
         }
     }
 
+    /// Gives up what cannot be finished; true where it is written already.
+    pub(super) fn leave(mut self) -> bool {
+        match self.at_work.take_if(|thread| !thread.is_finished()) {
+            // It ends by itself, when it hears no more of the ranks that are lost.
+            Some(_) => false,
+            None => matches!(self.wait(), Ok(Some(_))),
+        }
+    }
+
     /// Waits for the checkpoint that is being written, if there is one, and gives its folder.
     ///
     /// # Errors
