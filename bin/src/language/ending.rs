@@ -1,21 +1,26 @@
-//! Going on from a checkpoint, and what follows the last step.
+//! What comes before the first step and after the last one.
 
 use comm::broadcast_object;
 use girandole::Parallel;
-use girandole::trainer::Trainer;
+use girandole::trainer::{Summary, Trainer};
+use models::tokens::Rows;
 use models::{CausalLm, FolderConfig};
+use report::metrics::MetricsWriter;
 use training::{Checkpoints, Contents};
 
-use crate::console::note;
+use crate::console::{note, say};
 use crate::error::{Error, Result};
+use crate::experiment::Experiment;
 use crate::rank::Rank;
-use crate::run_log::RunLog;
+use crate::run_log::{LogConfig, RunLog};
 use crate::trainer::{CheckpointOptions, offer};
 
 use super::job::{Job, Subject};
+use super::speed::Speed;
+use super::trained;
 
-/// How a job goes on from a checkpoint, and what it does at its end; beside the trait, so that nobody else calls it.
-pub(super) trait Ending: Job {
+/// How a job begins and goes on from a checkpoint, and what it does at its end; beside the trait, so that nobody else calls it.
+pub(super) trait Ending: Experiment + Job {
     fn check_steps(&self, done: usize) -> Result<()> {
         let steps = self.options().steps();
         if done <= steps {
@@ -24,6 +29,37 @@ pub(super) trait Ending: Job {
         let help =
             format!("the checkpoint is at step {done} already; give more, or another --checkpoint-dir");
         Err(Error::Option { option: "--steps", got: steps.to_string(), help })
+    }
+
+    /// Operations of a step, over all ranks.
+    fn step_flops(&self, subject: &Subject, rows: &Rows) -> Result<f64> {
+        let planned = plan::language::Subject::new(subject.weights.config().clone(), subject.lora.clone());
+        Ok(planned.training_flops(rows.row_len())? * self.options().batch_size as f64)
+    }
+
+    /// Where a rank's losses go: where the first one may be lost, each of the others can take its place.
+    fn log<'a>(
+        &self,
+        is_first: bool,
+        is_elastic: bool,
+        metrics: Option<&'a mut MetricsWriter>,
+    ) -> Option<RunLog<'a>> {
+        let config = LogConfig {
+            keep: self.common().report.is_some(),
+            steps: self.options().steps(),
+            muted: !is_first,
+            at_once: is_elastic,
+            ..LogConfig::default()
+        };
+        (is_first || is_elastic).then(|| RunLog::new(&config, metrics))
+    }
+
+    /// Says how it was.
+    fn tell_end(&self, summary: &Summary, speed: &Speed) -> Result<()> {
+        if summary.steps > 0 {
+            say(format_args!("{}", trained::line(summary, speed)))?;
+        }
+        say(format_args!("saved in {}", self.options().out.display()))
     }
 
     /// Goes on from a checkpoint, where that is asked for and there is one.

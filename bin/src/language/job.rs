@@ -18,7 +18,7 @@ use crate::file_error::FileError;
 use crate::options::{CommonOptions, ElasticOptions};
 use crate::outputs;
 use crate::rank::{Outcome, Rank, Stage};
-use crate::run_log::{LogConfig, RunLog};
+use crate::run_log::RunLog;
 use crate::tensorboard;
 use crate::trainer::CheckpointOptions;
 
@@ -232,22 +232,12 @@ impl<J: Job> Experiment for J {
         let fewest_ranks = elastic.filter(|_| layout.ranks() > 1).map(|elastic| elastic.min);
         let device = self.common().device()?;
         let mut model = spread(options, &subject, &layout, &rows, (rank, &device))?;
-        let planned = plan::language::Subject::new(subject.weights.config().clone(), subject.lora.clone());
-        let flops = planned.training_flops(rows.row_len())? * options.batch_size as f64;
+        let flops = self.step_flops(&subject, &rows)?;
         let speed = Speed::measured(rank, (options.dtype(), &device), flops)?;
         let config = TrainConfig { fewest_ranks, ..options.train_config() };
         let mut trainer = Trainer::new(&mut model, &rows, config)?;
         let mut metrics = rank.metrics.take();
-        let is_first = rank.is_first();
-        let log = LogConfig {
-            keep: self.common().report.is_some(),
-            steps: options.steps(),
-            muted: !is_first,
-            at_once: fewest_ranks.is_some(),
-            ..LogConfig::default()
-        };
-        // Where the first rank may be lost, each of the others can take its place.
-        let mut log = (is_first || fewest_ranks.is_some()).then(|| RunLog::new(&log, metrics.as_mut()));
+        let mut log = self.log(rank.is_first(), fewest_ranks.is_some(), metrics.as_mut());
         self.resume(&mut trainer, log.as_mut(), rank)?;
         if let Some(evaluation) = &evaluation {
             trainer = trainer.evaluating(evaluation);
@@ -282,10 +272,7 @@ impl<J: Job> Experiment for J {
         rank.write_summary(metrics.as_mut(), seconds)?;
         rank.metrics = metrics;
         if rank.is_first() {
-            if summary.steps > 0 {
-                say(format_args!("{}", trained::line(&summary, &speed)))?;
-            }
-            say(format_args!("saved in {}", options.out.display()))?;
+            self.tell_end(&summary, &speed)?;
         }
         let series = RunSeries {
             name: model.layout().to_string(),
