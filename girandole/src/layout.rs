@@ -158,7 +158,7 @@ impl FromStr for Layout {
             }
             seen.push(name);
             let Some(axis) = layout.size_mut(name) else {
-                return refuse("the axes are pp, dp, shard and tp");
+                return refuse("the axes are pp, dp, shard and tp (shard is FSDP, dp is DDP)");
             };
             match size.parse() {
                 Ok(number) if number > 0 => *axis = number,

@@ -96,9 +96,10 @@ impl Error {
         move |source| Self::Io { action, path: path.into(), source }
     }
 
-    /// All of a file.
+    /// All of a file; where its folder is missing, the error names that.
     pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
-        training::read_input(path).map_err(Self::io("read", path))
+        let missing = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.exists());
+        training::read_input(path).map_err(Self::io("read", missing.unwrap_or(path)))
     }
 }
 

@@ -121,10 +121,13 @@ impl<J: Job> Experiment for J {
         options.check_elastic(&layout)?;
         let (parts, micro_batches) = (layout.data_ranks(), options.micro_batches(&layout));
         if !options.batch_size.is_multiple_of(parts.saturating_mul(micro_batches)) {
-            let help = format!(
-                "give a multiple of {}: {parts} ranks have different rows, each in {micro_batches} equal parts",
-                parts.saturating_mul(micro_batches)
-            );
+            let cut = if micro_batches > 1 {
+                format!(", each in {micro_batches} equal parts")
+            } else {
+                String::new()
+            };
+            let multiple = parts.saturating_mul(micro_batches);
+            let help = format!("give a multiple of {multiple}: {parts} ranks have different rows{cut}");
             return Err(Error::Option { option: "--batch-size", got: options.batch_size.to_string(), help });
         }
         options.tensorboard.as_deref().map_or(Ok(()), tensorboard::check)?;

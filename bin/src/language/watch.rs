@@ -125,7 +125,8 @@ impl Observer<CausalLm> for Watch<'_> {
                 "step {step}/{steps}: skipped, a gradient was not finite with a loss scale of {scale}"
             ))?;
         }
-        if step.is_multiple_of(self.options.log_every) || step == steps {
+        let is_first = step == self.began.1 + 1;
+        if is_first || step.is_multiple_of(self.options.log_every) || step == steps {
             let seconds = std::mem::take(&mut self.seconds);
             let speed = std::mem::take(&mut self.targets) as f64 / seconds;
             let (_, mfu) = self.speed.of(std::mem::take(&mut self.steps), seconds);

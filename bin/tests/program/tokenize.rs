@@ -103,7 +103,7 @@ fn what_cannot_be_used_is_told_in_one_line() {
     refuse(&["--out", &out, &a], "--model");
     refuse(&["--tokenizer", "bytes", "--out", &out], "FILE");
     refuse(&["--tokenizer", "characters", "--out", &out, &a], "give --save-tokenizer DIR");
-    refuse(&["--model", &folder.argument("none"), "--out", &out, &a], "tokenizer.json");
+    refuse(&["--model", &folder.argument("none"), "--out", &out, &a], "none: ");
     refuse(&["--tokenizer", "bytes", "--out", &a, &a], "--out");
     symlink("text", folder.path("link")).unwrap();
     refuse(&["--tokenizer", "bytes", "--out", &folder.argument("link"), &a], "--out");

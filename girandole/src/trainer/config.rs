@@ -76,7 +76,7 @@ impl TrainConfig {
         let is_uneven = self.fewest_ranks.is_none() && !self.batch_size.is_multiple_of(parts);
         if self.batch_size < parts || is_uneven {
             let help = format!(
-                "give a multiple of {parts}: {data_ranks} ranks have different rows, each in micro-batches of {micro_batches} equal parts"
+                "give a multiple of {parts}: {data_ranks} ranks have different rows, each in {micro_batches} micro-batches"
             );
             return Err(Error::invalid("the batch size", self.batch_size, help));
         }

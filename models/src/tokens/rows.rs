@@ -132,7 +132,9 @@ impl Source {
         let rows = file.rows(len);
         if rows == 0 {
             let (tokens, needed) = (file.tokens(), len as u64 + 1);
-            let problem = format!("its {tokens} tokens are too few for a row of {len}, which needs {needed}");
+            let problem = format!(
+                "its {tokens} tokens are too few for a row of {len}, which needs {needed}: give more text, or shorter rows"
+            );
             return Err(file.refuse(problem));
         }
         // Above that, a number is not exact any more.
