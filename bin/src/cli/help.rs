@@ -13,7 +13,7 @@ const INDENT: usize = 10;
 const SHARED: [(&str, &[&str]); 4] = [
     ("Ranks", &["backend", "transport", "tls", "init-method", "timeout", "device", "elastic", "replace"]),
     ("Optimizer", &["schedule", "warmup", "lowest-lr", "betas", "eps", "weight-decay", "clip"]),
-    ("Files", &["init", "data", "save", "metrics", "trace", "report"]),
+    ("Files", &["init", "data", "save", "metrics", "trace", "report", "tensorboard"]),
     ("Checkpoints", &["checkpoint-dir", "checkpoint-every", "resume"]),
 ];
 
