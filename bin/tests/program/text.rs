@@ -179,7 +179,7 @@ fn what_cannot_be_used_is_told_in_one_line() {
     ] {
         refuse(&GENERATE, &["--prompt", "a", option, value], says);
     }
-    refuse(&GENERATE, &["--prompt", "a", "--adapters", &folder.argument("none")], "adapter_config.json");
+    refuse(&GENERATE, &["--prompt", "a", "--adapters", &folder.argument("none")], "none: No such file");
     refuse(&GENERATE, &[], "--prompt");
     for (name, bytes) in [("empty", &b""[..]), ("bytes", &[b'a', 0xff])] {
         std::fs::write(folder.path(name), bytes).unwrap();
