@@ -114,7 +114,7 @@ fn what_mpi_cannot_do_is_said_in_one_line() {
     assert!(alone.0.contains("no launcher of MPI has started this process") && alone.1 == 2, "{alone:?}");
     for (options, words) in [
         (["--world-size", "3"], "--world-size: got 3; MPI has started 1 ranks"),
-        (["--init-method", "tcp://127.0.0.1:1"], "--init-method: got tcp://127.0.0.1:1; ranks of MPI meet"),
+        (["--init-method", "tcp://127.0.0.1:1"], "--init-method: got tcp://127.0.0.1:1; MPI ranks meet"),
     ] {
         let mut command = under_mpirun(1);
         let output = command.args(["ddp-linear", "--backend", "mpi"]).args(options).output().unwrap();

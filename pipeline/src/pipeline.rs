@@ -239,7 +239,7 @@ impl Pipeline {
         &self.schedule
     }
 
-    /// Says of which variables the ranks of [`PipelineConfig::tensor_parallel`] have parts of their own, by name; of all others each
+    /// Says of which variables the ranks of [`PipelineConfig::tensor_parallel`](crate::PipelineConfig::tensor_parallel) have parts of their own, by name; of all others each
     /// has the whole, and the same. [`clip_grad_norm`](Self::clip_grad_norm) and [`check_parameters`](Self::check_parameters) need to
     /// know where there are several such ranks.
     pub fn set_divided(&mut self, is_divided: impl Fn(&str) -> bool) {

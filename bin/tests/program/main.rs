@@ -14,8 +14,10 @@ mod ddp_trainer;
 mod ddp_transformer;
 mod diverged;
 mod fsdp_mlp;
+#[cfg(target_os = "linux")]
 mod kills;
 mod language;
+#[cfg(target_os = "linux")]
 mod language_elastic;
 #[cfg(target_os = "linux")]
 mod launch;

@@ -17,7 +17,7 @@ pub(super) struct Kept {
 /// Whether a run's checkpoint was made with this data.
 ///
 /// # Errors
-/// One that was made with other data, or that [`Trainer`] has not written.
+/// One that was made with other data, or that [`Trainer`](super::Trainer) has not written.
 pub fn check_data(contents: &Contents, data: &dyn Data) -> Result<()> {
     let refuse = |problem: String| Error::file(&contents.folder, problem);
     let extra = contents.extra.get("extra").cloned().unwrap_or_default();
