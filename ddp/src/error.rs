@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::DType;
-use comm::ParameterDifference;
+use comm::{LineDifference, ParameterDifference};
 
 /// What can go wrong in data-parallel training. Errors are `Clone`: a [`crate::Ddp`] that failed answers every later
 /// call with the first cause.
@@ -71,24 +71,13 @@ pub enum Error {
         /// The parameter.
         parameter: String,
     },
-    /// The ranks built different models, or were configured differently. Every rank gets this same error, with the numbers that
-    /// ranks have in the whole job.
+    /// The ranks built different models, or were configured differently. Every rank gets this same error. The place is that of the
+    /// first parameter that differs, counted in order of construction from 1; 0 is the configuration.
     #[error(
-        "the ranks do not train the same model: at place {place}, rank {odd_rank} has {odd}, and rank {rank} has \
-         {expected}; build the same model with the same DdpConfig on every rank"
+        "the ranks do not train the same model: at place {place}, {0}; build the same model with the same DdpConfig on every rank",
+        place = .0.place
     )]
-    ModelMismatch {
-        /// A rank that differs from most.
-        odd_rank: usize,
-        /// What it has.
-        odd: String,
-        /// A rank to compare it with.
-        rank: usize,
-        /// What that rank has at the same place.
-        expected: String,
-        /// The first parameter that differs, counted in order of construction from 1; 0 is the configuration.
-        place: usize,
-    },
+    ModelMismatch(LineDifference),
     /// A parameter has other values on some ranks. Every rank gets this same error, and may go on.
     #[error(transparent)]
     ParametersDiffer(#[from] Box<ParameterDifference>),

@@ -106,7 +106,6 @@
 //! candle goes backward through the last argument first. Write `input.matmul(weight)`, as `candle_nn` does.
 #![forbid(unsafe_code)]
 
-mod agreement;
 mod buckets;
 mod builder;
 mod clip;

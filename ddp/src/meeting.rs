@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use candle_core::Var;
-use comm::Communicator;
+use comm::{Communicator, line_difference};
 use training::AuditConfig;
 
 use crate::hook::Link;
 use crate::parameter::{Kinds, Parameter};
 use crate::reducer::Reducer;
-use crate::{CommHook, DdpConfig, Result, agreement, initial, lock};
+use crate::{CommHook, DdpConfig, Error, Result, initial, lock};
 
 /// Makes sure that all ranks of a group have the same model, with rank 0's values.
 pub(crate) fn meet(
@@ -18,7 +18,9 @@ pub(crate) fn meet(
     config: &DdpConfig,
     link: &Link,
 ) -> Result<Arc<Reducer>> {
-    agreement::check(&*comm, &describe(parameters, buffers, config))?;
+    if let Some(difference) = line_difference(&*comm, 0, &describe(parameters, buffers, config))? {
+        return Err(Error::ModelMismatch(difference));
+    }
     if comm.world_size() > 1 {
         let parameters = parameters.iter().map(Parameter::var);
         let vars: Vec<&Var> = parameters.chain(buffers.iter().map(|(_, buffer)| buffer)).collect();

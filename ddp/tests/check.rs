@@ -125,12 +125,9 @@ fn the_odd_rank_of_a_group_is_named_by_its_number_in_the_job() {
     for (rank, found) in found.into_iter().enumerate() {
         match found {
             (None, None) => assert_eq!(rank % 2, 0),
-            (
-                Some(Error::ParametersDiffer(values)),
-                Some(Error::ModelMismatch { odd_rank, rank: other, .. }),
-            ) => {
+            (Some(Error::ParametersDiffer(values)), Some(Error::ModelMismatch(model))) => {
                 assert_eq!((values.odd_rank, values.rank, &values.odd_ranks[..]), (3, 1, &[3][..]));
-                assert_eq!((odd_rank, other), (3, 1));
+                assert_eq!((model.odd_rank, model.rank), (3, 1));
             }
             other => panic!("rank {rank}: {other:?}"),
         }

@@ -29,7 +29,7 @@ fn assert_mismatch(errors: &[Error], expected_place: usize, words: &[&str]) {
     for error in errors {
         let text = error.to_string();
         assert!(
-            matches!(error, Error::ModelMismatch { odd_rank: 1, rank: 0, place, .. } if *place == expected_place),
+            matches!(error, Error::ModelMismatch(found) if (found.odd_rank, found.rank, found.place) == (1, 0, expected_place)),
             "{text}"
         );
         assert!(words.iter().all(|word| text.contains(word)), "{text}");

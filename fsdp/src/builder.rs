@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex};
 use candle_core::{DType, Device, Result, Shape, Tensor, Var};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
+use comm::Digest;
 
-use crate::agreement::Digest;
 use crate::hook::{Link, ParamIndex, parameter};
 use crate::layout::{Layout, Part, piece};
 use crate::storage::{is_supported, is_trainable};
 use crate::unit::Unit;
-use crate::values::{cut, digest};
+use crate::values::cut;
 use crate::{Error, FsdpConfig, Strategy, UnitConfig, lock};
 
 /// Builds the units of a model. [`crate::Fsdp::new`] gives one to the function that makes the model.
@@ -220,7 +220,7 @@ struct Asked {
     /// This rank's piece of a large parameter, all of a small one.
     values: Vec<Tensor>,
     names: HashMap<String, usize>,
-    digest: Option<Digest>,
+    digest: Digest,
     closed: bool,
 }
 
@@ -263,7 +263,7 @@ impl Asked {
             rank,
             dtype: computed,
             keep: config.keep_after_forward.unwrap_or(kept),
-            digest: self.digest.unwrap_or(Digest::new()),
+            digest: self.digest,
         })
     }
 }
@@ -336,8 +336,8 @@ impl<'a> Sharding<'a> {
         let tensor =
             parameter(&self.plan.anchor, place, value.shape(), self.dtypes.1, self.plan.link.clone())?;
         let flat = value.detach().contiguous()?.flatten_all()?;
-        let hash = asked.digest.unwrap_or(Digest::new());
-        asked.digest = Some(name.bytes().fold(digest(&flat, hash)?, Digest::add));
+        let digest = asked.digest.floats(&flat).map_err(comm::carry)?;
+        asked.digest = digest.text(name);
         let len = flat.elem_count();
         let whole = len < self.plan.config.pack_elements || len == 0;
         let range = match whole {

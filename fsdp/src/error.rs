@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_core::DType;
+use comm::LineDifference;
 
 /// What can go wrong in sharded training. Errors are `Clone`: a [`crate::Fsdp`] that failed answers every later call with the
 /// first cause.
@@ -144,19 +145,10 @@ pub enum Error {
     },
     /// The ranks built different models, drew different values, or were configured differently. Every rank gets this same error.
     #[error(
-        "the ranks do not train the same model: rank {odd_rank} has {odd}, and rank {rank} has {expected}; build the same model \
-         from the same values with the same FsdpConfig on every rank{}", help_with_values(.odd)
+        "the ranks do not train the same model: {0}; build the same model from the same values with the same FsdpConfig on every \
+         rank{help}", help = help_with_values(&.0.odd)
     )]
-    ModelMismatch {
-        /// A rank that differs from most.
-        odd_rank: usize,
-        /// What it has.
-        odd: String,
-        /// A rank to compare it with.
-        rank: usize,
-        /// What that rank has at the same place.
-        expected: String,
-    },
+    ModelMismatch(LineDifference),
     /// The ranks ran their units in different orders. Every rank gets this same error, before any gradient is used.
     #[error(
         "rank {odd_rank} ran other units than rank {rank}, or in another order, in this step: gathered parameters may have been \

@@ -88,7 +88,6 @@
 //! behind computation; the communicator's own are called `collective`.
 #![forbid(unsafe_code)]
 
-mod agreement;
 mod builder;
 mod clip;
 mod config;

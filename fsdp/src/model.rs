@@ -6,10 +6,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 use candle_nn::{Module, ModuleT, VarBuilder};
-use comm::{Communicator, Mesh, Stats};
+use comm::{Communicator, Mesh, Stats, line_difference};
 use training::AuditConfig;
 
-use crate::agreement;
 use crate::builder::{Built, Model, Plan, UnitBuilder};
 use crate::clip::Norm;
 use crate::core::Core;
@@ -91,7 +90,9 @@ impl<M> Fsdp<M> {
         let built = build(UnitBuilder::new(vb, plan.clone()));
         let parts = std::mem::take(&mut *lock(&plan.model));
         let model = built.map_err(Error::during("building the model"))?;
-        agreement::check(&*groups.world, &describe(&parts, config))?;
+        if let Some(difference) = line_difference(&*groups.world, 0, &describe(&parts, config))? {
+            return Err(Error::ModelMismatch(difference));
+        }
         let core = Arc::new(Core::new(groups, config.clone(), parts));
         // A new link, so it is not set yet.
         let _ = plan.link.set(Arc::downgrade(&core));
@@ -252,7 +253,7 @@ fn describe(model: &Model, config: &FsdpConfig) -> Vec<String> {
         for param in params {
             lines.push(format!("parameter {} {:?}", param.name, param.tensor.dims()));
         }
-        lines.push(format!("unit {name} with values of hash {:016x}", digest.0));
+        lines.push(format!("unit {name} with values of hash {:016x}", digest.value()));
     }
     lines
 }

@@ -1,10 +1,9 @@
 //! Whether all ranks were told the same, before any of them waits for another.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use comm::{Communicator, all_gather_object};
+use comm::{Communicator, Digest, all_gather_object, odd_one};
 
 use crate::groups::Groups;
 use crate::links::Spec;
@@ -26,8 +25,7 @@ pub(crate) fn check(
     ];
     let pp = &*groups.pp;
     compare(&sizes, |own| Ok(all_gather_object(pp, &own)?), pp.world_ranks()[pp.rank()])?;
-    let mut actions = DefaultHasher::new();
-    format!("{:?}", table.actions).hash(&mut actions);
+    let actions = Digest::new().text(&format!("{:?}", table.actions));
     let own = [
         ("the number of stages", table.stages().to_string()),
         ("the number of micro-batches", table.micro_batches.to_string()),
@@ -36,7 +34,7 @@ pub(crate) fn check(
         ("the split", format!("{:?}", config.split)),
         ("the example", Spec::of(example).to_string()),
         ("the list of tied variables", format!("{:?}", config.tied)),
-        ("the schedule", format!("{}, its actions {:08x}", config.schedule, actions.finish() as u32)),
+        ("the schedule", format!("{}, its actions {:08x}", config.schedule, actions.value() as u32)),
     ];
     compare(&own, |own| groups.gather(own), pp.world_ranks()[pp.rank()])?;
     // Variables go by their modules' names.
@@ -54,16 +52,17 @@ fn compare(
     rank: usize,
 ) -> Result<()> {
     let all = gather((rank, own.iter().map(|(_, value)| value.clone()).collect()))?;
-    let (first, expected) = &all[0];
-    let differs = |(rank, values): &Given| {
-        let place = values.iter().zip(expected).position(|(value, expected)| value != expected)?;
-        Some(Error::Disagreement {
-            what: own[place].0.into(),
-            rank: *rank,
-            got: values[place].clone(),
-            first: *first,
-            expected: expected[place].clone(),
-        })
-    };
-    all.iter().find_map(differs).map_or(Ok(()), Err)
+    for (place, (what, _)) in own.iter().enumerate() {
+        let values: Vec<&String> = all.iter().map(|(_, values)| &values[place]).collect();
+        if let Some((first, odd)) = odd_one(&values) {
+            return Err(Error::Disagreement {
+                what: (*what).into(),
+                rank: all[odd].0,
+                got: values[odd].clone(),
+                first: all[first].0,
+                expected: values[first].clone(),
+            });
+        }
+    }
+    Ok(())
 }

@@ -171,11 +171,11 @@ pub enum Error {
     Disagreement {
         /// The argument.
         what: String,
-        /// A rank that differs from the first one, by its number in the whole job.
+        /// A rank that differs from most, by its number in the whole job.
         rank: usize,
         /// Its value.
         got: String,
-        /// The first rank of the pipeline.
+        /// A rank to compare it with.
         first: usize,
         /// That one's value.
         expected: String,

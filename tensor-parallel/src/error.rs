@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use comm::ParameterDifference;
+use comm::{LineDifference, ParameterDifference};
 
 /// What can go wrong in tensor parallelism.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -45,19 +45,10 @@ pub enum Error {
     },
     /// The ranks have built different models.
     #[error(
-        "the ranks do not build the same model: rank {odd_rank} has {odd}, and rank {rank} has {expected}; give every rank \
-         the same sizes, the same configuration and the same weights (seed or file)"
+        "the ranks do not build the same model: {0}; give every rank the same sizes, the same configuration and the same weights \
+         (seed or file)"
     )]
-    ModelMismatch {
-        /// A rank that differs.
-        odd_rank: usize,
-        /// What it has.
-        odd: String,
-        /// The rank that it is compared with.
-        rank: usize,
-        /// What that one has at the same place.
-        expected: String,
-    },
+    ModelMismatch(LineDifference),
 
     /// Backward was called on the loss itself.
     #[error(

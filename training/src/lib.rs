@@ -84,4 +84,4 @@ pub use recompute::{
 pub use runs::Runs;
 pub use sgd::{Sgd, SgdConfig};
 pub use state::{CopyLater, OptimizerState, named_vars};
-pub use tape::{add, seeded};
+pub use tape::{add, scale, seeded};

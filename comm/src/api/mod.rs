@@ -4,6 +4,7 @@
 pub(crate) mod agree;
 pub mod autograd;
 pub(crate) mod communicator;
+pub(crate) mod difference;
 pub(crate) mod elastic;
 pub(crate) mod mesh;
 pub(crate) mod norm;

@@ -4,7 +4,7 @@ use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::api::communicator::group::all_gather;
-use crate::{Communicator, Operation, Result};
+use crate::{Communicator, Digest, Operation, Result, odd_one};
 
 /// The first parameter that is not the same on every rank. Ranks have the numbers that they have in the whole job.
 #[derive(Debug, Clone, thiserror::Error, Serialize, Deserialize)]
@@ -67,15 +67,16 @@ pub fn parameter_difference(
     if comm.world_size() == 1 || tensors.is_empty() {
         return Ok(None);
     }
-    let hashes = tensors.iter().map(|(_, tensor)| Ok(hash(&bits(tensor)?)));
-    let hashes: Vec<u64> = hashes.collect::<Result<_>>()?;
-    let all = all_gather(comm, &[hash(&hashes).cast_signed()])?;
+    let digests = tensors.iter().map(|(_, tensor)| Ok(Digest::new().floats(tensor)?.value()));
+    let digests: Vec<u64> = digests.collect::<Result<_>>()?;
+    let whole = digests.iter().copied().fold(Digest::new(), Digest::word);
+    let all = all_gather(comm, &[whole.value().cast_signed()])?;
     if odd_one(&all).is_none() {
         return Ok(None);
     }
-    let own: Vec<i64> = hashes.into_iter().map(u64::cast_signed).collect();
+    let own: Vec<i64> = digests.into_iter().map(u64::cast_signed).collect();
     let all = all_gather(comm, &own)?;
-    let of = |index: usize| all.iter().map(|hashes| vec![hashes[index]]).collect::<Vec<_>>();
+    let of = |index: usize| all.iter().map(|digests| digests[index]).collect::<Vec<_>>();
     let first = (0..tensors.len()).find_map(|index| Some((index, odd_one(&of(index))?)));
     // The lists differ, so that one of them does.
     let Some((index, (rank, odd_rank))) = first else { return Ok(None) };
@@ -120,15 +121,6 @@ fn difference(
     })
 }
 
-/// A rank of the largest party, and the first that is not of it.
-fn odd_one(answers: &[Vec<i64>]) -> Option<(usize, usize)> {
-    let party = |answer: &Vec<i64>| answers.iter().filter(|other| *other == answer).count();
-    let largest = answers.iter().map(party).max()?;
-    let rank = answers.iter().position(|answer| party(answer) == largest)?;
-    let odd_rank = answers.iter().position(|answer| *answer != answers[rank])?;
-    Some((rank, odd_rank))
-}
-
 /// With no more digits than its dtype has.
 fn shown(dtype: DType, value: f64) -> String {
     if dtype == DType::F64 { format!("{value:?}") } else { format!("{:?}", value as f32) }
@@ -159,38 +151,9 @@ fn bits(tensor: &Tensor) -> Result<Vec<u64>> {
     })
 }
 
-/// One flipped bit anywhere changes it: each step is one-to-one, and mixes high bits into low ones.
-fn hash(words: &[u64]) -> u64 {
-    let mix = |state: u64, word: &u64| {
-        let state = (state ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        state ^ (state >> 32)
-    };
-    words.iter().fold(words.len() as u64, mix)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn hashes_tell_signs_and_places_apart() {
-        let hashes: Vec<u64> = [
-            vec![],
-            vec![0],
-            vec![0, 0],
-            vec![1, 0],
-            vec![0, 1],
-            vec![1 << 63, 0],
-            vec![0, 1 << 63],
-            vec![1 << 63, 1 << 63],
-        ]
-        .iter()
-        .map(|words| hash(words))
-        .collect();
-        for (index, one) in hashes.iter().enumerate() {
-            assert!(!hashes[index + 1..].contains(one), "{hashes:?}");
-        }
-    }
 
     #[test]
     fn positions_go_row_by_row() {

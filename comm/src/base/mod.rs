@@ -2,6 +2,7 @@
 
 pub(crate) mod buffer;
 pub(crate) mod cause;
+pub(crate) mod digest;
 pub(crate) mod error;
 pub(crate) mod failure;
 pub(crate) mod fingerprint;

@@ -1,9 +1,9 @@
 //! What ranks tell each other after a backward: what they communicated for, and which parameters have a gradient.
 
 use candle_core::{DType, Device, Tensor};
+use comm::{Digest, odd_one};
 
 use super::{Core, State};
-use crate::agreement::{self, Digest};
 use crate::{Error, Result};
 
 /// Of a word that ranks exchange.
@@ -21,14 +21,13 @@ impl Core {
         let present = state.present.chunks(BITS).map(|bits| {
             bits.iter().rev().fold(0u64, |word, &present| (word << 1) | u64::from(present)).cast_signed()
         });
-        let words: Vec<i64> = std::iter::once(history.0.cast_signed()).chain(present).collect();
+        let words: Vec<i64> = std::iter::once(history.value().cast_signed()).chain(present).collect();
         let all = Tensor::zeros(world.world_size() * words.len(), DType::I64, &Device::Cpu)?;
         let input = Tensor::new(&words[..], &Device::Cpu)?;
         world.run(comm::Operation::AllGather { output: all.clone(), input, counts: None })?;
         let all = all.to_vec1::<i64>()?;
         let ranks = || all.chunks(words.len());
-        if let Some((rank, odd_rank)) = agreement::odd_one(&ranks().map(|words| words[0]).collect::<Vec<_>>())
-        {
+        if let Some((rank, odd_rank)) = odd_one(&ranks().map(|words| words[0]).collect::<Vec<_>>()) {
             let number = |rank: usize| world.world_ranks()[rank];
             return Err(Error::OrderMismatch { odd_rank: number(odd_rank), rank: number(rank) });
         }

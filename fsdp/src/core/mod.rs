@@ -11,9 +11,8 @@ use std::sync::{Arc, Mutex};
 
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
-use comm::Work;
+use comm::{Digest, Work};
 
-use crate::agreement::Digest;
 use crate::builder::{Built, Model, Param};
 use crate::groups::Groups;
 use crate::memory::{Memory, Meter};
@@ -346,7 +345,7 @@ impl State {
 
     /// Notes what is communicated now.
     fn note(&mut self, what: u8, unit: usize) {
-        self.history = self.history.add(what).add(unit as u64);
+        self.history = self.history.word(what).word(unit as u64);
     }
 }
 

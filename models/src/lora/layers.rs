@@ -6,6 +6,7 @@ use std::sync::Arc;
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::VarBuilder;
 use training::build::{Division, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
+use training::{add, scale};
 
 use super::LoraConfig;
 use crate::names::ADAPTER;
@@ -66,7 +67,7 @@ struct WithAdapter {
 impl Module for WithAdapter {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         // Scaled where it is small.
-        let change = self.b.forward(&(self.a.forward(&x.to_dtype(self.dtype)?)? * self.scale)?)?;
-        self.base.forward(x)? + change.to_dtype(x.dtype())?
+        let change = self.b.forward(&scale(&self.a.forward(&x.to_dtype(self.dtype)?)?, self.scale)?)?;
+        add(&self.base.forward(x)?, &change.to_dtype(x.dtype())?)
     }
 }
