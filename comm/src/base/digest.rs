@@ -13,8 +13,15 @@ use crate::Result;
 /// assert_eq!(Digest::new().text("bias").word(3u8), Digest::new().text("bias").word(3u64));
 /// assert_ne!(Digest::new().text("ab").text("c"), Digest::new().text("a").text("bc"));
 /// ```
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Digest(u64);
+
+impl Default for Digest {
+    /// No small number, which a word would cancel.
+    fn default() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+}
 
 impl Digest {
     /// Of nothing.
@@ -25,7 +32,7 @@ impl Digest {
     /// With one more word. One-to-one in the word, and high bits are mixed into low ones.
     #[must_use]
     pub fn word(self, word: impl Into<u64>) -> Self {
-        let state = (self.0.wrapping_add(1) ^ word.into()).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let state = (self.0 ^ word.into()).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Self(state ^ (state >> 32))
     }
 
