@@ -17,12 +17,12 @@ use std::sync::Arc;
 
 use girandole::Result;
 use girandole::comm::{Communicator, Local, Transport};
-use pair::{JOB, run_pair};
+use pair::{PART, run_pair};
 
 /// What a rank has in the end: names and bytes.
 type Outcome = BTreeMap<String, Vec<u8>>;
 
-fn run(job: &str, comm: Arc<dyn Communicator>) -> Result<Outcome> {
+fn run(comm: Arc<dyn Communicator>, job: &str) -> Result<Outcome> {
     match job.split_once(' ') {
         Some(("copies", optimizer)) => copies::train(comm, optimizer),
         Some(("layout", layout)) => layouts::train(comm, layout),
@@ -33,8 +33,8 @@ fn run(job: &str, comm: Arc<dyn Communicator>) -> Result<Outcome> {
 /// One rank of a job, where another test of this file started this program for that.
 #[test]
 fn one_rank() {
-    if let Ok(job) = std::env::var(JOB) {
-        pair::be_a_rank(|comm| run(&job, comm));
+    if let Ok(part) = std::env::var(PART) {
+        pair::be_a_rank(&part, run);
     }
 }
 
@@ -64,7 +64,7 @@ fn collectives_give_the_bits_that_one_processor_gives() {
 fn copies_of_a_model_are_equal_to_the_bit_after_200_steps() {
     for optimizer in copies::OPTIMIZERS {
         let [a, b] = run_pair(&format!("copies {optimizer}"), Transport::Auto);
-        assert!(a.len() > 10, "{optimizer}");
+        assert!(a.len() >= 10, "{optimizer}");
         assert_eq!(differences(&a, &b), Vec::<String>::new(), "{optimizer}");
     }
 }

@@ -1,6 +1,6 @@
 //! Two processes that are ranks of one job, the second maybe on another processor.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use girandole::comm::{Communicator, InitMethod, Secret, Tcp, TcpConfig, Transpor
 
 use super::Outcome;
 
-/// What a rank is to do.
-pub(super) const JOB: &str = "GIRANDOLE_MIXED_JOB";
-const RANK: &str = "GIRANDOLE_MIXED_RANK";
-const FOLDER: &str = "GIRANDOLE_MIXED_FOLDER";
-const TRANSPORT: &str = "GIRANDOLE_MIXED_TRANSPORT";
+/// What a process is to do as a rank: see [`Part`].
+pub(super) const PART: &str = "GIRANDOLE_MIXED_RANK";
 /// How rank 1 is started.
 const COMMAND: &str = "GIRANDOLE_MIXED";
+
+/// A rank, and the job's transport, name, and folder, in which ranks meet and leave what they have in the end.
+type Part = (usize, String, String, PathBuf);
 
 /// What both ranks have in the end.
 pub(super) fn run_pair(job: &str, transport: Transport) -> [Outcome; 2] {
@@ -53,16 +53,17 @@ fn start(rank: usize, job: &str, transport: Transport, folder: &Path) -> Child {
         None => Command::new(std::env::current_exe().unwrap()),
     };
     let transport = if transport == Transport::Tcp { "tcp" } else { "auto" };
-    command.args(["--exact", "one_rank"]).stdout(Stdio::null());
-    command.env(JOB, job).env(RANK, rank.to_string()).env(FOLDER, folder).env(TRANSPORT, transport);
+    let part: Part = (rank, transport.into(), job.into(), folder.into());
+    command
+        .args(["--exact", "one_rank"])
+        .stdout(Stdio::null())
+        .env(PART, serde_json::to_string(&part).unwrap());
     command.spawn().unwrap()
 }
 
 /// Does what the job says, and leaves the outcome where [`run_pair`] looks for it.
-pub(super) fn be_a_rank(body: impl Fn(Arc<dyn Communicator>) -> Result<Outcome>) {
-    let variable = |name: &str| std::env::var(name).unwrap();
-    let folder = std::path::PathBuf::from(variable(FOLDER));
-    let rank: usize = variable(RANK).parse().unwrap();
+pub(super) fn be_a_rank(part: &str, body: impl Fn(Arc<dyn Communicator>, &str) -> Result<Outcome>) {
+    let (rank, transport, job, folder): Part = serde_json::from_str(part).unwrap();
     let secret = Secret::from_hex(&std::fs::read_to_string(folder.join("secret")).unwrap()).unwrap();
     let config = TcpConfig {
         rank,
@@ -70,10 +71,10 @@ pub(super) fn be_a_rank(body: impl Fn(Arc<dyn Communicator>) -> Result<Outcome>)
         init_method: InitMethod::File(folder.join("meeting")),
         timeout: Duration::from_secs(120),
         secret: Some(secret),
-        transport: variable(TRANSPORT).parse().unwrap(),
+        transport: transport.parse().unwrap(),
         ..TcpConfig::default()
     };
-    let outcome = body(Arc::new(Tcp::connect(&config).unwrap())).unwrap();
+    let outcome = body(Arc::new(Tcp::connect(&config).unwrap()), &job).unwrap();
     let bytes = serde_json::to_vec(&outcome).unwrap();
     std::fs::write(folder.join(format!("outcome-{rank}")), bytes).unwrap();
 }
