@@ -1,8 +1,8 @@
 //! Ranks on different processors: what is to be equal to the bit is, and what is not stays near.
 //!
 //! By itself both ranks run this program. `GIRANDOLE_MIXED` is the command that starts it on another processor, which is then that of
-//! rank 1: `qemu-aarch64-static PROGRAM` with this program built for ARM, or `qemu-x86_64-static -cpu Haswell PROGRAM` with this very
-//! one, for a processor that has AVX2 and no AVX-512. `scripts/test-aarch64.sh` gives both.
+//! rank 1: `qemu-aarch64-static PROGRAM` with this program built for ARM, or `qemu-x86_64-static -cpu max PROGRAM` with this very
+//! one, for a processor that has AVX2 and no AVX-512. `scripts/test-mixed.sh` gives both.
 #![allow(clippy::unwrap_used)]
 
 mod collectives;
