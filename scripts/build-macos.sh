@@ -2,7 +2,7 @@
 # Builds the program for macOS on Apple silicon, on Linux: target/aarch64-apple-darwin/release/girandole.
 #
 #   scripts/build-macos.sh            the program
-#   scripts/build-macos.sh --check    types only, of the whole workspace with its tests; no warning passes
+#   scripts/build-macos.sh --check    types only, of the whole workspace with its tests and the feature `metal`; no warning passes
 #
 # Needs Rust's library for that system, and zig, which has a C compiler, a linker and Apple's headers:
 #   rustup target add aarch64-apple-darwin
@@ -32,7 +32,8 @@ command -v cargo-zigbuild >/dev/null || {
 }
 
 if [ "${1-}" = --check ]; then
-    RUSTFLAGS="-D warnings" cargo-zigbuild check --workspace --all-targets --locked --target $target
+    RUSTFLAGS="-D warnings" cargo-zigbuild check --workspace --all-targets --locked --target $target \
+        --features girandole/metal,bin/metal
     exit
 fi
 cargo-zigbuild zigbuild -p bin --release --locked --target $target

@@ -3,7 +3,7 @@
 #
 #   scripts/test-aarch64.sh            all tests of the workspace; hours on 2 cores
 #   scripts/test-aarch64.sh --quick    what is most the processor's own: shared memory, sums, the crates' own arithmetic, and
-#                                      one of the README's commands
+#                                      one of the README's commands; a job of this machine's processor and one of ARM
 #   scripts/test-aarch64.sh ARG...     what `cargo test` is to do, as `-p girandole-sampler`
 #
 # Needs Rust's library for that system, a cross compiler, and qemu, which the kernel starts for programs of that processor, so
@@ -49,6 +49,7 @@ case ${1-} in
     cargo test --locked --target $target -p girandole-comm --lib -- shm:: platform:: algorithm:: executor:: engine::
     cargo test --locked --target $target -p girandole-sampler --lib
     cargo run --locked --target $target -p bin -- ddp-linear
+    scripts/test-mixed.sh --arm
     ;;
 '') cargo test --workspace --locked --target $target ;;
 *) cargo test --locked --target $target "$@" ;;

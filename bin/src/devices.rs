@@ -1,4 +1,4 @@
-//! The CUDA device of this process.
+//! The CUDA or Metal device of this process.
 
 use candle_core::Device;
 
@@ -34,6 +34,19 @@ const NOT_BUILT: &str = "this build does not include CUDA; build with --features
 
 fn unavailable(help: impl ToString) -> Error {
     Error::Unavailable { wanted: "--device cuda".into(), help: help.to_string() }
+}
+
+/// Apple's GPU, which all ranks of a machine share. Always the same one: tensors of two devices do not mix.
+///
+/// # Errors
+/// A build without Metal, a machine without such a GPU.
+pub(crate) fn metal() -> Result<Device, Error> {
+    #[cfg(feature = "metal")]
+    let device = with_metal::device();
+    #[cfg(not(feature = "metal"))]
+    let device =
+        Err("this build does not include Metal; build on a Mac with --features metal, or use --device cpu");
+    device.map_err(|help| Error::Unavailable { wanted: "--device metal".into(), help: help.to_string() })
 }
 
 /// CUDA where this build and this machine have it, else the CPU.
@@ -139,5 +152,30 @@ mod with_cuda {
     fn told(error: DriverError) -> String {
         let words = error.error_string().map(|text| text.to_string_lossy().into_owned());
         words.unwrap_or_else(|_| format!("{:?}", error.0))
+    }
+}
+
+#[cfg(feature = "metal")]
+mod with_metal {
+    use std::sync::OnceLock;
+
+    use candle_core::Device;
+
+    use crate::file_error::first_line;
+
+    pub(super) fn device() -> Result<Device, String> {
+        static DEVICE: OnceLock<Result<Device, String>> = OnceLock::new();
+        DEVICE.get_or_init(open).clone()
+    }
+
+    /// candle panics where the system has no such device, as in some virtual machines.
+    fn open() -> Result<Device, String> {
+        let opened = std::panic::catch_unwind(|| Device::new_metal(0));
+        let reason = match opened {
+            Ok(Ok(device)) => return Ok(device),
+            Ok(Err(error)) => first_line(error),
+            Err(_) => "this machine has none".into(),
+        };
+        Err(format!("Apple's GPU cannot be used: {reason}; use --device cpu"))
     }
 }

@@ -44,6 +44,8 @@ pub enum DeviceKind {
     Cpu,
     /// One CUDA device a rank.
     Cuda,
+    /// Apple's GPU.
+    Metal,
 }
 
 /// How exactly matrix products are computed.
@@ -133,6 +135,7 @@ impl RankOptions {
     pub fn check_device(&self, kind: DeviceKind) -> Result<(), Error> {
         match kind {
             DeviceKind::Cuda => devices::check_cuda(),
+            DeviceKind::Metal => devices::metal().map(drop),
             DeviceKind::Auto if self.backend == Backend::Nccl => devices::check_cuda(),
             DeviceKind::Cpu | DeviceKind::Auto => Ok(()),
         }
@@ -146,6 +149,7 @@ impl RankOptions {
         match kind {
             DeviceKind::Cpu => Ok(Device::Cpu),
             DeviceKind::Cuda => devices::cuda(),
+            DeviceKind::Metal => devices::metal(),
             DeviceKind::Auto if self.backend == Backend::Nccl => devices::cuda(),
             DeviceKind::Auto if self.backend == Backend::Mpi => Ok(Device::Cpu),
             DeviceKind::Auto => Ok(devices::any()),

@@ -23,7 +23,8 @@ pub(crate) fn ranks_here(options: &RankOptions, world_size: usize) -> usize {
 /// The same where their tensors are in this machine's memory, and not in that of GPUs.
 pub(crate) fn ranks_on_host(options: &RankOptions, device: DeviceKind, world_size: usize) -> Option<usize> {
     let on_host = match device {
-        DeviceKind::Cpu => true,
+        // Apple's GPUs have no memory of their own.
+        DeviceKind::Cpu | DeviceKind::Metal => true,
         DeviceKind::Cuda => false,
         DeviceKind::Auto => options.backend == Backend::Mpi || devices::check_cuda().is_err(),
     };

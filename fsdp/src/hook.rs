@@ -3,7 +3,9 @@
 use std::sync::{Arc, OnceLock, Weak};
 
 use candle_core::backend::{BackendDevice, BackendStorage};
-use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, Var, bail};
+use candle_core::{
+    CpuStorage, CudaStorage, CustomOp1, DType, Layout, MetalStorage, Result, Shape, Tensor, Var, bail,
+};
 
 use crate::core::{Core, Run};
 use crate::storage;
@@ -53,6 +55,10 @@ impl CustomOp1 for Hook {
         Ok((anchor.device().zeros_impl(&self.shape, self.dtype)?, self.shape.clone()))
     }
 
+    fn metal_fwd(&self, anchor: &MetalStorage, _: &Layout) -> Result<(MetalStorage, Shape)> {
+        Ok((anchor.device().zeros_impl(&self.shape, self.dtype)?, self.shape.clone()))
+    }
+
     fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
         match self.link.get().and_then(Weak::upgrade) {
             Some(core) => core.receive(self.place, grad).map(|()| None).map_err(Into::into),
@@ -69,7 +75,7 @@ pub(crate) fn boundary(output: &Tensor, run: Arc<Run>, link: Link) -> Result<Ten
         return Ok(output.clone());
     }
     let mut output = output.contiguous()?;
-    if output.device().is_cuda() && output.layout().start_offset() > 0 {
+    if !output.device().is_cpu() && output.layout().start_offset() > 0 {
         // Into memory of its own, which begins with it.
         output = output.affine(1.0, 0.0)?;
     }
@@ -95,6 +101,10 @@ impl CustomOp1 for Boundary {
     }
 
     fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        Ok((storage.try_clone(layout)?, layout.shape().clone()))
+    }
+
+    fn metal_fwd(&self, storage: &MetalStorage, layout: &Layout) -> Result<(MetalStorage, Shape)> {
         Ok((storage.try_clone(layout)?, layout.shape().clone()))
     }
 

@@ -10,7 +10,7 @@ use std::cell::RefCell;
 
 use candle_core::op::BackpropOp;
 use candle_core::{
-    CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, Result, Storage, Tensor, bail,
+    CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, MetalStorage, Result, Storage, Tensor, bail,
 };
 use half::{bf16, f16};
 
@@ -38,13 +38,20 @@ fn released(device: &Device) -> Result<Storage> {
             let slice = candle_core::cuda::CudaStorageSlice::F4(device.alloc_zeros::<u8>(1)?);
             Ok(Storage::Cuda(CudaStorage { slice, device: device.clone() }))
         }
+        #[cfg(feature = "metal")]
+        Device::Metal(device) => {
+            let buffer = device.new_buffer(1, DType::U8, "released")?;
+            Ok(Storage::Metal(MetalStorage::new(buffer, device.clone(), 1, DType::F4)))
+        }
         _ => bail!("fsdp: parameters cannot be on {:?}", device.location()),
     }
 }
 
 /// True for devices that parameters can be on.
 pub(crate) fn is_supported(device: &Device) -> bool {
-    device.is_cpu() || (cfg!(feature = "cuda") && device.is_cuda())
+    device.is_cpu()
+        || (cfg!(feature = "cuda") && device.is_cuda())
+        || (cfg!(feature = "metal") && device.is_metal())
 }
 
 struct Exchange(RefCell<Storage>);
@@ -65,6 +72,14 @@ impl InplaceOp1 for Exchange {
     fn cuda_fwd(&self, storage: &mut CudaStorage, _: &Layout) -> Result<()> {
         match &mut *self.0.borrow_mut() {
             Storage::Cuda(other) => std::mem::swap(storage, other),
+            _ => bail!("fsdp: elements of another device"),
+        }
+        Ok(())
+    }
+
+    fn metal_fwd(&self, storage: &mut MetalStorage, _: &Layout) -> Result<()> {
+        match &mut *self.0.borrow_mut() {
+            Storage::Metal(other) => std::mem::swap(storage, other),
             _ => bail!("fsdp: elements of another device"),
         }
         Ok(())

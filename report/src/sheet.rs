@@ -33,6 +33,8 @@ pub struct Sheet {
     pub title: String,
     /// How it was made.
     pub command_line: String,
+    /// Where it is explained how to read the page.
+    pub help: Option<Help>,
     /// When, as RFC 3339; see [`crate::now_rfc3339`].
     pub date: String,
     /// Where.
@@ -41,6 +43,15 @@ pub struct Sheet {
     pub facts: Vec<(String, String)>,
     /// Its contents.
     pub sections: Vec<Section>,
+}
+
+/// A text that explains a page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Help {
+    /// Its name, for readers who cannot follow the link.
+    pub name: String,
+    /// Where it is, as a link has it. None: the name alone is shown.
+    pub address: Option<String>,
 }
 
 /// A part of a [`Sheet`].
@@ -75,7 +86,7 @@ pub struct Table {
 }
 
 impl Sheet {
-    /// The page: HTML with its style and plots inside, and no link to anywhere. All text is escaped.
+    /// The page: HTML with its style and plots inside. It loads nothing, and [`Sheet::help`] is its only link. All text is escaped.
     ///
     /// # Errors
     /// None that is known; those of the libraries that draw are passed on.

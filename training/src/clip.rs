@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use candle_core::backprop::GradStore;
-use candle_core::{D, DType, Storage, Tensor, Var};
+use candle_core::{D, DType, Device, Storage, Tensor, Var};
 
 use crate::blocks::{BLOCK, blocks_of_work};
 use crate::op::{dense, sum};
@@ -195,6 +195,7 @@ fn squares(grad: &Tensor) -> candle_core::Result<f64> {
             }
         }
     }
-    // On its device as far as it goes; f32's squares overflow where f64's do not.
+    // On its device as far as it goes; f32's squares overflow where f64's do not. Metal has no f64.
+    let grad = if grad.device().is_metal() { grad.to_device(&Device::Cpu)? } else { grad.clone() };
     grad.to_dtype(DType::F64)?.flatten_all()?.sqr()?.sum(D::Minus1)?.to_scalar()
 }

@@ -1,6 +1,9 @@
 //! What was measured, as a page.
 
+mod guide;
 mod predicted;
+
+use std::path::Path;
 
 use report::fact;
 use report::sheet::{Curve, Figure, Line, Plot, Section, Sheet, Stacks, Table};
@@ -11,7 +14,7 @@ use crate::workload::RankFigures;
 
 const MIB: f64 = (1 << 20) as f64;
 
-pub(super) fn sheet(scaling: &Scaling) -> Sheet {
+pub(super) fn sheet(scaling: &Scaling, out: &Path) -> Sheet {
     let (runs, kinds) = (&scaling.runs[..], &scaling.options.strategies[..]);
     let rows = scaling.options.batch_size;
     let most = scaling.options.ranks().last().copied().unwrap_or(1);
@@ -33,6 +36,7 @@ pub(super) fn sheet(scaling: &Scaling) -> Sheet {
     Sheet {
         title: "Scaling over ranks".into(),
         command_line: scaling.command_line.clone(),
+        help: Some(guide::help(out)),
         date: scaling.date.clone(),
         host: scaling.machine.host.clone(),
         facts: facts(scaling),

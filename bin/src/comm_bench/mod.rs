@@ -87,7 +87,11 @@ fn heading(options: &CommBenchOptions, comm: &dyn Communicator, device: &Device)
     };
     let ranks = if world_size == 1 { "rank" } else { "ranks" };
     let (op, bytes, time) = ("operation", "size", "median");
-    let place = if device.is_cuda() { " of a CUDA device" } else { "" };
+    let place = match device {
+        Device::Cpu => "",
+        Device::Cuda(_) => " of a CUDA device",
+        Device::Metal(_) => " of a Metal device",
+    };
     let what = format!("{world_size} {ranks} {carrier}, {}{place}", options.dtype.as_str());
     format!("{what}\n{op:<15}{bytes:>10}{:>8}{time:>13}{:>10}{:>10}", "calls", "GB/s", "bus GB/s")
 }

@@ -100,7 +100,12 @@ fn difference(
     let differing = (0..elements).filter(differ).count();
     let place = (0..elements).find(differ).unwrap_or(0);
     let value = |tensor: &Tensor| -> Result<i64> {
-        let value: f64 = tensor.narrow(0, place, 1)?.squeeze(0)?.to_dtype(DType::F64)?.to_scalar()?;
+        let value: f64 = tensor
+            .narrow(0, place, 1)?
+            .squeeze(0)?
+            .to_device(&Device::Cpu)?
+            .to_dtype(DType::F64)?
+            .to_scalar()?;
         Ok(value.to_bits().cast_signed())
     };
     let seen = all_gather(comm, &[place as i64, differing as i64, value(&own)?, value(&theirs)?])?;

@@ -239,7 +239,7 @@ pub(super) fn number(loss: &Tensor) -> Result<f64> {
         let help = "it must be one number, the mean over the targets that count";
         return Err(Error::invalid("the loss of a model", format!("shape {:?}", loss.dims()), help));
     }
-    Ok(loss.to_dtype(DType::F64)?.flatten_all()?.get(0)?.to_scalar()?)
+    Ok(loss.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.get(0)?.to_scalar()?)
 }
 
 /// The sum over the ranks of a group.

@@ -47,3 +47,14 @@ fn what_has_no_data_is_left_out_and_strange_numbers_break_nothing() {
     let empty = vec![Figure::Plot(Plot::default()), Figure::Stacks(Stacks::default())];
     assert!(!sheet(empty).render().unwrap().contains("<svg"));
 }
+
+#[test]
+fn help_is_a_link_where_it_has_an_address() {
+    let with = |address: Option<&str>| {
+        let help = Some(Help { name: "<guide>".into(), address: address.map(Into::into) });
+        Sheet { help, ..sheet(vec![]) }.render().unwrap()
+    };
+    assert!(with(Some("../a.md#b\"")).contains("<a href=\"../a.md#b&#34;\">&#60;guide&#62;</a>"));
+    let named = with(None);
+    assert!(named.contains("&#60;guide&#62;") && !named.contains("href"));
+}

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use candle_core::{DType, FloatDType, Tensor};
+use candle_core::{DType, Device, FloatDType, Tensor};
 use comm::{Operation, ReduceOp};
 
 use crate::{Context, Error, Result};
@@ -121,7 +121,7 @@ fn fused<T: FloatDType>(logits: &Tensor, targets: &Tensor, context: &Context) ->
     let bytes = size_of_val(&exponentials[..]) + size_of_val(&sums[..]) + size_of_val(&targets[..]);
     kept(bytes, "vocab_parallel_cross_entropy", &[logits], output, move |gradient| {
         context.check_backward()?;
-        let share = gradient.to_dtype(DType::F64)?.to_scalar::<f64>()? / rows as f64;
+        let share = gradient.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_scalar::<f64>()? / rows as f64;
         let mut of_logits = exponentials.clone();
         for (index, target) in targets.iter().enumerate() {
             let numbers = &mut of_logits[row(index)];

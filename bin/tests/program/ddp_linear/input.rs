@@ -46,11 +46,13 @@ fn more_than_this_process_may_open_files_for() {
 
 #[test]
 fn what_this_build_does_not_have() {
-    for (option, value) in [("--device", "cuda"), ("--backend", "nccl"), ("--backend", "mpi")] {
+    for (option, value) in
+        [("--device", "cuda"), ("--device", "metal"), ("--backend", "nccl"), ("--backend", "mpi")]
+    {
         let line = LINEAR.refuse(&[option, value]);
         assert!(line.starts_with(&format!("error: {option} {value} is not available: ")), "{line}");
     }
-    assert!(LINEAR.refuse(&["--device", "abacus"]).contains("[possible values: auto, cpu, cuda]"));
+    assert!(LINEAR.refuse(&["--device", "abacus"]).contains("[possible values: auto, cpu, cuda, metal]"));
     assert!(LINEAR.refuse(&["--backend", "ucc"]).contains("[possible values: auto, tcp, nccl, mpi]"));
 }
 

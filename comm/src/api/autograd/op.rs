@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use candle_core::backend::BackendStorage;
 use candle_core::{
-    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, InplaceOp1, Layout, Shape, Storage, Tensor,
+    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, InplaceOp1, Layout, MetalStorage, Shape,
+    Storage, Tensor,
 };
 
 use crate::base::lock::lock;
@@ -131,6 +132,15 @@ impl Custom {
         }
     }
 
+    fn on_metal(&self) -> candle_core::Result<(MetalStorage, Shape)> {
+        let output = self.output()?;
+        let (storage, layout) = output.storage_and_layout();
+        match &*storage {
+            Storage::Metal(storage) => Ok((storage.try_clone(layout)?, layout.shape().clone())),
+            _ => Err(Error::system(self.name, "its result is on another device").into()),
+        }
+    }
+
     fn gradients<const N: usize>(
         &self,
         inputs: [&Tensor; N],
@@ -164,6 +174,10 @@ impl CustomOp1 for Custom {
         self.on_cuda()
     }
 
+    fn metal_fwd(&self, _: &MetalStorage, _: &Layout) -> candle_core::Result<(MetalStorage, Shape)> {
+        self.on_metal()
+    }
+
     fn bwd(&self, a: &Tensor, _: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
         let [gradient] = self.gradients([a], grad)?;
         Ok(gradient)
@@ -193,6 +207,16 @@ impl CustomOp2 for Custom {
         _: &Layout,
     ) -> candle_core::Result<(CudaStorage, Shape)> {
         self.on_cuda()
+    }
+
+    fn metal_fwd(
+        &self,
+        _: &MetalStorage,
+        _: &Layout,
+        _: &MetalStorage,
+        _: &Layout,
+    ) -> candle_core::Result<(MetalStorage, Shape)> {
+        self.on_metal()
     }
 
     fn bwd(
@@ -234,6 +258,18 @@ impl CustomOp3 for Custom {
         _: &Layout,
     ) -> candle_core::Result<(CudaStorage, Shape)> {
         self.on_cuda()
+    }
+
+    fn metal_fwd(
+        &self,
+        _: &MetalStorage,
+        _: &Layout,
+        _: &MetalStorage,
+        _: &Layout,
+        _: &MetalStorage,
+        _: &Layout,
+    ) -> candle_core::Result<(MetalStorage, Shape)> {
+        self.on_metal()
     }
 
     fn bwd(

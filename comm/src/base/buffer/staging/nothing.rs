@@ -1,4 +1,4 @@
-//! Without the feature `cuda`, all tensors are of the CPU.
+//! Without the features `cuda` and `metal`, all tensors are of the CPU.
 
 use std::convert::Infallible;
 use std::marker::PhantomData;
