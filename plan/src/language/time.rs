@@ -13,6 +13,9 @@ use crate::{Hardware, Result};
 /// Numbers that a step of the optimizer reads and writes, beside two for each that it remembers: parameter and gradient.
 const TOUCHED: u64 = 3;
 
+/// Ranks of a group that are simulated one by one: there are hundreds of layouts of thousands of ranks.
+const SIMULATED: usize = 32;
+
 impl Subject {
     /// Seconds of a step in each of the layouts that there are, on this hardware.
     ///
@@ -22,7 +25,7 @@ impl Subject {
     /// # Errors
     /// A model that cannot be built; a pipeline that cannot be.
     pub fn seconds(&self, training: &Training, compared: &Compared, hardware: &Hardware) -> Result<Vec<f64>> {
-        let mut collectives = Collectives::new(&hardware.network);
+        let mut collectives = Collectives::up_to(&hardware.network, SIMULATED);
         let units = self.units(&Layout::default())?;
         let of = |cost: &LayoutCost| {
             let layout = &cost.layout;
