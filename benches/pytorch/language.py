@@ -101,11 +101,11 @@ def ours(girandole, command, ranks, batch, length, steps, **options):
         alone = run(girandole, command, out=os.path.join(folder, "first"), steps=1, **common)
         all_steps = run(girandole, command, out=os.path.join(folder, "out"), metrics=metrics, steps=steps, **common)
         lines = [json.loads(line) for line in pathlib.Path(metrics).read_text().splitlines()]
-    steps = [line for line in lines if line["event"] == "step"]
+    taken = [line for line in lines if line["event"] == "step"]
     summary = [line for line in lines if line["event"] == "summary"][-1]
     return {
-        "speed": statistics.median(step["tokens_per_second"] for step in steps[NEW:]),
-        "losses": [step["loss"] for step in steps],
+        "speed": statistics.median(step["tokens_per_second"] for step in taken[NEW:]),
+        "losses": [step["loss"] for step in taken],
         "memory": max(summary["peak_rss_bytes"]) / 2**20,
         "cpu": (all_steps - alone) / (steps - 1),
     }

@@ -145,7 +145,7 @@ pub struct PlanOptions {
     /// It is measured together with bandwidth, latency and operations; if those are all given, the optimizer is taken to need no time.
     #[arg(long, value_name = "BYTES/s", value_parser = units::bandwidth, allow_hyphen_values = true)]
     pub(crate) memory_bandwidth: Option<f64>,
-    /// Samples per step, over all ranks [default: 16, or 8 rows with --model]
+    /// Samples per step, over all ranks [default: 16; 8 with --model]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
     pub(crate) batch_size: Option<usize>,
     /// Micro-batches of a pipeline
