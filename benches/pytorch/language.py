@@ -8,7 +8,8 @@
 `pretrain`: a Llama of 10.7 million parameters, a token for each byte, 256 tokens a row, AdamW with clipping, one thread a rank. Both begin
 with the same weights and take the same rows in the same order; losses of all steps are compared. `lora`: SmolLM2's shape of 135 million
 parameters with random weights and adapters of rank 8 beside all linear layers, products in bf16. Speed is that of all steps but the
-first ones, in which memory is new.
+first ones, in which memory is new. Where other programs run beside, it says less than the processor's time: that of all ranks together for a
+step, without what comes before the first and after the last. Memory is the most that a rank held.
 """
 
 import argparse
@@ -58,9 +59,9 @@ def train(rank, world_size, folder, text, length, batch, steps, lr, lora, precis
     ]
     optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
     tokens = torch.frombuffer(bytearray(pathlib.Path(text).read_bytes()), dtype=torch.uint8)
-    losses, times = [], []
+    losses, times, busy = [], [], []
     for step in range(steps):
-        began = time.perf_counter()
+        began, computed = time.perf_counter(), time.process_time()
         rows = range(step * batch + rank, (step + 1) * batch, world_size)
         piece = torch.stack([tokens[row * length : (row + 1) * length + 1].long() for row in rows])
         optimizer.zero_grad(set_to_none=True)
@@ -76,38 +77,45 @@ def train(rank, world_size, folder, text, length, batch, steps, lr, lora, precis
             total /= world_size
         losses.append(total.item())
         times.append(time.perf_counter() - began)
+        busy.append(time.process_time() - computed)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"speed": batch * length / statistics.median(times[NEW:]), "losses": losses, "memory": memory}
+    cpu = world_size * statistics.median(busy[NEW:])
+    return {"speed": batch * length / statistics.median(times[NEW:]), "losses": losses, "memory": memory, "cpu": cpu}
 
 
 def run(girandole, command, **options):
+    """Runs a command; gives the processor's time of all its processes."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items() if value is not None]
     environment = os.environ | {"RAYON_NUM_THREADS": "1"}
     subprocess.run([girandole, command, *arguments, "--no-shuffle"], check=True, stdout=subprocess.DEVNULL, env=environment)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def ours(girandole, command, ranks, batch, length, **options):
+def ours(girandole, command, ranks, batch, length, steps, **options):
     with tempfile.TemporaryDirectory() as folder:
         metrics = os.path.join(folder, "metrics.jsonl")
-        run(
-            girandole, command, out=os.path.join(folder, "out"), metrics=metrics, mesh=f"dp={ranks}", batch_size=batch, length=length,
-            schedule="constant", **options,
-        )
+        common = dict(mesh=f"dp={ranks}", batch_size=batch, length=length, schedule="constant", **options)
+        # The start and the end, and a step.
+        alone = run(girandole, command, out=os.path.join(folder, "first"), steps=1, **common)
+        all_steps = run(girandole, command, out=os.path.join(folder, "out"), metrics=metrics, steps=steps, **common)
         lines = [json.loads(line) for line in pathlib.Path(metrics).read_text().splitlines()]
-    steps = [line for line in lines if line["event"] == "step"]
+    taken = [line for line in lines if line["event"] == "step"]
     summary = [line for line in lines if line["event"] == "summary"][-1]
     return {
-        "speed": statistics.median(step["tokens_per_second"] for step in steps[NEW:]),
-        "losses": [step["loss"] for step in steps],
-        "memory": summary["peak_rss_bytes"][0] / 2**20,
+        "speed": statistics.median(step["tokens_per_second"] for step in taken[NEW:]),
+        "losses": [step["loss"] for step in taken],
+        "memory": max(summary["peak_rss_bytes"]) / 2**20,
+        "cpu": (all_steps - alone) / (steps - 1),
     }
 
 
 def measure(options, begin, batch, length, steps, lr, lora):
     from ranks import on_ranks
 
-    print("| ranks | precision | girandole | PyTorch | ratio | losses apart | memory | PyTorch's |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| ranks | precision | girandole | PyTorch | ratio | CPU s per step | PyTorch's | losses apart | memory | PyTorch's |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for ranks in (int(count) for count in options.ranks.split(",")):
         for precision in options.precisions.split(","):
             mine, other = [], []
@@ -127,10 +135,11 @@ def measure(options, begin, batch, length, steps, lr, lora):
                 )
             speeds = [statistics.median(one["speed"] for one in of) for of in (mine, other)]
             memory = [statistics.median(one["memory"] for one in of) for of in (mine, other)]
+            cpu = [statistics.median(one["cpu"] for one in of) for of in (mine, other)]
             apart = max(abs(a - b) for a, b in zip(mine[0]["losses"], other[0]["losses"]))
             print(
                 f"| {ranks} | {precision} | {speeds[0]:.0f} tokens/s | {speeds[1]:.0f} tokens/s | {speeds[0] / speeds[1]:.2f} | "
-                f"{apart:.1e} | {memory[0]:.0f} MiB | {memory[1]:.0f} MiB |",
+                f"{cpu[0]:.1f} | {cpu[1]:.1f} | {apart:.1e} | {memory[0]:.0f} MiB | {memory[1]:.0f} MiB |",
                 flush=True,
             )
 
@@ -144,7 +153,11 @@ if __name__ == "__main__":
     parser.add_argument("--ranks", default="1,2")
     parser.add_argument("--precisions", default=None)
     parser.add_argument("--steps", type=int, default=None)
+    parser.add_argument("--rows", type=int, default=None, help="rows of a step")
+    parser.add_argument("--length", type=int, default=256, help="tokens of a row")
     options = parser.parse_args()
+    if options.steps is not None and options.steps <= NEW:
+        parser.error(f"--steps: give more than {NEW}, which do not count")
     with tempfile.TemporaryDirectory() as folder:
         begin = os.path.join(folder, "begin")
         # A step that changes nothing: new weights in a folder that both begin with.
@@ -152,11 +165,11 @@ if __name__ == "__main__":
         if options.what == "pretrain":
             options.precisions = options.precisions or "f32"
             run(options.girandole, "pretrain", **first)
-            measure(options, begin, batch=8, length=256, steps=options.steps or 50, lr=1e-3, lora=None)
+            measure(options, begin, options.rows or 8, options.length, steps=options.steps or 50, lr=1e-3, lora=None)
         else:
             options.precisions = options.precisions or "bf16"
             config = os.path.join(folder, "config")
             os.mkdir(config)
             pathlib.Path(config, "config.json").write_text(json.dumps(SMOLLM2))
             run(options.girandole, "pretrain", model=config, tokenizer="bytes", length=256, **first)
-            measure(options, begin, batch=4, length=256, steps=options.steps or 12, lr=1e-3, lora=8)
+            measure(options, begin, options.rows or 4, options.length, steps=options.steps or 12, lr=1e-3, lora=8)

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use report::RunSeries;
 use report::metrics::{MetricsWriter, StepDetails};
+use report::{Evaluation, RunSeries};
 use serde::{Deserialize, Serialize};
 
 use crate::console::say;
@@ -58,6 +58,7 @@ pub struct RunLog<'a> {
     before: f64,
     /// Steps whose losses nobody has kept: those before the first.
     first: usize,
+    evaluations: Vec<Evaluation>,
 }
 
 impl<'a> RunLog<'a> {
@@ -66,7 +67,8 @@ impl<'a> RunLog<'a> {
         let &LogConfig { run, keep, steps, muted, at_once } = config;
         let progress = if muted { Progress::nowhere() } else { Progress::new(steps) };
         let (curve, began) = (Curve::new(MOST_POINTS), Instant::now());
-        Self { run, metrics, keep, muted, at_once, steps, curve, progress, began, before: 0.0, first: 0 }
+        let (before, first, evaluations) = (0.0, 0, Vec::new());
+        Self { run, metrics, keep, muted, at_once, steps, curve, progress, began, before, first, evaluations }
     }
 
     /// The loss of one step.
@@ -108,6 +110,35 @@ impl<'a> RunLog<'a> {
         Ok(())
     }
 
+    /// What an evaluation came to; ranks that have lost another one may do one again.
+    ///
+    /// # Errors
+    /// Metrics that cannot be read or written.
+    pub fn evaluated(&mut self, evaluation: Evaluation) -> Result<()> {
+        self.write_evaluation(&evaluation)?;
+        self.evaluations.retain(|other| other.step < evaluation.step);
+        self.evaluations.push(evaluation);
+        Ok(())
+    }
+
+    fn write_evaluation(&mut self, evaluation: &Evaluation) -> Result<()> {
+        let Some(metrics) = self.metrics.as_deref_mut().filter(|_| !self.muted) else { return Ok(()) };
+        if !metrics.has_evaluation(self.run, evaluation.step)? {
+            metrics.evaluation(self.run, evaluation)?;
+        }
+        if self.at_once { Ok(metrics.flush()?) } else { Ok(()) }
+    }
+
+    /// All evaluations so far.
+    pub fn evaluations(&self) -> &[Evaluation] {
+        &self.evaluations
+    }
+
+    /// Goes on with these.
+    pub fn resume_evaluations(&mut self, evaluations: Vec<Evaluation>) {
+        self.evaluations = evaluations;
+    }
+
     /// The run goes on after so many steps, of whose losses nothing is kept.
     pub(crate) fn begin_at(&mut self, steps: usize) {
         self.first = steps;
@@ -122,7 +153,12 @@ impl<'a> RunLog<'a> {
         self.muted = false;
         self.progress = Progress::new(self.steps);
         self.progress.resume(done);
-        self.cut(epoch, batch)
+        self.cut(epoch, batch)?;
+        // Perhaps the other one had not told of it.
+        match self.evaluations.last().cloned() {
+            Some(last) => self.write_evaluation(&last),
+            None => Ok(()),
+        }
     }
 
     /// Whether the metrics have this step; none where there are none.
@@ -224,7 +260,8 @@ impl<'a> RunLog<'a> {
     pub fn finish(self) -> RunSeries {
         let Curve { losses, steps_per_loss, .. } = self.curve;
         let (seconds, first_step) = (self.before, self.first);
-        RunSeries { losses, steps_per_loss, first_step, seconds, ..RunSeries::default() }
+        let evaluations = self.evaluations;
+        RunSeries { losses, steps_per_loss, first_step, seconds, evaluations, ..RunSeries::default() }
     }
 }
 

@@ -69,6 +69,6 @@ pub use {comm, ddp, fsdp, launch, models, pipeline, sampler, tensor_parallel, tr
 
 pub use error::{Error, Result};
 pub use layout::Layout;
-pub use parallel::{Evaluation, Parallel, ParallelConfig, Step};
+pub use parallel::{Evaluation, Parallel, ParallelConfig, StagesForward, Step};
 pub use tensor_parallel::Weights as InitialWeights;
 pub use training::build::Recompute;

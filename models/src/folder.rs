@@ -16,6 +16,11 @@ use crate::{Error, Result};
 pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
+/// The weights of a model, or of adapters, that a folder has: the file's name. Weights in other formats than safetensors are not looked for.
+pub fn weights_in(folder: &Path) -> Option<&'static str> {
+    [SINGLE, INDEX, crate::lora::files::TENSORS].into_iter().find(|name| folder.join(name).exists())
+}
+
 /// Where a tensor lies.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {

@@ -85,25 +85,57 @@ pub fn generate(
     model: &CausalLm,
     prompt: &[u32],
     config: &GenerateConfig,
+    on_token: impl FnMut(u32) -> ControlFlow<()>,
+) -> Result<Vec<u32>> {
+    let device = model.device().cloned().unwrap_or(Device::Cpu);
+    let mut cache = Cache::new();
+    let next_logits = |row: &[u32]| {
+        let new = &row[cache.len()..];
+        Ok(model.next_logits(&Tensor::from_slice(new, (1, new.len()), &device)?, &mut cache)?)
+    };
+    generate_by(next_logits, model.config().max_len, prompt, config, on_token)
+}
+
+/// The same where something else than a [`CausalLm`] computes: `next_logits` gives how well each token fits after all of these, of which there
+/// are `max_len` at most.
+///
+/// # Errors
+/// A configuration that cannot be; logits that are NaN; what `next_logits` fails with.
+///
+/// ```
+/// use std::ops::ControlFlow;
+///
+/// use candle_core::{Device, Tensor};
+/// use models::{GenerateConfig, generate_by};
+///
+/// // After a token comes the one that is one more.
+/// let next = |row: &[u32]| Ok(Tensor::from_iter((0..8).map(|token| f32::from(token == row[row.len() - 1] + 1)), &Device::Cpu)?);
+/// let config = GenerateConfig { max_new_tokens: 9, ..GenerateConfig::default() };
+/// assert_eq!(generate_by(next, 4, &[2, 3], &config, |_| ControlFlow::Continue(()))?, [4, 5, 6]);
+/// # Ok::<(), models::Error>(())
+/// ```
+pub fn generate_by(
+    mut next_logits: impl FnMut(&[u32]) -> Result<Tensor>,
+    max_len: usize,
+    prompt: &[u32],
+    config: &GenerateConfig,
     mut on_token: impl FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Vec<u32>> {
     config.validate()?;
-    let device = model.device().cloned().unwrap_or(Device::Cpu);
-    let (mut cache, mut chooser) = (Cache::new(), Chooser::new(config));
-    let mut new: Vec<u32> = prompt.to_vec();
+    let mut chooser = Chooser::new(config);
+    let mut row: Vec<u32> = prompt.to_vec();
     let mut tokens = Vec::new();
     while tokens.len() < config.max_new_tokens {
         // A prompt that is too long is the model's to refuse.
-        if !tokens.is_empty() && cache.len() >= model.config().max_len {
+        if !tokens.is_empty() && row.len() > max_len {
             break;
         }
-        let logits = model.next_logits(&Tensor::from_slice(&new, (1, new.len()), &device)?, &mut cache)?;
-        let token = chooser.choose(&logits)?;
+        let token = chooser.choose(&next_logits(&row)?)?;
         tokens.push(token);
         if on_token(token).is_break() || config.stop.contains(&token) {
             break;
         }
-        new = vec![token];
+        row.push(token);
     }
     Ok(tokens)
 }

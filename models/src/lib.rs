@@ -42,7 +42,8 @@ mod weights;
 
 pub use config::{Family, ModelConfig};
 pub use error::{Error, Misfits, Result};
-pub use generate::{GenerateConfig, generate};
+pub use folder::weights_in;
+pub use generate::{GenerateConfig, generate, generate_by};
 pub use lora::{Lora, LoraConfig};
 pub use model::{Cache, CausalLm};
 pub use save::{FolderConfig, FolderWriter, save_folder};

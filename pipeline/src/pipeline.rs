@@ -1,6 +1,7 @@
 //! A model in stages, at work.
 
 mod build;
+mod forward;
 
 use std::collections::HashSet;
 use std::fmt;

@@ -32,6 +32,34 @@ pub struct Table<'a> {
     pub measured: bool,
 }
 
+impl Hardware {
+    /// What it is for so many ranks, in a line of a heading.
+    pub(crate) fn line(&self, ranks: usize, measured: bool) -> String {
+        let optimizer = match self.memory_bandwidth {
+            rate if rate.is_finite() => format!(", {}/s of memory", show_bytes(rate)),
+            _ => String::new(),
+        };
+        let source = if measured { "measured here between 2 processes, where not given" } else { "as given" };
+        format!("{}, {}{optimizer} ({source})", self.links(ranks), show_flops(self.flops))
+    }
+
+    fn links(&self, ranks: usize) -> String {
+        let network = &self.network;
+        let link = |link: Link| {
+            let bandwidth = show_bytes(link.s_per_byte.recip());
+            format!("{bandwidth}/s, {} a step of communication", show_time(link.latency))
+        };
+        match network.per_node < ranks {
+            true if network.per_node == 1 => link(network.between),
+            true => {
+                let (inside, between) = (link(network.inside), link(network.between));
+                format!("{inside} in nodes of {}, {between} between them", network.per_node)
+            }
+            false => link(network.inside),
+        }
+    }
+}
+
 impl Table<'_> {
     /// An object with all numbers, on several lines.
     ///
@@ -70,12 +98,6 @@ impl Table<'_> {
     fn heading(&self) -> Vec<String> {
         let Self { model, setting, optimizer: own, hardware, memory, measured } = self;
         let Setting { ranks, batch_size, element, .. } = setting;
-        let optimizer = match hardware.memory_bandwidth {
-            rate if rate.is_finite() => format!(", {}/s of memory", show_bytes(rate)),
-            _ => String::new(),
-        };
-        let source =
-            if *measured { "measured here between 2 processes, where not given" } else { "as given" };
         vec![
             format!(
                 "{}: {} parameters of {element} bytes; {batch_size} {} a step; {}",
@@ -85,25 +107,9 @@ impl Table<'_> {
                 own.name()
             ),
             format!("{ranks} {}, {} each", if *ranks == 1 { "rank" } else { "ranks" }, show_bytes(*memory)),
-            format!("{}, {}{optimizer} ({source})", self.network(), show_flops(hardware.flops)),
+            hardware.line(*ranks, *measured),
             String::new(),
         ]
-    }
-
-    fn network(&self) -> String {
-        let network = &self.hardware.network;
-        let link = |link: Link| {
-            let bandwidth = show_bytes(link.s_per_byte.recip());
-            format!("{bandwidth}/s, {} a step of communication", show_time(link.latency))
-        };
-        match network.per_node < self.setting.ranks {
-            true if network.per_node == 1 => link(network.between),
-            true => {
-                let (inside, between) = (link(network.inside), link(network.between));
-                format!("{inside} in nodes of {}, {between} between them", network.per_node)
-            }
-            false => link(network.inside),
-        }
     }
 
     fn fits(&self, estimate: &Estimate) -> bool {

@@ -6,6 +6,7 @@ use plotters::series::LineSeries;
 
 use crate::axis::Axis;
 use crate::chart::{COLOURS, Chart, Drawn, Frame, Layout, colour, draw_broad, px};
+use crate::evaluations::{self, Evaluated};
 use crate::number::significant;
 use crate::thin::{Bin, thin};
 use crate::{Result, RunSeries};
@@ -38,6 +39,20 @@ impl Curve<'_> {
     }
 }
 
+/// Evaluations of a run, ready to draw.
+struct Dots {
+    name: String,
+    colour: usize,
+    points: Vec<(f64, f64)>,
+}
+
+fn dots(evaluated: &Evaluated<'_>, by_epoch: bool) -> Dots {
+    let steps = if by_epoch { evaluated.run.steps_per_epoch } else { 1 };
+    let points = evaluated.points().map(|(step, loss)| (step as f64 / steps as f64, loss));
+    let (name, colour) = (evaluated.name.clone(), evaluated.colour % COLOURS.len());
+    Dots { name, colour, points: points.collect() }
+}
+
 /// The plot, unless there is no loss at all that is finite.
 pub(super) fn losses(runs: &[RunSeries]) -> Result<Option<Chart>> {
     let runs: Vec<_> = runs.iter().filter(|run| !run.losses.is_empty()).collect();
@@ -53,10 +68,14 @@ pub(super) fn losses(runs: &[RunSeries]) -> Result<Option<Chart>> {
     if bins().next().is_none() {
         return Ok(None);
     }
-    let low = bins().map(|bin| bin.low).fold(f64::INFINITY, f64::min);
-    let high = bins().map(|bin| bin.high).fold(f64::NEG_INFINITY, f64::max);
-    let begin = curves.iter().map(|curve| curve.ends().0).fold(f64::INFINITY, f64::min);
-    let end = curves.iter().map(|curve| curve.ends().1).fold(0., f64::max);
+    let dots: Vec<Dots> = evaluations::of(&runs).iter().map(|evaluated| dots(evaluated, by_epoch)).collect();
+    let points = || dots.iter().flat_map(|dots| &dots.points);
+    let (lows, highs) = (points().map(|point| point.1), points().map(|point| point.1));
+    let low = bins().map(|bin| bin.low).chain(lows).fold(f64::INFINITY, f64::min);
+    let high = bins().map(|bin| bin.high).chain(highs).fold(f64::NEG_INFINITY, f64::max);
+    let (begins, ends) = (points().map(|point| point.0), points().map(|point| point.0));
+    let begin = curves.iter().map(|curve| curve.ends().0).chain(begins).fold(f64::INFINITY, f64::min);
+    let end = curves.iter().map(|curve| curve.ends().1).chain(ends).fold(0., f64::max);
     let layout = |size| Layout {
         size,
         x: Axis::linear(begin, end),
@@ -65,13 +84,13 @@ pub(super) fn losses(runs: &[RunSeries]) -> Result<Option<Chart>> {
         y_name: if low > 0. { "loss (log scale)" } else { "loss" },
         x_grid: true,
     };
-    let svg = draw_broad(TITLE, 360, layout, |frame| paint(frame, &curves))?;
+    let svg = draw_broad(TITLE, 360, layout, |frame| paint(frame, &curves, &dots))?;
     let legend =
         curves.iter().enumerate().map(|(number, curve)| (number % COLOURS.len(), curve.run.name.clone()));
     Ok(Some(Chart {
         title: TITLE.to_string(),
-        summary: summary(&curves),
-        legend: legend.collect(),
+        summary: summary(&curves, &dots),
+        legend: legend.chain(dots.iter().map(|dots| (dots.colour, dots.name.clone()))).collect(),
         note: note(&curves),
         svg,
     }))
@@ -82,7 +101,7 @@ fn padded(low: f64, high: f64) -> Axis {
     Axis::linear(low - margin, high + margin)
 }
 
-fn paint(frame: &mut Frame<'_, '_>, curves: &[Curve<'_>]) -> Drawn {
+fn paint(frame: &mut Frame<'_, '_>, curves: &[Curve<'_>], dots: &[Dots]) -> Drawn {
     for (number, curve) in curves.iter().enumerate() {
         for piece in &curve.pieces {
             if piece.iter().any(|bin| bin.low < bin.high) {
@@ -106,10 +125,15 @@ fn paint(frame: &mut Frame<'_, '_>, curves: &[Curve<'_>]) -> Drawn {
             }
         }
     }
+    for Dots { colour: number, points, .. } in dots {
+        let ink = colour(*number);
+        frame.draw_series(LineSeries::new(points.iter().copied(), ink.stroke_width(px(2) as u32)))?;
+        frame.draw_series(points.iter().map(|point| Circle::new(*point, px(4), ink.filled())))?;
+    }
     Ok(())
 }
 
-fn summary(curves: &[Curve<'_>]) -> String {
+fn summary(curves: &[Curve<'_>], dots: &[Dots]) -> String {
     let parts = curves.iter().filter_map(|curve| {
         let (first, last) = (curve.bins().next()?, curve.bins().last()?);
         Some(format!(
@@ -119,7 +143,11 @@ fn summary(curves: &[Curve<'_>]) -> String {
             significant(last.mean, 3)
         ))
     });
-    format!("Loss over training. {}.", parts.collect::<Vec<_>>().join("; "))
+    let evaluated = dots.iter().filter_map(|Dots { name, points, .. }| {
+        let (first, last) = (points.first()?, points.last()?);
+        Some(format!("{name}: from {} to {}", significant(first.1, 3), significant(last.1, 3)))
+    });
+    format!("Loss over training. {}.", parts.chain(evaluated).collect::<Vec<_>>().join("; "))
 }
 
 fn note(curves: &[Curve<'_>]) -> String {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result};
+use crate::{Error, Evaluation, Result};
 
 use earlier::Earlier;
 
@@ -69,6 +69,12 @@ enum Line<'a> {
         #[serde(flatten)]
         details: Option<&'a StepDetails>,
     },
+    Evaluation {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        run: Option<&'a str>,
+        #[serde(flatten)]
+        evaluation: &'a Evaluation,
+    },
     Summary(&'a Summary<'a>),
 }
 
@@ -81,6 +87,8 @@ struct Cut {
     epoch: usize,
     #[serde(default)]
     batch: usize,
+    #[serde(default)]
+    step: usize,
 }
 
 /// Lines are written once there are this many bytes of them. Small, because the kernel may cut a write of several pages
@@ -213,6 +221,14 @@ impl MetricsWriter {
         self.line(&Line::Step { run, epoch, batch, loss, details: Some(details) })
     }
 
+    /// An evaluation of a run whose batches are counted over all epochs.
+    ///
+    /// # Errors
+    /// [`Error::Write`], for instance where the disk is full.
+    pub fn evaluation(&mut self, run: Option<&str>, evaluation: &Evaluation) -> Result<()> {
+        self.line(&Line::Evaluation { run, evaluation })
+    }
+
     /// The end of a run. All lines so far are in the file after it.
     ///
     /// # Errors
@@ -227,6 +243,18 @@ impl MetricsWriter {
     /// # Errors
     /// [`Error::Write`] with the path and the system's reason.
     pub fn has(&mut self, run: Option<&str>, epoch: usize, batch: usize) -> Result<bool> {
+        self.any(run, |line| line.event == "step" && (line.epoch, line.batch) == (epoch, batch))
+    }
+
+    /// Whether the file has the evaluation of a run after so many steps.
+    ///
+    /// # Errors
+    /// [`Error::Write`] with the path and the system's reason.
+    pub fn has_evaluation(&mut self, run: Option<&str>, step: usize) -> Result<bool> {
+        self.any(run, |line| line.event == "evaluation" && line.step == step)
+    }
+
+    fn any(&mut self, run: Option<&str>, is_it: impl Fn(&Cut) -> bool) -> Result<bool> {
         self.flush()?;
         let refuse = |error| Error::write(&self.path, error);
         if !self.file.metadata().map_err(refuse)?.is_file() {
@@ -234,14 +262,12 @@ impl MetricsWriter {
         }
         let text = std::fs::read(&self.path).map_err(refuse)?;
         let is_it = |line: &[u8]| {
-            serde_json::from_slice(line).is_ok_and(|Cut { event, run: of, epoch: e, batch: b }| {
-                of.as_deref() == run && event == "step" && (e, b) == (epoch, batch)
-            })
+            serde_json::from_slice(line).is_ok_and(|line: Cut| line.run.as_deref() == run && is_it(&line))
         };
         Ok(text.split(|&byte| byte == b'\n').rev().any(is_it))
     }
 
-    /// Removes this run's steps from the given one on, its summary, and what comes after: the run goes on from there. A device
+    /// Removes this run's steps from the given one on, evaluations after it, its summary, and what comes after: the run goes on from there. A device
     /// or pipe keeps what it has.
     ///
     /// # Errors
@@ -254,10 +280,14 @@ impl MetricsWriter {
         }
         let text = std::fs::read(&self.path).map_err(refuse)?;
         let stays = |line: &[u8]| {
-            let Ok(Cut { event, run: of, epoch: e, batch: b }) = serde_json::from_slice(line) else {
-                return false;
+            let Ok(line) = serde_json::from_slice::<Cut>(line) else { return false };
+            let comes_before = match line.event.as_str() {
+                "step" => (line.epoch, line.batch) < (epoch, batch),
+                // After the steps that stay.
+                "evaluation" => line.step <= batch,
+                _ => false,
             };
-            of.as_deref() != run || (event == "step" && (e, b) < (epoch, batch))
+            line.run.as_deref() != run || comes_before
         };
         // A last line that is not whole has no newline, and is no JSON either.
         let kept =

@@ -4,7 +4,7 @@ use askama::Template;
 
 use crate::chart::{COLOURS, Chart};
 use crate::number::{seconds, significant};
-use crate::{Error, Report, Result, RunSeries, bars, curves, timeline};
+use crate::{Error, Report, Result, RunSeries, bars, curves, evaluations, timeline};
 
 #[derive(Template)]
 #[template(path = "report.html")]
@@ -12,6 +12,7 @@ struct Page<'a> {
     report: &'a Report,
     colours: Vec<Colour>,
     runs: Vec<RunRow<'a>>,
+    evaluations: Vec<evaluations::Row<'a>>,
     wide: Option<Chart>,
     narrow: Vec<Chart>,
 }
@@ -47,6 +48,7 @@ pub(super) fn render(report: &Report) -> Result<String> {
         report,
         colours: colours(),
         runs: report.runs.iter().map(row).collect(),
+        evaluations: evaluations::rows(&report.runs),
         wide: curves::losses(&report.runs)?,
         narrow: timelines.into_iter().chain(narrow).flatten().collect(),
     };

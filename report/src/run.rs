@@ -51,6 +51,21 @@ pub struct RunSeries {
     pub world_size: usize,
     /// Steps of one epoch; 0 where there are none, which puts steps on the axis in place of epochs.
     pub steps_per_epoch: usize,
+    /// Evaluations meanwhile, in order of their steps.
+    #[serde(default)]
+    pub evaluations: Vec<Evaluation>,
+}
+
+/// What a run came to on data that it was not trained on.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Evaluation {
+    /// Steps that were done.
+    pub step: usize,
+    /// The mean loss.
+    pub loss: f64,
+    /// A text that the model wrote then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sample: Option<String>,
 }
 
 impl RunSeries {

@@ -2,7 +2,7 @@
 
 use comm::broadcast_object;
 use girandole::Parallel;
-use girandole::trainer::{Summary, Trainer};
+use girandole::trainer::{self, Summary, Trainer};
 use models::tokens::Rows;
 use models::{CausalLm, FolderConfig};
 use report::metrics::MetricsWriter;
@@ -13,9 +13,10 @@ use crate::error::{Error, Result};
 use crate::experiment::Experiment;
 use crate::rank::Rank;
 use crate::run_log::{LogConfig, RunLog};
-use crate::trainer::{CheckpointOptions, offer};
+use crate::trainer::{CheckpointOptions, keeps_losses, offer};
 
 use super::job::{Job, Subject};
+use super::kept;
 use super::speed::Speed;
 use super::trained;
 
@@ -45,7 +46,7 @@ pub(super) trait Ending: Experiment + Job {
         metrics: Option<&'a mut MetricsWriter>,
     ) -> Option<RunLog<'a>> {
         let config = LogConfig {
-            keep: self.common().report.is_some(),
+            keep: keeps_losses(self.common(), &self.options().checkpoints),
             steps: self.options().steps(),
             muted: !is_first,
             at_once: is_elastic,
@@ -73,7 +74,7 @@ pub(super) trait Ending: Experiment + Job {
         trainer.resume(&contents)?;
         self.check_steps(trainer.step())?;
         if let Some(log) = &mut log {
-            log.begin_at(trainer.step());
+            kept::resume(log, trainer.step(), trainer::observer_state(&contents)?)?;
         }
         if let (Some(log), true) = (log, rank.is_first()) {
             log.cut(trainer.epoch() as usize, trainer.step())?;

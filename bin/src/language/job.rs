@@ -26,6 +26,7 @@ use super::ending::{Ending, choose};
 use super::memory;
 use super::options::TrainOptions;
 use super::sample::Sample;
+use super::settings::{tell_changes, train_config};
 use super::shared::{self, SharedRows};
 use super::speed::Speed;
 use super::trained::{self, Trained};
@@ -132,6 +133,7 @@ impl<J: Job> Experiment for J {
         }
         options.tensorboard.as_deref().map_or(Ok(()), tensorboard::check)?;
         let out = &options.out;
+        check_free(options)?;
         let made = std::fs::create_dir_all(out).and_then(|()| outputs::check_folder(out));
         Ok(made.map_err(|error| FileError::write(out, error))?)
     }
@@ -188,7 +190,8 @@ impl<J: Job> Experiment for J {
         let layout = options.layout(world_size)?;
         if let Some(contents) = choose(&options.checkpoints)? {
             self.check_steps(contents.step as usize)?;
-            trainer::check_data(&contents, &setup.rows)?;
+            let config = train_config(options, setup.subject.lora.as_ref());
+            tell_changes(&trainer::check_resume(&contents, &setup.rows, &config)?);
         }
         let planned = plan::language::Subject::new(model.clone(), setup.subject.lora.clone());
         memory::check(options, &planned, &layout, setup.rows.row_len())?;
@@ -209,12 +212,6 @@ impl<J: Job> Experiment for J {
             let adapters: usize = lora.shapes().values().map(|dims| dims.iter().product::<usize>()).sum();
             say(format_args!("adapters: rank {}, {adapters} parameters are trained", lora.config().rank))?;
             facts.push(fact("adapters", format!("rank {}, {adapters} parameters", lora.config().rank)));
-        }
-        if options.evaluate.is_some() && layout.pp > 1 && setup.sample.is_some() {
-            note(format_args!(
-                "no samples of text are written: with pp={} no rank has the whole model",
-                layout.pp
-            ));
         }
         Ok(Begun { facts, data: SharedRows::new(setup.rows, setup.evaluation) })
     }
@@ -237,7 +234,7 @@ impl<J: Job> Experiment for J {
         let mut model = spread(options, &subject, &layout, &rows, (rank, &device))?;
         let flops = self.step_flops(&subject, &rows)?;
         let speed = Speed::measured(rank, (options.dtype(), &device), flops)?;
-        let config = TrainConfig { fewest_ranks, ..options.train_config() };
+        let config = TrainConfig { fewest_ranks, ..train_config(options, subject.lora.as_ref()) };
         let mut trainer = Trainer::new(&mut model, &rows, config)?;
         let mut metrics = rank.metrics.take();
         let mut log = self.log(rank.is_first(), fewest_ranks.is_some(), metrics.as_mut());
@@ -294,6 +291,19 @@ impl<J: Job> Experiment for J {
         begun.facts.extend(outcome.trained.facts);
         Report { facts: begun.facts, runs: vec![outcome.trained.series], ..Report::default() }
     }
+}
+
+/// Refuses a folder with a model, unless that is to be replaced, or is that of the run that goes on.
+fn check_free(options: &TrainOptions) -> Result<()> {
+    let out = &options.out;
+    let Some(file) = models::weights_in(out).filter(|_| !options.overwrite) else { return Ok(()) };
+    if options.checkpoints.goes_on()? {
+        return Ok(());
+    }
+    let help = format!(
+        "it holds a model already ({file}): give another folder, or --overwrite to replace the model"
+    );
+    Err(Error::Option { option: "--out", got: out.display().to_string(), help })
 }
 
 /// Refuses a layout that the model's sizes do not allow.

@@ -67,6 +67,9 @@ pub struct TrainOptions {
     /// Folder to write the trained model to
     #[arg(long, value_name = "DIR")]
     pub(super) out: PathBuf,
+    /// Replace the model that --out holds already
+    #[arg(long)]
+    pub(super) overwrite: bool,
     /// Layout of ranks, such as dp=2,tp=2 [default: copies]
     ///
     /// Sizes of the axes pp (pipeline stages), dp (copies), shard (FSDP) and tp (divided layers); an axis left out has size 1.
@@ -116,7 +119,7 @@ pub struct TrainOptions {
     lr: f64,
     /// How the learning rate falls
     #[arg(long, value_enum, default_value = "cosine", help_heading = "Optimizer")]
-    schedule: ScheduleOption,
+    pub(super) schedule: ScheduleOption,
     /// Steps in which the learning rate grows to its highest
     #[arg(long, value_name = "STEPS", default_value = "0", help_heading = "Optimizer")]
     warmup: usize,
@@ -140,10 +143,10 @@ pub struct TrainOptions {
     no_shuffle: bool,
     /// Type of parameters
     #[arg(long, value_enum, default_value = "f32", help_heading = "Training")]
-    parameters: ParametersDtype,
+    pub(super) parameters: ParametersDtype,
     /// Matrix products of f32 on the CPU
     #[arg(long, value_enum, default_value = "f32", help_heading = "Training")]
-    precision: PrecisionOption,
+    pub(super) precision: PrecisionOption,
     /// Start even if the plan says that this machine has too little memory
     #[arg(long, help_heading = "Training")]
     pub(super) no_memory_check: bool,

@@ -1,5 +1,8 @@
 //! A sample of what a model writes while it is trained.
 
+use std::ops::ControlFlow;
+
+use candle_core::Tensor;
 use clap::Args;
 use girandole::Parallel;
 use models::tokens::Rows;
@@ -16,7 +19,7 @@ const PROMPT: usize = 8;
 pub(super) struct SampleOptions {
     /// Prompt of the sample [default: start of the first row]
     ///
-    /// Each evaluation prints a sample of text, except with pipeline stages (pp).
+    /// Each evaluation prints a sample of text.
     #[arg(long, value_name = "TEXT", requires = "evaluate", help_heading = "Evaluation and logging")]
     sample_prompt: Option<String>,
     /// Tokens of the sample
@@ -24,10 +27,16 @@ pub(super) struct SampleOptions {
     sample: usize,
 }
 
+fn go_on(_: u32) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
 /// How samples are written.
 #[derive(Debug)]
 pub(super) struct Sample {
     prompt: Vec<u32>,
+    /// Positions of the model.
+    max_len: usize,
     config: GenerateConfig,
 }
 
@@ -71,21 +80,35 @@ impl Sample {
             seed,
             ..GenerateConfig::default()
         };
-        Ok(Some(Self { prompt, config }))
+        Ok(Some(Self { prompt, max_len: model.max_len, config }))
     }
 
-    /// How the model goes on after the prompt, or nothing where no rank has the whole model. To be called on every rank.
+    /// How the model goes on after the prompt. To be called on every rank.
     pub(super) fn write(
         &self,
-        model: &Parallel<CausalLm>,
+        model: &mut Parallel<CausalLm>,
         tokenizer: &Tokenizer,
-    ) -> girandole::Result<Option<String>> {
-        let Some(model) = model.model()? else { return Ok(None) };
-        let mut tokens = self.prompt.clone();
-        // It has no end: all ranks of a divided model compute as many tokens.
-        let new =
-            models::generate(model, &self.prompt, &self.config, |_| std::ops::ControlFlow::Continue(()))?;
-        tokens.extend(new);
-        Ok(Some(tokenizer.decode(&tokens)?))
+    ) -> girandole::Result<String> {
+        let tokens = [self.prompt.clone(), self.new_tokens(model)?].concat();
+        Ok(tokenizer.decode(&tokens)?)
+    }
+
+    /// They have no end: all ranks of a divided model compute as many tokens.
+    fn new_tokens(&self, model: &mut Parallel<CausalLm>) -> girandole::Result<Vec<u32>> {
+        let device = model.config().device.clone();
+        if let Some(mut stages) = model.stages()? {
+            // Without a cache: a few rows' worth of tokens in all.
+            let next_logits = |row: &[u32]| {
+                let tokens = Tensor::from_slice(row, (1, row.len()), &device)?;
+                let last = |logits: &Tensor| logits.narrow(1, row.len() - 1, 1)?.contiguous()?.squeeze(1);
+                Ok(stages.forward(&tokens, last).map_err(candle_core::Error::from)?)
+            };
+            let (prompt, config) = (&self.prompt, &self.config);
+            return Ok(models::generate_by(next_logits, self.max_len, prompt, config, go_on)?);
+        }
+        match model.model()? {
+            Some(model) => Ok(models::generate(model, &self.prompt, &self.config, go_on)?),
+            None => Ok(Vec::new()),
+        }
     }
 }

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use comm::{Communicator, all_gather_object};
 use girandole::Parallel;
-use girandole::trainer::{Observer, StepReport};
+use girandole::trainer::{Observer, ObserverState, StepReport};
 use indicatif::HumanDuration;
 use models::{CausalLm, Tokenizer};
+use report::Evaluation;
 
 use crate::console::note;
 use crate::error::Error;
@@ -16,6 +17,7 @@ use crate::rank::Stage;
 use crate::run_log::RunLog;
 
 use super::events::Events;
+use super::kept;
 use super::options::TrainOptions;
 use super::sample::Sample;
 use super::speed::Speed;
@@ -144,11 +146,19 @@ impl Observer<CausalLm> for Watch<'_> {
         if self.log.as_ref().is_some_and(|log| !log.is_muted()) {
             self.events.evaluated(step, loss).map_err(told)?;
         }
-        let Some((tokenizer, sample)) = self.sample else { return Ok(()) };
-        if let Some(text) = sample.write(model, tokenizer)? {
+        let text = match self.sample {
+            Some((tokenizer, sample)) => Some(sample.write(model, tokenizer)?),
+            None => None,
+        };
+        if let Some(text) = &text {
             self.say(format_args!("step {step}: sample {text:?}"))?;
         }
-        Ok(())
+        let evaluation = Evaluation { step, loss, sample: text };
+        self.log.as_mut().map_or(Ok(()), |log| log.evaluated(evaluation)).map_err(told)
+    }
+
+    fn state(&self) -> girandole::Result<ObserverState> {
+        self.log.as_ref().map_or_else(|| Ok(ObserverState::default()), kept::of)
     }
 
     fn saving(&mut self, _: usize) -> girandole::Result<()> {

@@ -17,6 +17,7 @@ use crate::language::{ParametersDtype, recompute, schedule};
 use crate::options::count;
 use crate::outputs;
 
+use super::hardware;
 use super::options::PlanOptions;
 
 /// Ranks of which all layouts are looked at.
@@ -32,8 +33,7 @@ pub(crate) struct LanguagePlanOptions {
         id = "folder",
         long = "model",
         value_name = "DIR",
-        conflicts_with_all = ["model", "bandwidth", "latency", "network", "ranks_per_node", "node_bandwidth", "node_latency", "flops",
-            "memory_bandwidth", "micro_batches", "element_bytes", "gathered_bytes", "sizes", "vocab_size", "d_model", "num_heads",
+        conflicts_with_all = ["model", "micro_batches", "element_bytes", "gathered_bytes", "sizes", "vocab_size", "d_model", "num_heads",
             "d_ff", "num_layers", "max_len", "dropout"],
         help_heading = "Language models"
     )]
@@ -86,11 +86,19 @@ pub(super) fn run(options: &PlanOptions, folder: &Path) -> Result<()> {
         return Err(Error::Option { option: "--ranks", got: ranks.to_string(), help });
     }
     let subject = Subject::new(config, lora);
-    let training = own.training(options.batch_size, length, options.optimizer.map(Optimizer::from));
+    let training = own.training(options.batch_size(), length, options.optimizer.map(Optimizer::from));
     let all = own.mesh.map_or_else(|| layouts(ranks), |layout| vec![layout]);
     let compared = subject.compare(&training, &all)?;
-    let table =
-        LanguageTable { subject: &subject, training: &training, ranks, memory: options.memory(ranks) };
+    let (hardware, measured) = hardware(options, ranks)?;
+    let memory = options.memory(ranks);
+    let table = LanguageTable {
+        subject: &subject,
+        training: &training,
+        ranks,
+        memory,
+        hardware: &hardware,
+        measured,
+    };
     if let Some(path) = &options.json {
         outputs::write(path, table.json(&compared)?)?;
     }

@@ -35,10 +35,10 @@ pub fn run(options: &PlanOptions) -> Result<()> {
         return language::run(options, folder);
     }
     let model = options.model()?;
-    let (hardware, measured) = hardware(options)?;
+    let (hardware, measured) = hardware(options, options.ranks)?;
     let setting = Setting {
         ranks: options.ranks,
-        batch_size: options.batch_size,
+        batch_size: options.batch_size(),
         micro_batches: options.micro_batches,
         element: options.element_bytes as u64,
         gathered: options.gathered_bytes.unwrap_or(options.element_bytes) as u64,
@@ -55,7 +55,7 @@ pub fn run(options: &PlanOptions) -> Result<()> {
 }
 
 /// What is given, and what else is measured; whether anything was.
-fn hardware(options: &PlanOptions) -> Result<(Hardware, bool)> {
+fn hardware(options: &PlanOptions, ranks: usize) -> Result<(Hardware, bool)> {
     let preset = options.network.map(NetworkName::network);
     let (mut bandwidth, mut latency, mut flops) = (options.bandwidth, options.latency, options.flops);
     let mut memory_bandwidth = options.memory_bandwidth;
@@ -66,7 +66,7 @@ fn hardware(options: &PlanOptions) -> Result<(Hardware, bool)> {
     if measured {
         let found = Machine::measured()?;
         if preset.is_none() && bandwidth.is_none() {
-            overlaps = std::thread::available_parallelism().map_or(1, usize::from) >= 2 * options.ranks;
+            overlaps = std::thread::available_parallelism().map_or(1, usize::from) >= 2 * ranks;
         }
         (bandwidth, latency) = (bandwidth.or(Some(found.bandwidth)), latency.or(Some(found.latency)));
         flops = flops.or(Some(found.flops));

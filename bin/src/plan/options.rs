@@ -98,7 +98,7 @@ With --model the plan is for a language model as pretrain and finetune train it,
 or in every layout of --ranks ranks, sorted by the memory of the rank that needs most. It includes the
 activations of all micro-batches in flight; `buffers` are copies, gathered units, messages, and the
 temporary memory of an operation. It is an estimate, within about a tenth. Each process takes about
-100 MB more.
+100 MB more. The layout that is recommended is the quickest one that fits.
 
 Without --model the sizes are those of a command's model, changed by options. The time consists of
 matrix products (--flops), the optimizer (--memory-bandwidth), and communication, computed message by
@@ -145,9 +145,9 @@ pub struct PlanOptions {
     /// It is measured together with bandwidth, latency and operations; if those are all given, the optimizer is taken to need no time.
     #[arg(long, value_name = "BYTES/s", value_parser = units::bandwidth, allow_hyphen_values = true)]
     pub(crate) memory_bandwidth: Option<f64>,
-    /// Samples per step, over all ranks
-    #[arg(long, value_name = "N", default_value = "16", value_parser = count, allow_negative_numbers = true)]
-    pub(crate) batch_size: usize,
+    /// Samples per step, over all ranks [default: 16; 8 with --model]
+    #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
+    pub(crate) batch_size: Option<usize>,
     /// Micro-batches of a pipeline
     #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
     pub(crate) micro_batches: usize,
@@ -298,8 +298,10 @@ impl PlanOptions {
 
     /// Refuses what no machine has; an option with its value stands for all sizes.
     fn check_extent(&self, extent: Extent, (option, got): (&'static str, usize)) -> Result<()> {
-        extent.check(self.batch_size).or_else(|error| match error {
-            plan::Error::TooManySamples { .. } => refuse("--batch-size", self.batch_size, error.to_string()),
+        extent.check(self.batch_size()).or_else(|error| match error {
+            plan::Error::TooManySamples { .. } => {
+                refuse("--batch-size", self.batch_size(), error.to_string())
+            }
             error => refuse(option, got, error.to_string()),
         })
     }
@@ -307,6 +309,11 @@ impl PlanOptions {
     /// Bytes of a rank: what is given, or its part of this machine's.
     pub(super) fn memory(&self, ranks: usize) -> f64 {
         self.memory.unwrap_or_else(|| total_memory_bytes().unwrap_or(0) as f64 / ranks as f64)
+    }
+
+    /// What is given, or else that of the experiments, or of `pretrain` and `finetune`.
+    pub(super) fn batch_size(&self) -> usize {
+        self.batch_size.unwrap_or(if self.language.folder.is_some() { 8 } else { 16 })
     }
 
     /// What is given, or what the command has.
@@ -341,7 +348,7 @@ impl PlanOptions {
             false => Ok(()),
         };
         most("--ranks", self.ranks, 1 << 20)?;
-        most("--batch-size", self.batch_size, LARGEST)?;
+        most("--batch-size", self.batch_size(), LARGEST)?;
         most("--micro-batches", self.micro_batches, MOST_MICRO_BATCHES)?;
         let bytes = |option, got: usize| match got {
             2 | 4 | 8 => Ok(()),

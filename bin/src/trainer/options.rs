@@ -101,6 +101,24 @@ impl CheckpointOptions {
         self.resume.is_some() || self.starts_again()
     }
 
+    /// True where there is a checkpoint to go on from; it is not read, and may be damaged. Also where the launcher has started the run
+    /// again, which may have come to its end.
+    ///
+    /// # Errors
+    /// A folder that cannot be read.
+    pub(crate) fn goes_on(&self) -> Result<bool> {
+        if restarts() > 0 || self.asked().is_some() {
+            return Ok(true);
+        }
+        let checkpoints = if self.resumes() { self.open()? } else { None };
+        Ok(checkpoints.map(|checkpoints| checkpoints.list()).transpose()?.is_some_and(|all| !all.is_empty()))
+    }
+
+    /// The checkpoint that is asked for and is not the latest.
+    fn asked(&self) -> Option<&Path> {
+        self.resume.as_deref().filter(|resume| *resume != Path::new(LATEST))
+    }
+
     /// Started again after a failure, with a folder to go on from.
     fn starts_again(&self) -> bool {
         self.checkpoint_dir.is_some() && restarts() > 0
@@ -117,16 +135,33 @@ impl CheckpointOptions {
         one: impl FnOnce(&Checkpoints, &Path) -> training::Result<T>,
     ) -> Result<Option<T>> {
         let (true, Some(checkpoints)) = (self.resumes(), self.open()?) else { return Ok(None) };
-        let asked = self.resume.as_deref().filter(|resume| *resume != Path::new(LATEST));
-        let Some(asked) = asked else { return latest(&checkpoints).map_err(offer) };
+        let Some(asked) = self.asked() else { return latest(&checkpoints).map_err(offer) };
         if asked::is_behind(&checkpoints, self.dir(), asked)? {
             return latest(&checkpoints).map_err(offer);
         }
         let folder = self.folder(asked);
+        self.refuse_missing(asked, &folder, &checkpoints)?;
         refuse_parent(asked, &folder)?;
         let found = one(&checkpoints, &folder).map_err(offer)?;
         asked::note(&checkpoints, self.dir(), asked)?;
         Ok(Some(found))
+    }
+
+    /// Refuses a folder that is not there, and says what is.
+    fn refuse_missing(&self, asked: &Path, folder: &Path, checkpoints: &Checkpoints) -> Result<()> {
+        // What cannot be looked at is told by who reads it.
+        if folder.try_exists().unwrap_or(true) {
+            return Ok(());
+        }
+        let dir = self.dir().display();
+        let found = checkpoints.list()?;
+        let names: Vec<_> =
+            found.iter().filter_map(|folder| folder.file_name()).map(|name| name.to_string_lossy()).collect();
+        let help = match &names[..] {
+            [] => format!("there is no such folder, and no checkpoint in {dir}"),
+            all => format!("there is no such folder; {dir} holds {}", all.join(", ")),
+        };
+        Err(Error::Option { option: "--resume", got: asked.display().to_string(), help })
     }
 
     /// Where a checkpoint is that was chosen, for ranks with the same options.
@@ -148,7 +183,7 @@ impl CheckpointOptions {
 
     /// The option that names what is gone on from, and its value.
     pub(super) fn source(&self) -> (&'static str, &Path) {
-        match self.resume.as_deref().filter(|resume| *resume != Path::new(LATEST)) {
+        match self.asked() {
             Some(resume) => ("--resume", resume),
             None => ("--checkpoint-dir", self.dir()),
         }

@@ -32,6 +32,7 @@ fn rows() -> String {
 fn common(folder: &Folder, lines: &str, steps: usize) -> Vec<String> {
     let [data, out] = ["text.txt", "out"].map(|name| folder.argument(name));
     let options = [
+        "--overwrite",
         "--data",
         &data,
         "--out",

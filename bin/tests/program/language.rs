@@ -41,7 +41,7 @@ fn folder() -> (Folder, String) {
 /// The losses of a run, and the logits of what it saved.
 fn pretrain(folder: &Folder, data: &str, options: &[&str]) -> (Vec<f32>, Vec<f32>) {
     let (out, metrics) = (folder.argument("out"), folder.argument("metrics.jsonl"));
-    let common = ["--data", data, "--out", &out, "--metrics", &metrics, "--steps", "6"];
+    let common = ["--data", data, "--out", &out, "--overwrite", "--metrics", &metrics, "--steps", "6"];
     let output = PRETRAIN.succeed(&[&common, &SMALL[..], options].concat());
     assert_eq!(text(&output.stderr), "", "{options:?}");
     let printed = text(&output.stdout);
@@ -101,7 +101,8 @@ fn f16_learns_with_a_scaled_loss() {
 /// A run of some steps with checkpoints.
 fn resumable(folder: &Folder, data: &str, steps: &str, checkpoints: &str, options: &[&str]) -> Vec<String> {
     let out = folder.argument("out");
-    let common = ["--data", data, "--out", &out, "--steps", steps, "--checkpoint-dir", checkpoints];
+    let common =
+        ["--data", data, "--out", &out, "--overwrite", "--steps", steps, "--checkpoint-dir", checkpoints];
     [&common[..], &SMALL, options].concat().into_iter().map(String::from).collect()
 }
 
@@ -288,7 +289,7 @@ fn a_sample_is_written_at_each_evaluation() {
         let out = folder.argument("out");
         let common =
             ["--data", &data, "--out", &out, "--steps", "4", "--evaluate", &data, "--evaluate-every", "2"];
-        let output = PRETRAIN.succeed(&[&common[..], &SMALL, options].concat());
+        let output = PRETRAIN.succeed(&[&common[..], &SMALL, &["--overwrite"], options].concat());
         let lines = text(&output.stdout);
         let found = lines.lines().filter_map(|line| Some(line.split_once(": sample ")?.1.to_string()));
         found.chain(text(&output.stderr).lines().map(String::from)).collect()
@@ -296,17 +297,17 @@ fn a_sample_is_written_at_each_evaluation() {
     let prompt = ["--sample-prompt", "one t", "--sample", "6"];
     let expected = samples(&prompt);
     assert!(expected.len() == 2 && expected.iter().all(|text| text.starts_with("\"one t")), "{expected:?}");
-    for layout in ["dp=2", "shard=2", "tp=2", "shard=2,tp=2"] {
+    for layout in ["dp=2", "shard=2", "tp=2", "shard=2,tp=2", "pp=2", "pp=2,shard=2", "pp=2,tp=2"] {
         assert_eq!(samples(&[&prompt[..], &["--mesh", layout]].concat()), expected, "{layout}");
     }
-    assert_eq!(
-        samples(&["--mesh", "pp=2"]),
-        ["note: no samples of text are written: with pp=2 no rank has the whole model"]
-    );
+    // As far as there are positions, with rows that are divided as well.
+    let all = samples(&["--sample", "99"]);
+    assert_eq!(samples(&["--sample", "99", "--mesh", "pp=2,tp=2", "--sequence-parallel"]), all);
     // Of the first row, and as far as the model has positions.
     assert!(samples(&[])[0].starts_with(&format!("\"{}", &words()[..8])));
     let refuse = |options: &[&str]| {
-        PRETRAIN.refuse(&[&["--data", &data, "--out", &folder.argument("out")], &SMALL[..], options].concat())
+        let own = ["--data", &data, "--out", &folder.argument("out"), "--overwrite"];
+        PRETRAIN.refuse(&[&own, &SMALL[..], options].concat())
     };
     let evaluated = ["--evaluate", &data, "--sample-prompt"];
     assert!(refuse(&[&evaluated[..], &[""]].concat()).contains("it has 0 tokens: give 1 to 16"));
@@ -343,6 +344,7 @@ fn a_text_is_made_tokens_of_once() {
         "dp=2",
         "--evaluate",
         &other,
+        "--overwrite",
     ];
     let mut command = PRETRAIN.command();
     command.args(options).args(SMALL).env("TMPDIR", &temporary).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -19,6 +19,7 @@ mod kills;
 mod language;
 #[cfg(target_os = "linux")]
 mod language_elastic;
+mod language_resume;
 #[cfg(target_os = "linux")]
 mod launch;
 mod pipeline_transformer;

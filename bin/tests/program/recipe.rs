@@ -32,7 +32,7 @@ fn a_recipe_is_as_if_it_were_typed_and_the_command_line_wins() {
     let (a, b, out) = (folder.argument("a.txt"), folder.argument("b.txt"), folder.argument("out"));
     let losses_of = |arguments: &[&str]| {
         let metrics = folder.argument("metrics.jsonl");
-        let output = PRETRAIN.succeed(&[arguments, &["--metrics", &metrics]].concat());
+        let output = PRETRAIN.succeed(&[arguments, &["--metrics", &metrics, "--overwrite"]].concat());
         assert_eq!(text(&output.stderr), "", "{arguments:?}");
         losses(&folder.path("metrics.jsonl"))
     };

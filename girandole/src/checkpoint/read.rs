@@ -131,10 +131,16 @@ impl Saved {
 
     /// No element, of the right dtype.
     fn none_of(&mut self, key: &str, name: &str) -> Result<Tensor> {
-        let part = self.manifest.parameters.get(name).and_then(|described| described.parts.first());
-        match part.and_then(|part| self.files.get_mut(&part.file)) {
+        let described = self.manifest.parameters.get(name);
+        let part = described.and_then(|described| described.parts.first());
+        match part.and_then(|part| self.files.get_mut(&part.file)).filter(|file| file.has(key)) {
             Some(file) => Ok(file.read(key, 0..0)?),
-            None => Ok(Tensor::zeros(0, DType::F32, &Device::Cpu)?),
+            None => {
+                let dtype = described.and_then(|described| described.dtype.parse().ok());
+                // An optimizer remembers half precision in f32.
+                let wide = |dtype: &DType| key == model_key(name) || *dtype == DType::F64;
+                Ok(Tensor::zeros(0, dtype.filter(wide).unwrap_or(DType::F32), &Device::Cpu)?)
+            }
         }
     }
 

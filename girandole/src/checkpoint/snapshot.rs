@@ -50,9 +50,11 @@ impl<M: Model> Parallel<M> {
         let pieces = self.pieces();
         let changes: HashSet<String> = self.buffers().into_iter().map(|(name, _)| name).collect();
         let (mut tensors, mut parts, mut remembered) = (Vec::new(), Vec::new(), BTreeMap::new());
-        for piece in pieces.iter().filter(|piece| piece.writes && !piece.region.is_empty()) {
-            let copy = copy_of(piece, changes.contains(&piece.var_name))?;
-            tensors.push((model_key(&piece.name), copy));
+        for piece in pieces.iter().filter(|piece| piece.is_described()) {
+            if !piece.region.is_empty() {
+                let copy = copy_of(piece, changes.contains(&piece.var_name))?;
+                tensors.push((model_key(&piece.name), copy));
+            }
             let dtype = piece.var.dtype().as_str().to_string();
             let part = Part::of(&file, &piece.region);
             parts.push((piece.name.clone(), piece.region.dims.clone(), dtype, part));
@@ -61,11 +63,13 @@ impl<M: Model> Parallel<M> {
             let piece = piece_of(&pieces, &key)?;
             // Not the count of its steps, where the parameter is one number as well.
             let by_element = value.dims() == piece.var.dims() && value.dtype().is_float();
-            if !piece.writes || (by_element && piece.region.is_empty()) {
+            if !piece.writes || (by_element && !piece.is_described()) {
                 continue;
             }
             let key = format!("{}{}", piece.name, &key[piece.var_name.len()..]);
-            tensors.push((optimizer_key(&key), cut(value, by_element.then(|| piece.region.len()))));
+            if !(by_element && piece.region.is_empty()) {
+                tensors.push((optimizer_key(&key), cut(value, by_element.then(|| piece.region.len()))));
+            }
             remembered.insert(key, Remembered { of: piece.name.clone(), by_element });
         }
         let loss_scale = self.loss_scaler().map(LossScaler::state);

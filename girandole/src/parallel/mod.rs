@@ -4,6 +4,7 @@ mod build;
 mod config;
 mod elastic;
 mod flat_shards;
+mod forward;
 mod norm;
 mod pieces;
 mod stages;
@@ -25,6 +26,7 @@ use training::{LossScaler, named_vars};
 use crate::Layout;
 
 pub use config::{IsTrained, ParallelConfig};
+pub use forward::StagesForward;
 pub use pieces::Piece;
 
 use stages::Stages;

@@ -24,6 +24,13 @@ pub struct Piece {
     pub writes: bool,
 }
 
+impl Piece {
+    /// Whether this rank says in a checkpoint what it has: elements, or that the parameter has none.
+    pub(crate) fn is_described(&self) -> bool {
+        self.writes && (!self.region.is_empty() || self.region.dims.contains(&0))
+    }
+}
+
 impl<M: Model> Parallel<M> {
     /// This rank's part of what is trained, and of what is state ([`buffers`](Self::buffers)).
     pub fn pieces(&self) -> Vec<Piece> {

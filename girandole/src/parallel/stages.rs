@@ -8,7 +8,7 @@ use candle_nn::VarMap;
 use comm::{Communicator, Mesh, Stats};
 use pipeline::{Modules, Pipeline, PipelineConfig};
 use tensor_parallel::Shards;
-use training::build::Model;
+use training::build::{Model, whole_rows};
 
 use super::ParallelConfig;
 use super::build::trained;
@@ -126,10 +126,22 @@ impl Stages {
         Ok(self.sums().sum)
     }
 
-    /// Gathers what an optimizer may have changed.
+    /// Before [`forward`](Self::forward): gathers what an optimizer may have changed.
+    pub(super) fn gather(&self) -> Result<()> {
+        self.flat.as_ref().map_or(Ok(()), FlatShards::gather)
+    }
+
+    pub(super) fn forward(
+        &mut self,
+        input: &Tensor,
+        last: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
+    ) -> Result<Tensor> {
+        Ok(whole_rows(|| self.pipeline.forward(input, last))?)
+    }
+
     fn begin(&mut self, share: f64) -> Result<()> {
         *self.sums() = Sums { share, sum: 0.0 };
-        self.flat.as_ref().map_or(Ok(()), FlatShards::gather)
+        self.gather()
     }
 
     fn sums(&self) -> std::sync::MutexGuard<'_, Sums> {

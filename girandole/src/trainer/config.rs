@@ -1,5 +1,6 @@
 //! What a run can be told.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use training::AdamConfig;
@@ -35,6 +36,9 @@ pub struct TrainConfig {
     /// How few ranks may be left for the run to go on without those that are lost; for copies (`dp`) in a group that can shrink
     /// (`comm::TcpConfig::elastic`). Rows of a batch that the ranks do not divide are dealt out unevenly then. Default: none, a loss is the end.
     pub fewest_ranks: Option<usize>,
+    /// What the program calls its settings, with their values: checkpoints keep them, and
+    /// [`check_resume`](super::check_resume) tells which a run that goes on has otherwise. Default: none.
+    pub settings: BTreeMap<String, String>,
 }
 
 /// Where checkpoints are, and when they are written.
@@ -65,6 +69,7 @@ impl Default for TrainConfig {
             evaluation_rows: 64,
             checkpoints: None,
             fewest_ranks: None,
+            settings: BTreeMap::new(),
         }
     }
 }

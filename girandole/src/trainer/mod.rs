@@ -49,6 +49,7 @@ mod same;
 mod saver;
 mod tokens;
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -61,7 +62,7 @@ use crate::Parallel;
 pub use config::{CheckpointPlan, TrainConfig};
 pub use learning_rate::{Decay, LearningRate};
 pub use run::{Ending, Summary, Trainer};
-pub use same::check_data;
+pub use same::{ChangedSetting, check_resume, observer_state};
 pub use saver::Saver;
 
 /// What is trained on: rows, by their numbers.
@@ -106,6 +107,15 @@ pub struct StepReport {
     pub communication_seconds: f64,
 }
 
+/// What a checkpoint keeps of an [`Observer`].
+#[derive(Debug, Clone, Default)]
+pub struct ObserverState {
+    /// What is no tensor. Default: null.
+    pub values: serde_json::Value,
+    /// Tensors on the CPU. Default: none.
+    pub tensors: HashMap<String, Tensor>,
+}
+
 /// What a program wants to know while it trains. All ranks call it alike; a rank that prints nothing does nothing.
 pub trait Observer<M> {
     /// After each step.
@@ -122,6 +132,14 @@ pub trait Observer<M> {
     /// Whatever ends the training.
     fn evaluated(&mut self, _step: usize, _loss: f64, _model: &mut Parallel<M>) -> crate::Result<()> {
         Ok(())
+    }
+
+    /// What a checkpoint of now is to keep of it, for a run that goes on from there ([`observer_state`]). Rank 0 is asked.
+    ///
+    /// # Errors
+    /// Whatever ends the training.
+    fn state(&self) -> crate::Result<ObserverState> {
+        Ok(ObserverState::default())
     }
 
     /// Before a checkpoint of this step is written: what belongs to it is to be safe.

@@ -13,8 +13,8 @@ use training::{
 
 use comm::broadcast_object;
 
-use super::same::{Kept, check_data, same_on_all_ranks};
-use super::{Data, Observer, Saver, StepReport, TrainConfig};
+use super::same::{Kept, OBSERVER, check_resume, same_on_all_ranks};
+use super::{Data, Observer, ObserverState, Saver, StepReport, TrainConfig};
 use crate::checkpoint::agreed;
 use crate::{Error, Parallel, Result};
 
@@ -157,13 +157,14 @@ impl<'a, M: Model> Trainer<'a, M> {
         Ok(Some(self.step))
     }
 
-    /// Goes on from a checkpoint. To be called on every rank, with the same one.
+    /// Goes on from a checkpoint. To be called on every rank, with the same one. The configuration may be another one; [`check_resume`]
+    /// gives what differs.
     ///
     /// # Errors
-    /// A checkpoint that is damaged, of another model or of other data; failures of communication.
+    /// A checkpoint that is damaged, of another model, or of other data or another order of them; failures of communication.
     pub fn resume(&mut self, contents: &Contents) -> Result<()> {
         let refuse = |problem: String| Error::file(&contents.folder, problem);
-        agreed(&**self.model.mesh().world(), check_data(contents, self.data))?;
+        agreed(&**self.model.mesh().world(), check_resume(contents, self.data, &self.config))?;
         self.wait_for_copies();
         self.model.load(contents, Some(&mut self.optimizer))?;
         let state =
@@ -232,8 +233,8 @@ impl<'a, M: Model> Trainer<'a, M> {
         Ok(summary)
     }
 
-    /// Does what is next: a checkpoint, which is copied while something else is done, an evaluation, a step, and at last what follows them.
-    /// False where nothing is left.
+    /// Does what is next: an evaluation, a checkpoint, which is copied while the step is computed that follows, a step, and at last what
+    /// follows them. False where nothing is left.
     fn advance(
         &mut self,
         (last_step, endings): (usize, &mut [Ending<'_, M>]),
@@ -241,16 +242,16 @@ impl<'a, M: Model> Trainer<'a, M> {
         summary: &mut Summary,
         last: &mut Instant,
     ) -> Result<bool> {
-        if self.is_due(self.config.checkpoints.as_ref().map(|plan| plan.every), self.checkpointed) {
+        if self.is_due(Some(self.config.evaluate_every.unwrap_or(usize::MAX)), self.evaluated) {
+            // At the end in any case; before the checkpoint, which has what it came to.
+            self.evaluate(observer)?;
+            self.evaluated = self.step;
+        } else if self.is_due(self.config.checkpoints.as_ref().map(|plan| plan.every), self.checkpointed) {
             let stood_still = Instant::now();
             self.save(observer)?;
             self.checkpointed = self.step;
             summary.checkpoints += 1;
             summary.checkpoint_seconds += stood_still.elapsed().as_secs_f64();
-        } else if self.is_due(Some(self.config.evaluate_every.unwrap_or(usize::MAX)), self.evaluated) {
-            // At the end in any case.
-            self.evaluate(observer)?;
-            self.evaluated = self.step;
         } else if self.step < last_step {
             let mut report = self.train_step()?;
             report.seconds = last.elapsed().as_secs_f64();
@@ -404,14 +405,24 @@ impl<'a, M: Model> Trainer<'a, M> {
         let json = |value: serde_json::Result<serde_json::Value>| {
             value.map_err(|error| Error::invalid("a checkpoint", "state", error.to_string()))
         };
+        observer.saving(self.step)?;
+        let state = match self.model.mesh().world().rank() {
+            0 => observer.state(),
+            _ => Ok(ObserverState::default()),
+        };
+        let ObserverState { values, tensors } = agreed(&**self.model.mesh().world(), state)?;
+        let tensors = if tensors.is_empty() { None } else { Some((OBSERVER.to_string(), tensors)) };
         let checkpoint = Checkpoint {
             epoch: self.order.epoch(),
             step: self.step as u64,
             sampler: json(serde_json::to_value(self.order.state()))?,
-            extra: json(serde_json::to_value(Kept { data: self.data.fingerprint() }))?,
-            ..Checkpoint::default()
+            extra: json(serde_json::to_value(Kept {
+                data: self.data.fingerprint(),
+                settings: self.config.settings.clone(),
+                observer: values,
+            }))?,
+            tensors: tensors.into_iter().collect(),
         };
-        observer.saving(self.step)?;
         let (step, folder): (usize, Option<PathBuf>) = match &mut self.saver {
             None => (self.step, Some(self.model.save(checkpoints, Some(&self.optimizer), &checkpoint)?)),
             Some(saver) => {

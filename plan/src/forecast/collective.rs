@@ -95,13 +95,20 @@ pub struct Group {
 #[derive(Debug)]
 pub struct Collectives<'a> {
     network: &'a Network,
+    /// Ranks of a group that are simulated one by one.
+    simulated: usize,
     known: HashMap<(Collective, Group, usize), f64>,
 }
 
 impl<'a> Collectives<'a> {
     /// Over a network.
     pub fn new(network: &'a Network) -> Self {
-        Self { network, known: HashMap::new() }
+        Self::up_to(network, SIMULATED)
+    }
+
+    /// The same with groups of more ranks than so many, 4 or more, reckoned from smaller ones: for many different groups and sizes.
+    pub fn up_to(network: &'a Network, simulated: usize) -> Self {
+        Self { network, simulated: simulated.max(4), known: HashMap::new() }
     }
 
     /// The network.
@@ -114,7 +121,7 @@ impl<'a> Collectives<'a> {
         if group.ranks < 2 {
             return 0.0;
         }
-        if group.ranks > SIMULATED {
+        if group.ranks > self.simulated {
             return self.beyond(collective, group, bytes);
         }
         *self.known.entry((collective, group, bytes)).or_insert_with(|| {
@@ -130,9 +137,10 @@ impl<'a> Collectives<'a> {
     /// with the logarithm of the ranks in a tree; in a ring there is one for each other rank, which costs the same for latency and
     /// less for its share of the bytes.
     fn beyond(&mut self, collective: Collective, group: Group, bytes: usize) -> f64 {
+        let largest = self.simulated;
         let mut at = |ranks: usize| self.seconds(collective, Group { ranks, ..group }, bytes);
-        let (most, half) = (at(SIMULATED), at(SIMULATED / 2));
-        let (ranks, simulated) = (group.ranks as f64, SIMULATED as f64);
+        let (most, half) = (at(largest), at(largest / 2));
+        let (ranks, simulated) = (group.ranks as f64, largest as f64);
         if collective.is_tree(bytes) {
             return most + (ranks / simulated).log2() * (most - half);
         }

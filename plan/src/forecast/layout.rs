@@ -25,7 +25,7 @@ pub struct Layout {
     pub tp: usize,
     /// Stages.
     pub pp: usize,
-    /// What data-parallel ranks keep; without tensor and pipeline parallelism.
+    /// What data-parallel ranks keep; without pipeline parallelism.
     pub sharding: Sharding,
     /// Whether gathered parameters stay from forward to backward.
     pub stays_gathered: bool,
@@ -95,7 +95,7 @@ impl Layout {
     pub(super) fn copies(&self) -> Group {
         match self.sharding {
             Sharding::None => Group { ranks: self.dp, stride: self.tp },
-            Sharding::Over(shards) => Group { ranks: self.dp / shards.max(1), stride: shards },
+            Sharding::Over(shards) => Group { ranks: self.dp / shards.max(1), stride: shards * self.tp },
         }
     }
 
@@ -103,7 +103,7 @@ impl Layout {
     pub(super) fn shards(&self) -> Group {
         match self.sharding {
             Sharding::None => Group { ranks: 1, stride: 1 },
-            Sharding::Over(ranks) => Group { ranks, stride: 1 },
+            Sharding::Over(ranks) => Group { ranks, stride: self.tp },
         }
     }
 }

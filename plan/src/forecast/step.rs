@@ -3,7 +3,7 @@
 use pipeline::{Durations, Result, Schedule};
 use serde::{Deserialize, Serialize};
 
-use super::{Collective, Collectives, Layout, Network, Sharding, Work};
+use super::{Collective, Collectives, Layer, Layout, Network, Sharding, Work};
 
 /// What a step would be like.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -119,7 +119,8 @@ impl Run<'_, '_, '_> {
         for (place, layer) in layers.iter().enumerate() {
             self.wait(gathered);
             gathered = if place + 1 < layers.len() { self.gather(place + 1) } else { self.now };
-            self.compute(layer.forward_s);
+            self.compute(layer.forward_s / self.layout.tp as f64);
+            self.now += reductions(self.layout, self.collectives, &layer.forward_reductions);
         }
         let stays = self.layout.stays_gathered;
         let mut gathered = if stays { self.now } else { self.gather(layers.len() - 1) };
@@ -127,8 +128,9 @@ impl Run<'_, '_, '_> {
         for (place, layer) in layers.iter().enumerate().rev() {
             self.wait(gathered);
             gathered = if place > 0 && !stays { self.gather(place - 1) } else { self.now };
-            self.compute(layer.backward_s);
-            let parameters = layer.parameters;
+            self.compute(layer.backward_s / self.layout.tp as f64);
+            self.now += reductions(self.layout, self.collectives, &layer.backward_reductions);
+            let parameters = layer.parameters / self.layout.tp;
             let divide = (Collective::ReduceScatter, shards, parameters * self.work.gathered_bytes);
             let average =
                 (Collective::AllReduce, copies, parameters / shards.ranks * self.work.element_bytes);
@@ -143,8 +145,7 @@ impl Run<'_, '_, '_> {
     }
 
     fn gather(&mut self, place: usize) -> f64 {
-        let bytes = self.work.layers[place].parameters * self.work.gathered_bytes;
-        let seconds = self.collectives.seconds(Collective::AllGather, self.layout.shards(), bytes);
+        let seconds = gather(&self.work.layers[place], self.work, self.layout, self.collectives);
         self.submit(seconds)
     }
 
@@ -160,20 +161,34 @@ impl Run<'_, '_, '_> {
     }
 }
 
-/// Seconds of computing and of all-reduces of all layers, forward and backward, for a rank of a tensor-parallel group.
-fn divided(work: &Work, layout: &Layout, collectives: &mut Collectives<'_>) -> [[f64; 2]; 2] {
-    let (mut forward, mut backward) = ([0.0; 2], [0.0; 2]);
-    // In two parts, one forward and one backward, where what is between the layers is divided.
+impl Layout {
+    /// Seconds in which all layers are gathered, forward and once more backward.
+    pub(crate) fn gathers(&self, work: &Work, collectives: &mut Collectives<'_>) -> f64 {
+        2.0 * work.layers.iter().map(|layer| gather(layer, work, self, collectives)).sum::<f64>()
+    }
+}
+
+fn gather(layer: &Layer, work: &Work, layout: &Layout, collectives: &mut Collectives<'_>) -> f64 {
+    let bytes = layer.parameters / layout.tp * work.gathered_bytes;
+    collectives.seconds(Collective::AllGather, layout.shards(), bytes)
+}
+
+/// Seconds of the all-reduces of a layer that ranks divide: in two parts, one forward and one backward, where what is between the layers is
+/// divided.
+fn reductions(layout: &Layout, collectives: &mut Collectives<'_>, sizes: &[usize]) -> f64 {
     let parts: &[Collective] = match layout.sequence_parallel {
         true => &[Collective::AllGather, Collective::ReduceScatter],
         false => &[Collective::AllReduce],
     };
-    let mut reduce = |sizes: &[usize]| -> f64 {
-        let one = |bytes: &usize| {
-            parts.iter().map(|part| collectives.seconds(*part, layout.tensor_group(), *bytes)).sum::<f64>()
-        };
-        sizes.iter().map(one).sum()
-    };
+    let group = layout.tensor_group();
+    let each = sizes.iter().flat_map(|bytes| parts.iter().map(move |part| (*part, *bytes)));
+    each.map(|(part, bytes)| collectives.seconds(part, group, bytes)).sum()
+}
+
+/// Seconds of computing and of all-reduces of all layers, forward and backward, for a rank of a tensor-parallel group.
+fn divided(work: &Work, layout: &Layout, collectives: &mut Collectives<'_>) -> [[f64; 2]; 2] {
+    let (mut forward, mut backward) = ([0.0; 2], [0.0; 2]);
+    let mut reduce = |sizes: &[usize]| reductions(layout, collectives, sizes);
     for layer in &work.layers {
         forward =
             [forward[0] + layer.forward_s / layout.tp as f64, forward[1] + reduce(&layer.forward_reductions)];

@@ -21,8 +21,10 @@ mod layouts;
 mod memory;
 mod operations;
 mod outline;
+mod recommend;
 mod stages;
 mod table;
+mod time;
 mod traffic;
 
 use candle_core::DType;

@@ -4,10 +4,10 @@ use serde::Serialize;
 use training::build::Recompute;
 
 use super::layouts::{Compared, RuledOut};
-use super::{LayoutCost, Memory, StageCost, Subject, Training};
-use crate::Result;
+use super::{LayoutCost, Memory, StageCost, Subject, Training, recommend};
 use crate::table::listed;
-use crate::units::show_bytes;
+use crate::units::{show_bytes, show_time};
+use crate::{Hardware, Result};
 
 /// What is planned for, to be shown with what comes of it ([`Subject::compare`]).
 #[derive(Debug, Clone, Copy)]
@@ -20,6 +20,10 @@ pub struct LanguageTable<'a> {
     pub ranks: usize,
     /// Bytes of a rank.
     pub memory: f64,
+    /// On what.
+    pub hardware: &'a Hardware,
+    /// Whether some of the hardware's numbers were measured.
+    pub measured: bool,
 }
 
 /// All that is planned for, and what comes of it.
@@ -37,8 +41,13 @@ struct Plan<'a> {
     recompute: Option<String>,
     schedule: &'static str,
     memory: f64,
+    bandwidth: f64,
+    latency: f64,
+    flops: f64,
     layouts: Vec<Row<'a>>,
     ruled_out: &'a [RuledOut],
+    /// The layout to take, where one fits.
+    recommended: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -48,24 +57,30 @@ struct Row<'a> {
     /// Of the rank that needs most.
     total: f64,
     sent: f64,
+    /// Of a step.
+    seconds: f64,
     stages: &'a [StageCost],
 }
 
-const NAMES: [&str; 9] =
-    ["mesh", "fits", "parameters", "gradients", "optimizer", "activations", "buffers", "all", "sent"];
+const NAMES: [&str; 10] =
+    ["mesh", "fits", "parameters", "gradients", "optimizer", "activations", "buffers", "all", "sent", "step"];
 
 impl LanguageTable<'_> {
-    /// A heading, a line for each layout's rank that needs most, and those that there are not. Of a single layout each stage has a line.
+    /// A heading, a line for each layout's rank that needs most, those that there are not, and which to take. Of a single layout each stage
+    /// has a line.
     ///
     /// # Errors
     /// A model that cannot be built.
     pub fn lines(&self, compared: &Compared) -> Result<Vec<String>> {
+        let seconds = self.subject.seconds(self.training, compared, self.hardware)?;
         let mut lines = self.heading()?;
         let rows = match &compared.costs[..] {
             [only] if only.stages.len() > 1 => {
-                only.stages.iter().map(|stage| self.stage(only, stage)).collect()
+                only.stages.iter().map(|stage| self.stage(only, stage, seconds[0])).collect()
             }
-            all => all.iter().map(|cost| self.cells(cost)).collect::<Vec<_>>(),
+            all => {
+                all.iter().zip(&seconds).map(|(cost, seconds)| self.cells(cost, *seconds)).collect::<Vec<_>>()
+            }
         };
         if !rows.is_empty() {
             lines.extend(aligned(std::iter::once(NAMES.map(String::from)).chain(rows).collect()));
@@ -74,10 +89,17 @@ impl LanguageTable<'_> {
         let ruled_out =
             |RuledOut { meshes, reason }: &RuledOut| format!("not possible: {}: {reason}", listed(meshes));
         lines.extend(compared.ruled_out.iter().map(ruled_out));
+        lines.extend(self.conclusion(compared, &seconds));
+        Ok(lines)
+    }
+
+    /// How many fit, and which to take; or what would help.
+    fn conclusion(&self, compared: &Compared, seconds: &[f64]) -> Vec<String> {
         let fitting = compared.costs.iter().filter(|cost| self.fits(&cost.most())).count();
-        let all = compared.costs.len();
-        lines.push(match compared.costs.first() {
-            _ if fitting > 0 => format!("{fitting} of {all} fit"),
+        if let Some(recommended) = recommend::line(compared, seconds, self.memory) {
+            return vec![format!("{fitting} of {} fit", compared.costs.len()), recommended];
+        }
+        vec![match compared.costs.first() {
             Some(least) => format!(
                 "nothing fits: {} needs least, {} of {}; compute blocks again (--recompute 1), take fewer rows at once (--accumulate), \
                  or more ranks",
@@ -86,8 +108,7 @@ impl LanguageTable<'_> {
                 show_bytes(self.memory)
             ),
             None => "nothing is possible".into(),
-        });
-        Ok(lines)
+        }]
     }
 
     /// An object on several lines, with a newline at its end.
@@ -96,12 +117,15 @@ impl LanguageTable<'_> {
     /// A model that cannot be built; a number that JSON does not have.
     pub fn json(&self, compared: &Compared) -> Result<String> {
         let (parameters, trained) = self.subject.parameters()?;
+        let seconds = self.subject.seconds(self.training, compared, self.hardware)?;
         let row =
             |cost: &'_ LayoutCost| (cost.layout.to_string(), self.fits(&cost.most()), cost.most().total());
-        let rows = compared.costs.iter().map(|cost| {
+        let rows = compared.costs.iter().zip(&seconds).map(|(cost, &seconds)| {
             let (mesh, fits, total) = row(cost);
-            Row { mesh, fits, total, sent: cost.sent(), stages: &cost.stages }
+            Row { mesh, fits, total, sent: cost.sent(), seconds, stages: &cost.stages }
         });
+        let recommended = recommend::recommended(compared, &seconds, self.memory);
+        let link = self.hardware.network.inside;
         let plan = Plan {
             model: self.subject.config.family.to_string(),
             parameters,
@@ -118,14 +142,18 @@ impl LanguageTable<'_> {
             },
             schedule: self.training.schedule.name(),
             memory: self.memory,
+            bandwidth: link.s_per_byte.recip(),
+            latency: link.latency,
+            flops: self.hardware.flops,
             layouts: rows.collect(),
             ruled_out: &compared.ruled_out,
+            recommended: recommended.map(|place| compared.costs[place].layout.to_string()),
         };
         Ok(serde_json::to_string_pretty(&plan)? + "\n")
     }
 
     fn heading(&self) -> Result<Vec<String>> {
-        let Self { subject, training, ranks, memory } = self;
+        let Self { subject, training, ranks, memory, hardware, measured } = self;
         let (parameters, trained) = subject.parameters()?;
         let adapters = match trained == parameters {
             true => String::new(),
@@ -154,6 +182,7 @@ impl LanguageTable<'_> {
                 training.optimizer.name()
             ),
             format!("{ranks} {}, {} each", if *ranks == 1 { "rank" } else { "ranks" }, show_bytes(*memory)),
+            hardware.line(*ranks, *measured),
             String::new(),
         ])
     }
@@ -162,29 +191,30 @@ impl LanguageTable<'_> {
         memory.total() <= self.memory
     }
 
-    fn cells(&self, cost: &LayoutCost) -> [String; 9] {
-        self.row(cost.layout.to_string(), &cost.most(), cost.sent())
+    fn cells(&self, cost: &LayoutCost, seconds: f64) -> [String; 10] {
+        self.row(cost.layout.to_string(), &cost.most(), (cost.sent(), seconds))
     }
 
-    fn stage(&self, cost: &LayoutCost, stage: &StageCost) -> [String; 9] {
+    fn stage(&self, cost: &LayoutCost, stage: &StageCost, seconds: f64) -> [String; 10] {
         let each = cost.layout.ranks() / cost.layout.pp;
         let (first, last) = (stage.stage * each, (stage.stage + 1) * each - 1);
         let ranks = if each == 1 { format!("rank {first}") } else { format!("ranks {first}-{last}") };
-        self.row(format!("{}: {ranks}", cost.layout), &stage.memory, stage.sent)
+        self.row(format!("{}: {ranks}", cost.layout), &stage.memory, (stage.sent, seconds))
     }
 
-    fn row(&self, name: String, memory: &Memory, sent: f64) -> [String; 9] {
+    fn row(&self, name: String, memory: &Memory, (sent, seconds): (f64, f64)) -> [String; 10] {
         let fits = if self.fits(memory) { "yes" } else { "no" };
         let Memory { parameters, gradients, optimizer, activations, buffers } = *memory;
         let [parameters, gradients, optimizer, activations, buffers, all, sent] =
             [parameters, gradients, optimizer, activations, buffers, memory.total(), sent].map(show_bytes);
-        [name, fits.into(), parameters, gradients, optimizer, activations, buffers, all, sent]
+        let step = show_time(seconds);
+        [name, fits.into(), parameters, gradients, optimizer, activations, buffers, all, sent, step]
     }
 }
 
-fn aligned(rows: Vec<[String; 9]>) -> Vec<String> {
+fn aligned(rows: Vec<[String; 10]>) -> Vec<String> {
     let width = rows.iter().map(|[name, ..]| name.len() + 1).max().unwrap_or(0).max(20);
-    let line = |[name, fits, numbers @ ..]: [String; 9]| {
+    let line = |[name, fits, numbers @ ..]: [String; 10]| {
         let numbers: String = numbers.iter().map(|number| format!("{number:>12}")).collect();
         format!("{name:<width$}{fits:<5}{numbers}")
     };

@@ -10,6 +10,9 @@ fn lines_are_those_of_the_contract() {
     for loss in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         metrics.step(None, 0, 0, loss).unwrap();
     }
+    let evaluation = Evaluation { step: 7, loss: 1.5, sample: None };
+    metrics.evaluation(None, &evaluation).unwrap();
+    metrics.evaluation(None, &Evaluation { sample: Some("a \"b\"\n".into()), ..evaluation }).unwrap();
     let memory = [5, 6];
     metrics
         .summary(&Summary {
@@ -29,6 +32,8 @@ fn lines_are_those_of_the_contract() {
         r#"{"event":"step","epoch":0,"batch":0,"loss":null}"#,
         r#"{"event":"step","epoch":0,"batch":0,"loss":null}"#,
         r#"{"event":"step","epoch":0,"batch":0,"loss":null}"#,
+        r#"{"event":"evaluation","step":7,"loss":1.5}"#,
+        r#"{"event":"evaluation","step":7,"loss":1.5,"sample":"a \"b\"\n"}"#,
         r#"{"event":"summary","seconds":0.25,"world_size":2,"peak_rss_bytes":[5,6]}"#,
         r#"{"event":"summary","run":"ddp","seconds":1.0,"world_size":3}"#,
     ];
@@ -77,6 +82,23 @@ fn a_run_that_goes_on_takes_its_later_steps_back() {
     metrics.cut(None, 0, 0).unwrap();
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
     MetricsWriter::append(Path::new("/dev/null")).unwrap().cut(None, 0, 0).unwrap();
+}
+
+#[test]
+fn evaluations_stay_that_come_before_the_step_that_is_next() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.jsonl");
+    let mut metrics = MetricsWriter::create(&path).unwrap();
+    for step in 0..4 {
+        metrics.step(None, 0, step, 1.0).unwrap();
+        metrics.evaluation(None, &Evaluation { step: step + 1, loss: 2.0, sample: None }).unwrap();
+    }
+    metrics.cut(None, 0, 2).unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert_eq!(text.lines().count(), 4, "{text}");
+    assert!(text.ends_with("{\"event\":\"evaluation\",\"step\":2,\"loss\":2.0}\n"), "{text}");
+    assert!(metrics.has_evaluation(None, 2).unwrap() && metrics.has(None, 0, 1).unwrap());
+    assert!(!metrics.has_evaluation(None, 3).unwrap() && !metrics.has_evaluation(Some("other"), 2).unwrap());
 }
 
 #[test]

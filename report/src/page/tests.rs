@@ -1,7 +1,7 @@
 //! The page is whole whatever goes in.
 
 use super::*;
-use crate::{RankTimes, Speedup, Timeline};
+use crate::{Evaluation, RankTimes, Speedup, Timeline};
 
 fn full() -> Report {
     let losses =
@@ -60,6 +60,31 @@ fn assert_well_formed(html: &str) {
         rest = &rest[end + 1..];
     }
     assert!(open.is_empty(), "{open:?}");
+}
+
+#[test]
+fn evaluations_are_drawn_and_samples_shown() {
+    let evaluation =
+        |step, loss: f64, sample: &str| Evaluation { step, loss, sample: Some(sample.to_string()) };
+    let evaluations = vec![evaluation(100, 2.5, "the <cat>\n sat"), evaluation(200, f64::NAN, "")];
+    let run = RunSeries {
+        name: "dp=2".into(),
+        losses: vec![3.0; 200],
+        first_step: 50,
+        evaluations,
+        ..RunSeries::default()
+    };
+    let plain = Report { runs: vec![run.clone()], ..Report::default() };
+    let html = plain.render().unwrap();
+    assert_well_formed(&html);
+    assert!(html.contains("cat") && html.contains("\n sat</td>") && !html.contains("<cat>"), "{html}");
+    for part in ["Evaluations", "sample of text", "</span>evaluation</li>", "evaluation: from 2.5 to 2.5"] {
+        assert!(html.contains(part), "{part}");
+    }
+    assert!(html.contains(&hex(COLOURS[1].0)));
+    let none = RunSeries { evaluations: Vec::new(), ..run };
+    let html = Report { runs: vec![none], ..Report::default() }.render().unwrap();
+    assert!(!html.contains("Evaluations") && !html.contains("</span>evaluation"));
 }
 
 #[test]

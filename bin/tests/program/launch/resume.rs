@@ -85,7 +85,9 @@ fn a_checkpoint_that_cannot_be_gone_on_from_is_not_tried_again() {
         let last = last.filter(|path| path.is_dir()).max().unwrap().join(file);
         let bytes = std::fs::read(&last).unwrap();
         std::fs::write(&last, &bytes[..bytes.len() - 1]).unwrap();
-        for (resume, part) in [("--resume", file), ("--resume=checkpoint-00000009", "it is missing")] {
+        for (resume, part) in
+            [("--resume", file), ("--resume=checkpoint-00000009", "there is no such folder")]
+        {
             let output = launched(&[&command[..], &keep, &[resume]].concat());
             let said = text(&output.stderr);
             assert_eq!(output.status.code(), Some(2), "{resume}: {said}");

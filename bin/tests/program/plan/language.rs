@@ -11,6 +11,9 @@ const CONFIG: &str = r#"{"model_type": "llama", "vocab_size": 1000, "hidden_size
     "num_attention_heads": 6, "num_key_value_heads": 6, "hidden_act": "silu", "max_position_embeddings": 1024, "rms_norm_eps": 1e-5,
     "initializer_range": 0.02, "tie_word_embeddings": false, "rope_theta": 10000.0}"#;
 
+/// What is not measured then.
+const MACHINE: [&str; 6] = ["--bandwidth", "10GB/s", "--latency", "10us", "--flops", "100GFLOP/s"];
+
 fn folder() -> (Folder, String) {
     let folder = Folder::new();
     fs::write(folder.path("config.json"), CONFIG).unwrap();
@@ -24,9 +27,9 @@ fn every_layout_has_a_line_or_a_reason() {
     let json = folder.argument("plan.json");
     let options =
         ["--ranks", "4", "--length", "128", "--batch-size", "2", "--memory", "80MB", "--json", &json];
-    let printed = text(&PLAN.succeed(&[&["--model", &model], &options[..]].concat()).stdout);
-    let heading =
-        "llama: 3040704 parameters, f32\n2 rows of 128 tokens a step; Adam\n4 ranks, 80.0 MB each\n\n";
+    let printed = text(&PLAN.succeed(&[&["--model", &model], &options[..], &MACHINE].concat()).stdout);
+    let heading = "llama: 3040704 parameters, f32\n2 rows of 128 tokens a step; Adam\n4 ranks, 80.0 MB each\n\
+                   10.0 GB/s, 10.0 us a step of communication, 100 GFLOP/s (as given)\n\n";
     assert!(printed.starts_with(heading), "{printed}");
     let lines: Vec<&str> =
         printed.lines().filter(|line| line.contains(" yes ") || line.contains(" no ")).collect();
@@ -45,6 +48,22 @@ fn every_layout_has_a_line_or_a_reason() {
     let totals: Vec<f64> =
         plan["layouts"].as_array().unwrap().iter().map(|layout| layout["total"].as_f64().unwrap()).collect();
     assert!(totals.is_sorted());
+    let best = plan["recommended"].as_str().unwrap();
+    let line = printed.lines().last().unwrap();
+    assert!(line.starts_with(&format!("recommended: --mesh {best}: ")), "{line}");
+    let quickest = plan["layouts"].as_array().unwrap().iter().filter(|layout| layout["fits"] == true);
+    let quickest = quickest.map(|layout| layout["seconds"].as_f64().unwrap()).fold(f64::INFINITY, f64::min);
+    let of_best = plan["layouts"].as_array().unwrap().iter().find(|layout| layout["mesh"] == best).unwrap();
+    assert!(of_best["fits"] == true && of_best["seconds"].as_f64().unwrap() <= 1.02 * quickest, "{printed}");
+}
+
+#[test]
+fn without_options_it_plans_what_pretrain_does_on_this_machine() {
+    let (_folder, model) = folder();
+    let printed = text(&PLAN.succeed(&["--model", &model]).stdout);
+    assert!(printed.contains("\n8 rows of 1024 tokens a step; Adam\n"), "{printed}");
+    assert!(printed.contains("(measured here between 2 processes, where not given)\n"), "{printed}");
+    assert!(printed.contains("\nrecommended: --mesh "), "{printed}");
 }
 
 #[test]
@@ -53,7 +72,7 @@ fn stages_of_one_layout_have_a_line_each() {
     let file = format!("{model}/config.json");
     let options = ["--mesh", "pp=2,shard=2", "--length", "128", "--batch-size", "8", "--memory", "80MB"];
     let planned = |model: &str, more: &[&str]| {
-        text(&PLAN.succeed(&[&["--model", model], &options[..], more].concat()).stdout)
+        text(&PLAN.succeed(&[&["--model", model], &options[..], &MACHINE, more].concat()).stdout)
     };
     let printed = planned(&model, &[]);
     assert_eq!(printed, planned(&file, &[]));
@@ -79,11 +98,12 @@ fn options_that_do_not_go_together_are_refused() {
         let said = PLAN.refuse(options);
         assert!(said.contains(expected), "{options:?}: {said}");
     };
-    refused(&["--model", &model, "--flops", "1TFLOP/s"], "--flops");
+    refused(&["--model", &model, "--micro-batches", "2"], "--micro-batches");
     refused(&["--model", &model, "--length", "2000"], "the model has 1024 positions");
     refused(&["--model", &model, "--mesh", "pp=2", "--ranks", "4"], "--ranks");
     refused(&["--mesh", "pp=2"], "--model");
-    let printed = text(&PLAN.succeed(&["--model", &model, "--mesh", "cp=2"]).stdout);
+    let printed =
+        text(&PLAN.succeed(&[&["--model", &model, "--mesh", "cp=2"][..], &MACHINE].concat()).stdout);
     assert!(
         printed.contains("\nnot possible: cp=2: ") && printed.ends_with("\nnothing is possible\n"),
         "{printed}"

@@ -1,0 +1,51 @@
+//! What checkpoints keep of a run's log, so that the page of a run that goes on shows all of it.
+
+use std::collections::HashMap;
+
+use candle_core::{Device, Tensor};
+use girandole::trainer::ObserverState;
+use report::Evaluation;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::run_log::{LogState, RunLog};
+
+const LOSSES: &str = "losses";
+
+/// What is no tensor.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    log: LogState,
+    evaluations: Vec<Evaluation>,
+}
+
+/// Of now.
+pub(super) fn of(log: &RunLog<'_>) -> girandole::Result<ObserverState> {
+    let (state, losses) = log.state();
+    // JSON has no others.
+    let evaluations = log.evaluations().iter().filter(|evaluation| evaluation.loss.is_finite());
+    let kept = Kept { log: state, evaluations: evaluations.cloned().collect() };
+    let values = serde_json::to_value(kept).map_err(candle_core::Error::wrap)?;
+    let mut tensors = HashMap::new();
+    if !losses.is_empty() {
+        tensors.insert(LOSSES.to_string(), Tensor::new(losses, &Device::Cpu)?);
+    }
+    Ok(ObserverState { values, tensors })
+}
+
+/// Goes on after so many steps.
+pub(super) fn resume(log: &mut RunLog<'_>, steps: usize, state: ObserverState) -> Result<()> {
+    let ObserverState { values, tensors } = state;
+    if values.is_null() {
+        log.begin_at(steps);
+        return Ok(());
+    }
+    let kept: Kept = serde_json::from_value(values).map_err(|error| {
+        let problem = format!("what it keeps of the run's losses cannot be read: {error}");
+        Error::Checkpoint { problem }
+    })?;
+    let losses = tensors.get(LOSSES).map(Tensor::to_vec1::<f32>).transpose()?;
+    log.resume(steps, kept.log, losses.unwrap_or_default());
+    log.resume_evaluations(kept.evaluations);
+    Ok(())
+}

@@ -1,0 +1,56 @@
+//! What a run is told that changes what it learns: kept in its checkpoints, and compared when it goes on from one.
+
+use std::collections::BTreeMap;
+
+use clap::ValueEnum;
+use girandole::trainer::{ChangedSetting, TrainConfig};
+use models::Lora;
+
+use crate::console::note;
+
+use super::options::TrainOptions;
+
+/// How the model is trained, with the options that were given by their names.
+pub(super) fn train_config(options: &TrainOptions, lora: Option<&Lora>) -> TrainConfig {
+    let config = options.train_config();
+    let mut settings: BTreeMap<String, String> =
+        of(options, &config).into_iter().map(|(name, value)| (format!("--{name}"), value)).collect();
+    if let Some(lora) = lora {
+        settings.insert("--lora-alpha".into(), lora.config().alpha.to_string());
+    }
+    TrainConfig { settings, ..config }
+}
+
+/// Neither what another layout computes alike, nor the rows, which must be the same.
+fn of(options: &TrainOptions, config: &TrainConfig) -> [(&'static str, String); 12] {
+    let adam = &config.adam;
+    [
+        ("steps", config.steps.to_string()),
+        ("batch-size", config.batch_size.to_string()),
+        ("lr", config.learning_rate.to_string()),
+        ("schedule", name_of(&options.schedule)),
+        ("warmup", config.schedule.warmup.to_string()),
+        ("lowest-lr", config.schedule.lowest.to_string()),
+        ("betas", format!("{},{}", adam.beta1, adam.beta2)),
+        ("eps", adam.eps.to_string()),
+        ("weight-decay", adam.weight_decay.to_string()),
+        ("clip", config.clip.unwrap_or(0.0).to_string()),
+        ("parameters", name_of(&options.parameters)),
+        ("precision", name_of(&options.precision)),
+    ]
+}
+
+fn name_of(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().into())
+}
+
+/// Names what a run that goes on has otherwise than its checkpoint, in one line.
+pub(super) fn tell_changes(changes: &[ChangedSetting]) {
+    if changes.is_empty() {
+        return;
+    }
+    let each =
+        changes.iter().map(|ChangedSetting { name, before, now }| format!("{name} {before}, now {now}"));
+    let each = each.collect::<Vec<_>>().join("; ");
+    note(format_args!("other options than those of the checkpoint: {each}"));
+}

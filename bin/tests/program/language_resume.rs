@@ -1,0 +1,152 @@
+//! What `pretrain` says when it goes on from a checkpoint, and when it would write over something.
+
+use std::fs;
+
+use crate::common::{Folder, Girandole, losses, metrics, text};
+
+const PRETRAIN: Girandole = Girandole("pretrain");
+
+/// A small model and 8 rows of 16 tokens a step.
+const SMALL: [&str; 10] =
+    ["--layers", "1", "--hidden", "16", "--heads", "2", "--length", "16", "--metrics", "m.jsonl"];
+
+/// A folder with a text, in which the commands run.
+struct Runs(Folder);
+
+impl Runs {
+    fn new() -> Self {
+        let folder = Folder::new();
+        let words: String = (0..1000).map(|i| ["one ", "two ", "three ", "four\n"][i * i % 7 % 4]).collect();
+        fs::write(folder.path("text.txt"), words).unwrap();
+        Self(folder)
+    }
+
+    fn arguments<'a>(options: &[&'a str]) -> Vec<&'a str> {
+        [&["--data", "text.txt", "--out", "out"], &SMALL[..], options].concat()
+    }
+
+    /// What a run that ends well says on standard error.
+    fn run(&self, options: &[&str]) -> String {
+        let mut command = PRETRAIN.command();
+        command.current_dir(self.0.path("")).args(Self::arguments(options));
+        text(&crate::common::succeed(&mut command).stderr)
+    }
+
+    fn refuse(&self, options: &[&str]) -> String {
+        let mut command = PRETRAIN.command();
+        command.current_dir(self.0.path(""));
+        crate::common::refuse_with(&mut command, &Self::arguments(options)).0
+    }
+}
+
+const KEEP: [&str; 4] = ["--checkpoint-dir", "kept", "--checkpoint-every", "2"];
+
+fn with<'a>(options: &[&'a str]) -> Vec<&'a str> {
+    [&KEEP[..], options].concat()
+}
+
+#[test]
+fn options_that_a_resumed_run_has_otherwise_are_named() {
+    let runs = Runs::new();
+    runs.run(&with(&["--steps", "4"]));
+    let same = runs.run(&with(&["--steps", "4", "--resume"]));
+    assert_eq!(same, "note: going on after step 4, from kept/checkpoint-00000002\n");
+    let said = runs.run(&with(&[
+        "--steps",
+        "6",
+        "--lr",
+        "0.01",
+        "--schedule",
+        "wsd",
+        "--warmup",
+        "2",
+        "--weight-decay",
+        "0",
+        "--betas",
+        "0.9,0.99",
+        "--mesh",
+        "dp=2",
+        "--resume",
+    ]));
+    let expected = "note: other options than those of the checkpoint: --betas 0.9,0.95, now 0.9,0.99; --lr 0.0003, now 0.01; \
+                    --schedule cosine, now wsd; --steps 4, now 6; --warmup 0, now 2; --weight-decay 0.1, now 0\n";
+    assert!(said.starts_with(expected), "{said}");
+    // What it had at last is what is compared the next time.
+    let said = runs.run(&with(&["--steps", "7", "--resume"]));
+    assert!(said.contains("--lr 0.01, now 0.0003") && said.contains("--steps 6, now 7"), "{said}");
+}
+
+#[test]
+fn another_order_of_rows_is_refused_and_another_batch_size_is_not() {
+    let runs = Runs::new();
+    runs.run(&with(&["--steps", "4"]));
+    let refuse = |option: &[&str]| runs.refuse(&with(&[option, &["--steps", "6", "--resume"]].concat()));
+    let line = refuse(&["--seed", "7"]);
+    assert!(line.contains("it was made with seed 42, and now it is 7; an epoch's rows"), "{line}");
+    let line = refuse(&["--no-shuffle"]);
+    assert!(line.contains("its rows were shuffled, and now they are not shuffled"), "{line}");
+    // 32 rows are read; the next 4 follow, and what is told is told.
+    let said = runs.run(&with(&["--batch-size", "4", "--steps", "5", "--resume"]));
+    assert!(said.contains("--batch-size 8, now 4"), "{said}");
+    let json = fs::read(runs.0.path("kept/checkpoint-00000003/checkpoint.json")).unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    assert_eq!(json["sampler"]["consumed"], 36, "{}", json["sampler"]);
+}
+
+#[test]
+fn a_model_is_replaced_where_that_is_asked_for() {
+    let runs = Runs::new();
+    runs.run(&["--steps", "2"]);
+    let model = || fs::read(runs.0.path("out/model.safetensors")).unwrap();
+    let before = model();
+    let expected = "error: --out: got out; it holds a model already (model.safetensors): give another folder, \
+                    or --overwrite to replace the model\n";
+    assert_eq!(runs.refuse(&["--steps", "3"]), expected);
+    // No checkpoint to go on from: it would begin anew.
+    assert_eq!(runs.refuse(&with(&["--steps", "3", "--resume"])), expected);
+    assert!(model() == before);
+    runs.run(&with(&["--steps", "3", "--overwrite"]));
+    assert!(model() != before);
+    assert_eq!(runs.refuse(&with(&["--steps", "3"])), expected);
+    // That of the same run is no other model.
+    runs.run(&with(&["--steps", "4", "--resume"]));
+    assert_eq!(losses(&runs.0.path("m.jsonl")).len(), 4);
+    // A configuration alone, as `--model` takes it, is none.
+    fs::remove_file(runs.0.path("out/model.safetensors")).unwrap();
+    runs.run(&["--steps", "2"]);
+}
+
+#[test]
+fn a_checkpoint_that_is_not_there_is_told_with_those_that_are() {
+    let runs = Runs::new();
+    let line = runs.refuse(&with(&["--resume", "ck2"]));
+    assert_eq!(line, "error: --resume: got ck2; there is no such folder, and no checkpoint in kept\n");
+    runs.run(&with(&["--steps", "4"]));
+    let line = runs.refuse(&with(&["--resume", "ck2"]));
+    let expected = "error: --resume: got ck2; there is no such folder; kept holds checkpoint-00000001, checkpoint-00000002\n";
+    assert_eq!(line, expected);
+}
+
+#[test]
+fn the_page_of_a_run_that_went_on_shows_all_of_it() {
+    let runs = Runs::new();
+    let evaluated = with(&["--evaluate", "text.txt", "--evaluate-every", "2", "--sample", "8"]);
+    runs.run(&[&evaluated[..], &["--steps", "4"]].concat());
+    let steps = |event: &str, field: &str| -> Vec<u64> {
+        let lines = metrics(&runs.0.path("m.jsonl"));
+        let of = lines.iter().filter(|line| line["event"] == event);
+        of.map(|line| line[field].as_u64().unwrap()).collect()
+    };
+    assert_eq!(steps("evaluation", "step"), [2, 4]);
+    // From the third step on once more, in stages.
+    let from = ["--resume", "checkpoint-00000001", "--mesh", "pp=2", "--report", "page.html"];
+    runs.run(&[&evaluated[..], &["--steps", "6"], &from].concat());
+    assert_eq!(steps("step", "batch"), [0, 1, 2, 3, 4, 5]);
+    assert_eq!(steps("evaluation", "step"), [2, 4, 6]);
+    let page = fs::read_to_string(runs.0.path("page.html")).unwrap();
+    assert!(page.contains("<td class=\"number\">6</td><td class=\"number\">"), "six steps in all");
+    assert_eq!(page.matches("<td class=\"sample\">").count(), 3);
+    for line in metrics(&runs.0.path("m.jsonl")).iter().filter(|line| line["event"] == "evaluation") {
+        assert!(line["sample"].as_str().unwrap().starts_with("one two "), "{line}");
+    }
+}

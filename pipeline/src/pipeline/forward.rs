@@ -1,0 +1,60 @@
+//! Inputs of any shape through all stages, one after the other.
+
+use candle_core::Tensor;
+use comm::{all_agree, broadcast_tensors};
+
+use super::Pipeline;
+use crate::{Error, Result};
+
+impl Pipeline {
+    /// What the model gives for an input of any shape that its modules take, forward alone and as in evaluation: the same on every rank along
+    /// the pipeline. Every rank must call it, with the same input. `last` is done with the output where it is, before the others get it: to
+    /// take a part of it, for one.
+    ///
+    /// # Cost
+    /// Stages compute one after the other, and what each gives is broadcast.
+    ///
+    /// # Errors
+    /// What a stage or `last` fails with; [`Error::PeerFailed`] where another rank failed so. Nothing can be done with the pipeline then.
+    pub fn forward(
+        &mut self,
+        input: &Tensor,
+        last: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
+    ) -> Result<Tensor> {
+        if let Some(first) = &self.failed {
+            return Err(first.clone());
+        }
+        let output = self.try_forward(input, &last);
+        self.close_if_failed(&output);
+        output
+    }
+
+    fn try_forward(
+        &self,
+        input: &Tensor,
+        last: &dyn Fn(&Tensor) -> candle_core::Result<Tensor>,
+    ) -> Result<Tensor> {
+        let (pp, owners) = (&*self.groups.pp, &self.schedule.table().owners);
+        let mut x = input.clone();
+        for (number, owner) in owners.iter().enumerate() {
+            let own = match self.stages.iter().find(|stage| stage.number == number) {
+                None => Ok(None),
+                Some(stage) => {
+                    let output = stage.forward(&x, false).and_then(|output| {
+                        let output = if number + 1 == owners.len() { last(&output)? } else { output };
+                        output.detach().contiguous().map(Some)
+                    });
+                    output.map_err(Error::during("forward"))
+                }
+            };
+            let own = all_agree([pp], own, |rank, reason| Error::PeerFailed { rank, reason })?;
+            let own = own.into_iter().map(|output| (String::new(), output)).collect();
+            let sent = broadcast_tensors(pp, own, *owner)?;
+            let Some((_, output)) = sent.into_iter().next() else {
+                return Err(Error::BadTable { reason: format!("stage {number} is nobody's") });
+            };
+            x = output.to_device(&self.device).map_err(Error::during("forward"))?;
+        }
+        Ok(x)
+    }
+}

@@ -1,0 +1,215 @@
+//! Time of a step in a layout: matrix products and attention, the optimizer, and what ranks exchange, by [`crate::forecast`].
+
+use girandole::Layout;
+use pipeline::{Schedule, Split};
+use training::build::Recompute;
+
+use super::outline::Unit;
+use super::stages::owned_units;
+use super::{Compared, LayoutCost, Subject, Training};
+use crate::forecast::{Collectives, Layer, Layout as Spread, Sharding, Work, predict_with};
+use crate::{Hardware, Result};
+
+/// Numbers that a step of the optimizer reads and writes, beside two for each that it remembers: parameter and gradient.
+const TOUCHED: u64 = 3;
+
+/// Ranks of a group that are simulated one by one: there are hundreds of layouts of thousands of ranks.
+const SIMULATED: usize = 32;
+
+impl Subject {
+    /// Seconds of a step in each of the layouts that there are, on this hardware.
+    ///
+    /// # Cost
+    /// Each size of a message among each number of ranks is simulated once.
+    ///
+    /// # Errors
+    /// A model that cannot be built; a pipeline that cannot be.
+    pub fn seconds(&self, training: &Training, compared: &Compared, hardware: &Hardware) -> Result<Vec<f64>> {
+        let mut collectives = Collectives::up_to(&hardware.network, SIMULATED);
+        let units = self.units(&Layout::default())?;
+        let of = |cost: &LayoutCost| {
+            let layout = &cost.layout;
+            Timed { subject: self, training, layout, units: &units, hardware }.seconds(&mut collectives)
+        };
+        compared.costs.iter().map(of).collect()
+    }
+}
+
+struct Timed<'a> {
+    subject: &'a Subject,
+    training: &'a Training,
+    layout: &'a Layout,
+    /// Of a whole model.
+    units: &'a [Unit],
+    hardware: &'a Hardware,
+}
+
+impl Timed<'_> {
+    fn seconds(&self, collectives: &mut Collectives<'_>) -> Result<f64> {
+        let Layout { pp, dp, shard, tp, .. } = *self.layout;
+        let micro_batches = self.training.micro_batches(self.layout);
+        let sharding = if shard > 1 && pp == 1 { Sharding::Over(shard) } else { Sharding::None };
+        let schedule = self.training.schedule;
+        let spread =
+            Spread { dp: dp * shard, tp, pp, sharding, schedule, micro_batches, ..Spread::default() };
+        let work = self.work(sharding, self.imbalance()?);
+        let step = predict_with(&work, &spread, collectives)?.step_s;
+        if pp > 1 || micro_batches < 2 {
+            return Ok(step);
+        }
+        // Those before the last one exchange no gradients, and have no step of the optimizer.
+        let alone = Spread { dp: 1, sharding: Sharding::None, ..spread };
+        let frozen = Work { optimizer_s: 0.0, ..work.clone() };
+        let before = predict_with(&frozen, &alone, collectives)?.step_s;
+        let gathered = match sharding {
+            Sharding::None => 0.0,
+            Sharding::Over(_) => spread.gathers(&work, collectives),
+        };
+        let each = if self.hardware.network.overlaps { before.max(gathered) } else { before + gathered };
+        Ok(step + each * (micro_batches - 1) as f64)
+    }
+
+    fn work(&self, sharding: Sharding, imbalance: f64) -> Work {
+        let element = self.training.dtype.size_in_bytes();
+        let tokens = self.training.tokens(self.layout) as f64;
+        let sum = |of: fn(&Unit) -> usize| self.units.iter().map(of).sum::<usize>() as f64;
+        let (all, trained) = (sum(Unit::elements), sum(Unit::trained));
+        let output_bytes = tokens as usize * self.subject.config.hidden_size * element;
+        let last = self.units.len() - 1;
+        let layer = |(place, unit): (usize, &Unit)| {
+            let [forward, backward] = self.flops(place).map(|flops| flops * tokens / self.hardware.flops);
+            let again = if self.recomputes(place) { forward } else { 0.0 };
+            // A block has one after attention and one after feed-forward; the embedding one forward, the head one backward.
+            let [ahead, back] = match place {
+                0 => [1, 0],
+                place if place == last => [0, 1],
+                _ => [2, 2],
+            };
+            Layer {
+                // Frozen ones are gathered, too, and not averaged.
+                parameters: if sharding == Sharding::None { unit.trained() } else { unit.elements() },
+                forward_s: forward * imbalance,
+                backward_s: (backward + again) * imbalance,
+                output_bytes,
+                forward_reductions: vec![output_bytes; ahead],
+                backward_reductions: vec![output_bytes; back],
+            }
+        };
+        let numbers = TOUCHED + 2 * self.training.optimizer.numbers();
+        let width = std::mem::size_of::<f32>() as f64;
+        let optimizer = numbers as f64 * width / self.hardware.memory_bandwidth;
+        let share = if sharding == Sharding::None { 1.0 } else { trained / all };
+        let layers = self.units.iter().enumerate().map(layer).collect();
+        Work { layers, optimizer_s: optimizer * share, element_bytes: element, gathered_bytes: element }
+    }
+
+    /// Operations of a unit for a token, forward and backward.
+    fn flops(&self, place: usize) -> [f64; 2] {
+        let (config, unit) = (&self.subject.config, &self.units[place]);
+        let mut sum = [0.0; 2];
+        let mut product = |numbers: usize, is_trained: bool| {
+            sum[0] += 2.0 * numbers as f64;
+            sum[1] += if is_trained { 4.0 } else { 2.0 } * numbers as f64;
+        };
+        for layer in &unit.layers {
+            let weight = format!("{}.weight", layer.name);
+            let of = unit.tensors.iter().find(|tensor| tensor.name == weight);
+            product(layer.inputs * layer.outputs, of.is_none_or(|weight| weight.is_trained));
+        }
+        if place + 1 == self.units.len() {
+            product(config.vocab_size * config.hidden_size, self.subject.lora.is_none());
+        }
+        if place > 0 && place + 1 < self.units.len() {
+            let window = config.windows.get(place - 1).copied().flatten().unwrap_or(self.training.length);
+            let attention =
+                (config.num_heads * config.head_dim) as f64 * window.min(self.training.length) as f64;
+            sum = [sum[0] + 4.0 * attention, sum[1] + 8.0 * attention];
+        }
+        sum
+    }
+
+    /// Whether a unit's products are computed again in backward.
+    fn recomputes(&self, place: usize) -> bool {
+        let is_block = place > 0 && place + 1 < self.units.len();
+        is_block
+            && match self.training.recompute {
+                Recompute::None | Recompute::Selective => false,
+                Recompute::Units => true,
+                Recompute::Every(each) => (place + 1).is_multiple_of(each.max(1)),
+            }
+    }
+
+    /// The rank of a pipeline that computes most, over the mean of all: the others wait for it.
+    fn imbalance(&self) -> Result<f64> {
+        let pp = self.layout.pp;
+        if pp < 2 {
+            return Ok(1.0);
+        }
+        let kind = self.training.schedule;
+        let micro_batches = self.training.micro_batches(self.layout);
+        let schedule = Schedule::of(kind, pp, kind.stages_per_rank(), micro_batches)?;
+        let units = self.subject.units(self.layout)?;
+        let names: Vec<&str> = units.iter().map(|unit| unit.name.as_str()).collect();
+        let costs: Vec<f64> = units.iter().map(|unit| unit.elements() as f64).collect();
+        let ranges = Split::default().stages(&names, &costs, schedule.table().stages())?;
+        let flops = |place: usize| self.flops(place).iter().sum::<f64>();
+        let of_rank = |rank| owned_units(&schedule, &ranges, rank).into_iter().map(flops).sum::<f64>();
+        let most = (0..pp).map(of_rank).fold(0.0, f64::max);
+        let all: f64 = (0..self.units.len()).map(flops).sum();
+        Ok(most * pp as f64 / all.max(f64::MIN_POSITIVE))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use models::ModelConfig;
+
+    use super::*;
+    use crate::forecast::{Link, Network};
+
+    fn subject() -> Subject {
+        let json = r#"{"model_type": "llama", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6,
+             "num_attention_heads": 4, "num_key_value_heads": 4, "hidden_act": "silu", "max_position_embeddings": 64,
+             "rms_norm_eps": 1e-5, "initializer_range": 0.1, "tie_word_embeddings": false, "rope_theta": 10000.0}"#;
+        Subject::new(ModelConfig::from_json(json).unwrap(), None)
+    }
+
+    fn seconds(training: &Training, layout: &str, link: Link) -> f64 {
+        let network = Network::one_node("test", link, 0.0, false);
+        let hardware = Hardware { network, flops: 1e9, memory_bandwidth: f64::INFINITY };
+        let compared = subject().compare(training, &[layout.parse().unwrap()]).unwrap();
+        subject().seconds(training, &compared, &hardware).unwrap()[0]
+    }
+
+    #[test]
+    fn where_nothing_is_sent_ranks_share_the_operations() {
+        let training = Training { batch_size: 8, length: 32, ..Training::default() };
+        let flops = 8.0 * subject().training_flops(32).unwrap() / 1e9;
+        for layout in ["dp=1", "dp=4", "shard=4", "tp=4", "dp=2,tp=2", "shard=2,tp=2", "dp=2,shard=2"] {
+            let ranks = layout.parse::<Layout>().unwrap().ranks() as f64;
+            for micro_batches in [1, 2] {
+                let training = Training { micro_batches: Some(micro_batches), ..training.clone() };
+                let got = seconds(&training, layout, Link::default());
+                assert!((got * ranks / flops - 1.0).abs() < 1e-9, "{layout}: {got}, {flops}");
+            }
+        }
+        // All wait for the largest stage, and for the first and last micro-batches.
+        let got = seconds(&training, "pp=2", Link::default());
+        assert!(got > flops / 2.0 * 1.2 && got < flops, "{got}, {flops}");
+        let again = Training { recompute: Recompute::Units, ..training };
+        let got = seconds(&again, "dp=1", Link::default()) / flops;
+        assert!(got > 1.15 && got < 1.34, "{got}");
+    }
+
+    #[test]
+    fn what_is_sent_takes_its_time() {
+        let training = Training { batch_size: 8, length: 32, ..Training::default() };
+        let link = Link { latency: 0.0, s_per_byte: 1e-8 };
+        for layout in ["dp=4", "shard=4", "tp=4", "shard=2,tp=2", "pp=2,dp=2"] {
+            let layout_cost = subject().compare(&training, &[layout.parse().unwrap()]).unwrap();
+            let more = seconds(&training, layout, link) - seconds(&training, layout, Link::default());
+            let sent = layout_cost.costs[0].sent() * link.s_per_byte;
+            assert!(more > 0.5 * sent && more < 2.0 * sent, "{layout}: {more}, {sent}");
+        }
+    }
+}

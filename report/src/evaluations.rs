@@ -1,0 +1,83 @@
+//! What evaluations of runs came to: points beside the curves of their losses, and rows of a table.
+
+use crate::number::significant;
+use crate::{Evaluation, RunSeries};
+
+/// Rows of the table at most for each run: the first one, and the latest ones.
+const MOST_ROWS: usize = 12;
+
+/// A run's evaluations, as they are drawn.
+pub(super) struct Evaluated<'a> {
+    pub(super) run: &'a RunSeries,
+    pub(super) name: String,
+    /// The number of its colour.
+    pub(super) colour: usize,
+}
+
+impl Evaluated<'_> {
+    /// Those that can be drawn: steps and losses.
+    pub(super) fn points(&self) -> impl Iterator<Item = (usize, f64)> {
+        let all = self.run.evaluations.iter().map(|evaluation| (evaluation.step, evaluation.loss));
+        all.filter(|(_, loss)| loss.is_finite())
+    }
+}
+
+/// Of runs that have some, in colours after those of the runs themselves.
+pub(super) fn of<'a>(runs: &[&'a RunSeries]) -> Vec<Evaluated<'a>> {
+    let with = runs.iter().filter(|run| run.evaluations.iter().any(|evaluation| evaluation.loss.is_finite()));
+    let name = |run: &RunSeries| match runs.len() {
+        1 => "evaluation".to_string(),
+        _ => format!("{}, evaluation", run.name),
+    };
+    with.enumerate()
+        .map(|(place, run)| Evaluated { run, name: name(run), colour: runs.len() + place })
+        .collect()
+}
+
+/// A row of the table.
+pub(super) struct Row<'a> {
+    pub(super) run: &'a str,
+    pub(super) step: usize,
+    pub(super) loss: String,
+    pub(super) perplexity: String,
+    pub(super) sample: &'a str,
+}
+
+/// Rows of all runs.
+pub(super) fn rows(runs: &[RunSeries]) -> Vec<Row<'_>> {
+    runs.iter().flat_map(|run| shown(&run.evaluations).map(|evaluation| row(run, evaluation))).collect()
+}
+
+fn shown(all: &[Evaluation]) -> impl Iterator<Item = &Evaluation> {
+    let left_out = 1..(all.len() + 1).saturating_sub(MOST_ROWS).max(1);
+    all.iter()
+        .enumerate()
+        .filter(move |(place, _)| !left_out.contains(place))
+        .map(|(_, evaluation)| evaluation)
+}
+
+fn row<'a>(run: &'a RunSeries, evaluation: &'a Evaluation) -> Row<'a> {
+    Row {
+        run: &run.name,
+        step: evaluation.step,
+        loss: significant(evaluation.loss, 4),
+        perplexity: significant(evaluation.loss.exp(), 4),
+        sample: evaluation.sample.as_deref().unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_the_first_and_the_latest_are_shown() {
+        let all = |count| -> Vec<Evaluation> {
+            (1..=count).map(|step| Evaluation { step, ..Evaluation::default() }).collect()
+        };
+        let steps = |count| shown(&all(count)).map(|evaluation| evaluation.step).collect::<Vec<_>>();
+        assert_eq!(steps(0), [0; 0]);
+        assert_eq!(steps(MOST_ROWS), (1..=MOST_ROWS).collect::<Vec<_>>());
+        assert_eq!(steps(100), [1].into_iter().chain(90..=100).collect::<Vec<_>>());
+    }
+}
