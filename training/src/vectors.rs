@@ -1,8 +1,8 @@
 //! Plain loops, as code for the widest vectors that the processor has.
 
 /// Runs a block, compiled for AVX-512, for AVX2 and for the least that a processor has, whichever is there; as far as it is
-/// inlined, so functions that it calls must be `#[inline(always)]`. The compiler neither fuses nor reorders operations on real
-/// numbers: the bits are the same on all.
+/// inlined, so functions that it calls must be `#[inline(always)]`. On 64-bit ARM the least is NEON. The compiler neither fuses nor
+/// reorders operations on real numbers: the bits are the same on all.
 macro_rules! vectorized {
     ($block:block) => {
         $crate::vectors::run(
