@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use candle_core::Tensor;
+use candle_core::{Tensor, Var};
 use comm::{Communicator, all_gather_object, broadcast_object, broadcast_tensors};
 use sampler::SamplerState;
 use serde::{Deserialize, Serialize};
@@ -137,6 +137,15 @@ impl<M: Model> Trainer<'_, M> {
         self.step = step;
         self.latest = behind.report;
         behind.report.map_or(Ok(()), |report| observer.stepped(&report))
+    }
+
+    /// Running statistics as they are, where a step may be taken again: a forward moves them.
+    pub(super) fn kept_buffers(&self) -> Result<Vec<(Var, Tensor)>> {
+        if self.config.fewest_ranks.is_none() {
+            return Ok(Vec::new());
+        }
+        let kept = |(_, var): (String, Var)| Ok((var.clone(), var.as_detached_tensor().copy()?));
+        self.model.buffers().into_iter().map(kept).collect()
     }
 
     /// The order of rows as it was.

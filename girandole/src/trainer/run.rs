@@ -290,7 +290,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     fn train_step(&mut self) -> Result<StepReport> {
         let mut left_out = 0;
         loop {
-            let before = self.order.state();
+            let (before, buffers) = (self.order.state(), self.kept_buffers()?);
             match self.step_once() {
                 Err(Error::NoTargets) if left_out < self.order.config().rows => {
                     left_out += self.config.batch_size;
@@ -299,6 +299,7 @@ impl<'a, M: Model> Trainer<'a, M> {
                     // Where the others are lost, the same rows are taken again.
                     if error.loss().is_some() {
                         self.put_back(&before)?;
+                        buffers.iter().try_for_each(|(var, value)| var.set(value))?;
                     }
                     return Err(error);
                 }
