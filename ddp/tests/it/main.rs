@@ -1,0 +1,22 @@
+//! The tests of `ddp` through its public items, in one program, which is quicker built than one for each file.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod audit;
+mod buffers;
+mod check;
+mod clip;
+mod dead_ranks;
+mod equality;
+mod failure;
+mod gradients;
+mod hooks;
+mod join;
+mod memory;
+mod models;
+mod overlap;
+mod recomputed;
+mod regroup;
+mod weighted;

@@ -1,0 +1,58 @@
+//! What the documentation of `Ddp` says of memory.
+
+use crate::common::{INPUTS, Mlp, on_all_ranks, values};
+use candle_core::{CpuStorage, DType, Storage, Tensor};
+use candle_nn::Module;
+use ddp::DdpConfig;
+
+/// Where the storage under a tensor lies, and how many elements it has.
+fn storage(tensor: &Tensor) -> (usize, usize) {
+    match &*tensor.storage_and_layout().0 {
+        Storage::Cpu(CpuStorage::F32(data)) => (data.as_ptr().addr(), data.len()),
+        _ => panic!("f32 on the CPU"),
+    }
+}
+
+#[test]
+fn one_copy_of_the_parameters_in_place() {
+    on_all_ranks(2, |comm| {
+        let ddp = Mlp::ddp(comm, DType::F32, &DdpConfig::default())?;
+        let copies =
+            || ddp.parameters().iter().map(|parameter| storage(parameter.tensor())).collect::<Vec<_>>();
+        let before = copies();
+        let elements: usize = ddp.vars().iter().map(|var| var.elem_count()).sum();
+        assert_eq!(before.iter().map(|(_, len)| len).sum::<usize>(), elements);
+        for var in ddp.vars() {
+            var.set(&(var.as_tensor() * 2.0)?)?;
+        }
+        ddp.model()?;
+        assert_eq!(copies(), before);
+        Ok(())
+    });
+}
+
+#[test]
+fn gradients_exist_once_in_their_buckets() {
+    let config = DdpConfig { bucket_bytes: 300, first_bucket_bytes: 100, ..Default::default() };
+    for world_size in 1..=2 {
+        on_all_ranks(world_size, |comm| {
+            let ddp = Mlp::ddp(comm, DType::F32, &config)?;
+            for _ in 0..2 {
+                let loss = ddp.forward(&values(1, &[4, INPUTS], DType::F32))?.sqr()?.mean_all()?;
+                ddp.backward_no_sync(&loss)?;
+                let grads = ddp.backward(&loss)?;
+                let mut buckets: Vec<(usize, usize)> =
+                    ddp.vars().iter().filter_map(|var| grads.get(var)).map(storage).collect();
+                buckets.sort_unstable();
+                buckets.dedup();
+                assert!(buckets.len() > 1 && buckets.len() < ddp.vars().len());
+                // One element more for each parameter.
+                let elements: usize = ddp.vars().iter().map(|var| var.elem_count() + 1).sum();
+                assert_eq!(buckets.iter().map(|(_, len)| len).sum::<usize>(), elements);
+                // Nothing under the names of the copies.
+                assert!(ddp.parameters().iter().all(|parameter| grads.get(parameter.tensor()).is_none()));
+            }
+            Ok(())
+        });
+    }
+}

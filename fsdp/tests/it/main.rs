@@ -1,0 +1,17 @@
+//! The tests of `fsdp` through its public items, in one program, which is quicker built than one for each file.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod audit;
+mod batch_norm;
+mod detached;
+mod larger_model;
+mod meanwhile;
+mod mixed;
+mod one_process;
+mod other_axes;
+mod replicas;
+mod sharded_state;
+mod without_gradient;

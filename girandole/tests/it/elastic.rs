@@ -1,0 +1,195 @@
+//! Copies go on when ranks are lost, with the losses of a run that lost none.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::common::{LEN, Setup};
+use candle_core::{Device, Result, Tensor};
+use girandole::comm::{Communicator, Local};
+use girandole::models::CausalLm;
+use girandole::trainer::{CheckpointPlan, Data, Observer, StepReport, TrainConfig, Trainer};
+use girandole::{Error, Layout, Parallel};
+
+const STEPS: usize = 9;
+
+struct Rows;
+
+impl Data for Rows {
+    fn rows(&self) -> usize {
+        36
+    }
+
+    fn batch(&self, rows: &[usize], device: &Device) -> Result<(Tensor, Tensor)> {
+        let token = |row: usize, place: usize| ((row * 5 + place * place * 3) % 48) as i64;
+        let of = |first: usize| {
+            rows.iter().flat_map(move |row| (0..LEN).map(move |place| token(*row, place + first)))
+        };
+        let tensor = |first| Tensor::from_iter(of(first), device)?.reshape((rows.len(), LEN));
+        Ok((tensor(0)?, tensor(1)?))
+    }
+}
+
+/// When a rank leaves.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Moment {
+    Stepped(usize),
+    Evaluated(usize),
+    Saving(usize),
+}
+
+/// Notes losses by step, and ends the run of one that leaves.
+struct Leaving {
+    at: Option<Moment>,
+    losses: Vec<(usize, f64)>,
+    ranks_left: Vec<usize>,
+}
+
+impl Leaving {
+    fn new(at: Option<Moment>) -> Self {
+        Self { at, losses: Vec::new(), ranks_left: Vec::new() }
+    }
+
+    fn leave(&self, now: Moment) -> girandole::Result<()> {
+        match self.at == Some(now) {
+            true => Err(candle_core::Error::msg("this rank leaves").into()),
+            false => Ok(()),
+        }
+    }
+}
+
+impl<M> Observer<M> for Leaving {
+    fn stepped(&mut self, report: &StepReport) -> girandole::Result<()> {
+        self.losses.push((report.step, report.loss));
+        self.leave(Moment::Stepped(report.step))
+    }
+
+    fn evaluated(&mut self, step: usize, _: f64, _: &mut Parallel<M>) -> girandole::Result<()> {
+        self.leave(Moment::Evaluated(step))
+    }
+
+    fn saving(&mut self, step: usize) -> girandole::Result<()> {
+        self.leave(Moment::Saving(step))
+    }
+
+    fn regrouped(
+        &mut self,
+        _: usize,
+        before: usize,
+        _: &girandole::comm::Error,
+        left: &Arc<dyn Communicator>,
+    ) -> girandole::Result<()> {
+        assert!(left.world_size() < before);
+        self.ranks_left.push(left.world_size());
+        Ok(())
+    }
+}
+
+fn config(fewest_ranks: Option<usize>, dir: Option<&Path>, in_background: bool) -> TrainConfig {
+    let plan = |dir: &Path| CheckpointPlan { dir: dir.into(), every: 3, keep: 2, in_background };
+    TrainConfig {
+        steps: STEPS,
+        batch_size: 16,
+        learning_rate: 0.01,
+        evaluate_every: Some(4),
+        checkpoints: dir.map(plan),
+        fewest_ranks,
+        ..TrainConfig::default()
+    }
+}
+
+/// What a rank has seen; none of one that has left.
+type Seen = Option<(Vec<(usize, f64)>, Vec<usize>)>;
+
+fn train(
+    comm: Arc<dyn Communicator>,
+    layout: &str,
+    config: TrainConfig,
+    at: Option<Moment>,
+) -> girandole::Result<Seen> {
+    let layout: Layout = layout.parse()?;
+    let mut model: Parallel<CausalLm> = Setup::default().parallel(comm, &layout, None)?;
+    let mut observer = Leaving::new(at);
+    let mut trainer = Trainer::new(&mut model, &Rows, config)?.evaluating(&Rows);
+    trainer.resume_latest()?;
+    match trainer.run(&mut observer) {
+        Err(Error::Candle(_)) if at.is_some() => Ok(None),
+        ended => ended.map(|_| Some((observer.losses, observer.ranks_left))),
+    }
+}
+
+fn expected() -> Vec<f64> {
+    let seen =
+        Local::run_shared(1, |comm| Ok(train(comm, "", config(None, None, false), None)?)).unwrap().remove(0);
+    seen.unwrap().0.into_iter().map(|(_, loss)| loss).collect()
+}
+
+/// Every step once, each with its loss.
+fn assert_undisturbed(losses: &[(usize, f64)], expected: &[f64], what: &str) {
+    let steps: Vec<usize> = losses.iter().map(|(step, _)| *step).collect();
+    assert_eq!(steps, (1..=STEPS).collect::<Vec<_>>(), "{what}");
+    for ((step, loss), expected) in losses.iter().zip(expected) {
+        assert!((loss - expected).abs() < 1e-10, "{what}, step {step}: {loss}, expected {expected}");
+    }
+}
+
+#[test]
+fn the_others_go_on_as_if_nothing_had_happened() {
+    let expected = expected();
+    // 16 rows in two micro-batches: three ranks have 6, 5 and 5 of them.
+    for (leaves, at) in [
+        (vec![(0, Moment::Stepped(2))], vec![3]),
+        (vec![(2, Moment::Evaluated(4)), (1, Moment::Stepped(6))], vec![3, 2]),
+        (vec![(0, Moment::Saving(3)), (1, Moment::Evaluated(4)), (3, Moment::Stepped(8))], vec![3, 2, 1]),
+        (vec![(3, Moment::Stepped(1)), (0, Moment::Saving(6))], vec![3, 2]),
+    ] {
+        for in_background in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            let seen = Local::run_shared(4, |comm| {
+                let own = leaves.iter().find(|(rank, _)| *rank == comm.rank()).map(|(_, moment)| *moment);
+                Ok(train(comm, "dp=4", config(Some(1), Some(dir.path()), in_background), own)?)
+            });
+            for (rank, seen) in seen.unwrap().into_iter().enumerate() {
+                let Some((losses, left)) = seen else { continue };
+                let what = format!("{leaves:?}, background {in_background}, rank {rank}");
+                assert_undisturbed(&losses, &expected, &what);
+                assert_eq!(left, at, "{what}");
+            }
+            // Its last checkpoint is whole: one process goes on from it, with nothing left to do.
+            let again = Local::run_shared(1, |comm| {
+                Ok(train(comm, "", config(None, Some(dir.path()), false), None)?)
+            });
+            assert!(again.unwrap().remove(0).unwrap().0.is_empty());
+        }
+    }
+}
+
+#[test]
+fn too_few_are_the_end_and_so_is_a_loss_that_is_not_expected() {
+    let ended = |fewest: Option<usize>| {
+        let ended = Local::run_shared(3, |comm| {
+            let leaves = (comm.rank() == 1).then_some(Moment::Stepped(2));
+            let stays = leaves.is_none();
+            let ended =
+                train(comm, "dp=3", TrainConfig { batch_size: 18, ..config(fewest, None, false) }, leaves);
+            Ok(stays.then(|| ended.unwrap_err().to_string()))
+        });
+        ended.unwrap().into_iter().flatten().collect::<Vec<_>>()
+    };
+    let said = ended(Some(3));
+    assert!(
+        said.len() == 2 && said.iter().all(|said| said.starts_with("2 of at least 3 ranks are left: rank 1")),
+        "{said:?}"
+    );
+    let said = ended(None);
+    assert!(said.iter().all(|said| said.starts_with("rank 1")), "{said:?}");
+}
+
+#[test]
+fn a_layout_of_parts_cannot_go_on() {
+    let said = Local::run_shared(2, |comm| {
+        let mut model: Parallel<CausalLm> =
+            Setup::default().parallel(comm, &"shard=2".parse::<Layout>()?, None)?;
+        Ok(Trainer::new(&mut model, &Rows, config(Some(1), None, false)).unwrap_err().to_string())
+    });
+    assert!(said.unwrap()[0].contains("only a layout of copies (dp)"));
+}

@@ -1,0 +1,286 @@
+//! Every layout trains as one process does: the same losses and the same parameters.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Mutex;
+
+use crate::common::{LEN, Setup, optimizer, own_batch, own_batch_of, step_of};
+use candle_core::{DType, Device, Module, Tensor};
+use candle_nn::Optimizer;
+use girandole::comm::Local;
+use girandole::models::{GenerateConfig, generate};
+use girandole::pipeline::ScheduleKind;
+use girandole::training::activation_bytes;
+use girandole::training::build::{Builder, Division, Linear, LinearConfig, Model, Unit, Units};
+use girandole::{InitialWeights, Layout, Parallel, ParallelConfig, Recompute};
+
+const STEPS: usize = 20;
+
+struct Trained {
+    losses: Vec<f64>,
+    evaluated: f64,
+    parameters: BTreeMap<String, Vec<f64>>,
+}
+
+fn train(layout: &str, schedule: ScheduleKind, dtype: DType, tied: bool) -> Trained {
+    train_as(layout, Setup { schedule, dtype, tied, ..Setup::default() })
+}
+
+fn train_as(layout: &str, setup: Setup) -> Trained {
+    let layout: Layout = layout.parse().unwrap();
+    let whole: Mutex<BTreeMap<String, Vec<f64>>> = Mutex::default();
+    let ranks = Local::run_shared(layout.ranks(), |comm| {
+        let mut parallel = setup.parallel(comm, &layout, None)?;
+        let mut optimizer = optimizer(&parallel)?;
+        let steps = (0..STEPS).map(|number| step_of(&mut parallel, &mut optimizer, number, setup.len));
+        let losses = steps.collect::<girandole::Result<Vec<f64>>>()?;
+        let (tokens, targets) = own_batch_of(&parallel, STEPS, setup.len)?;
+        let evaluated = parallel.evaluate(&tokens, &targets)?.loss;
+        for piece in parallel.pieces().into_iter().filter(|piece| piece.writes) {
+            let mut whole = whole.lock().unwrap();
+            let len = piece.region.dims.iter().product();
+            let all = whole.entry(piece.name).or_insert_with(|| vec![f64::NAN; len]);
+            let values = piece.var.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
+            let places: Vec<usize> = piece.region.runs.ranges().flatten().collect();
+            for (place, value) in places[piece.region.window.clone()].iter().zip(values) {
+                assert!(all[*place].is_nan(), "a place is written twice");
+                all[*place] = value;
+            }
+        }
+        Ok((losses, evaluated))
+    })
+    .unwrap();
+    assert!(ranks.iter().all(|rank| *rank == ranks[0]), "{layout}: ranks tell other losses");
+    let (losses, evaluated) = ranks.into_iter().next().unwrap();
+    Trained { losses, evaluated, parameters: whole.into_inner().unwrap() }
+}
+
+fn assert_equal(layout: &str, got: &Trained, expected: &Trained, tolerance: f64) {
+    for (step, (a, b)) in got.losses.iter().zip(&expected.losses).enumerate() {
+        assert!((a - b).abs() < tolerance, "{layout}: step {step}: {a}, expected {b}");
+    }
+    assert!((got.evaluated - expected.evaluated).abs() < tolerance, "{layout}: evaluated");
+    assert_eq!(got.parameters.len(), expected.parameters.len(), "{layout}");
+    for (name, expected) in &expected.parameters {
+        let got = &got.parameters[name];
+        assert_eq!(got.len(), expected.len(), "{layout}: {name}");
+        let gap = got.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(gap < tolerance, "{layout}: {name} is {gap} off"); // also where a place was not written
+        assert!(got.iter().all(|value| !value.is_nan()), "{layout}: {name} has holes");
+    }
+}
+
+const LAYOUTS: [&str; 24] = [
+    "dp=2",
+    "dp=4",
+    "dp=8",
+    "shard=2",
+    "shard=4",
+    "shard=8",
+    "dp=2,shard=2",
+    "dp=2,shard=4",
+    "tp=2",
+    "tp=4",
+    "tp=8",
+    "dp=2,tp=2",
+    "shard=2,tp=2",
+    "dp=2,shard=2,tp=2",
+    "pp=2",
+    "pp=4",
+    "pp=2,dp=2",
+    "pp=2,shard=2",
+    "pp=2,tp=2",
+    "pp=4,shard=2",
+    "pp=2,shard=4",
+    "pp=2,dp=2,shard=2",
+    "pp=2,shard=2,tp=2",
+    "pp=2,dp=2,tp=2",
+];
+
+#[test]
+fn f64_in_every_layout() {
+    let expected = train("", ScheduleKind::OneFOneB, DType::F64, true);
+    assert!(expected.losses[STEPS - 1] < expected.losses[0]);
+    for layout in LAYOUTS {
+        let got = train(layout, ScheduleKind::OneFOneB, DType::F64, true);
+        assert_equal(layout, &got, &expected, 1e-10);
+    }
+}
+
+#[test]
+fn f32_in_every_layout() {
+    let expected = train("", ScheduleKind::OneFOneB, DType::F32, false);
+    for layout in LAYOUTS {
+        assert_equal(layout, &train(layout, ScheduleKind::OneFOneB, DType::F32, false), &expected, 1e-4);
+    }
+}
+
+#[test]
+fn every_schedule_of_stages_with_shards() {
+    let expected = train("", ScheduleKind::OneFOneB, DType::F64, true);
+    for schedule in [
+        ScheduleKind::Naive,
+        ScheduleKind::GPipe,
+        ScheduleKind::Interleaved,
+        ScheduleKind::LoopedBfs,
+        ScheduleKind::ZbH1,
+        ScheduleKind::ZbV,
+    ] {
+        for layout in ["pp=2", "pp=2,shard=2", "pp=2,dp=2", "pp=2,tp=2"] {
+            assert_equal(layout, &train(layout, schedule, DType::F64, true), &expected, 1e-10);
+        }
+    }
+}
+
+/// Each of the three kinds of models, also where parts are computed again.
+#[test]
+fn sequences_are_divided_with_layers() {
+    let qwen3 = Setup { sequence_parallel: true, ..Setup::default() };
+    let gpt2 = Setup { gpt2: true, ..qwen3 };
+    let llama = Setup { tied: false, dtype: DType::F32, ..qwen3 };
+    for (setup, tolerance) in [(qwen3, 1e-10), (gpt2, 1e-10), (llama, 1e-4)] {
+        let expected = train_as("", Setup { sequence_parallel: false, ..setup });
+        for layout in LAYOUTS.into_iter().filter(|layout| layout.contains("tp=2")) {
+            assert_equal(layout, &train_as(layout, setup), &expected, tolerance);
+        }
+    }
+    // The ranks do not divide 6 positions.
+    for setup in [qwen3, gpt2].map(|setup| Setup { len: 8, ..setup }) {
+        let expected = train_as("", Setup { sequence_parallel: false, ..setup });
+        for (layout, recompute) in [
+            ("tp=4", Recompute::None),
+            ("tp=8", Recompute::None),
+            ("tp=4", Recompute::Selective),
+            ("shard=2,tp=2", Recompute::Units),
+            ("shard=2,tp=2", Recompute::Selective),
+            ("pp=2,tp=2", Recompute::Selective),
+        ] {
+            assert_equal(layout, &train_as(layout, Setup { recompute, ..setup }), &expected, 1e-10);
+        }
+    }
+    // Without tensor parallelism it has no meaning, and does no harm.
+    let expected = train("", ScheduleKind::OneFOneB, DType::F64, true);
+    assert_equal("dp=2", &train_as("dp=2", qwen3), &expected, 1e-10);
+}
+
+#[test]
+fn every_schedule_with_divided_sequences() {
+    let expected = train("", ScheduleKind::OneFOneB, DType::F64, true);
+    for schedule in [ScheduleKind::GPipe, ScheduleKind::Interleaved, ScheduleKind::ZbH1, ScheduleKind::ZbV] {
+        let setup = Setup { schedule, sequence_parallel: true, ..Setup::default() };
+        assert_equal("pp=2,tp=2", &train_as("pp=2,tp=2", setup), &expected, 1e-10);
+    }
+}
+
+#[test]
+fn sequences_that_the_ranks_do_not_divide_are_refused() {
+    let said = |layout: &str, len: usize| {
+        let layout: Layout = layout.parse().unwrap();
+        let said = Local::run_shared(layout.ranks(), |comm| {
+            let setup = Setup { sequence_parallel: true, ..Setup::default() };
+            let mut parallel = setup.parallel(comm, &layout, None)?;
+            let tokens = Tensor::zeros((8, len), DType::U32, &Device::Cpu)?;
+            Ok(parallel.step(&tokens, &tokens).map(drop).map_err(|error| error.to_string()))
+        });
+        said.unwrap()
+    };
+    assert!(said("tp=2", 4).into_iter().all(|said| said.is_ok()));
+    for said in said("tp=2", 5).into_iter().chain(said("tp=4", 6)) {
+        let said = said.unwrap_err();
+        assert!(said.contains("with sequence parallelism, the length of a sequence: "), "{said}");
+    }
+    // Text of any length is written all the same: each rank computes whole rows then.
+    let text = |sequence_parallel| {
+        let tokens = Local::run_shared(2, |comm| {
+            let setup = Setup { sequence_parallel, ..Setup::default() };
+            let parallel = setup.parallel(comm, &"tp=2".parse()?, None)?;
+            let config = GenerateConfig { max_new_tokens: 5, ..GenerateConfig::default() };
+            let model = parallel.model()?;
+            let tokens = generate(model.unwrap(), &[1, 7, 9], &config, |_| ControlFlow::Continue(()));
+            Ok(tokens.map_err(girandole::Error::from)?)
+        });
+        tokens.unwrap()
+    };
+    assert_eq!(text(true), text(false));
+}
+
+/// Mixes positions between layers.
+struct Mixing(Unit<Linear>);
+
+impl Units for Mixing {
+    fn units(&self) -> Vec<&dyn Module> {
+        vec![&self.0]
+    }
+}
+
+impl Model for Mixing {
+    fn output_loss(output: &Tensor, _: &Tensor) -> candle_core::Result<Tensor> {
+        output.mean(1)?.sqr()?.mean_all()
+    }
+}
+
+#[test]
+fn sequences_of_a_model_that_may_mix_them_are_not_divided() {
+    let said = Local::run_shared(2, |comm| {
+        let settings = ParallelConfig { sequence_parallel: true, ..ParallelConfig::default() };
+        let layer = LinearConfig::new(4, 4, Division::Outputs);
+        let build = move |builder: &Builder| Ok(Mixing(builder.unit("all", |part| part.linear(&layer))?));
+        let built = Parallel::new(comm, &"tp=2".parse()?, InitialWeights::seed(1), &settings, build);
+        Ok(built.map(drop).unwrap_err().to_string())
+    });
+    assert!(said.unwrap().iter().all(|said| said.contains("Model::divides_sequences")));
+}
+
+/// Bytes that a rank's graph holds without the sequence divided, and with it.
+#[test]
+fn divided_sequences_need_less() {
+    let bytes = |sequence_parallel| {
+        let bytes = Local::run_shared(4, |comm| {
+            let setup = Setup { sequence_parallel, len: 8, ..Setup::default() };
+            let parallel = setup.parallel(comm, &"tp=4".parse()?, None)?;
+            let ((tokens, targets), model) = (own_batch_of(&parallel, 0, setup.len)?, parallel.model()?);
+            Ok(activation_bytes(&model.unwrap().loss(&tokens, &targets)?, []))
+        });
+        bytes.unwrap()[0]
+    };
+    let [whole, divided] = [bytes(false), bytes(true)];
+    assert!(divided < whole * 3 / 4, "{divided} of {whole}");
+}
+
+#[test]
+fn a_micro_batch_without_targets_changes_nothing() {
+    let train = |layout: &str, recompute: Recompute| {
+        let layout: Layout = layout.parse().unwrap();
+        let setup = Setup { recompute, ..Setup::default() };
+        let ranks = Local::run_shared(layout.ranks(), |comm| {
+            let mut parallel = setup.parallel(comm, &layout, None)?;
+            let mut optimizer = optimizer(&parallel)?;
+            let losses = (0..3).map(|number| {
+                let (tokens, targets) = own_batch(&parallel, number)?;
+                // Of the first of two ranks, all of the second micro-batch.
+                let ignored = Tensor::full(-100i64, (2, LEN), &Device::Cpu)?;
+                if parallel.data_ranks().rank() == 0 {
+                    targets.slice_set(&ignored, 0, 2)?;
+                }
+                let mut step = parallel.step(&tokens, &targets)?;
+                parallel.clip_grad_norm(&mut step.grads, 0.5)?;
+                optimizer.step(&step.grads)?;
+                Ok(step.loss)
+            });
+            losses.collect::<girandole::Result<Vec<f64>>>().map_err(Into::into)
+        });
+        ranks.unwrap().remove(0)
+    };
+    let expected = train("", Recompute::None);
+    let check = |layout: &str, recompute: Recompute| {
+        for (a, b) in train(layout, recompute).iter().zip(&expected) {
+            assert!((a - b).abs() < 1e-10, "{layout}, {recompute:?}: {a}, expected {b}");
+        }
+    };
+    for layout in ["dp=2", "shard=2", "shard=2,tp=2", "pp=2,dp=2", "pp=2,shard=2"] {
+        check(layout, Recompute::None);
+    }
+    for recompute in [Recompute::Units, Recompute::Every(3), Recompute::Selective] {
+        check("shard=2", recompute);
+    }
+}

@@ -1,0 +1,16 @@
+//! The tests of `girandole` through its public items, in one program, which is quicker built than one for each file.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod adapters;
+mod checkpoints;
+mod elastic;
+mod empty;
+mod layouts;
+mod loss_scale;
+mod recompute;
+mod stages;
+mod statistics;
+mod training;

@@ -1,0 +1,162 @@
+//! The training loop: it goes on from a checkpoint in another layout, each row once an epoch.
+
+use std::path::Path;
+use std::sync::Mutex;
+
+use crate::common::{LEN, Setup};
+use candle_core::{DType, Device, Result, Tensor};
+use girandole::comm::Local;
+use girandole::models::{CausalLm, FolderConfig, Weights};
+use girandole::trainer::{
+    CheckpointPlan, Data, Decay, LearningRate, Observer, Silent, StepReport, TrainConfig, Trainer,
+};
+use girandole::training::build::Builder;
+use girandole::{Layout, Parallel};
+
+/// Rows that note when they are asked for.
+struct Noted {
+    rows: usize,
+    asked: Mutex<Vec<usize>>,
+    name: &'static str,
+}
+
+impl Noted {
+    fn new(rows: usize) -> Self {
+        Self { rows, asked: Mutex::default(), name: "noted" }
+    }
+}
+
+impl Data for Noted {
+    fn rows(&self) -> usize {
+        self.rows
+    }
+
+    fn batch(&self, rows: &[usize], device: &Device) -> Result<(Tensor, Tensor)> {
+        self.asked.lock().unwrap().extend(rows);
+        let token = |row: usize, place: usize| ((row * 5 + place * place * 3) % 48) as i64;
+        let of = |first: usize| {
+            rows.iter().flat_map(move |row| (0..LEN).map(move |place| token(*row, place + first)))
+        };
+        let tensor = |first| Tensor::from_iter(of(first), device)?.reshape((rows.len(), LEN));
+        Ok((tensor(0)?, tensor(1)?))
+    }
+
+    fn fingerprint(&self) -> String {
+        format!("{} {}", self.name, self.rows)
+    }
+}
+
+struct Losses(Vec<f64>);
+
+impl<M> Observer<M> for Losses {
+    fn stepped(&mut self, report: &StepReport) -> girandole::Result<()> {
+        self.0.push(report.loss);
+        Ok(())
+    }
+}
+
+fn config(steps: usize, dir: Option<&Path>, in_background: bool) -> TrainConfig {
+    let plan = |dir: &Path| CheckpointPlan { dir: dir.into(), every: 2, keep: 2, in_background };
+    TrainConfig {
+        steps,
+        batch_size: 8,
+        learning_rate: 0.01,
+        schedule: LearningRate { warmup: 3, decay: Decay::Cosine, lowest: 0.1 },
+        checkpoints: dir.map(plan),
+        ..TrainConfig::default()
+    }
+}
+
+/// Trains to a step that may not be the last one.
+fn train(layout: &str, data: &Noted, config: &TrainConfig, until: usize) -> Vec<f64> {
+    let layout: Layout = layout.parse().unwrap();
+    let ranks = Local::run_shared(layout.ranks(), |comm| {
+        let mut model = Setup::default().parallel(comm, &layout, None)?;
+        let mut losses = Losses(Vec::new());
+        let mut trainer = Trainer::new(&mut model, data, config.clone())?;
+        trainer.resume_latest()?;
+        // As a run that is stopped there.
+        trainer.run_until(until, &mut losses)?;
+        Ok(losses.0)
+    });
+    ranks.unwrap().remove(0)
+}
+
+#[test]
+fn a_run_goes_on_with_the_next_row_in_another_layout() {
+    for in_background in [false, true] {
+        let (dir, whole, parts) = (tempfile::tempdir().unwrap(), Noted::new(36), Noted::new(36));
+        let expected = train("", &whole, &config(18, None, false), 18);
+        let config = config(18, Some(dir.path()), in_background);
+        let mut got = Vec::new();
+        for (until, layout) in [(4, "shard=2"), (8, "tp=2"), (12, "pp=2,dp=2"), (18, "")] {
+            // Ranks of one place in tp or pp ask for the same rows.
+            let before = parts.asked.lock().unwrap().len();
+            got.extend(train(layout, &parts, &config, until));
+            let layout: Layout = layout.parse().unwrap();
+            let times = layout.ranks() / layout.data_ranks();
+            let mut asked = parts.asked.lock().unwrap();
+            let mut own: Vec<usize> = asked.split_off(before);
+            own.sort_unstable();
+            asked.extend(own.into_iter().step_by(times));
+        }
+        for (step, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            assert!((got - expected).abs() < 1e-10, "step {step}: {got}, expected {expected}");
+        }
+        assert_eq!(got.len(), 18);
+        // 18 steps of 8 rows are 4 epochs of 36.
+        let mut counts = [0; 36];
+        parts.asked.lock().unwrap().iter().for_each(|row| counts[*row] += 1);
+        assert_eq!(counts, [4; 36]);
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let (dir, data) = (tempfile::tempdir().unwrap(), Noted::new(36));
+    train("", &data, &config(2, Some(dir.path()), false), 2);
+    let said = |layout: &str, data: &Noted, config: TrainConfig| {
+        let layout: Layout = layout.parse().unwrap();
+        let said = Local::run_shared(layout.ranks(), |comm| {
+            let mut model = Setup::default().parallel(comm, &layout, None)?;
+            let made = Trainer::new(&mut model, data, config.clone());
+            let made = made.and_then(|mut trainer| trainer.resume_latest().map(drop));
+            Ok(made.unwrap_err().to_string())
+        });
+        said.unwrap().remove(0)
+    };
+    let other = Noted { name: "other", ..Noted::new(36) };
+    assert!(said("dp=2", &other, config(4, Some(dir.path()), false)).contains("it was made with other data"));
+    let odd = TrainConfig { batch_size: 6, ..config(4, None, false) };
+    assert!(said("dp=2", &data, odd).contains("give a multiple of 4"));
+    assert!(said("", &Noted::new(0), config(4, None, false)).contains("the data"));
+}
+
+#[test]
+fn a_trained_model_is_a_folder_in_every_layout() {
+    for layout in ["", "dp=2", "shard=2", "tp=2", "pp=2", "shard=2,tp=2", "pp=2,shard=2,tp=2"] {
+        let (out, data) = (tempfile::tempdir().unwrap(), Noted::new(36));
+        let layout: Layout = layout.parse().unwrap();
+        let model_config = crate::common::config(true);
+        let losses = Local::run_shared(layout.ranks(), |comm| {
+            let mut model: Parallel<CausalLm> = Setup::default().parallel(comm, &layout, None)?;
+            let mut trainer = Trainer::new(&mut model, &data, config(3, None, false))?;
+            trainer.run(&mut Silent)?;
+            let loss = trainer.evaluate_on(&data)?;
+            let weights = Weights::random(&model_config, 7).unwrap();
+            model.save_folder(out.path(), &weights, &FolderConfig::default(), None)?;
+            Ok(loss)
+        });
+        let losses = losses.unwrap();
+        let names: Vec<_> =
+            std::fs::read_dir(out.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names.len(), 2, "{names:?}");
+        let weights = Weights::folder(out.path()).unwrap();
+        let model = CausalLm::new(weights.config(), &Builder::new(weights.tensors(DType::F64, &Device::Cpu)))
+            .unwrap();
+        let rows: Vec<usize> = (0..32).collect();
+        let (tokens, targets) = data.batch(&rows, &Device::Cpu).unwrap();
+        let loss = model.loss(&tokens, &targets).unwrap().to_scalar::<f64>().unwrap();
+        assert!((loss - losses[0]).abs() < 1e-10, "{layout}: {loss}, expected {}", losses[0]);
+    }
+}

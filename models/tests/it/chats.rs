@@ -1,0 +1,246 @@
+//! Conversations, against transformers: their texts, tokens, and which of these are answers.
+
+use std::fs;
+use std::path::Path;
+
+use crate::common::folder;
+use models::Tokenizer;
+use models::tokens::{
+    Chat, ChatTemplate, Data, DataConfig, NOT_COUNTED, Piece, TextEncoder, TextSource, TokenWriter,
+};
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn expected() -> Value {
+    serde_json::from_slice(&fs::read(folder("chat").join("expected.json")).unwrap()).unwrap()
+}
+
+/// A folder with the tokenizer and this template.
+fn with_template(template: &str) -> TempDir {
+    let out = tempfile::tempdir().unwrap();
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(folder("chat").join(name), out.path().join(name)).unwrap();
+    }
+    fs::write(out.path().join("chat_template.jinja"), template).unwrap();
+    out
+}
+
+/// The fields of lines, in their order: what the fixture has, as text, keeps it.
+fn lines() -> Vec<(String, String)> {
+    let text = fs::read_to_string(folder("chat").join("chats.jsonl")).unwrap();
+    let name =
+        |line: &str| serde_json::from_str::<Value>(line).unwrap()["name"].as_str().unwrap().to_string();
+    text.lines().map(|line| (name(line), line.to_string())).collect()
+}
+
+fn chat_of(line: &str, folder: &Path) -> Chat {
+    let path = folder.join("one.jsonl");
+    fs::write(&path, line).unwrap();
+    match TextSource::open(&path, None).unwrap().next_piece().unwrap() {
+        Some(Piece::Chat(chat)) => chat,
+        other => unreachable!("{other:?}"),
+    }
+}
+
+fn numbers(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|number| number.as_u64().unwrap() as u32).collect()
+}
+
+#[test]
+fn texts_tokens_and_answers_are_transformers() {
+    let (expected, lines) = (expected(), lines());
+    let (mut same, mut refused) = (0, 0);
+    for case in expected["cases"].as_array().unwrap() {
+        let (name, chat) = (case["template"].as_str().unwrap(), case["chat"].as_str().unwrap());
+        let marked = expected["templates"][name].as_str().unwrap();
+        // Blocks that do nothing, for white space around them is trimmed alike.
+        let plain =
+            marked.replace("{% generation %}", "{% if true %}").replace("{% endgeneration %}", "{% endif %}");
+        let line = &lines.iter().find(|(line, _)| line == chat).unwrap().1;
+        for (template, is_marked) in [(marked, true), (&*plain, false)] {
+            if name == "tools" && !is_marked {
+                continue;
+            }
+            let out = with_template(template);
+            let found = ChatTemplate::from_folder(out.path()).unwrap().unwrap();
+            assert_eq!(found.marks_answers(), is_marked);
+            let chat = chat_of(line, out.path());
+            let rendered = found.render(&chat);
+            let Some(text) = case["text"].as_str() else {
+                assert!(rendered.unwrap_err().to_string().contains("the chat template"));
+                refused += 1;
+                continue;
+            };
+            assert_eq!(rendered.unwrap().0, text);
+            let tokenizer = Tokenizer::from_folder(out.path()).unwrap();
+            let (ids, counted) = TextEncoder::new(&tokenizer, Some(found)).unwrap().chat(&chat).unwrap();
+            assert_eq!(ids, numbers(&case["ids"]), "{name}, {line}");
+            let mask: Vec<u32> = counted.into_iter().map(u32::from).collect();
+            assert_eq!(mask, numbers(&case["mask"]), "{name}, {is_marked}, {line}");
+            same += 1;
+        }
+    }
+    assert_eq!((same, refused), (16, 4));
+}
+
+#[test]
+fn only_answers_are_targets() {
+    let expected = expected();
+    let out = with_template(expected["templates"]["plain"].as_str().unwrap());
+    let path = out.path().join("chats.jsonl");
+    let two: String = lines()
+        .iter()
+        .filter(|(name, _)| name == "two" || name == "six")
+        .map(|(_, line)| line.clone() + "\n")
+        .collect();
+    fs::write(&path, two).unwrap();
+    let tokenizer = Tokenizer::from_folder(out.path()).unwrap();
+    let config = DataConfig {
+        tokenizer: Some(&tokenizer),
+        folder: Some(out.path()),
+        length: Some(7),
+        vocab_size: 400,
+        ..DataConfig::default()
+    };
+    let rows = Data::open(
+        &["chats.jsonl"].map(|name| out.path().join(name).display().to_string().parse().unwrap()),
+        &config,
+    )
+    .unwrap();
+    let of = |name: &str, field: &str| {
+        let cases = expected["cases"].as_array().unwrap();
+        numbers(
+            &cases.iter().find(|case| case["template"] == "plain" && case["chat"] == name).unwrap()[field],
+        )
+    };
+    let ids = [of("two", "ids"), of("six", "ids")].concat();
+    let mask = [of("two", "mask"), of("six", "mask")].concat();
+    assert_eq!(rows.len(), (ids.len() - 1) / 7);
+    for index in 0..rows.len() {
+        let row = rows.get(index).unwrap();
+        for (place, (token, target)) in row.tokens.iter().zip(&row.targets).enumerate() {
+            let at = index * 7 + place;
+            assert_eq!(*token, ids[at]);
+            assert_eq!(*target, if mask[at + 1] == 1 { i64::from(ids[at + 1]) } else { NOT_COUNTED });
+        }
+    }
+}
+
+#[test]
+fn answers_that_cannot_be_told_are_an_error() {
+    let changing = "{% for m in messages %}{{ m.role }}{{ '!' if loop.last }}: {{ m.content }}\n{% endfor %}";
+    let out = with_template(changing);
+    let template = ChatTemplate::from_folder(out.path()).unwrap().unwrap();
+    let six = &lines().into_iter().find(|(name, _)| name == "six").unwrap().1;
+    let line = template.render(&chat_of(six, out.path())).unwrap_err().to_string();
+    assert!(line.contains("chat_template.jinja") && line.contains("{% generation %}"), "{line}");
+}
+
+#[test]
+fn templates_that_cannot_be_are_named() {
+    let render = |template: &str| {
+        let out = with_template(template);
+        let chat = Chat::from_json(r#"[{"role": "assistant", "content": "a"}]"#).unwrap();
+        ChatTemplate::from_folder(out.path())
+            .and_then(|template| template.unwrap().render(&chat))
+            .unwrap_err()
+            .to_string()
+    };
+    for (template, says) in [
+        ("a\n{% if %}", "line 2 of the chat template"),
+        ("{{ raise_exception('roles\nmust') }}", "roles must"),
+        ("{{ messages[0].none.none }}", "the chat template"),
+        ("{% for i in range(100000) %}{% for j in range(100000) %}x{% endfor %}{% endfor %}", "fuel"),
+        ("{{ messages | nofilter }}", "nofilter"),
+    ] {
+        let line = render(template);
+        assert!(line.contains(says) && !line.contains('\n'), "{template}: {line}");
+    }
+}
+
+#[test]
+fn templates_are_found_where_transformers_writes_them() {
+    let out = with_template("{{ bos_token }}1{{ messages[0].content }}");
+    let path = out.path().join("tokenizer_config.json");
+    let chat = Chat::from_json(r#"[{"role": "assistant", "content": "a"}]"#).unwrap();
+    let text = || Some(ChatTemplate::from_folder(out.path()).unwrap()?.render(&chat).unwrap().0);
+    assert_eq!(text().as_deref(), Some("<s>1a"));
+    fs::write(&path, r#"{"bos_token": "B", "chat_template": "{{ messages[0].content }}2{{ bos_token }}"}"#)
+        .unwrap();
+    assert_eq!(text().as_deref(), Some("B1a"));
+    fs::remove_file(out.path().join("chat_template.jinja")).unwrap();
+    assert_eq!(text().as_deref(), Some("a2B"));
+    let several = r#"{"chat_template": [{"name": "rag", "template": "3"}, {"name": "default", "template": "{{ messages[0].content }}4"}]}"#;
+    fs::write(&path, several).unwrap();
+    assert_eq!(text().as_deref(), Some("a4"));
+    fs::write(&path, "{}").unwrap();
+    assert_eq!(text(), None);
+}
+
+#[test]
+fn lines_that_cannot_be_are_told_with_their_number() {
+    let out = with_template("{% for m in messages %}{{ m.content }}{% endfor %}");
+    let tokenizer = Tokenizer::from_folder(out.path()).unwrap();
+    let path = out.path().join("lines.jsonl");
+    let write = |text: &str, field: Option<&str>, template: bool| {
+        fs::write(&path, text).unwrap();
+        let template = template.then(|| ChatTemplate::from_folder(out.path()).unwrap()).flatten();
+        let mut writer = TokenWriter::create(&out.path().join("tokens"), tokenizer.len(), None).unwrap();
+        TextEncoder::new(&tokenizer, template)?.write(
+            &mut TextSource::open(&path, field)?,
+            &mut writer,
+            |_| {},
+        )?;
+        writer.finish()
+    };
+    for (text, field, says) in [
+        ("", None, "it has no text"),
+        ("\n{\"text\": \"\"}\n", None, "it has no text"),
+        ("{\"text\": \"a\"}\n\n{\"text\": ", None, "line 3: it is no JSON object of its own"),
+        ("[\n{\"text\": \"a\"}]", None, "line 1: it is no JSON object"),
+        (
+            "{\"content\": \"a\", \"id\": 1}",
+            None,
+            "line 1: there is no field `text` or `messages`, but content, id; name one with --field",
+        ),
+        ("{\"text\": \"a\"}\n{\"txt\": 1}", Some("text"), "line 2: there is no field `text`, but txt"),
+        (
+            "{\"text\": 5}",
+            None,
+            "line 1: field `text`: expected is a text or a list of messages, and it is a number",
+        ),
+        ("7", None, "line 1: there is no field"),
+        ("{\"messages\": [{\"content\": \"a\"}]}", None, "line 1: field `messages`: message 0 has no `role`"),
+        ("{\"messages\": [{\"role\": \"user\"}]}", None, "no message is of the role `assistant`"),
+        ("{\"text\": \"\\ud800\"}", None, "line 1: it is no JSON object"),
+    ] {
+        let line = write(text, field, true).unwrap_err().to_string();
+        assert!(
+            line.contains(says) && line.contains("lines.jsonl") && !line.contains('\n'),
+            "{text}: {line}"
+        );
+    }
+    let chat = "{\"text\": \"a\"}\n{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\"}]}\n";
+    let line = write(chat, None, false).unwrap_err().to_string();
+    assert!(line.contains("line 2: ") && line.contains("needs chat_template.jinja"), "{line}");
+    let file = write(chat, None, true).unwrap();
+    assert_eq!(file.documents(), 2);
+}
+
+#[test]
+fn texts_are_between_the_folders_tokens() {
+    let out = with_template("");
+    let tokenizer = Tokenizer::from_folder(out.path()).unwrap();
+    fs::write(out.path().join("a.jsonl"), "{\"body\": \"one\"}\n{\"body\": \"two\"}\n").unwrap();
+    let mut writer =
+        TokenWriter::create(&out.path().join("tokens"), tokenizer.len(), tokenizer.end_of_text()).unwrap();
+    let mut source = TextSource::open(&out.path().join("a.jsonl"), Some("body")).unwrap();
+    let mut bytes = 0;
+    TextEncoder::new(&tokenizer, None).unwrap().write(&mut source, &mut writer, |done| bytes = done).unwrap();
+    assert_eq!(bytes, source.bytes());
+    let file = writer.finish().unwrap();
+    let (one, two) = (tokenizer.encode("one").unwrap(), tokenizer.encode("two").unwrap());
+    let expected = [&[0][..], &one, &[1, 0], &two, &[1]].concat();
+    assert_eq!(file.read(0..file.tokens()).unwrap(), expected);
+    assert_eq!(file.read(file.document(1).unwrap()).unwrap(), expected[one.len() + 2..]);
+}

@@ -1,0 +1,67 @@
+//! Tokenizers, against the Python package of the same name.
+
+use std::fs;
+
+use crate::common::folder;
+use models::{ModelConfig, Tokenizer};
+use serde_json::Value;
+
+#[test]
+fn tokens_are_pythons_and_rows_are_not_cut() {
+    let tokenizer = Tokenizer::from_folder(&folder("tokenizer")).unwrap();
+    let cases: Value =
+        serde_json::from_slice(&fs::read(folder("tokenizer").join("expected.json")).unwrap()).unwrap();
+    let numbers = |ids: &Value| -> Vec<u32> {
+        ids.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+    };
+    for case in cases.as_array().unwrap() {
+        let text = case["text"].as_str().unwrap();
+        let ids = tokenizer.encode(text).unwrap();
+        assert_eq!(ids, numbers(&case["ids"]), "{text}");
+        assert_eq!(tokenizer.encode_whole(text).unwrap(), numbers(&case["with_special"]), "{text}");
+        let plain = text.replace("</s>", "");
+        assert_eq!(tokenizer.decode(&ids).unwrap(), plain);
+        let mut stream = tokenizer.stream();
+        let pieces: String = ids.iter().filter_map(|id| stream.push(*id).unwrap()).collect();
+        assert_eq!(pieces, plain);
+    }
+    assert_eq!((tokenizer.end_of_text(), tokenizer.token("<s>"), tokenizer.len()), (Some(1), Some(0), 300));
+    let model = ModelConfig::from_folder(&folder("llama")).unwrap();
+    let line = tokenizer.check(&model).unwrap_err().to_string();
+    assert!(line.contains("300 tokens for a model of 96"), "{line}");
+}
+
+#[test]
+fn made_tokenizers_are_read_back() {
+    let text = "Où est\tla 🕯️?\n";
+    for made in [Tokenizer::bytes().unwrap(), Tokenizer::characters(text).unwrap()] {
+        let out = tempfile::tempdir().unwrap();
+        made.save(out.path()).unwrap();
+        let read = Tokenizer::from_folder(out.path()).unwrap();
+        assert_eq!((read.len(), read.end_of_text()), (made.len(), made.end_of_text()));
+        assert_eq!(made.end_of_text(), Some(made.len() as u32 - 1));
+        for tokenizer in [&made, &read] {
+            let tokens = tokenizer.encode(text).unwrap();
+            assert_eq!(tokens, made.encode_whole(text).unwrap());
+            assert_eq!(tokenizer.decode(&tokens).unwrap(), text);
+        }
+        // What the library makes of the same description.
+        let path = out.path().join("tokenizer.json");
+        let general = tokenizers::Tokenizer::from_file(&path).unwrap();
+        assert_eq!(general.encode(text, false).unwrap().get_ids(), made.encode(text).unwrap());
+    }
+    let read = Tokenizer::characters("ab").unwrap();
+    assert!(read.encode("abc").unwrap_err().to_string().contains("'c' at byte 2"));
+    assert!(Tokenizer::characters("").is_err());
+}
+
+#[test]
+fn tokenizers_that_cannot_be_are_named() {
+    let out = tempfile::tempdir().unwrap();
+    let line = || Tokenizer::from_folder(out.path()).unwrap_err().to_string();
+    assert!(line().contains("tokenizer.json"));
+    for text in ["{", "{}", r#"{"model": {"type": "other"}}"#] {
+        fs::write(out.path().join("tokenizer.json"), text).unwrap();
+        assert!(line().contains("tokenizer.json") && !line().contains('\n'), "{}", line());
+    }
+}

@@ -1,0 +1,66 @@
+//! What transformers computes with the same folders, in one process.
+
+use crate::common::{Expected, FOLDERS, Trainer, assert_losses, best, folder, gap};
+use candle_core::{DType, Device, Result, Tensor};
+use candle_nn::VarMap;
+use models::{Cache, CausalLm, Weights};
+use training::build::Builder;
+use training::{clip_grad_norm, named_vars};
+
+fn load(name: &str, vars: &VarMap) -> (CausalLm, Weights) {
+    let weights = Weights::folder(&folder(name)).unwrap();
+    let builder = Builder::new(weights.vars(vars, DType::F32, &Device::Cpu));
+    (CausalLm::new(weights.config(), &builder).unwrap(), weights)
+}
+
+#[test]
+fn logits_are_transformers() -> Result<()> {
+    for name in FOLDERS {
+        let (model, _) = load(name, &VarMap::new());
+        let expected = Expected::of(name);
+        let logits = model.logits(expected.get("tokens"))?;
+        let found = gap(&logits, expected.get("logits"));
+        assert!(found < 1e-5, "{name}: {found} off");
+    }
+    Ok(())
+}
+
+#[test]
+fn training_is_transformers() -> Result<()> {
+    for name in FOLDERS {
+        let vars = VarMap::new();
+        let (model, weights) = load(name, &vars);
+        let expected = Expected::of(name);
+        let mut trainer = Trainer::new(named_vars(&vars), |name| weights.shapes()[name].len() > 1);
+        let mut losses = Vec::new();
+        for [tokens, targets] in expected.batches(0, 1) {
+            let loss = model.loss(&tokens, &targets)?;
+            let mut grads = loss.backward()?;
+            let all = named_vars(&vars);
+            assert!(all.iter().all(|(_, var)| grads.get(var).is_some()), "{name}");
+            let all: Vec<_> = all.into_iter().map(|(_, var)| var).collect();
+            clip_grad_norm(&mut grads, &all, 1.0)?;
+            trainer.step(&grads)?;
+            losses.push(loss.to_scalar::<f32>()?);
+        }
+        assert_losses(&losses, &expected.losses(), name);
+    }
+    Ok(())
+}
+
+#[test]
+fn greedy_continuations_are_transformers() -> Result<()> {
+    for name in FOLDERS {
+        let (model, _) = load(name, &VarMap::new());
+        let expected = Expected::of(name);
+        let greedy: Vec<u32> = expected.get("greedy").to_dtype(DType::U32)?.flatten_all()?.to_vec1()?;
+        let mut cache = Cache::new();
+        let mut next = model.next_logits(expected.get("prompt"), &mut cache)?;
+        for (place, expected) in greedy.iter().enumerate() {
+            assert_eq!(best(&next), [*expected], "{name}, token {place}");
+            next = model.next_logits(&Tensor::new(&[[*expected]], &Device::Cpu)?, &mut cache)?;
+        }
+        assert_eq!(cache.len(), 6 + greedy.len());
+    }
+    Ok(())
+}

@@ -1,0 +1,14 @@
+//! The tests of `pipeline` through its public items, in one program, which is quicker built than one for each file.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod checkpoints;
+mod clip;
+mod copies;
+mod one_process;
+mod rendezvous;
+mod schedules;
+mod stage_faults;
+mod with_data_parallel;

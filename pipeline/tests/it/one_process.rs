@@ -1,0 +1,91 @@
+//! Parameters and losses after training in stages are those of one process, for every schedule.
+
+use comm::Local;
+use pipeline::{Cost, PipelineConfig, ScheduleKind, Split};
+
+use crate::common::{alone, assert_equal, in_stages};
+
+const BLOCKS: usize = 3;
+
+fn check(config: &PipelineConfig, ranks: usize) {
+    let what = format!("{}, {ranks} ranks, {} micro-batches", config.schedule, config.micro_batches);
+    let (expected, expected_losses) = alone(BLOCKS, crate::common::ROWS * config.micro_batches);
+    let results = Local::run_shared(ranks, |comm| Ok(in_stages(comm, BLOCKS, config)?)).unwrap();
+    let mut got: crate::common::Trained =
+        results.iter().flat_map(|(trained, _, _)| trained.clone()).collect();
+    got.sort_by(|a, b| a.0.cmp(&b.0));
+    assert_equal(&got, &expected, &what);
+    let losses: Vec<f32> = results.iter().flat_map(|(_, losses, _)| losses.clone()).collect();
+    assert_eq!(losses.len(), expected_losses.len(), "{what}");
+    for (got, expected) in losses.iter().zip(&expected_losses) {
+        assert!(
+            (got - expected).abs() < 1e-5 * expected.abs(),
+            "{what}: loss {got}, in one process {expected}"
+        );
+    }
+    // What was alive is what the checker counts.
+    let schedule =
+        pipeline::Schedule::of(config.schedule, ranks, config.stages_per_rank(), config.micro_batches);
+    for ((_, _, alive), planned) in results.iter().zip(schedule.unwrap().live()) {
+        assert_eq!(alive, planned, "{what}");
+    }
+}
+
+fn all_sizes(schedule: ScheduleKind) {
+    for ranks in 1..=4 {
+        for micro_batches in [1, 2, 3, 4, 5, 8, 16] {
+            check(&PipelineConfig { schedule, micro_batches, ..PipelineConfig::default() }, ranks);
+        }
+    }
+}
+
+#[test]
+fn naive() {
+    all_sizes(ScheduleKind::Naive);
+}
+
+#[test]
+fn gpipe() {
+    all_sizes(ScheduleKind::GPipe);
+}
+
+#[test]
+fn one_f_one_b() {
+    all_sizes(ScheduleKind::OneFOneB);
+}
+
+#[test]
+fn interleaved() {
+    all_sizes(ScheduleKind::Interleaved);
+}
+
+#[test]
+fn looped_bfs() {
+    all_sizes(ScheduleKind::LoopedBfs);
+}
+
+#[test]
+fn zb_h1() {
+    all_sizes(ScheduleKind::ZbH1);
+}
+
+#[test]
+fn zb_v() {
+    all_sizes(ScheduleKind::ZbV);
+}
+
+#[test]
+fn other_cuts_and_more_stages() {
+    let base = PipelineConfig { micro_batches: 4, ..PipelineConfig::default() };
+    for split in
+        [Split::at(["blocks.0.act"]), Split::at(["blocks.2.norm"]), Split::Balanced(Cost::ForwardTime)]
+    {
+        check(&PipelineConfig { split, ..base.clone() }, 2);
+    }
+    for schedule in [ScheduleKind::Interleaved, ScheduleKind::LoopedBfs] {
+        for (ranks, stages) in [(1, 3), (2, 3), (3, 4), (2, 6)] {
+            let config = PipelineConfig { schedule, stages_per_rank: Some(stages), ..base.clone() };
+            check(&config, ranks);
+        }
+    }
+}

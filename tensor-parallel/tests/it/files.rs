@@ -1,0 +1,160 @@
+//! Weights that are read in parts, and written as a whole.
+
+use std::path::{Path, PathBuf};
+
+use crate::common::{Dense, bits, on_mesh, sizes, try_on_mesh, values, whole};
+use candle_core::{DType, Device, Tensor, safetensors};
+use tensor_parallel::{
+    LanguageModel, LanguageModelConfig, ParallelMlp, TensorParallel, TensorParallelConfig, Weights,
+};
+
+/// A file of the dense model.
+fn dense_file(folder: &Path, dtype: DType) -> PathBuf {
+    let path = folder.join("dense.safetensors");
+    let model = Dense::new(&sizes(), 5, dtype);
+    safetensors::save(&model.values().into_iter().collect(), &path).unwrap();
+    path
+}
+
+fn config(dtype: DType) -> TensorParallelConfig {
+    TensorParallelConfig { dtype, ..TensorParallelConfig::default() }
+}
+
+fn model(builder: tensor_parallel::ShardBuilder) -> tensor_parallel::Result<LanguageModel> {
+    LanguageModel::new(builder, &sizes())
+}
+
+#[test]
+fn a_file_gives_the_parts_that_the_seed_gives() {
+    let folder = tempfile::tempdir().unwrap();
+    for dtype in [DType::F32, DType::F64, DType::BF16] {
+        let path = dense_file(folder.path(), dtype);
+        for tp in [1, 2, 4] {
+            on_mesh(1, tp, |mesh| {
+                let drawn = TensorParallel::new(mesh, &config(dtype), &Weights::seed(5), model)?;
+                let read = TensorParallel::new(mesh, &config(dtype), &Weights::File(path.clone()), model)?;
+                for ((name, drawn, _), (other, read, _)) in values(&drawn).iter().zip(&values(&read)) {
+                    assert_eq!((name, drawn.dims(), bits(drawn)), (other, read.dims(), bits(read)));
+                }
+                Ok(())
+            });
+        }
+    }
+}
+
+#[test]
+fn what_is_saved_is_the_dense_models_file() {
+    let folder = tempfile::tempdir().unwrap();
+    for dtype in [DType::F32, DType::F16] {
+        let expected = Dense::new(&sizes(), 5, dtype).values();
+        for (dp, tp) in [(1, 1), (1, 2), (2, 2), (1, 4)] {
+            let path = folder.path().join("saved.safetensors");
+            on_mesh(dp, tp, |mesh| {
+                TensorParallel::new(mesh, &config(dtype), &Weights::seed(5), model)?.save(&path)
+            });
+            let saved = safetensors::load(&path, &Device::Cpu).unwrap();
+            assert_eq!(saved.len(), expected.len());
+            for (name, tensor) in &expected {
+                assert_eq!((saved[name].dtype(), saved[name].dims()), (dtype, tensor.dims()), "{name}");
+                assert_eq!(bits(&saved[name]), bits(tensor), "{name}, {dp} x {tp}");
+            }
+            let names: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
+            assert_eq!(names.len(), 1, "nothing is left beside it");
+        }
+    }
+}
+
+/// Weights larger than the pieces in which they go between ranks, by rows and by columns.
+#[test]
+fn large_weights_go_in_pieces() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("mlp.safetensors");
+    let make = |builder| ParallelMlp::new(700, 1212, &builder);
+    let parts = on_mesh(1, 2, |mesh| {
+        let parallel = TensorParallel::new(mesh, &config(DType::F32), &Weights::seed(5), make)?;
+        parallel.save(&path)?;
+        parallel.save_shard(&folder.path().join(format!("shard-{}", mesh.world().rank())))?;
+        Ok(values(&parallel))
+    });
+    let saved = safetensors::load(&path, &Device::Cpu).unwrap();
+    for (name, tensor) in whole(&parts) {
+        assert!(bits(&saved[&name]) == bits(&tensor), "{name}");
+    }
+    for (rank, parts) in parts.iter().enumerate() {
+        let shard = safetensors::load(folder.path().join(format!("shard-{rank}")), &Device::Cpu).unwrap();
+        assert!(parts.iter().all(|(name, tensor, _)| bits(&shard[name]) == bits(tensor)));
+    }
+}
+
+/// The messages of all ranks.
+fn messages(weights: &Weights) -> Vec<String> {
+    let build = |mesh: &comm::Mesh| {
+        let built = TensorParallel::new(mesh, &config(DType::F32), weights, model);
+        Ok(built.unwrap_err().to_string())
+    };
+    try_on_mesh(1, 2, build).unwrap()
+}
+
+#[test]
+fn a_file_that_does_not_fit_is_one_error_on_every_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("w.safetensors");
+    let good: std::collections::HashMap<String, Tensor> =
+        Dense::new(&sizes(), 5, DType::F32).values().into_iter().collect();
+    let zeros = |dims: &[usize], dtype| Tensor::zeros(dims, dtype, &Device::Cpu).unwrap();
+    let weights = Weights::File(path.clone());
+    let expect = |change: &dyn Fn(&mut std::collections::HashMap<String, Tensor>), part: &str| {
+        let mut tensors = good.clone();
+        change(&mut tensors);
+        safetensors::save(&tensors, &path).unwrap();
+        for message in messages(&weights) {
+            assert!(message.starts_with(&path.display().to_string()) && message.contains(part), "{message}");
+            assert_eq!(message.lines().count(), 1);
+            // The same is found without ranks.
+            assert_eq!(weights.check(&config(DType::F32), model).unwrap_err().to_string(), message);
+        }
+    };
+    expect(&|t| drop(t.remove("layers.1.norm2.bias")), "has no tensor `layers.1.norm2.bias` (F32 [16])");
+    let other = |dims: &'static [usize], dtype| {
+        move |t: &mut std::collections::HashMap<String, Tensor>| {
+            t.insert("head.weight".into(), zeros(dims, dtype));
+        }
+    };
+    let expected = "expected F32 [24, 16]";
+    expect(&other(&[16, 24], DType::F32), &format!("tensor `head.weight` is F32 [16, 24], {expected}"));
+    expect(&other(&[12, 16], DType::F32), &format!("tensor `head.weight` is F32 [12, 16], {expected}"));
+    expect(&other(&[24, 16], DType::F64), &format!("tensor `head.weight` is F64 [24, 16], {expected}"));
+    expect(
+        &|t| drop(t.insert("extra".into(), zeros(&[1], DType::F32))),
+        "a tensor `extra` (F32 [1]) that the model",
+    );
+    // Its tensors end where no number of bytes does.
+    let endless = include_bytes!("../../../fuzz/seeds/tensor-file/beyond-64-bits");
+    for damage in [&b""[..], b"1234567", &[255; 64], b"\x08\0\0\0\0\0\0\0{\"a\":1}  ", endless] {
+        std::fs::write(&path, damage).unwrap();
+        for message in messages(&weights) {
+            assert!(message.contains("is not a whole safetensors file: "), "{message}");
+        }
+    }
+    safetensors::save(&good, &path).unwrap();
+    weights.check(&config(DType::F32), model).unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &bytes[..bytes.len() - 3]).unwrap();
+    assert!(messages(&weights)[1].contains("and by its header"));
+    std::fs::remove_file(&path).unwrap();
+    assert!(messages(&weights).iter().all(|message| message.starts_with("cannot read ")));
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_an_error_on_every_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("no/such/folder/w.safetensors");
+    let small = LanguageModelConfig { num_layers: 1, ..sizes() };
+    let found = on_mesh(2, 2, |mesh| {
+        let model = |builder| LanguageModel::new(builder, &small);
+        let parallel = TensorParallel::new(mesh, &config(DType::F32), &Weights::seed(5), model)?;
+        Ok(parallel.save(&path).unwrap_err().to_string())
+    });
+    assert!(found[0].starts_with("cannot write "), "{found:?}");
+    assert!(found[1..].iter().all(|message| message.starts_with("rank 0 cannot write ")), "{found:?}");
+}

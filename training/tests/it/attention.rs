@@ -1,0 +1,58 @@
+//! Attention against PyTorch's `scaled_dot_product_attention`.
+
+use candle_core::{DType, Device, Result, Tensor, Var};
+use serde_json::Value;
+use training::{AttentionConfig, AttentionMask, attention, attention_with_key_mask};
+
+fn numbers<T: From<f32>>(value: &Value) -> Vec<T> {
+    value.as_array().unwrap().iter().map(|x| (x.as_f64().unwrap() as f32).into()).collect()
+}
+
+fn gap(got: &Tensor, expected: &Value) -> Result<f64> {
+    let expected = Tensor::from_vec(numbers::<f64>(expected), got.shape(), &Device::Cpu)?;
+    (got.to_dtype(DType::F64)? - expected)?.abs()?.max_all()?.to_scalar()
+}
+
+#[test]
+fn values_and_gradients_are_pytorchs() -> Result<()> {
+    let fixture: Value = serde_json::from_str(include_str!("../fixtures/attention.json")).unwrap();
+    let cases = fixture["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 24);
+    for case in cases {
+        let sizes: Vec<usize> = numbers::<f64>(&case["sizes"]).iter().map(|&x| x as usize).collect();
+        let &[batch, queries, keys, heads, kv_heads, width] = &sizes[..] else { panic!("{sizes:?}") };
+        let mask = match case["mask"].as_str().unwrap() {
+            "full" => AttentionMask::Full,
+            "causal" => AttentionMask::Causal,
+            _ => AttentionMask::SlidingWindow(case["window"].as_u64().unwrap() as usize),
+        };
+        let config = AttentionConfig { num_kv_heads: Some(kv_heads), ..AttentionConfig::new(heads, mask) };
+        let shapes = [(queries, heads), (keys, kv_heads), (keys, kv_heads)];
+        let vars = shapes.iter().zip(case["inputs"].as_array().unwrap()).map(|(&(len, heads), x)| {
+            let x = Tensor::from_vec(numbers::<f32>(x), (batch, len, heads * width), &Device::Cpu)?;
+            Var::from_tensor(&x)
+        });
+        let vars: Vec<Var> = vars.collect::<Result<_>>()?;
+        let [q, k, v] = &vars[..] else { unreachable!() };
+        let y = match case["padding"].is_null() {
+            true => attention(q, k, v, &config)?,
+            false => {
+                let seen: Vec<u8> = numbers::<f64>(&case["padding"]).iter().map(|&x| x as u8).collect();
+                let seen = Tensor::from_vec(seen, (batch, keys), &Device::Cpu)?;
+                attention_with_key_mask(q, k, v, &seen, &config)?
+            }
+        };
+        let what = format!("{sizes:?}, {mask:?}, padding {}", case["padding"]);
+        let found = gap(&y, &case["result"])?;
+        assert!(found < 2e-6, "{what}: {found}");
+        let count = y.elem_count();
+        let outer = (0..count).map(|at| at as f32 * 2.0 / (count - 1) as f32 - 1.0).collect::<Vec<_>>();
+        let outer = Tensor::from_vec(outer, y.shape(), &Device::Cpu)?;
+        let grads = (y * outer)?.sum_all()?.backward()?;
+        for (var, expected) in vars.iter().zip(case["gradients"].as_array().unwrap()) {
+            let found = gap(grads.get(var).unwrap(), expected)?;
+            assert!(found < 1e-5, "{what}: a gradient is {found} off");
+        }
+    }
+    Ok(())
+}

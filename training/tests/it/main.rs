@@ -1,0 +1,16 @@
+//! The tests of `training` through its public items, in one program, which is quicker built than one for each file.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod adam;
+mod attention;
+mod checkpoint;
+mod clip;
+mod finite_differences;
+mod init;
+mod llama;
+mod op;
+mod picture;
+mod precision;
+mod sgd;
+mod state;
+mod step_scaled;
