@@ -24,13 +24,14 @@ const EXPERIMENTS: [(&str, &[&str], &[&str]); 9] = [
     ("pipeline-transformer", &["--epochs", "2", "--dropout", "0", "--samples", "16"], &["--dp", "2"]),
 ];
 
-fn under_mpirun(ranks: usize) -> Command {
+/// A job of so many ranks. Several `mpirun` at once need folders of their own: one removes what another is about to use.
+fn under_mpirun(ranks: usize, folder: &Folder) -> Command {
     let mpirun = std::env::var_os("GIRANDOLE_MPIRUN").unwrap_or_else(|| "mpirun".into());
     let mut command = Command::new(mpirun);
     clean(&mut command).args(["-n", &ranks.to_string()]).arg(env!("CARGO_BIN_EXE_girandole"));
     // Open MPI: more ranks than cores, and root in containers.
     let names = ["ALLOW_RUN_AS_ROOT", "ALLOW_RUN_AS_ROOT_CONFIRM", "MCA_rmaps_base_oversubscribe"];
-    command.envs(names.map(|name| (format!("OMPI_{name}"), "1")));
+    command.envs(names.map(|name| (format!("OMPI_{name}"), "1"))).env("TMPDIR", folder.path(""));
     command
 }
 
@@ -56,7 +57,8 @@ fn learned(mut command: Command, experiment: &str, options: &[&str]) -> (Vec<f64
 #[test]
 fn two_ranks_learn_over_mpi_what_they_learn_over_tcp() {
     for (experiment, options, _) in EXPERIMENTS {
-        let mpi = learned(under_mpirun(2), experiment, &[options, &["--backend", "mpi"]].concat());
+        let mpi =
+            learned(under_mpirun(2, &Folder::new()), experiment, &[options, &["--backend", "mpi"]].concat());
         let tcp = learned(girandole(), experiment, &[options, &["--world-size", "2"]].concat());
         assert!(mpi == tcp, "{experiment}: {:?}, over TCP {:?}", mpi.0, tcp.0);
     }
@@ -66,7 +68,11 @@ fn two_ranks_learn_over_mpi_what_they_learn_over_tcp() {
 #[test]
 fn four_ranks_learn_over_mpi_what_they_learn_over_tcp() {
     for (experiment, options, more) in EXPERIMENTS {
-        let mpi = learned(under_mpirun(4), experiment, &[options, more, &["--backend", "mpi"]].concat());
+        let mpi = learned(
+            under_mpirun(4, &Folder::new()),
+            experiment,
+            &[options, more, &["--backend", "mpi"]].concat(),
+        );
         let tcp = learned(girandole(), experiment, &[options, more, &["--world-size", "4"]].concat());
         let close = |left: f64, right: f64| (left - right).abs() <= 1e-4 * right.abs().max(1e-2);
         assert_eq!((mpi.0.len(), mpi.1.len()), (tcp.0.len(), tcp.1.len()), "{experiment}");
@@ -90,7 +96,7 @@ fn every_schedule_learns_over_mpi_what_it_learns_over_tcp() {
         let run = |command, more: &[&str]| {
             learned(command, "pipeline-transformer", &[&options, &model, more].concat())
         };
-        let mpi = run(under_mpirun(ranks), &["--backend", "mpi"]);
+        let mpi = run(under_mpirun(ranks, &Folder::new()), &["--backend", "mpi"]);
         let tcp = run(girandole(), &["--world-size", &ranks.to_string()]);
         assert!(mpi == tcp, "{schedule}, {ranks} ranks: {:?}, over TCP {:?}", mpi.0, tcp.0);
     }
@@ -99,11 +105,11 @@ fn every_schedule_learns_over_mpi_what_it_learns_over_tcp() {
 #[test]
 fn what_is_printed_does_not_depend_on_the_back_end() {
     let options = ["ddp-linear", "--epochs", "2"];
-    let mpi = succeed(under_mpirun(2).args(options).args(["--backend", "mpi"]));
+    let mpi = succeed(under_mpirun(2, &Folder::new()).args(options).args(["--backend", "mpi"]));
     let tcp = succeed(girandole().args(options));
     let lines = common::without_times(&mpi);
     assert_eq!(lines, common::without_times(&tcp));
-    let groups = succeed(under_mpirun(2).args(["process-groups", "--backend", "mpi"]));
+    let groups = succeed(under_mpirun(2, &Folder::new()).args(["process-groups", "--backend", "mpi"]));
     assert!(text(&groups.stdout).contains("\nMPI available: True (compiled in; version "));
     assert!(text(&groups.stdout).contains("get_backend mpi"));
 }
@@ -116,7 +122,8 @@ fn what_mpi_cannot_do_is_said_in_one_line() {
         (["--world-size", "3"], "--world-size: got 3; MPI has started 1 ranks"),
         (["--init-method", "tcp://127.0.0.1:1"], "--init-method: got tcp://127.0.0.1:1; MPI ranks meet"),
     ] {
-        let mut command = under_mpirun(1);
+        let folder = Folder::new();
+        let mut command = under_mpirun(1, &folder);
         let output = command.args(["ddp-linear", "--backend", "mpi"]).args(options).output().unwrap();
         assert!(text(&output.stderr).contains(words), "{}", text(&output.stderr));
         assert!(!output.status.success() && output.stdout.is_empty());

@@ -13,7 +13,8 @@ pub(crate) fn run(role: &str, ranks: usize) -> Output {
     let mpirun = std::env::var_os("GIRANDOLE_MPIRUN").unwrap_or_else(|| "mpirun".into());
     let mut command = Command::new(mpirun);
     command.args(["-n", &ranks.to_string()]).arg(std::env::current_exe().unwrap());
-    command.env(ROLE, role).env(FOLDER, folder.path());
+    // Several `mpirun` at once need folders of their own: one removes what another is about to use.
+    command.env(ROLE, role).env(FOLDER, folder.path()).env("TMPDIR", folder.path());
     // Open MPI: more ranks than cores, and root in containers.
     for name in
         ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"]
