@@ -1,10 +1,10 @@
-//! The tests of `ddp` through its public items, in one program, which is quicker built than one for each file.
+//! The tests of `ddp` through its public items, in one program, which is quicker built than one for each file. Tests that listen to the
+//! log have programs of their own: other threads decide which events there are.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "../common/mod.rs"]
 mod common;
 
-mod audit;
 mod buffers;
 mod check;
 mod clip;

@@ -1,4 +1,5 @@
-//! The tests of `tensor-parallel` through its public items, in one program, which is quicker built than one for each file.
+//! The tests of `tensor-parallel` through its public items, in one program, which is quicker built than one for each file. Tests that listen to the
+//! log have programs of their own: other threads decide which events there are.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "../common/mod.rs"]
@@ -6,7 +7,6 @@ mod common;
 
 mod checkpoint;
 mod clip;
-mod counts;
 mod equality;
 mod experts;
 mod files;

@@ -1,10 +1,13 @@
 //! Parameters that no rank has a gradient of are named once, with what may be the cause, or refused.
+#![allow(clippy::expect_used)]
+
+mod common;
 
 use std::sync::{Arc, Mutex};
 
-use crate::common::{on_all_ranks, on_ranks};
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{LayerNorm, Linear, Module, VarBuilder, layer_norm, linear_no_bias};
+use common::{on_all_ranks, on_ranks};
 use fsdp::{Fsdp, FsdpConfig, Strategy, Unit, UnitBuilder};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
@@ -80,7 +83,7 @@ impl Net {
     }
 }
 
-fn wrapped(comm: crate::common::Comm, strategy: Strategy, audit: AuditConfig) -> fsdp::Result<Fsdp<Net>> {
+fn wrapped(comm: common::Comm, strategy: Strategy, audit: AuditConfig) -> fsdp::Result<Fsdp<Net>> {
     let generator = sampler::SharedGenerator::from(sampler::Generator::new(5));
     let vb = training::TorchInit::tensor_builder(&generator, DType::F32, &Device::Cpu);
     Fsdp::new(comm, vb, &FsdpConfig { strategy, audit, ..FsdpConfig::default() }, Net::new)

@@ -1,10 +1,13 @@
 //! Parameters that no rank has a gradient of are named once, with what may be the cause, or refused.
+#![allow(clippy::expect_used)]
+
+mod common;
 
 use std::sync::{Arc, Mutex};
 
-use crate::common::{on_all_ranks, on_ranks};
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{Linear, Module, RmsNorm, VarBuilder, VarMap, linear_no_bias, rms_norm};
+use common::{on_all_ranks, on_ranks};
 use ddp::{Ddp, DdpConfig};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
@@ -78,7 +81,7 @@ impl Net {
     }
 }
 
-fn wrapped(comm: crate::common::Comm, audit: AuditConfig) -> ddp::Result<Ddp<Net>> {
+fn wrapped(comm: common::Comm, audit: AuditConfig) -> ddp::Result<Ddp<Net>> {
     let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
     Ddp::new(comm, vb, &DdpConfig { audit, ..DdpConfig::default() }, Net::new)
 }

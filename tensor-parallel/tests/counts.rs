@@ -1,11 +1,14 @@
 //! What goes between ranks: as many operations and bytes as Megatron-LM's, and backward's while weights' gradients are computed.
+#![allow(clippy::unwrap_used)]
+
+mod common;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use crate::common::{Comm, on_mesh};
 use candle_core::{DType, Device, Tensor, Var};
 use comm::{Communicator, Mesh, Operation, Stats, Work};
+use common::{Comm, on_mesh};
 use tensor_parallel::{
     ParallelTransformerLayer, Result, TensorParallel, TensorParallelConfig, TransformerLayerConfig, Weights,
 };
