@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use candle_core::Device;
-use comm::all_gather_object;
+use comm::{LineDifference, line_difference};
 use sampler::SamplerState;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -99,21 +99,16 @@ pub fn observer_state(contents: &Contents) -> Result<ObserverState> {
     Ok(ObserverState { values, tensors })
 }
 
-/// Refuses a configuration or data that differ from rank 0's.
+/// Refuses a configuration or data that differ from those of most ranks.
 pub(super) fn same_on_all_ranks<M: Model>(
     model: &Parallel<M>,
     data: &dyn Data,
     config: &TrainConfig,
 ) -> Result<()> {
     // Where checkpoints are may be said in several ways.
-    let own = (format!("{:?}", TrainConfig { checkpoints: None, ..config.clone() }), data.fingerprint());
-    let world = model.mesh().world();
-    let all = all_gather_object(&**world, &own)?;
-    let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
-    let (of_first, of_other) = match all[rank].0 == all[0].0 {
-        true => (&all[0].1, &all[rank].1),
-        false => (&all[0].0, &all[rank].0),
-    };
-    let help = format!("rank 0 has {of_first}: give all ranks the same");
-    Err(Error::invalid(format!("rank {rank}'s training"), of_other, help))
+    let own = [format!("{:?}", TrainConfig { checkpoints: None, ..config.clone() }), data.fingerprint()];
+    let Some(difference) = line_difference(&**model.mesh().world(), 0, &own)? else { return Ok(()) };
+    let LineDifference { odd_rank, odd, rank, expected, .. } = difference;
+    let help = format!("rank {rank} has {expected}: give all ranks the same");
+    Err(Error::invalid(format!("rank {odd_rank}'s training"), odd, help))
 }

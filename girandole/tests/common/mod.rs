@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{DType, Device, Module, Result, Tensor};
 use candle_nn::Optimizer;
+use girandole::training::build::{Model, Unit, Units};
 use girandole::training::{Adam, AdamConfig, LossScalerConfig};
 use girandole::{InitialWeights, Layout, Parallel, ParallelConfig, Recompute, models, pipeline};
 use models::{CausalLm, ModelConfig, Weights};
@@ -152,4 +153,19 @@ pub(crate) fn step_of(
     parallel.clip_grad_norm(&mut step.grads, 0.5)?;
     optimizer.step(&step.grads)?;
     Ok(step.loss)
+}
+
+/// Units of one kind, one after the other, with the mean squared error.
+pub(crate) struct Chain<B: Module>(pub(crate) Vec<Unit<B>>);
+
+impl<B: Module + Send + Sync + 'static> Units for Chain<B> {
+    fn units(&self) -> Vec<&dyn Module> {
+        self.0.iter().map(|unit| unit as &dyn Module).collect()
+    }
+}
+
+impl<B: Module + Send + Sync + 'static> Model for Chain<B> {
+    fn output_loss(output: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        candle_nn::loss::mse(output, targets)
+    }
 }

@@ -193,3 +193,22 @@ fn a_layout_of_parts_cannot_go_on() {
     });
     assert!(said.unwrap()[0].contains("only a layout of copies (dp)"));
 }
+
+#[test]
+fn ranks_that_are_told_something_else_are_refused_by_all() {
+    let said = Local::run_shared(3, |comm| {
+        let rank = comm.rank();
+        let mut model: Parallel<CausalLm> =
+            Setup::default().parallel(comm, &"dp=3".parse::<Layout>()?, None)?;
+        let config = TrainConfig {
+            batch_size: 18,
+            steps: STEPS + usize::from(rank == 2),
+            ..config(None, None, false)
+        };
+        Ok(Trainer::new(&mut model, &Rows, config).unwrap_err().to_string())
+    });
+    for said in said.unwrap() {
+        assert!(said.starts_with("rank 2's training: got TrainConfig { steps: 10,"), "{said}");
+        assert!(said.contains("rank 0 has TrainConfig { steps: 9,"), "{said}");
+    }
+}

@@ -3,11 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::common::Chain;
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::Optimizer;
 use girandole::checkpoint::Saved;
 use girandole::comm::{Communicator, Local};
-use girandole::training::build::{Builder, Division, Linear, LinearConfig, Model, Unit, Units};
+use girandole::training::build::{Builder, Division, Linear, LinearConfig};
 use girandole::training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints};
 use girandole::{InitialWeights, Layout, Parallel, ParallelConfig};
 
@@ -26,7 +27,7 @@ impl Module for Block {
     }
 }
 
-struct Net(Vec<Unit<Block>>);
+type Net = Chain<Block>;
 
 impl Net {
     fn new(builder: &Builder) -> candle_core::Result<Self> {
@@ -38,18 +39,6 @@ impl Net {
             })
         };
         Ok(Self((0..2).map(unit).collect::<candle_core::Result<_>>()?))
-    }
-}
-
-impl Units for Net {
-    fn units(&self) -> Vec<&dyn Module> {
-        self.0.iter().map(|unit| unit as &dyn Module).collect()
-    }
-}
-
-impl Model for Net {
-    fn output_loss(output: &Tensor, targets: &Tensor) -> candle_core::Result<Tensor> {
-        candle_nn::loss::mse(output, targets)
     }
 }
 

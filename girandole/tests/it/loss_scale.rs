@@ -4,12 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::common::{Setup, optimizer, own_batch, step};
+use crate::common::{Chain, Setup, optimizer, own_batch, step};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::Optimizer;
 use girandole::comm::Local;
 use girandole::trainer::{Data, Silent, TrainConfig, Trainer};
-use girandole::training::build::{Builder, Division, Linear, LinearConfig, Model, Unit, Units};
+use girandole::training::build::{Builder, Division, Linear, LinearConfig};
 use girandole::training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, LossScalerConfig};
 use girandole::{InitialWeights, Layout, Parallel, ParallelConfig};
 
@@ -102,7 +102,7 @@ impl Module for Pair {
     }
 }
 
-struct Net(Vec<Unit<Pair>>);
+type Net = Chain<Pair>;
 
 const WIDTH: usize = 4;
 const ROWS: usize = 8;
@@ -120,18 +120,6 @@ impl Net {
             })
         };
         Ok(Self((0..2).map(unit).collect::<candle_core::Result<_>>()?))
-    }
-}
-
-impl Units for Net {
-    fn units(&self) -> Vec<&dyn Module> {
-        self.0.iter().map(|unit| unit as &dyn Module).collect()
-    }
-}
-
-impl Model for Net {
-    fn output_loss(output: &Tensor, targets: &Tensor) -> candle_core::Result<Tensor> {
-        candle_nn::loss::mse(output, targets)
     }
 }
 

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::common::{Setup, batch, optimizer, own_batch, step};
+use crate::common::{Chain, Setup, batch, optimizer, own_batch, step};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{ModuleT, Optimizer};
 use girandole::comm::{Communicator, Local};
 use girandole::models::{CausalLm, ModelConfig, Weights};
 use girandole::pipeline::ScheduleKind;
 use girandole::sampler::Generator;
-use girandole::training::build::{Builder, Division, Linear, LinearConfig, Model, Unit, Units};
+use girandole::training::build::{Builder, Division, Linear, LinearConfig};
 use girandole::training::{Adam, AdamConfig, Dropout, activation_bytes};
 use girandole::{InitialWeights, Layout, Parallel, ParallelConfig, Recompute};
 
@@ -181,7 +181,7 @@ impl Module for Counted {
 }
 
 /// Of floats from the first unit on.
-struct Net(Vec<Unit<Counted>>);
+type Net = Chain<Counted>;
 
 const WIDTH: usize = 4;
 const UNITS: usize = 5;
@@ -196,18 +196,6 @@ impl Net {
             })
         };
         Ok(Self((0..UNITS).map(unit).collect::<candle_core::Result<_>>()?))
-    }
-}
-
-impl Units for Net {
-    fn units(&self) -> Vec<&dyn Module> {
-        self.0.iter().map(|unit| unit as &dyn Module).collect()
-    }
-}
-
-impl Model for Net {
-    fn output_loss(output: &Tensor, targets: &Tensor) -> candle_core::Result<Tensor> {
-        candle_nn::loss::mse(output, targets)
     }
 }
 

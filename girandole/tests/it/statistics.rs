@@ -4,11 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use crate::common::Chain;
 use candle_core::{DType, Device, Module, Tensor, bail};
 use candle_nn::{BatchNorm, ModuleT, Optimizer, batch_norm};
 use girandole::comm::{Communicator, Local};
 use girandole::trainer::{Data, Silent, TrainConfig, Trainer};
-use girandole::training::build::{Builder, Division, Linear, LinearConfig, Model, Unit, Units};
+use girandole::training::build::{Builder, Division, Linear, LinearConfig};
 use girandole::training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints};
 use girandole::{InitialWeights, Layout, Parallel, ParallelConfig};
 
@@ -45,7 +46,7 @@ impl Module for Block {
     }
 }
 
-struct Net(Vec<Unit<Block>>);
+type Net = Chain<Block>;
 
 const WIDTH: usize = 4;
 const ROWS: usize = 16;
@@ -63,18 +64,6 @@ impl Net {
             })
         };
         Ok(Self((0..3).map(unit).collect::<candle_core::Result<_>>()?))
-    }
-}
-
-impl Units for Net {
-    fn units(&self) -> Vec<&dyn Module> {
-        self.0.iter().map(|unit| unit as &dyn Module).collect()
-    }
-}
-
-impl Model for Net {
-    fn output_loss(output: &Tensor, targets: &Tensor) -> candle_core::Result<Tensor> {
-        candle_nn::loss::mse(output, targets)
     }
 }
 
