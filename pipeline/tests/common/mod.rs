@@ -64,11 +64,8 @@ pub(crate) fn values(vars: &[(String, Var)]) -> Trained {
     all
 }
 
-/// One process, the whole batch at once: parameters and losses.
-pub(crate) fn alone(blocks: usize, rows: usize) -> (Trained, Vec<f32>) {
-    let (map, builder) = (VarMap::new(), weights());
-    let root = builder(&map);
-    // The same functions, through candle's own sequence.
+/// The functions of [`modules`], for candle's own sequence.
+pub(crate) fn layers(blocks: usize, root: &VarBuilder<'_>) -> Vec<Box<dyn ModuleT>> {
     let mut layers: Vec<Box<dyn ModuleT>> = Vec::new();
     for block in 0..blocks {
         let vb = root.pp("blocks").pp(block);
@@ -77,6 +74,13 @@ pub(crate) fn alone(blocks: usize, rows: usize) -> (Trained, Vec<f32>) {
         layers.push(Box::new(candle_nn::linear(WIDTH, WIDTH, vb.pp("plain")).unwrap()));
         layers.push(Box::new(layer_norm(WIDTH, 1e-5, vb.pp("norm")).unwrap()));
     }
+    layers
+}
+
+/// One process, the whole batch at once: parameters and losses.
+pub(crate) fn alone(blocks: usize, rows: usize) -> (Trained, Vec<f32>) {
+    let (map, builder) = (VarMap::new(), weights());
+    let layers = layers(blocks, &builder(&map));
     let vars: Vec<(String, Var)> =
         map.data().lock().unwrap().iter().map(|(name, var)| (name.clone(), var.clone())).collect();
     let mut optimizer = optimizer(vars.iter().map(|(_, var)| var.clone()).collect());

@@ -4,10 +4,10 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Module, ModuleT, Optimizer, VarBuilder, VarMap, func};
 use comm::{Local, Mesh};
 use pipeline::{Error, Modules, Pipeline, PipelineConfig, ScheduleKind};
-use training::{clip_grad_norm, layer_norm, linear};
+use training::{clip_grad_norm, linear};
 
 use crate::common::{
-    Comm, ROWS, Trained, WIDTH, assert_equal, batch, loss, modules, optimizer, values, weights,
+    Comm, ROWS, Trained, WIDTH, assert_equal, batch, layers, loss, modules, optimizer, values, weights,
 };
 
 const STEPS: usize = 6;
@@ -41,15 +41,7 @@ fn named(map: &VarMap) -> Vec<(String, Var)> {
 /// The model of `crate::common::modules`.
 fn plain(blocks: usize, rows: usize) -> (Vec<f64>, Trained) {
     let (map, builder) = (VarMap::new(), weights());
-    let root = builder(&map);
-    let mut layers: Vec<Box<dyn ModuleT>> = Vec::new();
-    for block in 0..blocks {
-        let vb = root.pp("blocks").pp(block);
-        layers.push(Box::new(linear(WIDTH, WIDTH, vb.pp("fc")).unwrap()));
-        layers.push(Box::new(func(Tensor::tanh)));
-        layers.push(Box::new(candle_nn::linear(WIDTH, WIDTH, vb.pp("plain")).unwrap()));
-        layers.push(Box::new(layer_norm(WIDTH, 1e-5, vb.pp("norm")).unwrap()));
-    }
+    let layers = layers(blocks, &builder(&map));
     alone(rows, &named(&map), |x| layers.iter().try_fold(x.clone(), |x, layer| layer.forward_t(&x, true)))
 }
 
