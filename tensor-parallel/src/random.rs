@@ -1,6 +1,6 @@
 //! Two streams of random numbers: one that the ranks of a group share, and one that each has for itself.
 
-use sampler::{Generator, SharedGenerator};
+use sampler::{Generator, SharedGenerator, split_mix};
 
 /// What dropout draws from. Activations that every rank of the tensor-parallel group holds must lose the same numbers
 /// everywhere; those that are divided over the ranks must lose others on each.
@@ -54,14 +54,9 @@ impl RandomStreams {
     }
 }
 
-/// Neighbouring numbers become unrelated ones, also in the low 32 bits, which are those that count.
-///
-/// Source: G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators" (2014), the mixing function.
+/// Neighbouring numbers become unrelated ones.
 fn mix(number: u64) -> u64 {
-    let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    split_mix(number, 1)
 }
 
 #[cfg(test)]

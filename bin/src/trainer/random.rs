@@ -1,6 +1,6 @@
 //! Random numbers of a step: dropout's.
 
-use sampler::SharedGenerator;
+use sampler::{SharedGenerator, split_mix};
 
 /// A generator that starts anew at each step, from a seed made of the run's seed, the rank and the step: ranks differ, runs
 /// repeat, and a run that goes on from a checkpoint draws what it would have drawn.
@@ -20,17 +20,10 @@ impl StepRandom {
     }
 }
 
-/// Neighbouring seeds, ranks and steps give unrelated numbers, also in the low 32 bits, which are those that count.
+/// Neighbouring seeds, ranks and steps give unrelated numbers.
 fn step_seed(seed: u64, rank: u64, step: u64) -> u64 {
+    let mix = |number| split_mix(number, 1);
     mix(mix(mix(seed).wrapping_add(rank)).wrapping_add(step))
-}
-
-/// Source: G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators" (2014), the mixing function.
-fn mix(number: u64) -> u64 {
-    let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]
