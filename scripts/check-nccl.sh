@@ -19,6 +19,8 @@ selection="--locked -p girandole-comm -p bin --features girandole-comm/nccl,bin/
 for package in girandole-{comm,launch,tape,training,sampler,tensor-parallel} candle-{core,nn}; do
     selection+=" --config profile.dev.package.$package.opt-level=1"
 done
+# Both at once: what they are built of has the same features then.
+cargo build $selection --bin girandole --test cuda_conformance
 cargo test $selection --test cuda_conformance
 # What else is behind the feature.
 cargo test $selection --lib -- nccl::
@@ -35,7 +37,6 @@ said=$(STAND_IN_DEVICES=2 "$program" nccl 3 2>&1) && status=0 || status=$?
 
 # Experiments: the losses of tensors on devices, and the weights saved, are those of the CPU, whether ranks share a device or
 # have one each.
-cargo build $selection --bin girandole
 girandole=${CARGO_TARGET_DIR:-target}/debug/girandole
 mkdir "$TMPDIR/gpus"
 touch "$TMPDIR"/gpus/{0,1}
