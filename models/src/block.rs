@@ -1,10 +1,14 @@
 //! One block: attention and feed-forward, each after a norm and added to what came in.
 
+use std::sync::Arc;
+
 use candle_core::{Module, Result, Tensor};
+use candle_nn::ModuleT;
 use candle_nn::kv_cache::Cache as Kept;
-use training::build::{Division, Linear, LinearConfig, Part};
+use training::build::{Division, Layers, Linear, LinearConfig, Part};
 use training::{
-    AttentionConfig, AttentionMask, Gate, LayerNorm, RmsNorm, add, attention, columns, layer_norm, rms_norm,
+    AttentionConfig, AttentionMask, Dropout, Gate, LayerNorm, RmsNorm, add, attention, columns, layer_norm,
+    rms_norm,
 };
 
 use crate::rotary::Positions;
@@ -110,7 +114,9 @@ impl SelfAttention {
         let mask = window.map_or(AttentionMask::Causal, AttentionMask::SlidingWindow);
         let heads = part.share("num_attention_heads", config.num_heads)?;
         let num_kv_heads = Some(part.share("num_key_value_heads", config.num_kv_heads)?);
-        let config = AttentionConfig { num_kv_heads, ..AttentionConfig::new(heads, mask) };
+        let dropout = Dropout::by_row(config.dropout.attention, &part.whole().prefix())?;
+        let dropout = Some(dropout.after(part.layers().rank() * heads));
+        let config = AttentionConfig { num_kv_heads, dropout, ..AttentionConfig::new(heads, mask) };
         Ok(Self { projections, norms, positions: positions.cloned(), out, config })
     }
 
@@ -179,13 +185,36 @@ impl Module for FeedForward {
     }
 }
 
+/// Dropout between divided layers, of `(batch, length, hidden)`.
+pub(crate) struct Dropped {
+    dropout: Dropout,
+    layers: Arc<dyn Layers>,
+}
+
+impl Dropped {
+    pub(crate) fn new(p: f64, name: &str, part: &Part) -> Result<Self> {
+        let dropout = Dropout::by_row(p, &part.pp(name).whole().prefix())?;
+        Ok(Self { dropout, layers: part.layers().clone() })
+    }
+}
+
+impl Module for Dropped {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        if self.dropout.p() == 0.0 {
+            return Ok(x.clone());
+        }
+        self.dropout.clone().after(self.layers.positions_before(x.dim(1)?)).forward_t(x, true)
+    }
+}
+
 /// One block.
-#[derive(Debug)]
 pub(crate) struct Block {
     before_attention: Norm,
     attention: SelfAttention,
     before_feed_forward: Norm,
     feed_forward: FeedForward,
+    /// Of what attention adds, and of what feed-forward adds.
+    dropped: [Dropped; 2],
 }
 
 impl Block {
@@ -204,13 +233,20 @@ impl Block {
             attention: SelfAttention::new(config, layer, positions, &part.pp(attention))?,
             before_feed_forward: Norm::new(config, &part.pp(norm2))?,
             feed_forward: FeedForward::new(config, &part.pp(feed_forward))?,
+            dropped: [
+                Dropped::new(config.dropout.residual, "after_attention", part)?,
+                Dropped::new(config.dropout.residual, "after_feed_forward", part)?,
+            ],
         })
     }
 
     /// With a cache, the tokens come after those in it.
     pub(crate) fn forward_with(&self, x: &Tensor, cache: Option<&mut KeyValues>) -> Result<Tensor> {
-        let x = add(x, &self.attention.forward(&self.before_attention.forward(x)?, cache)?)?;
-        add(&x, &self.feed_forward.forward(&self.before_feed_forward.forward(&x)?)?)
+        let [after_attention, after_feed_forward] = &self.dropped;
+        let mixed = self.attention.forward(&self.before_attention.forward(x)?, cache)?;
+        let x = add(x, &after_attention.forward(&mixed)?)?;
+        let fed = self.feed_forward.forward(&self.before_feed_forward.forward(&x)?)?;
+        add(&x, &after_feed_forward.forward(&fed)?)
     }
 }
 

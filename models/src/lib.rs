@@ -40,7 +40,7 @@ mod tokenizer;
 pub mod tokens;
 mod weights;
 
-pub use config::{Family, ModelConfig};
+pub use config::{DropoutConfig, Family, ModelConfig};
 pub use error::{Error, Misfits, Result};
 pub use folder::weights_in;
 pub use generate::{GenerateConfig, generate, generate_by};

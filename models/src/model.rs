@@ -7,7 +7,7 @@ use candle_nn::Init;
 use training::build::{Builder, Layers, Model, Part, Unit, Units, Vocabulary, whole_rows};
 use training::{LinearCrossEntropyConfig, add, cross_entropy, embedding};
 
-use crate::block::{Block, KeyValues, Norm, positions};
+use crate::block::{Block, Dropped, KeyValues, Norm, positions};
 use crate::names::{self, Names};
 use crate::{Family, ModelConfig};
 
@@ -18,6 +18,7 @@ const IGNORED: i64 = -100;
 struct Embedding {
     tokens: Arc<dyn Vocabulary>,
     positions: Option<Tensor>,
+    dropped: Dropped,
     layers: Arc<dyn Layers>,
     device: Device,
 }
@@ -34,15 +35,16 @@ impl Embedding {
             }
             _ => None,
         };
+        let dropped = Dropped::new(config.dropout.embedding, "after_embedding", &part)?;
         let layers = part.layers().clone();
-        Ok(Self { tokens, positions, layers, device: part.whole().device().clone() })
+        Ok(Self { tokens, positions, dropped, layers, device: part.whole().device().clone() })
     }
 
     /// Of tokens that come after `offset` others.
     fn forward_at(&self, tokens: &Tensor, offset: usize) -> Result<Tensor> {
         let (_, len) = tokens.dims2()?;
         let x = self.tokens.embed(tokens)?;
-        let Some(table) = &self.positions else { return Ok(x) };
+        let Some(table) = &self.positions else { return self.dropped.forward(&x) };
         let longest = table.dim(0)?;
         if offset.saturating_add(len) > longest {
             bail!(
@@ -53,7 +55,7 @@ impl Embedding {
         let own = self.layers.positions(len)?;
         let places: Vec<u32> = (offset + own.start..offset + own.end).map(|place| place as u32).collect();
         let places = Tensor::from_vec(places, (1, own.len()), table.device())?;
-        add(&x, &embedding(table, &places.repeat((tokens.dim(0)?, 1))?)?)
+        self.dropped.forward(&add(&x, &embedding(table, &places.repeat((tokens.dim(0)?, 1))?)?)?)
     }
 }
 
@@ -90,6 +92,9 @@ impl Module for Head {
 ///
 /// It is a chain of units: the embedding, each block, the head. Parameters have the names of transformers; GPT-2's `Conv1D` weights
 /// are `(outputs, inputs)` here, and turned in files.
+///
+/// [Dropout](ModelConfig::dropout) drops within [`RowKeys::scope`](training::RowKeys::scope), which `girandole::Parallel` opens around each
+/// forward pass of a step, and nowhere else.
 pub struct CausalLm {
     config: ModelConfig,
     embedding: Unit<Embedding>,

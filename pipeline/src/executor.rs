@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use candle_core::{Tensor, Var};
-use training::{DeferredGrads, GradSums, activation_bytes, backward, defer_weights, seeded};
+use training::{DeferredGrads, GradSums, RowKeys, activation_bytes, backward, defer_weights, seeded};
 
 use crate::average::Average;
 use crate::links::{Links, Spec};
@@ -34,6 +34,8 @@ pub(crate) struct Run<'a> {
     pub(crate) targets: Vec<Tensor>,
     pub(crate) loss: &'a dyn Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor>,
     pub(crate) before_forward: Option<&'a dyn Fn(Action)>,
+    /// Of each micro-batch, where rows have any.
+    pub(crate) row_keys: Vec<RowKeys>,
     /// Forward alone, without dropout and without a graph.
     pub(crate) evaluates: bool,
     pub(crate) gradients: GradSums,
@@ -146,7 +148,12 @@ impl Run<'_> {
             before(action);
         }
         let stage = find(self.stages, action)?;
-        let mut output = stage.forward(x, !self.evaluates).map_err(Error::during(action.to_string()))?;
+        let forward = || stage.forward(x, !self.evaluates);
+        let output = match self.row_keys.get(micro_batch) {
+            Some(keys) => keys.scope(forward),
+            None => forward(),
+        };
+        let mut output = output.map_err(Error::during(action.to_string()))?;
         self.specs[number].check(&output, action, "an output")?;
         if self.is_last(number) {
             output = (self.loss)(&output, &self.targets[micro_batch]).map_err(Error::during("the loss"))?;

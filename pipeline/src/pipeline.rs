@@ -11,7 +11,7 @@ use std::thread::Builder;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, TensorId, Var};
 use comm::{Communicator, Stats};
-use training::GradSums;
+use training::{GradSums, RowKeys};
 
 use crate::average::Average;
 use crate::executor::{Run, State};
@@ -62,6 +62,7 @@ pub struct Pipeline {
     news: Arc<News>,
     loss: Loss,
     before_forward: Option<Box<dyn Fn(Action) + Send>>,
+    row_keys: Vec<RowKeys>,
     measures: bool,
     device: Device,
     last_places: Vec<usize>,
@@ -76,6 +77,14 @@ impl Pipeline {
     /// Calls `hook` before each forward pass of a stage: to seed dropout, for one, so that it does not depend on the schedule.
     pub fn before_forward(&mut self, hook: impl Fn(Action) + Send + 'static) {
         self.before_forward = Some(Box::new(hook));
+    }
+
+    /// Gives the next step's micro-batches keys, from which layers make the random numbers of their rows ([`Dropout::by_row`]): one for each,
+    /// on every rank.
+    ///
+    /// [`Dropout::by_row`]: training::Dropout::by_row
+    pub fn set_row_keys(&mut self, keys: Vec<RowKeys>) {
+        self.row_keys = keys;
     }
 
     /// One step: forward and backward of all micro-batches. The first stage's rank needs the batch, the last one's the target.
@@ -127,6 +136,7 @@ impl Pipeline {
             targets,
             loss: &*self.loss,
             before_forward: self.before_forward.as_ref().map(|hook| &**hook as &dyn Fn(Action)),
+            row_keys: std::mem::take(&mut self.row_keys),
             evaluates: false,
             gradients: GradSums::new(vars),
             average: Average::new(self.copies.as_deref(), &self.news, &self.last_places, self.bucket_bytes),
@@ -181,6 +191,7 @@ impl Pipeline {
             targets,
             loss: &*self.loss,
             before_forward: None,
+            row_keys: Vec::new(),
             evaluates: true,
             gradients: GradSums::default(),
             average: Average::new(None, &self.news, &[], 0),

@@ -83,6 +83,10 @@ impl Layers for Divided {
         self.context().ranks()
     }
 
+    fn rank(&self) -> usize {
+        self.context().rank()
+    }
+
     fn between(&self, vb: &VarBuilder<'static>) -> VarBuilder<'static> {
         match self.ranks() > 1 && self.context().sequence_parallel() {
             true => self.of_heads(vb),
@@ -92,6 +96,10 @@ impl Layers for Divided {
 
     fn positions(&self, len: usize) -> Result<Range<usize>> {
         Ok(self.context().positions(len)?)
+    }
+
+    fn positions_before(&self, own: usize) -> usize {
+        if self.context().sequence_parallel() { self.rank() * own } else { 0 }
     }
 
     fn of_heads(&self, vb: &VarBuilder<'static>) -> VarBuilder<'static> {

@@ -47,6 +47,7 @@ mod precision;
 mod product;
 mod recompute;
 mod runs;
+mod scoped;
 mod sgd;
 mod state;
 mod vectors;
@@ -58,7 +59,7 @@ pub use checkpoint::fuzz_manifest;
 pub use checkpoint::{Checkpoint, CheckpointConfig, Checkpoints, Contents, Draft, FileHash};
 pub use clip::{clip_by_norm, clip_factor, clip_grad_norm, first_not_finite, grad_norm, scale_grads};
 pub use defer::{DeferredGrads, defer, defer_weights};
-pub use dropout::Dropout;
+pub use dropout::{Dropout, RowKeys};
 pub use error::{Error, Fallback, Result};
 pub use file::{
     AtomicFile, TensorHeader, load_tensors, open_input, read_input, read_tensor_file, save_tensors,

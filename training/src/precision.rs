@@ -1,8 +1,9 @@
 //! How exactly matrix products are computed.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 
 use crate::product::{Unit, unit};
+use crate::scoped::scoped;
 
 /// How exactly products of f32 matrices are computed on a CPU. Sums are always in f32, and so is all else: norms, softmax, losses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -19,13 +20,13 @@ pub enum Precision {
 }
 
 thread_local! {
-    static CURRENT: Cell<Precision> = const { Cell::new(Precision::F32) };
+    static CURRENT: RefCell<Precision> = const { RefCell::new(Precision::F32) };
 }
 
 impl Precision {
     /// That of this thread: of the innermost [`autocast`].
     pub fn current() -> Self {
-        CURRENT.get()
+        CURRENT.with_borrow(|precision| *precision)
     }
 }
 
@@ -50,15 +51,7 @@ impl Precision {
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub fn autocast<R>(precision: Precision, f: impl FnOnce() -> R) -> R {
-    /// Puts back what was there before, also after a panic.
-    struct Before(Precision);
-    impl Drop for Before {
-        fn drop(&mut self) {
-            CURRENT.set(self.0);
-        }
-    }
-    let _before = Before(CURRENT.replace(precision));
-    f()
+    scoped(&CURRENT, precision, f)
 }
 
 /// What computes products of bf16 on this machine, for people to read.

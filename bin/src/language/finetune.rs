@@ -50,8 +50,19 @@ pub struct FinetuneOptions {
         help_heading = "Adapters"
     )]
     lora_targets: Vec<String>,
+    /// Probability of dropout before adapters
+    #[arg(
+        long,
+        value_name = "P",
+        default_value = "0",
+        value_parser = crate::options::probability,
+        requires = "lora_rank",
+        allow_negative_numbers = true,
+        help_heading = "Adapters"
+    )]
+    lora_dropout: f64,
     /// Continue with these adapters: a folder with adapter_config.json
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["lora_rank", "lora_alpha", "lora_targets"], help_heading = "Adapters")]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["lora_rank", "lora_alpha", "lora_targets", "lora_dropout"], help_heading = "Adapters")]
     adapters: Option<PathBuf>,
     /// Save the whole model, with the adapters merged into its weights
     #[arg(long, help_heading = "Adapters")]
@@ -65,7 +76,8 @@ impl FinetuneOptions {
         }
         let Some(rank) = self.lora_rank else { return Ok(None) };
         let alpha = self.lora_alpha.unwrap_or(2.0 * rank as f64);
-        let config = LoraConfig { rank, alpha, targets: self.lora_targets.clone(), ..LoraConfig::default() };
+        let (targets, dropout) = (self.lora_targets.clone(), self.lora_dropout);
+        let config = LoraConfig { rank, alpha, targets, dropout, ..LoraConfig::default() };
         Ok(Some(Lora::new(&config, weights.config())?))
     }
 }

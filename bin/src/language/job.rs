@@ -347,10 +347,15 @@ fn spread(
         recompute: options.recompute(),
         sequence_parallel: options.sequence_parallel,
         loss_scale: options.loss_scale(),
+        seed: options.seed,
         is_trained: subject.lora.as_ref().map(|_| std::sync::Arc::new(is_adapter) as _),
         ..ParallelConfig::default()
     };
     let (model, lora) = (subject.weights.config().clone(), subject.lora.clone());
+    let model = match options.dropout {
+        Some(p) => model.with_dropout(p)?,
+        None => model,
+    };
     let build = move |builder: &training::build::Builder| match &lora {
         Some(lora) => CausalLm::new(&model, &lora.adapt(builder.clone())),
         None => CausalLm::new(&model, builder),

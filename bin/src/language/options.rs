@@ -141,6 +141,12 @@ pub struct TrainOptions {
     /// Take rows in the order of the files
     #[arg(long, help_heading = "Training")]
     no_shuffle: bool,
+    /// Probability of dropout [default: as config.json says]
+    ///
+    /// In place of the probabilities in config.json, wherever such a model has dropout: in attention, and in a GPT-2 also after the embedding
+    /// and after each layer. The same numbers are dropped in every layout.
+    #[arg(long, value_name = "P", value_parser = crate::options::probability, allow_negative_numbers = true, help_heading = "Training")]
+    pub(super) dropout: Option<f64>,
     /// Type of parameters
     #[arg(long, value_enum, default_value = "f32", help_heading = "Training")]
     pub(super) parameters: ParametersDtype,

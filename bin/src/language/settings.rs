@@ -17,12 +17,13 @@ pub(super) fn train_config(options: &TrainOptions, lora: Option<&Lora>) -> Train
         of(options, &config).into_iter().map(|(name, value)| (format!("--{name}"), value)).collect();
     if let Some(lora) = lora {
         settings.insert("--lora-alpha".into(), lora.config().alpha.to_string());
+        settings.insert("--lora-dropout".into(), lora.config().dropout.to_string());
     }
     TrainConfig { settings, ..config }
 }
 
 /// Neither what another layout computes alike, nor the rows, which must be the same.
-fn of(options: &TrainOptions, config: &TrainConfig) -> [(&'static str, String); 12] {
+fn of(options: &TrainOptions, config: &TrainConfig) -> [(&'static str, String); 13] {
     let adam = &config.adam;
     [
         ("steps", config.steps.to_string()),
@@ -34,6 +35,7 @@ fn of(options: &TrainOptions, config: &TrainConfig) -> [(&'static str, String); 
         ("betas", format!("{},{}", adam.beta1, adam.beta2)),
         ("eps", adam.eps.to_string()),
         ("weight-decay", adam.weight_decay.to_string()),
+        ("dropout", options.dropout.map_or_else(|| "of config.json".into(), |p| p.to_string())),
         ("clip", config.clip.unwrap_or(0.0).to_string()),
         ("parameters", name_of(&options.parameters)),
         ("precision", name_of(&options.precision)),

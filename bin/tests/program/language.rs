@@ -87,6 +87,26 @@ fn every_layout_learns_the_same() {
 }
 
 #[test]
+fn dropout_is_the_same_in_every_layout() {
+    let (folder, data) = folder();
+    let without = pretrain(&folder, &data, &[]);
+    let expected = pretrain(&folder, &data, &["--dropout", "0.3"]);
+    assert!((expected.0[5] - without.0[5]).abs() > 5e-3, "{:?}, {:?}", expected.0, without.0);
+    for layout in ["dp=2", "tp=2", "pp=2,shard=2"] {
+        let got = pretrain(&folder, &data, &["--dropout", "0.3", "--mesh", layout]);
+        assert_near(&got.0, &expected.0, layout);
+        assert_near(&got.1, &expected.1, layout);
+    }
+    let (model, out) = (folder.argument("out"), folder.argument("tuned"));
+    let tune = ["--model", &model, "--data", &data, "--out", &out, "--steps", "1", "--length", "16"];
+    FINETUNE.succeed(&[&tune, &["--lora-rank", "2", "--lora-dropout", "0.25"][..]].concat());
+    let config = fs::read_to_string(folder.path("tuned/adapter_config.json")).unwrap();
+    assert!(config.contains("\"lora_dropout\": 0.25"), "{config}");
+    let (said, _) = refuse_with(FINETUNE.command().args(tune), &["--lora-dropout", "0.25"]);
+    assert!(said.contains("--lora-rank"), "{said}");
+}
+
+#[test]
 fn f16_learns_with_a_scaled_loss() {
     let (folder, data) = folder();
     let expected = pretrain(&folder, &data, &[]);

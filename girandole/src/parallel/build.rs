@@ -80,6 +80,7 @@ impl<M: Model + Send + 'static> Parallel<M> {
             ties,
             scaler,
             counted: Default::default(),
+            steps: 0,
             failed: None,
         };
         parallel.counted = parallel.find_counted()?;

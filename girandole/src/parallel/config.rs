@@ -43,6 +43,8 @@ pub struct ParallelConfig {
     /// Whether losses are scaled, so that small gradients of f16 do not vanish: a step in which a gradient of any rank is not finite is
     /// skipped by all. Default: none.
     pub loss_scale: Option<LossScalerConfig>,
+    /// Of the random numbers of rows, such as dropout's. Default: 0.
+    pub seed: u64,
     /// Which parameters are trained, by name; the others get no optimizer. Default: all.
     pub is_trained: Option<IsTrained>,
 }
@@ -61,6 +63,7 @@ impl Default for ParallelConfig {
             recompute: Recompute::default(),
             sequence_parallel: false,
             loss_scale: None,
+            seed: 0,
             is_trained: None,
         }
     }
@@ -81,7 +84,7 @@ impl ParallelConfig {
 impl fmt::Debug for ParallelConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { dtype, device, micro_batches, schedule, split, ddp, fsdp, .. } = self;
-        let Self { recompute, sequence_parallel, loss_scale, .. } = self;
+        let Self { recompute, sequence_parallel, loss_scale, seed, .. } = self;
         f.debug_struct("ParallelConfig")
             .field("dtype", dtype)
             .field("device", device)
@@ -93,6 +96,7 @@ impl fmt::Debug for ParallelConfig {
             .field("recompute", recompute)
             .field("sequence_parallel", sequence_parallel)
             .field("loss_scale", loss_scale)
+            .field("seed", seed)
             .finish_non_exhaustive()
     }
 }

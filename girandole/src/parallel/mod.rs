@@ -58,6 +58,8 @@ pub struct Parallel<M> {
     scaler: Option<LossScaler>,
     /// Of which the norm of all gradients counts this rank's.
     counted: HashSet<TensorId>,
+    /// The next step's number.
+    steps: u64,
     /// The first failure, after which ranks are out of step.
     failed: Option<String>,
 }
@@ -120,6 +122,12 @@ impl<M: Model> Parallel<M> {
 
     pub(crate) fn loss_scaler_mut(&mut self) -> Option<&mut LossScaler> {
         self.scaler.as_mut()
+    }
+
+    /// Numbers the next step: rows have the random numbers of this step ([`RowKeys`](training::RowKeys)), dropout's for one. Steps count from 0 by
+    /// themselves; a run that goes on from a checkpoint, or takes a step again, says which it is. The same on every rank.
+    pub fn set_next_step(&mut self, step: u64) {
+        self.steps = step;
     }
 
     /// The model, to compute with as on one rank: on all ranks with the same input where layers are divided or sharded. None with `pp`, where no

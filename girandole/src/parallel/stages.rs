@@ -8,6 +8,7 @@ use candle_nn::VarMap;
 use comm::{Communicator, Mesh, Stats};
 use pipeline::{Modules, Pipeline, PipelineConfig};
 use tensor_parallel::Shards;
+use training::RowKeys;
 use training::build::{Model, whole_rows};
 
 use super::ParallelConfig;
@@ -107,10 +108,12 @@ impl Stages {
     pub(super) fn step(
         &mut self,
         (input, targets): (&Tensor, &Tensor),
+        keys: Vec<RowKeys>,
         share: f64,
         shards: &Shards,
     ) -> Result<(f64, GradStore)> {
         self.begin(share * self.micro_batches as f64)?;
+        self.pipeline.set_row_keys(keys);
         let mut step = self.pipeline.step(Some(input), Some(targets))?;
         shards.sum_gradients(&self.parameters, &mut step.grads)?;
         let grads = match &self.flat {

@@ -4,7 +4,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use comm::{Communicator, Operation, ReduceOp};
 use training::build::Model;
-use training::{GradSums, LossScaler, backward, seeded};
+use training::{GradSums, LossScaler, RowKeys, backward, seeded};
 
 use super::{Evaluation, Kind, Parallel, Step};
 use crate::checkpoint::agreed;
@@ -15,11 +15,15 @@ struct MicroBatch {
     input: Tensor,
     targets: Tensor,
     count: usize,
+    keys: RowKeys,
 }
 
 impl<M: Model> Parallel<M> {
     /// One step on this rank's rows: forward, backward, and everything that ranks exchange. Ranks that differ in `pp` or `tp` alone are
     /// given the same rows; those along `dp` and `shard` have others, as many each.
+    ///
+    /// Random numbers of rows, such as dropout's, are those of their places in the batch, where ranks have rows in turn: of two ranks the first has
+    /// rows 0, 2, 4 and so on.
     ///
     /// The loss is the mean over all targets that count, of all ranks and micro-batches together, whatever their numbers on each.
     ///
@@ -48,9 +52,13 @@ impl<M: Model> Parallel<M> {
 
     fn try_step(&mut self, batch: Result<(Tensor, Tensor)>) -> Result<Step> {
         let ([input, targets], parts, total, share) = self.prepare(batch)?;
+        self.steps += 1;
         let share = share * self.scaler.as_ref().map_or(1.0, LossScaler::factor);
         let (sum, mut grads) = match &mut self.model {
-            Kind::Stages(stages) => stages.step((&input, &targets), share, &self.shards)?,
+            Kind::Stages(stages) => {
+                let keys = parts.into_iter().map(|part| part.keys).collect();
+                stages.step((&input, &targets), keys, share, &self.shards)?
+            }
             Kind::Whole { model, vars } => whole(model, vars.all_vars(), &parts, share)?,
             Kind::Copies(ddp) => {
                 // The same for all micro-batches.
@@ -184,7 +192,10 @@ impl<M: Model> Parallel<M> {
                 _ => all.narrow(0, begin, end - begin)?.contiguous(),
             };
             let targets = of(targets)?;
-            Ok(MicroBatch { input: of(input)?, count: M::count(&targets)?, targets })
+            // By their places in the batch, of which the ranks have rows in turn.
+            let places = (begin..end).map(|row| row * self.data.world_size() + self.data.rank());
+            let keys = RowKeys::new(self.config.seed, self.steps, places);
+            Ok(MicroBatch { input: of(input)?, count: M::count(&targets)?, targets, keys })
         };
         (0..count).map(part).collect()
     }
@@ -202,6 +213,11 @@ impl MicroBatch {
             return Ok(model.loss(&self.input, &self.targets)?);
         }
         nothing_of(&model.without_loss(&self.input)?)
+    }
+
+    /// The loss in training, where rows have random numbers.
+    fn training_loss<M: Model>(&self, model: &M) -> Result<Tensor> {
+        self.keys.scope(|| self.loss(model))
     }
 
     /// What it adds to the sum of all losses.
@@ -256,7 +272,7 @@ fn sum(comm: &dyn Communicator, own: f64) -> Result<f64> {
 fn whole<M: Model>(model: &M, vars: Vec<Var>, parts: &[MicroBatch], share: f64) -> Result<(f64, GradStore)> {
     let (mut sum, mut sums) = (0.0, GradSums::new(vars));
     for part in parts {
-        let loss = part.loss(model)?;
+        let loss = part.training_loss(model)?;
         sum += part.add(&loss)?;
         let mut grads = backward(&part.weighted(&loss, share)?)?;
         if parts.len() == 1 {
@@ -277,7 +293,7 @@ fn in_parts<'a, M: Model + 'a>(
 ) -> Result<(f64, GradStore)> {
     let mut sum = 0.0;
     for (place, part) in parts.iter().enumerate() {
-        let loss = part.loss(model(place)?)?;
+        let loss = part.training_loss(model(place)?)?;
         sum += part.add(&loss)?;
         let weighted = part.weighted(&loss, share)?;
         if place + 1 == parts.len() {

@@ -315,6 +315,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         let rows = rows.map_err(|error| Error::invalid("the data", "rows", error.to_string()))?;
         let batch = self.data.batch(&rows, &self.model.config().device.clone()).map_err(Error::from);
         let loss_scale = self.model.loss_scaler().map_or(1.0, LossScaler::factor);
+        self.model.set_next_step(self.step as u64);
         let step = self.model.step_of(batch)?;
         let factor = self.config.schedule.factor(self.step, self.config.steps);
         let learning_rate = self.config.learning_rate * factor;

@@ -73,6 +73,7 @@ pub(crate) struct Setup {
     pub(crate) gpt2: bool,
     /// Of rows.
     pub(crate) len: usize,
+    pub(crate) dropout: f64,
 }
 
 impl Default for Setup {
@@ -86,6 +87,7 @@ impl Default for Setup {
             sequence_parallel: false,
             gpt2: false,
             len: LEN,
+            dropout: 0.0,
         }
     }
 }
@@ -98,7 +100,7 @@ impl Setup {
         layout: &Layout,
         weights: Option<InitialWeights>,
     ) -> girandole::Result<Parallel<CausalLm>> {
-        let config = if self.gpt2 { gpt2() } else { config(self.tied) };
+        let config = if self.gpt2 { gpt2() } else { config(self.tied) }.with_dropout(self.dropout).unwrap();
         let weights = weights.unwrap_or_else(|| Weights::random(&config, 7).unwrap().parts().into());
         let rows = ROWS / layout.data_ranks();
         let micro_batches = if rows.is_multiple_of(2) { 2 } else { 1 };
@@ -110,6 +112,7 @@ impl Setup {
             recompute: self.recompute,
             loss_scale: self.loss_scale,
             sequence_parallel: self.sequence_parallel,
+            seed: 3,
             ..ParallelConfig::default()
         };
         Parallel::new(comm, layout, weights, &settings, move |builder| CausalLm::new(&config, builder))
@@ -128,8 +131,10 @@ pub(crate) fn own_batch_of(
     len: usize,
 ) -> Result<(Tensor, Tensor)> {
     let (data, (tokens, targets)) = (parallel.data_ranks(), batch_of(step, len));
-    let rows = ROWS / data.world_size();
-    let part = |all: &Tensor| all.narrow(0, data.rank() * rows, rows)?.contiguous();
+    // In turn, as the trainer deals them.
+    let own: Vec<u32> = (data.rank()..ROWS).step_by(data.world_size()).map(|row| row as u32).collect();
+    let own = Tensor::new(&own[..], &Device::Cpu)?;
+    let part = |all: &Tensor| all.index_select(&own, 0);
     Ok((part(&tokens)?, part(&targets)?))
 }
 

@@ -114,6 +114,24 @@ fn adapters_and_frozen_parts_where_sequences_are_divided() {
 }
 
 #[test]
+fn dropout_before_adapters_in_every_layout() {
+    let of = |dropout: f64| {
+        let config = LoraConfig { rank: 4, dropout, ..LoraConfig::default() };
+        Lora::new(&config, &crate::common::config(true)).unwrap()
+    };
+    let (lora, none) = (of(0.3), of(0.0));
+    let expected = train("", Some(&lora), true);
+    // The second matrices are zero before the first step.
+    assert!((expected.losses[1] - train("", Some(&none), true).losses[1]).abs() > 1e-4);
+    for layout in LAYOUTS {
+        assert_equal(layout, &train(layout, Some(&lora), true), &expected);
+    }
+    for layout in ["tp=2", "shard=2,tp=2", "dp=2,tp=2"] {
+        assert_equal(layout, &train_as(layout, Some(&lora), true, true), &expected);
+    }
+}
+
+#[test]
 fn frozen_parts_in_every_layout() {
     for tied in [false, true] {
         let expected = train("", None, tied);

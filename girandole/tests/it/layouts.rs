@@ -163,6 +163,59 @@ fn sequences_are_divided_with_layers() {
     assert_equal("dp=2", &train_as("dp=2", qwen3), &expected, 1e-10);
 }
 
+/// Each row loses the same numbers whichever rank has it, in whichever micro-batch, and however its layers are divided.
+#[test]
+fn dropout_in_every_layout() {
+    let gpt2 = Setup { gpt2: true, dropout: 0.2, ..Setup::default() };
+    let qwen3 = Setup { gpt2: false, ..gpt2 };
+    for setup in [gpt2, qwen3] {
+        let (expected, without) = (train_as("", setup), train_as("", Setup { dropout: 0.0, ..setup }));
+        assert!((expected.losses[0] - without.losses[0]).abs() > 1e-3, "nothing is dropped");
+        for layout in LAYOUTS {
+            assert_equal(layout, &train_as(layout, setup), &expected, 1e-10);
+        }
+        for layout in ["tp=2", "dp=2,tp=2", "shard=2,tp=2", "pp=2,tp=2"] {
+            let divided = Setup { sequence_parallel: true, ..setup };
+            assert_equal(layout, &train_as(layout, divided), &expected, 1e-10);
+        }
+        for recompute in [Recompute::Units, Recompute::Selective, Recompute::Every(2)] {
+            for layout in ["", "shard=2", "pp=2", "pp=2,tp=2"] {
+                assert_equal(layout, &train_as(layout, Setup { recompute, ..setup }), &expected, 1e-10);
+            }
+        }
+        for schedule in [ScheduleKind::GPipe, ScheduleKind::ZbV] {
+            assert_equal("pp=2", &train_as("pp=2", Setup { schedule, ..setup }), &expected, 1e-10);
+        }
+    }
+}
+
+#[test]
+fn dropout_is_of_the_seed_and_the_step_and_not_in_evaluation() {
+    let setup = Setup { gpt2: true, dropout: 0.2, ..Setup::default() };
+    let losses = Local::run_shared(1, |comm| {
+        let mut parallel = setup.parallel(comm, &"".parse()?, None)?;
+        let (tokens, targets) = own_batch(&parallel, 0)?;
+        let mut loss = |step: u64| {
+            parallel.set_next_step(step);
+            Ok::<_, girandole::Error>(parallel.step(&tokens, &targets)?.loss)
+        };
+        let losses = [loss(0)?, loss(1)?, loss(0)?];
+        // Steps count by themselves.
+        let next = parallel.step(&tokens, &targets)?.loss;
+        let evaluated = parallel.evaluate(&tokens, &targets)?.loss;
+        Ok((losses, next, evaluated))
+    });
+    let ([first, second, again], next, evaluated) = losses.unwrap().remove(0);
+    assert_eq!((first, second), (again, next));
+    assert!(first != second && first != evaluated);
+    let plain = Local::run_shared(1, |comm| {
+        let mut parallel = Setup { dropout: 0.0, ..setup }.parallel(comm, &"".parse()?, None)?;
+        let (tokens, targets) = own_batch(&parallel, 0)?;
+        Ok(parallel.evaluate(&tokens, &targets)?.loss)
+    });
+    assert_eq!(plain.unwrap(), [evaluated]);
+}
+
 #[test]
 fn every_schedule_with_divided_sequences() {
     let expected = train("", ScheduleKind::OneFOneB, DType::F64, true);

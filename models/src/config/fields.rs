@@ -48,8 +48,7 @@ const HARMLESS: &[&str] = &[
 ];
 
 /// Probabilities of dropout.
-const DROPOUT: &[&str] =
-    &["attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "lora_dropout"];
+const DROPOUT: &[&str] = &["attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout"];
 
 /// A JSON object that notes what was asked for.
 pub(crate) struct Fields<'a> {
@@ -134,6 +133,15 @@ impl<'a> Fields<'a> {
         value.as_f64().map(Some).ok_or_else(|| self.refuse(name, value, "it must be a number"))
     }
 
+    /// A number from 0 to 1.
+    pub(crate) fn probability(&mut self, name: &str, default: f64) -> Result<f64> {
+        let got = self.number(name)?.unwrap_or(default);
+        match (0.0..=1.0).contains(&got) {
+            true => Ok(got),
+            false => Err(self.config(name, &got.to_string(), "it must be a number from 0 to 1")),
+        }
+    }
+
     pub(crate) fn flag(&mut self, name: &str, default: bool) -> Result<bool> {
         let Some(value) = self.value(name) else { return Ok(default) };
         value.as_bool().ok_or_else(|| self.refuse(name, value, "it must be true or false"))
@@ -180,7 +188,7 @@ impl<'a> Fields<'a> {
             }
             if DROPOUT.contains(&&**name) && value.is_number() {
                 if value.as_f64() != Some(0.0) {
-                    notes.push(format!("{name} of {value} is not applied: training is without dropout"));
+                    notes.push(format!("{name} of {value} is not applied: {} has no such dropout", self.of));
                 }
                 continue;
             }

@@ -4,7 +4,7 @@ use serde_json::{Map, json};
 
 use super::fields::Fields;
 use super::llama::activation;
-use super::{Family, ModelConfig};
+use super::{DropoutConfig, Family, ModelConfig};
 use crate::Result;
 
 pub(super) fn read(fields: &mut Fields<'_>) -> Result<ModelConfig> {
@@ -33,6 +33,11 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Result<ModelConfig> {
         mlp_bias: true,
         qk_norm: false,
         tied: fields.flag("tie_word_embeddings", true)?,
+        dropout: DropoutConfig {
+            embedding: fields.probability("embd_pdrop", 0.1)?,
+            attention: fields.probability("attn_pdrop", 0.1)?,
+            residual: fields.probability("resid_pdrop", 0.1)?,
+        },
         initializer_range: fields.number("initializer_range")?.unwrap_or(0.02),
         json: Map::new(),
         notes: Vec::new(),

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 use training::Gate;
 
 use super::fields::Fields;
-use super::{Family, ModelConfig, rope};
+use super::{DropoutConfig, Family, ModelConfig, rope};
 use crate::Result;
 
 pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfig> {
@@ -40,12 +40,6 @@ pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfi
         Family::Qwen2 | Family::Qwen3 => qwen_windows(fields, num_layers)?,
         _ => vec![None; num_layers],
     };
-    // transformers gives that token's embedding no gradient.
-    let notes = fields.value("pad_token_id").map(|token| {
-        format!(
-            "pad_token_id of {token}: where rows contain that token, its embedding is trained like the others"
-        )
-    });
     Ok(ModelConfig {
         family,
         vocab_size: fields.size("vocab_size")?,
@@ -65,9 +59,22 @@ pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfi
         mlp_bias: family == Family::Llama && fields.flag("mlp_bias", false)?,
         qk_norm: family == Family::Qwen3,
         tied: fields.flag("tie_word_embeddings", false)?,
+        dropout: DropoutConfig {
+            attention: fields.probability("attention_dropout", 0.0)?,
+            ..DropoutConfig::default()
+        },
         initializer_range: fields.number("initializer_range")?.unwrap_or(0.02),
         json: Map::new(),
-        notes: notes.into_iter().collect(),
+        notes: padding(fields).into_iter().collect(),
+    })
+}
+
+/// transformers gives that token's embedding no gradient.
+fn padding(fields: &mut Fields<'_>) -> Option<String> {
+    fields.value("pad_token_id").map(|token| {
+        format!(
+            "pad_token_id of {token}: where rows contain that token, its embedding is trained like the others"
+        )
     })
 }
 

@@ -58,7 +58,7 @@ impl fmt::Display for Family {
 /// - Those that say what the model computes are read. A value that is not supported is an error that says which are.
 /// - Those that change nothing here (ids of special tokens, `use_cache`, `transformers_version`, `torch_dtype` and the like) are
 ///   known by name and kept for saving.
-/// - Probabilities of dropout above 0 are not applied in training; [`notes`](Self::notes) says so.
+/// - Probabilities of dropout that another family has change nothing; [`notes`](Self::notes) says so.
 /// - Any other field is an error, unless it is null, false or empty: it could change the numbers.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
@@ -99,10 +99,23 @@ pub struct ModelConfig {
     pub qk_norm: bool,
     /// Whether the head is the embedding.
     pub tied: bool,
+    /// Dropout in training.
+    pub dropout: DropoutConfig,
     /// The standard deviation of new weights.
     pub initializer_range: f64,
     json: Map<String, Value>,
     notes: Vec<String>,
+}
+
+/// Probabilities with which numbers are dropped in training: within [`RowKeys::scope`](training::RowKeys::scope), as `girandole::Parallel` trains.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct DropoutConfig {
+    /// Of what the embedding gives; GPT-2's alone.
+    pub embedding: f64,
+    /// Of the weights of attention.
+    pub attention: f64,
+    /// Of what attention and feed-forward add; GPT-2's alone.
+    pub residual: f64,
 }
 
 impl ModelConfig {
@@ -189,6 +202,22 @@ impl ModelConfig {
             return refuse("n_embd", self.hidden_size, "n_head must divide it");
         }
         Ok(())
+    }
+
+    /// The same with another dropout wherever the family has one.
+    ///
+    /// # Errors
+    /// What is no number from 0 to 1.
+    pub fn with_dropout(mut self, p: f64) -> Result<Self> {
+        if !(0.0..=1.0).contains(&p) {
+            let (got, help) = (p.to_string(), "it must be a number from 0 to 1");
+            return Err(Error::Invalid { what: "ModelConfig", field: "dropout", got, help });
+        }
+        self.dropout = match self.family {
+            Family::Gpt2 => DropoutConfig { embedding: p, attention: p, residual: p },
+            _ => DropoutConfig { attention: p, ..DropoutConfig::default() },
+        };
+        Ok(self)
     }
 
     /// The configuration as it was read, to be written beside the weights.

@@ -96,13 +96,13 @@ fn fields_that_change_nothing_are_accepted_and_kept() {
             ("transformers_version", json!("4.40.0")),
             ("pretraining_tp", json!(1)),
             ("something_else", json!(false)),
-            ("attention_dropout", json!(0.1)),
+            ("attn_pdrop", json!(0.1)),
         ],
     )
     .unwrap();
     assert_eq!(config.json()["eos_token_id"], json!([2, 3]));
     assert_eq!(config.notes().len(), 1);
-    assert!(config.notes()[0].contains("attention_dropout"));
+    assert!(config.notes()[0].contains("attn_pdrop"));
 }
 
 #[test]

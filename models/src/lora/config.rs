@@ -36,6 +36,8 @@ pub struct LoraConfig {
     pub targets: Vec<String>,
     /// Whether adapters are multiplied with alpha over the root of the rank, in place of over the rank. Default: false.
     pub by_root: bool,
+    /// Probability with which numbers that go into adapters are dropped in training, as [`ModelConfig::dropout`] are. Default: 0.
+    pub dropout: f64,
     /// What adapters are computed in, f32 beside a model in bf16, for one; it is not saved. Sharded and divided models have one dtype.
     /// Default: none, the model's.
     pub dtype: Option<DType>,
@@ -43,7 +45,7 @@ pub struct LoraConfig {
 
 impl Default for LoraConfig {
     fn default() -> Self {
-        Self { rank: 8, alpha: 16.0, targets: vec![ALL.into()], by_root: false, dtype: None }
+        Self { rank: 8, alpha: 16.0, targets: vec![ALL.into()], by_root: false, dropout: 0.0, dtype: None }
     }
 }
 
@@ -61,6 +63,9 @@ impl LoraConfig {
         }
         if !self.alpha.is_finite() {
             return refuse("alpha", self.alpha.to_string(), "it must be a finite number");
+        }
+        if !(0.0..=1.0).contains(&self.dropout) {
+            return refuse("dropout", self.dropout.to_string(), "it must be a number from 0 to 1");
         }
         if self.targets.is_empty() {
             return refuse("targets", "empty".into(), "give the names of layers, or all-linear");
@@ -91,6 +96,7 @@ impl LoraConfig {
         let rank = fields.size("r")?;
         let alpha = fields.number("lora_alpha")?.unwrap_or(8.0);
         let by_root = fields.flag("use_rslora", false)?;
+        let dropout = fields.probability("lora_dropout", 0.0)?;
         let targets = match fields.value("target_modules") {
             None => return Err(fields.config("target_modules", "missing", "give the names of layers")),
             Some(Value::String(all)) if all == ALL => default.targets,
@@ -105,7 +111,7 @@ impl LoraConfig {
         for note in fields.finish()? {
             tracing::warn!("{FILE}: {note}");
         }
-        let config = Self { rank, alpha, targets, by_root, dtype: None };
+        let config = Self { rank, alpha, targets, by_root, dropout, dtype: None };
         config.validate()?;
         Ok(config)
     }
@@ -123,7 +129,7 @@ impl LoraConfig {
             "inference_mode": true,
             "init_lora_weights": true,
             "lora_alpha": self.alpha,
-            "lora_dropout": 0.0,
+            "lora_dropout": self.dropout,
             "peft_type": "LORA",
             "r": self.rank,
             "target_modules": targets,

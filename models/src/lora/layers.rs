@@ -4,9 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{DType, Module, Result, Tensor};
-use candle_nn::VarBuilder;
+use candle_nn::{ModuleT, VarBuilder};
 use training::build::{Division, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
-use training::{add, scale};
+use training::{Dropout, add, scale};
 
 use super::LoraConfig;
 use crate::names::ADAPTER;
@@ -22,12 +22,20 @@ impl Layers for Adapted {
         self.inner.ranks()
     }
 
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
     fn freezes(&self) -> bool {
         true
     }
 
     fn positions(&self, len: usize) -> Result<Range<usize>> {
         self.inner.positions(len)
+    }
+
+    fn positions_before(&self, own: usize) -> usize {
+        self.inner.positions_before(own)
     }
 
     fn linear(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Linear> {
@@ -48,7 +56,14 @@ impl Layers for Adapted {
         let second =
             LinearConfig { groups: config.groups, ..LinearConfig::new(rank, config.outputs, second) };
         let b = self.inner.linear(&b, &second)?;
-        Ok(Linear::new(WithAdapter { base, a, b, scale: self.config.scale(), dtype }))
+        let mut dropout = Dropout::by_row(self.config.dropout, &vb.prefix())?;
+        if config.division == Division::Inputs {
+            let before = self.rank() * config.inputs / self.ranks();
+            dropout = dropout.among_features(before, config.inputs);
+        }
+        // Whole rows go into what is divided by inputs.
+        let between = (config.division != Division::Inputs).then(|| self.inner.clone());
+        Ok(Linear::new(WithAdapter { base, a, b, dropout, between, scale: self.config.scale(), dtype }))
     }
 
     fn vocabulary(&self, vb: &VarBuilder<'static>, config: &VocabularyConfig) -> Result<Arc<dyn Vocabulary>> {
@@ -60,14 +75,28 @@ struct WithAdapter {
     base: Linear,
     a: Linear,
     b: Linear,
+    dropout: Dropout,
+    /// Where a rank may have a part of each row.
+    between: Option<Arc<dyn Layers>>,
     scale: f64,
     dtype: DType,
+}
+
+impl WithAdapter {
+    fn dropped(&self, x: &Tensor) -> Result<Tensor> {
+        match &self.between {
+            _ if self.dropout.p() == 0.0 => Ok(x.clone()),
+            Some(layers) => self.dropout.clone().after(layers.positions_before(x.dim(1)?)).forward_t(x, true),
+            None => self.dropout.forward_t(x, true),
+        }
+    }
 }
 
 impl Module for WithAdapter {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         // Scaled where it is small.
-        let change = self.b.forward(&scale(&self.a.forward(&x.to_dtype(self.dtype)?)?, self.scale)?)?;
+        let own = self.dropped(&x.to_dtype(self.dtype)?)?;
+        let change = self.b.forward(&scale(&self.a.forward(&own)?, self.scale)?)?;
         add(&self.base.forward(x)?, &change.to_dtype(x.dtype())?)
     }
 }

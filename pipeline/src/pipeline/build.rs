@@ -126,6 +126,7 @@ impl Pipeline {
             news,
             loss: Box::new(loss),
             before_forward: None,
+            row_keys: Vec::new(),
             measures: false,
             device,
             last_places,

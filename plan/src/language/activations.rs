@@ -17,11 +17,13 @@ pub(super) struct PerToken<'a> {
     config: &'a ModelConfig,
     numbers: Numbers,
     tp: usize,
+    adapter_dropout: f64,
 }
 
 impl<'a> PerToken<'a> {
     pub(super) fn new(subject: &'a Subject, numbers: Numbers, tp: usize) -> Self {
-        Self { config: &subject.config, numbers, tp }
+        let adapter_dropout = subject.lora.as_ref().map_or(0.0, |lora| lora.config().dropout);
+        Self { config: &subject.config, numbers, tp, adapter_dropout }
     }
 
     /// What a unit gives to the next one.
@@ -40,7 +42,12 @@ impl<'a> PerToken<'a> {
         // Learnt positions, and their sum with the tokens.
         let positions = if self.config.family == Family::Gpt2 { 2 * self.output() } else { 0 };
         let places = if self.tp > 1 { PLACE_BYTES + self.numbers.element } else { 0 };
-        self.output() + positions + places
+        self.output() + positions + places + self.dropped(self.config.dropout.embedding, self.output())
+    }
+
+    /// What dropout gives of so many bytes.
+    fn dropped(self, p: f64, bytes: usize) -> usize {
+        if p > 0.0 { bytes } else { 0 }
     }
 
     /// A block.
@@ -66,7 +73,7 @@ impl<'a> PerToken<'a> {
         let attention = self.wide(qkv, queries) + heads * working + apart;
         let inputs = if self.config.family == Family::Gpt2 { hidden } else { 2 * hidden };
         let activation = self.wide(inputs, hidden);
-        let sums = 2 * self.output();
+        let sums = 2 * (self.output() + self.dropped(self.config.dropout.residual, self.output()));
         layers + norms + by_head + rotated + attention + activation + sums
     }
 
@@ -81,8 +88,10 @@ impl<'a> PerToken<'a> {
     fn layer(self, layer: &super::outline::Layer) -> usize {
         let given = layer.outputs * self.numbers.element;
         if Lora::is_adapter(&format!("{}.weight", layer.name)) {
-            // What is scaled, and what is added to the layer's own.
-            return 2 * given;
+            // What goes into the first one; what is scaled, and what is added to the layer's own.
+            let is_first = layer.name.ends_with("lora_A");
+            let into = if is_first { layer.inputs * self.numbers.element } else { 0 };
+            return 2 * given + self.dropped(self.adapter_dropout, into);
         }
         let is_narrow = self.numbers.element != self.numbers.working;
         let is_whole = self.tp == 1 || layer.division == Division::Whole;

@@ -69,6 +69,11 @@ pub trait Layers: Send + Sync {
         1
     }
 
+    /// This rank's number among them.
+    fn rank(&self) -> usize {
+        0
+    }
+
     /// Whether a model's own parameters are not trained, norms and the like as well.
     fn freezes(&self) -> bool {
         false
@@ -86,6 +91,11 @@ pub trait Layers: Send + Sync {
     /// A length that the ranks do not divide.
     fn positions(&self, len: usize) -> Result<Range<usize>> {
         Ok(0..len)
+    }
+
+    /// How many positions of a row come before this rank's between divided layers, where it has `own`: none, but for sequence parallelism.
+    fn positions_before(&self, _own: usize) -> usize {
+        0
     }
 
     /// A builder of what every rank has whole and applies to its own heads alone: each has a part of the gradient.

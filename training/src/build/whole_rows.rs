@@ -1,9 +1,11 @@
 //! Forward passes in which every rank has whole rows.
 
-use std::cell::Cell;
+use std::cell::RefCell;
+
+use crate::scoped::scoped;
 
 thread_local! {
-    static WHOLE: Cell<bool> = const { Cell::new(false) };
+    static WHOLE: RefCell<bool> = const { RefCell::new(false) };
 }
 
 /// Runs a forward pass in which every rank has whole rows between divided layers, also where those are divided along the sequence otherwise: for
@@ -15,18 +17,10 @@ thread_local! {
 /// assert!(whole_rows(in_whole_rows) && !in_whole_rows());
 /// ```
 pub fn whole_rows<T>(forward: impl FnOnce() -> T) -> T {
-    /// Puts back what was there before, also after a panic.
-    struct Before(bool);
-    impl Drop for Before {
-        fn drop(&mut self) {
-            WHOLE.set(self.0);
-        }
-    }
-    let _before = Before(WHOLE.replace(true));
-    forward()
+    scoped(&WHOLE, true, forward)
 }
 
 /// Whether this thread is in [`whole_rows`]: for layers that divide rows.
 pub fn in_whole_rows() -> bool {
-    WHOLE.get()
+    WHOLE.with_borrow(|whole| *whole)
 }

@@ -1,11 +1,16 @@
 //! Dropout with masks from a seed.
 
-use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor, bail};
-use candle_nn::ModuleT;
-use sampler::SharedGenerator;
+mod mask;
+mod rows;
 
-use crate::op::dense;
+use candle_core::{Device, Tensor};
+use candle_nn::ModuleT;
+use sampler::{SharedGenerator, split_mix};
+
 use crate::{Error, Result, drawn};
+
+pub(crate) use mask::Mask;
+pub use rows::RowKeys;
 
 /// In training zeroes each number with probability `p` and multiplies the others by `1 / (1 - p)`; in evaluation does nothing.
 ///
@@ -15,11 +20,13 @@ use crate::{Error, Result, drawn};
 /// generator gives the same masks on every device; they are not PyTorch's. What is computed again ([`recompute`](crate::recompute)) has
 /// the mask that it had.
 ///
+/// A model that is to drop the same numbers in every layout takes its masks from the rows instead: [`by_row`](Self::by_row).
+///
 /// To go on from a checkpoint in the middle of a run, give the generator a seed made of the run's seed, the rank and the epoch at
 /// each epoch's start ([`Generator::manual_seed`](sampler::Generator::manual_seed)).
 ///
 /// # Cost
-/// On a CPU one pass forward and one backward for f32 and f64; elsewhere the mask is made on the host and sent to the device.
+/// On a CPU one pass forward and one backward; elsewhere the mask is made on the host and sent to the device.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -39,7 +46,25 @@ use crate::{Error, Result, drawn};
 #[derive(Debug, Clone)]
 pub struct Dropout {
     p: f64,
-    generator: SharedGenerator,
+    source: Source,
+}
+
+/// Where keys of masks come from.
+#[derive(Debug, Clone)]
+enum Source {
+    Generator(SharedGenerator),
+    Rows(Place),
+}
+
+/// Which numbers of whole rows a layer has.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    /// Of the layer, among all of the model.
+    layer: u64,
+    /// Positions, or heads, that come before this rank's.
+    before: usize,
+    /// Features that come before this rank's, and all of them, where they are divided.
+    features: Option<(usize, usize)>,
 }
 
 impl Dropout {
@@ -48,11 +73,60 @@ impl Dropout {
     /// # Errors
     /// [`Error::InvalidConfig`] for another `p`.
     pub fn new(p: f64, generator: impl Into<SharedGenerator>) -> Result<Self> {
+        Self::of(p, Source::Generator(generator.into()))
+    }
+
+    /// Dropout whose masks depend on the rows and on the layer alone: the same numbers of a row are dropped whichever rank has it, in
+    /// whichever micro-batch, and however its layers are divided. It drops within [`RowKeys::scope`] and nowhere else, so there is no other
+    /// switch between training and evaluation. `layer` is the layer's name, which no other layer has.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new).
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use candle_nn::ModuleT;
+    /// use training::{Dropout, RowKeys};
+    ///
+    /// let dropout = Dropout::by_row(0.5, "mlp")?;
+    /// let x = Tensor::ones((4, 8), DType::F32, &Device::Cpu)?;
+    /// let both = RowKeys::new(42, 0, 0..4).scope(|| dropout.forward_t(&x, true))?;
+    /// // A rank that has the last two of the rows.
+    /// let own = RowKeys::new(42, 0, 2..4).scope(|| dropout.forward_t(&x.narrow(0, 2, 2)?, true))?;
+    /// assert_eq!(own.to_vec2::<f32>()?, both.narrow(0, 2, 2)?.to_vec2::<f32>()?);
+    /// assert_eq!(dropout.forward_t(&x, true)?.to_vec2::<f32>()?, x.to_vec2::<f32>()?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn by_row(p: f64, layer: &str) -> Result<Self> {
+        let layer = layer.bytes().fold(0, |all, byte| split_mix(all, 1 + u64::from(byte)));
+        Self::of(p, Source::Rows(Place { layer, before: 0, features: None }))
+    }
+
+    fn of(p: f64, source: Source) -> Result<Self> {
         if !(0.0..=1.0).contains(&p) {
             let help = "it must be a number from 0 to 1";
             return Err(Error::InvalidConfig { of: "Dropout", field: "p", got: p, help });
         }
-        Ok(Self { p, generator: generator.into() })
+        Ok(Self { p, source })
+    }
+
+    /// With masks [`by_row`](Self::by_row), for a rank that has a part of each row: how many positions of the sequence come before its
+    /// own, or in [`attention`](crate::attention) how many heads.
+    #[must_use]
+    pub fn after(mut self, before: usize) -> Self {
+        if let Source::Rows(place) = &mut self.source {
+            place.before = before;
+        }
+        self
+    }
+
+    /// With masks [`by_row`](Self::by_row), for a rank that has some of the `all` features of each position: how many come before its own.
+    #[must_use]
+    pub fn among_features(mut self, before: usize, all: usize) -> Self {
+        if let Source::Rows(place) = &mut self.source {
+            place.features = Some((before, all));
+        }
+        self
     }
 
     /// The probability.
@@ -60,79 +134,46 @@ impl Dropout {
         self.p
     }
 
-    /// Draws the key of one forward in training; no mask where nothing is dropped.
-    pub(crate) fn mask(&self) -> Option<Mask> {
-        let draw = || self.generator.with(|generator| generator.next_u64());
-        (self.p > 0.0).then(|| Mask::new(self.p, drawn(draw)))
+    /// The mask of one forward in training, of `rows` rows, where each position or head that comes before is `each` lines; none where nothing
+    /// is dropped.
+    pub(crate) fn mask(&self, rows: usize, each: usize) -> candle_core::Result<Option<Mask>> {
+        if self.p == 0.0 {
+            return Ok(None);
+        }
+        Ok(match &self.source {
+            Source::Generator(generator) => {
+                let draw = || generator.with(|generator| generator.next_u64());
+                Some(Mask::of_all(self.p, drawn(draw)))
+            }
+            Source::Rows(place) => match RowKeys::current() {
+                None => None,
+                Some(keys) => {
+                    let keys = keys.of_layer(place.layer, rows)?;
+                    Some(Mask::of_rows(self.p, keys, place.before * each, place.features))
+                }
+            },
+        })
     }
 }
 
 impl ModuleT for Dropout {
     fn forward_t(&self, x: &Tensor, train: bool) -> candle_core::Result<Tensor> {
-        let Some(mask) = train.then(|| self.mask()).flatten() else { return Ok(x.clone()) };
-        if x.device().is_cpu() && matches!(x.dtype(), DType::F32 | DType::F64) {
+        if !train || x.elem_count() == 0 {
+            return Ok(x.clone());
+        }
+        let rows = x.dims().first().copied().unwrap_or(1);
+        let Some(mask) = self.mask(rows, 1)? else { return Ok(x.clone()) };
+        if x.device().is_cpu() {
             return tape::apply_op1(&x.contiguous()?, mask);
         }
-        let factors: Vec<f32> = (0..x.elem_count() as u64).map(|index| mask.factor(index) as f32).collect();
+        let factors = mask.factors(x.dims());
         x * Tensor::from_vec(factors, x.shape(), &Device::Cpu)?.to_dtype(x.dtype())?.to_device(x.device())?
-    }
-}
-
-/// Which numbers of a tensor stay, made from a key.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Mask {
-    key: u64,
-    /// A number stays whose 32 random bits are not below.
-    threshold: u64,
-    scale: f64,
-}
-
-impl Mask {
-    fn new(p: f64, key: u64) -> Self {
-        let threshold = (p * (1u64 << 32) as f64).round() as u64;
-        Self { key, threshold, scale: if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 } }
-    }
-
-    /// What the number at `index` is multiplied with.
-    ///
-    /// Source: G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators" (2014), the mixing function.
-    #[inline(always)]
-    pub(crate) fn factor(&self, index: u64) -> f64 {
-        let mut z = self.key.wrapping_add(index.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        if (z ^ (z >> 31)) >> 32 >= self.threshold { self.scale } else { 0.0 }
-    }
-}
-
-impl CustomOp1 for Mask {
-    fn name(&self) -> &'static str {
-        "dropout"
-    }
-
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        let out = match storage {
-            CpuStorage::F32(_) => {
-                let numbers = dense::<f32>(storage, layout)?.iter().zip(0..);
-                CpuStorage::F32(numbers.map(|(x, index)| x * self.factor(index) as f32).collect())
-            }
-            CpuStorage::F64(_) => {
-                let numbers = dense::<f64>(storage, layout)?.iter().zip(0..);
-                CpuStorage::F64(numbers.map(|(x, index)| x * self.factor(index)).collect())
-            }
-            _ => bail!("dropout: neither f32 nor f64"),
-        };
-        Ok((out, layout.shape().clone()))
-    }
-
-    fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        gradient.contiguous()?.apply_op1_no_bwd(self).map(Some)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use candle_core::Var;
+    use candle_core::{DType, Var};
     use sampler::Generator;
 
     use super::*;
@@ -197,5 +238,68 @@ mod tests {
             let message = Dropout::new(p, Generator::new(0)).unwrap_err().to_string();
             assert!(message.starts_with("Dropout: p is "), "{message}");
         }
+    }
+
+    /// What a rank has of a batch loses what the whole batch loses there: some rows, positions, features; heads of attention.
+    #[test]
+    fn a_part_of_a_batch_has_its_part_of_the_mask() -> candle_core::Result<()> {
+        let dropout = Dropout::by_row(0.5, "layer")?;
+        let keys = RowKeys::new(7, 3, 0..4);
+        let x = Tensor::ones((4, 6, 8), DType::F64, &Device::Cpu)?;
+        let whole = keys.scope(|| dropout.forward_t(&x, true))?;
+        let part = |rows: (usize, usize), positions: (usize, usize), features: (usize, usize)| {
+            let x = x
+                .narrow(0, rows.0, rows.1)?
+                .narrow(1, positions.0, positions.1)?
+                .narrow(2, features.0, features.1)?;
+            let dropout = dropout.clone().after(positions.0).among_features(features.0, 8);
+            let got = keys.part(rows.0..rows.0 + rows.1).scope(|| dropout.forward_t(&x, true))?;
+            let expected = whole
+                .narrow(0, rows.0, rows.1)?
+                .narrow(1, positions.0, positions.1)?
+                .narrow(2, features.0, features.1)?;
+            assert_eq!(got.flatten_all()?.to_vec1::<f64>()?, expected.flatten_all()?.to_vec1::<f64>()?);
+            candle_core::Result::Ok(())
+        };
+        part((0, 4), (0, 6), (0, 8))?;
+        part((1, 2), (0, 6), (0, 8))?;
+        part((0, 4), (3, 3), (0, 8))?;
+        part((2, 2), (2, 3), (4, 4))?;
+        // In turn, as ranks have rows.
+        let odd = RowKeys::new(7, 3, [1, 3]).scope(|| dropout.forward_t(&x.narrow(0, 0, 2)?, true))?;
+        let rows = Tensor::new(&[1u32, 3], &Device::Cpu)?;
+        let expected = whole.index_select(&rows, 0)?;
+        assert_eq!(odd.flatten_all()?.to_vec1::<f64>()?, expected.flatten_all()?.to_vec1::<f64>()?);
+        // Another layer, another step, another seed.
+        let of = |name: &str, seed, step| {
+            let dropout = Dropout::by_row(0.5, name)?;
+            RowKeys::new(seed, step, 0..4)
+                .scope(|| dropout.forward_t(&x, true))?
+                .flatten_all()?
+                .to_vec1::<f64>()
+        };
+        let all = [of("layer", 7, 3)?, of("layes", 7, 3)?, of("layer", 8, 3)?, of("layer", 7, 4)?];
+        assert_eq!(all[0], whole.flatten_all()?.to_vec1::<f64>()?);
+        assert!((0..4).all(|a| (0..a).all(|b| all[a] != all[b])));
+        Ok(())
+    }
+
+    #[test]
+    fn keys_are_of_as_many_rows() -> candle_core::Result<()> {
+        let x = Tensor::ones((3, 2), DType::F32, &Device::Cpu)?;
+        let dropout = Dropout::by_row(0.5, "layer")?;
+        let said = RowKeys::new(0, 0, 0..2).scope(|| dropout.forward_t(&x, true)).unwrap_err().to_string();
+        assert!(said.starts_with("dropout of 3 rows within RowKeys of 2: "), "{said}");
+        assert!(RowKeys::current().is_none());
+        Ok(())
+    }
+
+    #[test]
+    fn sixteen_bits_are_rounded_once() -> candle_core::Result<()> {
+        let x = Tensor::full(3f32, 64, &Device::Cpu)?.to_dtype(DType::BF16)?;
+        let y = Dropout::new(0.1, Generator::new(5))?.forward_t(&x, true)?.to_dtype(DType::F32)?;
+        // 3 / 0.9 is 3.333, of which bf16 has 3.328; 1 / 0.9 in bf16 would make it 3.344.
+        assert!(y.to_vec1::<f32>()?.into_iter().all(|y| y == 0.0 || y == 3.328125));
+        Ok(())
     }
 }

@@ -13,7 +13,7 @@ use candle_core::{
 };
 
 use crate::kept::Kept;
-use crate::{Error, Precision, autocast, seeded};
+use crate::{Error, Precision, RowKeys, autocast, seeded};
 
 pub use place::recomputed_node;
 pub use running::{PartMember, drawn, kept_result, runs_in_part};
@@ -128,7 +128,8 @@ fn segment(
     let anchor = Var::zeros((), DType::F32, x.device())?;
     let (bytes, members, kept) = (met.bytes(), met.members.clone(), Kept::default());
     let output = Mutex::new(Some(output.detach()));
-    let segment = Segment { part, met, precision: Precision::current(), output, _kept: kept.clone() };
+    let (precision, keys) = (Precision::current(), RowKeys::current());
+    let segment = Segment { part, met, precision, keys, output, _kept: kept.clone() };
     let result = tape::apply_op2(&x, &anchor, segment)?;
     members.iter().for_each(|member| member.is_in(result.id()));
     kept.by(&result, bytes);
@@ -158,6 +159,7 @@ struct Segment<F> {
     part: F,
     met: Met,
     precision: Precision,
+    keys: Option<RowKeys>,
     /// What it gave, until that is in the graph.
     output: Mutex<Option<Tensor>>,
     _kept: Kept,
@@ -228,7 +230,8 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync> CustomOp2 for Segment<F> {
         let has_gradient = x.dtype().is_float() && x.track_op();
         let input = if has_gradient { Some(Var::from_tensor(&x.detach())?) } else { None };
         let x = input.as_ref().map_or_else(|| x.detach(), |input| input.as_tensor().clone());
-        let output = running::replayed(&self.met, || autocast(self.precision, || (self.part)(&x)))?;
+        let again = || RowKeys::scope_of(self.keys.clone(), || (self.part)(&x));
+        let output = running::replayed(&self.met, || autocast(self.precision, again))?;
         if (output.shape(), output.dtype()) != (result.shape(), result.dtype()) {
             let of = |tensor: &Tensor| format!("{:?} of shape {:?}", tensor.dtype(), tensor.dims());
             let (first, again) = (of(result), of(&output));

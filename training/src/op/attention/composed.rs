@@ -26,8 +26,7 @@ pub(super) fn composed(q: &Tensor, k: &Tensor, v: &Tensor, call: &Call) -> candl
         weights = (weights * seen.to_dtype(q.dtype())?)?;
     }
     if let Some(mask) = &call.dropout {
-        let count = (batch * heads * queries * keys) as u64;
-        let factors: Vec<f64> = (0..count).map(|index| mask.factor(index)).collect();
+        let factors = mask.factors(&[batch, heads, queries, keys]);
         weights =
             (&weights * Tensor::from_vec(factors, weights.shape(), q.device())?.to_dtype(q.dtype())?)?;
     }

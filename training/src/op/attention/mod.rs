@@ -30,7 +30,7 @@ pub struct AttentionConfig {
     pub mask: AttentionMask,
     /// What products of queries and keys are multiplied with. Default: `1 / sqrt(d)`, d the width of a head.
     pub scale: Option<f64>,
-    /// Dropout of the weights with which values are mixed; set it in training only. Default: none.
+    /// Dropout of the weights with which values are mixed; set it in training only, unless it is [by row](Dropout::by_row). Default: none.
     pub dropout: Option<Dropout>,
 }
 
@@ -129,7 +129,7 @@ struct Call {
     scale: f64,
     /// For each key of each row of the batch, whether it is hidden.
     hidden: Option<Vec<bool>>,
-    /// Which weights are dropped; the index of a weight counts over batch, heads, queries and keys.
+    /// Which weights are dropped, of (batch, heads, queries, keys).
     dropout: Option<Mask>,
     how: How,
 }
@@ -144,7 +144,10 @@ fn run(
     let sizes = check(q, [("k", k), ("v", v)], config)?;
     let hidden = key_mask.map(|mask| hidden(mask, &sizes)).transpose()?;
     let scale = config.scale.unwrap_or(1.0 / (sizes.dims as f64).sqrt());
-    let dropout = config.dropout.as_ref().and_then(Dropout::mask);
+    let dropout = match &config.dropout {
+        Some(dropout) => dropout.mask(sizes.batch, sizes.queries)?,
+        None => None,
+    };
     let call = Call { sizes, mask: config.mask, scale, hidden, dropout, how: How::current() };
     let dtype = working_dtype(NAME, q.dtype())?;
     let wide = |tensor: &Tensor| tensor.to_dtype(dtype)?.contiguous();

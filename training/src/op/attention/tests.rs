@@ -33,7 +33,7 @@ fn composed_equals_fused() -> candle_core::Result<()> {
                 };
                 let sizes = check(&q, [("k", &k), ("v", &v)], &config)?;
                 let hidden = key_mask.map(|mask| hidden(mask, &sizes)).transpose()?;
-                let again = Dropout::new(0.3, Generator::new(case))?.mask();
+                let again = Dropout::new(0.3, Generator::new(case))?.mask(2, queries)?;
                 let dropout = dropout.and(again);
                 let call = Call {
                     sizes,

@@ -157,9 +157,10 @@ impl Call {
     #[inline(always)]
     fn drop_some<T: Real>(&self, row: &mut [T], block: &Block, at: usize) {
         if let Some(mask) = &self.dropout {
-            let Sizes { queries, keys, .. } = self.sizes;
-            let first = (block.index * queries + block.first + at) * keys + block.seen.start;
-            row.iter_mut().zip(first as u64..).for_each(|(x, index)| *x *= T::from_f64(mask.factor(index)));
+            let Sizes { heads, queries, keys, .. } = self.sizes;
+            let line = mask.line(block.index * queries + block.first + at, heads * queries, keys);
+            let seen = block.seen.start..;
+            row.iter_mut().zip(seen).for_each(|(x, key)| *x *= T::from_f64(line.factor(key)));
         }
     }
 }

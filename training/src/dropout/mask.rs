@@ -1,0 +1,131 @@
+//! Which numbers stay.
+
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor, bail};
+use half::{bf16, f16};
+use sampler::split_mix;
+
+use crate::op::dense;
+
+/// Which numbers of a tensor stay, made from keys.
+///
+/// A tensor is a number of lines, which are its last dimension; each of its rows has as many.
+#[derive(Debug, Clone)]
+pub(crate) struct Mask {
+    keys: Keys,
+    /// A number stays whose 32 random bits are not below.
+    threshold: u64,
+    scale: f64,
+}
+
+#[derive(Debug, Clone)]
+enum Keys {
+    /// One for the whole tensor.
+    All(u64),
+    /// One for each row; the lines of a whole row that come before the tensor's, and its place among wider lines.
+    Rows { keys: Vec<u64>, before: usize, features: Option<(usize, usize)> },
+}
+
+/// The mask of one line.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Line {
+    key: u64,
+    first: u64,
+    threshold: u64,
+    scale: f64,
+}
+
+impl Mask {
+    pub(super) fn of_all(p: f64, key: u64) -> Self {
+        Self::new(p, Keys::All(key))
+    }
+
+    pub(super) fn of_rows(p: f64, keys: Vec<u64>, before: usize, features: Option<(usize, usize)>) -> Self {
+        Self::new(p, Keys::Rows { keys, before, features })
+    }
+
+    fn new(p: f64, keys: Keys) -> Self {
+        let threshold = (p * (1u64 << 32) as f64).round() as u64;
+        Self { keys, threshold, scale: if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 } }
+    }
+
+    /// Line `at` of a tensor, of whose rows each has `lines` of this width.
+    #[inline(always)]
+    pub(crate) fn line(&self, at: usize, lines: usize, width: usize) -> Line {
+        let (key, first) = match &self.keys {
+            Keys::All(key) => (*key, at * width),
+            Keys::Rows { keys, before, features } => {
+                let (first, width) = features.unwrap_or((0, width));
+                (keys[at / lines], (before + at % lines) * width + first)
+            }
+        };
+        Line { key, first: first as u64, threshold: self.threshold, scale: self.scale }
+    }
+
+    /// The lines of a tensor of this shape.
+    fn lines(&self, dims: &[usize]) -> impl Iterator<Item = (Line, usize)> {
+        let (rows, width) = match dims {
+            [] | [_] => (dims.iter().product(), 1),
+            [rows, .., width] => (*rows, *width),
+        };
+        let count = dims.iter().product::<usize>() / width.max(1);
+        (0..count).map(move |at| (self.line(at, count / rows, width), width))
+    }
+
+    /// What each number of a tensor of this shape is multiplied with.
+    pub(crate) fn factors(&self, dims: &[usize]) -> Vec<f64> {
+        self.lines(dims).flat_map(|(line, width)| (0..width).map(move |at| line.factor(at))).collect()
+    }
+
+    fn applied<T: Copy>(&self, x: &[T], dims: &[usize], times: impl Fn(T, f64) -> T) -> Vec<T> {
+        let mut out = Vec::with_capacity(x.len());
+        let mut rest = x;
+        for (line, width) in self.lines(dims) {
+            let (own, others) = rest.split_at(width);
+            out.extend(own.iter().enumerate().map(|(at, &x)| times(x, line.factor(at))));
+            rest = others;
+        }
+        out
+    }
+}
+
+impl Line {
+    /// What the number at `index` of the line is multiplied with.
+    #[inline(always)]
+    pub(crate) fn factor(self, index: usize) -> f64 {
+        let bits = split_mix(self.key, self.first + index as u64) >> 32;
+        if bits >= self.threshold { self.scale } else { 0.0 }
+    }
+}
+
+impl CustomOp1 for Mask {
+    fn name(&self) -> &'static str {
+        "dropout"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        let dims = layout.dims();
+        let out = match storage {
+            CpuStorage::F64(_) => {
+                CpuStorage::F64(self.applied(dense(storage, layout)?, dims, |x: f64, factor| x * factor))
+            }
+            CpuStorage::F32(_) => {
+                CpuStorage::F32(self.applied(dense(storage, layout)?, dims, |x, factor| x * factor as f32))
+            }
+            CpuStorage::F16(_) => {
+                let times = |x: f16, factor| f16::from_f32(x.to_f32() * factor as f32);
+                CpuStorage::F16(self.applied(dense(storage, layout)?, dims, times))
+            }
+            CpuStorage::BF16(_) => {
+                let times = |x: bf16, factor| bf16::from_f32(x.to_f32() * factor as f32);
+                CpuStorage::BF16(self.applied(dense(storage, layout)?, dims, times))
+            }
+            _ => bail!("dropout: {:?} is no dtype of real numbers", storage.dtype()),
+        };
+        Ok((out, layout.shape().clone()))
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        gradient.contiguous()?.apply_op1_no_bwd(self).map(Some)
+    }
+}
