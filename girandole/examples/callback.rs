@@ -1,6 +1,6 @@
 //! The training loop with a callback, evaluation and checkpoints: `cargo run --release -p girandole --example callback -- FOLDER`
 //!
-//! Killed and started again with the same folder, it goes on from its last checkpoint, in any layout.
+//! Kill it and start it again with the same folder: it resumes from its last checkpoint, in any layout.
 #![allow(clippy::print_stdout)]
 
 use std::process::ExitCode;
@@ -32,7 +32,7 @@ impl Data for Counting {
     }
 }
 
-/// Prints on the first rank. An error that it gives ends the run.
+/// Prints on the first rank. An error that a callback returns ends the run.
 struct Printer(bool);
 
 impl<M> Observer<M> for Printer {

@@ -1,4 +1,4 @@
-//! Data parallelism: a copy of one's own model on each rank. `cargo run --release -p girandole --example ddp -- 2`
+//! Data parallelism: a copy of your model on each rank. `cargo run --release -p girandole --example ddp -- 2`
 #![allow(clippy::print_stdout)]
 
 use std::process::ExitCode;
@@ -34,7 +34,7 @@ fn train(rank: RankContext) -> Result<()> {
     let ddp = Ddp::new(comm.clone(), builder, &DdpConfig::default(), Net::new)?;
     let mut optimizer =
         Adam::named(ddp.named_vars(), AdamConfig { learning_rate: 0.01, ..AdamConfig::default() })?;
-    // Each rank has rows of its own: here every `world_size`-th of 64.
+    // Each rank has its own rows: here every `world_size`-th of 64.
     let rows = (comm.rank()..64).step_by(comm.world_size()).map(|row| row as f32 / 16.0 - 2.0);
     let x = Tensor::from_iter(rows, &Device::Cpu)?.unsqueeze(1)?;
     let y = x.sin()?;

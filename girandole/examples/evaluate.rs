@@ -25,7 +25,7 @@ fn evaluate(rank: RankContext) -> Result<()> {
     let build = move |builder: &_| CausalLm::new(&config, builder);
     let mut model = Parallel::new(comm, &layout, weights.parts(), &ParallelConfig::default(), build)?;
     let (mut loss, mut targets) = (0.0, 0);
-    // All ranks take part in each call, with a row of their own.
+    // All ranks take part in each call, each with its own row. Rows at the end that are too few for all ranks are left out.
     let rows: Vec<&[u32]> = tokens.windows(LENGTH + 1).step_by(LENGTH).collect();
     for rows in rows.chunks_exact(layout.data_ranks()) {
         let row = Tensor::new(rows[rank], &Device::Cpu)?.unsqueeze(0)?;

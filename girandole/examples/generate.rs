@@ -26,7 +26,7 @@ fn run() -> Result<()> {
         stop: tokenizer.end_of_text().into_iter().collect(),
         ..GenerateConfig::default()
     };
-    // A token may be a part of a character: the stream gives what is whole.
+    // A token may be a part of a character: the stream returns whole characters.
     let (mut text, mut problem) = (tokenizer.stream(), None);
     print!("{prompt}");
     generate(&model, &tokenizer.encode(&prompt)?, &config, |token| match text.push(token) {

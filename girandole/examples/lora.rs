@@ -1,4 +1,4 @@
-//! LoRA: small adapters of a frozen language model are trained. `cargo run --release -p girandole --example lora -- MODEL-FOLDER OUT`
+//! LoRA: trains small adapters of a frozen language model. `cargo run --release -p girandole --example lora -- MODEL-FOLDER OUT`
 //!
 //! The folder is one of Hugging Face's (Llama, Mistral, Qwen, GPT-2); `OUT` is what `peft` loads.
 #![allow(clippy::print_stdout)]

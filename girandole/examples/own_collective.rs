@@ -1,4 +1,4 @@
-//! A collective of one's own, made of messages: the sum of what all lower ranks have (a prefix sum), in log2(ranks) rounds.
+//! A collective of your own, made of messages: the sum over this rank and all lower ranks (a prefix sum), in log2(ranks) rounds.
 //! `cargo run --release -p girandole --example own_collective -- 4`
 #![allow(clippy::print_stdout)]
 
@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Tensor};
 use girandole::comm::{Communicator, Message, Result};
 use girandole::launch::{self, RankContext};
 
-/// What this and all lower ranks have, added. To be called on every rank, with tensors of one shape.
+/// The sum of the tensors of this rank and all lower ranks. Call it on every rank, with tensors of the same shape.
 fn prefix_sum(comm: &dyn Communicator, tensor: &Tensor) -> Result<Tensor> {
     let (rank, mut sum) = (comm.rank(), tensor.copy()?);
     let mut distance = 1;
@@ -22,7 +22,7 @@ fn prefix_sum(comm: &dyn Communicator, tensor: &Tensor) -> Result<Tensor> {
             messages.push(Message::Recv { tensor: lower.clone(), from: rank - distance });
         }
         if !messages.is_empty() {
-            // All at once: no two ranks wait for each other, in whatever order they are listed.
+            // Sent and received at once, so ranks cannot wait for each other in a circle.
             comm.batch(messages)?.wait()?;
         }
         sum = (sum + lower)?;

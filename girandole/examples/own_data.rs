@@ -1,6 +1,6 @@
-//! A data set of one's own: `cargo run --release -p girandole --example own_data -- 2`
+//! A data set of your own: `cargo run --release -p girandole --example own_data -- 2`
 //!
-//! Each rank gets other rows, in an order that changes from epoch to epoch, and goes on after a break where it was.
+//! Each rank gets its own rows, in an order that changes from epoch to epoch. A later run can resume in the middle of an epoch.
 #![allow(clippy::print_stdout)]
 
 use std::process::ExitCode;
@@ -35,7 +35,7 @@ fn show(rank: RankContext) -> Result<()> {
     let of =
         |rank| DistributedSamplerConfig { dataset_len: 12, num_replicas: ranks, rank, ..Default::default() };
     let sampler = DistributedSampler::new(of(rank))?;
-    // Batches are made by another thread while the one before is learnt.
+    // Another thread makes the next batches while this one trains.
     let config = DataLoaderConfig { batch_size: 3, num_workers: 1, ..Default::default() };
     let mut loader = DataLoader::new(Arc::new(Squares(12)), sampler, Ok, config)?;
     for epoch in 0..2 {
@@ -45,7 +45,7 @@ fn show(rank: RankContext) -> Result<()> {
         }
     }
 
-    // A checkpoint after 2 samples of this rank's, and another run that goes on from there.
+    // A checkpoint after 2 samples of this rank, and another run that resumes there.
     let before = DistributedSampler::new(of(rank))?;
     let state = before.state(2);
     let mut after = DistributedSampler::new(of(rank))?;

@@ -1,4 +1,4 @@
-//! A model of one's own that trains in every layout: `cargo run --release -p girandole --example own_model -- pp=2,shard=2`.
+//! A model of your own that trains in every layout: `cargo run --release -p girandole --example own_model -- pp=2,shard=2`.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use girandole::training::build::{Builder, Division, Linear, LinearConfig, Model,
 use girandole::training::{Adam, AdamConfig};
 use girandole::{InitialWeights, Layout, Parallel, ParallelConfig, launch};
 
-/// What a block adds to its input.
+/// A block: two layers, whose result is added to the input.
 struct Block(Linear, Linear);
 
 impl Module for Block {

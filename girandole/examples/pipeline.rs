@@ -18,7 +18,7 @@ const WIDTH: usize = 16;
 
 fn train(rank: RankContext) -> Result<()> {
     let comm: Arc<dyn Communicator> = Arc::new(rank.connect()?);
-    // The whole model; a rank builds the modules of its stage alone.
+    // The whole model; each rank builds only the modules of its stage.
     let modules = (0..6).fold(Modules::new(), |modules, layer| {
         let build = |builder: VarBuilder| linear(WIDTH, WIDTH, builder);
         modules.module(&format!("layers.{layer}"), build)
