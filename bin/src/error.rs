@@ -109,7 +109,7 @@ pub enum Error {
         lost: comm::Error,
     },
     /// A rank was lost before the first step: all that are left begin anew. Never told to anybody.
-    #[error("the ranks begin anew")]
+    #[error("the ranks start again")]
     BeginAnew,
     /// What a worker reported cannot be read.
     #[error("rank 0 ended without a result that can be read: {reason}")]

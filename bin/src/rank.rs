@@ -220,7 +220,7 @@ impl Rank {
                 Ok(stages) => {
                     self.stage = stages.into_iter().max().unwrap_or(self.stage).min(Stage::Told);
                     if self.is_first() {
-                        note(format_args!("{lost}; {left} of the ranks begin anew, before the first step"));
+                        note(format_args!("{lost}; {left} of the ranks start again, before the first step"));
                     }
                     return Ok(());
                 }

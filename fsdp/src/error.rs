@@ -165,7 +165,7 @@ pub enum Error {
     ParametersDiffer(#[from] Box<comm::ParameterDifference>),
     /// An optimizer remembers something of no parameter, which would be given to the wrong ranks when it is loaded.
     #[error(
-        "what the optimizer remembers as `{key}` is of no parameter, so that no rank could find its part again: make it from \
+        "the optimizer's state `{key}` belongs to no parameter, so no rank could find its part again: make it from \
          `Fsdp::named_vars`, as in `Adam::named(fsdp.named_vars(), config)`"
     )]
     StrayState {

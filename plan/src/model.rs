@@ -76,7 +76,7 @@ pub struct Model {
 /// The sizes of a transformer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TransformerSizes {
-    /// Tokens that there are.
+    /// Tokens in the vocabulary.
     pub vocab_size: u64,
     /// Features of a token.
     pub d_model: u64,

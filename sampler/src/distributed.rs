@@ -114,7 +114,7 @@ impl DistributedSampler {
 
     /// Goes on from a saved state, also at another number of ranks than it was saved at.
     ///
-    /// What is left of the epoch is dealt out anew, each sample to one rank, but for the [`Tail`] at this number of
+    /// What is left of the epoch is distributed again, each sample to one rank, but for the [`Tail`] at this number of
     /// ranks; padding repeats samples from the epoch's start. At the same number of ranks the sequence is the very one
     /// that was broken off. A later [`set_epoch`](Sampler::set_epoch) to *another* epoch begins that one whole; to the
     /// resumed epoch it changes nothing, so that the training loop needs no case of its own.

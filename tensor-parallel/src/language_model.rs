@@ -13,7 +13,7 @@ use crate::{
 /// The sizes of a [`LanguageModel`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct LanguageModelConfig {
-    /// Tokens that there are, of which each rank has a part; where the ranks do not divide them, the first ranks have one more.
+    /// Tokens in the vocabulary, of which each rank has a part; where the ranks do not divide them, the first ranks have one more.
     /// Default 50,304.
     pub vocab_size: usize,
     /// Features of a token. Default 768.

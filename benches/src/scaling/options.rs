@@ -46,7 +46,7 @@ pub struct Options {
     /// Tokens in a row
     #[arg(long, value_name = "N", default_value_t = Sizes::LARGE.length)]
     pub length: usize,
-    /// Tokens that there are
+    /// Tokens in the vocabulary
     #[arg(long, value_name = "N", default_value_t = Sizes::LARGE.vocab_size)]
     pub vocab_size: usize,
     /// About how long each run is measured

@@ -12,7 +12,7 @@ const SEED: u64 = 42;
 /// The sizes of a Transformer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sizes {
-    /// Tokens that there are.
+    /// Tokens in the vocabulary.
     pub vocab_size: usize,
     /// Numbers that a token becomes.
     pub d_model: usize,

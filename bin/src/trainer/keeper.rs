@@ -15,7 +15,7 @@ use super::Position;
 pub struct RunIdentity {
     /// The command.
     pub command: String,
-    /// Ranks that took part. Another number is no contradiction: what is left of the epoch is dealt out anew.
+    /// Ranks that took part. Another number is no contradiction: what is left of the epoch is distributed again.
     pub world_size: usize,
     /// Options, as they are typed, with their values: seed, learning rate, sizes. Not the epochs: a run may be made longer.
     pub settings: BTreeMap<String, String>,

@@ -153,7 +153,7 @@ where
         let dealt = match then == now {
             true => String::new(),
             false => format!(
-                "; it was made with world size {then}, so what is left of the data is dealt out anew, and the numbers are \
+                "; it was made with world size {then}, so what is left of the data is distributed again, and the numbers are \
                  those of neither"
             ),
         };

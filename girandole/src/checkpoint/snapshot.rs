@@ -99,7 +99,7 @@ fn piece_of<'a>(pieces: &'a [Piece], key: &str) -> Result<&'a Piece> {
     let of = pieces.iter().filter(|piece| is_of(&piece.var_name));
     of.max_by_key(|piece| piece.var_name.len()).ok_or_else(|| {
         let help = "make the optimizer from Parallel::named_vars, so that it is known whose part this is";
-        Error::invalid("what the optimizer remembers", key, help)
+        Error::invalid("the optimizer's state", key, help)
     })
 }
 

@@ -61,13 +61,13 @@ pub fn check_resume(
     let (kept, own) = (Kept::of(contents)?, data.fingerprint());
     if kept.data != own {
         return Err(refuse(format!(
-            "it was made with other data ({}, and this is {own}): give the same files in the same order, with rows as long, or begin anew in another folder",
+            "it was made with other data ({}, and this is {own}): give the same files in the same order, with rows as long, or start again in another folder",
             kept.data
         )));
     }
     let order: SamplerState = serde_json::from_value(contents.sampler.clone())
         .map_err(|error| refuse(format!("where it stands in the data cannot be read: {error}")))?;
-    let same = "an epoch's rows would come in another order: give the same, or begin anew in another folder";
+    let same = "an epoch's rows would come in another order: give the same, or start again in another folder";
     if order.shuffle != config.shuffle {
         let (before, now) = if order.shuffle { ("", "not ") } else { ("not ", "") };
         return Err(refuse(format!(

@@ -65,7 +65,7 @@ impl fmt::Display for Family {
 pub struct ModelConfig {
     /// The kind of model.
     pub family: Family,
-    /// Tokens that there are.
+    /// Tokens in the vocabulary.
     pub vocab_size: usize,
     /// Features of a token.
     pub hidden_size: usize,

@@ -163,7 +163,7 @@ fn tensors(path: &Path, config: &DataConfig<'_>) -> Result<TokenFile> {
     if let Some(len) = made_by.filter(|len| *len != file.vocab_size()) {
         let of = file.vocab_size();
         let problem = format!(
-            "it is of a tokenizer of {of} tokens, and the model's has {len}: make it anew with the model's"
+            "it is of a tokenizer of {of} tokens, and the model's has {len}: create it again with the model's"
         );
         return Err(file.refuse(problem));
     }

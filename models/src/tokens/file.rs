@@ -123,7 +123,7 @@ impl TokenFile {
             hash.add(&self.bytes(from..end.min(from + CHUNK as u64))?);
         }
         if hash.hex() != self.fingerprint {
-            return Err(self.refuse("its content is not what was written: make it anew".into()));
+            return Err(self.refuse("its content is not what was written: create it again".into()));
         }
         Ok(())
     }
@@ -153,7 +153,7 @@ impl TokenFile {
     /// Some of the tokens.
     ///
     /// # Errors
-    /// Tokens that there are not; a damaged file; failures to read.
+    /// Tokens outside the vocabulary; a damaged file; failures to read.
     pub fn read(&self, range: Range<u64>) -> Result<Vec<u32>> {
         if range.start > range.end || range.end > self.tokens() {
             let problem = format!("it has {} tokens, and {range:?} are asked for", self.tokens());

@@ -47,7 +47,7 @@ impl Default for Work {
 /// Sizes of a Transformer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transformer {
-    /// Tokens that there are.
+    /// Tokens in the vocabulary.
     pub vocab_size: usize,
     /// Numbers that a token becomes.
     pub d_model: usize,

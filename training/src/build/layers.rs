@@ -54,7 +54,7 @@ impl LinearConfig {
 /// A table of vectors that a model wants, one for each token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VocabularyConfig {
-    /// Tokens that there are.
+    /// Tokens in the vocabulary.
     pub tokens: usize,
     /// Numbers of a vector.
     pub features: usize,

@@ -40,7 +40,7 @@ pub(super) fn resume(
     let kept: Kept<Own> = Kept::of(&read)?;
     let step = contents.step as usize;
     let (epoch, batch) = (step / course.steps_per_epoch, step % course.steps_per_epoch);
-    let cut = |then| format!("; it was made with world size {then}, the model is cut anew");
+    let cut = |then| format!("; it was made with world size {then}, the model is cut again");
     let place = format!("epoch {epoch}, batch {batch} (step {step})");
     keeping.resumed((&contents, &kept), (epoch, batch), log, &place, cut)?;
     Ok(step)

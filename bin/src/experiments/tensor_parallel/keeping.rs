@@ -56,7 +56,7 @@ pub(super) fn resume<T: Task>(
     job.at = Position { epoch, batch, step };
     let dealt = |then| {
         format!(
-            "; it was made with {then} data-parallel ranks, so what is left of the data is dealt out anew, and the numbers are \
+            "; it was made with {then} data-parallel ranks, so what is left of the data is distributed again, and the numbers are \
              those of neither"
         )
     };

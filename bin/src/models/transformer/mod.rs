@@ -18,7 +18,7 @@ pub use positions::PositionalEncoding;
 /// The sizes of a [`Transformer`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct TransformerConfig {
-    /// Tokens that there are.
+    /// Tokens in the vocabulary.
     pub vocab_size: usize,
     /// Numbers that a token becomes; even, and a multiple of the heads. Default 512.
     pub d_model: usize,

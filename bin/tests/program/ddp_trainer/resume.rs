@@ -269,7 +269,7 @@ fn another_number_of_ranks_goes_on_with_what_is_left() {
     let more = ["--world-size", "3", "--checkpoint-dir", &dir, &earlier, "--metrics", &lines];
     let remarks = run(&arguments, &more);
     assert!(
-        remarks.contains("it was made with world size 2, so what is left of the data is dealt out anew"),
+        remarks.contains("it was made with world size 2, so what is left of the data is distributed again"),
         "{remarks}"
     );
     // 12 of 20 samples are left of the third epoch: four for each rank, two batches.

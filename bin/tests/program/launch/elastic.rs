@@ -140,7 +140,7 @@ fn before_the_first_step_the_others_begin_anew() {
         let output = job.end().remove(0);
         let remarks = text(&output.stderr);
         assert!(output.status.success(), "{remarks}");
-        assert!(remarks.contains("2 of the ranks begin anew, before the first step"), "{remarks}");
+        assert!(remarks.contains("2 of the ranks start again, before the first step"), "{remarks}");
         succeed(girandole().args(&train).args([&folder.argument("whole"), "--world-size", "2"]));
         let weights = ["saved", "whole"].map(|name| std::fs::read(folder.path(name)).unwrap());
         assert!(weights[0] == weights[1], "other weights than those of 2 ranks: {remarks}");

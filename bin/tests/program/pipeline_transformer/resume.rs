@@ -29,7 +29,7 @@ fn a_run_goes_on_in_other_stages() {
     let resumed =
         PIPELINE.succeed(&[&common[..], &keep, &["--epochs", "5", "--world-size", "3", "--resume"]].concat());
     let note = format!(
-        "going on from {dir} at epoch 2, batch 0 (step 6); it was made with world size 2, the model is cut anew"
+        "going on from {dir} at epoch 2, batch 0 (step 6); it was made with world size 2, the model is cut again"
     );
     assert!(text(&resumed.stderr).contains(&note), "{resumed:?}");
     PIPELINE

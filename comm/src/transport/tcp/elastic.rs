@@ -61,7 +61,7 @@ impl Tcp {
     fn regroup(&self, what: &str, room: usize) -> Result<Arc<dyn Communicator>> {
         let Some(lobby) = &self.lobby else {
             let help = "set TcpConfig::elastic (GIRANDOLE_ELASTIC=1) on every rank; groups made by new_group or split do not \
-                        change: change the one of all ranks, and make them anew";
+                        change: change the one of all ranks, and create them again";
             return Err(Error::invalid(what, "a group that cannot change", help));
         };
         let bureau: &dyn Supervisor = &*self.bureau;
