@@ -27,8 +27,13 @@ pub(super) struct MeetingFile {
 }
 
 impl MeetingFile {
-    /// Writes the file in one go: whoever reads it sees the earlier one or all of this one.
+    /// Writes the file in one go: whoever reads it sees the earlier one or all of this one. Nothing else is replaced than such a file,
+    /// or an empty one.
     pub(super) fn write(path: &Path, address: SocketAddr, nonce: [u8; 32]) -> Result<Self> {
+        if let Some(what) = anything_else(path) {
+            let help = format!("{what}, which would be lost: give a path where nothing is yet");
+            return Err(Error::invalid("the meeting's file", path.display(), help));
+        }
         let failed = |reason: &dyn std::fmt::Display| {
             Error::invalid(
                 "the meeting's file",
@@ -65,6 +70,23 @@ impl Drop for MeetingFile {
             let _ = fs::remove_file(&self.path);
         }
     }
+}
+
+/// What is there that is no meeting's file.
+fn anything_else(path: &Path) -> Option<&'static str> {
+    /// How each begins, whatever version of this program has written it.
+    const BEGINNING: &[u8] = br#"{"address":"#;
+    let kind = fs::symlink_metadata(path).ok()?.file_type();
+    if kind.is_dir() {
+        return Some("it is a folder");
+    }
+    if !kind.is_file() {
+        return Some("it is a link or a device");
+    }
+    let mut text = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(BEGINNING.len() as u64).read_to_end(&mut text));
+    let is_free = read.is_ok() && (text.is_empty() || text == BEGINNING);
+    (!is_free).then_some("there is another file")
 }
 
 /// Where rank 0 listens. With `own_only`, what another user may have written does not count.
@@ -130,14 +152,31 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_meetings_file_is_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, link) = (folder.path().join("precious"), folder.path().join("link"));
+        fs::write(&path, "weights").unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        for (path, what) in [(&path, "another file"), (&link, "a link"), (&"/dev/null".into(), "a device")] {
+            let message = MeetingFile::write(path, address(7), [0; 32]).unwrap_err().to_string();
+            assert!(message.contains(what) && message.contains("give a path where nothing is"), "{message}");
+        }
+        assert_eq!(fs::read_to_string(&path).unwrap(), "weights");
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        // As `mktemp` makes one.
+        fs::write(&path, "").unwrap();
+        drop(MeetingFile::write(&path, address(7), [0; 32]).unwrap());
+        assert!(!path.exists());
+    }
+
+    #[test]
     fn a_path_that_cannot_be_written_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
-        for path in [folder.path().join("no/such/folder"), folder.path().into()] {
+        for (path, what) in
+            [(folder.path().join("no/such/folder"), "can be written"), (folder.path().into(), "a folder")]
+        {
             let message = MeetingFile::write(&path, address(7), [0; 32]).unwrap_err().to_string();
-            assert!(
-                message.contains(path.to_str().unwrap()) && message.contains("can be written"),
-                "{message}"
-            );
+            assert!(message.contains(path.to_str().unwrap()) && message.contains(what), "{message}");
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "no draft is left");
     }
@@ -146,7 +185,7 @@ mod tests {
     fn rubbish_and_other_users_files_are_not_believed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("meeting");
-        for rubbish in [&b""[..], b"{", b"\xff\xff", &[b'['; 100_000], br#"{"address":"x","nonce":[]}"#] {
+        for rubbish in [&b"{"[..], b"\xff\xff", &[b'['; 100_000], b"", br#"{"address":"x","nonce":[]}"#] {
             fs::write(&path, rubbish).unwrap();
             assert!(read(&path, false).is_err());
         }

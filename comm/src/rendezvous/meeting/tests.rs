@@ -266,7 +266,7 @@ fn what_an_earlier_run_left_in_the_file_does_no_harm() {
     });
     for port in [gone, silent.1, other_run.1] {
         let stale = serde_json::json!({ "address": format!("127.0.0.1:{port}"), "nonce": nonce });
-        for stale in [stale.to_string().into_bytes(), b"\0rubbish".to_vec()] {
+        for stale in [stale.to_string().into_bytes(), b"{\"address\":\0rubbish".to_vec()] {
             fs::write(&path, stale).unwrap();
             let limits = Limits { handshake: Duration::from_millis(500), ..Limits::default() };
             let options = move || Options { listener: None, limits, ..Options::default() };
