@@ -16,10 +16,10 @@ use crate::group::{Group, Setup};
 use crate::strangers::{ports, waiting};
 
 /// What a rank may need beside what it needs when nobody comes.
-const MEMORY_KIB: u64 = 10 * 1024;
+const MEMORY_KIB: u64 = 4 * 1024;
 /// Connections that one attacker holds at a time.
 const HELD: usize = 500;
-const OPENING: &[u8] = b"girandle\x02\0................................";
+const OPENING: &[u8] = b"girandle\x04\0................................";
 
 fn strangers() -> usize {
     std::env::var("STRANGERS").map_or(1_500, |count| count.parse().unwrap())
@@ -117,6 +117,16 @@ impl Attacker {
 
 const KINDS: usize = 14;
 
+/// Whoever has another version is sent away at once, and would test nothing.
+fn assert_known(port: &SocketAddr) {
+    let (mut stream, mut answer) = (TcpStream::connect(port).unwrap(), [0; 42]);
+    stream.write_all(OPENING).unwrap();
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(answer[..10], OPENING[..10], "the version of the protocol");
+    stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+    assert!(stream.read(&mut [0]).is_err(), "it is waited for");
+}
+
 /// So many connections, to each of the ports in turn; the number that were made. Others are still held.
 fn attack(ports: &[SocketAddr], count: usize) -> (usize, Vec<Attacker>) {
     let made = AtomicUsize::new(0);
@@ -154,7 +164,9 @@ fn a_job_among_strangers_ends_well_and_needs_no_more_memory() {
     let script = "some 7 300; polite 7";
     let mut group = Group::empty(4, &Setup::default());
     (0..3).for_each(|rank| group.add(rank, script));
-    let (met, _held) = attack(&waiting(&group), count / 2);
+    let meeting = waiting(&group);
+    assert_known(&meeting[0]);
+    let (met, _held) = attack(&meeting, count / 2);
     group.add(3, script);
     group.ready(0..4);
     let ports: Vec<SocketAddr> = group.all().flat_map(|rank| ports(group.pid(rank))).collect();

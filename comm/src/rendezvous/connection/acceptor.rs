@@ -1,12 +1,13 @@
-//! Takes connections while ranks meet, and later those for data, and keeps strangers from doing harm. One that says nothing
-//! costs a file descriptor; one that speaks gets a thread of its own until it has proved that it belongs to the job. There are
-//! few of both, and none outlives the meeting or the group. Who has proved it is no stranger any more, and counts no longer.
+//! Takes connections while ranks meet, and later those for data, and keeps strangers from doing harm. One that has not proved that it
+//! belongs to the job costs a file descriptor, and what it has sent of its proof: one thread goes on with all of them, each as far as
+//! it comes. There are few that are silent and few that speak, and none outlives the meeting or the group. Who has proved it is no
+//! stranger any more, counts no longer, and gets a thread of its own.
 
 use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle, Scope};
 use std::time::{Duration, Instant};
 
@@ -14,8 +15,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, recv};
 
 use super::fault::{Fault, Try};
-use super::wire::Wire;
-use crate::base::lock::lock;
+use super::handshake::{Admission, Credentials};
+use super::wire::{Step, Wire};
 use crate::base::timespec::timespec;
 use crate::{Error, Result};
 
@@ -51,10 +52,20 @@ impl Default for Limits {
     }
 }
 
-/// What to do with a connection, and until when; it counts as a stranger's as long as its place is held.
-pub(crate) type Greet = dyn Fn(Wire, Instant, GuestSlot<'_>) -> Try<()> + Send + Sync;
 /// Connections that may wait to be accepted; the system has a limit of its own.
 const BACKLOG: i32 = 4096;
+
+/// What a listener is for.
+pub(crate) trait Greet: Send + Sync {
+    /// What all who come must hold.
+    fn credentials(&self) -> &Credentials;
+
+    /// What to do with one who holds it, in a thread of its own; `until` is when a stranger's time would end.
+    fn greet(&self, wire: Wire, admission: Admission<'_>, until: Instant) -> Try<()>;
+
+    /// One that has spoken, and not proved that it belongs to the job.
+    fn turned_away(&self) {}
+}
 
 /// A listener that is being served. It closes when this is dropped, and all that was under way there ends.
 #[derive(Debug)]
@@ -64,12 +75,12 @@ pub(crate) struct Acceptor {
 }
 
 impl Acceptor {
-    pub(crate) fn start(listener: TcpListener, limits: Limits, greet: Arc<Greet>) -> Result<Self> {
+    pub(crate) fn start(listener: TcpListener, limits: Limits, greet: Arc<dyn Greet>) -> Result<Self> {
         let failed = |reason| Error::system("accepting connections", Fault::from(reason));
         listener.set_nonblocking(true).map_err(failed)?;
         widen(&listener);
         let (stop, stopped) = UnixStream::pair().map_err(failed)?;
-        let serve = Serve { listener, limits, greet, stopped: Arc::new(stopped), guests: Mutex::default() };
+        let serve = Serve { listener, limits, greet, stopped: Arc::new(stopped) };
         let thread = thread::Builder::new()
             .name("girandole-accept".into())
             .spawn(move || serve.run())
@@ -97,9 +108,8 @@ impl Drop for Acceptor {
 struct Serve {
     listener: TcpListener,
     limits: Limits,
-    greet: Arc<Greet>,
+    greet: Arc<dyn Greet>,
     stopped: Arc<UnixStream>,
-    guests: Mutex<Guests>,
 }
 
 /// One that has connected, and since when.
@@ -109,71 +119,39 @@ struct Newcomer {
     since: Instant,
 }
 
-/// Connections that have spoken and not proved yet that they belong to the job, the oldest first.
-#[derive(Debug, Default)]
-struct Guests {
-    proving: VecDeque<Guest>,
-    /// Those that were sent away and whose threads have not ended yet.
-    leaving: usize,
-    next: u64,
+/// One that has spoken, and what its next word needs.
+struct Speaker {
+    newcomer: Newcomer,
+    spoke: Instant,
+    waits: PollFlags,
 }
 
-impl Guests {
-    /// Lets one in, unless there are too many and none of them has had its time.
-    fn enter(&mut self, wire: Wire, limits: Limits) -> Option<u64> {
-        if self.proving.len() >= limits.at_once {
-            let oldest = self.proving.front().filter(|oldest| oldest.since.elapsed() >= limits.patience)?;
-            if self.leaving >= limits.at_once {
-                return None;
-            }
-            // Its thread sees the end of the stream.
-            oldest.wire.cut();
-            self.proving.pop_front();
-            self.leaving += 1;
-        }
-        self.next += 1;
-        self.proving.push_back(Guest { number: self.next, wire, since: Instant::now() });
-        Some(self.next)
-    }
-
-    fn leave(&mut self, number: u64) {
-        match self.proving.iter().position(|guest| guest.number == number) {
-            Some(index) => drop(self.proving.remove(index)),
-            None => self.leaving = self.leaving.saturating_sub(1),
-        }
-    }
+/// Connections of which nobody has proved yet that it belongs to the job, the oldest first.
+#[derive(Default)]
+struct Strangers {
+    silent: VecDeque<Newcomer>,
+    speaking: VecDeque<Speaker>,
 }
 
-#[derive(Debug)]
-struct Guest {
-    number: u64,
-    wire: Wire,
-    since: Instant,
-}
-
-/// One connection that counts; it ceases to when this is dropped, whatever happens.
-pub(crate) struct GuestSlot<'a>(&'a Mutex<Guests>, u64);
-
-impl Drop for GuestSlot<'_> {
-    fn drop(&mut self) {
-        lock(self.0).leave(self.1);
+impl Strangers {
+    fn all(&self) -> impl Iterator<Item = &Newcomer> {
+        self.silent.iter().chain(self.speaking.iter().map(|speaker| &speaker.newcomer))
     }
 }
 
 impl Serve {
     fn run(&self) {
-        let (mut silent, mut complained) = (VecDeque::new(), None::<Instant>);
+        let (mut strangers, mut complained) = (Strangers::default(), None::<Instant>);
         thread::scope(|scope| {
-            while let Some((spoken, comes)) = self.wait(&mut silent) {
-                spoken.into_iter().for_each(|newcomer| self.let_in(scope, newcomer));
+            while let Some(comes) = self.wait(scope, &mut strangers) {
                 match comes.then(|| self.listener.accept()) {
                     None => {}
                     Some(Ok((stream, from))) => {
                         let Ok(wire) = Wire::new(stream, Some(self.stopped.clone())) else { continue };
                         let newcomer = Newcomer { wire, from, since: Instant::now() };
                         match newcomer.wire.has_news() {
-                            true => self.let_in(scope, newcomer),
-                            false => self.let_wait(&mut silent, newcomer),
+                            true => self.hear(scope, &mut strangers, newcomer),
+                            false => self.let_wait(&mut strangers.silent, newcomer),
                         }
                     }
                     Some(Err(error)) if is_momentary(&error) => {}
@@ -182,45 +160,63 @@ impl Serve {
                             tracing::warn!("cannot accept connections for the moment: {error}");
                             complained = Some(Instant::now());
                         }
-                        self.pause(&mut silent);
+                        self.pause(&mut strangers);
                     }
                 }
             }
         });
     }
 
-    /// Those that were silent and have spoken, or left, and whether there is one to accept. None when there is nothing more to
-    /// do.
-    fn wait(&self, silent: &mut VecDeque<Newcomer>) -> Option<(Vec<Newcomer>, bool)> {
-        let left = silent.front().map(|oldest| self.limits.handshake.saturating_sub(oldest.since.elapsed()));
+    /// Waits for news of strangers, goes on with those, and tells whether there is one to accept. None when there is nothing
+    /// more to do.
+    fn wait<'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        strangers: &mut Strangers,
+    ) -> Option<bool> {
+        let left = |newcomer: &Newcomer| self.limits.handshake.saturating_sub(newcomer.since.elapsed());
+        let left = strangers.all().map(left).min();
         let mut fds =
             vec![PollFd::new(&self.listener, PollFlags::IN), PollFd::new(&self.stopped, PollFlags::IN)];
-        fds.extend(silent.iter().map(|newcomer| PollFd::from_borrowed_fd(newcomer.wire.fd(), PollFlags::IN)));
+        let of = PollFd::from_borrowed_fd;
+        fds.extend(strangers.silent.iter().map(|newcomer| of(newcomer.wire.fd(), PollFlags::IN)));
+        fds.extend(strangers.speaking.iter().map(|speaker| of(speaker.newcomer.wire.fd(), speaker.waits)));
         match poll(&mut fds, left.map(timespec).as_ref()) {
             Ok(_) => {}
-            Err(rustix::io::Errno::INTR) => return Some((Vec::new(), false)),
-            Err(_) => return self.pause(silent).then(|| (Vec::new(), false)),
+            Err(rustix::io::Errno::INTR) => return Some(false),
+            Err(_) => return self.pause(strangers).then_some(false),
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         if ready[1] {
             return None;
         }
+        let (comes, mut ready) = (ready[0], ready.into_iter().skip(2));
         let mut spoken = Vec::new();
-        for (newcomer, ready) in std::mem::take(silent).into_iter().zip(&ready[2..]) {
-            if *ready {
+        for newcomer in std::mem::take(&mut strangers.silent) {
+            if ready.next().unwrap_or(false) {
                 spoken.push(newcomer);
             } else if newcomer.since.elapsed() < self.limits.handshake {
-                silent.push_back(newcomer);
+                strangers.silent.push_back(newcomer);
             }
         }
-        Some((spoken, ready[0]))
+        for speaker in std::mem::take(&mut strangers.speaking) {
+            if ready.next().unwrap_or(false) {
+                strangers.speaking.extend(self.go_on(scope, speaker));
+            } else if speaker.newcomer.since.elapsed() < self.limits.handshake {
+                strangers.speaking.push_back(speaker);
+            } else {
+                self.turn_away(speaker.newcomer.from, &Fault::TimedOut);
+            }
+        }
+        spoken.into_iter().for_each(|newcomer| self.hear(scope, strangers, newcomer));
+        Some(comes)
     }
 
     /// Leaves the listener alone for a while, where the system has no room for what it brings; false when there is nothing more
     /// to do.
-    fn pause(&self, silent: &mut VecDeque<Newcomer>) -> bool {
+    fn pause(&self, strangers: &mut Strangers) -> bool {
         // What they hold may be what is missing.
-        silent.clear();
+        strangers.silent.clear();
         if poll(&mut [PollFd::new(&self.stopped, PollFlags::IN)], Some(&timespec(PAUSE))).is_err() {
             thread::sleep(PAUSE);
         }
@@ -240,19 +236,62 @@ impl Serve {
         silent.push_back(newcomer);
     }
 
-    /// One that has spoken, or left again.
-    fn let_in<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, newcomer: Newcomer) {
-        let Newcomer { wire, from, since } = newcomer;
-        if !wire.is_open() {
+    /// One that has spoken for the first time, or left again.
+    fn hear<'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        strangers: &mut Strangers,
+        newcomer: Newcomer,
+    ) {
+        if !newcomer.wire.is_open() {
             return;
         }
-        let Some(number) = lock(&self.guests).enter(wire.again(), self.limits) else {
-            tracing::debug!(%from, "too many connections at once: one was closed");
-            return;
-        };
-        let slot = GuestSlot(&self.guests, number);
+        let speaking = &mut strangers.speaking;
+        let speaker = Speaker { newcomer, spoke: Instant::now(), waits: PollFlags::IN };
+        let Some(speaker) = self.go_on(scope, speaker) else { return };
+        if speaking.len() >= self.limits.at_once {
+            match speaking.pop_front_if(|oldest| oldest.spoke.elapsed() >= self.limits.patience) {
+                Some(oldest) => self.turn_away(oldest.newcomer.from, &Fault::TimedOut),
+                None => {
+                    let from = speaker.newcomer.from;
+                    tracing::debug!(%from, "too many connections at once: one was closed");
+                    return;
+                }
+            }
+        }
+        speaking.push_back(speaker);
+    }
+
+    /// One of which something has come; none where it is no stranger any more, or was turned away.
+    fn go_on<'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        mut speaker: Speaker,
+    ) -> Option<Speaker> {
+        let from = speaker.newcomer.from;
+        match speaker.newcomer.wire.step(self.greet.credentials()) {
+            Ok(Step::Waits(flags)) => return Some(Speaker { waits: flags, ..speaker }),
+            Ok(Step::Proved(admission)) => self.let_in(scope, speaker.newcomer, admission),
+            Err(fault) => self.turn_away(from, &fault),
+        }
+        None
+    }
+
+    fn turn_away(&self, from: SocketAddr, fault: &Fault) {
+        tracing::debug!(%from, reason = %fault, "a connection was turned away");
+        self.greet.turned_away();
+    }
+
+    /// One that has proved that it belongs to the job.
+    fn let_in<'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        newcomer: Newcomer,
+        admission: Admission<'scope>,
+    ) {
+        let Newcomer { wire, from, since } = newcomer;
         let work = move || {
-            if let Err(fault) = (self.greet)(wire, since + self.limits.handshake, slot) {
+            if let Err(fault) = self.greet.greet(wire, admission, since + self.limits.handshake) {
                 tracing::debug!(%from, reason = %fault, "a connection was turned away");
             }
         };

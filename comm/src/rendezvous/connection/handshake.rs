@@ -30,6 +30,16 @@ const MAGIC: [u8; 8] = *b"girandle";
 const ENCRYPTED: u16 = u16::MAX;
 
 pub(crate) type Opening = [u8; 42];
+/// What anybody can send who knows the protocol.
+#[cfg(test)]
+pub(crate) const KNOWN: Opening = {
+    let (mut message, version, mut at) = ([b'.'; 42], VERSION.to_le_bytes(), 0);
+    while at < 10 {
+        message[at] = if at < 8 { MAGIC[at] } else { version[at - 8] };
+        at += 1;
+    }
+    message
+};
 pub(crate) type Claim = [u8; 41];
 pub(crate) type Answer = [u8; 41];
 const PROOF: usize = 32;
@@ -225,6 +235,11 @@ impl<'a> Server<'a> {
     pub(crate) fn new(credentials: &'a Credentials, client: Opening) -> Try<Self> {
         check_opening(&client, None)?;
         Ok(Self { credentials, client, opening: opening()? })
+    }
+
+    /// The same after both openings.
+    pub(crate) fn again(credentials: &'a Credentials, client: Opening, opening: Opening) -> Self {
+        Self { credentials, client, opening }
     }
 
     /// What to send to a client of another version, so that it can tell its user.

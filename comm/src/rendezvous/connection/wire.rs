@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::fault::{Fault, Try};
-use super::handshake::{Admission, Caller, Client, Credentials, Server, Verdict, is_plain};
+use super::handshake::{Admission, Caller, Client, Credentials, Opening, Server, Verdict, is_plain};
 use super::stream::Stream;
 use crate::base::fingerprint;
 use crate::base::last_words::LastWords;
@@ -46,6 +46,31 @@ fn unusable(error: rustls::Error) -> Fault {
     Fault::Malformed(error.to_string())
 }
 
+/// Whether the call that gave `error` has to wait before it is made again.
+fn must_wait(error: io::Error) -> Try<bool> {
+    match error.kind() {
+        io::ErrorKind::Interrupted => Ok(false),
+        io::ErrorKind::WouldBlock => Ok(true),
+        _ => Err(error.into()),
+    }
+}
+
+/// Goes on with a handshake; tells what it waits for, until it is done.
+fn shake(session: &mut Session, stream: &Stream) -> Try<Option<PollFlags>> {
+    loop {
+        match session.shake(stream.socket()) {
+            Ok(()) => return Ok(None),
+            Err(_) if is_plain(session.strange()) => return Err(Fault::Encryption { theirs: false }),
+            Err(error) => {
+                if must_wait(error)? {
+                    let flags = if session.has_outgoing() { PollFlags::OUT } else { PollFlags::IN };
+                    return Ok(Some(flags));
+                }
+            }
+        }
+    }
+}
+
 /// How long a message is, by the four bytes before it, where at most `limit` bytes are allowed.
 pub(crate) fn message_len(announced: [u8; 4], limit: usize) -> Try<usize> {
     let length = u32::from_le_bytes(announced) as usize;
@@ -68,11 +93,62 @@ pub(crate) struct Wire {
     stream: Arc<Stream>,
     /// Becomes readable when nobody is interested in this connection any more.
     stop: Option<Arc<UnixStream>>,
+    /// How far the other side has come with its proof, where this is the listening one.
+    proof: Proof,
+}
+
+/// How far a client has come.
+#[derive(Debug)]
+enum Proof {
+    /// It has said nothing yet.
+    Awaited,
+    Encrypting(Box<Session>),
+    Opening(Part<42>),
+    /// Both have sent their openings.
+    Claim {
+        client: Opening,
+        server: Opening,
+        claim: Part<41>,
+    },
+}
+
+/// The first bytes of a message of `N`.
+#[derive(Debug)]
+struct Part<const N: usize> {
+    bytes: [u8; N],
+    filled: usize,
+}
+
+impl<const N: usize> Part<N> {
+    fn new() -> Self {
+        Self { bytes: [0; N], filled: 0 }
+    }
+
+    /// All of it, as soon as that has come.
+    fn whole(&mut self, stream: &Stream) -> io::Result<Option<[u8; N]>> {
+        while self.filled < N {
+            match stream.recv(&mut self.bytes[self.filled..]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => self.filled += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Some(self.bytes))
+    }
+}
+
+/// What came of one step of a proof.
+pub(crate) enum Step<'a> {
+    Proved(Admission<'a>),
+    /// The next step needs this.
+    Waits(PollFlags),
 }
 
 impl From<Arc<Stream>> for Wire {
     fn from(stream: Arc<Stream>) -> Self {
-        Self { stream, stop: None }
+        Self { stream, stop: None, proof: Proof::Awaited }
     }
 }
 
@@ -82,7 +158,7 @@ impl Wire {
         let ended = |error: &io::Error| error.raw_os_error() == Some(Errno::INVAL.raw_os_error());
         stream.set_nodelay(true).map_err(|error| if ended(&error) { Fault::Closed } else { error.into() })?;
         stream.set_nonblocking(true)?;
-        Ok(Self { stream: Arc::new(stream.into()), stop })
+        Ok(Self { stop, ..Self::from(Arc::new(Stream::from(stream))) })
     }
 
     /// Connects and proves that this rank belongs to the job; tells what the other side makes of it.
@@ -103,7 +179,7 @@ impl Wire {
         socket.set_nonblocking(true)?;
         socket.set_tcp_nodelay(true)?;
         let begun = socket.connect(&address.into());
-        let wire = Self { stream: Arc::new(TcpStream::from(socket).into()), stop };
+        let wire = Self { stop, ..Self::from(Arc::new(Stream::from(TcpStream::from(socket)))) };
         match begun {
             Err(error) if error.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {
                 wire.wait(PollFlags::OUT, deadline)?;
@@ -141,47 +217,83 @@ impl Wire {
         credentials: &'a Credentials,
         deadline: Instant,
     ) -> Try<Admission<'a>> {
-        self.agree_on_encryption(credentials, deadline)?;
-        let server = match Server::new(credentials, self.read(deadline)?) {
-            Err(fault @ Fault::Version(_)) => {
-                self.write(&Server::other_version()?, deadline)?;
-                return Err(fault);
+        loop {
+            match self.step(credentials)? {
+                Step::Proved(admission) => return Ok(admission),
+                Step::Waits(flags) => self.wait(flags, deadline)?,
             }
-            other => other?,
-        };
-        self.write(server.opening(), deadline)?;
-        let admission = server.check(self.read(deadline)?);
-        if matches!(admission, Err(Fault::BadProof)) {
-            self.write(&Server::no_proof(), deadline)?;
         }
-        admission
+    }
+
+    /// The same as far as it comes without waiting: what a stranger has of this process is no more than this.
+    pub(crate) fn step<'a>(&mut self, credentials: &'a Credentials) -> Try<Step<'a>> {
+        loop {
+            self.proof = match &mut self.proof {
+                Proof::Awaited => {
+                    let mut first = [0];
+                    match self.stream.socket().peek(&mut first) {
+                        Ok(0) => return Err(Fault::Closed),
+                        Ok(_) => self.agree_on_encryption(credentials, first[0])?,
+                        Err(error) => match must_wait(error)? {
+                            true => return Ok(Step::Waits(PollFlags::IN)),
+                            false => continue,
+                        },
+                    }
+                }
+                Proof::Encrypting(session) => {
+                    let stranger =
+                        |fault| if matches!(fault, Fault::ProofRefused) { Fault::BadProof } else { fault };
+                    if let Some(flags) = shake(session, &self.stream).map_err(stranger)? {
+                        return Ok(Step::Waits(flags));
+                    }
+                    let opening = Proof::Opening(Part::new());
+                    if let Proof::Encrypting(session) = std::mem::replace(&mut self.proof, opening) {
+                        self.stream.secure(*session);
+                    }
+                    continue;
+                }
+                Proof::Opening(part) => {
+                    let Some(client) = part.whole(&self.stream)? else {
+                        return Ok(Step::Waits(PollFlags::IN));
+                    };
+                    let server = match Server::new(credentials, client) {
+                        Err(fault @ Fault::Version(_)) => {
+                            self.stream.say(&Server::other_version()?);
+                            return Err(fault);
+                        }
+                        other => *other?.opening(),
+                    };
+                    self.stream.say(&server);
+                    Proof::Claim { client, server, claim: Part::new() }
+                }
+                Proof::Claim { client, server, claim } => {
+                    let Some(claim) = claim.whole(&self.stream)? else {
+                        return Ok(Step::Waits(PollFlags::IN));
+                    };
+                    let admission = Server::again(credentials, *client, *server).check(claim);
+                    if matches!(admission, Err(Fault::BadProof)) {
+                        self.stream.say(&Server::no_proof());
+                    }
+                    return admission.map(Step::Proved);
+                }
+            };
+        }
     }
 
     /// The listening side encrypts what begins with a client's hello, and refuses what should.
-    fn agree_on_encryption(&mut self, credentials: &Credentials, deadline: Instant) -> Try<()> {
-        let mut first = [0];
-        loop {
-            match self.stream.socket().peek(&mut first) {
-                Ok(0) => return Err(Fault::Closed),
-                Ok(_) => break,
-                Err(error) => self.after(error, PollFlags::IN, deadline)?,
-            }
-        }
+    fn agree_on_encryption(&self, credentials: &Credentials, first: u8) -> Try<Proof> {
         let identity = credentials.tls(self.is_local()?);
-        match (identity, first[0] == HELLO) {
+        match (identity, first == HELLO) {
             (Some(identity), true) => {
-                let session = Session::new(identity.server().map_err(unusable)?);
-                let stranger =
-                    |fault| if matches!(fault, Fault::ProofRefused) { Fault::BadProof } else { fault };
-                self.secure(session, deadline).map_err(stranger)
+                Ok(Proof::Encrypting(Box::new(Session::new(identity.server().map_err(unusable)?))))
             }
-            (None, false) => Ok(()),
+            (None, false) => Ok(Proof::Opening(Part::new())),
             (Some(_), false) => {
-                self.write(&Server::encrypted()?, deadline)?;
+                self.stream.say(&Server::encrypted()?);
                 Err(Fault::Encryption { theirs: false })
             }
             (None, true) => {
-                self.write(&Server::other_version()?, deadline)?;
+                self.stream.say(&Server::other_version()?);
                 Err(Fault::Encryption { theirs: true })
             }
         }
@@ -189,15 +301,8 @@ impl Wire {
 
     /// Encrypts from here on.
     fn secure(&mut self, mut session: Session, deadline: Instant) -> Try<()> {
-        loop {
-            match session.shake(self.stream.socket()) {
-                Ok(()) => break,
-                Err(_) if is_plain(session.strange()) => return Err(Fault::Encryption { theirs: false }),
-                Err(error) => {
-                    let flags = if session.has_outgoing() { PollFlags::OUT } else { PollFlags::IN };
-                    self.after(error, flags, deadline)?;
-                }
-            }
+        while let Some(flags) = shake(&mut session, &self.stream)? {
+            self.wait(flags, deadline)?;
         }
         self.stream.secure(session);
         Ok(())
@@ -243,12 +348,10 @@ impl Wire {
 
     /// Waits until the call that gave `error` can be made again.
     fn after(&self, error: io::Error, flags: PollFlags, deadline: Instant) -> Try<()> {
-        match error.kind() {
-            io::ErrorKind::Interrupted => return Ok(()),
-            io::ErrorKind::WouldBlock => {}
-            _ => return Err(error.into()),
+        match must_wait(error)? {
+            true => self.wait(flags, deadline),
+            false => Ok(()),
         }
-        self.wait(flags, deadline)
     }
 
     fn wait(&self, flags: PollFlags, deadline: Instant) -> Try<()> {
@@ -300,7 +403,7 @@ impl Wire {
 
     /// Another handle of this connection, for another thread.
     pub(crate) fn again(&self) -> Self {
-        Self { stream: self.stream.clone(), stop: self.stop.clone() }
+        Self { stop: self.stop.clone(), ..Self::from(self.stream.clone()) }
     }
 
     /// Goes on even if the acceptor that took this connection stops.

@@ -26,12 +26,7 @@ pub(super) fn lead(plan: &Plan<'_>, given: Option<TcpListener>) -> Result<Meetin
     let data = plan.listen_for_data()?;
     let (members, host) = (plan.members.clone(), plan.own.host.clone());
     let roster = Arc::new(Roster::new(members, host, credentials.clone(), plan.deadline));
-    let greet = Arc::clone(&roster);
-    let control = Acceptor::start(
-        listener,
-        plan.limits,
-        Arc::new(move |wire, until, place| greet.greet(wire, until, place)),
-    )?;
+    let control = Acceptor::start(listener, plan.limits, roster.clone())?;
 
     let gathered = roster.gather(plan);
     let mut members = roster.take_wires();

@@ -45,7 +45,7 @@ use self::peer::PeerInfo;
 use self::plan::{Own, Plan, own_host};
 use crate::base::members::Members;
 use crate::blame::control::bureau::job::Job;
-use crate::rendezvous::connection::acceptor::{Acceptor, GuestSlot, Limits};
+use crate::rendezvous::connection::acceptor::{Acceptor, Limits};
 use crate::rendezvous::connection::fault::Fault;
 use crate::rendezvous::connection::handshake::Credentials;
 use crate::rendezvous::connection::stream::Stream;

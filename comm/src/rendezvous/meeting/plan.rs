@@ -16,7 +16,7 @@ use super::roster::name_ranks;
 use super::text::tidy;
 use super::{Lines, cannot_listen, check_secret, no_memory};
 use crate::base::members::Members;
-use crate::rendezvous::connection::acceptor::{Acceptor, GuestSlot, Limits, widen};
+use crate::rendezvous::connection::acceptor::{Acceptor, Limits, widen};
 use crate::rendezvous::connection::handshake::{Caller, Credentials, Purpose};
 use crate::rendezvous::connection::stream::Stream;
 use crate::rendezvous::obstacle::Obstacle;
@@ -162,9 +162,7 @@ impl Plan<'_> {
         }
         let credentials = credentials.bound_to(&session);
         let switchboard = Arc::new(Switchboard::new(self.setup(credentials, peers))?);
-        let answering = switchboard.clone();
-        let greet = move |wire, until, slot: GuestSlot<'_>| answering.answer(wire, until, slot);
-        let acceptor = Acceptor::start(listener, self.limits, Arc::new(greet))?;
+        let acceptor = Acceptor::start(listener, self.limits, switchboard.clone())?;
         Ok(Lines { switchboard, session, acceptor: Some(acceptor) })
     }
 

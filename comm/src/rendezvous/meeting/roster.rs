@@ -9,9 +9,9 @@ use super::Plan;
 use super::machine::Machine;
 use super::message::{Entry, Failure, HELLO_LIMIT, Hello, LIMIT, MAX_HOST, ToLeader, ToMember};
 use crate::base::members::Members;
-use crate::rendezvous::connection::acceptor::GuestSlot;
+use crate::rendezvous::connection::acceptor::Greet;
 use crate::rendezvous::connection::fault::{Fault, Try};
-use crate::rendezvous::connection::handshake::{Caller, Credentials, Purpose, Status, Verdict};
+use crate::rendezvous::connection::handshake::{Admission, Caller, Credentials, Purpose, Status, Verdict};
 use crate::rendezvous::connection::wire::Wire;
 use crate::rendezvous::meeting::text::tidy;
 use crate::{Error, Result};
@@ -53,6 +53,20 @@ struct Seat {
     until: Instant,
 }
 
+impl Greet for Roster {
+    fn credentials(&self) -> &Credentials {
+        &self.credentials
+    }
+
+    fn greet(&self, wire: Wire, admission: Admission<'_>, _: Instant) -> Try<()> {
+        self.take(wire, &admission)
+    }
+
+    fn turned_away(&self) {
+        self.state().strangers += 1;
+    }
+}
+
 impl Roster {
     /// `host`: where rank 0 runs. `deadline`: when the meeting is over.
     pub(super) fn new(members: Members, host: String, credentials: Credentials, deadline: Instant) -> Self {
@@ -70,13 +84,8 @@ impl Roster {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a rank's control connection. Who has proved to be one is no stranger any more: it gives up its `slot` among
-    /// them, and has the time that ranks have for each other.
-    pub(super) fn greet(&self, mut wire: Wire, until: Instant, slot: GuestSlot<'_>) -> Try<()> {
-        let admission = wire.accept(&self.credentials, until).inspect_err(|fault| {
-            self.state().strangers += usize::from(!matches!(fault, Fault::Stopped));
-        })?;
-        drop(slot);
+    /// Takes a rank's control connection. It has the time that ranks have for each other.
+    fn take(&self, mut wire: Wire, admission: &Admission<'_>) -> Try<()> {
         let deadline = self.deadline;
         let Caller { rank, world_size, purpose } = admission.caller;
         let status = match () {

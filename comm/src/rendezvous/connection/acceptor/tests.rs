@@ -9,145 +9,173 @@ use std::sync::mpsc;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use socket2::{Domain, Socket, Type};
 
+use crate::rendezvous::connection::handshake::{Caller, Client, Purpose};
+
 const HOUR: Duration = Duration::from_secs(3600);
 const LIMITS: Limits = Limits { handshake: HOUR, at_once: 2, silence: HOUR, patience: HOUR };
 
-fn listener() -> (TcpListener, SocketAddr) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    (listener, address)
+/// What becomes of those who come.
+#[derive(Debug, PartialEq)]
+enum Came {
+    Rank(u32),
+    TurnedAway,
+    /// A rank's thread has ended.
+    Ended,
 }
 
-/// One whose greeting is to wait for a second byte; each name comes when it has been read.
-fn serve(limits: Limits) -> (Acceptor, SocketAddr, mpsc::Receiver<u8>) {
-    let ((listener, address), (here, came)) = (listener(), mpsc::channel());
-    let greet = move |mut wire: Wire, deadline, _slot: GuestSlot<'_>| {
-        let [name] = wire.read::<1>(deadline)?;
-        here.send(name).unwrap();
-        wire.read::<1>(deadline).map(drop)
-    };
-    (Acceptor::start(listener, limits, Arc::new(greet)).unwrap(), address, came)
-}
+/// Waits for one more byte of each rank.
+struct Host(Credentials, mpsc::Sender<Came>);
 
-fn say(address: SocketAddr, name: u8) -> TcpStream {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.write_all(&[name]).unwrap();
-    stream
-}
+impl Greet for Host {
+    fn credentials(&self) -> &Credentials {
+        &self.0
+    }
 
-/// One that comes again where it is sent away, as ranks do: among silent ones, whose word takes a moment is taken for one of them.
-fn say_until_heard(address: SocketAddr, name: u8, came: &mpsc::Receiver<u8>) -> TcpStream {
-    loop {
-        let stream = say(address, name);
-        stream.set_nonblocking(true).unwrap();
-        let is_open = || stream.peek(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
-        while is_open() {
-            if let Ok(heard) = came.recv_timeout(Duration::from_millis(5)) {
-                assert_eq!(heard, name);
-                return stream;
-            }
-        }
+    fn greet(&self, mut wire: Wire, admission: Admission<'_>, _: Instant) -> Try<()> {
+        self.1.send(Came::Rank(admission.caller.rank)).unwrap();
+        let outcome = wire.read::<1>(Instant::now() + HOUR).map(drop);
+        let _ = self.1.send(Came::Ended);
+        outcome
+    }
+
+    fn turned_away(&self) {
+        let _ = self.1.send(Came::TurnedAway);
     }
 }
 
-fn assert_open(mut stream: TcpStream) {
+fn serve(limits: Limits) -> (Acceptor, SocketAddr, mpsc::Receiver<Came>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, (here, came)) = (listener.local_addr().unwrap(), mpsc::channel());
+    let host = Arc::new(Host(Credentials::new(None, ""), here));
+    (Acceptor::start(listener, limits, host).unwrap(), address, came)
+}
+
+fn connect(address: SocketAddr) -> TcpStream {
+    TcpStream::connect(address).unwrap()
+}
+
+/// Proves to be a rank.
+fn prove(mut stream: TcpStream, rank: u32) -> io::Result<TcpStream> {
+    let credentials = Credentials::new(None, "");
+    let caller = Caller { rank, world_size: 8, purpose: Purpose::Control };
+    let client = Client::new(&credentials, caller).unwrap();
+    stream.write_all(client.opening())?;
+    let mut opening = [0; 42];
+    stream.read_exact(&mut opening)?;
+    stream.write_all(&client.claim(opening).unwrap().0)?;
+    Ok(stream)
+}
+
+/// Speaks, is answered, and says no more; none where it was sent away.
+fn speak(address: SocketAddr) -> Option<TcpStream> {
+    let (mut stream, credentials) = (connect(address), Credentials::new(None, ""));
+    let caller = Caller { rank: 1, world_size: 8, purpose: Purpose::Control };
+    stream.write_all(Client::new(&credentials, caller).unwrap().opening()).ok()?;
+    stream.read_exact(&mut [0; 42]).ok()?;
+    Some(stream)
+}
+
+fn is_open(stream: &TcpStream) -> bool {
     stream.set_nonblocking(true).unwrap();
-    assert_eq!(stream.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock, "it is still there");
+    stream.peek(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+}
+
+fn assert_closed(stream: &mut TcpStream) {
+    assert!(matches!(stream.read(&mut [0]), Ok(0) | Err(_)));
 }
 
 #[test]
 fn all_are_sent_away_when_it_stops() {
     let (acceptor, address, came) = serve(LIMITS);
-    let (mut silent, mut talking) = (TcpStream::connect(address).unwrap(), say(address, 1));
-    came.recv().unwrap();
+    let (mut silent, mut speaking) = (connect(address), speak(address).unwrap());
+    let mut rank = prove(connect(address), 3).unwrap();
+    assert_eq!(came.recv(), Ok(Came::Rank(3)));
     drop(acceptor);
-    for stream in [&mut silent, &mut talking] {
-        assert!(matches!(stream.read(&mut [0]), Ok(0) | Err(_)));
-    }
-    // Its port may be another's by now.
-    assert!(came.recv().is_err(), "nobody greets any more");
+    [&mut silent, &mut speaking, &mut rank].into_iter().for_each(assert_closed);
+    assert_eq!(came.iter().collect::<Vec<_>>(), [Came::Ended]);
 }
 
 #[test]
 fn one_too_many_takes_the_place_of_the_oldest() {
     let (_acceptor, address, came) = serve(Limits { patience: Duration::ZERO, ..LIMITS });
-    let connect = |name| {
-        let stream = say(address, name);
-        assert_eq!(came.recv().unwrap(), name);
-        stream
-    };
-    let (mut first, mut second, third) = (connect(1), connect(2), connect(3));
-    assert_eq!(first.read(&mut [0]).unwrap(), 0, "the first was sent away");
-    let _fourth = connect(4);
-    assert_eq!(second.read(&mut [0]).unwrap(), 0, "then the second");
-    assert_open(third);
+    let (mut first, mut second) = (speak(address).unwrap(), speak(address).unwrap());
+    let third = speak(address).unwrap();
+    assert_closed(&mut first);
+    let _fourth = speak(address).unwrap();
+    assert_closed(&mut second);
+    assert!(is_open(&third));
+    assert_eq!([came.recv(), came.recv()], [Ok(Came::TurnedAway), Ok(Came::TurnedAway)]);
 }
 
 #[test]
 fn one_too_many_is_sent_away_while_all_are_new() {
     let (_acceptor, address, came) = serve(Limits { at_once: 1, ..LIMITS });
-    let first = say(address, 1);
-    came.recv().unwrap();
-    assert!(matches!(say(address, 2).read(&mut [0]), Ok(0) | Err(_)));
+    let first = speak(address).unwrap();
+    // It is answered before that is seen.
+    speak(address).iter_mut().for_each(assert_closed);
+    assert!(is_open(&first));
     drop(first);
-    // Its place becomes free some time after it is gone.
-    while came.try_recv().is_err() {
-        let mut again = say(address, 3);
-        again.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-        let _ = again.read(&mut [0]);
-    }
+    assert_eq!(came.recv(), Ok(Came::TurnedAway));
+    assert!(is_open(&speak(address).unwrap()));
 }
 
 #[test]
 fn the_silent_take_no_place_from_those_who_speak() {
-    let (_acceptor, address, came) = serve(LIMITS);
-    let silent = [TcpStream::connect(address).unwrap(), TcpStream::connect(address).unwrap()];
-    let talking = [1, 2].map(|name| say_until_heard(address, name, &came));
-    let mut one_more = TcpStream::connect(address).unwrap();
-    assert_eq!(one_more.read(&mut [0]).unwrap(), 0, "one too many that says nothing");
-    talking.into_iter().chain(silent).for_each(assert_open);
+    let (_acceptor, address, _came) = serve(LIMITS);
+    let silent = [connect(address), connect(address)];
+    // Among silent ones, whose word takes a moment is taken for one of them, and comes again as ranks do.
+    let speaking = [(); 2].map(|()| std::iter::repeat_with(|| speak(address)).flatten().next().unwrap());
+    assert_closed(&mut connect(address));
+    assert!(silent.iter().chain(&speaking).all(is_open));
 }
 
 #[test]
 fn who_is_no_stranger_any_more_is_never_sent_away() {
-    let ((listener, address), (here, came)) = (listener(), mpsc::channel());
-    let greet = move |mut wire: Wire, deadline, slot: GuestSlot<'_>| {
-        let [name] = wire.read::<1>(deadline)?;
-        drop(slot);
-        here.send(name).unwrap();
-        wire.read::<1>(deadline).map(drop)
-    };
-    let limits = Limits { at_once: 1, patience: Duration::ZERO, ..LIMITS };
-    let _acceptor = Acceptor::start(listener, limits, Arc::new(greet)).unwrap();
-    let streams = [1, 2, 3].map(|name| {
-        let stream = say(address, name);
-        assert_eq!(came.recv().unwrap(), name);
+    let (_acceptor, address, came) = serve(Limits { at_once: 1, patience: Duration::ZERO, ..LIMITS });
+    let streams = [1, 2, 3].map(|rank| {
+        let stream = prove(connect(address), rank).unwrap();
+        assert_eq!(came.recv(), Ok(Came::Rank(rank)));
         stream
     });
-    streams.into_iter().for_each(assert_open);
+    assert!(streams.iter().all(is_open));
 }
 
 #[test]
 fn who_drips_is_cut_off_at_the_deadline() {
-    let (listener, address) = listener();
-    let limits = Limits { handshake: Duration::from_millis(100), ..LIMITS };
-    let (end, ended) = mpsc::channel();
-    let greet = move |mut wire: Wire, deadline, _slot: GuestSlot<'_>| {
-        let fault = wire.read::<1000>(deadline).map(drop);
-        end.send(format!("{fault:?}")).unwrap();
-        fault
-    };
-    let _acceptor = Acceptor::start(listener, limits, Arc::new(greet)).unwrap();
-    let mut silent = TcpStream::connect(address).unwrap();
-    let mut dripping = TcpStream::connect(address).unwrap();
-    let outcome = loop {
-        let _ = dripping.write(&[7]);
-        if let Ok(outcome) = ended.recv_timeout(Duration::from_millis(5)) {
-            break outcome;
+    let (_acceptor, address, came) = serve(Limits { handshake: Duration::from_millis(100), ..LIMITS });
+    let (mut silent, mut dripping) = (connect(address), connect(address));
+    let mut opening = b"girandle".iter().cycle();
+    loop {
+        let _ = dripping.write(&[*opening.next().unwrap()]);
+        if let Ok(came) = came.recv_timeout(Duration::from_millis(5)) {
+            break assert_eq!(came, Came::TurnedAway);
         }
-    };
-    assert_eq!(outcome, "Err(TimedOut)");
-    assert_eq!(silent.read(&mut [0]).unwrap(), 0);
+    }
+    assert_closed(&mut silent);
+}
+
+/// Threads of this process that greet.
+#[cfg(target_os = "linux")]
+fn greeting() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok());
+    names.filter(|name| name.trim() == "girandole-greet").count()
+}
+
+/// In a process of its own, where nobody else has threads.
+#[cfg(target_os = "linux")]
+#[test]
+fn strangers_have_no_threads() {
+    if std::env::var_os(ALONE).is_none() {
+        return alone("strangers_have_no_threads");
+    }
+    let (_acceptor, address, came) = serve(Limits { at_once: 51, ..LIMITS });
+    let speaking: Vec<TcpStream> = (0..50).map(|_| speak(address).unwrap()).collect();
+    assert_eq!(greeting(), 0);
+    let _rank = prove(connect(address), 1).unwrap();
+    assert_eq!(came.recv(), Ok(Came::Rank(1)));
+    assert_eq!(greeting(), 1);
+    assert!(speaking.iter().all(is_open));
 }
 
 const ALONE: &str = "GIRANDOLE_TEST_ALONE";
@@ -155,25 +183,30 @@ const ALONE: &str = "GIRANDOLE_TEST_ALONE";
 /// In a process of its own: its limit of open files is below what the acceptor waits for, so that the system refuses to wait.
 fn out_of_files_for_a_while() {
     let (_acceptor, address, came) = serve(LIMITS);
-    let mut socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(1), ..limit }).unwrap();
     socket.connect(&address.into()).unwrap();
     // Nothing shows that it has been refused.
     thread::sleep(Duration::from_millis(300));
     setrlimit(Resource::Nofile, limit).unwrap();
-    socket.write_all(&[7]).unwrap();
-    assert_eq!(came.recv(), Ok(7));
+    prove(socket.into(), 7).unwrap();
+    assert_eq!(came.recv(), Ok(Came::Rank(7)));
 }
 
 #[test]
 fn it_goes_on_when_there_are_files_again() {
-    if std::env::var_os(ALONE).is_some() {
-        return out_of_files_for_a_while();
+    match std::env::var_os(ALONE) {
+        Some(_) => out_of_files_for_a_while(),
+        None => alone("it_goes_on_when_there_are_files_again"),
     }
-    let name = "rendezvous::connection::acceptor::tests::it_goes_on_when_there_are_files_again";
+}
+
+/// A test in a process of its own.
+fn alone(test: &str) {
+    let name = format!("rendezvous::connection::acceptor::tests::{test}");
     let output = Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture"])
+        .args([&name, "--exact", "--nocapture"])
         .env(ALONE, "1")
         .output()
         .unwrap();

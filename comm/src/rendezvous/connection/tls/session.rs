@@ -11,6 +11,8 @@ use rustls::Connection;
 const HEADER: usize = 5;
 /// The longest record (RFC 8446, 5.2).
 const MAX_RECORD: usize = HEADER + 16384 + 256;
+/// The longest one in a handshake, which has a few hundred bytes: room is made for it before the other side has proved anything.
+const MAX_HANDSHAKE: usize = 4096;
 /// Encrypted at once: enough for few calls of the system, little enough to stay in the processor's cache.
 const CHUNK: usize = 64 * 1024;
 /// The first byte of a client's first message, and of the answer; what comes later is data or one of the two others.
@@ -163,7 +165,8 @@ impl Session {
         // A client's first message names the first version of the protocol, all others the last but one (RFC 8446, 5.1).
         let is_opening = self.is_first && matches!(self.tls, Connection::Server(_));
         let known = known && self.record[1..3] == [3, if is_opening { 1 } else { 3 }];
-        if known && wanted <= MAX_RECORD { Ok(wanted) } else { Err(ErrorKind::InvalidData.into()) }
+        let limit = if self.tls.is_handshaking() { MAX_HANDSHAKE } else { MAX_RECORD };
+        if known && wanted <= limit { Ok(wanted) } else { Err(ErrorKind::InvalidData.into()) }
     }
 }
 

@@ -12,9 +12,9 @@ use super::message::{Card, Come, Knock, LIMIT, Reply};
 use super::{Hall, State};
 use crate::Transport;
 use crate::base::lock::lock;
-use crate::rendezvous::connection::acceptor::GuestSlot;
+use crate::rendezvous::connection::acceptor::Greet;
 use crate::rendezvous::connection::fault::{Fault, Try};
-use crate::rendezvous::connection::handshake::{Purpose, Status, Verdict};
+use crate::rendezvous::connection::handshake::{Admission, Credentials, Purpose, Status, Verdict};
 use crate::rendezvous::connection::wire::Wire;
 use crate::rendezvous::site::Site;
 
@@ -51,11 +51,13 @@ pub(super) fn taken(number: usize) -> String {
     format!("there is a rank {number} already: give it a number (RANK) that no rank of the job has had")
 }
 
-impl Hall {
+impl Greet for Hall {
+    fn credentials(&self) -> &Credentials {
+        &self.credentials
+    }
+
     /// Takes a connection to the door.
-    pub(super) fn greet(&self, mut wire: Wire, until: Instant, slot: GuestSlot<'_>) -> Try<()> {
-        let admission = wire.accept(&self.credentials, until)?;
-        drop(slot);
+    fn greet(&self, mut wire: Wire, admission: Admission<'_>, until: Instant) -> Try<()> {
         let status = match admission.caller.purpose {
             Purpose::Door => Status::Admitted,
             _ => Status::NotAwaited,
@@ -86,7 +88,9 @@ impl Hall {
         }
         Ok(())
     }
+}
 
+impl Hall {
     /// One who wants to become a member waits from now on, or hears why that cannot be.
     fn let_wait(&self, guest: Visitor, is_local: bool) {
         let mut state = self.state();

@@ -54,7 +54,7 @@ use self::history::History;
 use self::search::Search;
 use super::meeting_file::MeetingFile;
 use super::meeting_point::MeetingPoint;
-use super::{GuestSlot, Meeting, Own, Plan, cannot_listen, check_secret};
+use super::{Meeting, Own, Plan, cannot_listen, check_secret};
 use crate::base::lock::lock;
 use crate::base::members::Members;
 use crate::rendezvous::connection::acceptor::{Acceptor, Limits};
@@ -211,9 +211,7 @@ impl Lobby {
             came: Condvar::new(),
             turn: Mutex::default(),
         });
-        let behind = hall.clone();
-        let greet = move |wire, until, slot: GuestSlot<'_>| behind.greet(wire, until, slot);
-        let _door = Acceptor::start(listener, Limits::default(), Arc::new(greet))?;
+        let _door = Acceptor::start(listener, Limits::default(), hall.clone())?;
         Ok(Arc::new(Self { hall, _door }))
     }
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use proptest::prelude::*;
 
 use super::*;
-use crate::rendezvous::connection::handshake::{Caller, Purpose};
+use crate::rendezvous::connection::handshake::{Caller, KNOWN, Purpose};
 use crate::rendezvous::connection::wire::Wire;
 
 const EACH: usize = 100;
@@ -82,7 +82,7 @@ fn who_talks_rubbish() {
 fn who_drips() {
     meet_among(|address, over| {
         let mut dripping = connections(address);
-        let mut message = b"girandle\x02\0".iter().cycle();
+        let mut message = KNOWN.iter().cycle();
         while !over.load(Ordering::Acquire) {
             let Some(&byte) = message.next() else { return };
             dripping.retain_mut(|stream| stream.write_all(&[byte]).is_ok());
@@ -97,7 +97,7 @@ fn who_floods() {
         let flood = vec![0xa5; 1 << 20];
         for mut stream in connections(address) {
             let _ = stream.set_write_timeout(Some(Duration::from_millis(10)));
-            let _ = stream.write_all(b"girandle\x02\0");
+            let _ = stream.write_all(&KNOWN);
             let _ = stream.write_all(&flood);
         }
         until(over);
@@ -124,7 +124,7 @@ fn who_knows_the_opening_and_no_more() {
     meet_among(|address, over| {
         let mut half_way = connections(address);
         for stream in &mut half_way {
-            let mut opening = *b"girandle\x02\0................................";
+            let mut opening = KNOWN;
             let _ = stream.write_all(&opening);
             let _ = stream.set_read_timeout(Some(Duration::from_millis(10)));
             let _ = stream.read_exact(&mut opening);
@@ -140,7 +140,7 @@ proptest! {
     #[test]
     fn no_bytes_get_anyone_in(mut bytes in prop::collection::vec(any::<u8>(), 0..200), is_ours: bool, kind in 0..3) {
         if is_ours && bytes.len() >= 10 {
-            bytes[..10].copy_from_slice(b"girandle\x02\0");
+            bytes[..10].copy_from_slice(&KNOWN[..10]);
         }
         let (listener, port) = point();
         let mut stranger = TcpStream::connect(("127.0.0.1", port)).unwrap();

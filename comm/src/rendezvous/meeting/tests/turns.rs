@@ -6,6 +6,7 @@ use std::sync::mpsc::{Sender, channel};
 
 use super::*;
 use crate::Tls;
+use crate::rendezvous::connection::handshake::KNOWN;
 
 /// How long each piece of what ranks say takes to the other side.
 const WAY: Duration = Duration::from_millis(100);
@@ -116,7 +117,7 @@ fn ranks_far_away_that_encrypt_in_a_silent_crowd() {
 
 #[test]
 fn ranks_far_away_in_a_crowd_that_begins_to_speak() {
-    meet_in_a_crowd(b"girandle\x02\0................................", Tls::Off);
+    meet_in_a_crowd(&KNOWN, Tls::Off);
 }
 
 /// Where what rank 0 says is passed on by `passing`.

@@ -4,17 +4,18 @@ use std::time::Instant;
 
 use super::dial::SEEN;
 use super::{Line, Switchboard};
-use crate::rendezvous::connection::acceptor::GuestSlot;
+use crate::rendezvous::connection::acceptor::Greet;
 use crate::rendezvous::connection::fault::{Fault, Try};
-use crate::rendezvous::connection::handshake::{Caller, Purpose, Status, Verdict};
+use crate::rendezvous::connection::handshake::{Admission, Caller, Credentials, Purpose, Status, Verdict};
 use crate::rendezvous::connection::wire::Wire;
 
-impl Switchboard {
-    /// Takes a connection, if it is a peer's and there is none yet. Who has proved to be one is no stranger any more: it
-    /// gives up its `slot` among them, and has the time that ranks have for each other.
-    pub(crate) fn answer(&self, mut wire: Wire, until: Instant, slot: GuestSlot<'_>) -> Try<()> {
-        let admission = wire.accept(&self.setup.credentials, until)?;
-        drop(slot);
+impl Greet for Switchboard {
+    fn credentials(&self) -> &Credentials {
+        &self.setup.credentials
+    }
+
+    /// Takes a connection, if it is a peer's and there is none yet. It has the time that ranks have for each other.
+    fn greet(&self, mut wire: Wire, admission: Admission<'_>, until: Instant) -> Try<()> {
         let (status, number) = self.admit(admission.caller);
         let own = self.setup.own;
         let answer = admission.answer(Verdict { status, rank: own.rank, world_size: own.world_size });
@@ -31,7 +32,9 @@ impl Switchboard {
         let is_mine = |line: &Line| matches!(line, Line::Answering(latest) if *latest == number);
         self.conclude(peer, is_mine, outcome.map(|pair| (wire, pair)))
     }
+}
 
+impl Switchboard {
     fn agree(
         &self,
         peer: usize,

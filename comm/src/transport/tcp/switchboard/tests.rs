@@ -1,7 +1,7 @@
 //! Two ranks in one process that connect to each other, or cannot.
 
 use crate::base::last_words::LastWords;
-use crate::rendezvous::connection::acceptor::{Acceptor, GuestSlot, Limits};
+use crate::rendezvous::connection::acceptor::{Acceptor, Limits};
 use crate::rendezvous::connection::handshake::{Purpose, Status, Verdict};
 use crate::rendezvous::obstacle::Obstacle;
 use crate::rendezvous::site::Site;
@@ -44,9 +44,7 @@ fn switchboard(rank: usize, addresses: [SocketAddr; 2]) -> Arc<Switchboard> {
 }
 
 fn acceptor(switchboard: &Arc<Switchboard>, listener: TcpListener) -> Acceptor {
-    let answering = switchboard.clone();
-    let greet = move |wire, until, slot: GuestSlot<'_>| answering.answer(wire, until, slot);
-    Acceptor::start(listener, Limits::default(), Arc::new(greet)).unwrap()
+    Acceptor::start(listener, Limits::default(), switchboard.clone()).unwrap()
 }
 
 /// Both ranks, and what takes their connections.
