@@ -30,12 +30,14 @@ impl Ended {
         }
     }
 
+    /// Whether this signal has ended it.
+    pub(super) fn is_of(&self, signal: i32) -> bool {
+        self.status == ExitKind::Signal(signal) || self.status == ExitKind::Code(128 + signal)
+    }
+
     /// A failure that may well be nothing but the effect of `signal` on that rank, or on its peers.
     fn explained_by(&self, signal: i32) -> bool {
-        self.told
-            || self.status == ExitKind::Signal(signal)
-            || self.status == ExitKind::Code(128 + signal)
-            || self.status == ExitKind::Code(EXIT_PEER_FAILED)
+        self.told || self.is_of(signal) || self.status == ExitKind::Code(EXIT_PEER_FAILED)
     }
 }
 

@@ -13,7 +13,7 @@ use signal_hook::iterator::{Handle, Signals};
 use super::event::Event;
 use crate::platform::Mask;
 
-const PASSED_ON: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
+pub(super) const PASSED_ON: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
 /// True while no launcher runs in this process: signals then do what they do by default.
 static IDLE: AtomicBool = AtomicBool::new(true);

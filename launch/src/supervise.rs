@@ -15,6 +15,7 @@ use super::failure::{Ended, first_cause};
 use super::forward::{Captured, Output};
 use super::herald::{Death, Herald};
 use super::nodes::{self, Nodes};
+use super::signals::PASSED_ON;
 use super::start::{Worker, Workers};
 use crate::SpawnConfig;
 use crate::nodes::{Order, Word};
@@ -25,6 +26,8 @@ const TERM_TIME: Duration = Duration::from_millis(300);
 const KILL_TIME: Duration = Duration::from_secs(5);
 /// How long the last lines of a job that was stopped may take to be written, where the reader is slow.
 const DRAIN_TIME: Duration = Duration::from_millis(300);
+/// How much later than the ranks this process may hear of a signal to all.
+const SIGNAL_TIME: Duration = Duration::from_millis(300);
 
 /// How the ranks of this node ended.
 pub(super) struct Finished {
@@ -322,8 +325,13 @@ impl<'a> Supervisor<'a> {
     }
 
     fn outcome(mut self, captured: Captured) -> Result<Vec<Option<String>>> {
-        // A signal that came at the very end was meant for the job as well.
-        while let Some(event) = self.inbox.now() {
+        // A signal that came at the very end was meant for the job as well. Of one to all processes the ranks may hear first.
+        let is_theirs = |end: &Ended| PASSED_ON.iter().any(|signal| end.is_of(*signal));
+        let until = self.ended.iter().any(is_theirs).then(|| Instant::now() + SIGNAL_TIME);
+        while let Some(event) = match until.filter(|_| self.signal.is_none()) {
+            Some(until) => self.inbox.next(Some(until)),
+            None => self.inbox.now(),
+        } {
             match event {
                 Event::Signal(number) => drop(self.signal.get_or_insert(number)),
                 Event::Order(order) => self.ordered(order),
