@@ -20,7 +20,7 @@ use crate::outputs;
 use crate::rank::{Outcome, Rank, Stage};
 use crate::run_log::RunLog;
 use crate::tensorboard;
-use crate::trainer::CheckpointOptions;
+use crate::trainer::{CheckpointOptions, agree_on_command};
 
 use super::ending::{Ending, choose};
 use super::memory;
@@ -189,8 +189,9 @@ impl<J: Job> Experiment for J {
         let parameters: usize = shapes.map(|dims| dims.iter().product::<usize>()).sum();
         let layout = options.layout(world_size)?;
         if let Some(contents) = choose(&options.checkpoints)? {
+            agree_on_command(J::NAME, &contents.extra, &options.checkpoints)?;
             self.check_steps(contents.step as usize)?;
-            let config = train_config(options, setup.subject.lora.as_ref());
+            let config = train_config(J::NAME, options, setup.subject.lora.as_ref());
             tell_changes(&trainer::check_resume(&contents, &setup.rows, &config)?);
         }
         let planned = plan::language::Subject::new(model.clone(), setup.subject.lora.clone());
@@ -234,7 +235,7 @@ impl<J: Job> Experiment for J {
         let mut model = spread(options, &subject, &layout, &rows, (rank, &device))?;
         let flops = self.step_flops(&subject, &rows)?;
         let speed = Speed::measured(rank, (options.dtype(), &device), flops)?;
-        let config = TrainConfig { fewest_ranks, ..train_config(options, subject.lora.as_ref()) };
+        let config = TrainConfig { fewest_ranks, ..train_config(J::NAME, options, subject.lora.as_ref()) };
         let mut trainer = Trainer::new(&mut model, &rows, config)?;
         let mut metrics = rank.metrics.take();
         let mut log = self.log(rank.is_first(), fewest_ranks.is_some(), metrics.as_mut());

@@ -11,10 +11,11 @@ use crate::console::note;
 use super::options::TrainOptions;
 
 /// How the model is trained, with the options that were given by their names.
-pub(super) fn train_config(options: &TrainOptions, lora: Option<&Lora>) -> TrainConfig {
+pub(super) fn train_config(command: &str, options: &TrainOptions, lora: Option<&Lora>) -> TrainConfig {
     let config = options.train_config();
     let mut settings: BTreeMap<String, String> =
         of(options, &config).into_iter().map(|(name, value)| (format!("--{name}"), value)).collect();
+    settings.insert("command".into(), command.into());
     if let Some(lora) = lora {
         settings.insert("--lora-alpha".into(), lora.config().alpha.to_string());
         settings.insert("--lora-dropout".into(), lora.config().dropout.to_string());

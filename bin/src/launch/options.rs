@@ -89,7 +89,7 @@ pub struct LaunchOptions {
     max_restarts: Option<usize>,
     /// Continue when ranks are lost, as long as MIN are left
     ///
-    /// Both numbers count the ranks of all machines, which must not be more than MAX.
+    /// MIN and MAX count the ranks of all machines. At most MAX ranks may be started.
     #[arg(long, value_name = "MIN:MAX", allow_negative_numbers = true)]
     elastic: Option<ElasticRanks>,
     /// Folder for the output of each rank

@@ -78,8 +78,8 @@ impl NetworkName {
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Prints for each layout of a model over --ranks ranks: whether it fits; the memory of the rank that
-needs most, by kind; the bytes that a rank sends in a step; and the approximate time of a step. What
-is not given by options is measured here, between two processes.
+needs most, by kind; the bytes that a rank sends in a step; and the approximate time of a step. Values
+that you do not give are measured on this machine, between two processes.
 
 `fsdp 4 grad-op` keeps parameters from forward to backward. `fsdp 2, dp 2` shards the model over 2
 ranks, and has 2 copies of that. A pipeline has stages with about equally many parameters, and all

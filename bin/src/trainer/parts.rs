@@ -42,7 +42,7 @@ impl<T: DeserializeOwned> Kept<T> {
 pub(crate) fn find(options: &CheckpointOptions, run: &RunIdentity) -> Result<Option<Contents>> {
     let found = options.choose(Checkpoints::latest, |checkpoints, folder| checkpoints.contents(folder))?;
     if let Some(contents) = &found {
-        agree_on_command(run, &contents.extra, options)?;
+        agree_on_command(&run.command, &contents.extra, options)?;
         let none = || misfit("its parts are not those of several ranks".into());
         let kept: Kept<Value> = Kept::of(contents.extra.get("extra").ok_or_else(none)?)?;
         let batch = kept.own.get("batch").and_then(Value::as_u64).unwrap_or_default() as usize;

@@ -171,7 +171,7 @@ pub(crate) fn find(options: &CheckpointOptions, run: &RunIdentity) -> Result<Opt
         |checkpoints, folder| checkpoints.load(folder, &Device::Cpu),
     )?;
     if let Some(checkpoint) = &found {
-        agree_on_command(run, &checkpoint.extra, options)?;
+        agree_on_command(&run.command, &checkpoint.extra, options)?;
         let extra = Extra::of(checkpoint)?;
         let at =
             Position { epoch: checkpoint.epoch as usize, batch: extra.batch, step: checkpoint.step as usize };
@@ -181,12 +181,14 @@ pub(crate) fn find(options: &CheckpointOptions, run: &RunIdentity) -> Result<Opt
 }
 
 /// Refuses a checkpoint of another of this program's commands, whatever else that keeps.
-pub(crate) fn agree_on_command(own: &RunIdentity, extra: &Value, options: &CheckpointOptions) -> Result<()> {
+pub(crate) fn agree_on_command(own: &str, extra: &Value, options: &CheckpointOptions) -> Result<()> {
     // Where each rank writes a part, what the run keeps is below what the parts are.
-    let command = ["/run/command", "/extra/run/command"].iter().find_map(|at| extra.pointer(at)?.as_str());
-    let Some(command) = command.filter(|command| *command != own.command) else { return Ok(()) };
+    // Language models keep it among their settings.
+    let places = ["/run/command", "/extra/run/command", "/extra/settings/command"];
+    let command = places.iter().find_map(|at| extra.pointer(at)?.as_str());
+    let Some(command) = command.filter(|command| *command != own) else { return Ok(()) };
     let (option, got) = options.source();
-    let help = format!("that is of the command {command}, and this is {}", own.command);
+    let help = format!("that is of the command {command}, and this is {own}");
     Err(Error::Contradiction { option: option.into(), got: got.display().to_string(), help })
 }
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::common::{Folder, Girandole, losses, metrics, text};
+use crate::common::{Folder, Girandole, losses, metrics, refuse_with, text};
 
 const PRETRAIN: Girandole = Girandole("pretrain");
 
@@ -35,7 +35,7 @@ impl Runs {
     fn refuse(&self, options: &[&str]) -> String {
         let mut command = PRETRAIN.command();
         command.current_dir(self.0.path(""));
-        crate::common::refuse_with(&mut command, &Self::arguments(options)).0
+        refuse_with(&mut command, &Self::arguments(options)).0
     }
 }
 
@@ -125,6 +125,26 @@ fn a_checkpoint_that_is_not_there_is_told_with_those_that_are() {
     let line = runs.refuse(&with(&["--resume", "ck2"]));
     let expected = "error: --resume: got ck2; there is no such folder; kept holds checkpoint-00000001, checkpoint-00000002\n";
     assert_eq!(line, expected);
+}
+
+#[test]
+fn a_checkpoint_of_another_command_is_refused_by_its_name() {
+    let runs = Runs::new();
+    runs.run(&with(&["--steps", "2"]));
+    let path = |name: &str| runs.0.argument(name);
+    let (kept, data, out) = (path("kept"), path("text.txt"), path("out"));
+    let resume = ["--checkpoint-dir", &kept, "--resume"];
+    let tune = ["--model", &out, "--data", &data, "--out", &path("tuned"), "--length", "16"];
+    let tuned = refuse_with(Girandole("finetune").command().args(tune), &resume).0;
+    assert!(tuned.contains("that is of the command pretrain, and this is finetune"), "{tuned}");
+    for command in ["ddp-mlp", "ddp-trainer", "pipeline-transformer"] {
+        let said = refuse_with(&mut Girandole(command).command(), &resume).0;
+        let expected = format!("that is of the command pretrain, and this is {command}");
+        assert!(said.contains(&expected), "{said}");
+    }
+    Girandole("ddp-trainer").succeed(&["--epochs", "1", "--checkpoint-dir", &path("other")]);
+    let said = runs.refuse(&["--checkpoint-dir", &path("other"), "--resume"]);
+    assert!(said.contains("that is of the command ddp-trainer, and this is pretrain"), "{said}");
 }
 
 #[test]

@@ -68,8 +68,9 @@ impl About {
         if about.get("format").is_none_or(|format| format != FORMAT) {
             return Ok(Self::default());
         }
-        let refuse =
-            |key: &str| format!("its metadata has no usable {key}: create it again with `girandole tokenize`");
+        let refuse = |key: &str| {
+            format!("its metadata has no usable {key}: create it again with `girandole tokenize`")
+        };
         let get = |key: &str| about.get(key).map(String::as_str);
         let vocab_size = get("vocab_size").and_then(|size| size.parse().ok()).filter(|size| *size > 0);
         let is_hash = |text: &&str| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());

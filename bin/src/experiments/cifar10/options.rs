@@ -40,7 +40,7 @@ pub struct Cifar10Options {
     /// File for a grid of test pictures with their true and predicted classes
     #[arg(long, value_name = "FILE.png", help_heading = "Files")]
     pub(super) picture: Option<PathBuf>,
-    /// Most pictures in that grid
+    /// Largest number of pictures in that grid
     #[arg(
         long,
         value_name = "N",

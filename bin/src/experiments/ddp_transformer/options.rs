@@ -10,7 +10,7 @@ use crate::trainer::CheckpointOptions;
 /// Tokens that a token attends to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Mask {
-    /// Those after it, and the last one all: what the tutorial does.
+    /// Later tokens only; the last one attends to all. The tutorial's.
     Document,
     /// Itself and earlier ones, as a model that predicts the next token must.
     Causal,
@@ -34,8 +34,8 @@ impl From<Mask> for AttentionMask {
 Trains a Transformer to predict the next token, on --world-size ranks with averaged gradients. Rank 0
 prints its loss at every step. Each row of the data set is one token, repeated.
 
-The module tree that is printed first is that of the trained model. Only with the tutorial's own sizes
-it is the tree that the tutorial prints, which is that of a larger model.
+The module tree that is printed first is that of the trained model. With the tutorial's own sizes it is
+the tree that the tutorial prints instead, which is that of a larger model.
 
 --data FILE holds the tensor tokens, i64 of shape (rows, length). --init and --save hold PyTorch's
 state_dict: embedding.weight, pos_encoding.pe, layers.0.attention.q_linear.weight and so on.
@@ -63,7 +63,7 @@ pub struct DdpTransformerOptions {
     /// Tokens that a token attends to
     #[arg(long, value_enum, default_value = "document")]
     pub(crate) mask: Mask,
-    /// Shuffle each epoch anew; the tutorial uses one order for all
+    /// Use a new order in each epoch; the tutorial uses one for all
     #[arg(long)]
     pub(crate) reshuffle: bool,
     /// The data set and the model.

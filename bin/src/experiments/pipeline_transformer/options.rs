@@ -17,8 +17,8 @@ with the last stage prints the loss of every step, the mean over micro-batches. 
 schedule gives the losses of one process; otherwise the numbers that dropout zeroes depend on the
 number of stages and micro-batches.
 
-The module tree that is printed first is that of the trained model. Only with the tutorial's own sizes
-it is the tree that the tutorial prints, which is that of a larger model.
+The module tree that is printed first is that of the trained model. With the tutorial's own sizes it is
+the tree that the tutorial prints instead, which is that of a larger model.
 
 --data FILE holds the tensor tokens, i64 of shape (rows, length). --init and --save hold PyTorch's
 state_dict of the whole model.
