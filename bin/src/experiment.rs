@@ -137,7 +137,8 @@ fn run_in_precision<E: Experiment>(experiment: &E) -> Result<()> {
         Start::Launcher { world_size } => {
             trace::install(false)?;
             if common.precision != PrecisionOption::F32 {
-                note(format_args!("products of bf16 are computed {}", training::bf16_products()));
+                let precision = training::Precision::from(common.precision);
+                note(format_args!("matrix products are computed {}", precision.products()));
             }
             elastic.check(world_size, &common.ranks)?;
             experiment.check(world_size)?;

@@ -196,11 +196,14 @@ fn new_bar(unit: Unit, total: u64, speed: Arc<AtomicU64>) -> ProgressBar {
     bar.with_style(style.with_key("line", move |state: &ProgressState, to: &mut dyn std::fmt::Write| {
         // Looked at each time: somebody may change the size of the terminal.
         let (_, columns) = Term::stderr().size();
-        let left = HumanDuration(state.eta());
+        // Nothing is known before the second step.
+        let left =
+            Some(state.eta()).filter(|left| !left.is_zero() || state.pos() == state.len().unwrap_or(0));
+        let left = left.map(|left| format!("{:#}", HumanDuration(left)));
         let words = unit.say(state.pos(), state.len().unwrap_or(0));
         let speed = Some(speed.load(Ordering::Relaxed)).filter(|speed| *speed > 0);
         let at = (state.pos(), state.len().unwrap_or(0));
-        let line = line(usize::from(columns), at, &words, (speed, &format!("{left:#}")));
+        let line = line(usize::from(columns), at, &words, (speed, left.as_deref()));
         // It is written to memory.
         let _ = to.write_str(&line);
     }))
@@ -211,12 +214,13 @@ fn line(
     columns: usize,
     (done, total): (u64, u64),
     words: &str,
-    (speed, left): (Option<u64>, &str),
+    (speed, left): (Option<u64>, Option<&str>),
 ) -> String {
     let part = |whole: u64| whole * done.min(total) / total.max(1);
     let percent = format!("{:>3} %", part(100));
-    let fast = speed.map(|speed| format!("{percent}  {words}, {speed} tokens/s, {left} left"));
-    let texts = [format!("{percent}  {words}, {left} left"), format!("{percent}  {words}"), percent];
+    let left = left.map_or_else(String::new, |left| format!(", {left} left"));
+    let fast = speed.map(|speed| format!("{percent}  {words}, {speed} tokens/s{left}"));
+    let texts = [format!("{percent}  {words}{left}"), format!("{percent}  {words}"), percent];
     // Some terminals go on to the next line once the last column is written.
     let room = columns.saturating_sub(1);
     let text = fast.into_iter().chain(texts).find(|text| text.len() <= room).unwrap_or_default();
@@ -245,17 +249,18 @@ mod tests {
             (5, ""),
             (0, ""),
         ] {
-            let line = line(columns, (15_000, 30_000), &Unit::Steps.say(15_000, 30_000), (None, "12s"));
+            let line = line(columns, (15_000, 30_000), &Unit::Steps.say(15_000, 30_000), (None, Some("12s")));
             assert_eq!(line, expected);
             assert!(line.is_empty() || line.chars().count() < columns, "{columns}");
         }
+        assert!(line(54, (1, 30), "step 1 of 30", (Some(34), None)).ends_with("step 1 of 30, 34 tokens/s"));
         for (at, expected) in [((0, 0), "░░░░   0 %"), ((7, 5), "████ 100 %")] {
-            assert_eq!(line(11, at, &Unit::Megabytes.say(at.0, at.1), (None, "0s")), expected);
+            assert_eq!(line(11, at, &Unit::Megabytes.say(at.0, at.1), (None, Some("0s"))), expected);
         }
         for (columns, expected) in
             [(54, " 50 %  step 1 of 2, 3400 tokens/s, 12s left"), (40, " 50 %  step 1 of 2, 12s left")]
         {
-            let line = line(columns, (1, 2), &Unit::Steps.say(1, 2), (Some(3400), "12s"));
+            let line = line(columns, (1, 2), &Unit::Steps.say(1, 2), (Some(3400), Some("12s")));
             assert!(line.ends_with(expected) && line.chars().count() < columns, "{line}");
         }
     }

@@ -12,7 +12,7 @@ use super::environment::COMMANDS;
 use crate::SpawnConfig;
 
 const HELP: &str = "this process is a rank itself, and its ranks would start ranks in their turn, without end; call \
-                    launch::run, which starts ranks only where there are none, or ask launch::is_worker() first";
+                    launch::run, which starts ranks only where there are none";
 
 /// Launchers above each other, at most: a program that starts itself with other arguments each time ends here.
 const DEEPEST: usize = 4;

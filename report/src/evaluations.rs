@@ -40,7 +40,7 @@ pub(super) struct Row<'a> {
     pub(super) step: usize,
     pub(super) loss: String,
     pub(super) perplexity: String,
-    pub(super) sample: &'a str,
+    pub(super) sample: String,
 }
 
 /// Rows of all runs.
@@ -62,12 +62,23 @@ fn row<'a>(run: &'a RunSeries, evaluation: &'a Evaluation) -> Row<'a> {
         step: evaluation.step,
         loss: significant(evaluation.loss, 4),
         perplexity: significant(evaluation.loss.exp(), 4),
-        sample: evaluation.sample.as_deref().unwrap_or_default(),
+        sample: evaluation.sample.as_deref().map(printable).unwrap_or_default(),
     }
+}
+
+/// A text without control characters, which a model of bytes may write and a page must not hold.
+fn printable(text: &str) -> String {
+    let is_shown = |c: char| !c.is_control() || c == '\n' || c == '\t';
+    text.chars().map(|c| if is_shown(c) { c } else { char::REPLACEMENT_CHARACTER }).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn control_characters_are_not_shown() {
+        assert_eq!(super::printable("a\0b\u{7f}\n\tc"), "a\u{fffd}b\u{fffd}\n\tc");
+    }
+
     use super::*;
 
     #[test]

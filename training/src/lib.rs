@@ -78,7 +78,7 @@ pub use op::{
     cross_entropy, embedding, gated_mlp, geglu, geglu_tanh, gelu, layer_norm, linear, linear_cross_entropy,
     linear_no_bias, log_softmax, max_pool2d, rms_norm, softmax, swiglu,
 };
-pub use precision::{Precision, autocast, bf16_products};
+pub use precision::{Precision, autocast};
 pub use recompute::{
     PartMember, backward, drawn, kept_result, recompute, recompute_cheap, recomputed_node, runs_in_part,
 };

@@ -37,7 +37,7 @@ impl Precision {
 /// Tensors of other dtypes, and on other devices, are computed as always.
 ///
 /// # Cost
-/// A product by the processor's matrix unit ([`bf16_products`]) takes about an eighth of the time of one in f32 with AMX, half of it
+/// A product by the processor's matrix unit ([`Precision::products`]) takes about an eighth of the time of one in f32 with AMX, half of it
 /// by AVX-512 on AMD's processors, and slightly more where there is neither.
 ///
 /// ```
@@ -54,16 +54,21 @@ pub fn autocast<R>(precision: Precision, f: impl FnOnce() -> R) -> R {
     scoped(&CURRENT, precision, f)
 }
 
-/// What computes products of bf16 on this machine, for people to read.
-///
-/// ```
-/// assert!(!training::bf16_products().is_empty());
-/// ```
-pub fn bf16_products() -> &'static str {
-    match unit() {
-        Ok(Unit::Amx) => "by the matrix unit (AMX)",
-        Ok(Unit::Dot) => "by dot products of AVX-512",
-        Err(why) => why,
+impl Precision {
+    /// How this machine computes such products, for people to read.
+    ///
+    /// ```
+    /// assert_eq!(training::Precision::F32.products(), "in f32");
+    /// ```
+    pub fn products(self) -> &'static str {
+        match (self, unit()) {
+            (Self::F32, _) => "in f32",
+            (Self::F32High, Ok(Unit::Amx)) => "as three of bf16, by the matrix unit (AMX)",
+            (Self::F32High, _) => "in f32: this processor has no matrix unit (AMX)",
+            (Self::Bf16, Ok(Unit::Amx)) => "in bf16, by the matrix unit (AMX)",
+            (Self::Bf16, Ok(Unit::Dot)) => "in bf16, by dot products of AVX-512",
+            (Self::Bf16, Err(why)) => why,
+        }
     }
 }
 
