@@ -17,7 +17,7 @@ use crate::base::lock::lock;
 use crate::base::members::Members;
 use crate::blame::control::bureau::job::Job;
 use crate::blame::supervisor::Supervisor;
-use crate::blame::verdict::{Activity, Question, Status, judge};
+use crate::blame::verdict::{Activity, Elsewhere, Question, Status, judge};
 use crate::rendezvous::connection::fault::Fault;
 use crate::transport::links::Wait;
 use crate::transport::tcp::switchboard::Switchboard;
@@ -199,12 +199,23 @@ impl Bureau {
             return;
         }
         let is_world = self.job.world().is_some_and(|world| std::ptr::eq(&*world, self));
-        if let (true, Some(Cause::Died { rank })) = (is_world, lock(&self.desk).failure.clone()) {
-            let [own, dead] = [self.rank, rank].map(|rank| self.members.world_rank(rank));
-            let host = Supervisor::host(self, rank);
-            tracing::warn!(
+        let failure = lock(&self.desk).failure.clone();
+        if let (true, Some(Cause::Died { rank })) = (is_world, failure) {
+            tracing::warn!("{}", self.news_of_death(rank));
+        }
+    }
+
+    /// What this rank says that is told of a death in no operation of the group.
+    pub(super) fn news_of_death(&self, rank: usize) -> String {
+        let [own, dead] = [self.rank, rank].map(|rank| self.members.world_rank(rank));
+        let host = Supervisor::host(self, rank);
+        match self.activity().elsewhere.first() {
+            Some(Elsewhere { call, .. }) => {
+                format!("rank {dead} (host {host}) has died, and rank {own} is still in {call}")
+            }
+            None => format!(
                 "rank {own} has called nothing since rank {dead} (host {host}) died: its next operation fails"
-            );
+            ),
         }
     }
 
@@ -227,6 +238,7 @@ impl Bureau {
         self.failed.store(true, Ordering::Release);
         // Before an operation can tell the program, which may then go on.
         self.note_in_job(&cause);
+        self.job.end_meetings(self, false);
         drop(desk);
         self.changed.notify_all();
         true

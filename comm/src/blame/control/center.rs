@@ -355,4 +355,19 @@ mod tests {
         assert_eq!(bureau.failure(), Some(Cause::Died { rank: 1 }));
         assert!(bureau.speaks_at().is_none());
     }
+
+    #[test]
+    fn who_waits_in_another_group_is_not_said_to_have_called_nothing() {
+        let bureau = Arc::new(office(3).0);
+        let idle = "rank 0 has called nothing since rank 1 (host here) died: its next operation fails";
+        assert_eq!(bureau.news_of_death(1), idle);
+        let call = "rendezvous in the group [0, 2]".to_string();
+        let meets = bureau.job().meet(&bureau, call, vec![2]).unwrap();
+        assert_eq!(
+            bureau.news_of_death(1),
+            "rank 1 (host here) has died, and rank 0 is still in rendezvous in the group [0, 2]"
+        );
+        drop(meets);
+        assert_eq!(bureau.news_of_death(1), idle);
+    }
 }

@@ -1,11 +1,14 @@
 //! Groups of some of the ranks: a meeting of their own, at an address that the first member tells the others.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use candle_core::{DType, Device, Tensor};
 
 use crate::base::members::Members;
+use crate::blame::control::bureau::job::Meets;
+use crate::blame::supervisor::Supervisor;
 use crate::rendezvous::meeting::parent::Parent;
 use crate::rendezvous::meeting::{Meeting, Options, meet_with};
 use crate::{Communicator, Error, InitMethod, Message, Operation, Result, TcpConfig};
@@ -16,9 +19,15 @@ use super::Tcp;
 const INVITATION: usize = 128;
 
 impl Tcp {
-    /// This group, as one of whose ranks others are made.
-    pub(crate) fn as_parent(&self) -> Parent {
-        Parent { supervisor: self.bureau.clone(), ended: self.lines.switchboard.ended() }
+    /// This group, as one of whose ranks another one is made, as long as they meet.
+    pub(crate) fn as_parent(&self, meets: &Meets) -> Parent {
+        let above = meets.above.iter().map(|group| group.clone() as Arc<dyn Supervisor>).collect();
+        Parent { supervisor: self.bureau.clone(), above, ended: meets.ended.clone() }
+    }
+
+    /// This rank is about to meet `others`, by their numbers in the job.
+    pub(crate) fn meets(&self, operation: String, others: Vec<usize>) -> Result<Meets> {
+        self.bureau.job().meet(&self.bureau, operation, others)
     }
 
     /// Called on the members, all at the same place among their operations.
@@ -51,17 +60,17 @@ impl Tcp {
         listener: Option<TcpListener>,
     ) -> Result<(TcpConfig, Meeting, Members)> {
         let members = Members::some(ranks.iter().map(|rank| self.members.world_rank(*rank)));
-        let options = Options {
-            listener,
-            members: Some(members.clone()),
-            parent: Some(self.as_parent()),
-            ..Options::default()
-        };
         let operation = "rendezvous".to_string() + &members.place();
         let own = self.members.world_rank(self.rank);
         let others: Vec<usize> = members.world_ranks().iter().copied().filter(|rank| *rank != own).collect();
         let job = self.bureau.job().clone();
-        let waits = job.meet(operation.clone(), others.clone());
+        let waits = self.meets(operation.clone(), others.clone())?;
+        let options = Options {
+            listener,
+            members: Some(members.clone()),
+            parent: Some(self.as_parent(&waits)),
+            ..Options::default()
+        };
         let met = meet_with(&config, options);
         let met = met.map_err(|error| self.bureau.explain(error, operation, &others));
         drop(waits);
@@ -126,11 +135,13 @@ impl Tcp {
 #[cfg(test)]
 mod tests {
     use std::panic::resume_unwind;
-    use std::sync::{Arc, Barrier};
+    use std::sync::mpsc::channel;
+    use std::sync::{Arc, Barrier, Mutex};
     use std::thread::{JoinHandle, spawn};
     use std::time::Duration;
 
     use super::*;
+    use crate::blame::control::bureau::job::Job;
 
     const LONG: Duration = Duration::from_secs(60);
 
@@ -232,5 +243,80 @@ mod tests {
             assert!(matches!(own, Error::Aborted { .. }), "{own}");
             assert!(matches!(other, Error::PeerLeft { rank, .. } if rank == victim), "{other}");
         }
+    }
+
+    /// Ranks 0 and 1 of four are a group, of which they are to make another one, which `ranks` names in its order. Rank 0 comes
+    /// and waits for rank 1, as long as that may take; meanwhile rank 3 dies. What rank 0 comes to.
+    fn waits_while_a_stranger_dies(ranks: &'static [usize]) -> Error {
+        let arranged = Arc::new(Barrier::new(2));
+        let (meets, under_way) = channel::<Arc<Job>>();
+        let (end, ended) = channel();
+        let under_way = Mutex::new(under_way);
+        let ended = Mutex::new(ended);
+        let there = arranged.clone();
+        let pair = |tcp: &Tcp| {
+            let (config, meeting, members) = tcp.meet_group(&[0, 1])?;
+            Tcp::join(&config, meeting, members, None)
+        };
+        let waits = move |tcp: &Tcp| {
+            let pair = pair(tcp)?;
+            let (config, listener) = pair.arrange(ranks)?;
+            arranged.wait();
+            meets.send(pair.bureau.job().clone()).unwrap();
+            let outcome = pair.meet_members(ranks, config, listener).map(drop);
+            end.send(()).unwrap();
+            outcome
+        };
+        let stays_away = move |tcp: &Tcp| {
+            let pair = pair(tcp)?;
+            let _invited = pair.arrange(ranks)?;
+            there.wait();
+            ended.lock().unwrap().recv_timeout(LONG / 2).unwrap();
+            Ok(())
+        };
+        let dies = move |_: &Tcp| {
+            let job = under_way.lock().unwrap().recv().unwrap();
+            while job.meetings().is_empty() {
+                std::thread::yield_now();
+            }
+            resume_unwind(Box::new("it dies"))
+        };
+        let parts: Vec<Part> =
+            vec![Box::new(waits), Box::new(stays_away), Box::new(|_| Ok(())), Box::new(dies)];
+        outcomes(LONG, parts)[0].clone().unwrap()
+    }
+
+    /// The first member, or another one.
+    #[test]
+    fn a_meeting_ends_where_a_rank_dies_that_is_not_of_the_parent() {
+        for ranks in [&[0, 1], &[1, 0]] {
+            let error = waits_while_a_stranger_dies(ranks);
+            assert!(matches!(error, Error::PeerDied { rank: 3, .. }), "{error}");
+            let place = format!("died during rendezvous in the group {ranks:?}");
+            assert!(error.to_string().ends_with(&place), "{error}");
+        }
+    }
+
+    /// Where the program was told of the death, and goes on with a group that the dead rank is not of.
+    #[test]
+    fn those_who_know_of_a_death_and_go_on_meet() {
+        let paired = Arc::new(Barrier::new(3));
+        let told = |paired: Arc<Barrier>| {
+            move |tcp: &Tcp| {
+                let (config, meeting, members) = tcp.meet_group(&[0, 1])?;
+                let pair = Tcp::join(&config, meeting, members, None)?;
+                paired.wait();
+                let error = tcp.run(Operation::Barrier).unwrap_err();
+                assert!(matches!(error, Error::PeerDied { rank: 2, .. }), "{error}");
+                pair.meet_group(&[0, 1]).map(drop)
+            }
+        };
+        let mut parts: Vec<Part> = vec![Box::new(told(paired.clone())), Box::new(told(paired.clone()))];
+        parts.push(Box::new(move |_| {
+            paired.wait();
+            resume_unwind(Box::new("it dies"))
+        }));
+        let outcomes = outcomes(LONG, parts);
+        assert!(outcomes.iter().all(Option::is_none), "{outcomes:?}");
     }
 }

@@ -199,6 +199,7 @@ impl Communicator for Tcp {
             let _ = thread.join();
         }
         self.lines.switchboard.cut(Shutdown::Both, Some(FAREWELL));
+        self.bureau.end_meetings();
     }
 
     fn submit(&self, operation: Operation) -> Result<Work> {

@@ -125,6 +125,11 @@ impl Bureau {
         }
     }
 
+    /// The group is closed, and the others know: this rank does not wait for them any more to make another one.
+    pub(crate) fn end_meetings(&self) {
+        self.job.end_meetings(self, true);
+    }
+
     pub(super) fn note_in_job(&self, cause: &Cause) {
         let in_job = match cause {
             Cause::InJob { cause, .. } => Some((**cause).clone()),

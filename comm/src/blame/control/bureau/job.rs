@@ -1,12 +1,15 @@
 //! What the groups have in common that one process has made of another: who is waited for in any of them, and the first cause
 //! for which one of them has failed.
 
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, Weak};
 
 use crate::base::cause::Cause;
 use crate::base::lock::lock;
 use crate::blame::control::bureau::Bureau;
 use crate::blame::verdict::Elsewhere;
+use crate::rendezvous::connection::fault::Fault;
+use crate::{Error, Result};
 
 /// The groups of one job in this process. Ranks have their numbers in the whole job here.
 #[derive(Debug, Default)]
@@ -16,18 +19,48 @@ pub(crate) struct Job {
     /// Until the program, told of it, goes on with another group.
     failure: Mutex<Option<Cause>>,
     /// Groups that this rank is about to make with others.
-    meetings: Mutex<Vec<Arc<Elsewhere>>>,
+    meetings: Mutex<Vec<Meeting>>,
+}
+
+/// A group that this rank is about to make with others.
+#[derive(Debug)]
+struct Meeting {
+    waits: Arc<Elsewhere>,
+    /// The group that they are of.
+    parent: Weak<Bureau>,
+    /// Until not all of them will come.
+    stop: Option<UnixStream>,
+}
+
+impl Meeting {
+    /// Whether all who meet are of this group: that of which they make the new one, or a larger one. Who of the others is told
+    /// that it has failed comes no more, even if its parent goes on.
+    fn is_of(&self, group: &Bureau) -> bool {
+        let (waits, members) = (&self.waits.waits, &group.members);
+        let is_larger = members.world_ranks().len() > waits.len() + 1;
+        self.has_parent(group) || is_larger && waits.iter().all(|number| members.rank_of(*number).is_some())
+    }
+
+    fn has_parent(&self, group: &Bureau) -> bool {
+        std::ptr::eq(self.parent.as_ptr(), group)
+    }
 }
 
 /// This rank meets others, as long as this lives.
-pub(crate) struct Meets<'a> {
-    job: &'a Job,
-    meeting: Arc<Elsewhere>,
+#[derive(Debug)]
+pub(crate) struct Meets {
+    job: Arc<Job>,
+    waits: Arc<Elsewhere>,
+    /// Becomes readable when not all of them will come: the group of which they are has failed, or is closed, or one has failed
+    /// that it is a part of.
+    pub(crate) ended: Arc<UnixStream>,
+    /// The groups of which all who meet are, beside their parent.
+    pub(crate) above: Vec<Arc<Bureau>>,
 }
 
-impl Drop for Meets<'_> {
+impl Drop for Meets {
     fn drop(&mut self) {
-        lock(&self.job.meetings).retain(|other| !Arc::ptr_eq(other, &self.meeting));
+        lock(&self.job.meetings).retain(|other| !Arc::ptr_eq(&other.waits, &self.waits));
     }
 }
 
@@ -50,15 +83,47 @@ impl Job {
         lock(&self.groups).iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// This rank waits for others, to make a group with them.
-    pub(crate) fn meet(&self, call: String, waits: Vec<usize>) -> Meets<'_> {
-        let meeting = Arc::new(Elsewhere { call, waits });
-        lock(&self.meetings).push(meeting.clone());
-        Meets { job: self, meeting }
+    /// This rank waits for others of the group `parent`, to make a group with them.
+    ///
+    /// # Errors
+    /// A system that is out of sockets.
+    pub(crate) fn meet(
+        self: &Arc<Self>,
+        parent: &Arc<Bureau>,
+        call: String,
+        waits: Vec<usize>,
+    ) -> Result<Meets> {
+        let pair = UnixStream::pair();
+        let (stop, ended) =
+            pair.map_err(|reason| Error::system("making a socket pair", Fault::from(reason)))?;
+        let waits = Arc::new(Elsewhere { call, waits });
+        let meeting = Meeting { waits: waits.clone(), parent: Arc::downgrade(parent), stop: Some(stop) };
+        // One for which the program was told goes on with the others has no say in what it does next.
+        let counts = |group: &Bureau| {
+            meeting.is_of(group) && group.closing().is_none() && (!group.has_failed() || group.is_untold())
+        };
+        let above = self.groups().into_iter().filter(|group| !meeting.has_parent(group) && counts(group));
+        let above: Vec<_> = above.collect();
+        lock(&self.meetings).push(meeting);
+        // Those that fail from now on end it themselves.
+        above.iter().filter(|group| group.has_failed()).for_each(|group| self.end_meetings(group, false));
+        if parent.has_failed() || parent.closing().is_some() {
+            self.end_meetings(parent, true);
+        }
+        Ok(Meets { job: self.clone(), waits, ended: Arc::new(ended), above })
     }
 
     pub(crate) fn meetings(&self) -> Vec<Arc<Elsewhere>> {
-        lock(&self.meetings).clone()
+        lock(&self.meetings).iter().map(|meeting| meeting.waits.clone()).collect()
+    }
+
+    /// A group has failed, or is `closed`: those who are about to make others of its ranks wait no longer.
+    pub(super) fn end_meetings(&self, group: &Bureau, closed: bool) {
+        for meeting in &mut *lock(&self.meetings) {
+            // Parts of a group go on when it is closed.
+            let is_over = if closed { meeting.has_parent(group) } else { meeting.is_of(group) };
+            meeting.stop.take_if(|_| is_over);
+        }
     }
 
     /// One of the groups has failed.

@@ -16,7 +16,8 @@ fn aborted<T>(
     under_way: impl FnOnce() -> T,
 ) -> (Result<Meeting>, T) {
     let group = Tcp::connect(&tcp(0, 1, 1)).unwrap();
-    let options = Options { listener, parent: Some(group.as_parent()), ..Options::default() };
+    let meets = group.meets("rendezvous".into(), vec![]).unwrap();
+    let options = Options { listener, parent: Some(group.as_parent(&meets)), ..Options::default() };
     let (end, ended) = channel();
     let rank = thread::spawn(move || end.send(meet_with(&config, options)).unwrap());
     let given = under_way();

@@ -134,11 +134,6 @@ impl Switchboard {
         self.setup.host.as_ref()
     }
 
-    /// Becomes readable when no connection will be made any more: the group has failed, or is closed.
-    pub(crate) fn ended(&self) -> Arc<UnixStream> {
-        self.stopped.clone()
-    }
-
     fn own_rank(&self) -> usize {
         self.setup.own.rank as usize
     }
