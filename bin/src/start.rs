@@ -58,10 +58,7 @@ impl Start {
             (None, Some(size)) => return Err(half_an_environment("WORLD_SIZE", &size, "RANK")),
             (Some(_), Some(_)) => {}
         }
-        let mut config = TcpConfig::from_env_at(options.init_method.clone())?;
-        if let Some(timeout) = options.timeout {
-            config.timeout = timeout;
-        }
+        let mut config = TcpConfig::from_env_at(options.init_method.clone(), options.timeout)?;
         options.transport.apply(&mut config);
         let spawned = launch::is_worker() && value(SPAWNED_FOR).is_some_and(|name| name == command);
         if let Some(world_size) = options.world_size.filter(|given| *given != config.world_size) {
@@ -86,7 +83,7 @@ impl Start {
             other => other.into(),
         })?;
         // So is what the ranks would find wrong with their environment.
-        TcpConfig::check_for_ranks(world_size, options.init_method.clone())?;
+        TcpConfig::check_for_ranks(world_size, options.init_method.clone(), options.timeout)?;
         Ok(Start::Launcher { world_size })
     }
 }

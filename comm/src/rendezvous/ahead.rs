@@ -1,6 +1,7 @@
 //! What the ranks of a job will find, looked at by the process that starts them.
 
 use std::ffi::OsString;
+use std::time::Duration;
 
 use crate::rendezvous::meeting::meeting_point::try_out;
 use crate::{InitMethod, Result, TcpConfig};
@@ -13,14 +14,18 @@ impl TcpConfig {
     /// As [`TcpConfig::from_env_at`]; [`Error::Listen`](crate::Error::Listen).
     ///
     /// ```
-    /// comm::TcpConfig::check_for_ranks(2, None)?;
+    /// comm::TcpConfig::check_for_ranks(2, None, None)?;
     /// let nowhere = "file:///no/such/folder/meeting".parse()?;
-    /// assert!(comm::TcpConfig::check_for_ranks(2, Some(nowhere)).is_err());
+    /// assert!(comm::TcpConfig::check_for_ranks(2, Some(nowhere), None).is_err());
     /// # Ok::<(), comm::Error>(())
     /// ```
-    pub fn check_for_ranks(world_size: usize, init_method: Option<InitMethod>) -> Result<()> {
+    pub fn check_for_ranks(
+        world_size: usize,
+        init_method: Option<InitMethod>,
+        timeout: Option<Duration>,
+    ) -> Result<()> {
         let given = init_method.map(|method| OsString::from(method.to_string()));
-        let config = Self::from_lookup(&|name| match name {
+        let lookup = |name: &str| match name {
             // As `launch` tells them.
             "RANK" => Some("0".into()),
             "WORLD_SIZE" => Some(world_size.to_string().into()),
@@ -31,7 +36,8 @@ impl TcpConfig {
             name if name.starts_with("GIRANDOLE_ELASTIC") || name == "GIRANDOLE_NEWCOMER" => None,
             "GIRANDOLE_INIT_METHOD" if given.is_some() => given.clone(),
             name => std::env::var_os(name),
-        })?;
+        };
+        let config = Self::from_lookup(&lookup, timeout)?;
         if world_size == 1 { Ok(()) } else { try_out(&config) }
     }
 }

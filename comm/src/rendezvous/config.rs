@@ -97,34 +97,42 @@ impl TcpConfig {
     /// # Errors
     /// [`Error::InvalidArgument`] for the first variable that is missing or wrong, with its value.
     pub fn from_env() -> Result<Self> {
-        Self::from_env_at(None)
+        Self::from_env_at(None, None)
     }
 
-    /// As [`TcpConfig::from_env`], with the ranks' meeting place given, whatever `GIRANDOLE_INIT_METHOD` says.
+    /// As [`TcpConfig::from_env`], with the ranks' meeting place or their time-out given, whatever `GIRANDOLE_INIT_METHOD` and
+    /// `GIRANDOLE_TIMEOUT` say. Looking for the host of rank 0, where a scheduler tells its name, takes no longer than the
+    /// time-out.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for the first variable that is missing or wrong, with its value.
-    pub fn from_env_at(init_method: Option<InitMethod>) -> Result<Self> {
+    pub fn from_env_at(init_method: Option<InitMethod>, timeout: Option<Duration>) -> Result<Self> {
         let given = init_method.map(|method| OsString::from(method.to_string()));
-        Self::from_lookup(&|name| match name {
+        let lookup = |name: &str| match name {
             "GIRANDOLE_INIT_METHOD" if given.is_some() => given.clone(),
             name => std::env::var_os(name),
-        })
+        };
+        Self::from_lookup(&lookup, timeout)
     }
 
     /// As [`TcpConfig::from_env`], for a rank whose place, meeting point and secret come from elsewhere.
     #[cfg(feature = "mpi")]
     pub(crate) fn from_env_as(rank: usize, world_size: usize) -> Result<Self> {
-        Self::from_lookup(&|name| match name {
+        let lookup = |name: &str| match name {
             "RANK" => Some(rank.to_string().into()),
             "WORLD_SIZE" => Some(world_size.to_string().into()),
             "GIRANDOLE_INIT_METHOD" => Some("tcp://127.0.0.1:1".into()),
             "GIRANDOLE_SECRET" | "GIRANDOLE_SECRET_FILE" | "PET_NNODES" => None,
             name => std::env::var_os(name),
-        })
+        };
+        Self::from_lookup(&lookup, None)
     }
 
-    pub(super) fn from_lookup(lookup: &dyn Fn(&str) -> Option<OsString>) -> Result<Self> {
+    /// `timeout`: in the place of the variable's.
+    pub(super) fn from_lookup(
+        lookup: &dyn Fn(&str) -> Option<OsString>,
+        timeout: Option<Duration>,
+    ) -> Result<Self> {
         let env = Variables(lookup);
         let found = scheduler::find(&env)?;
         let (rank, world_size) = match &found {
@@ -144,6 +152,7 @@ impl TcpConfig {
             config.timeout = Duration::try_from_secs_f64(seconds)
                 .map_err(|_| Error::invalid("GIRANDOLE_TIMEOUT", seconds, give(TIMEOUT_HELP)))?;
         }
+        config.timeout = timeout.unwrap_or(config.timeout);
         if let Some(transport) = env.optional("GIRANDOLE_TRANSPORT", "auto, tcp or shm")? {
             config.transport = transport;
         }
@@ -159,7 +168,9 @@ impl TcpConfig {
         config.validate().map_err(|error| match &error {
             Error::InvalidArgument { what, .. } if what == RANK => named(error, rank_from),
             Error::InvalidArgument { what, .. } if what == WORLD_SIZE => named(error, world_size_from),
-            Error::InvalidArgument { what, .. } if what == TIMEOUT => named(error, "GIRANDOLE_TIMEOUT"),
+            Error::InvalidArgument { what, .. } if what == TIMEOUT && timeout.is_none() => {
+                named(error, "GIRANDOLE_TIMEOUT")
+            }
             _ => error,
         })?;
         match &found {
@@ -275,9 +286,13 @@ mod tests {
     use super::*;
 
     fn read(variables: &[(&str, &str)]) -> Result<TcpConfig> {
-        TcpConfig::from_lookup(&|name| {
-            variables.iter().rev().find(|(n, _)| *n == name).map(|(_, value)| value.into())
-        })
+        read_within(variables, None)
+    }
+
+    fn read_within(variables: &[(&str, &str)], timeout: Option<Duration>) -> Result<TcpConfig> {
+        let value =
+            |name: &str| variables.iter().rev().find(|(n, _)| *n == name).map(|(_, value)| value.into());
+        TcpConfig::from_lookup(&value, timeout)
     }
 
     const GOOD: [(&str, &str); 4] =

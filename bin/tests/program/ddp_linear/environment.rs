@@ -2,6 +2,7 @@
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::common::{Folder, free_port, losses_of, metrics, refuse_with, text, without_times};
 use crate::ddp_linear::LINEAR;
@@ -44,6 +45,28 @@ fn an_environment_that_makes_no_sense() {
     }
     let (line, _) = refuse_with(&mut rank("0", "2", 1), &["--world-size", "3"]);
     assert!(line.contains("--world-size: got 3; the environment says WORLD_SIZE=2"), "{line}");
+}
+
+#[test]
+fn a_host_that_nobody_knows_is_looked_for_no_longer_than_the_option_says() {
+    let slurm = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"), ("SLURM_STEP_NODELIST", "localhost")];
+    let mpi =
+        [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "1")];
+    for scheduler in [slurm, mpi] {
+        let mut command = LINEAR.command();
+        command.envs(scheduler).env("MASTER_ADDR", "nowhere.invalid").env("MASTER_PORT", "29500");
+        let mut rank = start(command.env("GIRANDOLE_TIMEOUT", "86400"), &["--timeout", "0.5"]);
+        let begun = Instant::now();
+        while rank.try_wait().unwrap().is_none() && begun.elapsed() < Duration::from_secs(60) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        // It has ended.
+        let _ = rank.kill();
+        let output = rank.wait_with_output().unwrap();
+        let line = text(&output.stderr);
+        let told = "error: the host of rank 0: got nowhere.invalid; the name has no address (";
+        assert!(line.starts_with(told) && output.status.code() == Some(2), "{scheduler:?}: {line}");
+    }
 }
 
 #[test]

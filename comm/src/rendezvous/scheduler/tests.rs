@@ -1,4 +1,8 @@
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
 use super::*;
+use crate::TcpConfig;
 
 fn lookup<'a>(variables: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> Option<OsString> + 'a {
     |name| variables.iter().rev().find(|(other, _)| *other == name).map(|(_, value)| value.into())
@@ -163,4 +167,30 @@ fn a_wrong_value_names_its_variable() {
         let message = master(&[&SLURM[..], &[(name, value)]].concat()).unwrap_err().to_string();
         assert!(message.starts_with(&format!("{name}: got {value}; ")), "{message}");
     }
+}
+
+/// The host of rank 0 is one that nobody knows.
+#[test]
+fn who_gives_a_timeout_waits_no_longer_for_the_host_of_rank_0() {
+    const LONG: Duration = Duration::from_secs(60);
+    const SHORT: Duration = Duration::from_millis(300);
+    let given = [("MASTER_ADDR", "nowhere.invalid"), ("MASTER_PORT", "1234")];
+    let unset = [("GIRANDOLE_TIMEOUT", "")];
+    let own = [("GIRANDOLE_TIMEOUT", "3000")];
+    for scheduler in [&SLURM[..], &OPEN_MPI, &PMI, &KUBEFLOW] {
+        for environment in [&unset, &own] {
+            let variables = [scheduler, &given, environment].concat();
+            let (end, ended) = channel();
+            std::thread::spawn(move || {
+                let config = TcpConfig::from_lookup(&lookup(&variables), Some(SHORT));
+                end.send(config).unwrap();
+            });
+            let message = ended.recv_timeout(LONG).unwrap().unwrap_err().to_string();
+            let told = "the host of rank 0: got nowhere.invalid; the name has no address (";
+            assert!(message.starts_with(told), "{message}");
+        }
+    }
+    // Under a launcher it is looked for when the ranks meet.
+    let torchrun = [&[("RANK", "1"), ("WORLD_SIZE", "2")][..], &given, &own].concat();
+    assert_eq!(TcpConfig::from_lookup(&lookup(&torchrun), Some(SHORT)).unwrap().timeout, SHORT);
 }
