@@ -30,7 +30,7 @@ pub(super) fn lead(plan: &Plan<'_>, given: Option<TcpListener>) -> Result<Meetin
 
     let gathered = roster.gather(plan);
     let mut members = roster.take_wires();
-    let met = gathered.and_then(|()| conclude(plan, &mut members, data, &credentials));
+    let met = gathered.and_then(|()| conclude(plan, &mut members, data, &credentials, roster.until(plan)));
     let lines = met.inspect_err(|error| {
         dismiss(plan, std::mem::take(&mut members), error);
         // Who is about to say who it is shall know it too, and who has said so meanwhile.
@@ -41,12 +41,13 @@ pub(super) fn lead(plan: &Plan<'_>, given: Option<TcpListener>) -> Result<Meetin
     Ok(into_meeting(plan, lines, members))
 }
 
-/// All are here: tells them of each other, and waits until all are connected.
+/// All are here: tells them of each other, and waits until all are connected, or no longer than `until`.
 pub(super) fn conclude(
     plan: &Plan<'_>,
     members: &mut Members,
     (listener, port): (TcpListener, u16),
     credentials: &Credentials,
+    until: Instant,
 ) -> Result<Lines> {
     let session = random_nonce()?;
     let address = SocketAddr::new(plan.config.bind, port);
@@ -56,7 +57,7 @@ pub(super) fn conclude(
     let table = Table { session, ranks };
     let peers = table.ranks.iter().map(Entry::info).collect();
     let lines = plan.open_lines(listener, (credentials, session), peers)?;
-    connect_all(plan, members, table)?;
+    connect_all(plan, members, table, until)?;
     Ok(lines)
 }
 
@@ -69,13 +70,12 @@ pub(super) fn into_meeting(plan: &Plan<'_>, lines: Lines, members: Members) -> M
 }
 
 /// Gives everybody the table, and waits until everybody takes connections.
-fn connect_all(plan: &Plan<'_>, members: &mut Members, table: Table) -> Result<()> {
+fn connect_all(plan: &Plan<'_>, members: &mut Members, table: Table, until: Instant) -> Result<()> {
     tell(plan, members, &ToMember::Table(table), false)?;
     let mut connected = vec![false; members.len()];
     while connected.contains(&false) {
         let fds = plan.watch(members.iter().map(|(_, wire, _)| wire.fd()));
-        let ready =
-            wait_any(&fds, plan.deadline).map_err(|reason| Error::system("waiting for the ranks", reason))?;
+        let ready = wait_any(&fds, until).map_err(|reason| Error::system("waiting for the ranks", reason))?;
         if !ready.contains(&true) {
             let late: Vec<usize> =
                 (1..).zip(&connected).filter(|(_, done)| !**done).map(|(rank, _)| rank).collect();

@@ -155,12 +155,12 @@ impl Leader<'_> {
                     }
                 }
                 Err(Fault::Closed) => {}
-                Err(fault) => return Err(self.lost(fault, "")),
+                Err(fault) => return Err(self.lost(fault)),
             }
             let Ok(found) = try_leader(plan, SECOND_TRY.min(plan.limits.handshake))? else {
                 // The end of the group that the ranks are of may be why.
                 plan.check_parent()?;
-                return Err(self.lost(Fault::Closed, ""));
+                return Err(self.lost(Fault::Closed));
             };
             (self.wire, *credentials) = found;
             back_off.pause(plan.deadline);
@@ -186,9 +186,9 @@ impl Leader<'_> {
 
     fn hear_table(&mut self) -> Result<Table> {
         let limit = HELLO_LIMIT * (self.plan.config.world_size + 1);
-        match self.hear(limit.max(LIMIT), "other ranks have not come")? {
+        match self.hear(limit.max(LIMIT))? {
             ToMember::Table(table) if table.ranks.len() == self.plan.config.world_size => Ok(table),
-            _ => Err(self.lost(Fault::Malformed("something else than the table of ranks".into()), "")),
+            _ => Err(self.lost(Fault::Malformed("something else than the table of ranks".into()))),
         }
     }
 
@@ -197,7 +197,7 @@ impl Leader<'_> {
         let mut peers: Vec<PeerInfo> = table.ranks.iter().map(Entry::info).collect();
         for peer in &mut peers {
             if peer.address.ip().is_unspecified() {
-                let leader = self.wire.peer().map_err(|fault| self.lost(fault, ""))?;
+                let leader = self.wire.peer().map_err(|fault| self.lost(fault))?;
                 peer.address.set_ip(leader.ip());
             }
             self.plan.check_secret(peer.address.ip())?;
@@ -217,10 +217,13 @@ impl Leader<'_> {
             let gone = matches!(&fault, Fault::Io(error) if error.kind() == ErrorKind::ConnectionRefused);
             let explained = Instant::now() + if gone { EXPLANATION } else { Duration::ZERO };
             if wait_any(&plan.watch([self.wire.fd()].into_iter()), explained).is_ok_and(|ready| ready[0]) {
-                self.hear(LIMIT, "")?;
-                return Err(self.lost(Fault::Malformed("something before its time".into()), ""));
+                self.hear(LIMIT)?;
+                return Err(self.lost(Fault::Malformed("something before its time".into())));
             }
             plan.check_parent().map_err(|error| self.give_up(error))?;
+            if rank == 0 && Instant::now() >= plan.deadline && matches!(fault, Fault::TimedOut) {
+                return Err(self.lost(fault));
+            }
             let settled = gone || fault.is_exhausted() || matches!(fault, Fault::NoMemory(_));
             if settled || Instant::now() >= plan.deadline {
                 let (own, PeerInfo { host, address, .. }) = (plan.config.rank, lines.switchboard.peer(rank));
@@ -238,32 +241,39 @@ impl Leader<'_> {
     /// Tells rank 0 that this rank is connected, and waits until all are.
     fn wait_for_all(&mut self) -> Result<()> {
         self.plan.agree();
-        self.wire.send(&ToLeader::Connected, self.plan.deadline).map_err(|fault| self.lost(fault, ""))?;
-        match self.hear(LIMIT, "other ranks could not connect to each other")? {
+        self.wire.send(&ToLeader::Connected, self.plan.deadline).map_err(|fault| self.lost(fault))?;
+        match self.hear(LIMIT)? {
             ToMember::Complete => Ok(()),
-            _ => Err(self.lost(Fault::Malformed("something else than that all are connected".into()), "")),
+            _ => Err(self.lost(Fault::Malformed("something else than that all are connected".into()))),
         }
     }
 
     /// What rank 0 says, unless that is the end of it.
-    fn hear(&mut self, limit: usize, waiting_because: &str) -> Result<ToMember> {
+    fn hear(&mut self, limit: usize) -> Result<ToMember> {
         match self.wire.receive(limit, self.plan.deadline) {
             Ok(ToMember::Failed(failure)) => Err(self.plan.failed_elsewhere(failure)),
             Ok(ToMember::Refused(reason)) => Err(refused(self.plan, reason)),
             Ok(message) => Ok(message),
-            Err(fault) => Err(self.lost(fault, waiting_because)),
+            Err(fault) => Err(self.lost(fault)),
         }
     }
 
     /// The connection to rank 0 is of no more use.
-    fn lost(&mut self, fault: Fault, waiting_because: &str) -> Error {
+    fn lost(&mut self, fault: Fault) -> Error {
         let host =
             self.wire.peer().map_or_else(|_| self.plan.place.to_string(), |peer| peer.ip().to_string());
         let rank = self.plan.number(0);
         match fault {
             Fault::Closed => self.plan.died(0, host),
+            // Whom it waits for it would have said before this rank's time is over.
             Fault::TimedOut => {
-                let error = self.plan.failed(format!("rank {rank} is there, {waiting_because}"));
+                let error = Error::Timeout {
+                    rank,
+                    host,
+                    operation: self.plan.operation(),
+                    waited: self.plan.started.elapsed(),
+                    detail: "it had come, and says nothing any more".into(),
+                };
                 self.give_up(error)
             }
             Fault::Stopped => {

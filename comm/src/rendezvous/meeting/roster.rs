@@ -188,7 +188,7 @@ impl Roster {
                 return state.check_reach(plan);
             }
             plan.check_parent()?;
-            let until = state.seats.iter().flatten().map(|seat| seat.until).fold(plan.deadline, Instant::min);
+            let until = state.until(plan);
             let now = Instant::now();
             if now >= until {
                 return Err(plan.failed(state.complaint(plan)));
@@ -200,6 +200,11 @@ impl Roster {
             let wait = ROUND.min(until - now);
             state = self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// How long all who are here wait: they are to hear why there is no group before that.
+    pub(super) fn until(&self, plan: &Plan<'_>) -> Instant {
+        self.state().until(plan)
     }
 
     /// All who are here: rank, connection, and what is known of them. They stay on the roster.
@@ -218,6 +223,10 @@ impl Roster {
 impl State {
     fn missing(&self) -> Vec<usize> {
         (1..self.seats.len()).filter(|&rank| self.seats[rank].is_none()).collect()
+    }
+
+    fn until(&self, plan: &Plan<'_>) -> Instant {
+        self.seats.iter().flatten().map(|seat| seat.until).fold(plan.deadline, Instant::min)
     }
 
     /// Nobody who waits for the table has anything to say but that there will be no group, as one does that cannot listen.

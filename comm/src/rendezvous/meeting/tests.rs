@@ -5,6 +5,7 @@ mod corrupted;
 mod ended;
 mod exhausted;
 mod misfits;
+mod silent;
 mod strangers;
 mod tls;
 mod turns;

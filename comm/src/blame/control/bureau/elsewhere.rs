@@ -101,7 +101,7 @@ impl Bureau {
     pub(crate) fn explain(&self, error: Error, operation: String, others: &[usize]) -> Error {
         let gone = match &error {
             Error::PeerDied { rank, .. } => Some(*rank),
-            Error::Rendezvous { .. } => None,
+            Error::Rendezvous { .. } | Error::Timeout { .. } => None,
             _ => return error,
         };
         let Some(world) = self.job.world() else { return error };

@@ -60,7 +60,7 @@ impl Hall {
         let met = match world_size {
             1 => outcome.and_then(|()| meet_nobody(&config, plan.members.clone())),
             _ => outcome
-                .and_then(|()| conclude(&plan, &mut members, listener, &self.credentials))
+                .and_then(|()| conclude(&plan, &mut members, listener, &self.credentials, plan.deadline))
                 .map(|lines| into_meeting(&plan, lines, std::mem::take(&mut members))),
         };
         let meeting = met.inspect_err(|error| dismiss(&plan, std::mem::take(&mut members), error))?;

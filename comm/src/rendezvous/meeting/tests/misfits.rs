@@ -38,7 +38,7 @@ pub(super) fn introduced(rank: u32, world_size: u32, port: u16) -> Wire {
 }
 
 /// One that says that it will wait so long.
-fn introduced_for(rank: u32, world_size: u32, port: u16, patience: Duration) -> Wire {
+pub(super) fn introduced_for(rank: u32, world_size: u32, port: u16, patience: Duration) -> Wire {
     introduced_as(rank, world_size, port, patience, Machine::own())
 }
 

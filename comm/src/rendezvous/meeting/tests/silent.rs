@@ -1,0 +1,92 @@
+//! A rank falls silent while the ranks meet, as one does that is stopped: its connections stay open.
+
+use super::misfits::{introduced, introduced_for};
+use super::*;
+use crate::rendezvous::connection::handshake::{Status, Verdict};
+use crate::rendezvous::connection::wire::Wire;
+use crate::rendezvous::meeting::message::{Entry, HELLO_LIMIT, Hello, LIMIT, Table, ToLeader, ToMember};
+use crate::rendezvous::obstacle::Obstacle;
+use crate::rendezvous::site::Site;
+
+/// What rank 1 of three comes to that rank 0 has let in, and told `what` it says then before it falls silent.
+fn joined(what: fn(&mut Wire, &Hello)) -> String {
+    let (listener, port) = point();
+    let joined = joining(TcpConfig { timeout: Duration::from_secs(1), ..tcp(1, 3, port) });
+    let until = Instant::now() + LONG;
+    let credentials = Credentials::new(secret().as_ref(), "");
+    let mut wire = Wire::new(listener.accept().unwrap().0, None).unwrap();
+    let admission = wire.accept(&credentials, until).unwrap();
+    wire.write(&admission.answer(Verdict { status: Status::Admitted, rank: 0, world_size: 3 }), until)
+        .unwrap();
+    let hello: Hello = wire.receive(HELLO_LIMIT, until).unwrap();
+    what(&mut wire, &hello);
+    let error = joined.join().unwrap().unwrap_err();
+    assert!(matches!(error, Error::Timeout { rank: 0, .. }), "{error}");
+    // It says so, in case that anybody hears it.
+    loop {
+        match wire.receive(LIMIT, until).unwrap() {
+            ToLeader::Connected => {}
+            ToLeader::Failed(failure) => break assert_eq!(failure.detail, error.to_string()),
+        }
+    }
+    error.to_string()
+}
+
+fn assert_names_rank_0(text: &str) {
+    let (begin, end) =
+        ("rank 0 (host 127.0.0.1) did not take part in rendezvous within ", "a longer time-out");
+    assert!(text.starts_with(begin) && text.contains(end), "{text}");
+    assert!(text.contains("it had come, and says nothing any more; "), "{text}");
+}
+
+#[test]
+fn rank_0_before_all_are_here() {
+    assert_names_rank_0(&joined(|_, _| ()));
+}
+
+/// Rank 1 is to connect to rank 0 then, whose system takes the connection.
+#[test]
+fn rank_0_when_all_are_here() {
+    let text = joined(|wire, hello| {
+        let (silent, port) = point();
+        let site = || Site::own(Some(Obstacle::Unwanted));
+        let entry = |port| Entry {
+            address: ([127, 0, 0, 1], port).into(),
+            host: "here".into(),
+            pid: 1,
+            site: site(),
+            door: 0,
+        };
+        let table = Table { session: [7; 32], ranks: vec![entry(port), entry(hello.port), entry(port)] };
+        wire.send(&ToMember::Table(table), Instant::now() + LONG).unwrap();
+        // It listens as long as the rank tries.
+        std::mem::forget(silent);
+    });
+    assert_names_rank_0(&text);
+}
+
+/// Rank 0 waits no longer than those who wait for its word: it tells them whom they wait for.
+#[test]
+fn another_rank_when_all_are_here() {
+    let (listener, port) = point();
+    let leader = leading(tcp(0, 3, port), listener);
+    let mut first = introduced(1, 3, port);
+    let mut other = introduced_for(2, 3, port, Duration::from_millis(500));
+    let until = Instant::now() + LONG / 2;
+    for wire in [&mut first, &mut other] {
+        assert!(matches!(wire.receive(LIMIT, until), Ok(ToMember::Table(_))));
+    }
+    other.send(&ToLeader::Connected, until).unwrap();
+    for wire in [&mut first, &mut other] {
+        match wire.receive(LIMIT, until).unwrap() {
+            ToMember::Failed(failure) => {
+                assert_eq!(
+                    failure.detail,
+                    "all ranks are here, but rank 1 could not connect to the rank before"
+                );
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(matches!(leader.join().unwrap(), Err(Error::Rendezvous { rank: 0, .. })));
+}
