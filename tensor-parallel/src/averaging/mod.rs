@@ -1,17 +1,20 @@
 //! Gradients averaged over copies of the divided model, while backward computes those of earlier layers.
 
+mod pass;
+mod weight;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
-use comm::{Communicator, Operation, ReduceOp, Work, autograd};
+use comm::{Communicator, Operation, ReduceOp, autograd};
 
 use crate::{Parameter, Result};
 
-/// Gradients of so many bytes go out together. As large as PyTorch's first bucket.
-const BUCKET_BYTES: usize = 1 << 20;
+use pass::{Flight, Pass};
+pub(crate) use weight::Weight;
 
 /// The data-parallel group, and the gradients on their way over it.
 #[derive(Debug)]
@@ -28,56 +31,6 @@ struct State {
     passes: HashMap<ThreadId, Pass>,
     /// Parameters whose layers give their gradients themselves, in the order of the model, and their bytes.
     given: Vec<(usize, usize)>,
-}
-
-/// One backward.
-#[derive(Debug, Default)]
-struct Pass {
-    /// Which parameters go out together: the same on all copies, whatever each of them computes.
-    buckets: Vec<Vec<usize>>,
-    /// Buckets that were sent.
-    sent: usize,
-    /// Complete and not sent yet.
-    waiting: HashMap<usize, Tensor>,
-    /// Whose gradients this copy has.
-    present: HashSet<usize>,
-    flights: Vec<Flight>,
-}
-
-impl Pass {
-    fn new(given: &[(usize, usize)]) -> Self {
-        let (mut buckets, mut bytes) = (vec![Vec::new()], 0);
-        // Backward comes to the last ones first.
-        for (index, size) in given.iter().rev() {
-            if bytes >= BUCKET_BYTES {
-                buckets.push(Vec::new());
-                bytes = 0;
-            }
-            bytes += size;
-            if let Some(bucket) = buckets.last_mut() {
-                bucket.push(*index);
-            }
-        }
-        buckets.retain(|bucket| !bucket.is_empty());
-        Self { buckets, ..Self::default() }
-    }
-
-    /// The next bucket, where all of it is there.
-    fn next(&mut self) -> Option<Vec<(usize, Tensor)>> {
-        let bucket = self.buckets.get(self.sent)?;
-        if !bucket.iter().all(|index| self.waiting.contains_key(index)) {
-            return None;
-        }
-        self.sent += 1;
-        Some(bucket.iter().filter_map(|&index| Some((index, self.waiting.remove(&index)?))).collect())
-    }
-}
-
-/// Gradients that are being averaged.
-#[derive(Debug)]
-struct Flight {
-    gradients: Vec<(usize, Tensor)>,
-    work: Work,
 }
 
 impl Averaging {
@@ -216,40 +169,4 @@ fn own_or_zeros(own: Option<Tensor>, parameter: &Parameter) -> Result<Tensor> {
 fn average(gradients: &[(usize, Tensor)]) -> Operation {
     let tensors = gradients.iter().map(|(_, gradient)| gradient.clone()).collect();
     Operation::AllReduceCoalesced { tensors, op: ReduceOp::Avg }
-}
-
-/// A weight as a layer sees it that computes its gradient itself.
-#[derive(Debug, Clone)]
-pub(crate) struct Weight {
-    value: Tensor,
-    /// Where gradients are averaged: the token, and the parameter's number.
-    averaged: Option<(Tensor, usize, Arc<Averaging>)>,
-}
-
-impl Weight {
-    pub(crate) fn new(value: Tensor, averaged: Option<(Tensor, usize, Arc<Averaging>)>) -> Self {
-        Self { value, averaged }
-    }
-
-    /// Its numbers, outside of the graph.
-    pub(crate) fn value(&self) -> Tensor {
-        self.value.detach()
-    }
-
-    /// The variable.
-    pub(crate) fn variable(&self) -> &Tensor {
-        &self.value
-    }
-
-    /// What an operation has as its input.
-    pub(crate) fn node(&self) -> &Tensor {
-        self.averaged.as_ref().map_or(&self.value, |(token, ..)| token)
-    }
-
-    /// What an operation answers as the gradient of that input, where the weight's is this one.
-    pub(crate) fn gradient(&self, gradient: Tensor) -> candle_core::Result<Tensor> {
-        let Some((token, index, averaging)) = &self.averaged else { return Ok(gradient) };
-        averaging.give(*index, gradient)?;
-        token.zeros_like()
-    }
 }
