@@ -3,7 +3,7 @@
 mod pass;
 mod weight;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 
@@ -13,7 +13,7 @@ use comm::{Communicator, Operation, ReduceOp, autograd};
 
 use crate::{Parameter, Result};
 
-use pass::{Flight, Pass};
+use pass::{Flight, Given, Pass};
 pub(crate) use weight::Weight;
 
 /// The data-parallel group, and the gradients on their way over it.
@@ -29,8 +29,8 @@ struct State {
     sums: HashMap<(ThreadId, usize), Tensor>,
     /// Threads in a backward of the model, and what each has to send.
     passes: HashMap<ThreadId, Pass>,
-    /// Parameters whose layers give their gradients themselves, in the order of the model, and their bytes.
-    given: Vec<(usize, usize)>,
+    /// Parameters whose layers give their gradients themselves, by number.
+    given: BTreeMap<usize, Given>,
 }
 
 impl Averaging {
@@ -39,10 +39,11 @@ impl Averaging {
     }
 
     /// What a graph has in a parameter's place: a number that depends on it. Backward comes there as soon as all layers that use
-    /// the parameter have given their gradients, which are as large as the parameter and do not go by way of the number.
+    /// the parameter have given their gradients, which are as large as the parameter and do not go by way of the number: once for each
+    /// part that is computed again, and once outside of them.
     pub(crate) fn token(self: &Arc<Self>, index: usize, var: &Var) -> Result<Tensor> {
         let (averaging, number) = (self.clone(), Tensor::zeros((), var.dtype(), var.device())?);
-        self.lock().given.push((index, var.elem_count() * var.dtype().size_in_bytes()));
+        self.lock().given.insert(index, Given::new(var.elem_count() * var.dtype().size_in_bytes()));
         let arrived = move |_: &Tensor| Ok(vec![averaging.complete(index)?]);
         Ok(autograd::custom("averaged_parameter", &[var.as_tensor()], number, arrived)?)
     }
@@ -59,16 +60,20 @@ impl Averaging {
         Ok(())
     }
 
-    /// All of a parameter's gradient is there: sends it in a backward of the model, and gives it to candle in any other.
+    /// A layer has used a parameter in a part that backward computes again.
+    fn used_in_part(&self, index: usize) {
+        if let Some(parameter) = self.lock().given.get_mut(&index) {
+            parameter.is_in_part();
+        }
+    }
+
+    /// All of a parameter's gradient in a graph is there: takes it in a backward of the model, and gives it to candle in any other.
     fn complete(&self, index: usize) -> comm::Result<Option<Tensor>> {
         let mut state = self.lock();
         let thread = thread::current().id();
         let gradient = state.sums.remove(&(thread, index));
         let Some(pass) = state.passes.get_mut(&thread) else { return Ok(gradient) };
-        if let Some(gradient) = gradient {
-            pass.present.insert(index);
-            pass.waiting.insert(index, gradient);
-        }
+        pass.receive(index, gradient)?;
         while let Some(gradients) = pass.next() {
             let _span = tracing::info_span!("bucket", parameters = gradients.len()).entered();
             let work = self.dp.submit(average(&gradients))?;
@@ -94,6 +99,9 @@ impl Averaging {
         let ended = backward();
         let pass = self.lock().passes.remove(&thread).unwrap_or_default();
         let mut gradients = ended?;
+        for (index, times) in &pass.come {
+            self.lock().given.entry(*index).and_modify(|parameter| parameter.came(*times));
+        }
         self.finish(pass, parameters, &mut gradients)?;
         Ok(gradients)
     }
@@ -101,19 +109,26 @@ impl Averaging {
     /// Sends what is left, waits for all, and puts it to the rest. What a copy has no gradient of is zero there; what none has one of
     /// has none.
     fn finish(&self, pass: Pass, parameters: &[Parameter], gradients: &mut GradStore) -> Result<()> {
-        let Pass { buckets, sent, mut waiting, present, mut flights } = pass;
+        let Pass { buckets, sent, mut waiting, mut late, present, mut flights, .. } = pass;
         for bucket in &buckets[sent..] {
             let own = |&index: &usize| Ok((index, own_or_zeros(waiting.remove(&index), &parameters[index])?));
             let gradients = bucket.iter().map(own).collect::<Result<Vec<_>>>()?;
             let work = self.dp.submit(average(&gradients))?;
             flights.push(Flight { gradients, work });
         }
-        let plain: Vec<Option<Tensor>> = parameters.iter().map(|of| gradients.remove(of.var())).collect();
-        let (is_given, is_plain) = self.anywhere(&present, &plain, parameters)?;
+        let mut plain: Vec<Option<Tensor>> = parameters.iter().map(|of| gradients.remove(of.var())).collect();
+        let numbers = || 0..parameters.len();
+        let given: Vec<bool> = numbers().map(|index| present.contains(&index)).collect();
+        let others = plain.iter().map(Option::is_some).collect();
+        let after = numbers().map(|index| late.contains_key(&index)).collect();
+        let [is_given, is_plain, is_late] = self.anywhere([given, others, after], parameters)?;
         let _span = tracing::info_span!("wait for averages").entered();
         let mut rest = Vec::new();
-        for (index, own) in plain.into_iter().enumerate().filter(|(index, _)| is_plain[*index]) {
-            rest.push((index, own_or_zeros(own, &parameters[index])?));
+        for index in numbers().filter(|index| is_plain[*index]) {
+            rest.push((index, own_or_zeros(plain[index].take(), &parameters[index])?));
+        }
+        for index in numbers().filter(|index| is_late[*index]) {
+            rest.push((index, own_or_zeros(late.remove(&index), &parameters[index])?));
         }
         if !rest.is_empty() {
             self.dp.run(average(&rest))?;
@@ -126,7 +141,7 @@ impl Averaging {
         averaged.extend(rest);
         for (index, gradient) in averaged {
             let var = parameters[index].var();
-            // A weight may be used by a layer that gives its gradient itself, and by one that does not.
+            // A weight may be used by a layer that gives its gradient itself, and by one that does not; and some of it may be late.
             let sum = match gradients.remove(var) {
                 Some(before) => (before + gradient)?,
                 None => gradient,
@@ -136,22 +151,18 @@ impl Averaging {
         Ok(())
     }
 
-    /// Of which parameters some copy has a gradient: from layers that give theirs, and from others.
-    fn anywhere(
+    /// What some copy has, where these are what this one has.
+    fn anywhere<const KINDS: usize>(
         &self,
-        given: &HashSet<usize>,
-        plain: &[Option<Tensor>],
+        own: [Vec<bool>; KINDS],
         parameters: &[Parameter],
-    ) -> Result<(Vec<bool>, Vec<bool>)> {
-        let Some(first) = parameters.first() else { return Ok(Default::default()) };
-        let flags =
-            (0..plain.len()).map(|index| given.contains(&index)).chain(plain.iter().map(Option::is_some));
-        let flags: Vec<u8> = flags.map(u8::from).collect();
+    ) -> Result<[Vec<bool>; KINDS]> {
+        let Some(first) = parameters.first() else { return Ok(own) };
+        let flags: Vec<u8> = own.iter().flatten().map(|flag| u8::from(*flag)).collect();
         let tensor = Tensor::new(flags, first.var().device())?;
         self.dp.run(Operation::AllReduce { tensor: tensor.clone(), op: ReduceOp::Max })?;
         let flags: Vec<bool> = tensor.to_vec1::<u8>()?.into_iter().map(|flag| flag > 0).collect();
-        let (given, plain) = flags.split_at(plain.len());
-        Ok((given.to_vec(), plain.to_vec()))
+        Ok(std::array::from_fn(|kind| flags[kind * parameters.len()..][..parameters.len()].to_vec()))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use candle_core::Tensor;
+use candle_core::{Tensor, TensorId};
+use training::{PartMember, runs_in_part};
 
 use super::Averaging;
 
@@ -10,12 +11,30 @@ use super::Averaging;
 #[derive(Debug, Clone)]
 pub(crate) struct Weight {
     value: Tensor,
-    /// Where gradients are averaged: the token, and the parameter's number.
-    averaged: Option<(Tensor, usize, Arc<Averaging>)>,
+    /// Where gradients are averaged.
+    averaged: Option<Arc<Averaged>>,
+}
+
+/// What stands for a parameter in graphs, and leads to its gradient.
+#[derive(Debug)]
+struct Averaged {
+    token: Tensor,
+    /// The parameter's number.
+    index: usize,
+    averaging: Arc<Averaging>,
+}
+
+impl PartMember for Averaged {
+    fn is_in(&self, _: TensorId) {
+        self.averaging.used_in_part(self.index);
+    }
 }
 
 impl Weight {
+    /// `averaged` is the token, the parameter's number and what averages its gradients.
     pub(crate) fn new(value: Tensor, averaged: Option<(Tensor, usize, Arc<Averaging>)>) -> Self {
+        let averaged =
+            averaged.map(|(token, index, averaging)| Arc::new(Averaged { token, index, averaging }));
         Self { value, averaged }
     }
 
@@ -29,15 +48,27 @@ impl Weight {
         &self.value
     }
 
-    /// What an operation has as its input.
-    pub(crate) fn node(&self) -> &Tensor {
-        self.averaged.as_ref().map_or(&self.value, |(token, ..)| token)
+    /// What an operation has as its input, when a layer runs.
+    pub(crate) fn input(&self) -> &Tensor {
+        if let Some(averaged) = &self.averaged {
+            runs_in_part(&(averaged.clone() as Arc<dyn PartMember>));
+        }
+        self.node()
+    }
+
+    fn node(&self) -> &Tensor {
+        self.averaged.as_ref().map_or(&self.value, |averaged| &averaged.token)
+    }
+
+    /// Whether it has a gradient.
+    pub(crate) fn has_gradient(&self) -> bool {
+        self.node().track_op()
     }
 
     /// What an operation answers as the gradient of that input, where the weight's is this one.
     pub(crate) fn gradient(&self, gradient: Tensor) -> candle_core::Result<Tensor> {
-        let Some((token, index, averaging)) = &self.averaged else { return Ok(gradient) };
-        averaging.give(*index, gradient)?;
-        token.zeros_like()
+        let Some(averaged) = &self.averaged else { return Ok(gradient) };
+        averaged.averaging.give(averaged.index, gradient)?;
+        averaged.token.zeros_like()
     }
 }
