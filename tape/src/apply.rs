@@ -6,6 +6,7 @@ use candle_core::{
     CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, Layout, MetalStorage, Result, Shape, Tensor,
 };
 
+use crate::guard::ask;
 use crate::table::{Box1, Box2, Box3, Call, Place};
 
 /// `x.apply_op1(op)`, known to [`backward`](crate::backward).
@@ -88,6 +89,7 @@ impl<O: CustomOp1> CustomOp1 for Applied<O> {
     }
 
     fn bwd(&self, x: &Tensor, result: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        ask(&[x])?;
         self.op.bwd(x, result, gradient)
     }
 }
@@ -128,6 +130,7 @@ impl<O: CustomOp2> CustomOp2 for Applied<O> {
         result: &Tensor,
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        ask(&[x, y])?;
         self.op.bwd(x, y, result, gradient)
     }
 }
@@ -181,6 +184,7 @@ impl<O: CustomOp3> CustomOp3 for Applied<O> {
         result: &Tensor,
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        ask(&[x, y, z])?;
         self.op.bwd(x, y, z, result, gradient)
     }
 }

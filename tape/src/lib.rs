@@ -38,10 +38,12 @@
 mod add;
 mod apply;
 mod backward;
+mod guard;
 mod seed;
 mod table;
 
 pub use add::{add, scale};
 pub use apply::{apply_op1, apply_op2, apply_op3};
 pub use backward::{backward, empty};
+pub use guard::{Guard, guard};
 pub use seed::seeded;

@@ -8,10 +8,12 @@ use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::{Init, VarBuilder, VarMap};
 use comm::{Local, LocalConfig};
 use sampler::{Generator, SharedGenerator};
+use tape::Guard;
 use training::build::PartSource;
 use training::{Runs, TorchInit};
 
 use crate::averaging::{Averaging, Weight};
+use crate::context::check_own_backward;
 use crate::file::ShardedFile;
 use crate::{Context, Error, RandomStreams, Result, Split, TensorParallelConfig};
 
@@ -87,6 +89,8 @@ pub struct Parameter {
     summed: bool,
     /// See [`Averaging::token`]; made where a layer asks for it.
     token: Option<Tensor>,
+    /// Refuses a backward that is not the model's own, where ranks put gradients of it together.
+    _guard: Option<Arc<Guard>>,
 }
 
 impl Parameter {
@@ -243,8 +247,8 @@ impl ShardBuilder {
         &self.inner.context
     }
 
-    /// This rank's part of a weight of the whole shape `dims`: the variable itself. A model of such weights alone does not notice
-    /// candle's `loss.backward()`, whose gradients are not averaged.
+    /// This rank's part of a weight of the whole shape `dims`: the variable itself. Operations of candle's on it do not notice
+    /// `loss.backward()`: see [`TensorParallel::backward`](crate::TensorParallel::backward).
     ///
     /// # Errors
     /// A shape that the ranks do not divide; a file that lacks it, or has it in another shape or dtype.
@@ -339,7 +343,7 @@ impl ShardBuilder {
                 file.find(&name, &dims, self.inner.dtype)?;
                 let var = Var::zeros((), self.inner.dtype, &Device::Cpu)?;
                 let tensor = var.broadcast_as(&dims[..])?;
-                parameters.push(Parameter { name, var, dims, split, summed, token: None });
+                parameters.push(Parameter { name, var, dims, split, summed, token: None, _guard: None });
                 return Ok((tensor, Some(parameters.len() - 1)));
             }
             Source::Elsewhere(builder, asked) => {
@@ -353,7 +357,9 @@ impl ShardBuilder {
         };
         let var = Var::from_tensor(&tensor.to_device(&self.inner.device)?)?;
         let tensor = var.as_tensor().clone();
-        parameters.push(Parameter { name, var, dims, split, summed, token: None });
+        let is_put_together = summed || self.inner.averaging.is_some();
+        let guard = is_put_together.then(|| Arc::new(tape::guard(&var, || Ok(check_own_backward()?))));
+        parameters.push(Parameter { name, var, dims, split, summed, token: None, _guard: guard });
         Ok((tensor, Some(parameters.len() - 1)))
     }
 

@@ -66,7 +66,7 @@ impl Context {
 
     /// Refuses a backward that is not the model's own, where that is needed.
     pub(crate) fn check_backward(&self) -> Result<()> {
-        if self.needs_own_backward && !IN_BACKWARD.get() { Err(Error::OutsideBackward) } else { Ok(()) }
+        if self.needs_own_backward { check_own_backward() } else { Ok(()) }
     }
 
     /// The group that layers are divided over.
@@ -178,6 +178,11 @@ pub(crate) fn own_backward<T>(backward: impl FnOnce() -> T) -> T {
     }
     let _before = Before(IN_BACKWARD.replace(true));
     backward()
+}
+
+/// Refuses a backward that is not the model's own.
+pub(crate) fn check_own_backward() -> Result<()> {
+    if IN_BACKWARD.get() { Ok(()) } else { Err(Error::OutsideBackward) }
 }
 
 /// Activations are (.., length, features).

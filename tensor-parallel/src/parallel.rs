@@ -133,15 +133,20 @@ impl<M> TensorParallel<M> {
     /// Backward from `loss`, which every rank of the tensor-parallel group has computed alike: the gradient of this rank's part
     /// of each parameter, the mean over the data-parallel ranks.
     ///
-    /// `loss.backward()` gives this rank's own gradients only: with sequence parallelism or data parallelism over several ranks the
-    /// layers refuse it ([`Error::OutsideBackward`](crate::Error::OutsideBackward)).
+    /// `loss.backward()` gives this rank's own gradients only. With sequence parallelism or data parallelism over several ranks it is
+    /// refused ([`Error::OutsideBackward`](crate::Error::OutsideBackward)) by every divided layer, and on a CPU also by layers of
+    /// `training` (norms, `Linear`, `embedding`, ..) whose parameters of f32 or f64 every rank has whole, where ranks put their gradients
+    /// together. A graph of which neither is a part is not noticed: operations of candle's alone between whole parameters and the loss, or
+    /// whole parameters alone on another device or in 16 bits.
     ///
-    /// Where there are several of these, the divided layers' gradients go out as soon as there is a megabyte of them, while backward
-    /// computes those of earlier layers; the rest follows in one.
+    /// Where there are several data-parallel ranks, the divided layers' gradients go out as soon as there is a megabyte of them, while
+    /// backward computes those of earlier layers; the rest follows in one. A weight that is used in several parts that are computed again
+    /// ([`training::recompute`]) has several gradients, which go out as one sum: the first backward shows how often they come, and sends
+    /// those weights at its end.
     ///
     /// # Cost
     /// That of the layers; with sequence parallelism one all-reduce of the parameters between the divided layers; with data
-    /// parallelism all-reduces of this rank's gradients, along `dp`.
+    /// parallelism all-reduces of this rank's gradients, along `dp`; a weight whose gradients come more often than before is sent twice.
     ///
     /// # Errors
     /// What candle's backward fails with; failures of communication, after which the group is of no use.

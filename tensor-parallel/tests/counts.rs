@@ -92,7 +92,7 @@ const ELEMENTS: usize = SHAPE.0 * SHAPE.1 * SHAPE.2;
 
 #[test]
 fn gradients_are_averaged_while_backward_computes_those_of_earlier_layers() {
-    for (dp, tp) in [(2, 1), (2, 2), (3, 1)] {
+    for (dp, tp, again) in [(2, 1, false), (2, 2, false), (3, 1, false), (2, 1, true), (2, 2, true)] {
         let logs = on_mesh(dp, tp, |mesh| {
             let log = Log::default();
             let comm: Comm = Arc::new(Recording { inner: mesh.world().clone(), log: log.clone() });
@@ -103,10 +103,20 @@ fn gradients_are_averaged_while_backward_computes_those_of_earlier_layers() {
                 let layer = |place| tensor_parallel::ParallelMlp::new(256, 1200, &builder.pp(place));
                 (0..3).map(layer).collect::<Result<Vec<_>>>()
             })?;
-            let mut y = Tensor::ones((2, 256), DType::F32, &Device::Cpu)?;
-            for layer in parallel.model() {
-                y = layer.forward(&y)?;
+            let forward = || -> Result<Tensor> {
+                let mut y = Tensor::ones((2, 256), DType::F32, &Device::Cpu)?;
+                for layer in parallel.model() {
+                    let layer = layer.clone();
+                    let part = move |x: &Tensor| Ok(layer.forward(x)?);
+                    y = if again { training::recompute(&y, part)? } else { part(&y)? };
+                }
+                Ok(y)
+            };
+            if again {
+                // Shows how often gradients come.
+                parallel.backward(&forward()?.sqr()?.sum_all()?)?;
             }
+            let y = forward()?;
             log.lock().unwrap().clear();
             let subscriber = Registry::default().with(Spans(log.clone()));
             tracing::subscriber::with_default(subscriber, || parallel.backward(&y.sqr()?.sum_all()?))?;

@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{Init, VarBuilder, VarMap, func};
 use comm::{Local, LocalConfig, Mesh};
 use pipeline::{Cost, Error, Modules, Pipeline, PipelineConfig, Result, ScheduleKind, Split};
 use sampler::{Generator, SharedGenerator};
 use training::{TorchInit, defer};
 
-use crate::common::{Comm, ROWS, WIDTH, batch, loss, modules, values, weights};
+use crate::common::{Comm, ROWS, WIDTH, assert_equal, batch, loss, modules, values, weights};
 
 /// What each rank of 2 stages and `dp` copies of each ends with. Rank `s * dp + c` has stage s of copy c.
 fn on_mesh<T: Send>(dp: usize, body: impl Fn(&Mesh) -> Result<T> + Sync) -> Vec<Result<T>> {
@@ -57,6 +57,46 @@ fn copies_begin_with_the_weights_of_the_first() {
         }
     }
     assert_ne!(results[0], results[3]);
+}
+
+/// A layer that a stage computes in two parts again, and once as it is: what goes to the other copies is the sum of all.
+#[test]
+fn a_layer_in_several_recomputed_parts_has_the_sum_of_all() {
+    let train = |schedule: ScheduleKind, again: bool| {
+        let results = on_mesh(2, |mesh| {
+            let module = move |vb: VarBuilder<'static>| {
+                let layer = training::linear(WIDTH, WIDTH, vb)?;
+                Ok(func(move |x: &Tensor| {
+                    let part = |layer: training::Linear| move |x: &Tensor| layer.forward(x)?.tanh();
+                    let inner = layer.clone();
+                    let nested =
+                        move |x: &Tensor| training::recompute(&inner.forward(x)?, part(inner.clone()));
+                    match again {
+                        true => training::recompute(&training::recompute(x, part(layer.clone()))?, nested),
+                        false => part(layer.clone())(&layer.forward(&part(layer.clone())(x)?)?),
+                    }
+                    .and_then(|x| layer.forward(&x))
+                }))
+            };
+            let modules =
+                ["a", "b", "c", "d"].into_iter().fold(Modules::new(), |all, name| all.module(name, module));
+            let config = PipelineConfig { schedule, micro_batches: 4, ..PipelineConfig::default() };
+            let mut pipeline = make(mesh, &modules, &weights(), loss, config)?;
+            let (x, y) = batch(axis(mesh, "dp").rank(), 4 * ROWS).unwrap();
+            let grads = pipeline.step(Some(&x), Some(&y))?.grads;
+            let of = |(name, var): (String, Var)| {
+                let numbers = grads.get(&var).unwrap().flatten_all().unwrap().to_vec1::<f64>().unwrap();
+                (name, numbers)
+            };
+            Ok(pipeline.named_vars().into_iter().map(of).collect::<Vec<_>>())
+        });
+        results.into_iter().map(Result::unwrap).collect::<Vec<_>>()
+    };
+    for schedule in ScheduleKind::ALL {
+        for (got, expected) in train(schedule, true).iter().zip(&train(schedule, false)) {
+            assert_equal(got, expected, &schedule.to_string());
+        }
+    }
 }
 
 #[test]

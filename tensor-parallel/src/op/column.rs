@@ -110,7 +110,7 @@ fn layer(
         };
         Ok((of_input, of_weights))
     };
-    let inputs: Vec<&Tensor> = [x, weight.node()].into_iter().chain(bias.map(Weight::node)).collect();
+    let inputs: Vec<&Tensor> = [x, weight.input()].into_iter().chain(bias.map(Weight::input)).collect();
     kept(bytes, "column_parallel_linear", &inputs, output, move |gradient| {
         let (of_input, of_weights) = backward(gradient).map_err(into_comm)?;
         Ok([of_input].into_iter().chain(of_weights).collect())

@@ -34,7 +34,7 @@ pub(crate) fn embedding(
     };
     let (context, of) = (context.clone(), weight.clone());
     let bytes = bytes_of(&places) + bytes_of(&mask);
-    kept(bytes, "vocab_parallel_embedding", &[weight.node()], output, move |gradient| {
+    kept(bytes, "vocab_parallel_embedding", &[weight.input()], output, move |gradient| {
         context.check_backward()?;
         let gradient = match context.sequence_parallel() {
             true => {

@@ -79,7 +79,7 @@ fn of_weights(
     input: &Tensor,
     precision: Precision,
 ) -> Result<Vec<Option<Tensor>>> {
-    if variables.iter().all(|weight| !weight.node().track_op()) {
+    if variables.iter().all(|weight| !weight.has_gradient()) {
         return Ok(vec![None; variables.len()]);
     }
     let (of_products, of_sums) = (of_products.detach(), of_sums.detach());

@@ -54,7 +54,7 @@ fn layer(
         let of_weights = of_weights(&variables, [&all, &own], &flat, precision)?;
         Result::Ok([of_input].into_iter().chain(of_weights).collect())
     };
-    let inputs: Vec<&Tensor> = [x, weight.node()].into_iter().chain(bias).collect();
+    let inputs: Vec<&Tensor> = [x, weight.input()].into_iter().chain(bias).collect();
     kept(bytes, "row_parallel_linear", &inputs, output, move |gradient| Ok(backward(gradient)?))
 }
 

@@ -12,4 +12,5 @@ mod experts;
 mod files;
 mod layers;
 mod mistakes;
+mod recomputed;
 mod vocabulary;

@@ -1,15 +1,17 @@
 //! Wrong input is one clear error on every rank.
 
 use crate::common::sizes;
-use candle_core::{DType, Device, Tensor};
-use candle_nn::{Optimizer, SGD};
+use candle_core::{DType, Device, Module, Tensor};
+use candle_nn::{Init, Optimizer, SGD};
 use comm::{Local, LocalConfig, Mesh};
 use std::sync::Arc;
 use tensor_parallel::{
     ColumnConfig, ColumnParallelLinear, LanguageModel, LanguageModelConfig, Result, RowConfig,
-    RowParallelLinear, ShardBuilder, TensorParallel, TensorParallelConfig, VocabParallelEmbedding, Weights,
-    vocab_parallel_cross_entropy,
+    RowParallelLinear, ShardBuilder, Split, TensorParallel, TensorParallelConfig, VocabParallelEmbedding,
+    Weights, norm, vocab_parallel_cross_entropy,
 };
+use training::build::{Builder, Division, LinearConfig};
+use training::{Linear, RmsNorm};
 
 /// The messages of all ranks; each must fail.
 fn messages(ranks: usize, body: impl Fn(Mesh, usize) -> Result<()> + Sync) -> Vec<String> {
@@ -203,6 +205,64 @@ fn every_layer_refuses_a_backward_that_is_not_the_models() {
         let logits = candle_core::Var::from_tensor(x)?;
         vocab_parallel_cross_entropy(&logits, &Tensor::zeros(1, DType::U32, &Device::Cpu)?, builder.context())
     });
+}
+
+/// What every rank has whole, in a model without a divided layer: what is refused on each rank.
+#[test]
+fn whole_parameters_refuse_a_backward_that_is_not_the_models() {
+    type Layer = Box<dyn Module>;
+    type Build = dyn Fn(&ShardBuilder) -> Result<Layer> + Sync;
+    fn get(builder: &ShardBuilder, dims: &[usize]) -> Result<Tensor> {
+        builder.get(dims, "weight", Init::Const(0.5), Split::Whole)
+    }
+    let refused = |(dp, tp, sequence_parallel): (usize, usize, bool), build: &Build| {
+        let found = crate::common::on_mesh(dp, tp, |mesh| {
+            let config = TensorParallelConfig { sequence_parallel, ..TensorParallelConfig::default() };
+            let x = Tensor::new(&[[[1f32 + mesh.world().rank() as f32, 2.0, 4.0, 3.0]]], &Device::Cpu)?;
+            let model = |builder: ShardBuilder| build(&builder);
+            let parallel = TensorParallel::new(mesh, &config, &Weights::seed(1), model)?;
+            let loss = || -> Result<Tensor> { Ok(parallel.model().forward(&x)?.sqr()?.sum_all()?) };
+            let line = |error: candle_core::Error| tensor_parallel::Error::from(error).to_string();
+            let lines = [loss()?.backward(), training::backward(&loss()?)].map(|ended| ended.map_err(line));
+            let own = parallel.backward(&loss()?)?;
+            assert!(parallel.vars().iter().all(|var| own.get(var).is_some()));
+            // Without the model they are variables like others.
+            let loss = loss()?;
+            drop(parallel);
+            loss.backward()?;
+            Ok(lines.map(|ended| {
+                ended.err().is_some_and(|line| line.contains("call `parallel.backward(&loss)`"))
+            }))
+        });
+        assert!(found.iter().flatten().all(|refused| *refused == found[0][0]), "{found:?}");
+        found[0][0]
+    };
+    let norm: &Build = &|builder| Ok(Box::new(norm(4, builder)?));
+    let linear: &Build = &|builder| Ok(Box::new(Linear::new(get(builder, &[3, 4])?, None)));
+    let rms: &Build = &|builder| Ok(Box::new(RmsNorm::new(get(builder, &[4])?, 1e-5)));
+    // A model for every layout, whose layers are whole on one rank.
+    let built: &Build = &|builder| {
+        let builder = Builder::from(builder.clone());
+        let config = LinearConfig::new(4, 6, Division::Outputs);
+        Ok(Box::new(builder.unit("fc", |part| part.linear(&config))?))
+    };
+    for build in [norm, linear, rms, built] {
+        assert!(refused((2, 1, false), build));
+        assert!(!refused((1, 1, false), build));
+    }
+    for build in [norm, linear, rms] {
+        assert!(refused((2, 2, false), build));
+    }
+    // Each rank has a part of a norm's gradient, and all of one of the others.
+    assert!(refused((1, 2, true), norm));
+    assert!(!refused((1, 2, true), linear));
+    assert!(!refused((1, 2, false), norm));
+    // A norm of each head of attention, of which each rank has some.
+    let of_heads: &Build = &|builder| {
+        let builder = Builder::from(builder.clone());
+        Ok(Box::new(builder.unit("norm", |part| training::rms_norm(4, 1e-5, part.of_heads()))?))
+    };
+    assert!(refused((1, 2, false), of_heads));
 }
 
 #[test]

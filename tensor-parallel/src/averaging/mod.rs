@@ -1,17 +1,20 @@
 //! Gradients averaged over copies of the divided model, while backward computes those of earlier layers.
 
-use std::collections::{HashMap, HashSet};
+mod pass;
+mod weight;
+
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
-use comm::{Communicator, Operation, ReduceOp, Work, autograd};
+use comm::{Communicator, Operation, ReduceOp, autograd};
 
 use crate::{Parameter, Result};
 
-/// Gradients of so many bytes go out together. As large as PyTorch's first bucket.
-const BUCKET_BYTES: usize = 1 << 20;
+use pass::{Flight, Given, Pass};
+pub(crate) use weight::Weight;
 
 /// The data-parallel group, and the gradients on their way over it.
 #[derive(Debug)]
@@ -26,58 +29,8 @@ struct State {
     sums: HashMap<(ThreadId, usize), Tensor>,
     /// Threads in a backward of the model, and what each has to send.
     passes: HashMap<ThreadId, Pass>,
-    /// Parameters whose layers give their gradients themselves, in the order of the model, and their bytes.
-    given: Vec<(usize, usize)>,
-}
-
-/// One backward.
-#[derive(Debug, Default)]
-struct Pass {
-    /// Which parameters go out together: the same on all copies, whatever each of them computes.
-    buckets: Vec<Vec<usize>>,
-    /// Buckets that were sent.
-    sent: usize,
-    /// Complete and not sent yet.
-    waiting: HashMap<usize, Tensor>,
-    /// Whose gradients this copy has.
-    present: HashSet<usize>,
-    flights: Vec<Flight>,
-}
-
-impl Pass {
-    fn new(given: &[(usize, usize)]) -> Self {
-        let (mut buckets, mut bytes) = (vec![Vec::new()], 0);
-        // Backward comes to the last ones first.
-        for (index, size) in given.iter().rev() {
-            if bytes >= BUCKET_BYTES {
-                buckets.push(Vec::new());
-                bytes = 0;
-            }
-            bytes += size;
-            if let Some(bucket) = buckets.last_mut() {
-                bucket.push(*index);
-            }
-        }
-        buckets.retain(|bucket| !bucket.is_empty());
-        Self { buckets, ..Self::default() }
-    }
-
-    /// The next bucket, where all of it is there.
-    fn next(&mut self) -> Option<Vec<(usize, Tensor)>> {
-        let bucket = self.buckets.get(self.sent)?;
-        if !bucket.iter().all(|index| self.waiting.contains_key(index)) {
-            return None;
-        }
-        self.sent += 1;
-        Some(bucket.iter().filter_map(|&index| Some((index, self.waiting.remove(&index)?))).collect())
-    }
-}
-
-/// Gradients that are being averaged.
-#[derive(Debug)]
-struct Flight {
-    gradients: Vec<(usize, Tensor)>,
-    work: Work,
+    /// Parameters whose layers give their gradients themselves, by number.
+    given: BTreeMap<usize, Given>,
 }
 
 impl Averaging {
@@ -86,10 +39,11 @@ impl Averaging {
     }
 
     /// What a graph has in a parameter's place: a number that depends on it. Backward comes there as soon as all layers that use
-    /// the parameter have given their gradients, which are as large as the parameter and do not go by way of the number.
+    /// the parameter have given their gradients, which are as large as the parameter and do not go by way of the number: once for each
+    /// part that is computed again, and once outside of them.
     pub(crate) fn token(self: &Arc<Self>, index: usize, var: &Var) -> Result<Tensor> {
         let (averaging, number) = (self.clone(), Tensor::zeros((), var.dtype(), var.device())?);
-        self.lock().given.push((index, var.elem_count() * var.dtype().size_in_bytes()));
+        self.lock().given.insert(index, Given::new(var.elem_count() * var.dtype().size_in_bytes()));
         let arrived = move |_: &Tensor| Ok(vec![averaging.complete(index)?]);
         Ok(autograd::custom("averaged_parameter", &[var.as_tensor()], number, arrived)?)
     }
@@ -106,16 +60,20 @@ impl Averaging {
         Ok(())
     }
 
-    /// All of a parameter's gradient is there: sends it in a backward of the model, and gives it to candle in any other.
+    /// A layer has used a parameter in a part that backward computes again.
+    fn used_in_part(&self, index: usize) {
+        if let Some(parameter) = self.lock().given.get_mut(&index) {
+            parameter.is_in_part();
+        }
+    }
+
+    /// All of a parameter's gradient in a graph is there: takes it in a backward of the model, and gives it to candle in any other.
     fn complete(&self, index: usize) -> comm::Result<Option<Tensor>> {
         let mut state = self.lock();
         let thread = thread::current().id();
         let gradient = state.sums.remove(&(thread, index));
         let Some(pass) = state.passes.get_mut(&thread) else { return Ok(gradient) };
-        if let Some(gradient) = gradient {
-            pass.present.insert(index);
-            pass.waiting.insert(index, gradient);
-        }
+        pass.receive(index, gradient)?;
         while let Some(gradients) = pass.next() {
             let _span = tracing::info_span!("bucket", parameters = gradients.len()).entered();
             let work = self.dp.submit(average(&gradients))?;
@@ -141,6 +99,9 @@ impl Averaging {
         let ended = backward();
         let pass = self.lock().passes.remove(&thread).unwrap_or_default();
         let mut gradients = ended?;
+        for (index, times) in &pass.come {
+            self.lock().given.entry(*index).and_modify(|parameter| parameter.came(*times));
+        }
         self.finish(pass, parameters, &mut gradients)?;
         Ok(gradients)
     }
@@ -148,19 +109,26 @@ impl Averaging {
     /// Sends what is left, waits for all, and puts it to the rest. What a copy has no gradient of is zero there; what none has one of
     /// has none.
     fn finish(&self, pass: Pass, parameters: &[Parameter], gradients: &mut GradStore) -> Result<()> {
-        let Pass { buckets, sent, mut waiting, present, mut flights } = pass;
+        let Pass { buckets, sent, mut waiting, mut late, present, mut flights, .. } = pass;
         for bucket in &buckets[sent..] {
             let own = |&index: &usize| Ok((index, own_or_zeros(waiting.remove(&index), &parameters[index])?));
             let gradients = bucket.iter().map(own).collect::<Result<Vec<_>>>()?;
             let work = self.dp.submit(average(&gradients))?;
             flights.push(Flight { gradients, work });
         }
-        let plain: Vec<Option<Tensor>> = parameters.iter().map(|of| gradients.remove(of.var())).collect();
-        let (is_given, is_plain) = self.anywhere(&present, &plain, parameters)?;
+        let mut plain: Vec<Option<Tensor>> = parameters.iter().map(|of| gradients.remove(of.var())).collect();
+        let numbers = || 0..parameters.len();
+        let given: Vec<bool> = numbers().map(|index| present.contains(&index)).collect();
+        let others = plain.iter().map(Option::is_some).collect();
+        let after = numbers().map(|index| late.contains_key(&index)).collect();
+        let [is_given, is_plain, is_late] = self.anywhere([given, others, after], parameters)?;
         let _span = tracing::info_span!("wait for averages").entered();
         let mut rest = Vec::new();
-        for (index, own) in plain.into_iter().enumerate().filter(|(index, _)| is_plain[*index]) {
-            rest.push((index, own_or_zeros(own, &parameters[index])?));
+        for index in numbers().filter(|index| is_plain[*index]) {
+            rest.push((index, own_or_zeros(plain[index].take(), &parameters[index])?));
+        }
+        for index in numbers().filter(|index| is_late[*index]) {
+            rest.push((index, own_or_zeros(late.remove(&index), &parameters[index])?));
         }
         if !rest.is_empty() {
             self.dp.run(average(&rest))?;
@@ -173,7 +141,7 @@ impl Averaging {
         averaged.extend(rest);
         for (index, gradient) in averaged {
             let var = parameters[index].var();
-            // A weight may be used by a layer that gives its gradient itself, and by one that does not.
+            // A weight may be used by a layer that gives its gradient itself, and by one that does not; and some of it may be late.
             let sum = match gradients.remove(var) {
                 Some(before) => (before + gradient)?,
                 None => gradient,
@@ -183,22 +151,18 @@ impl Averaging {
         Ok(())
     }
 
-    /// Of which parameters some copy has a gradient: from layers that give theirs, and from others.
-    fn anywhere(
+    /// What some copy has, where these are what this one has.
+    fn anywhere<const KINDS: usize>(
         &self,
-        given: &HashSet<usize>,
-        plain: &[Option<Tensor>],
+        own: [Vec<bool>; KINDS],
         parameters: &[Parameter],
-    ) -> Result<(Vec<bool>, Vec<bool>)> {
-        let Some(first) = parameters.first() else { return Ok(Default::default()) };
-        let flags =
-            (0..plain.len()).map(|index| given.contains(&index)).chain(plain.iter().map(Option::is_some));
-        let flags: Vec<u8> = flags.map(u8::from).collect();
+    ) -> Result<[Vec<bool>; KINDS]> {
+        let Some(first) = parameters.first() else { return Ok(own) };
+        let flags: Vec<u8> = own.iter().flatten().map(|flag| u8::from(*flag)).collect();
         let tensor = Tensor::new(flags, first.var().device())?;
         self.dp.run(Operation::AllReduce { tensor: tensor.clone(), op: ReduceOp::Max })?;
         let flags: Vec<bool> = tensor.to_vec1::<u8>()?.into_iter().map(|flag| flag > 0).collect();
-        let (given, plain) = flags.split_at(plain.len());
-        Ok((given.to_vec(), plain.to_vec()))
+        Ok(std::array::from_fn(|kind| flags[kind * parameters.len()..][..parameters.len()].to_vec()))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
@@ -216,40 +180,4 @@ fn own_or_zeros(own: Option<Tensor>, parameter: &Parameter) -> Result<Tensor> {
 fn average(gradients: &[(usize, Tensor)]) -> Operation {
     let tensors = gradients.iter().map(|(_, gradient)| gradient.clone()).collect();
     Operation::AllReduceCoalesced { tensors, op: ReduceOp::Avg }
-}
-
-/// A weight as a layer sees it that computes its gradient itself.
-#[derive(Debug, Clone)]
-pub(crate) struct Weight {
-    value: Tensor,
-    /// Where gradients are averaged: the token, and the parameter's number.
-    averaged: Option<(Tensor, usize, Arc<Averaging>)>,
-}
-
-impl Weight {
-    pub(crate) fn new(value: Tensor, averaged: Option<(Tensor, usize, Arc<Averaging>)>) -> Self {
-        Self { value, averaged }
-    }
-
-    /// Its numbers, outside of the graph.
-    pub(crate) fn value(&self) -> Tensor {
-        self.value.detach()
-    }
-
-    /// The variable.
-    pub(crate) fn variable(&self) -> &Tensor {
-        &self.value
-    }
-
-    /// What an operation has as its input.
-    pub(crate) fn node(&self) -> &Tensor {
-        self.averaged.as_ref().map_or(&self.value, |(token, ..)| token)
-    }
-
-    /// What an operation answers as the gradient of that input, where the weight's is this one.
-    pub(crate) fn gradient(&self, gradient: Tensor) -> candle_core::Result<Tensor> {
-        let Some((token, index, averaging)) = &self.averaged else { return Ok(gradient) };
-        averaging.give(*index, gradient)?;
-        token.zeros_like()
-    }
 }

@@ -1,0 +1,74 @@
+//! Variables whose gradients somebody has to see.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, PoisonError, RwLock, RwLockWriteGuard};
+
+use candle_core::{Result, Tensor, TensorId};
+
+/// By variable, what says whether backward may come there.
+static CHECKS: LazyLock<RwLock<HashMap<TensorId, Arc<Check>>>> = LazyLock::new(RwLock::default);
+
+/// Guards that there are: where there is none, operations do not look.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+type Check = dyn Fn() -> Result<()> + Send + Sync;
+
+/// As long as it is there, backward asks before it comes to a variable: see [`guard`].
+#[must_use = "a guard ends when it is dropped"]
+pub struct Guard(TensorId);
+
+/// Has `check` called whenever backward, candle's own included, goes through an operation that was applied to `variable` itself by
+/// [`apply_op1`](crate::apply_op1) and its like; an error ends backward. Operations on views of it, and candle's own, do not ask. A
+/// variable has one guard: another one takes its place.
+///
+/// ```
+/// use candle_core::{Device, Var, bail};
+///
+/// let x = Var::new(&[1f32], &Device::Cpu)?;
+/// let guard = tape::guard(&x, || bail!("not here"));
+/// let loss = tape::scale(&x, 2.0)?.sum_all()?;
+/// assert!(loss.backward().unwrap_err().to_string().contains("not here"));
+/// drop(guard);
+/// assert_eq!(loss.backward()?.get(&x).unwrap().to_vec1::<f32>()?, [2.0]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn guard(variable: &Tensor, check: impl Fn() -> Result<()> + Send + Sync + 'static) -> Guard {
+    let mut checks = checks();
+    checks.insert(variable.id(), Arc::new(check));
+    COUNT.store(checks.len(), Ordering::Release);
+    Guard(variable.id())
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let mut checks = checks();
+        let _check = checks.remove(&self.0);
+        COUNT.store(checks.len(), Ordering::Release);
+    }
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Guard").field(&self.0).finish()
+    }
+}
+
+/// Backward has come to an operation with these arguments.
+pub(crate) fn ask(arguments: &[&Tensor]) -> Result<()> {
+    if COUNT.load(Ordering::Acquire) == 0 {
+        return Ok(());
+    }
+    for argument in arguments.iter().filter(|argument| argument.is_variable()) {
+        let check = CHECKS.read().unwrap_or_else(PoisonError::into_inner).get(&argument.id()).cloned();
+        if let Some(check) = check {
+            check()?;
+        }
+    }
+    Ok(())
+}
+
+fn checks() -> RwLockWriteGuard<'static, HashMap<TensorId, Arc<Check>>> {
+    CHECKS.write().unwrap_or_else(PoisonError::into_inner)
+}
