@@ -165,7 +165,7 @@ fn a_job_among_strangers_ends_well_and_needs_no_more_memory() {
     let mut group = Group::empty(4, &Setup::default());
     (0..3).for_each(|rank| group.add(rank, script));
     let meeting = waiting(&group);
-    assert_known(&meeting[0]);
+    assert_known(&group.meeting_point());
     let (met, _held) = attack(&meeting, count / 2);
     group.add(3, script);
     group.ready(0..4);
