@@ -17,8 +17,8 @@ use crate::launch::shell::ranks_of_process;
 /// Each comes with one of these, or with nothing.
 const WORDS: [&[u8]; 6] = [
     b"",
-    b"girandle\x04\0................................",
-    b"girandle\x04\0................................\x01\0\0\0\x02\0\0\0\x01................................",
+    b"girandle\x05\0................................",
+    b"girandle\x05\0................................\x01\0\0\0\x02\0\0\0\x01................................",
     b"\x16\x03\x01\x40\x00\x01\x00\x3f\xfc\x03\x03",
     b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     &[0xff; 4096],

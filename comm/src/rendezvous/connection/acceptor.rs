@@ -1,11 +1,11 @@
 //! Takes connections while ranks meet, and later those for data, and keeps strangers from doing harm. One that has not proved that it
 //! belongs to the job costs a file descriptor, and what it has sent of its proof: one thread goes on with all of them, each as far as
-//! it comes. There are few that are silent and few that speak, and none outlives the meeting or the group. Who has proved it is no
-//! stranger any more, counts no longer, and gets a thread of its own.
+//! it comes. There are few that are silent and few that speak, none outlives the meeting or the group, and where there are too many, those
+//! of one address make room for those of another. Who has proved it is no stranger any more, counts no longer, and gets a thread of its own.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle, Scope};
@@ -119,7 +119,7 @@ struct Newcomer {
     since: Instant,
 }
 
-/// One that has spoken, and what its next word needs.
+/// One at its proof, since when, and what its next word needs.
 struct Speaker {
     newcomer: Newcomer,
     spoke: Instant,
@@ -129,8 +129,20 @@ struct Speaker {
 /// Connections of which nobody has proved yet that it belongs to the job, the oldest first.
 #[derive(Default)]
 struct Strangers {
+    /// They have said nothing yet, or not enough to know that they were told the job's secret.
     silent: VecDeque<Newcomer>,
     speaking: VecDeque<Speaker>,
+}
+
+/// The oldest of the address of which there are most, where they are more than would then be of the newcomer's.
+fn oldest_of_most<'a>(all: impl Iterator<Item = &'a Newcomer>, newcomer: &Newcomer) -> Option<usize> {
+    let mut by_address: BTreeMap<IpAddr, (usize, usize)> = BTreeMap::new();
+    for (at, stranger) in all.enumerate() {
+        by_address.entry(stranger.from.ip()).or_insert((0, at)).0 += 1;
+    }
+    let own = by_address.get(&newcomer.from.ip()).map_or(0, |&(count, _)| count);
+    let (most, oldest) = by_address.into_values().max_by_key(|&(count, _)| count)?;
+    (most > own + 1).then_some(oldest)
 }
 
 impl Strangers {
@@ -193,9 +205,11 @@ impl Serve {
         let (comes, mut ready) = (ready[0], ready.into_iter().skip(2));
         let mut spoken = Vec::new();
         for newcomer in std::mem::take(&mut strangers.silent) {
-            if ready.next().unwrap_or(false) {
+            if newcomer.since.elapsed() >= self.limits.handshake {
+                self.close(&newcomer);
+            } else if ready.next().unwrap_or(false) {
                 spoken.push(newcomer);
-            } else if newcomer.since.elapsed() < self.limits.handshake {
+            } else {
                 strangers.silent.push_back(newcomer);
             }
         }
@@ -205,7 +219,7 @@ impl Serve {
             } else if speaker.newcomer.since.elapsed() < self.limits.handshake {
                 strangers.speaking.push_back(speaker);
             } else {
-                self.turn_away(speaker.newcomer.from, &Fault::TimedOut);
+                self.close(&speaker.newcomer);
             }
         }
         spoken.into_iter().for_each(|newcomer| self.hear(scope, strangers, newcomer));
@@ -224,19 +238,22 @@ impl Serve {
         recv(&*self.stopped, &mut [0], RecvFlags::DONTWAIT).is_err()
     }
 
-    /// One that has said nothing yet.
+    /// One that has not knocked yet.
     fn let_wait(&self, silent: &mut VecDeque<Newcomer>, newcomer: Newcomer) {
         if silent.len() >= self.limits.at_once {
-            if silent.front().is_some_and(|oldest| oldest.since.elapsed() < self.limits.silence) {
-                tracing::debug!(from = %newcomer.from, "too many connections at once: one was closed");
-                return;
+            let may_go = |oldest: &Newcomer| oldest.since.elapsed() >= self.limits.silence;
+            let place = oldest_of_most(silent.iter(), &newcomer);
+            let place = place.or_else(|| silent.front().is_some_and(may_go).then_some(0));
+            match place.and_then(|at| silent.remove(at)) {
+                Some(other) => self.close(&other),
+                None => return self.send_away(&newcomer),
             }
-            silent.pop_front();
         }
-        silent.push_back(newcomer);
+        let at = silent.partition_point(|other| other.since <= newcomer.since);
+        silent.insert(at, newcomer);
     }
 
-    /// One that has spoken for the first time, or left again.
+    /// One of which something has come for the first time, or more of its knock.
     fn hear<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
@@ -246,20 +263,44 @@ impl Serve {
         if !newcomer.wire.is_open() {
             return;
         }
-        let speaking = &mut strangers.speaking;
         let speaker = Speaker { newcomer, spoke: Instant::now(), waits: PollFlags::IN };
-        let Some(speaker) = self.go_on(scope, speaker) else { return };
+        match self.go_on(scope, speaker) {
+            None => {}
+            Some(speaker) if speaker.newcomer.wire.has_knocked() => {
+                self.let_speak(&mut strangers.speaking, speaker)
+            }
+            Some(speaker) => self.let_wait(&mut strangers.silent, speaker.newcomer),
+        }
+    }
+
+    /// One that has knocked.
+    fn let_speak(&self, speaking: &mut VecDeque<Speaker>, speaker: Speaker) {
+        let knock = speaker.newcomer.wire.knock();
+        if knock.is_some() && speaking.iter().any(|other| other.newcomer.wire.knock() == knock) {
+            return self.turn_away(speaker.newcomer.from, &Fault::BadProof);
+        }
         if speaking.len() >= self.limits.at_once {
-            match speaking.pop_front_if(|oldest| oldest.spoke.elapsed() >= self.limits.patience) {
-                Some(oldest) => self.turn_away(oldest.newcomer.from, &Fault::TimedOut),
-                None => {
-                    let from = speaker.newcomer.from;
-                    tracing::debug!(%from, "too many connections at once: one was closed");
-                    return;
-                }
+            let may_go = |oldest: &Speaker| oldest.spoke.elapsed() >= self.limits.patience;
+            let place = oldest_of_most(speaking.iter().map(|speaker| &speaker.newcomer), &speaker.newcomer);
+            let place = place.or_else(|| speaking.front().is_some_and(may_go).then_some(0));
+            match place.and_then(|at| speaking.remove(at)) {
+                Some(other) => self.close(&other.newcomer),
+                None => return self.send_away(&speaker.newcomer),
             }
         }
         speaking.push_back(speaker);
+    }
+
+    /// One that comes too many.
+    fn send_away(&self, newcomer: &Newcomer) {
+        tracing::debug!(from = %newcomer.from, "too many connections at once: one was closed");
+    }
+
+    /// One whose time is over.
+    fn close(&self, newcomer: &Newcomer) {
+        if newcomer.wire.has_spoken() {
+            self.turn_away(newcomer.from, &Fault::TimedOut);
+        }
     }
 
     /// One of which something has come; none where it is no stranger any more, or was turned away.

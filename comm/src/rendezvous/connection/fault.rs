@@ -9,7 +9,7 @@ use crate::base::last_words::LastWords;
 use crate::rendezvous::obstacle::Obstacle;
 
 /// Goes up with every change of what ranks send to each other.
-pub(crate) const VERSION: u16 = 4;
+pub(crate) const VERSION: u16 = 5;
 
 /// Why one try to connect two ranks came to nothing. Most are tried again until the time-out; the last one is told then.
 #[derive(Debug)]

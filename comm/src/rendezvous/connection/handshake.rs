@@ -2,11 +2,14 @@
 //! size, of which nothing but magic, version and nonce is looked at before the proofs were checked.
 //!
 //! ```text
-//! client -> server   opening: magic, version, nonce
+//! client -> server   opening: magic, version, nonce (half of it chance, half a proof over the first half)
 //! server -> client   opening: magic, version, nonce
 //! client -> server   claim:   rank, world size, purpose, proof over both openings and the claim
 //! server -> client   answer:  status, rank, world size, proof over all of the above and the answer
 //! ```
+//!
+//! The proof in the first message, the knock, tells nothing of who has overheard and repeats it. But whoever only knows the protocol
+//! is sent away at once and takes no place from a rank, and who repeats takes one place only.
 //!
 //! In the place of an answer, a claim that proves nothing gets bytes that say so: a connection that merely ends is one to be
 //! made again.
@@ -28,12 +31,17 @@ use crate::{Error, Result, Secret, TcpConfig, Tls};
 const MAGIC: [u8; 8] = *b"girandle";
 /// In the place of the version: the server takes encrypted connections from there only.
 const ENCRYPTED: u16 = u16::MAX;
+/// There, too: the client's opening shows that it does not hold the job's secret.
+const NO_SECRET: u16 = u16::MAX - 1;
+/// Where the knock is in a client's opening.
+const KNOCK: usize = 26;
 
-pub(crate) type Opening = [u8; 42];
+const OPENING: usize = 42;
+pub(crate) type Opening = [u8; OPENING];
 /// What anybody can send who knows the protocol.
 #[cfg(test)]
 pub(crate) const KNOWN: Opening = {
-    let (mut message, version, mut at) = ([b'.'; 42], VERSION.to_le_bytes(), 0);
+    let (mut message, version, mut at) = ([b'.'; OPENING], VERSION.to_le_bytes(), 0);
     while at < 10 {
         message[at] = if at < 8 { MAGIC[at] } else { version[at - 8] };
         at += 1;
@@ -79,6 +87,11 @@ impl Credentials {
     pub(crate) fn bound_to(&self, nonce: &[u8; 32]) -> Self {
         let context = Sha256::new().chain_update(self.context).chain_update(nonce).finalize().into();
         Self { context, ..self.clone() }
+    }
+
+    /// What a client of this job ends its opening with.
+    fn knock(&self, opening: &Opening) -> Hmac<Sha256> {
+        self.proof(b"girandole  knock", &[&opening[..KNOCK]])
     }
 
     fn proof(&self, label: &[u8; 16], messages: &[&[u8]]) -> Hmac<Sha256> {
@@ -140,7 +153,7 @@ pub(crate) struct Verdict {
 }
 
 fn opening() -> Try<Opening> {
-    let mut message = [0; 42];
+    let mut message = [0; OPENING];
     message[..8].copy_from_slice(&MAGIC);
     message[8..10].copy_from_slice(&VERSION.to_le_bytes());
     getrandom::fill(&mut message[10..]).map_err(|_| Fault::NoRandomness)?;
@@ -152,6 +165,7 @@ fn check_opening(theirs: &Opening, ours: Option<&Opening>) -> Try<()> {
     match () {
         () if theirs[..8] != MAGIC => Err(Fault::NotOurs),
         () if version == ENCRYPTED => Err(Fault::Encryption { theirs: true }),
+        () if version == NO_SECRET => Err(Fault::ProofRefused),
         () if version != VERSION => Err(Fault::Version(version)),
         () if ours == Some(theirs) => Err(Fault::NotOurs),
         () => Ok(()),
@@ -176,7 +190,10 @@ pub(crate) struct Client<'a> {
 
 impl<'a> Client<'a> {
     pub(crate) fn new(credentials: &'a Credentials, caller: Caller) -> Try<Self> {
-        Ok(Self { credentials, caller, opening: opening()? })
+        let mut opening = opening()?;
+        let knock = credentials.knock(&opening).finalize().into_bytes();
+        opening[KNOCK..].copy_from_slice(&knock[..OPENING - KNOCK]);
+        Ok(Self { credentials, caller, opening })
     }
 
     pub(crate) fn opening(&self) -> &Opening {
@@ -234,6 +251,8 @@ pub(crate) struct Server<'a> {
 impl<'a> Server<'a> {
     pub(crate) fn new(credentials: &'a Credentials, client: Opening) -> Try<Self> {
         check_opening(&client, None)?;
+        let knock = credentials.knock(&client).verify_truncated_left(&client[KNOCK..]);
+        knock.map_err(|_| Fault::BadProof)?;
         Ok(Self { credentials, client, opening: opening()? })
     }
 
@@ -249,8 +268,17 @@ impl<'a> Server<'a> {
 
     /// What to send to a client that should encrypt and does not.
     pub(crate) fn encrypted() -> Try<Opening> {
+        Self::in_place_of_version(ENCRYPTED)
+    }
+
+    /// What to send to a client whose opening shows that it does not hold the job's secret.
+    pub(crate) fn no_secret() -> Try<Opening> {
+        Self::in_place_of_version(NO_SECRET)
+    }
+
+    fn in_place_of_version(word: u16) -> Try<Opening> {
         let mut message = opening()?;
-        message[8..10].copy_from_slice(&ENCRYPTED.to_le_bytes());
+        message[8..10].copy_from_slice(&word.to_le_bytes());
         Ok(message)
     }
 

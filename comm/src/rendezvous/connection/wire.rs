@@ -261,6 +261,10 @@ impl Wire {
                             self.stream.say(&Server::other_version()?);
                             return Err(fault);
                         }
+                        Err(Fault::BadProof) => {
+                            self.stream.say(&Server::no_secret()?);
+                            return Err(Fault::BadProof);
+                        }
                         other => *other?.opening(),
                     };
                     self.stream.say(&server);
@@ -277,6 +281,24 @@ impl Wire {
                     return admission.map(Step::Proved);
                 }
             };
+        }
+    }
+
+    /// Whether the other side has said anything.
+    pub(crate) fn has_spoken(&self) -> bool {
+        !matches!(self.proof, Proof::Awaited)
+    }
+
+    /// Whether it has said as much as a rank says at once: all that a stranger may not know, or the beginning of encryption.
+    pub(crate) fn has_knocked(&self) -> bool {
+        !matches!(self.proof, Proof::Awaited | Proof::Opening(_))
+    }
+
+    /// What it has knocked with, different each time unless somebody has overheard and repeats it.
+    pub(crate) fn knock(&self) -> Option<&Opening> {
+        match &self.proof {
+            Proof::Claim { client, .. } => Some(client),
+            _ => None,
         }
     }
 

@@ -9,7 +9,8 @@ use std::sync::mpsc;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use socket2::{Domain, Socket, Type};
 
-use crate::rendezvous::connection::handshake::{Caller, Client, Purpose};
+use crate::Secret;
+use crate::rendezvous::connection::handshake::{Caller, Client, KNOWN, Purpose};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const LIMITS: Limits = Limits { handshake: HOUR, at_once: 2, silence: HOUR, patience: HOUR };
@@ -68,9 +69,13 @@ fn prove(mut stream: TcpStream, rank: u32) -> io::Result<TcpStream> {
 
 /// Speaks, is answered, and says no more; none where it was sent away.
 fn speak(address: SocketAddr) -> Option<TcpStream> {
-    let (mut stream, credentials) = (connect(address), Credentials::new(None, ""));
-    let caller = Caller { rank: 1, world_size: 8, purpose: Purpose::Control };
-    stream.write_all(Client::new(&credentials, caller).unwrap().opening()).ok()?;
+    speak_over(connect(address))
+}
+
+const CALLER: Caller = Caller { rank: 1, world_size: 8, purpose: Purpose::Control };
+
+fn speak_over(mut stream: TcpStream) -> Option<TcpStream> {
+    stream.write_all(Client::new(&Credentials::new(None, ""), CALLER).unwrap().opening()).ok()?;
     stream.read_exact(&mut [0; 42]).ok()?;
     Some(stream)
 }
@@ -117,6 +122,89 @@ fn one_too_many_is_sent_away_while_all_are_new() {
     drop(first);
     assert_eq!(came.recv(), Ok(Came::TurnedAway));
     assert!(is_open(&speak(address).unwrap()));
+}
+
+/// Those of another address, of which there are fewer, have a place.
+#[cfg(target_os = "linux")]
+#[test]
+fn one_address_does_not_take_all_places() {
+    let from = |host: u8, address: SocketAddr| {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&SocketAddr::from(([127, 0, 0, host], 0)).into()).unwrap();
+        socket.connect(&address.into()).unwrap();
+        TcpStream::from(socket)
+    };
+    let (_acceptor, address, came) = serve(LIMITS);
+    let (mut first, second) = (speak(address).unwrap(), speak(address).unwrap());
+    let other = speak_over(from(2, address)).unwrap();
+    assert_closed(&mut first);
+    assert_eq!(came.recv(), Ok(Came::TurnedAway));
+    // Each has one: whoever comes now is one too many.
+    assert!(
+        speak_over(from(3, address)).is_none_or(|mut third| matches!(third.read(&mut [0]), Ok(0) | Err(_)))
+    );
+    assert!(is_open(&second) && is_open(&other));
+
+    let (_acceptor, address, _came) = serve(LIMITS);
+    let (mut first, second) = (from(1, address), from(1, address));
+    let other = from(2, address);
+    assert_closed(&mut first);
+    assert!(is_open(&second) && is_open(&other));
+}
+
+/// Who knows nothing but the protocol is sent away with his first message, and takes no place.
+#[test]
+fn who_does_not_hold_the_secret_takes_no_place() {
+    let (_acceptor, address, came) = serve(Limits { at_once: 1, ..LIMITS });
+    let secret = Secret::from_hex(&"a".repeat(64)).unwrap();
+    for bytes in [KNOWN, *Client::new(&Credentials::new(Some(&secret), ""), CALLER).unwrap().opening()] {
+        let mut stranger = connect(address);
+        stranger.write_all(&bytes).unwrap();
+        assert_eq!(came.recv(), Ok(Came::TurnedAway));
+        stranger.read_exact(&mut [0; 42]).unwrap();
+        assert_closed(&mut stranger);
+    }
+    assert!(is_open(&speak(address).unwrap()));
+}
+
+#[test]
+fn who_repeats_what_another_has_said_takes_no_second_place() {
+    let (_acceptor, address, came) = serve(LIMITS);
+    let overheard = *Client::new(&Credentials::new(None, ""), CALLER).unwrap().opening();
+    let repeat = || {
+        let mut stream = connect(address);
+        stream.write_all(&overheard).unwrap();
+        stream.read_exact(&mut [0; 42]).unwrap();
+        stream
+    };
+    let first = repeat();
+    assert_closed(&mut repeat());
+    assert_eq!(came.recv(), Ok(Came::TurnedAway));
+    assert!(is_open(&first) && is_open(&speak(address).unwrap()));
+    drop(first);
+    assert_eq!(came.recv(), Ok(Came::TurnedAway));
+    assert!(is_open(&repeat()));
+}
+
+/// A part of a knock is as good as none.
+#[test]
+fn who_does_not_say_all_takes_a_place_of_the_silent() {
+    let (_acceptor, address, came) = serve(Limits { at_once: 1, silence: Duration::ZERO, ..LIMITS });
+    let speaking = speak(address).unwrap();
+    let begin = || {
+        let mut stream = connect(address);
+        stream.write_all(&KNOWN[..41]).unwrap();
+        stream
+    };
+    let mut first = begin();
+    let mut second = begin();
+    assert_eq!(came.recv(), Ok(Came::TurnedAway));
+    assert_closed(&mut first);
+    // With its last byte it is heard.
+    second.write_all(b".").unwrap();
+    assert_eq!(came.recv(), Ok(Came::TurnedAway));
+    second.read_exact(&mut [0; 42]).unwrap();
+    assert!(is_open(&speaking));
 }
 
 #[test]

@@ -9,7 +9,11 @@ fn take<const N: usize>(next: &mut dyn FnMut() -> u8) -> [u8; N] {
 
 /// The bytes of both sides come from `next`.
 pub(crate) fn shake(credentials: &Credentials, next: &mut dyn FnMut() -> u8) {
-    let theirs: Opening = take(next);
+    let mut theirs: Opening = take(next);
+    if next() & 1 == 1 {
+        let knock = credentials.knock(&theirs).finalize().into_bytes();
+        theirs[KNOCK..].copy_from_slice(&knock[..OPENING - KNOCK]);
+    }
     if let Ok(server) = Server::new(credentials, theirs) {
         let ours = *server.opening();
         assert!(server.check(take(next)).is_err(), "a claim without proof was believed");

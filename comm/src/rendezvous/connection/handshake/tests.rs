@@ -98,6 +98,16 @@ fn nothing_can_be_sent_back_to_whom_it_came_from() {
 }
 
 #[test]
+fn who_knocks_without_the_secret_is_told_so() {
+    let client = Client::new(&credentials("b", "job"), CALLER).map(|client| *client.opening()).unwrap();
+    assert!(matches!(Server::new(&credentials("a", "job"), client), Err(Fault::BadProof)));
+    let told = Server::no_secret().unwrap();
+    let credentials = credentials("b", "job");
+    let claim = Client::new(&credentials, CALLER).unwrap().claim(told);
+    assert!(matches!(claim, Err(Fault::ProofRefused)));
+}
+
+#[test]
 fn another_version_is_told_apart_from_rubbish() {
     let credentials = credentials("a", "job");
     let mut opening = super::opening().unwrap();
@@ -118,12 +128,16 @@ proptest! {
         if is_ours {
             message[..8].copy_from_slice(&MAGIC);
             message[8] = VERSION as u8;
+            prop_assert!(matches!(Server::new(&credentials, message), Err(Fault::BadProof)));
+            let knock = credentials.knock(&message).finalize().into_bytes();
+            message[KNOCK..].copy_from_slice(&knock[..OPENING - KNOCK]);
         }
         let mut claim = [0; 41];
         claim[..9].copy_from_slice(&said);
         claim[9..].copy_from_slice(&proof);
-        if let Ok(server) = Server::new(&credentials, message) {
-            prop_assert!(is_ours && server.check(claim).is_err());
+        match Server::new(&credentials, message) {
+            Ok(server) => prop_assert!(is_ours && server.check(claim).is_err()),
+            Err(_) => prop_assert!(!is_ours),
         }
         let (_, claimed) = Client::new(&credentials, CALLER).unwrap().claim(super::opening().unwrap()).unwrap();
         prop_assert!(claimed.check(&claim).is_err());

@@ -7,7 +7,7 @@ use std::time::Instant;
 use proptest::prelude::*;
 
 use super::*;
-use crate::rendezvous::connection::handshake::{Caller, KNOWN, Purpose};
+use crate::rendezvous::connection::handshake::{Caller, Client, KNOWN, Opening, Purpose};
 use crate::rendezvous::connection::wire::Wire;
 
 const EACH: usize = 100;
@@ -36,6 +36,12 @@ fn meet_among(strangers: impl FnOnce(SocketAddr, &AtomicBool) + Send) {
         over.store(true, Ordering::Release);
         check(&ends.into_iter().map(|end| end.unwrap()).collect::<Vec<_>>());
     });
+}
+
+/// What somebody says who has overheard a rank.
+pub(super) fn overheard() -> Opening {
+    let caller = Caller { rank: 1, world_size: 3, purpose: Purpose::Control };
+    *Client::new(&Credentials::new(secret().as_ref(), ""), caller).unwrap().opening()
 }
 
 fn until(over: &AtomicBool) {
@@ -82,7 +88,8 @@ fn who_talks_rubbish() {
 fn who_drips() {
     meet_among(|address, over| {
         let mut dripping = connections(address);
-        let mut message = KNOWN.iter().cycle();
+        let overheard = overheard();
+        let mut message = overheard.iter().cycle();
         while !over.load(Ordering::Acquire) {
             let Some(&byte) = message.next() else { return };
             dripping.retain_mut(|stream| stream.write_all(&[byte]).is_ok());
@@ -97,7 +104,7 @@ fn who_floods() {
         let flood = vec![0xa5; 1 << 20];
         for mut stream in connections(address) {
             let _ = stream.set_write_timeout(Some(Duration::from_millis(10)));
-            let _ = stream.write_all(&KNOWN);
+            let _ = stream.write_all(&overheard());
             let _ = stream.write_all(&flood);
         }
         until(over);
@@ -124,7 +131,7 @@ fn who_knows_the_opening_and_no_more() {
     meet_among(|address, over| {
         let mut half_way = connections(address);
         for stream in &mut half_way {
-            let mut opening = KNOWN;
+            let mut opening = overheard();
             let _ = stream.write_all(&opening);
             let _ = stream.set_read_timeout(Some(Duration::from_millis(10)));
             let _ = stream.read_exact(&mut opening);

@@ -4,6 +4,7 @@ use std::net::{Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
+use super::strangers::overheard;
 use super::*;
 use crate::Tls;
 use crate::rendezvous::connection::handshake::KNOWN;
@@ -66,7 +67,7 @@ fn forward(
 }
 
 /// So many connections that say no more than `words`, made anew whenever they are closed.
-fn crowd(address: SocketAddr, words: &'static [u8], over: &AtomicBool) {
+fn crowd(address: SocketAddr, words: &[u8], over: &AtomicBool) {
     let connect = || {
         let mut stream = TcpStream::connect_timeout(&address, WAY).ok()?;
         stream.write_all(words).ok()?;
@@ -90,7 +91,7 @@ fn crowd(address: SocketAddr, words: &'static [u8], over: &AtomicBool) {
 }
 
 /// Three ranks, each message of which takes its time, meet in a crowd.
-fn meet_in_a_crowd(words: &'static [u8], tls: Tls) {
+fn meet_in_a_crowd(words: &[u8], tls: Tls) {
     let (listener, port) = point();
     let way = way_to(port, Arc::new(|_, _, _| Some(WAY)));
     let over = AtomicBool::new(false);
@@ -117,7 +118,17 @@ fn ranks_far_away_that_encrypt_in_a_silent_crowd() {
 
 #[test]
 fn ranks_far_away_in_a_crowd_that_begins_to_speak() {
+    meet_in_a_crowd(&KNOWN[..41], Tls::Off);
+}
+
+#[test]
+fn ranks_far_away_in_a_crowd_that_speaks() {
     meet_in_a_crowd(&KNOWN, Tls::Off);
+}
+
+#[test]
+fn ranks_far_away_in_a_crowd_that_says_what_it_has_overheard() {
+    meet_in_a_crowd(&overheard(), Tls::Off);
 }
 
 /// Where what rank 0 says is passed on by `passing`.
