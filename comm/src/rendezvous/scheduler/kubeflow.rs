@@ -15,9 +15,9 @@ pub(super) fn find(env: &Variables<'_>) -> Result<Option<Found>> {
                     `girandole launch -- girandole ...`, which reads these variables";
         return Err(Error::invalid("PET_NPROC_PER_NODE", ranks, help));
     }
+    let world_size = env.required("PET_NNODES", "the number of pods, from 1")?;
     let rank_from = if env.text("PET_NODE_RANK")?.is_some() { "PET_NODE_RANK" } else { "RANK" };
     let rank = env.required(rank_from, "the number of this pod, from 0")?;
-    let world_size = env.required("PET_NNODES", "the number of pods, from 1")?;
     Ok(Some(Found {
         place: Place {
             rank,

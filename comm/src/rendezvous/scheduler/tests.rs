@@ -156,6 +156,8 @@ fn a_wrong_value_names_its_variable() {
         assert!(message.starts_with(&format!("{name}: got {value}; ")), "{message}");
         assert_eq!(message.lines().count(), 1);
     }
+    let alone = found(&[("PET_NNODES", "two")]).unwrap_err().to_string();
+    assert!(alone.starts_with("PET_NNODES: got two; "), "{alone}");
     for (variables, missing) in
         [(&SLURM[..], "SLURM_NTASKS"), (&OPEN_MPI, "OMPI_COMM_WORLD_SIZE"), (&PMI, "PMI_SIZE")]
     {
