@@ -6,13 +6,15 @@ use std::path::PathBuf;
 
 use comm::launcher::digest;
 use comm::launcher::is_worker;
-use comm::{Error, Result};
+use comm::{Error, Place, Result};
 
 use super::environment::COMMANDS;
 use crate::SpawnConfig;
 
 const HELP: &str = "this process is a rank itself, and its ranks would start ranks in their turn, without end; call \
                     launch::run, which starts ranks only where there are none";
+const HELP_STARTED: &str = "this process was started as a rank, and each rank would start a job of its own; call launch::run, \
+                            which starts ranks only where there are none";
 
 /// Launchers above each other, at most: a program that starts itself with other arguments each time ends here.
 const DEEPEST: usize = 4;
@@ -20,6 +22,12 @@ const DEEPEST: usize = 4;
 impl SpawnConfig {
     /// Refuses to start what this process was started as, and what is too deep.
     pub(super) fn check_nesting(&self) -> Result<()> {
+        // Who starts another program may want a job of it for each rank.
+        if let (Ok(Some(Place { rank, world_size: 2.., .. })), None, false) =
+            (Place::from_env(), &self.program, is_worker())
+        {
+            return Err(Error::invalid("spawn", format!("a call in rank {rank}"), HELP_STARTED));
+        }
         let rank = env::var_os("RANK").filter(|_| is_worker());
         let refuse = |got: String| Err(Error::invalid("spawn", got, HELP));
         match rank {

@@ -16,7 +16,28 @@ fn is_refused(role: &str, got: &str) {
     assert_eq!(output.status.code(), Some(1), "{role}: {said}");
 }
 
+/// Started as a rank by others, it would start a job for each.
+fn is_refused_under(variables: &[(&str, &str)]) {
+    let mut command = program("spawn");
+    command.envs(variables.iter().copied());
+    let [output] = end([command]);
+    let said = text(&output.stdout);
+    assert!(
+        said.starts_with("at depth 0: spawn: got a call in rank 1; ") && said.contains("launch::run"),
+        "{said}"
+    );
+    assert_eq!((said.lines().count(), output.status.code()), (1, Some(2)), "{said}");
+}
+
 pub(crate) fn all() {
+    is_refused_under(&[
+        ("RANK", "1"),
+        ("WORLD_SIZE", "3"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", "1234"),
+    ]);
+    is_refused_under(&[("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "3")]);
+
     is_refused("spawn", "a call in rank ");
     is_refused("spawn with arguments", "a call in rank ");
     is_refused("spawn by name", "the command that this process is a rank of");
