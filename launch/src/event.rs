@@ -55,6 +55,11 @@ impl Inbox {
         self.kept.push_back(event);
     }
 
+    /// Whether something was left so.
+    pub(super) fn has_kept(&self) -> bool {
+        !self.kept.is_empty()
+    }
+
     pub(super) fn kept_or_next(&mut self, deadline: Option<Instant>) -> Option<Event> {
         self.kept.pop_front().or_else(|| self.next(deadline))
     }

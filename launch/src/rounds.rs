@@ -4,7 +4,7 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use comm::launcher::signal_name;
-use comm::{Error, Result};
+use comm::{EXIT_PEER_FAILED, Error, ExitKind, Result, WorkerFailure};
 
 use super::elastic::JobFolder;
 use super::environment::Job;
@@ -63,6 +63,7 @@ impl Rounds<'_> {
                 Order::Over(verdict) => return self.conclude(verdict, Ok(Vec::new())),
                 Order::Stop
                 | Order::GoOn(_)
+                | Order::Note(_)
                 | Order::HasEnded(_)
                 | Order::IsMissed { .. }
                 | Order::Again { .. } => continue,
@@ -72,7 +73,9 @@ impl Rounds<'_> {
             self.herald = herald;
             self.lost_log = self.lost_log.take().or(lost_log);
             self.nodes.tell(Word::Ended(self.ending(&result, failed_at)));
+            let had_verdict = self.inbox.has_kept();
             match self.order()? {
+                Order::Over(verdict) if !had_verdict => return self.conclude_without(verdict, result),
                 Order::Over(verdict) => return self.conclude(verdict, result),
                 Order::Again { reason, restart, of } => {
                     tracing::warn!("{reason}; all ranks start again (restart {restart} of {of})");
@@ -80,6 +83,7 @@ impl Rounds<'_> {
                 Order::Start(_)
                 | Order::Stop
                 | Order::GoOn(_)
+                | Order::Note(_)
                 | Order::HasEnded(_)
                 | Order::IsMissed { .. } => {}
             }
@@ -135,7 +139,7 @@ impl Rounds<'_> {
             match self.inbox.kept_or_next(look) {
                 Some(Event::Order(Order::Stop | Order::HasEnded(_))) => {}
                 Some(Event::Order(Order::IsMissed { rank, host })) => self.announce(rank, host),
-                Some(Event::Order(Order::GoOn(what))) => tracing::warn!("{what}"),
+                Some(Event::Order(Order::GoOn(what) | Order::Note(what))) => tracing::warn!("{what}"),
                 Some(Event::Order(order)) => return Ok(order),
                 // The second one: at once.
                 Some(Event::Signal(signal)) if self.signal.is_some() => {
@@ -161,6 +165,23 @@ impl Rounds<'_> {
         if let Some(job) = &self.job {
             let death = Death { rank, host, leader_has_ended: true };
             Herald::announce(&mut self.herald, self.config, job, death);
+        }
+    }
+
+    /// As [`conclude`](Self::conclude), where the ranks of this node have ended before. Where the first node can then not be
+    /// asked, a rank that failed here by itself is the cause, as far as anybody knows.
+    fn conclude_without(&self, verdict: Verdict, result: Result<Reports>) -> Result<Reports> {
+        let of_first =
+            matches!(&verdict, Verdict::Gone(node) | Verdict::Silent { node, .. } if node.node == 0);
+        let own = |failure: &WorkerFailure| failure.status != ExitKind::Code(EXIT_PEER_FAILED);
+        match &result {
+            Err(Error::Worker(failure)) if of_first && own(failure) => {
+                if let Err(error) = self.conclude(verdict, Ok(Vec::new())) {
+                    tracing::warn!("{error}");
+                }
+                result
+            }
+            _ => self.conclude(verdict, result),
         }
     }
 

@@ -186,6 +186,7 @@ impl<'a> Supervisor<'a> {
                 self.go_on_without_the_first();
                 return self.look_who_is_left();
             }
+            Order::Note(what) => return tracing::warn!("{what}"),
             Order::HasEnded(rank) => return self.job.vouch_for_end(*rank),
             Order::IsMissed { rank, host } => return self.announce(*rank, host.clone()),
             _ => {}

@@ -34,6 +34,13 @@ pub(super) struct Failed {
     is_final: bool,
 }
 
+impl Failed {
+    /// It is not put down to another rank.
+    fn is_own(&self) -> bool {
+        self.failure.status != ExitKind::Code(EXIT_PEER_FAILED)
+    }
+}
+
 /// Listens to all nodes and decides.
 pub(super) struct Council {
     stages: Vec<Stage>,
@@ -210,9 +217,16 @@ impl Council {
         let stage = std::mem::replace(&mut self.stages[node], Stage::Gone);
         let what = format!("{} {how}", self.names[node]);
         self.go_on_without(node, &stage, what.clone()).unwrap_or_else(|| {
-            self.losses.note_early(what);
-            self.end.get_or_insert(verdict(self.names[node].clone()));
-            self.settle()
+            self.losses.note_early(what.clone());
+            // A rank that had failed by itself before is the cause; that nobody starts again without this node is said beside it.
+            let said = match self.first_cause() {
+                Some(cause) if cause.is_own() && self.end.is_none() => self.tell_all(&Order::Note(what)),
+                _ => {
+                    self.end.get_or_insert(verdict(self.names[node].clone()));
+                    Vec::new()
+                }
+            };
+            said.into_iter().chain(self.settle()).collect()
         })
     }
 
@@ -260,8 +274,12 @@ impl Council {
             1 => "the other goes on".to_string(),
             left => format!("the others go on, {left} in all"),
         };
+        self.tell_all(&Order::GoOn(format!("{what}; {left}")))
+    }
+
+    fn tell_all(&self, order: &Order) -> Orders {
         let there = self.those_at(|stage| matches!(stage, Stage::Running | Stage::Ended));
-        there.map(|node| (node, Order::GoOn(format!("{what}; {left}")))).collect()
+        there.map(|node| (node, order.clone())).collect()
     }
 
     fn ended(&mut self, node: usize, ending: Ending, now: Instant) -> Orders {
@@ -343,10 +361,10 @@ impl Council {
     /// As on one node: the earliest failure that is not put down to another rank; but one that was killed from outside
     /// comes first where times are close.
     fn first_cause(&self) -> Option<Failed> {
-        let own = |failed: &&Failed| failed.failure.status != ExitKind::Code(EXIT_PEER_FAILED);
         let earliest = |failures: Vec<&Failed>| failures.into_iter().min_by_key(|failed| failed.at).cloned();
         let all: Vec<&Failed> = self.failures.iter().chain(self.losses.fatal()).collect();
-        let cause = earliest(all.iter().copied().filter(own).collect()).or_else(|| earliest(all.clone()))?;
+        let cause = earliest(all.iter().copied().filter(|failed| failed.is_own()).collect())
+            .or_else(|| earliest(all.clone()))?;
         let killed = |failed: &&Failed| failed.failure.status == SIGKILL && failed.at < cause.at + CLOSE;
         let mut cause = all.iter().copied().find(killed).cloned().unwrap_or(cause);
         let of_node = |failed: &&Failed| failed.failure.also_failed.saturating_add(1);

@@ -69,6 +69,8 @@ pub(crate) enum Order {
     Stop,
     /// Ranks are lost, as this text tells, and the others go on.
     GoOn(String),
+    /// Something else to be told to the user, which changes nothing for the ranks.
+    Note(String),
     /// The process of this rank has ended: its launcher has seen it.
     HasEnded(usize),
     /// To the first node: this rank of another one has failed by itself, maybe before all have met.

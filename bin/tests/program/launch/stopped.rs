@@ -66,16 +66,27 @@ fn the_other_names_it_after_the_time_out() {
     }
 }
 
+/// The failure is the cause, whichever launcher stands still.
 #[test]
-fn after_a_failure_too() {
-    let folder = Folder::new();
-    let script = format!("[ $RANK = 0 ] || exec sleep 1000; {}; exit 7", gate(&folder, "open"));
-    let nodes = Nodes::start(&["--timeout", TIMEOUT, "--max-restarts", "3"], &["sh", "-c", &script]);
-    nodes.ranks();
-    send(&nodes, 1, Signal::STOP);
-    open(&folder, "open");
-    let [told, _] = end_without(nodes, 1);
-    assert!(last_line(&told).starts_with("error: node 1 (host "), "{}", text(&told.stderr));
+fn a_rank_that_has_failed_meanwhile_is_told_of() {
+    for stopped in [0, 1] {
+        let folder = Folder::new();
+        let failing = 2 * (1 - stopped);
+        let script = format!("[ $RANK = {failing} ] || exec sleep 1000; {}; exit 7", gate(&folder, "open"));
+        let nodes = Nodes::start(&["--timeout", TIMEOUT, "--max-restarts", "3"], &["sh", "-c", &script]);
+        nodes.ranks();
+        send(&nodes, stopped, Signal::STOP);
+        open(&folder, "open");
+        let outputs = end_without(nodes, stopped);
+        let told = &outputs[1 - stopped];
+        let said = text(&told.stderr);
+        assert_eq!(told.status.code(), Some(7), "{said}");
+        assert!(last_line(told).starts_with(&format!("error: rank {failing} (pid ")), "{said}");
+        let silent = |line: &str| {
+            line.contains(&format!("node {stopped} (host ")) && line.contains("nothing was heard")
+        };
+        assert!(said.lines().any(silent), "{said}");
+    }
 }
 
 #[test]

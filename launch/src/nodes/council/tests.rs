@@ -29,7 +29,7 @@ fn told(orders: &Orders) -> Vec<String> {
     let short = |order: &Order| match order {
         Order::Start(round) => format!("start {} at {}", round.restart, round.port),
         Order::Stop => "stop".into(),
-        Order::GoOn(what) => what.clone(),
+        Order::GoOn(what) | Order::Note(what) => what.clone(),
         Order::HasEnded(rank) => format!("ended {rank}"),
         Order::IsMissed { rank, host } => format!("missed {rank} of {host}"),
         Order::Again { reason, restart, of } => format!("again {restart}/{of}: {reason}"),
@@ -171,6 +171,35 @@ fn a_launcher_that_is_not_heard_of_ends_the_job_by_name() {
     assert_eq!(told(&orders), [0, 2].map(|node| format!("{node} {go_on}")));
 }
 
+/// It is the cause; who has failed because of another rank is not.
+#[test]
+fn a_rank_that_had_failed_before_a_node_is_missed_is_told_of() {
+    let now = Instant::now();
+    for (word, what) in [
+        (Word::Silent { ms: 5000 }, "is given up: nothing was heard of its launcher for 5.0 s"),
+        (Word::Gone, "is gone"),
+    ] {
+        let mut council = council_of_two(ExitKind::Code(3));
+        let orders = told(&council.hear(1, word.clone(), now));
+        assert_eq!(orders[0], format!("0 node 1 (host h1) {what}"));
+        assert!(
+            orders.len() == 2 && orders[1].starts_with("0 over: Failed(") && orders[1].contains("Code(3)")
+        );
+
+        let mut council = council_of_two(ExitKind::Code(EXIT_PEER_FAILED));
+        let orders = told(&council.hear(1, word, now));
+        assert!(orders.len() == 1 && !orders[0].contains("Failed"), "{orders:?}");
+    }
+}
+
+/// A rank of the first node has failed.
+fn council_of_two(status: ExitKind) -> Council {
+    let mut council = council(2, 3);
+    start(&mut council);
+    council.hear(0, failed(1, status, 0), Instant::now());
+    council
+}
+
 fn lost(rank: usize) -> Word {
     let status = SIGKILL;
     let failure =
@@ -276,7 +305,11 @@ proptest! {
                             runs[to] = false;
                             words.push_back((to, failed(to, ExitKind::Code(75), 0)));
                         }
-                        Order::Stop | Order::GoOn(_) | Order::HasEnded(_) | Order::IsMissed { .. } => {}
+                        Order::Stop
+                        | Order::GoOn(_)
+                        | Order::Note(_)
+                        | Order::HasEnded(_)
+                        | Order::IsMissed { .. } => {}
                         Order::Again { .. } => words.push_back(ready(to)),
                         Order::Over(verdict) => ends[to].push(verdict),
                     }
