@@ -20,7 +20,7 @@ pub(crate) fn tell() -> Result<()> {
     // What is wrong with the environment is told by whoever joins.
     let is_rank = is_worker() || matches!(Place::from_env(), Ok(Some(_)));
     if is_rank && !launches {
-        return Ok(());
+        return Ok(on_signal(end_rank)?);
     }
     Ok(on_signal(end)?)
 }
@@ -28,7 +28,14 @@ pub(crate) fn tell() -> Result<()> {
 /// How long the terminal may take to show the line.
 const SHOWN: Duration = Duration::from_secs(1);
 
+/// A rank ends of the signal itself, and leaves no file that it has begun.
+fn end_rank(signal: i32) {
+    training::remove_drafts();
+    let _ = low_level::emulate_default_handler(signal);
+}
+
 fn end(signal: i32) {
+    training::remove_drafts();
     let code = i32::from(Error::Interrupted { signal }.exit_code());
     // What this process prints may be stuck in a pipe that nobody reads, with the bar and the terminal in its hands.
     std::thread::spawn(move || {

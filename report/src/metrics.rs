@@ -138,7 +138,8 @@ impl MetricsWriter {
     pub fn create(path: &Path) -> Result<Self> {
         let refuse = |error| Error::write(path, error);
         let earlier = Earlier::keep(path).map_err(refuse)?;
-        let file = File::create(path).map_err(refuse)?;
+        let new = training::open_output(path, File::options().write(true).create(true).truncate(true));
+        let file = new.map_err(refuse)?;
         Ok(Self::new(path, file, earlier))
     }
 
@@ -159,7 +160,7 @@ impl MetricsWriter {
     /// # Errors
     /// [`Error::Write`] with the path and the system's reason.
     pub fn append(path: &Path) -> Result<Self> {
-        let file = File::options().append(true).create(true).open(path);
+        let file = training::open_output(path, File::options().append(true).create(true));
         let file = file.map_err(|error| Error::write(path, error))?;
         Ok(Self::new(path, file, None))
     }

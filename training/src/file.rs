@@ -14,7 +14,7 @@ use crate::{Error, Result};
 
 pub use input::{open_input, read_input};
 pub(crate) use output::parent;
-pub use output::{AtomicFile, write_output};
+pub use output::{AtomicFile, open_output, remove_drafts, write_output};
 
 /// The longest header that is read; safetensors itself allows no longer one.
 const LONGEST_HEADER: u64 = 100_000_000;

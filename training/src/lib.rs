@@ -62,8 +62,8 @@ pub use defer::{DeferredGrads, defer, defer_weights};
 pub use dropout::{Dropout, RowKeys};
 pub use error::{Error, Fallback, Result};
 pub use file::{
-    AtomicFile, TensorHeader, load_tensors, open_input, read_input, read_tensor_file, save_tensors,
-    tensor_file_begin, tensor_header, write_output, write_tensors,
+    AtomicFile, TensorHeader, load_tensors, open_input, open_output, read_input, read_tensor_file,
+    remove_drafts, save_tensors, tensor_file_begin, tensor_header, write_output, write_tensors,
 };
 #[cfg(any(test, fuzzing))]
 pub use fuzz::fuzz_tensor_header;

@@ -8,7 +8,8 @@ use std::path::Path;
 /// the same file, some of them twice, and each must find all of it.
 ///
 /// # Errors
-/// Those of the system; [`ErrorKind::InvalidInput`] where it is no regular file.
+/// Those of the system; [`ErrorKind::InvalidInput`] where it is no regular file, or a path such as `/dev/stdin`, which names another
+/// file in each process.
 ///
 /// ```
 /// use std::path::Path;
@@ -28,12 +29,17 @@ pub fn open_input(path: &Path) -> io::Result<File> {
         (rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOCTTY).bits() as i32,
     );
     let file = options.open(path)?;
-    match kind(file.metadata()?.file_type()) {
-        None => Ok(file),
-        Some(kind) => {
-            Err(io::Error::new(ErrorKind::InvalidInput, format!("it is {kind}, and not a regular file")))
-        }
-    }
+    let problem = match kind(file.metadata()?.file_type()) {
+        None if !is_own(path) => return Ok(file),
+        None => "it is another file for each process; give the file's own name".into(),
+        Some(kind) => format!("it is {kind}, and not a regular file"),
+    };
+    Err(io::Error::new(ErrorKind::InvalidInput, problem))
+}
+
+/// Whether a path stands for what this process alone has open.
+fn is_own(path: &Path) -> bool {
+    ["/dev/stdin", "/dev/fd", "/proc/self"].iter().any(|own| path.starts_with(own))
 }
 
 /// Reads a regular file whole, as [`open_input`] opens it.
@@ -85,5 +91,15 @@ mod tests {
         std::fs::write(folder.path().join("file"), "abc").unwrap();
         std::os::unix::fs::symlink("file", &link).unwrap();
         assert_eq!(read_input(&link).unwrap(), b"abc");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_is_another_file_for_each_process_is_refused() {
+        use std::os::fd::AsRawFd;
+
+        let file = tempfile::tempfile().unwrap();
+        let error = read_input(format!("/dev/fd/{}", file.as_raw_fd()).as_ref()).unwrap_err();
+        assert_eq!(error.to_string(), "it is another file for each process; give the file's own name");
     }
 }

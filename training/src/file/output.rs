@@ -4,8 +4,14 @@ use std::fs::{self, File, OpenOptions, Permissions};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use self::draft::Draft;
 use crate::platform::{link, nameless};
+
+pub use draft::remove_drafts;
+
+mod draft;
 
 /// A file that takes its place once it is whole and on the disk. Until then an older one of that name is as it was, whatever
 /// happens: a full disk, a signal, the loss of power.
@@ -13,7 +19,7 @@ use crate::platform::{link, nameless};
 /// It keeps the rights of the file that it replaces; where the path is a link, it is written where that points to. It needs a
 /// folder in which files can be made. Where the system can (Linux, on most file systems), it has no name before it is whole, so
 /// that a process that is killed leaves nothing. Elsewhere it is called `.NAME.HEX.tmp` until then; the next write to the same
-/// place removes such files of processes that have ended.
+/// place removes such files of processes that have ended, and [`remove_drafts`] those of this process.
 ///
 /// ```
 /// use std::io::Write;
@@ -34,7 +40,7 @@ pub struct AtomicFile {
     place: Destination,
     file: File,
     /// Its name for now, where it has one; removed with this.
-    name: Option<PathBuf>,
+    name: Option<Draft>,
 }
 
 /// Where a file is to be.
@@ -98,11 +104,7 @@ impl AtomicFile {
             Some(name) => name,
             None => self.place.link(&self.file)?,
         };
-        let renamed = fs::rename(&name, &self.place.target);
-        if renamed.is_err() {
-            self.name = Some(name);
-        }
-        renamed?;
+        name.rename(&self.place.target)?;
         // The folder too, or the new name may be lost when the machine stops. Not every system lets a folder be opened.
         File::open(&self.place.folder).map_or(Ok(()), |folder| folder.sync_all())
     }
@@ -121,14 +123,6 @@ impl Write for AtomicFile {
 impl Seek for AtomicFile {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         self.file.seek(to)
-    }
-}
-
-impl Drop for AtomicFile {
-    fn drop(&mut self) {
-        if let Some(name) = &self.name {
-            let _ = fs::remove_file(name);
-        }
     }
 }
 
@@ -166,23 +160,23 @@ impl Destination {
     }
 
     /// Tries names until one is free. They are drawn at random: several hosts may write to one folder.
-    fn free_name<T>(&self, take: impl Fn(&Path) -> io::Result<T>) -> io::Result<(T, PathBuf)> {
+    fn free_name<T>(&self, take: impl Fn(&Path) -> io::Result<T>) -> io::Result<(T, Draft)> {
         loop {
             let random = RandomState::new().hash_one(0u8);
             let name = self.folder.join(format!("{}{random:016x}{SUFFIX}", self.prefix()));
-            match take(&name) {
+            match Draft::new(&name, &take) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-                taken => return taken.map(|taken| (taken, name)),
+                taken => return taken,
             }
         }
     }
 
-    fn named(&self) -> io::Result<(File, PathBuf)> {
+    fn named(&self) -> io::Result<(File, Draft)> {
         self.free_name(|name| OpenOptions::new().read(true).write(true).create_new(true).open(name))
     }
 
     /// Gives a file without a name one.
-    fn link(&self, file: &File) -> io::Result<PathBuf> {
+    fn link(&self, file: &File) -> io::Result<Draft> {
         self.free_name(|name| link(file, name)).map(|((), name)| name)
     }
 
@@ -240,11 +234,70 @@ mod locks {
 /// ```
 pub fn write_output(path: &Path, bytes: &[u8]) -> io::Result<()> {
     if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
-        return OpenOptions::new().write(true).open(path)?.write_all(bytes);
+        return open_output(path, OpenOptions::new().write(true))?.write_all(bytes);
     }
     let mut file = AtomicFile::create(path)?;
     file.write_all(bytes)?;
     file.commit()
+}
+
+/// How long a pipe is waited for that nobody reads.
+const READER: Duration = Duration::from_secs(10);
+
+/// Opens a file, a device or a pipe for writing. A pipe that nobody reads is waited for ten seconds, where the system would wait
+/// without end.
+///
+/// # Errors
+/// Those of the system; [`ErrorKind::BrokenPipe`] for a pipe that nobody reads.
+///
+/// ```
+/// use std::fs::File;
+/// use std::io::Write;
+///
+/// let mut output = training::open_output("/dev/null".as_ref(), File::options().write(true))?;
+/// writeln!(output, "a line")?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn open_output(path: &Path, options: &OpenOptions) -> io::Result<File> {
+    #[cfg(unix)]
+    return pipes::open(path, options, READER);
+    #[cfg(not(unix))]
+    options.open(path)
+}
+
+#[cfg(unix)]
+mod pipes {
+    use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+    use std::time::Instant;
+
+    use rustix::fs::{OFlags, fcntl_setfl};
+    use rustix::io::Errno;
+
+    use super::*;
+
+    pub(super) fn open(path: &Path, options: &OpenOptions, patience: Duration) -> io::Result<File> {
+        if !fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo()) {
+            return options.open(path);
+        }
+        let mut options = options.clone();
+        options.custom_flags(OFlags::NONBLOCK.bits() as i32);
+        let began = Instant::now();
+        loop {
+            match options.open(path) {
+                Ok(file) => {
+                    // Whoever reads it slowly is waited for.
+                    fcntl_setfl(&file, OFlags::empty())?;
+                    return Ok(file);
+                }
+                Err(error) if error.raw_os_error() != Some(Errno::NXIO.raw_os_error()) => return Err(error),
+                Err(_) if began.elapsed() >= patience => {
+                    let problem = "it is a pipe that nobody reads; start what reads it first";
+                    return Err(io::Error::new(ErrorKind::BrokenPipe, problem));
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(10).min(patience)),
+            }
+        }
+    }
 }
 
 /// The folder of a file.

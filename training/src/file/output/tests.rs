@@ -58,7 +58,7 @@ fn what_processes_left_that_have_ended_is_removed() {
     AtomicFile::check(&path).unwrap();
     AtomicFile::create(&path).unwrap().commit().unwrap();
     living.write_all(b"last").unwrap();
-    let name = living.name.as_ref().unwrap().file_name().unwrap().to_str().unwrap().to_string();
+    let name = living.name.as_ref().unwrap().path().file_name().unwrap().to_str().unwrap().to_string();
     let mut expected: Vec<String> = others.iter().map(|name| name.to_string()).collect();
     expected.extend([name, "w.st".into()]);
     expected.sort();
@@ -98,4 +98,52 @@ fn rights_and_links_stay() {
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(names(folder.path()), ["link", "plain", "w"]);
     }
+}
+
+/// In a process of its own, where no other test has any.
+#[test]
+fn drafts_are_removed_for_a_program_that_ends() {
+    const ALONE: &str = "GIRANDOLE_TEST_ALONE";
+    if std::env::var_os(ALONE).is_none() {
+        let test = "file::output::tests::drafts_are_removed_for_a_program_that_ends";
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let output = child.args([test, "--exact", "--nocapture"]).env(ALONE, "1").output().unwrap();
+        return assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (begun, other, whole) = (named(&path("a.st")), named(&path("b.st")), named(&path("c.st")));
+    whole.commit().unwrap();
+    assert_eq!(names(folder.path()).len(), 3);
+    remove_drafts();
+    assert_eq!(names(folder.path()), ["c.st"]);
+    // What has its name by now is another's.
+    let name = begun.name.as_ref().unwrap().path().to_path_buf();
+    fs::write(&name, "another's").unwrap();
+    drop(begun);
+    assert!(name.exists());
+    assert!(other.commit().is_err());
+}
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_that_nobody_reads_is_not_waited_for_without_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true);
+    let error = pipes::open(&pipe, &options, Duration::from_millis(20)).unwrap_err();
+    assert_eq!(error.to_string(), "it is a pipe that nobody reads; start what reads it first");
+    // More than it holds at once, and a reader that comes later.
+    let bytes: Vec<u8> = (0..1 << 20).map(|at| at as u8).collect();
+    let reader = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || {
+            std::thread::sleep(Duration::from_millis(50));
+            fs::read(pipe).unwrap()
+        }
+    });
+    write_output(&pipe, &bytes).unwrap();
+    assert_eq!(reader.join().unwrap(), bytes);
 }
