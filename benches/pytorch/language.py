@@ -4,10 +4,11 @@
     pip install torch transformers peft
     python benches/pytorch/language.py pretrain --text FILE
     python benches/pytorch/language.py lora --text FILE
+    python benches/pytorch/language.py gpt2 --text FILE
 
 `pretrain`: a Llama of 10.7 million parameters, a token for each byte, 256 tokens a row, AdamW with clipping, one thread a rank. Both begin
 with the same weights and take the same rows in the same order; losses of all steps are compared. `lora`: SmolLM2's shape of 135 million
-parameters with random weights and adapters of rank 8 beside all linear layers, products in bf16. Speed is that of all steps but the
+parameters with random weights and adapters of rank 8 beside all linear layers, products in bf16. `gpt2`: GPT-2's smallest shape, 124 million parameters with random weights and no dropout, 64 tokens a row. Speed is that of all steps but the
 first ones, in which memory is new. Where other programs run beside, it says less than the processor's time: that of all ranks together for a
 step, without what comes before the first and after the last. Memory is the most that a rank held.
 """
@@ -33,6 +34,13 @@ SMOLLM2 = {
     "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_act": "silu", "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5, "rope_theta": 100000.0, "initializer_range": 0.041666666666666664, "tie_word_embeddings": True,
 }
+GPT2 = {
+    "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12,
+    "n_head": 12, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "initializer_range": 0.02, "attn_pdrop": 0.0,
+    "embd_pdrop": 0.0, "resid_pdrop": 0.0, "tie_word_embeddings": True,
+}
+# What is trained from a shape: its configuration, precisions, tokens of a row, learning rate, rank of the adapters.
+SHAPES = {"lora": (SMOLLM2, "bf16", 256, 1e-3, 8), "gpt2": (GPT2, "f32,bf16", 64, 1e-4, None)}
 
 
 def train(rank, world_size, folder, text, length, batch, steps, lr, lora, precision):
@@ -146,7 +154,7 @@ def measure(options, begin, batch, length, steps, lr, lora):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["pretrain", "lora"])
+    parser.add_argument("what", choices=["pretrain", *SHAPES])
     parser.add_argument("--text", required=True, help="a text of some megabytes")
     parser.add_argument("--girandole", default="target/release/girandole", help="the program (built with --release)")
     parser.add_argument("--rounds", type=int, default=1)
@@ -154,7 +162,7 @@ if __name__ == "__main__":
     parser.add_argument("--precisions", default=None)
     parser.add_argument("--steps", type=int, default=None)
     parser.add_argument("--rows", type=int, default=None, help="rows of a step")
-    parser.add_argument("--length", type=int, default=256, help="tokens of a row")
+    parser.add_argument("--length", type=int, default=None, help="tokens of a row")
     options = parser.parse_args()
     if options.steps is not None and options.steps <= NEW:
         parser.error(f"--steps: give more than {NEW}, which do not count")
@@ -165,11 +173,13 @@ if __name__ == "__main__":
         if options.what == "pretrain":
             options.precisions = options.precisions or "f32"
             run(options.girandole, "pretrain", **first)
-            measure(options, begin, options.rows or 8, options.length, steps=options.steps or 50, lr=1e-3, lora=None)
+            measure(options, begin, options.rows or 8, options.length or 256, steps=options.steps or 50, lr=1e-3, lora=None)
         else:
-            options.precisions = options.precisions or "bf16"
+            shape, precisions, length, lr, lora = SHAPES[options.what]
+            options.precisions = options.precisions or precisions
+            length = options.length or length
             config = os.path.join(folder, "config")
             os.mkdir(config)
-            pathlib.Path(config, "config.json").write_text(json.dumps(SMOLLM2))
-            run(options.girandole, "pretrain", model=config, tokenizer="bytes", length=256, **first)
-            measure(options, begin, options.rows or 4, options.length, steps=options.steps or 12, lr=1e-3, lora=8)
+            pathlib.Path(config, "config.json").write_text(json.dumps(shape))
+            run(options.girandole, "pretrain", model=config, tokenizer="bytes", length=length, **first)
+            measure(options, begin, options.rows or 4, length, steps=options.steps or 12, lr=lr, lora=lora)

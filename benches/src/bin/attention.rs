@@ -1,0 +1,60 @@
+//! One length of attention, forward and backward: `benches/pytorch/attention.py` sets it beside PyTorch's.
+#![forbid(unsafe_code)]
+
+use std::error::Error;
+use std::time::{Duration, Instant};
+
+use candle_core::{Device, Tensor, Var};
+use clap::Parser;
+use training::{AttentionConfig, AttentionMask, attention};
+
+/// As in the program that users run.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Times causal attention of one length, forward and backward in f32, and prints seconds of a pass and the growth of peak memory in MiB.
+#[derive(Parser)]
+struct Options {
+    /// Queries and keys.
+    length: usize,
+    /// Heads.
+    #[arg(long, default_value = "8")]
+    heads: usize,
+    /// Width of a head.
+    #[arg(long, default_value = "64")]
+    width: usize,
+    /// How long to measure.
+    #[arg(long, default_value = "1")]
+    seconds: f64,
+}
+
+fn peak_mib() -> std::io::Result<f64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
+    Ok(kib.unwrap_or_default() / 1024.0)
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let Options { length, heads, width, seconds } = Options::parse();
+    let draw = || Tensor::randn(0f32, 1.0, (1, length, heads * width), &Device::Cpu);
+    let qkv = [Var::from_tensor(&draw()?)?, Var::from_tensor(&draw()?)?, Var::from_tensor(&draw()?)?];
+    let weights = draw()?;
+    let config = AttentionConfig::new(heads, AttentionMask::Causal);
+    let pass = || -> candle_core::Result<()> {
+        let [q, k, v] = &qkv;
+        (attention(q, k, v, &config)? * &weights)?.sum_all()?.backward().map(drop)
+    };
+    let before = peak_mib()?;
+    // The first pass, in which memory is new, does not count.
+    pass()?;
+    let (end, mut times) = (Instant::now() + Duration::from_secs_f64(seconds), Vec::new());
+    while Instant::now() < end || times.len() < 3 {
+        let began = Instant::now();
+        pass()?;
+        times.push(began.elapsed());
+    }
+    times.sort();
+    println!("{} {}", times[times.len() / 2].as_secs_f64(), peak_mib()? - before);
+    Ok(())
+}
