@@ -1,5 +1,7 @@
 //! A connection while ranks meet: every read and write has a deadline, and every message a limit.
 
+mod proof;
+
 use std::io::{self, Read};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,12 +15,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
+use self::proof::Proof;
+pub(crate) use self::proof::Step;
 use super::fault::{Fault, Try};
-use super::handshake::{Admission, Caller, Client, Credentials, Opening, Server, Verdict, is_plain};
+use super::handshake::{Caller, Client, Credentials, Verdict, is_plain};
 use super::stream::Stream;
 use crate::base::fingerprint;
 use crate::base::last_words::LastWords;
-use crate::rendezvous::connection::tls::{HELLO, Session};
+use crate::rendezvous::connection::tls::Session;
 
 /// What a rank may have on the way to another of its host. The kernel's own choice grows to several MiB, which falls out of
 /// the processor's cache before the other rank reads it: a broadcast of 64 MiB between two ranks took 1.6 times as long.
@@ -97,55 +101,6 @@ pub(crate) struct Wire {
     proof: Proof,
 }
 
-/// How far a client has come.
-#[derive(Debug)]
-enum Proof {
-    /// It has said nothing yet.
-    Awaited,
-    Encrypting(Box<Session>),
-    Opening(Part<42>),
-    /// Both have sent their openings.
-    Claim {
-        client: Opening,
-        server: Opening,
-        claim: Part<41>,
-    },
-}
-
-/// The first bytes of a message of `N`.
-#[derive(Debug)]
-struct Part<const N: usize> {
-    bytes: [u8; N],
-    filled: usize,
-}
-
-impl<const N: usize> Part<N> {
-    fn new() -> Self {
-        Self { bytes: [0; N], filled: 0 }
-    }
-
-    /// All of it, as soon as that has come.
-    fn whole(&mut self, stream: &Stream) -> io::Result<Option<[u8; N]>> {
-        while self.filled < N {
-            match stream.recv(&mut self.bytes[self.filled..]) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(count) => self.filled += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(Some(self.bytes))
-    }
-}
-
-/// What came of one step of a proof.
-pub(crate) enum Step<'a> {
-    Proved(Admission<'a>),
-    /// The next step needs this.
-    Waits(PollFlags),
-}
-
 impl From<Arc<Stream>> for Wire {
     fn from(stream: Arc<Stream>) -> Self {
         Self { stream, stop: None, proof: Proof::Awaited }
@@ -209,116 +164,6 @@ impl Wire {
         let (claim, claimed) = client.claim(self.read(deadline)?)?;
         self.write(&claim, deadline)?;
         claimed.check(&self.read(deadline)?)
-    }
-
-    /// The listening side of [`Wire::connect`], up to the answer.
-    pub(crate) fn accept<'a>(
-        &mut self,
-        credentials: &'a Credentials,
-        deadline: Instant,
-    ) -> Try<Admission<'a>> {
-        loop {
-            match self.step(credentials)? {
-                Step::Proved(admission) => return Ok(admission),
-                Step::Waits(flags) => self.wait(flags, deadline)?,
-            }
-        }
-    }
-
-    /// The same as far as it comes without waiting: what a stranger has of this process is no more than this.
-    pub(crate) fn step<'a>(&mut self, credentials: &'a Credentials) -> Try<Step<'a>> {
-        loop {
-            self.proof = match &mut self.proof {
-                Proof::Awaited => {
-                    let mut first = [0];
-                    match self.stream.socket().peek(&mut first) {
-                        Ok(0) => return Err(Fault::Closed),
-                        Ok(_) => self.agree_on_encryption(credentials, first[0])?,
-                        Err(error) => match must_wait(error)? {
-                            true => return Ok(Step::Waits(PollFlags::IN)),
-                            false => continue,
-                        },
-                    }
-                }
-                Proof::Encrypting(session) => {
-                    let stranger =
-                        |fault| if matches!(fault, Fault::ProofRefused) { Fault::BadProof } else { fault };
-                    if let Some(flags) = shake(session, &self.stream).map_err(stranger)? {
-                        return Ok(Step::Waits(flags));
-                    }
-                    let opening = Proof::Opening(Part::new());
-                    if let Proof::Encrypting(session) = std::mem::replace(&mut self.proof, opening) {
-                        self.stream.secure(*session);
-                    }
-                    continue;
-                }
-                Proof::Opening(part) => {
-                    let Some(client) = part.whole(&self.stream)? else {
-                        return Ok(Step::Waits(PollFlags::IN));
-                    };
-                    let server = match Server::new(credentials, client) {
-                        Err(fault @ Fault::Version(_)) => {
-                            self.stream.say(&Server::other_version()?);
-                            return Err(fault);
-                        }
-                        Err(Fault::BadProof) => {
-                            self.stream.say(&Server::no_secret()?);
-                            return Err(Fault::BadProof);
-                        }
-                        other => *other?.opening(),
-                    };
-                    self.stream.say(&server);
-                    Proof::Claim { client, server, claim: Part::new() }
-                }
-                Proof::Claim { client, server, claim } => {
-                    let Some(claim) = claim.whole(&self.stream)? else {
-                        return Ok(Step::Waits(PollFlags::IN));
-                    };
-                    let admission = Server::again(credentials, *client, *server).check(claim);
-                    if matches!(admission, Err(Fault::BadProof)) {
-                        self.stream.say(&Server::no_proof());
-                    }
-                    return admission.map(Step::Proved);
-                }
-            };
-        }
-    }
-
-    /// Whether the other side has said anything.
-    pub(crate) fn has_spoken(&self) -> bool {
-        !matches!(self.proof, Proof::Awaited)
-    }
-
-    /// Whether it has said as much as a rank says at once: all that a stranger may not know, or the beginning of encryption.
-    pub(crate) fn has_knocked(&self) -> bool {
-        !matches!(self.proof, Proof::Awaited | Proof::Opening(_))
-    }
-
-    /// What it has knocked with, different each time unless somebody has overheard and repeats it.
-    pub(crate) fn knock(&self) -> Option<&Opening> {
-        match &self.proof {
-            Proof::Claim { client, .. } => Some(client),
-            _ => None,
-        }
-    }
-
-    /// The listening side encrypts what begins with a client's hello, and refuses what should.
-    fn agree_on_encryption(&self, credentials: &Credentials, first: u8) -> Try<Proof> {
-        let identity = credentials.tls(self.is_local()?);
-        match (identity, first == HELLO) {
-            (Some(identity), true) => {
-                Ok(Proof::Encrypting(Box::new(Session::new(identity.server().map_err(unusable)?))))
-            }
-            (None, false) => Ok(Proof::Opening(Part::new())),
-            (Some(_), false) => {
-                self.stream.say(&Server::encrypted()?);
-                Err(Fault::Encryption { theirs: false })
-            }
-            (None, true) => {
-                self.stream.say(&Server::other_version()?);
-                Err(Fault::Encryption { theirs: true })
-            }
-        }
     }
 
     /// Encrypts from here on.
