@@ -1,0 +1,96 @@
+//! One step of a run.
+
+use std::time::Instant;
+
+use candle_core::backprop::GradStore;
+use candle_nn::Optimizer;
+use training::build::Model;
+use training::{LossScaler, clip_factor};
+
+use super::Trainer;
+use crate::trainer::StepReport;
+use crate::{Error, Result};
+
+impl<M: Model> Trainer<'_, M> {
+    /// The next step; rows of which nothing is learnt are left out, unless there are no others.
+    pub(super) fn train_step(&mut self) -> Result<StepReport> {
+        let mut left_out = 0;
+        loop {
+            let (before, buffers) = (self.order.state(), self.kept_buffers()?);
+            match self.step_once() {
+                Err(Error::NoTargets) if left_out < self.order.config().rows => {
+                    left_out += self.config.batch_size;
+                }
+                Err(error) => {
+                    // Where the others are lost, the same rows are taken again.
+                    if error.loss().is_some() {
+                        self.put_back(&before)?;
+                        buffers.iter().try_for_each(|(var, value)| var.set(value))?;
+                    }
+                    return Err(error);
+                }
+                report => return report,
+            }
+        }
+    }
+
+    fn step_once(&mut self) -> Result<StepReport> {
+        let (epoch, busy_before) = (self.order.epoch(), self.model.stats().busy_ns);
+        let data = self.model.data_ranks();
+        let rows = self.order.batch(self.config.batch_size, data.world_size(), data.rank());
+        let rows = rows.map_err(|error| Error::invalid("the data", "rows", error.to_string()))?;
+        let batch = self.data.batch(&rows, &self.model.config().device.clone()).map_err(Error::from);
+        let loss_scale = self.model.loss_scaler().map_or(1.0, LossScaler::factor);
+        self.model.set_next_step(self.step as u64);
+        let step = self.model.step_of(batch)?;
+        let factor = self.config.schedule.factor(self.step, self.config.steps);
+        let learning_rate = self.config.learning_rate * factor;
+        let grad_norm = match step.skipped {
+            true => self.skip(loss_scale)?,
+            false => self.change(&step.grads, learning_rate)?,
+        };
+        self.step += 1;
+        Ok(StepReport {
+            step: self.step,
+            epoch,
+            loss: step.loss,
+            grad_norm,
+            loss_scale,
+            skipped: step.skipped,
+            learning_rate,
+            targets: step.targets,
+            seconds: 0.0,
+            communication_seconds: self.model.stats().busy_ns.saturating_sub(busy_before) as f64 * 1e-9,
+        })
+    }
+
+    /// One step of the optimizer; gives the norm of all gradients.
+    fn change(&mut self, grads: &GradStore, learning_rate: f64) -> Result<f64> {
+        self.optimizer.set_learning_rate(learning_rate);
+        let norm = self.model.grad_norm(grads)?;
+        self.model.check_finite(grads, norm, self.step as u64 + 1)?;
+        let scale = self.config.clip.map_or(Ok(1.0), |clip| clip_factor(norm, clip))?;
+        self.wait_for_copies();
+        self.optimizer.step_scaled(grads, scale)?;
+        Ok(norm)
+    }
+
+    /// What a checkpoint is copied of must not change before it is.
+    pub(super) fn wait_for_copies(&mut self) {
+        let Some(saver) = &mut self.saver else { return };
+        let stood_still = Instant::now();
+        saver.copied();
+        self.copying_seconds += stood_still.elapsed().as_secs_f64();
+    }
+
+    /// A step whose gradients were not finite, unless it is not the scale that they are too large for.
+    fn skip(&self, loss_scale: f64) -> Result<f64> {
+        /// What overflows f16 here would be 16 million and more without a scale.
+        const LEAST: f64 = 1.0 / 256.0;
+        if loss_scale < LEAST {
+            let parameter = format!("the gradients of a loss that is scaled by {loss_scale}");
+            return Err(Error::NotFinite { step: self.step as u64 + 1, parameter, norm: f64::INFINITY });
+        }
+        Ok(f64::INFINITY)
+    }
+}
