@@ -1,0 +1,202 @@
+#!/usr/bin/env python3
+"""Random models in random layouts: `girandole finetune` beside transformers (and peft) with PyTorch.
+
+    cargo build -p bin
+    pip install torch transformers peft
+    scripts/random-models.py --count 50           # all weights
+    scripts/random-models.py --count 50 --lora    # adapters
+
+Each seed draws a family, sizes, rotary scaling, biases, ties, files of some dtype, a layout of at most 4 ranks, accumulation, recomputation,
+schedule and clipping. Both take the same steps from the same folder. Losses must agree within 1e-4, and what is saved must have the other's
+logits when transformers loads it. A seed that fails is printed with its command and configuration, and taken again by `--first SEED --count 1`.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+import transformers
+
+STEPS, RANKS = 5, 4
+LOSSES, LOGITS, ROUNDED = 1e-4, 3e-3, 1e-1
+
+
+def rotary(draw):
+    kind = draw.choice(["default", "linear", "llama3", "yarn"])
+    own = {
+        "default": {},
+        "linear": {"factor": draw.choice([2.0, 4.0])},
+        "llama3": {
+            "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": draw.choice([2.0, 4.0]),
+            "original_max_position_embeddings": draw.choice([8, 16]),
+        },
+        "yarn": {"factor": draw.choice([2.0, 4.0]), "original_max_position_embeddings": draw.choice([8, 12])},
+    }
+    return {"rope_type": kind, "rope_theta": draw.choice([1e4, 5e5, 1e6]), **own[kind]}
+
+
+def configuration(draw):
+    """A configuration that girandole supports."""
+    family = draw.choice(["llama", "llama", "mistral", "qwen2", "qwen3", "gpt2"])
+    heads, width = draw.choice([2, 3, 4, 6, 8]), draw.choice([4, 8, 16])
+    layers, vocabulary, positions = draw.choice([2, 3, 4]), draw.choice([37, 64, 101, 130]), draw.choice([16, 24, 40])
+    if family == "gpt2":
+        return transformers.GPT2Config(
+            vocab_size=vocabulary, n_positions=positions, n_embd=heads * width, n_layer=layers, n_head=heads,
+            n_inner=draw.choice([None, 20, 52]), activation_function=draw.choice(["gelu_new", "gelu", "silu"]), attn_pdrop=0, embd_pdrop=0,
+            resid_pdrop=0, layer_norm_epsilon=draw.choice([1e-5, 1e-3]), tie_word_embeddings=draw.random() < 0.7,
+        )
+    common = dict(
+        vocab_size=vocabulary, hidden_size=heads * width, intermediate_size=draw.choice([20, 36, 60]), num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=draw.choice([k for k in range(1, heads + 1) if heads % k == 0]),
+        max_position_embeddings=positions, rms_norm_eps=draw.choice([1e-6, 1e-5, 1e-3]), tie_word_embeddings=draw.random() < 0.5,
+        hidden_act=draw.choice(["silu", "gelu", "gelu_pytorch_tanh"]), rope_parameters=rotary(draw),
+    )
+    if family == "qwen2":
+        window = dict(use_sliding_window=draw.random() < 0.4, sliding_window=5, max_window_layers=draw.choice([0, 1, 2]))
+        return transformers.Qwen2Config(**common, **window)
+    # Heads that are wider or narrower than the model divided by them.
+    common |= {"head_dim": width, "hidden_size": heads * draw.choice([width, width + 2])}
+    if family == "mistral":
+        return transformers.MistralConfig(**common, sliding_window=draw.choice([None, 3, 7, 100]))
+    if family == "qwen3":
+        return transformers.Qwen3Config(**common, attention_bias=draw.random() < 0.3)
+    return transformers.LlamaConfig(**common, attention_bias=draw.random() < 0.3, mlp_bias=draw.random() < 0.3)
+
+
+def layout(draw, config):
+    """Sizes of some axes."""
+    names = ("n_head", "n_head") if config.model_type == "gpt2" else ("num_attention_heads", "num_key_value_heads")
+    divides = all(getattr(config, name) % 2 == 0 for name in names)
+    axes = draw.sample(["pp", "dp", "shard", "tp"], draw.choice([0, 1, 1, 2, 2]))
+    return [axis for axis in axes if axis != "tp" or divides]
+
+
+def adapters(draw, model, folder):
+    import peft
+
+    is_gpt2 = model.config.model_type == "gpt2"
+    some = [["c_attn"], ["c_proj", "c_fc"]] if is_gpt2 else [["q_proj", "v_proj"], ["k_proj", "down_proj", "gate_proj"]]
+    config = peft.LoraConfig(
+        r=draw.choice([1, 2, 4]), lora_alpha=draw.choice([1, 4, 8]), target_modules=draw.choice(["all-linear", *some]),
+        task_type="CAUSAL_LM", fan_in_fan_out=is_gpt2,
+    )
+    model = peft.get_peft_model(model, config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return model
+
+
+def load(folder):
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+
+
+def theirs(model, tokens, rows, lr, decay, clip):
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [parameter for parameter in trained if parameter.dim() > 1], "weight_decay": decay},
+        {"params": [parameter for parameter in trained if parameter.dim() == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW([group for group in groups if group["params"]], lr=lr, betas=(0.9, 0.95), eps=1e-8)
+    losses = []
+    for batch in tokens.split(rows):
+        optimizer.zero_grad()
+        logits = model(input_ids=batch[:, :-1], use_cache=False).logits
+        loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        loss.backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(trained, clip)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def compare(girandole, seed, lora, folder):
+    """What is wrong with this seed, and what it is."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    config = configuration(draw)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.08 * torch.randn_like(parameter))
+    dtype = draw.choice([torch.float32, torch.float32, torch.bfloat16, torch.float16])
+    begin, begun, data, out, metrics = (os.path.join(folder, name) for name in ("model", "adapters", "t.safetensors", "out", "m.jsonl"))
+    model.to(dtype).save_pretrained(begin, max_shard_size=draw.choice(["10KB", "1GB"]))
+    model = load(begin)
+    if lora:
+        model = adapters(draw, model, begun)
+    model.train()
+
+    axes = layout(draw, config)
+    parts = draw.choice([2, 4]) if "pp" in axes else draw.choice([1, 1, 2])
+    rows = 2 ** len({"dp", "shard"} & set(axes)) * parts * draw.choice([1, 2])
+    length = draw.choice([8, 12, config.max_position_embeddings - 1, config.max_position_embeddings])
+    tokens = torch.randint(0, config.vocab_size, (rows * STEPS, length + 1))
+    safetensors.torch.save_file({"tokens": tokens}, data)
+    clip, decay, lr = draw.choice([0, 0.5, 1.0]), draw.choice([0.0, 0.1]), draw.choice([1e-3, 3e-3])
+    options = {
+        "model": begin, "data": data, "out": out, "metrics": metrics, "steps": STEPS, "batch-size": rows, "length": length, "lr": lr,
+        "schedule": "constant", "weight-decay": decay, "clip": clip, "accumulate": parts, "sample": 1,
+    }
+    options |= {"mesh": ",".join(f"{axis}=2" for axis in axes)} if axes else {}
+    options |= {"adapters": begun} if lora else {}
+    options |= {"recompute": draw.choice([1, 2, "selective"])} if draw.random() < 0.4 else {}
+    options |= {"pipeline-schedule": draw.choice(["gpipe", "1f1b", "zb-h1"])} if "pp" in axes else {}
+    flags = ["--sequence-parallel"] if "tp" in axes and length % 2 == 0 and draw.random() < 0.5 else []
+    command = [girandole, "finetune", "--no-shuffle", *flags, *(f"--{name}={value}" for name, value in options.items())]
+    run = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    about = f"seed {seed}: {config.model_type}, {dtype}: {' '.join(command)}\n{config.to_json_string(use_diff=True)}"
+    if run.returncode:
+        return run.stderr, about
+    lines = map(json.loads, pathlib.Path(metrics).read_text().splitlines())
+    mine = [line["loss"] for line in lines if line["event"] == "step"]
+    other = theirs(model, tokens, rows, lr, decay, clip)
+    if len(mine) != STEPS or max(abs(a - b) for a, b in zip(mine, other)) > LOSSES:
+        return f"losses {mine}, transformers' {other}", about
+
+    saved = load(begin if lora else out)
+    if lora:
+        import peft
+
+        saved = peft.PeftModel.from_pretrained(saved, out)
+    with torch.no_grad():
+        mine, other = (each.eval()(input_ids=tokens[:2, :-1]).logits for each in (saved, model))
+    apart = (mine - other).abs().max().item()
+    # What was read in 16 bits is saved so.
+    limit = LOGITS if dtype == torch.float32 or lora else ROUNDED
+    return (f"logits of what is saved are {apart} apart" if apart > limit else None), about
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--girandole", default="target/debug/girandole", help="the program")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--count", type=int, default=50, help="how many seeds")
+    parser.add_argument("--lora", action="store_true", help="train adapters")
+    options = parser.parse_args()
+    if not os.access(options.girandole, os.X_OK):
+        sys.exit(f"error: --girandole: there is no program {options.girandole}; build it: cargo build -p bin")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    failed = []
+    for seed in range(options.first, options.first + options.count):
+        with tempfile.TemporaryDirectory() as folder:
+            wrong, about = compare(options.girandole, seed, options.lora, folder)
+        if wrong:
+            failed.append(seed)
+            print(f"{about}\n{wrong}", flush=True)
+    print(f"{options.count - len(failed)} of {options.count} agree" + (f"; not: {failed}" if failed else ""))
+    sys.exit(1 if failed else 0)
