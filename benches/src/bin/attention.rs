@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::error::Error;
+use std::io::{Write, stdout};
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor, Var};
@@ -55,6 +56,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         times.push(began.elapsed());
     }
     times.sort();
-    println!("{} {}", times[times.len() / 2].as_secs_f64(), peak_mib()? - before);
+    writeln!(stdout(), "{} {}", times[times.len() / 2].as_secs_f64(), peak_mib()? - before)?;
     Ok(())
 }
