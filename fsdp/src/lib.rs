@@ -99,6 +99,7 @@ mod layout;
 mod memory;
 mod model;
 mod replicas;
+mod sharding;
 mod state;
 mod storage;
 mod unit;

@@ -14,6 +14,7 @@ use training::{Runs, TorchInit};
 
 use crate::averaging::{Averaging, Weight};
 use crate::context::check_own_backward;
+use crate::division::Division;
 use crate::file::ShardedFile;
 use crate::{Context, Error, RandomStreams, Result, Split, TensorParallelConfig};
 
@@ -145,27 +146,6 @@ enum Source {
 
 /// How the variable that is asked for next is divided.
 pub(crate) type Asked = Arc<Mutex<Option<Division>>>;
-
-/// How a parameter is divided, and what becomes of its gradient.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Division {
-    pub(crate) split: Split,
-    /// Whether its gradient is to be summed over the ranks.
-    pub(crate) summed: bool,
-    /// Whether the ranks need not divide its rows.
-    pub(crate) uneven: bool,
-}
-
-impl From<Split> for Division {
-    fn from(split: Split) -> Self {
-        Self { split, summed: false, uneven: false }
-    }
-}
-
-impl Division {
-    /// By the tokens of a vocabulary.
-    pub(crate) const VOCABULARY: Self = Self { split: Split::ROWS, summed: false, uneven: true };
-}
 
 struct Inner {
     source: Mutex<Source>,

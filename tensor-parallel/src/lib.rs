@@ -20,6 +20,7 @@ mod builder;
 mod checkpoint;
 mod clip;
 mod context;
+mod division;
 mod error;
 mod file;
 #[cfg(any(test, fuzzing))]
