@@ -1,6 +1,6 @@
 //! How a parameter is divided among ranks.
 
-use crate::Split;
+use crate::{Result, Split};
 
 /// How a parameter is divided, and what becomes of its gradient.
 #[derive(Debug, Clone, Copy)]
@@ -21,4 +21,20 @@ impl From<Split> for Division {
 impl Division {
     /// By the tokens of a vocabulary.
     pub(crate) const VOCABULARY: Self = Self { split: Split::ROWS, summed: false, uneven: true };
+
+    /// The shape of one rank's part of a weight.
+    ///
+    /// # Errors
+    /// A shape that the ranks do not divide.
+    pub(crate) fn dims(
+        self,
+        name: &str,
+        dims: &[usize],
+        (rank, ranks): (usize, usize),
+    ) -> Result<Vec<usize>> {
+        match self.uneven {
+            true => self.split.uneven_dims(name, dims, (rank, ranks)),
+            false => self.split.shard_dims(name, dims, ranks),
+        }
+    }
 }

@@ -32,6 +32,7 @@ mod parallel;
 mod random;
 mod save;
 mod shards;
+mod source;
 mod split;
 mod units;
 mod visit;
