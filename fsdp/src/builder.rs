@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::VarBuilder;
 use comm::Digest;
+use training::build::PartSource;
 
 use crate::hook::Link;
 use crate::layout::{Layout, Part};
@@ -18,6 +19,7 @@ use crate::{Error, FsdpConfig, UnitConfig, lock};
 #[derive(Clone)]
 pub struct UnitBuilder<'a> {
     vb: VarBuilder<'a>,
+    parts: Option<Arc<dyn PartSource>>,
     plan: Arc<Plan>,
 }
 
@@ -26,6 +28,8 @@ pub(crate) struct Plan {
     pub(crate) config: FsdpConfig,
     pub(crate) shards: usize,
     pub(crate) shard_rank: usize,
+    /// Whether other ranks keep the same part.
+    pub(crate) has_copies: bool,
     pub(crate) link: Link,
     /// What every parameter's tensor hangs on in the graph, of one element.
     pub(crate) anchor: Var,
@@ -54,8 +58,12 @@ pub(crate) struct Built {
     /// What it computes in.
     pub(crate) dtype: DType,
     pub(crate) keep: bool,
-    /// Of all first values, this rank's and the others'.
+    /// Of all first values, this rank's and the others'; of what is read in parts, of the first few of each parameter.
     pub(crate) digest: Digest,
+    /// Whether parameters are read in parts.
+    pub(crate) is_read: bool,
+    /// Of what this rank keeps of these, where others keep the same.
+    pub(crate) kept_digest: Option<Digest>,
 }
 
 /// A parameter.
@@ -118,18 +126,57 @@ impl Built {
 
 impl<'a> UnitBuilder<'a> {
     pub(crate) fn new(vb: VarBuilder<'a>, plan: Arc<Plan>) -> Self {
-        Self { vb, plan }
+        Self { vb, parts: None, plan }
     }
 
     /// One level down, as [`VarBuilder::pp`].
     pub fn pp(&self, name: impl ToString) -> Self {
-        Self { vb: self.vb.pp(name), plan: self.plan.clone() }
+        Self { vb: self.vb.pp(name), ..self.clone() }
+    }
+
+    /// The same with first values from a source of parts, of which each rank reads what it keeps of a parameter, and the first 64 numbers,
+    /// which are compared. It must give what the `VarBuilder` of [`crate::Fsdp::new`] does, which then gives buffers alone, and what is asked
+    /// for without a shape.
+    ///
+    /// ```
+    /// # use std::ops::Range;
+    /// # use std::sync::Arc;
+    /// # use candle_core::{DType, Device, Result, Shape, Tensor};
+    /// # use candle_nn::{Init, VarBuilder, VarMap, linear_no_bias};
+    /// # use comm::{Communicator, Local};
+    /// # use fsdp::{Fsdp, FsdpConfig};
+    /// # use training::build::PartSource;
+    /// /// Every number is its place.
+    /// struct Places;
+    ///
+    /// impl PartSource for Places {
+    ///     fn read(&self, _: &str, _: &Shape, _: Init, dtype: DType, ranges: &[Range<usize>]) -> Result<Tensor> {
+    ///         let all = ranges.iter().flat_map(|range| range.clone()).map(|place| place as f64);
+    ///         Tensor::from_iter(all, &Device::Cpu)?.to_dtype(dtype)
+    ///     }
+    /// }
+    ///
+    /// let shards = Local::run_shared(2, |comm| {
+    ///     let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
+    ///     let build = |units: fsdp::UnitBuilder<'static>| {
+    ///         let units = units.reading(Arc::new(Places));
+    ///         units.pp("layer").unit(|vb| linear_no_bias(3, 2, vb))
+    ///     };
+    ///     Ok(Fsdp::new(comm, vb, &FsdpConfig::default(), build)?.vars()[0].to_vec1::<f32>()?)
+    /// })?;
+    /// assert_eq!(shards, [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]);
+    /// # Ok::<(), fsdp::Error>(())
+    /// ```
+    #[must_use]
+    pub fn reading(&self, source: Arc<dyn PartSource>) -> Self {
+        Self { parts: Some(source), ..self.clone() }
     }
 
     /// Makes a unit of what `build` builds: its parameters are gathered together, before it runs.
     ///
     /// # Memory
-    /// While it is built: one parameter whole, as the `VarBuilder` that was given to [`crate::Fsdp::new`] makes it.
+    /// While it is built: one parameter whole, as the `VarBuilder` that was given to [`crate::Fsdp::new`] makes it; of a source of
+    /// parts ([`reading`](Self::reading)), what a rank keeps of one.
     ///
     /// # Errors
     /// What `build` fails with; [`Error::EmptyUnit`], [`Error::NestedUnit`], [`Error::SameUnit`], [`Error::SharedParameter`];
@@ -169,6 +216,7 @@ impl<'a> UnitBuilder<'a> {
         let computed = self.plan.config.mixed_precision.param_dtype.unwrap_or(dtype);
         let backend = Sharding {
             inner: self.vb.root(),
+            parts: self.parts.clone(),
             plan: self.plan.clone(),
             asked: asked.clone(),
             unit: name.clone(),

@@ -1,12 +1,14 @@
 //! Inside of a unit: each parameter that is asked for becomes this rank's piece of it.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use candle_core::{DType, Device, Result, Shape, Tensor, Var};
+use candle_core::{DType, Device, Result, Shape, Tensor, Var, bail};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use comm::Digest;
+use training::build::PartSource;
 
 use crate::builder::{Built, Param, Plan};
 use crate::hook::{ParamIndex, parameter};
@@ -15,16 +17,33 @@ use crate::storage::{is_supported, is_trainable};
 use crate::values::cut;
 use crate::{Error, Strategy, UnitConfig, lock};
 
+/// Where only what a rank keeps is read, all ranks compare so many first numbers of each parameter.
+const COMPARED: usize = 64;
+
 /// What a unit has asked for while it is built.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Asked {
     /// Names, and what the model computes with.
     params: Vec<(String, Tensor)>,
-    /// This rank's piece of a large parameter, all of a small one.
-    values: Vec<Tensor>,
+    values: Vec<Value>,
     names: HashMap<String, usize>,
     digest: Digest,
     closed: bool,
+}
+
+/// What a parameter starts from.
+enum Value {
+    /// This rank's piece of a large parameter, all of a small one.
+    Here(Tensor),
+    /// A part of a parameter of this shape, to be read once it is known which part this rank keeps.
+    ToRead(Arc<dyn PartSource>, Shape, Init),
+}
+
+/// What was read of a parameter.
+struct Read {
+    kept: Tensor,
+    /// The first numbers, the same on every rank.
+    first: Tensor,
 }
 
 impl Asked {
@@ -35,6 +54,12 @@ impl Asked {
 
     fn known(&self, name: &str) -> Option<Tensor> {
         self.names.get(name).map(|&param| self.params[param].1.clone())
+    }
+
+    fn add(&mut self, name: &str, tensor: Tensor, value: Value) {
+        self.names.insert(name.into(), self.params.len());
+        self.params.push((name.into(), tensor));
+        self.values.push(value);
     }
 
     pub(crate) fn finish(
@@ -49,17 +74,34 @@ impl Asked {
             return Err(Error::EmptyUnit { unit: unit.into() }.into());
         }
         let layout = Layout::new(&lens, plan.config.pack_elements, plan.shards);
-        let rank = plan.shard_rank;
+        let (rank, device) = (plan.shard_rank, plan.anchor.device());
+        let (mut digest, mut is_read) = (self.digest, false);
+        let mut kept_digest = plan.has_copies.then(Digest::new);
         let mut params = Vec::with_capacity(lens.len());
         // A value is freed as soon as it lies in its variable.
         for (param, ((name, tensor), value)) in self.params.into_iter().zip(self.values).enumerate() {
             let Some((part, slot)) = layout.find(param) else { continue };
-            let shard = Var::zeros(part.variable_len(slot, rank), dtype, plan.anchor.device())?;
+            let shard = Var::zeros(part.variable_len(slot, rank), dtype, device)?;
             let (kept, _) = part.kept(slot, rank);
-            // Of a large one, there is no more than what is kept.
-            let first = if part.is_packed { kept.start } else { 0 };
-            if !kept.is_empty() {
-                shard.slice_set(&value.narrow(0, first, kept.len())?, 0, 0)?;
+            let value = match value {
+                Value::Here(value) => {
+                    // Of a large one, there is no more than what is kept.
+                    let first = if part.is_packed { kept.start } else { 0 };
+                    value.narrow(0, first, kept.len())?
+                }
+                Value::ToRead(source, shape, init) => {
+                    let of_tensor = (&*name, tensor.elem_count(), dtype);
+                    let read = read(&*source, of_tensor, (&shape, init), kept)?;
+                    digest = digest.floats(&read.first).map_err(comm::carry)?.text(&name);
+                    if let Some(kept) = &mut kept_digest {
+                        *kept = kept.floats(&read.kept).map_err(comm::carry)?.text(&name);
+                    }
+                    is_read = true;
+                    read.kept.to_device(device)?
+                }
+            };
+            if value.elem_count() > 0 {
+                shard.slice_set(&value, 0, 0)?;
             }
             params.push(Param { name, tensor, shard });
         }
@@ -71,14 +113,41 @@ impl Asked {
             rank,
             dtype: computed,
             keep: config.keep_after_forward.unwrap_or(kept),
-            digest: self.digest,
+            digest,
+            is_read,
+            kept_digest,
         })
     }
+}
+
+/// Reads what this rank keeps of a parameter of so many elements, and what all ranks compare.
+fn read(
+    source: &dyn PartSource,
+    (name, len, dtype): (&str, usize, DType),
+    (shape, init): (&Shape, Init),
+    kept: Range<usize>,
+) -> Result<Read> {
+    let (first, count) = (0..len.min(COMPARED), kept.len());
+    let both = [first.clone(), kept];
+    let ranges: Vec<_> = both.into_iter().filter(|range| !range.is_empty()).collect();
+    let all = match ranges.is_empty() {
+        true => Tensor::zeros(0, dtype, &Device::Cpu)?,
+        false => source.read(name, shape, init, dtype, &ranges)?.flatten_all()?,
+    };
+    if all.elem_count() != first.len() + count || all.dtype() != dtype {
+        let (got, expected) = (all.elem_count(), first.len() + count);
+        bail!(
+            "parameter {name}: {got} numbers of {:?} were read, and {expected} of {dtype:?} were asked for",
+            all.dtype()
+        )
+    }
+    Ok(Read { kept: all.narrow(0, first.len(), count)?, first: all.narrow(0, 0, first.len())? })
 }
 
 /// The builder inside a unit.
 pub(crate) struct Sharding<'a> {
     pub(crate) inner: VarBuilder<'a>,
+    pub(crate) parts: Option<Arc<dyn PartSource>>,
     pub(crate) plan: Arc<Plan>,
     pub(crate) asked: Arc<Mutex<Asked>>,
     pub(crate) unit: String,
@@ -88,21 +157,17 @@ pub(crate) struct Sharding<'a> {
 }
 
 impl<'a> Sharding<'a> {
-    fn provide(
-        &self,
-        name: &str,
-        shape: Option<&Shape>,
-        dtype: DType,
-        read: impl FnOnce(DType) -> Result<Tensor>,
-    ) -> Result<Tensor> {
+    fn check_open(&self, name: &str) -> Result<()> {
+        match lock(&self.asked).closed {
+            true => Err(Error::TooLate { parameter: name.into(), unit: self.unit.clone() }.into()),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether a parameter may be asked for so; gives it, where that was done before.
+    fn admit(&self, name: &str, shape: Option<&Shape>, dtype: DType) -> Result<Option<Tensor>> {
         let unit = || self.unit.clone();
         let parameter = || name.to_string();
-        if lock(&self.asked).closed {
-            return Err(Error::TooLate { parameter: parameter(), unit: unit() }.into());
-        }
-        if self.plan.config.is_buffer(name) {
-            return self.buffer(name, || read(self.dtypes.0));
-        }
         if dtype != self.dtypes.1 {
             return Err(match is_trainable(dtype) {
                 true => {
@@ -114,7 +179,7 @@ impl<'a> Sharding<'a> {
         }
         if let Some(tensor) = lock(&self.asked).known(name) {
             return match shape.filter(|shape| *shape != tensor.shape()) {
-                None => Ok(tensor),
+                None => Ok(Some(tensor)),
                 Some(then) => {
                     let (first, then) = (format!("{:?}", tensor.dims()), format!("{:?}", then.dims()));
                     Err(Error::Ambiguous { parameter: parameter(), first, then }.into())
@@ -125,27 +190,36 @@ impl<'a> Sharding<'a> {
         if let Some(first) = owner.filter(|owner| *owner != self.unit) {
             return Err(Error::SharedParameter { parameter: parameter(), first, second: unit() }.into());
         }
-        self.shard(name, read(self.dtypes.0)?)
+        Ok(None)
     }
 
-    /// Keeps this rank's piece of a parameter, and gives a tensor without elements in its place.
-    fn shard(&self, name: &str, value: Tensor) -> Result<Tensor> {
-        if !is_trainable(value.dtype()) {
-            let (parameter, unit, dtype) = (name.into(), self.unit.clone(), value.dtype());
-            return Err(Error::UnsupportedDtype { parameter, unit, dtype }.into());
+    fn check_dtype(&self, name: &str, dtype: DType) -> Result<()> {
+        match is_trainable(dtype) {
+            true => Ok(()),
+            false => {
+                let (parameter, unit) = (name.into(), self.unit.clone());
+                Err(Error::UnsupportedDtype { parameter, unit, dtype }.into())
+            }
         }
+    }
+
+    /// A tensor without elements in a parameter's place.
+    fn tensor(&self, asked: &Asked, shape: &Shape) -> Result<Tensor> {
+        let place = ParamIndex { unit: self.index, param: asked.params.len() };
+        parameter(&self.plan.anchor, place, shape, self.dtypes.1, self.plan.link.clone())
+    }
+
+    /// Keeps this rank's piece of a parameter.
+    fn shard(&self, name: &str, value: Tensor) -> Result<Tensor> {
+        self.check_dtype(name, value.dtype())?;
         if !is_supported(value.device()) || !value.device().same_device(self.plan.anchor.device()) {
             let device = format!("{:?}", value.device().location());
             return Err(Error::UnsupportedDevice { parameter: name.into(), device }.into());
         }
         let mut asked = lock(&self.asked);
-        let param = asked.params.len();
-        let place = ParamIndex { unit: self.index, param };
-        let tensor =
-            parameter(&self.plan.anchor, place, value.shape(), self.dtypes.1, self.plan.link.clone())?;
+        let tensor = self.tensor(&asked, value.shape())?;
         let flat = value.detach().contiguous()?.flatten_all()?;
-        let digest = asked.digest.floats(&flat).map_err(comm::carry)?;
-        asked.digest = digest.text(name);
+        asked.digest = asked.digest.floats(&flat).map_err(comm::carry)?.text(name);
         let len = flat.elem_count();
         let whole = len < self.plan.config.pack_elements || len == 0;
         let range = match whole {
@@ -156,9 +230,23 @@ impl<'a> Sharding<'a> {
                 start..(start + piece).min(len)
             }
         };
-        asked.values.push(cut(&flat, range)?);
-        asked.params.push((name.into(), tensor.clone()));
-        asked.names.insert(name.into(), param);
+        asked.add(name, tensor.clone(), Value::Here(cut(&flat, range)?));
+        Ok(tensor)
+    }
+
+    /// Keeps in mind to read this rank's piece of a parameter, which the model asks for in the shape `whole`.
+    fn read_later(
+        &self,
+        source: &Arc<dyn PartSource>,
+        name: &str,
+        whole: Shape,
+        init: Init,
+    ) -> Result<Tensor> {
+        self.check_dtype(name, self.dtypes.0)?;
+        let shape = source.shape(name, &whole)?;
+        let mut asked = lock(&self.asked);
+        let tensor = self.tensor(&asked, &shape)?;
+        asked.add(name, tensor.clone(), Value::ToRead(source.clone(), whole, init));
         Ok(tensor)
     }
 
@@ -182,12 +270,31 @@ impl<'a> Sharding<'a> {
 
 impl SimpleBackend for Sharding<'_> {
     fn get(&self, shape: Shape, name: &str, hints: Init, dtype: DType, device: &Device) -> Result<Tensor> {
-        let read = |dtype| self.inner(device).get_with_hints_dtype(shape.clone(), name, hints, dtype);
-        self.provide(name, Some(&shape), dtype, read)
+        let whole = || self.inner(device).get_with_hints_dtype(shape.clone(), name, hints, self.dtypes.0);
+        self.check_open(name)?;
+        if self.plan.config.is_buffer(name) {
+            return self.buffer(name, whole);
+        }
+        if let Some(known) = self.admit(name, Some(&shape), dtype)? {
+            return Ok(known);
+        }
+        // On another device than the others it is refused.
+        match self.parts.as_ref().filter(|_| device.same_device(self.plan.anchor.device())) {
+            Some(source) => self.read_later(source, name, shape, hints),
+            None => self.shard(name, whole()?),
+        }
     }
 
     fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
-        self.provide(name, None, dtype, |dtype| self.inner(device).get_unchecked_dtype(name, dtype))
+        let whole = || self.inner(device).get_unchecked_dtype(name, self.dtypes.0);
+        self.check_open(name)?;
+        if self.plan.config.is_buffer(name) {
+            return self.buffer(name, whole);
+        }
+        match self.admit(name, None, dtype)? {
+            Some(known) => Ok(known),
+            None => self.shard(name, whole()?),
+        }
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
