@@ -4,22 +4,22 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use candle_core::{DType, Device, Result, Shape, Tensor, Var};
-use candle_nn::var_builder::SimpleBackend;
-use candle_nn::{Init, VarBuilder};
+use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_nn::VarBuilder;
 use comm::Digest;
+use training::build::PartSource;
 
-use crate::hook::{Link, ParamIndex, parameter};
-use crate::layout::{Layout, Part, piece};
-use crate::storage::{is_supported, is_trainable};
+use crate::hook::Link;
+use crate::layout::{Layout, Part};
+use crate::sharding::{Asked, Sharding};
 use crate::unit::Unit;
-use crate::values::cut;
-use crate::{Error, FsdpConfig, Strategy, UnitConfig, lock};
+use crate::{Error, FsdpConfig, UnitConfig, lock};
 
 /// Builds the units of a model. [`crate::Fsdp::new`] gives one to the function that makes the model.
 #[derive(Clone)]
 pub struct UnitBuilder<'a> {
     vb: VarBuilder<'a>,
+    parts: Option<Arc<dyn PartSource>>,
     plan: Arc<Plan>,
 }
 
@@ -28,6 +28,8 @@ pub(crate) struct Plan {
     pub(crate) config: FsdpConfig,
     pub(crate) shards: usize,
     pub(crate) shard_rank: usize,
+    /// Whether other ranks keep the same part.
+    pub(crate) has_copies: bool,
     pub(crate) link: Link,
     /// What every parameter's tensor hangs on in the graph, of one element.
     pub(crate) anchor: Var,
@@ -39,7 +41,7 @@ pub(crate) struct Plan {
 pub(crate) struct Model {
     pub(crate) units: Vec<Built>,
     /// The unit of each parameter.
-    owners: HashMap<String, String>,
+    pub(crate) owners: HashMap<String, String>,
     /// The unit that is being built.
     building: Option<String>,
     pub(crate) buffers: Vec<(String, Var)>,
@@ -52,12 +54,16 @@ pub(crate) struct Built {
     pub(crate) params: Vec<Param>,
     pub(crate) layout: Layout,
     /// Which of its shards is this rank's.
-    rank: usize,
+    pub(crate) rank: usize,
     /// What it computes in.
     pub(crate) dtype: DType,
     pub(crate) keep: bool,
-    /// Of all first values, this rank's and the others'.
+    /// Of all first values, this rank's and the others'; of what is read in parts, of the first few of each parameter.
     pub(crate) digest: Digest,
+    /// Whether parameters are read in parts.
+    pub(crate) is_read: bool,
+    /// Of what this rank keeps of these, where others keep the same.
+    pub(crate) kept_digest: Option<Digest>,
 }
 
 /// A parameter.
@@ -120,18 +126,57 @@ impl Built {
 
 impl<'a> UnitBuilder<'a> {
     pub(crate) fn new(vb: VarBuilder<'a>, plan: Arc<Plan>) -> Self {
-        Self { vb, plan }
+        Self { vb, parts: None, plan }
     }
 
     /// One level down, as [`VarBuilder::pp`].
     pub fn pp(&self, name: impl ToString) -> Self {
-        Self { vb: self.vb.pp(name), plan: self.plan.clone() }
+        Self { vb: self.vb.pp(name), ..self.clone() }
+    }
+
+    /// The same with first values from a source of parts, of which each rank reads what it keeps of a parameter, and the first 64 numbers,
+    /// which are compared. It must give what the `VarBuilder` of [`crate::Fsdp::new`] does, which then gives buffers alone, and what is asked
+    /// for without a shape.
+    ///
+    /// ```
+    /// # use std::ops::Range;
+    /// # use std::sync::Arc;
+    /// # use candle_core::{DType, Device, Result, Shape, Tensor};
+    /// # use candle_nn::{Init, VarBuilder, VarMap, linear_no_bias};
+    /// # use comm::{Communicator, Local};
+    /// # use fsdp::{Fsdp, FsdpConfig};
+    /// # use training::build::PartSource;
+    /// /// Every number is its place.
+    /// struct Places;
+    ///
+    /// impl PartSource for Places {
+    ///     fn read(&self, _: &str, _: &Shape, _: Init, dtype: DType, ranges: &[Range<usize>]) -> Result<Tensor> {
+    ///         let all = ranges.iter().flat_map(|range| range.clone()).map(|place| place as f64);
+    ///         Tensor::from_iter(all, &Device::Cpu)?.to_dtype(dtype)
+    ///     }
+    /// }
+    ///
+    /// let shards = Local::run_shared(2, |comm| {
+    ///     let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
+    ///     let build = |units: fsdp::UnitBuilder<'static>| {
+    ///         let units = units.reading(Arc::new(Places));
+    ///         units.pp("layer").unit(|vb| linear_no_bias(3, 2, vb))
+    ///     };
+    ///     Ok(Fsdp::new(comm, vb, &FsdpConfig::default(), build)?.vars()[0].to_vec1::<f32>()?)
+    /// })?;
+    /// assert_eq!(shards, [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]);
+    /// # Ok::<(), fsdp::Error>(())
+    /// ```
+    #[must_use]
+    pub fn reading(&self, source: Arc<dyn PartSource>) -> Self {
+        Self { parts: Some(source), ..self.clone() }
     }
 
     /// Makes a unit of what `build` builds: its parameters are gathered together, before it runs.
     ///
     /// # Memory
-    /// While it is built: one parameter whole, as the `VarBuilder` that was given to [`crate::Fsdp::new`] makes it.
+    /// While it is built: one parameter whole, as the `VarBuilder` that was given to [`crate::Fsdp::new`] makes it; of a source of
+    /// parts ([`reading`](Self::reading)), what a rank keeps of one.
     ///
     /// # Errors
     /// What `build` fails with; [`Error::EmptyUnit`], [`Error::NestedUnit`], [`Error::SameUnit`], [`Error::SharedParameter`];
@@ -171,6 +216,7 @@ impl<'a> UnitBuilder<'a> {
         let computed = self.plan.config.mixed_precision.param_dtype.unwrap_or(dtype);
         let backend = Sharding {
             inner: self.vb.root(),
+            parts: self.parts.clone(),
             plan: self.plan.clone(),
             asked: asked.clone(),
             unit: name.clone(),
@@ -180,8 +226,7 @@ impl<'a> UnitBuilder<'a> {
         let path = self.vb.prefix();
         let root = VarBuilder::from_backend(Box::new(backend), computed, device);
         let module = build(if path.is_empty() { root } else { root.pp(path) })?;
-        let closed = Asked { closed: true, ..Asked::default() };
-        let asked = std::mem::replace(&mut *lock(&asked), closed);
+        let asked = lock(&asked).close();
         let built = asked.finish(&self.plan, &name, (dtype, computed), config)?;
         let mut model = lock(&self.plan.model);
         if model.units.iter().any(|unit| unit.name == name) {
@@ -209,180 +254,5 @@ impl<'a> Building<'a> {
 impl Drop for Building<'_> {
     fn drop(&mut self) {
         lock(&self.0.model).building = None;
-    }
-}
-
-/// What a unit has asked for while it is built.
-#[derive(Debug, Default)]
-struct Asked {
-    /// Names, and what the model computes with.
-    params: Vec<(String, Tensor)>,
-    /// This rank's piece of a large parameter, all of a small one.
-    values: Vec<Tensor>,
-    names: HashMap<String, usize>,
-    digest: Digest,
-    closed: bool,
-}
-
-impl Asked {
-    fn known(&self, name: &str) -> Option<Tensor> {
-        self.names.get(name).map(|&param| self.params[param].1.clone())
-    }
-
-    fn finish(
-        self,
-        plan: &Plan,
-        unit: &str,
-        (dtype, computed): (DType, DType),
-        config: &UnitConfig,
-    ) -> Result<Built> {
-        let lens: Vec<usize> = self.params.iter().map(|(_, tensor)| tensor.elem_count()).collect();
-        if lens.iter().sum::<usize>() == 0 {
-            return Err(Error::EmptyUnit { unit: unit.into() }.into());
-        }
-        let layout = Layout::new(&lens, plan.config.pack_elements, plan.shards);
-        let rank = plan.shard_rank;
-        let mut params = Vec::with_capacity(lens.len());
-        // A value is freed as soon as it lies in its variable.
-        for (param, ((name, tensor), value)) in self.params.into_iter().zip(self.values).enumerate() {
-            let Some((part, slot)) = layout.find(param) else { continue };
-            let shard = Var::zeros(part.variable_len(slot, rank), dtype, plan.anchor.device())?;
-            let (kept, _) = part.kept(slot, rank);
-            // Of a large one, there is no more than what is kept.
-            let first = if part.is_packed { kept.start } else { 0 };
-            if !kept.is_empty() {
-                shard.slice_set(&value.narrow(0, first, kept.len())?, 0, 0)?;
-            }
-            params.push(Param { name, tensor, shard });
-        }
-        let kept = plan.config.strategy != Strategy::FullShard;
-        Ok(Built {
-            name: unit.into(),
-            params,
-            layout,
-            rank,
-            dtype: computed,
-            keep: config.keep_after_forward.unwrap_or(kept),
-            digest: self.digest,
-        })
-    }
-}
-
-/// The builder inside a unit.
-struct Sharding<'a> {
-    inner: VarBuilder<'a>,
-    plan: Arc<Plan>,
-    asked: Arc<Mutex<Asked>>,
-    unit: String,
-    index: usize,
-    /// Of shards, and of what the unit computes with.
-    dtypes: (DType, DType),
-}
-
-impl<'a> Sharding<'a> {
-    fn provide(
-        &self,
-        name: &str,
-        shape: Option<&Shape>,
-        dtype: DType,
-        read: impl FnOnce(DType) -> Result<Tensor>,
-    ) -> Result<Tensor> {
-        let unit = || self.unit.clone();
-        let parameter = || name.to_string();
-        if lock(&self.asked).closed {
-            return Err(Error::TooLate { parameter: parameter(), unit: unit() }.into());
-        }
-        if self.plan.config.is_buffer(name) {
-            return self.buffer(name, || read(self.dtypes.0));
-        }
-        if dtype != self.dtypes.1 {
-            return Err(match is_trainable(dtype) {
-                true => {
-                    let expected = self.dtypes.1;
-                    Error::MixedDtypes { parameter: parameter(), unit: unit(), got: dtype, expected }.into()
-                }
-                false => Error::UnsupportedDtype { parameter: parameter(), unit: unit(), dtype }.into(),
-            });
-        }
-        if let Some(tensor) = lock(&self.asked).known(name) {
-            return match shape.filter(|shape| *shape != tensor.shape()) {
-                None => Ok(tensor),
-                Some(then) => {
-                    let (first, then) = (format!("{:?}", tensor.dims()), format!("{:?}", then.dims()));
-                    Err(Error::Ambiguous { parameter: parameter(), first, then }.into())
-                }
-            };
-        }
-        let owner = lock(&self.plan.model).owners.insert(parameter(), unit());
-        if let Some(first) = owner.filter(|owner| *owner != self.unit) {
-            return Err(Error::SharedParameter { parameter: parameter(), first, second: unit() }.into());
-        }
-        self.shard(name, read(self.dtypes.0)?)
-    }
-
-    /// Keeps this rank's piece of a parameter, and gives a tensor without elements in its place.
-    fn shard(&self, name: &str, value: Tensor) -> Result<Tensor> {
-        if !is_trainable(value.dtype()) {
-            let (parameter, unit, dtype) = (name.into(), self.unit.clone(), value.dtype());
-            return Err(Error::UnsupportedDtype { parameter, unit, dtype }.into());
-        }
-        if !is_supported(value.device()) || !value.device().same_device(self.plan.anchor.device()) {
-            let device = format!("{:?}", value.device().location());
-            return Err(Error::UnsupportedDevice { parameter: name.into(), device }.into());
-        }
-        let mut asked = lock(&self.asked);
-        let param = asked.params.len();
-        let place = ParamIndex { unit: self.index, param };
-        let tensor =
-            parameter(&self.plan.anchor, place, value.shape(), self.dtypes.1, self.plan.link.clone())?;
-        let flat = value.detach().contiguous()?.flatten_all()?;
-        let digest = asked.digest.floats(&flat).map_err(comm::carry)?;
-        asked.digest = digest.text(name);
-        let len = flat.elem_count();
-        let whole = len < self.plan.config.pack_elements || len == 0;
-        let range = match whole {
-            true => 0..len,
-            false => {
-                let piece = piece(len, self.plan.shards);
-                let start = (piece * self.plan.shard_rank).min(len);
-                start..(start + piece).min(len)
-            }
-        };
-        asked.values.push(cut(&flat, range)?);
-        asked.params.push((name.into(), tensor.clone()));
-        asked.names.insert(name.into(), param);
-        Ok(tensor)
-    }
-
-    fn buffer(&self, name: &str, read: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
-        let mut model = lock(&self.plan.model);
-        if let Some((_, known)) = model.buffers.iter().find(|(known, _)| known == name) {
-            return Ok(known.as_tensor().clone());
-        }
-        let value = read()?;
-        let dtype = self.plan.config.buffer_dtype.filter(|_| is_trainable(value.dtype()));
-        let var = Var::from_tensor(&value.to_dtype(dtype.unwrap_or(value.dtype()))?)?;
-        model.buffers.push((name.into(), var.clone()));
-        Ok(var.as_tensor().clone())
-    }
-
-    fn inner(&self, device: &Device) -> VarBuilder<'a> {
-        let inner = self.inner.clone();
-        if inner.device().same_device(device) { inner } else { inner.set_device(device.clone()) }
-    }
-}
-
-impl SimpleBackend for Sharding<'_> {
-    fn get(&self, shape: Shape, name: &str, hints: Init, dtype: DType, device: &Device) -> Result<Tensor> {
-        let read = |dtype| self.inner(device).get_with_hints_dtype(shape.clone(), name, hints, dtype);
-        self.provide(name, Some(&shape), dtype, read)
-    }
-
-    fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
-        self.provide(name, None, dtype, |dtype| self.inner(device).get_unchecked_dtype(name, dtype))
-    }
-
-    fn contains_tensor(&self, name: &str) -> bool {
-        self.inner.contains_tensor(name)
     }
 }

@@ -149,6 +149,14 @@ pub enum Error {
          rank{help}", help = help_with_values(&.0.odd)
     )]
     ModelMismatch(LineDifference),
+    /// Another rank could not build the model, or read its part of it.
+    #[error("building the model failed on rank {rank}: {reason}")]
+    PeerFailed {
+        /// The rank, by its number in the whole job.
+        rank: usize,
+        /// What it says.
+        reason: String,
+    },
     /// The ranks ran their units in different orders. Every rank gets this same error, before any gradient is used.
     #[error(
         "rank {odd_rank} ran other units than rank {rank}, or in another order, in this step: gathered parameters may have been \
@@ -237,7 +245,7 @@ impl Error {
     pub fn is_peer_failure(&self) -> bool {
         match self {
             Error::Comm(error) => error.is_peer_failure(),
-            Error::PeerFile { .. } => true,
+            Error::PeerFile { .. } | Error::PeerFailed { .. } => true,
             _ => false,
         }
     }
@@ -284,12 +292,13 @@ impl From<Error> for comm::Error {
 
 /// What to do where ranks begin with different values.
 fn help_with_values(odd: &str) -> &'static str {
-    match odd.contains("with values of hash") {
-        true => {
-            ": the builder of a `VarMap` draws other values on every rank, `training::TorchInit::tensor_builder` with the same seed \
-             the same ones"
-        }
-        false => "",
+    if odd.contains("with values of hash") {
+        ": the builder of a `VarMap` draws other values on every rank, `training::TorchInit::tensor_builder` with the same seed \
+         the same ones"
+    } else if odd.contains("values of hash") {
+        ": all must read the same files"
+    } else {
+        ""
     }
 }
 

@@ -68,6 +68,8 @@
 //! - What does it hold? [`Fsdp::memory`] and [`Fsdp::activation_bytes`].
 //! - A run is to go on later: [`Fsdp::save_checkpoint`] and [`Fsdp::load_checkpoint`], at any other number of ranks, too;
 //!   [`full_tensors`] reads such a checkpoint without ranks.
+//! - First values lie in files: with [`UnitBuilder::reading`] each rank reads what it keeps of them, where the builder of
+//!   [`Fsdp::new`] is asked for whole parameters.
 //! - Weights of another program, and for another program: [`Fsdp::load_full`] reads each rank's part of a safetensors file,
 //!   [`Fsdp::save_full`] writes one.
 //!
@@ -99,6 +101,7 @@ mod layout;
 mod memory;
 mod model;
 mod replicas;
+mod sharding;
 mod state;
 mod storage;
 mod unit;

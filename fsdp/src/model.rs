@@ -36,14 +36,15 @@ impl<M> Fsdp<M> {
     ///
     /// `vb` says what parameters start from; it must give the same values on every rank, which is checked. It should keep
     /// nothing itself: a `VarMap` keeps everything. `training::TorchInit::tensor_builder` draws PyTorch's initial values, as
-    /// one process would, and keeps none. Every parameter is whole for a moment while its unit is built.
+    /// one process would, and keeps none. Every parameter is whole for a moment while its unit is built. Where parts of parameters can
+    /// be read, [`UnitBuilder::reading`] reads what each rank keeps, and no more.
     ///
     /// # Cost
-    /// Each rank draws or reads all values; 8 bytes of each rank are compared.
+    /// Each rank draws or reads all values, unless it reads parts; a few bytes of each rank are compared.
     ///
     /// # Errors
-    /// What `build` fails with; units that cannot be sharded; on every rank the first thing in which the ranks' models or
-    /// values differ; failures of communication.
+    /// What `build` fails with, on every rank, on this one or another; units that cannot be sharded; on every rank the first thing in which
+    /// the ranks' models or values differ; failures of communication.
     pub fn new<'a>(
         comm: Arc<dyn Communicator>,
         vb: VarBuilder<'a>,
@@ -83,14 +84,24 @@ impl<M> Fsdp<M> {
             config: config.clone(),
             shards: groups.shards(),
             shard_rank: groups.shard_rank(),
+            has_copies: groups.replicate.is_some(),
             link: Arc::new(OnceLock::new()),
             anchor: Var::zeros(1, DType::F32, vb.device())?,
             model: Mutex::default(),
         });
         let built = build(UnitBuilder::new(vb, plan.clone()));
         let parts = std::mem::take(&mut *lock(&plan.model));
-        let model = built.map_err(Error::during("building the model"))?;
-        if let Some(difference) = line_difference(&*groups.world, 0, &describe(&parts, config))? {
+        let built = built.map_err(Error::during("building the model"));
+        // What is read may fail on one rank alone.
+        let peer_failed = |rank, reason| Error::PeerFailed { rank, reason };
+        let model = comm::all_agree([&*groups.world as &dyn Communicator], built, peer_failed)?;
+        let mut difference = line_difference(&*groups.world, 0, &describe(&parts, config))?;
+        let kept = describe_kept(&parts);
+        if difference.is_none() && !kept.is_empty() {
+            // Ranks with the same part.
+            difference = line_difference(&*groups.world, groups.shard_rank(), &kept)?;
+        }
+        if let Some(difference) = difference {
             return Err(Error::ModelMismatch(difference));
         }
         let core = Arc::new(Core::new(groups, config.clone(), parts));
@@ -253,7 +264,17 @@ fn describe(model: &Model, config: &FsdpConfig) -> Vec<String> {
         for param in params {
             lines.push(format!("parameter {} {:?}", param.name, param.tensor.dims()));
         }
-        lines.push(format!("unit {name} with values of hash {:016x}", digest.value()));
+        let values = if unit.is_read { "that read first values" } else { "with values" };
+        lines.push(format!("unit {name} {values} of hash {:016x}", digest.value()));
     }
     lines
+}
+
+/// What must be equal on all ranks that keep the same part.
+fn describe_kept(model: &Model) -> Vec<String> {
+    let units = model.units.iter().filter(|unit| unit.is_read);
+    let units = units.filter_map(|unit| Some((&unit.name, unit.kept_digest?)));
+    units
+        .map(|(name, digest)| format!("unit {name} that read values of hash {:016x}", digest.value()))
+        .collect()
 }

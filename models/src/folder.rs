@@ -21,6 +21,9 @@ pub fn weights_in(folder: &Path) -> Option<&'static str> {
     [SINGLE, INDEX, crate::lora::files::TENSORS].into_iter().find(|name| folder.join(name).exists())
 }
 
+/// Numbers of a file that are in memory at a time, beside those that are asked for.
+const PIECE: usize = 1 << 18;
+
 /// Where a tensor lies.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
@@ -95,37 +98,47 @@ impl Folder {
         self.tensors.get(name)
     }
 
-    /// A tensor, as it is in its file.
-    pub(crate) fn read(&self, name: &str) -> Result<Tensor> {
+    /// A tensor as it is in its file, in this dtype.
+    pub(crate) fn read(&self, name: &str, dtype: DType) -> Result<Tensor> {
         let len = self.entry(name).map_or(0, |entry| entry.dims.iter().product());
-        let whole = self.read_part(name, std::slice::from_ref(&(0..len)))?;
+        let whole = self.read_part(name, std::slice::from_ref(&(0..len)), dtype)?;
         let dims = self.entry(name).map(|entry| entry.dims.clone()).unwrap_or_default();
         Ok(whole.reshape(dims)?)
     }
 
-    /// The numbers of a tensor in these ranges, one after the other.
-    pub(crate) fn read_part(&self, name: &str, ranges: &[Range<usize>]) -> Result<Tensor> {
-        let Some((entry, dtype)) = self.entry(name).and_then(|entry| Some((entry, entry.dtype()?))) else {
+    /// The numbers of a tensor in these ranges, one after the other, in this dtype. Beside them, a piece of the file is in memory.
+    pub(crate) fn read_part(&self, name: &str, ranges: &[Range<usize>], dtype: DType) -> Result<Tensor> {
+        let Some((entry, saved)) = self.entry(name).and_then(|entry| Some((entry, entry.dtype()?))) else {
             let problem = format!("there is no tensor {name} of floats");
             return Err(Error::Format { path: self.path.clone(), problem });
         };
         let (path, file) = &self.files[entry.file];
-        let (all, width) = (entry.dims.iter().product::<usize>(), dtype.size_in_bytes());
+        let (all, width) = (entry.dims.iter().product::<usize>(), saved.size_in_bytes());
         if let Some(range) = ranges.iter().find(|range| range.end > all) {
             let problem = format!("tensor {name} has {all} numbers, and {range:?} are asked for");
             return Err(Error::Format { path: path.clone(), problem });
         }
         let len: usize = ranges.iter().map(ExactSizeIterator::len).sum();
-        let (mut bytes, mut at) = (vec![0; len * width], 0);
+        let (read, mut done) = (Tensor::zeros(len, dtype, &Device::Cpu)?, 0);
+        let (mut bytes, mut filled) = (vec![0; len.min(PIECE) * width], 0);
         let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
         for range in ranges {
-            let part = &mut bytes[at..at + range.len() * width];
-            at += part.len();
-            let from = SeekFrom::Start(entry.begin + (range.start * width) as u64);
-            let read = file.seek(from).and_then(|_| file.read_exact(part));
-            read.map_err(Error::io("read", path))?;
+            let mut start = range.start;
+            while start < range.end {
+                let count = (range.end - start).min((bytes.len() - filled) / width);
+                let from = SeekFrom::Start(entry.begin + (start * width) as u64);
+                let part = &mut bytes[filled..filled + count * width];
+                file.seek(from).and_then(|_| file.read_exact(part)).map_err(Error::io("read", path))?;
+                (start, filled) = (start + count, filled + count * width);
+                let have = filled / width;
+                if filled == bytes.len() || done + have == len {
+                    let piece = Tensor::from_raw_buffer(&bytes[..filled], saved, &[have], &Device::Cpu)?;
+                    read.slice_set(&piece.to_dtype(dtype)?, 0, done)?;
+                    (done, filled) = (done + have, 0);
+                }
+            }
         }
-        Ok(Tensor::from_raw_buffer(&bytes, dtype, &[len], &Device::Cpu)?)
+        Ok(read)
     }
 }
 
@@ -204,10 +217,28 @@ mod tests {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama");
         let folder = Folder::open(&path).unwrap();
         let name = "model.layers.0.mlp.up_proj.weight";
-        let whole: Vec<f32> = folder.read(name).unwrap().flatten_all().unwrap().to_vec1().unwrap();
-        let part: Vec<f32> = folder.read_part(name, &[5..8, 0..1, 9..9]).unwrap().to_vec1().unwrap();
-        assert_eq!(part, [&whole[5..8], &whole[..1]].concat());
-        let line = folder.read_part(name, &[0..1, 0..48 * 32 + 1]).unwrap_err().to_string();
+        let whole = folder.read(name, DType::F32).unwrap().flatten_all().unwrap();
+        let whole: Vec<f32> = whole.to_vec1().unwrap();
+        let part = folder.read_part(name, &[5..8, 0..1, 9..9], DType::F32).unwrap();
+        assert_eq!(part.to_vec1::<f32>().unwrap(), [&whole[5..8], &whole[..1]].concat());
+        assert_eq!(folder.read_part(name, &[], DType::F64).unwrap().dims(), [0]);
+        let line = folder.read_part(name, &[0..1, 0..48 * 32 + 1], DType::F32).unwrap_err().to_string();
         assert!(line.contains("has 1536 numbers"), "{line}");
+    }
+
+    /// What does not fit into one piece, in another dtype than the file's.
+    #[test]
+    fn long_parts_come_in_pieces() {
+        let (dir, len) = (tempfile::tempdir().unwrap(), 3 * PIECE + 5);
+        let number = |place: usize| (place % 251) as f32;
+        let all = Tensor::from_iter((0..len).map(number), &Device::Cpu).unwrap();
+        let tensors =
+            std::collections::HashMap::from([("a".to_string(), all.to_dtype(DType::BF16).unwrap())]);
+        candle_core::safetensors::save(&tensors, dir.path().join(SINGLE)).unwrap();
+        let folder = Folder::open(dir.path()).unwrap();
+        for ranges in [vec![0..len, 0..0], vec![7..8, 1..PIECE, PIECE - 1..len, 3..3, 2..9]] {
+            let read: Vec<f32> = folder.read_part("a", &ranges, DType::F32).unwrap().to_vec1().unwrap();
+            assert!(read == ranges.into_iter().flatten().map(number).collect::<Vec<_>>());
+        }
     }
 }

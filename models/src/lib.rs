@@ -34,6 +34,7 @@ mod generate;
 mod lora;
 mod model;
 mod names;
+mod parts;
 mod rotary;
 mod save;
 mod tokenizer;

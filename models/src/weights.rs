@@ -1,7 +1,7 @@
 //! Where a model's parameters come from: a folder, or a seed.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -26,13 +26,13 @@ pub struct Weights {
 }
 
 #[derive(Debug)]
-struct Inner {
-    config: ModelConfig,
-    shapes: BTreeMap<String, Vec<usize>>,
+pub(super) struct Inner {
+    pub(super) config: ModelConfig,
+    pub(super) shapes: BTreeMap<String, Vec<usize>>,
     /// None for random ones.
-    folder: Option<Folder>,
+    pub(super) folder: Option<Folder>,
     /// Of adapters that were trained before.
-    adapters: Option<Folder>,
+    pub(super) adapters: Option<Folder>,
     seed: u64,
 }
 
@@ -132,14 +132,14 @@ impl Weights {
         self.builder(Some(vars.clone()), dtype, device)
     }
 
-    /// A builder that keeps nothing, and reads or draws each parameter when it is asked for: for `Ddp` and `Fsdp`, which make
+    /// A builder that keeps nothing, and reads or draws each parameter whole when it is asked for: for `Ddp` and `Fsdp`, which make
     /// variables of their own.
     pub fn tensors(&self, dtype: DType, device: &Device) -> VarBuilder<'static> {
         self.builder(None, dtype, device)
     }
 
-    /// The same for divided layers, of which each rank reads its own numbers: `tensor_parallel::Weights::from(weights.parts())`. What
-    /// is drawn, and GPT-2's weights that are turned, are whole for a moment.
+    /// The same for what each rank reads its own numbers of: divided layers with `tensor_parallel::Weights::from(weights.parts())`, shards
+    /// with `units.reading(weights.parts())`, where `units` is what `Fsdp::new` gives. What is drawn is whole for a moment.
     pub fn parts(&self) -> Arc<dyn PartSource> {
         self.inner.clone()
     }
@@ -151,10 +151,22 @@ impl Weights {
 }
 
 impl Inner {
-    fn value(&self, shape: &Shape, name: &str, init: Init, dtype: DType) -> candle_core::Result<Tensor> {
-        // A stage's copy of a tied parameter.
-        let embedding = names::of(self.config.family).embedding();
-        let name = if self.config.tied && name == names::HEAD { &*embedding } else { name };
+    /// What a parameter is called: a stage's copy of a tied one is that one.
+    pub(super) fn own_name<'a>(&self, name: &'a str) -> Cow<'a, str> {
+        match self.config.tied && name == names::HEAD {
+            true => names::of(self.config.family).embedding().into(),
+            false => name.into(),
+        }
+    }
+
+    pub(super) fn value(
+        &self,
+        shape: &Shape,
+        name: &str,
+        init: Init,
+        dtype: DType,
+    ) -> candle_core::Result<Tensor> {
+        let name = &*self.own_name(name);
         let Some(expected) = self.shapes.get(name) else { return self.other(shape, name, init, dtype) };
         if shape.dims() != expected {
             bail!("parameter {name} is asked for as {:?}, and is {expected:?}", shape.dims())
@@ -163,8 +175,7 @@ impl Inner {
             let init = names::init(&self.config, name, shape.dims());
             return self.draw(shape, name, init, dtype);
         };
-        let read = folder.read(&file_name(&self.config, folder, name));
-        let tensor = read?.to_dtype(dtype)?;
+        let tensor = folder.read(&file_name(&self.config, folder, name), dtype)?;
         match names::is_transposed(self.config.family, name) {
             true => tensor.t()?.contiguous(),
             false => Ok(tensor),
@@ -177,11 +188,11 @@ impl Inner {
         let (Some(adapters), true) = (&self.adapters, adapter.is_some()) else {
             return self.draw(shape, name, adapter.unwrap_or(init), dtype);
         };
-        let read = adapters.read(&format!("{}{name}", files::PREFIX))?;
+        let read = adapters.read(&format!("{}{name}", files::PREFIX), dtype)?;
         if read.shape() != shape {
             bail!("parameter {name} is asked for as {:?}, and is {:?}", shape.dims(), read.dims())
         }
-        read.to_dtype(dtype)
+        Ok(read)
     }
 
     fn draw(&self, shape: &Shape, name: &str, init: Init, dtype: DType) -> candle_core::Result<Tensor> {
@@ -198,31 +209,6 @@ impl Inner {
     }
 }
 
-impl PartSource for Inner {
-    fn read(
-        &self,
-        name: &str,
-        shape: &Shape,
-        init: Init,
-        dtype: DType,
-        ranges: &[Range<usize>],
-    ) -> candle_core::Result<Tensor> {
-        let is_known = self.shapes.get(name).is_some_and(|expected| expected == shape.dims());
-        if let (Some(folder), true, false) =
-            (&self.folder, is_known, names::is_transposed(self.config.family, name))
-        {
-            return folder.read_part(&file_name(&self.config, folder, name), ranges)?.to_dtype(dtype);
-        }
-        let whole = self.value(shape, name, init, dtype)?.flatten_all()?;
-        let parts = ranges.iter().map(|range| whole.narrow(0, range.start, range.len()));
-        let parts = parts.collect::<candle_core::Result<Vec<_>>>()?;
-        match &parts[..] {
-            [] => whole.narrow(0, 0, 0)?.force_contiguous(),
-            parts => Tensor::cat(parts, 0),
-        }
-    }
-}
-
 /// The seed of one parameter's random numbers, of 32 bits as these take it.
 fn seed_of(seed: u64, name: &str) -> u64 {
     let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
@@ -231,7 +217,7 @@ fn seed_of(seed: u64, name: &str) -> u64 {
 }
 
 /// What a file calls a parameter: models without a head are saved without the name of what is around it.
-fn file_name(config: &ModelConfig, folder: &Folder, name: &str) -> String {
+pub(super) fn file_name(config: &ModelConfig, folder: &Folder, name: &str) -> String {
     let base = format!("{}.", names::of(config.family).base);
     if folder.names().any(|known| known.starts_with(&base)) {
         return name.to_string();
@@ -297,11 +283,7 @@ fn check_tied(config: &ModelConfig, folder: &Folder, path: &Path) -> Result<()> 
         dims(&embedding) == dims(names::HEAD)
     });
     let piece = |name: &str, at: usize, end: usize| -> candle_core::Result<Vec<f32>> {
-        folder
-            .read_part(name, std::slice::from_ref(&(at..end)))?
-            .to_dtype(DType::F32)?
-            .flatten_all()?
-            .to_vec1()
+        folder.read_part(name, std::slice::from_ref(&(at..end)), DType::F32)?.to_vec1()
     };
     let mut are_equal = len_of_both.is_some();
     for at in (0..len_of_both.unwrap_or(0)).step_by(PIECE) {

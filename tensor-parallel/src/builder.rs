@@ -1,6 +1,7 @@
 //! Where layers get their parts of the weights from.
 
 use std::fmt;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,7 +15,9 @@ use training::{Runs, TorchInit};
 
 use crate::averaging::{Averaging, Weight};
 use crate::context::check_own_backward;
+use crate::division::Division;
 use crate::file::ShardedFile;
+use crate::source::{Asked, Source};
 use crate::{Context, Error, RandomStreams, Result, Split, TensorParallelConfig};
 
 /// Where the weights of a model come from: the whole model's, of which each rank takes its part.
@@ -127,44 +130,6 @@ impl Parameter {
             if *summed { ", summed" } else { "" }
         )
     }
-}
-
-enum Source {
-    /// The map holds one whole weight at a time.
-    Random {
-        builder: VarBuilder<'static>,
-        scratch: VarMap,
-    },
-    File(ShardedFile),
-    Parts(Arc<dyn PartSource>),
-    /// A file of which nothing is read but what it has.
-    Outline(ShardedFile),
-    /// Of a model that is built elsewhere: see [`crate::Shards`].
-    Elsewhere(VarBuilder<'static>, Asked),
-}
-
-/// How the variable that is asked for next is divided.
-pub(crate) type Asked = Arc<Mutex<Option<Division>>>;
-
-/// How a parameter is divided, and what becomes of its gradient.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Division {
-    pub(crate) split: Split,
-    /// Whether its gradient is to be summed over the ranks.
-    pub(crate) summed: bool,
-    /// Whether the ranks need not divide its rows.
-    pub(crate) uneven: bool,
-}
-
-impl From<Split> for Division {
-    fn from(split: Split) -> Self {
-        Self { split, summed: false, uneven: false }
-    }
-}
-
-impl Division {
-    /// By the tokens of a vocabulary.
-    pub(crate) const VOCABULARY: Self = Self { split: Split::ROWS, summed: false, uneven: true };
 }
 
 struct Inner {
@@ -308,7 +273,7 @@ impl ShardBuilder {
         init: Init,
         division: Division,
     ) -> Result<(Tensor, Option<usize>)> {
-        let Division { split, summed, uneven } = division;
+        let Division { split, summed, .. } = division;
         let (name, dims) = (format!("{}{name}", self.prefix), shape.dims().to_vec());
         let mut parameters = lock(&self.inner.parameters);
         if let Some(index) = parameters.iter().position(|known| known.name == name) {
@@ -321,23 +286,20 @@ impl ShardBuilder {
             return Err(Error::invalid(&format!("parameter {name}"), got, help));
         }
         let (rank, ranks) = (self.inner.context.rank(), self.inner.context.ranks());
-        let shard_dims = match uneven {
-            true => split.uneven_dims(&name, &dims, (rank, ranks))?,
-            false => split.shard_dims(&name, &dims, ranks)?,
-        };
+        let shard_dims = division.dims(&name, &dims, (rank, ranks))?;
         let runs = split.runs(&dims, rank, ranks);
-        let tensor = match &mut *lock(&self.inner.source) {
+        let mut source = lock(&self.inner.source);
+        let tensor = match &mut *source {
             Source::Random { builder, scratch } => {
                 let whole = builder.get_with_hints(shape, &name, init)?;
                 // Nobody else needs the whole; the next weight takes its place.
                 scratch.data().lock().unwrap_or_else(PoisonError::into_inner).clear();
                 cut(&whole, runs, &shard_dims)?
             }
-            Source::Parts(source) => {
+            Source::File(_) | Source::Parts(_) => {
                 let ranges: Vec<_> = runs.ranges().collect();
                 source.read(&name, &shape, init, self.inner.dtype, &ranges)?.reshape(&shard_dims[..])?
             }
-            Source::File(file) => file.read(&name, &dims, self.inner.dtype, runs, &shard_dims)?,
             // No memory for numbers that nobody needs.
             Source::Outline(file) => {
                 file.find(&name, &dims, self.inner.dtype)?;
@@ -355,12 +317,30 @@ impl ShardBuilder {
                 return Ok((own, None));
             }
         };
+        drop(source);
         let var = Var::from_tensor(&tensor.to_device(&self.inner.device)?)?;
         let tensor = var.as_tensor().clone();
         let is_put_together = summed || self.inner.averaging.is_some();
         let guard = is_put_together.then(|| Arc::new(tape::guard(&var, || Ok(check_own_backward()?))));
         parameters.push(Parameter { name, var, dims, split, summed, token: None, _guard: guard });
         Ok((tensor, Some(parameters.len() - 1)))
+    }
+
+    /// Whether the source gives any part of any weight, and does not draw one whole weight after the other.
+    pub(crate) fn has_parts(&self) -> bool {
+        lock(&self.inner.source).has_parts()
+    }
+
+    /// Numbers of a weight of the whole shape `shape`, in these ranges of the whole, from a source that has parts.
+    pub(crate) fn read(
+        &self,
+        name: &str,
+        shape: &Shape,
+        init: Init,
+        dtype: DType,
+        ranges: &[Range<usize>],
+    ) -> Result<Tensor> {
+        lock(&self.inner.source).read(name, shape, init, dtype, ranges)
     }
 
     /// The parameter that was asked for last, which is then nobody's here.

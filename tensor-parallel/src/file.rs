@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 use safetensors::tensor::{Metadata, TensorInfo};
-use training::{Runs, TensorHeader};
+use training::TensorHeader;
 
 use crate::{Error, Result};
 
@@ -54,24 +55,26 @@ impl ShardedFile {
         Ok(begin)
     }
 
-    /// The part of a tensor that `runs` names; `dims` is the shape of the whole.
+    /// The numbers of a tensor in these ranges, one after the other; `dims` is the shape of the whole.
     pub(crate) fn read(
         &mut self,
         name: &str,
         dims: &[usize],
         dtype: DType,
-        runs: Runs,
-        shard_dims: &[usize],
+        ranges: &[Range<usize>],
     ) -> Result<Tensor> {
         let begin = self.find(name, dims, dtype)?;
         let width = dtype.size_in_bytes();
-        let mut bytes = vec![0; runs.len * runs.count * width];
-        for (run, part) in runs.ranges().zip(bytes.chunks_exact_mut((runs.len * width).max(1))) {
-            let at = SeekFrom::Start(begin + (run.start * width) as u64);
+        let len: usize = ranges.iter().map(ExactSizeIterator::len).sum();
+        let (mut bytes, mut done) = (vec![0; len * width], 0);
+        for range in ranges {
+            let part = &mut bytes[done..done + range.len() * width];
+            done += part.len();
+            let at = SeekFrom::Start(begin + (range.start * width) as u64);
             let read = self.file.seek(at).and_then(|_| self.file.read_exact(part));
             read.map_err(|reason| reading(&self.path, reason))?;
         }
-        Ok(Tensor::from_raw_buffer(&bytes, dtype, shard_dims, &Device::Cpu)?)
+        Ok(Tensor::from_raw_buffer(&bytes, dtype, &[len], &Device::Cpu)?)
     }
 
     /// A tensor as it is, whatever its dtype and shape.
@@ -81,8 +84,8 @@ impl ShardedFile {
             return Err(Error::MissingTensor { path, name: name.into(), expected: "any shape".into(), held });
         };
         let (dims, dtype) = (info.shape.clone(), DType::try_from(info.dtype)?);
-        let len = dims.iter().product();
-        self.read(name, &dims, dtype, Runs { start: 0, len, stride: len, count: 1 }, &dims)
+        let all = 0..dims.iter().product();
+        Ok(self.read(name, &dims, dtype, std::slice::from_ref(&all))?.reshape(dims)?)
     }
 
     /// Names and shapes.

@@ -20,6 +20,7 @@ mod builder;
 mod checkpoint;
 mod clip;
 mod context;
+mod division;
 mod error;
 mod file;
 #[cfg(any(test, fuzzing))]
@@ -31,6 +32,7 @@ mod parallel;
 mod random;
 mod save;
 mod shards;
+mod source;
 mod split;
 mod units;
 mod visit;

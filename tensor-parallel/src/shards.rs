@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use candle_core::backprop::GradStore;
@@ -10,8 +11,11 @@ use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder, VarMap};
 use comm::{Mesh, Operation, ReduceOp};
 use training::Runs;
+use training::build::PartSource;
 
-use crate::builder::{Asked, lock};
+use crate::builder::lock;
+use crate::division::Division;
+use crate::source::Asked;
 use crate::{Context, RandomStreams, Result, ShardBuilder, Split, TensorParallelConfig, Weights, agreement};
 
 /// Gives each rank of a tensor-parallel group its part of the weights, through builders of candle's kind: for whoever builds
@@ -94,6 +98,12 @@ impl Shards {
         VarBuilder::from_backend(Box::new(Backend { shards: self.clone(), map }), dtype, device)
     }
 
+    /// The same weights for what reads parts of parameters in its turn, as sharded units do: it reads parts of this rank's parts. None where
+    /// weights are drawn one after the other.
+    pub fn parts(&self) -> Option<Arc<dyn PartSource>> {
+        self.source.has_parts().then(|| Arc::new(Parts(self.clone())) as Arc<dyn PartSource>)
+    }
+
     /// What layers of this crate are built with, in place of a builder from [`var_builder`](Self::var_builder). Of another one's
     /// variables, which are whole, they take their part.
     pub fn of(&self, builder: VarBuilder<'static>) -> ShardBuilder {
@@ -140,6 +150,24 @@ impl Shards {
     }
 }
 
+impl Shards {
+    /// How the variable that is asked for now is divided.
+    fn take_asked(&self) -> Division {
+        lock(&self.asked).take().unwrap_or(Split::Whole.into())
+    }
+
+    /// Keeps in mind what this rank has of a variable.
+    fn note(&self, name: &str, dims: Vec<usize>, division: Division) {
+        if division.summed {
+            lock(&self.summed).insert(name.to_string());
+        }
+        let context = self.context();
+        let runs = division.split.runs(&dims, context.rank(), context.ranks());
+        let held = Held { dims, runs, is_divided: division.split != Split::Whole };
+        lock(&self.held).insert(name.to_string(), held);
+    }
+}
+
 impl fmt::Debug for Shards {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Shards({:?})", self.context().comm())
@@ -154,7 +182,7 @@ struct Backend {
 
 impl SimpleBackend for Backend {
     fn get(&self, shape: Shape, name: &str, init: Init, _: DType, _: &Device) -> candle_core::Result<Tensor> {
-        let division = lock(&self.shards.asked).take().unwrap_or(Split::Whole.into());
+        let division = self.shards.take_asked();
         if let Some(known) = self.map.as_ref().and_then(|map| lock(map.data()).get(name).cloned()) {
             return Ok(known.as_tensor().clone());
         }
@@ -164,13 +192,7 @@ impl SimpleBackend for Backend {
         if let (Some(map), Some(parameter)) = (&self.map, parameter) {
             lock(map.data()).insert(name.to_string(), parameter.var().clone());
         }
-        if division.summed {
-            lock(&self.shards.summed).insert(name.to_string());
-        }
-        let context = self.shards.context();
-        let runs = division.split.runs(&dims, context.rank(), context.ranks());
-        let held = Held { dims, runs, is_divided: division.split != Split::Whole };
-        lock(&self.shards.held).insert(name.to_string(), held);
+        self.shards.note(name, dims, division);
         Ok(tensor)
     }
 
@@ -180,5 +202,33 @@ impl SimpleBackend for Backend {
 
     fn contains_tensor(&self, name: &str) -> bool {
         self.map.as_ref().is_some_and(|map| lock(map.data()).contains_key(name))
+    }
+}
+
+/// Gives parts of this rank's parts.
+struct Parts(Shards);
+
+impl PartSource for Parts {
+    fn read(
+        &self,
+        name: &str,
+        shape: &Shape,
+        init: Init,
+        dtype: DType,
+        ranges: &[Range<usize>],
+    ) -> candle_core::Result<Tensor> {
+        let Some((_, runs)) = self.0.held(name) else {
+            candle_core::bail!("parameter {name} is read before its shape has been asked for")
+        };
+        let ranges: Vec<_> = ranges.iter().flat_map(|range| runs.within(range.clone())).collect();
+        Ok(self.0.source.read(name, shape, init, dtype, &ranges)?)
+    }
+
+    fn shape(&self, name: &str, whole: &Shape) -> candle_core::Result<Shape> {
+        let division = self.0.take_asked();
+        let context = self.0.context();
+        let dims = division.dims(name, whole.dims(), (context.rank(), context.ranks()))?;
+        self.0.note(name, whole.dims().to_vec(), division);
+        Ok(dims.into())
     }
 }

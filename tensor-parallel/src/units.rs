@@ -12,7 +12,7 @@ use training::build::{
 use training::{LinearCrossEntropyConfig, embedding};
 
 use crate::averaging::Weight;
-use crate::builder::Division;
+use crate::division::Division;
 use crate::{
     ColumnConfig, ColumnParallelLinear, Context, RowConfig, RowParallelLinear, ShardBuilder, Shards, Split,
     op, vocab_parallel_cross_entropy,

@@ -12,6 +12,7 @@ mod meanwhile;
 mod mixed;
 mod one_process;
 mod other_axes;
+mod reading;
 mod replicas;
 mod sharded_state;
 mod without_gradient;

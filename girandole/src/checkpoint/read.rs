@@ -16,6 +16,9 @@ use super::save::{Manifest, Remembered, agreed, model_key, optimizer_key};
 use super::{Region, while_others_wait};
 use crate::{Error, Parallel, Result};
 
+/// So many elements that nobody wants are sooner read than skipped.
+const GAP: usize = 2048;
+
 /// A checkpoint of which parts are read.
 #[derive(Debug)]
 pub struct Saved {
@@ -102,16 +105,22 @@ impl Saved {
         let mut pieces: Vec<(usize, Tensor)> = Vec::new();
         for part in &described.parts {
             let common = wanted.common(&part.region(&described.dims));
-            let (Some(first), Some(last)) = (common.first(), common.last()) else { continue };
+            if common.is_empty() {
+                continue;
+            }
             let Some(file) = self.files.get_mut(&part.file) else {
                 let problem = format!("it has no file {}", part.file);
                 return Err(Error::file(&self.contents.folder, problem));
             };
-            // In one go, with what lies between.
-            let (start, end) = (first.second, last.second + last.len);
-            let read = file.read(key, start..end)?;
-            for run in &common {
-                pieces.push((run.first, read.narrow(0, run.second - start, run.len)?));
+            // Neighbours in one go, with the little that lies between.
+            for runs in common.chunk_by(|run, next| next.second - (run.second + run.len) <= GAP) {
+                let (start, end) = runs.iter().fold((usize::MAX, 0), |(start, end), run| {
+                    (start.min(run.second), end.max(run.second + run.len))
+                });
+                let read = file.read(key, start..end)?;
+                for run in runs {
+                    pieces.push((run.first, read.narrow(0, run.second - start, run.len)?));
+                }
             }
         }
         pieces.sort_by_key(|(place, _)| *place);

@@ -44,16 +44,10 @@ impl Region {
 
     /// Its elements by their places in the whole, and where in the region they begin; in order of both.
     fn ranges(&self) -> impl Iterator<Item = (Range<usize>, usize)> {
-        let (runs, window) = (self.runs, self.window.clone());
-        let len = runs.len.max(1);
-        let first = window.start / len;
-        let last = window.end.div_ceil(len).min(runs.count);
-        (first..last.max(first)).filter_map(move |run| {
-            let base = run * runs.len;
-            let from = window.start.max(base);
-            let to = window.end.min(base + runs.len);
-            let start = runs.start + run * runs.stride;
-            (from < to).then(|| (start + from - base..start + to - base, from - window.start))
+        self.runs.within(self.window.clone()).scan(0, |end, range| {
+            let begin = *end;
+            *end += range.len();
+            Some((range, begin))
         })
     }
 

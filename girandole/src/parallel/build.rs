@@ -22,8 +22,8 @@ impl<M: Model + Send + 'static> Parallel<M> {
     /// Spreads a model over the ranks of `comm`. To be called on every rank, with equal arguments.
     ///
     /// `weights` are the first values of the parameters: [`InitialWeights::seed`](crate::InitialWeights) draws PyTorch's, and
-    /// `models::Weights::parts` gives those of a folder, of which each rank reads its own. `build` makes the model; with `pp` it
-    /// is called once for each unit.
+    /// `models::Weights::parts` gives those of a folder, of which each rank reads what it has: its part of divided layers, its shard, its
+    /// stages. `build` makes the model; with `pp` it is called once for each unit.
     ///
     /// # Cost
     /// A group for each axis, and one for the ranks of `dp` and `shard` together; those of the strategy.
@@ -106,7 +106,9 @@ fn make<M: Model + Send + 'static>(
     }
     if layout.shard > 1 {
         let vb = shards.tensor_builder();
-        let build = |units| {
+        let build = |units: UnitBuilder<'static>| {
+            // Of what can be read in parts, each rank reads what it keeps.
+            let units = shards.parts().map_or(units.clone(), |parts| units.reading(parts));
             let units = TrainedUnits { units, config: config.clone() };
             build(Builder::of_units(Arc::new(units)))
         };

@@ -10,6 +10,7 @@ mod folders;
 mod generation;
 mod layouts;
 mod lora;
+mod parts;
 mod tensor_parallel;
 mod tokenizers;
 mod tokens;

@@ -4,7 +4,7 @@ use candle_core::Tensor;
 use candle_nn::Init;
 
 use crate::averaging::Weight;
-use crate::builder::Division;
+use crate::division::Division;
 use crate::{Context, Result, ShardBuilder, Split, op};
 
 /// How a [`ColumnParallelLinear`] is made.

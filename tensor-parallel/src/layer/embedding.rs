@@ -4,7 +4,7 @@ use candle_core::Tensor;
 use candle_nn::Init;
 
 use crate::averaging::Weight;
-use crate::builder::Division;
+use crate::division::Division;
 use crate::{Context, Result, ShardBuilder, op};
 
 /// `nn.Embedding` of which each rank has the vectors of some tokens. Where the ranks do not divide the vocabulary, the first

@@ -20,4 +20,13 @@ pub trait PartSource: Send + Sync {
         dtype: DType,
         ranges: &[Range<usize>],
     ) -> Result<Tensor>;
+
+    /// The shape of what [`read`](Self::read) takes ranges of, where a model asks for a parameter of the shape `whole`: of the part that a
+    /// rank has of a divided layer, for one. Called once for each parameter, before it is read. Default: `whole`.
+    ///
+    /// # Errors
+    /// A shape that the ranks do not divide.
+    fn shape(&self, _name: &str, whole: &Shape) -> Result<Shape> {
+        Ok(whole.clone())
+    }
 }

@@ -1,0 +1,303 @@
+//! Inside of a unit: each parameter that is asked for becomes this rank's piece of it.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use candle_core::{DType, Device, Result, Shape, Tensor, Var, bail};
+use candle_nn::var_builder::SimpleBackend;
+use candle_nn::{Init, VarBuilder};
+use comm::Digest;
+use training::build::PartSource;
+
+use crate::builder::{Built, Param, Plan};
+use crate::hook::{ParamIndex, parameter};
+use crate::layout::{Layout, piece};
+use crate::storage::{is_supported, is_trainable};
+use crate::values::cut;
+use crate::{Error, Strategy, UnitConfig, lock};
+
+/// Where only what a rank keeps is read, all ranks compare so many first numbers of each parameter.
+const COMPARED: usize = 64;
+
+/// What a unit has asked for while it is built.
+#[derive(Default)]
+pub(crate) struct Asked {
+    /// Names, and what the model computes with.
+    params: Vec<(String, Tensor)>,
+    values: Vec<Value>,
+    names: HashMap<String, usize>,
+    digest: Digest,
+    closed: bool,
+}
+
+/// What a parameter starts from.
+enum Value {
+    /// This rank's piece of a large parameter, all of a small one.
+    Here(Tensor),
+    /// A part of a parameter of this shape, to be read once it is known which part this rank keeps.
+    ToRead(Arc<dyn PartSource>, Shape, Init),
+}
+
+/// What was read of a parameter.
+struct Read {
+    kept: Tensor,
+    /// The first numbers, the same on every rank.
+    first: Tensor,
+}
+
+impl Asked {
+    /// What was asked for; nothing more can be.
+    pub(crate) fn close(&mut self) -> Self {
+        std::mem::replace(self, Self { closed: true, ..Self::default() })
+    }
+
+    fn known(&self, name: &str) -> Option<Tensor> {
+        self.names.get(name).map(|&param| self.params[param].1.clone())
+    }
+
+    fn add(&mut self, name: &str, tensor: Tensor, value: Value) {
+        self.names.insert(name.into(), self.params.len());
+        self.params.push((name.into(), tensor));
+        self.values.push(value);
+    }
+
+    pub(crate) fn finish(
+        self,
+        plan: &Plan,
+        unit: &str,
+        (dtype, computed): (DType, DType),
+        config: &UnitConfig,
+    ) -> Result<Built> {
+        let lens: Vec<usize> = self.params.iter().map(|(_, tensor)| tensor.elem_count()).collect();
+        if lens.iter().sum::<usize>() == 0 {
+            return Err(Error::EmptyUnit { unit: unit.into() }.into());
+        }
+        let layout = Layout::new(&lens, plan.config.pack_elements, plan.shards);
+        let (rank, device) = (plan.shard_rank, plan.anchor.device());
+        let (mut digest, mut is_read) = (self.digest, false);
+        let mut kept_digest = plan.has_copies.then(Digest::new);
+        let mut params = Vec::with_capacity(lens.len());
+        // A value is freed as soon as it lies in its variable.
+        for (param, ((name, tensor), value)) in self.params.into_iter().zip(self.values).enumerate() {
+            let Some((part, slot)) = layout.find(param) else { continue };
+            let shard = Var::zeros(part.variable_len(slot, rank), dtype, device)?;
+            let (kept, _) = part.kept(slot, rank);
+            let value = match value {
+                Value::Here(value) => {
+                    // Of a large one, there is no more than what is kept.
+                    let first = if part.is_packed { kept.start } else { 0 };
+                    value.narrow(0, first, kept.len())?
+                }
+                Value::ToRead(source, shape, init) => {
+                    let of_tensor = (&*name, tensor.elem_count(), dtype);
+                    let read = read(&*source, of_tensor, (&shape, init), kept)?;
+                    digest = digest.floats(&read.first).map_err(comm::carry)?.text(&name);
+                    if let Some(kept) = &mut kept_digest {
+                        *kept = kept.floats(&read.kept).map_err(comm::carry)?.text(&name);
+                    }
+                    is_read = true;
+                    read.kept.to_device(device)?
+                }
+            };
+            if value.elem_count() > 0 {
+                shard.slice_set(&value, 0, 0)?;
+            }
+            params.push(Param { name, tensor, shard });
+        }
+        let kept = plan.config.strategy != Strategy::FullShard;
+        Ok(Built {
+            name: unit.into(),
+            params,
+            layout,
+            rank,
+            dtype: computed,
+            keep: config.keep_after_forward.unwrap_or(kept),
+            digest,
+            is_read,
+            kept_digest,
+        })
+    }
+}
+
+/// Reads what this rank keeps of a parameter of so many elements, and what all ranks compare.
+fn read(
+    source: &dyn PartSource,
+    (name, len, dtype): (&str, usize, DType),
+    (shape, init): (&Shape, Init),
+    kept: Range<usize>,
+) -> Result<Read> {
+    let (first, count) = (0..len.min(COMPARED), kept.len());
+    let both = [first.clone(), kept];
+    let ranges: Vec<_> = both.into_iter().filter(|range| !range.is_empty()).collect();
+    let all = match ranges.is_empty() {
+        true => Tensor::zeros(0, dtype, &Device::Cpu)?,
+        false => source.read(name, shape, init, dtype, &ranges)?.flatten_all()?,
+    };
+    if all.elem_count() != first.len() + count || all.dtype() != dtype {
+        let (got, expected) = (all.elem_count(), first.len() + count);
+        bail!(
+            "parameter {name}: {got} numbers of {:?} were read, and {expected} of {dtype:?} were asked for",
+            all.dtype()
+        )
+    }
+    Ok(Read { kept: all.narrow(0, first.len(), count)?, first: all.narrow(0, 0, first.len())? })
+}
+
+/// The builder inside a unit.
+pub(crate) struct Sharding<'a> {
+    pub(crate) inner: VarBuilder<'a>,
+    pub(crate) parts: Option<Arc<dyn PartSource>>,
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) asked: Arc<Mutex<Asked>>,
+    pub(crate) unit: String,
+    pub(crate) index: usize,
+    /// Of shards, and of what the unit computes with.
+    pub(crate) dtypes: (DType, DType),
+}
+
+impl<'a> Sharding<'a> {
+    fn check_open(&self, name: &str) -> Result<()> {
+        match lock(&self.asked).closed {
+            true => Err(Error::TooLate { parameter: name.into(), unit: self.unit.clone() }.into()),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether a parameter may be asked for so; gives it, where that was done before.
+    fn admit(&self, name: &str, shape: Option<&Shape>, dtype: DType) -> Result<Option<Tensor>> {
+        let unit = || self.unit.clone();
+        let parameter = || name.to_string();
+        if dtype != self.dtypes.1 {
+            return Err(match is_trainable(dtype) {
+                true => {
+                    let expected = self.dtypes.1;
+                    Error::MixedDtypes { parameter: parameter(), unit: unit(), got: dtype, expected }.into()
+                }
+                false => Error::UnsupportedDtype { parameter: parameter(), unit: unit(), dtype }.into(),
+            });
+        }
+        if let Some(tensor) = lock(&self.asked).known(name) {
+            return match shape.filter(|shape| *shape != tensor.shape()) {
+                None => Ok(Some(tensor)),
+                Some(then) => {
+                    let (first, then) = (format!("{:?}", tensor.dims()), format!("{:?}", then.dims()));
+                    Err(Error::Ambiguous { parameter: parameter(), first, then }.into())
+                }
+            };
+        }
+        let owner = lock(&self.plan.model).owners.insert(parameter(), unit());
+        if let Some(first) = owner.filter(|owner| *owner != self.unit) {
+            return Err(Error::SharedParameter { parameter: parameter(), first, second: unit() }.into());
+        }
+        Ok(None)
+    }
+
+    fn check_dtype(&self, name: &str, dtype: DType) -> Result<()> {
+        match is_trainable(dtype) {
+            true => Ok(()),
+            false => {
+                let (parameter, unit) = (name.into(), self.unit.clone());
+                Err(Error::UnsupportedDtype { parameter, unit, dtype }.into())
+            }
+        }
+    }
+
+    /// A tensor without elements in a parameter's place.
+    fn tensor(&self, asked: &Asked, shape: &Shape) -> Result<Tensor> {
+        let place = ParamIndex { unit: self.index, param: asked.params.len() };
+        parameter(&self.plan.anchor, place, shape, self.dtypes.1, self.plan.link.clone())
+    }
+
+    /// Keeps this rank's piece of a parameter.
+    fn shard(&self, name: &str, value: Tensor) -> Result<Tensor> {
+        self.check_dtype(name, value.dtype())?;
+        if !is_supported(value.device()) || !value.device().same_device(self.plan.anchor.device()) {
+            let device = format!("{:?}", value.device().location());
+            return Err(Error::UnsupportedDevice { parameter: name.into(), device }.into());
+        }
+        let mut asked = lock(&self.asked);
+        let tensor = self.tensor(&asked, value.shape())?;
+        let flat = value.detach().contiguous()?.flatten_all()?;
+        asked.digest = asked.digest.floats(&flat).map_err(comm::carry)?.text(name);
+        let len = flat.elem_count();
+        let whole = len < self.plan.config.pack_elements || len == 0;
+        let range = match whole {
+            true => 0..len,
+            false => {
+                let piece = piece(len, self.plan.shards);
+                let start = (piece * self.plan.shard_rank).min(len);
+                start..(start + piece).min(len)
+            }
+        };
+        asked.add(name, tensor.clone(), Value::Here(cut(&flat, range)?));
+        Ok(tensor)
+    }
+
+    /// Keeps in mind to read this rank's piece of a parameter, which the model asks for in the shape `whole`.
+    fn read_later(
+        &self,
+        source: &Arc<dyn PartSource>,
+        name: &str,
+        whole: Shape,
+        init: Init,
+    ) -> Result<Tensor> {
+        self.check_dtype(name, self.dtypes.0)?;
+        let shape = source.shape(name, &whole)?;
+        let mut asked = lock(&self.asked);
+        let tensor = self.tensor(&asked, &shape)?;
+        asked.add(name, tensor.clone(), Value::ToRead(source.clone(), whole, init));
+        Ok(tensor)
+    }
+
+    fn buffer(&self, name: &str, read: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+        let mut model = lock(&self.plan.model);
+        if let Some((_, known)) = model.buffers.iter().find(|(known, _)| known == name) {
+            return Ok(known.as_tensor().clone());
+        }
+        let value = read()?;
+        let dtype = self.plan.config.buffer_dtype.filter(|_| is_trainable(value.dtype()));
+        let var = Var::from_tensor(&value.to_dtype(dtype.unwrap_or(value.dtype()))?)?;
+        model.buffers.push((name.into(), var.clone()));
+        Ok(var.as_tensor().clone())
+    }
+
+    fn inner(&self, device: &Device) -> VarBuilder<'a> {
+        let inner = self.inner.clone();
+        if inner.device().same_device(device) { inner } else { inner.set_device(device.clone()) }
+    }
+}
+
+impl SimpleBackend for Sharding<'_> {
+    fn get(&self, shape: Shape, name: &str, hints: Init, dtype: DType, device: &Device) -> Result<Tensor> {
+        let whole = || self.inner(device).get_with_hints_dtype(shape.clone(), name, hints, self.dtypes.0);
+        self.check_open(name)?;
+        if self.plan.config.is_buffer(name) {
+            return self.buffer(name, whole);
+        }
+        if let Some(known) = self.admit(name, Some(&shape), dtype)? {
+            return Ok(known);
+        }
+        // On another device than the others it is refused.
+        match self.parts.as_ref().filter(|_| device.same_device(self.plan.anchor.device())) {
+            Some(source) => self.read_later(source, name, shape, hints),
+            None => self.shard(name, whole()?),
+        }
+    }
+
+    fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
+        let whole = || self.inner(device).get_unchecked_dtype(name, self.dtypes.0);
+        self.check_open(name)?;
+        if self.plan.config.is_buffer(name) {
+            return self.buffer(name, whole);
+        }
+        match self.admit(name, None, dtype)? {
+            Some(known) => Ok(known),
+            None => self.shard(name, whole()?),
+        }
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        self.inner.contains_tensor(name)
+    }
+}
