@@ -89,7 +89,7 @@ pub(super) fn short(command: Command) -> Command {
         let defaults = option.get_default_values().iter().map(|value| value.len() + " [default: ]".len());
         let text = option.get_help().map_or(0, |help| help.to_string().chars().count());
         let len =
-            column + text + " [possible values: ]".len() + values.sum::<usize>() + defaults.sum::<usize>();
+            column + text + " [possible values: ".len() + values.sum::<usize>() + defaults.sum::<usize>();
         let is_hidden = option.is_hide_possible_values_set() || len > WIDTH;
         option.hide_possible_values(is_hidden)
     })
