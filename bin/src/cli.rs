@@ -143,6 +143,8 @@ fn commands() -> clap::Command {
 fn parse() -> Result<Cli> {
     let commands = commands();
     let arguments = recipe::expand(&commands, std::env::args_os().collect())?;
+    let is_short = arguments.iter().skip(1).take_while(|word| *word != "--").any(|word| word == "-h");
+    let commands = if is_short { commands.mut_subcommands(help::short) } else { commands };
     let parsed = commands.try_get_matches_from(arguments).and_then(|found| Cli::from_arg_matches(&found));
     parsed.map_err(|error| recipe::own(&error).unwrap_or_else(|| error.exit()))
 }

@@ -72,7 +72,7 @@ impl From<PrecisionOption> for Precision {
 /// Options of every command that has ranks.
 #[derive(Debug, Clone, Args)]
 pub struct RankOptions {
-    /// Number of ranks [default: from the environment, or the command's]
+    /// Ranks [default: from the environment, or the command's]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Ranks")]
     pub world_size: Option<usize>,
     /// Backend of communication between ranks

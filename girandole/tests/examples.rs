@@ -85,6 +85,30 @@ fn each_row_of_own_data_comes_once_in_an_epoch() {
 }
 
 #[test]
+fn own_sampler_gives_each_row_once_with_little_padding() {
+    let output = run("own_sampler", &["2"]);
+    let epoch = |epoch: usize| -> Vec<u32> {
+        let lines = output.lines().filter(|line| line.contains(&format!("epoch {epoch}, ")));
+        let of_line = |line: &str| -> Vec<u32> {
+            let rows = line.split_once(", ").unwrap().1;
+            rows.split([',', '[', ']', ' ']).filter_map(|number| number.parse().ok()).collect()
+        };
+        lines.flat_map(of_line).collect()
+    };
+    let (first, second) = (epoch(0), epoch(1));
+    for (number, row) in (1..=32).zip(1..=32usize) {
+        assert_eq!(
+            first.iter().filter(|found| **found == number).count(),
+            3 + row * 7 % 29,
+            "{number}: {output}"
+        );
+    }
+    assert!(first != second && first.len() == second.len(), "{output}");
+    let plain = numbers(&output, "have ")[0];
+    assert!((first.len() as f64) < 0.8 * plain, "{} of {plain}: {output}", first.len());
+}
+
+#[test]
 fn own_collective_adds_what_lower_ranks_have() {
     let output = run("own_collective", &["4"]);
     for (rank, sum) in [1.0, 3.0, 6.0, 10.0].into_iter().enumerate() {

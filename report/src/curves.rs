@@ -28,8 +28,11 @@ impl Curve<'_> {
         self.pieces.iter().flatten()
     }
 
+    /// Steps count from 1, as where they are printed, so that a step and an evaluation after it are at one place. A loss of several
+    /// steps is in the middle of them.
     fn x(&self, bin: &Bin) -> f64 {
-        (self.run.before() + bin.step) / self.per_unit
+        let middle = (1. + self.run.losses_per(1)) / 2.;
+        (self.run.before() + bin.step + middle) / self.per_unit
     }
 
     /// Where it begins and ends.
@@ -164,9 +167,37 @@ fn note(curves: &[Curve<'_>]) -> String {
             parts.push(format!(
                 "{name}: {count} of {} losses are not finite, the first ({loss}) at step {}.",
                 curve.run.losses.len(),
-                curve.run.first_step + step * curve.run.steps_per_loss.max(1)
+                curve.run.first_step + step * curve.run.steps_per_loss.max(1) + 1
             ));
         }
     }
     parts.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Evaluation;
+
+    fn places(run: &RunSeries, by_epoch: bool) -> (Vec<f64>, Vec<f64>) {
+        let per_unit = run.losses_per(if by_epoch { run.steps_per_epoch } else { 1 });
+        let curve = Curve { run, pieces: thin(&run.losses, MOST_POINTS), per_unit };
+        let evaluated = evaluations::of(&[run]);
+        let dots = evaluated.iter().flat_map(|evaluated| dots(evaluated, by_epoch).points);
+        (curve.bins().map(|bin| curve.x(bin)).collect(), dots.map(|point| point.0).collect())
+    }
+
+    #[test]
+    fn losses_and_evaluations_count_steps_alike() {
+        let evaluation = |step| Evaluation { step, loss: 1., sample: None };
+        let evaluations = vec![evaluation(2), evaluation(4)];
+        let run = RunSeries { losses: vec![1.; 4], steps_per_epoch: 2, evaluations, ..RunSeries::default() };
+        assert_eq!(places(&run, false), (vec![1., 2., 3., 4.], vec![2., 4.]));
+        assert_eq!(places(&run, true), (vec![0.5, 1., 1.5, 2.], vec![1., 2.]));
+        let later = RunSeries { first_step: 10, evaluations: vec![evaluation(14)], ..run.clone() };
+        assert_eq!(places(&later, false), (vec![11., 12., 13., 14.], vec![14.]));
+        // Steps 1 and 2, and steps 3 and 4.
+        let means = RunSeries { losses: vec![1.; 2], steps_per_loss: 2, ..run };
+        assert_eq!(places(&means, false).0, [1.5, 3.5]);
+    }
 }

@@ -79,6 +79,8 @@ pub enum Figure {
 /// Rows of text; the first cell of each names it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Table {
+    /// What it shows; none is written where it is empty.
+    pub caption: String,
     /// Over the columns.
     pub heads: Vec<String>,
     /// As many cells in each as there are heads.

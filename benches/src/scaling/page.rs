@@ -121,7 +121,8 @@ fn table(points: &[Point<'_>]) -> Table {
             mib(run.most(memory)),
         ]
     };
-    Table { heads: heads.map(String::from).to_vec(), rows: points.iter().map(row).collect() }
+    let rows = points.iter().map(row).collect();
+    Table { heads: heads.map(String::from).to_vec(), rows, ..Table::default() }
 }
 
 fn memory(rank: &RankFigures) -> f64 {
@@ -175,6 +176,12 @@ fn costs(runs: &[Run], kinds: &[Kind]) -> Section {
     Section { heading: "Bytes and memory".into(), figures, ..Section::default() }
 }
 
+/// A count of things: `1 block`, `2 blocks`.
+fn counted(count: usize, thing: &str) -> String {
+    let ending = if count == 1 { "" } else { "s" };
+    format!("{count} {thing}{ending}")
+}
+
 fn facts(scaling: &Scaling) -> Vec<(String, String)> {
     let Scaling { options, machine, .. } = scaling;
     let Machine { processor, cores, memory_bytes, commit, optimised, .. } = machine;
@@ -194,8 +201,12 @@ fn facts(scaling: &Scaling) -> Vec<(String, String)> {
         fact(
             "model",
             format!(
-                "Transformer of {} blocks, {} features, {} heads, feed-forward layers of {}, {} tokens",
-                sizes.num_layers, sizes.d_model, sizes.num_heads, sizes.d_ff, sizes.vocab_size
+                "Transformer of {}, {}, {}, feed-forward layers of {}, {} tokens",
+                counted(sizes.num_layers, "block"),
+                counted(sizes.d_model, "feature"),
+                counted(sizes.num_heads, "head"),
+                sizes.d_ff,
+                sizes.vocab_size
             ),
         ),
         fact("tokens in a row", sizes.length),

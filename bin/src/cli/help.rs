@@ -6,12 +6,28 @@ use clap::{Arg, Command};
 
 /// Columns of all help. The parser wraps nothing: it would need a crate that asks the terminal for its size.
 const WIDTH: usize = 100;
+/// Columns of a narrow terminal, which breaks longer lines of `-h` in two.
+const NARROW: usize = 80;
 /// What the parser puts before the text of an option in `--help`.
 const INDENT: usize = 10;
 
 /// Options that many commands share, by their heading. `-h` has one line for each group that a command takes.
-const SHARED: [(&str, &[&str]); 4] = [
-    ("Ranks", &["backend", "transport", "tls", "init-method", "timeout", "device", "elastic", "replace"]),
+const SHARED: [(&str, &[&str]); 5] = [
+    (
+        "Ranks",
+        &[
+            "backend",
+            "transport",
+            "tls",
+            "init-method",
+            "timeout",
+            "device",
+            "elastic",
+            "replace",
+            "pipeline-schedule",
+        ],
+    ),
+    ("Training", &["sequence-parallel", "no-shuffle", "field", "precision", "no-memory-check"]),
     ("Optimizer", &["schedule", "warmup", "lowest-lr", "betas", "eps", "weight-decay", "clip"]),
     ("Files", &["init", "data", "save", "metrics", "trace", "report", "tensorboard"]),
     ("Checkpoints", &["checkpoint-dir", "checkpoint-every", "resume"]),
@@ -28,7 +44,11 @@ pub(super) fn with_pages(command: Command) -> Command {
         let _ = writeln!(page, "{header}Shared options{header:#} (described by {literal}--help{literal:#}):");
     }
     for (heading, options) in groups.iter().filter(|(_, options)| !options.is_empty()) {
-        let _ = writeln!(page, "  {heading}: {}", options.join(", "));
+        let _ = writeln!(
+            page,
+            "  {}",
+            wrap(&format!("{heading}: {}", options.join(", ")), NARROW - 4).replace('\n', "\n    ")
+        );
     }
     let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     let examples: Vec<&str> = text.lines().filter(|line| line.starts_with("  girandole ")).collect();
@@ -48,10 +68,48 @@ pub(super) fn with_pages(command: Command) -> Command {
     if text.is_empty() { command } else { command.after_long_help(wrap(&text, WIDTH)) }
 }
 
+/// A command for `-h`: an option's possible values are left out where its line would be too long. `--help` has them.
+pub(super) fn short(command: Command) -> Command {
+    let listed =
+        command.get_arguments().filter(|option| !option.is_hide_set() && !option.is_hide_short_help_set());
+    let listed: Vec<Arg> = listed.cloned().collect();
+    command.mut_args(|option| {
+        let values = option.get_possible_values();
+        if values.is_empty() || !option.get_action().takes_values() {
+            return option;
+        }
+        // Options that are beside each other begin their texts in one column.
+        let is_beside = |other: &&Arg| {
+            (other.get_help_heading(), other.is_positional())
+                == (option.get_help_heading(), option.is_positional())
+        };
+        let column = listed.iter().filter(is_beside).map(name_width).max().unwrap_or(0);
+        let values =
+            values.iter().filter(|value| !value.is_hide_set()).map(|value| value.get_name().len() + 2);
+        let defaults = option.get_default_values().iter().map(|value| value.len() + " [default: ]".len());
+        let text = option.get_help().map_or(0, |help| help.to_string().chars().count());
+        let len =
+            column + text + " [possible values: ".len() + values.sum::<usize>() + defaults.sum::<usize>();
+        let is_hidden = option.is_hide_possible_values_set() || len > WIDTH;
+        option.hide_possible_values(is_hidden)
+    })
+}
+
+/// Columns before the text of an option in `-h`, if no other one needs more.
+fn name_width(option: &Arg) -> usize {
+    let value = option.get_value_names().and_then(|names| names.first()).map_or(0, |name| name.len() + 2);
+    let value = if option.get_action().takes_values() { value } else { 0 };
+    match option.get_long() {
+        None => 4 + value,
+        // Behind room for a letter, `-h, `.
+        Some(long) => 10 + long.len() + if value > 0 { 1 + value } else { 0 },
+    }
+}
+
 /// The options of a group that a command takes, as they are typed.
 fn shared(command: &Command, heading: &str) -> Vec<String> {
     let options = command.get_arguments().filter(|option| option.get_help_heading() == Some(heading));
-    let names = options.filter(|option| is_shared(option)).filter_map(Arg::get_long);
+    let names = options.filter(|option| is_shared(option) && !option.is_hide_set()).filter_map(Arg::get_long);
     names.map(|name| format!("--{name}")).collect()
 }
 
@@ -91,7 +149,10 @@ mod tests {
 
     /// Every command but clap's own, and the program itself.
     fn all() -> Vec<Command> {
-        let mut program = commands();
+        built(commands())
+    }
+
+    fn built(mut program: Command) -> Vec<Command> {
         program.build();
         let subcommands = program.get_subcommands().filter(|command| command.get_name() != "help");
         let mut all: Vec<Command> = subcommands.cloned().collect();
@@ -105,17 +166,40 @@ mod tests {
         page.lines().filter(|line| line.chars().count() > WIDTH).collect()
     }
 
+    /// Lines of a page on a terminal of so many columns.
+    fn lines(page: &str, width: usize) -> usize {
+        page.lines().map(|line| line.chars().count().div_ceil(width).max(1)).sum()
+    }
+
     #[test]
     fn the_short_help_is_a_page() {
         let mut long = Vec::new();
-        for mut command in all() {
+        for mut command in built(commands().mut_subcommands(short)) {
             let page = command.render_help().to_string();
-            let lines: usize = page.lines().map(|line| line.chars().count().div_ceil(WIDTH).max(1)).sum();
-            assert!(lines < 60, "{} -h has {lines} lines:\n{page}", command.get_name());
-            let is_list = |line: &&&str| line.contains("[possible values: ");
+            for width in [NARROW, WIDTH] {
+                let (name, lines) = (command.get_name(), lines(&page, width));
+                assert!(lines < 60, "{name} -h has {lines} lines of {width} columns:\n{page}");
+            }
+            let is_list = |line: &&&str| line.contains("[default: all_reduce,");
             long.extend(too_long(&page).iter().filter(|line| !is_list(line)).map(ToString::to_string));
         }
         assert_eq!(long, [""; 0]);
+    }
+
+    #[test]
+    fn the_short_help_leaves_out_values_only_where_a_line_is_long() {
+        let page = |name: &str| {
+            let mut program = commands();
+            short(program.find_subcommand_mut(name).unwrap().clone()).render_help().to_string()
+        };
+        let (plan, sampler) = (page("plan"), page("sampler"));
+        assert!(plan.contains("[MODEL]") && !plan.contains("ddp-mlp,"), "{plan}");
+        assert!(sampler.contains("--tail <") && !sampler.contains("drop, uneven"), "{sampler}");
+        for (name, values) in
+            [("ddp-trainer", "mse, document"), ("completions", "bash, elvish, fish, powershell, zsh")]
+        {
+            assert!(page(name).contains(&format!("[possible values: {values}]")), "{}", page(name));
+        }
     }
 
     #[test]
@@ -130,8 +214,9 @@ mod tests {
     fn both_helps_name_every_option() {
         for mut command in all() {
             let (short, long) = (command.render_help().to_string(), command.render_long_help().to_string());
+            let listed = command.get_arguments().filter(|option| !option.is_hide_set());
             let names: Vec<String> =
-                command.get_arguments().filter_map(Arg::get_long).map(|name| format!("--{name}")).collect();
+                listed.filter_map(Arg::get_long).map(|name| format!("--{name}")).collect();
             for name in names {
                 let has = |help: &str| {
                     help.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-')).any(|word| word == name)
@@ -154,6 +239,17 @@ mod tests {
         assert!(!short.contains("--resume [<CHECKPOINT>]") && long.contains("--resume [<CHECKPOINT>]"));
         assert!(short.contains("--mesh <AXES>"), "{short}");
         assert!(short.contains("\n  girandole pretrain --data"), "{short}");
+    }
+
+    #[test]
+    fn replace_is_listed_only_where_lost_ranks_are_replaced() {
+        let mut program = commands();
+        for (name, is_listed) in [("ddp-transformer", true), ("pretrain", false), ("finetune", false)] {
+            let command = program.find_subcommand_mut(name).unwrap();
+            let pages = [command.render_help(), command.render_long_help()].map(|page| page.to_string());
+            assert!(pages.iter().all(|page| page.contains("--elastic")), "{name}");
+            assert!(pages.iter().all(|page| page.contains("--replace") == is_listed), "{name}: {}", pages[1]);
+        }
     }
 
     #[test]

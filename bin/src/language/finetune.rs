@@ -28,10 +28,12 @@ pub struct FinetuneOptions {
     model: PathBuf,
     #[command(flatten)]
     options: TrainOptions,
-    /// Rank of adapters (LoRA) [default: none; the weights are trained]
+    /// Rank of adapters (LoRA) [default: no adapters]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Adapters")]
     lora_rank: Option<usize>,
-    /// Alpha: adapters are scaled by alpha / rank [default: twice the rank]
+    /// Alpha of adapters [default: twice the rank]
+    ///
+    /// Adapters are scaled by alpha / rank.
     #[arg(
         long,
         value_name = "A",
@@ -40,7 +42,9 @@ pub struct FinetuneOptions {
         help_heading = "Adapters"
     )]
     lora_alpha: Option<f64>,
-    /// Layers with adapters, by the end of their names
+    /// Layers with adapters
+    ///
+    /// The ends of their names, such as q_proj; all-linear stands for all linear layers but the output.
     #[arg(
         long,
         value_name = "NAME",
@@ -61,10 +65,12 @@ pub struct FinetuneOptions {
         help_heading = "Adapters"
     )]
     lora_dropout: f64,
-    /// Continue with these adapters: a folder with adapter_config.json
+    /// Folder of adapters to continue with
+    ///
+    /// It has an adapter_config.json.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["lora_rank", "lora_alpha", "lora_targets", "lora_dropout"], help_heading = "Adapters")]
     adapters: Option<PathBuf>,
-    /// Save the whole model, with the adapters merged into its weights
+    /// Save the whole model, with adapters merged into it
     #[arg(long, help_heading = "Adapters")]
     merge: bool,
 }

@@ -57,10 +57,12 @@ impl ParametersDtype {
 
 /// Options of both commands.
 #[derive(Debug, Clone, Args)]
+// It is refused: see `check_elastic`.
+#[command(mut_arg("replace", |option| option.hide(true)))]
 pub struct TrainOptions {
-    /// Files to train on: text, JSON lines or tokens; FILE=2.0 counts twice
+    /// Text, JSON lines or tokens; FILE=2.0 counts twice
     ///
-    /// Text (one document per file), JSON lines, files that `tokenize` wrote, or safetensors with a tensor tokens (rows, length).
+    /// Files to train on: text (one document per file), JSON lines, files that `tokenize` wrote, or safetensors with a tensor tokens (rows, length).
     /// FILE=2.0 takes the rows of that file twice per epoch.
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     pub(super) data: Vec<DataFile>,
@@ -70,7 +72,7 @@ pub struct TrainOptions {
     /// Replace the model that --out holds already
     #[arg(long)]
     pub(super) overwrite: bool,
-    /// Layout of ranks, such as dp=2,tp=2 [default: copies]
+    /// Layout, such as dp=2,tp=2 [default: copies]
     ///
     /// Sizes of the axes pp (pipeline stages), dp (copies), shard (FSDP) and tp (divided layers); an axis left out has size 1.
     #[arg(long, value_name = "AXES", help_heading = "Ranks")]
@@ -94,21 +96,23 @@ pub struct TrainOptions {
     /// Rows per step, over all ranks
     #[arg(long, value_name = "N", default_value = "8", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
     pub(super) batch_size: usize,
-    /// Parts of a rank's rows, computed in turn [default: 1, or pp]
+    /// Parts of a rank's rows [default: 1, or pp]
     ///
-    /// More parts need less memory. With a pipeline they are its micro-batches.
+    /// They are computed in turn: more parts need less memory. With a pipeline they are its micro-batches.
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
     accumulate: Option<usize>,
-    /// Recompute every N-th block in backward: less memory, more time
+    /// Recompute every N-th block: less memory
     ///
-    /// Only the input of such a block is kept; 1 recomputes all blocks. `selective` recomputes in all blocks only what is cheap,
+    /// Only the input of such a block is kept, and backward computes it again, which takes time; 1 recomputes all blocks. `selective` recomputes in all blocks only what is cheap,
     /// and keeps matrix products.
     #[arg(long, value_name = "N|selective", value_parser = recompute, allow_negative_numbers = true, help_heading = "Training")]
     recompute: Option<Recompute>,
     /// Also divide rows between layers over the ranks of tp: less memory
     #[arg(long, help_heading = "Training")]
     pub(super) sequence_parallel: bool,
-    /// Tokens per row [default: 1024, or the model's positions if fewer]
+    /// Tokens per row [default: at most 1024]
+    ///
+    /// By default 1024, or as many as the model has positions, if those are fewer.
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Training")]
     pub(super) length: Option<usize>,
     /// Field of JSON lines with the text [default: text, or messages]
@@ -141,14 +145,14 @@ pub struct TrainOptions {
     /// Take rows in the order of the files
     #[arg(long, help_heading = "Training")]
     no_shuffle: bool,
-    /// Probability of dropout [default: as config.json says]
+    /// Probability of dropout [default: config.json's]
     ///
     /// In place of the probabilities in config.json, wherever such a model has dropout: in attention, and in a GPT-2 also after the embedding
     /// and after each layer. The same numbers are dropped in every layout.
     #[arg(long, value_name = "P", value_parser = crate::options::probability, allow_negative_numbers = true, help_heading = "Training")]
     pub(super) dropout: Option<f64>,
     /// Type of parameters
-    #[arg(long, value_enum, default_value = "f32", help_heading = "Training")]
+    #[arg(long, value_name = "TYPE", value_enum, default_value = "f32", help_heading = "Training")]
     pub(super) parameters: ParametersDtype,
     /// Matrix products of f32 on the CPU
     #[arg(long, value_enum, default_value = "f32", help_heading = "Training")]
@@ -156,20 +160,20 @@ pub struct TrainOptions {
     /// Start even if the plan says that this machine has too little memory
     #[arg(long, help_heading = "Training")]
     pub(super) no_memory_check: bool,
-    /// Seed of new weights and of the order of rows
+    /// Seed of weights and order of rows
     #[arg(long, value_name = "N", default_value = "42", value_parser = seed, allow_negative_numbers = true, help_heading = "Training")]
     pub(super) seed: u64,
 
     /// File with text to evaluate on
     #[arg(long, value_name = "FILE", help_heading = "Evaluation and logging")]
     pub(super) evaluate: Option<DataFile>,
-    /// Steps from one evaluation to the next [default: a tenth of all]
+    /// Steps between evaluations [default: 1/10 of all]
     #[arg(long, value_name = "STEPS", value_parser = count, allow_negative_numbers = true, help_heading = "Evaluation and logging")]
     evaluate_every: Option<usize>,
     /// The sample of text at each evaluation.
     #[command(flatten)]
     pub(super) sample: SampleOptions,
-    /// Steps from one printed line to the next
+    /// Steps between printed lines
     #[arg(long, value_name = "STEPS", default_value = "10", value_parser = count, allow_negative_numbers = true, help_heading = "Evaluation and logging")]
     pub(super) log_every: usize,
     /// File for each step's loss, learning rate, gradient norm and speed, one JSON object per line

@@ -32,14 +32,15 @@ given sizes. To start, take a text of a few megabytes:
   girandole pretrain --data book.txt --out model --steps 500 --lr 0.001
   girandole generate --model model --prompt \"The \" --temperature 0.8")]
 pub struct PretrainOptions {
-    /// Folder with config.json and tokenizer.json [default: a new Llama]
+    /// Folder with config.json [default: a new Llama]
     ///
-    /// A Llama, Mistral, Qwen2.5, Qwen3 or GPT-2. The folder needs no tokenizer.json if --tokenizer is given. Its weights are not read.
+    /// Of a Llama, Mistral, Qwen2.5, Qwen3 or GPT-2, with its tokenizer.json; that is not needed if --tokenizer is given. Its weights are
+    /// not read.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["layers", "hidden", "heads"])]
     model: Option<PathBuf>,
     #[command(flatten)]
     options: TrainOptions,
-    /// Tokenizer [default: the folder's tokenizer.json, else bytes]
+    /// Tokenizer [default: the folder's, else bytes]
     #[arg(long, value_enum)]
     tokenizer: Option<TokenizerKind>,
     /// Blocks (layers)

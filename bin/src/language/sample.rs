@@ -17,9 +17,9 @@ const PROMPT: usize = 8;
 /// What is written at each evaluation.
 #[derive(Debug, Clone, Args)]
 pub(super) struct SampleOptions {
-    /// Prompt of the sample [default: start of the first row]
+    /// Prompt of the sample [default: the first row's]
     ///
-    /// Each evaluation prints a sample of text.
+    /// Each evaluation prints a sample of text. By default it continues the start of the first row.
     #[arg(long, value_name = "TEXT", requires = "evaluate", help_heading = "Evaluation and logging")]
     sample_prompt: Option<String>,
     /// Tokens of the sample

@@ -26,9 +26,9 @@ const MOST_RANKS: usize = 1 << 16;
 /// Options of `plan --model`, those of `pretrain` and `finetune`.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct LanguagePlanOptions {
-    /// Folder with config.json, or that file, in place of MODEL
+    /// Folder with config.json, or that file
     ///
-    /// A Llama, Mistral, Qwen2.5, Qwen3 or GPT-2.
+    /// In place of MODEL: a Llama, Mistral, Qwen2.5, Qwen3 or GPT-2.
     #[arg(
         id = "folder",
         long = "model",
@@ -38,7 +38,9 @@ pub(crate) struct LanguagePlanOptions {
         help_heading = "Language models"
     )]
     pub(crate) folder: Option<PathBuf>,
-    /// One layout, such as pp=2,shard=2 [default: all for --ranks]
+    /// One layout, such as pp=2,tp=2 [default: all]
+    ///
+    /// By default all layouts of --ranks ranks.
     #[arg(
         long,
         value_name = "AXES",
@@ -47,7 +49,9 @@ pub(crate) struct LanguagePlanOptions {
         help_heading = "Language models"
     )]
     mesh: Option<Layout>,
-    /// Parts of a rank's rows, computed in turn [default: 1, or pp]
+    /// Parts of a rank's rows [default: 1, or pp]
+    ///
+    /// They are computed in turn.
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, requires = "folder", help_heading = "Language models")]
     accumulate: Option<usize>,
     /// Recompute every N-th block in backward
@@ -60,9 +64,11 @@ pub(crate) struct LanguagePlanOptions {
     #[arg(long, default_value = "1f1b", value_name = "NAME", value_parser = schedule, help_heading = "Language models")]
     pipeline_schedule: ScheduleKind,
     /// Type of parameters
-    #[arg(long, value_enum, default_value = "f32", help_heading = "Language models")]
+    #[arg(long, value_name = "TYPE", value_enum, default_value = "f32", help_heading = "Language models")]
     parameters: ParametersDtype,
-    /// Train only adapters (LoRA) of this rank, on all linear layers
+    /// Rank of adapters (LoRA) [default: no adapters]
+    ///
+    /// Only the adapters are trained; all linear layers have some.
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, requires = "folder", help_heading = "Language models")]
     lora_rank: Option<usize>,
 }

@@ -119,33 +119,45 @@ pub struct PlanOptions {
     /// Memory of a rank, such as 16GB [default: this machine's / ranks]
     #[arg(long, value_name = "BYTES", value_parser = units::bytes, allow_hyphen_values = true)]
     pub(crate) memory: Option<f64>,
-    /// Bandwidth of a rank, such as 100Gbit/s [default: measured]
+    /// Bandwidth of a rank [default: measured]
+    ///
+    /// Such as 100Gbit/s.
     #[arg(long, value_name = "BYTES/s", value_parser = units::bandwidth, allow_hyphen_values = true)]
     pub(crate) bandwidth: Option<f64>,
-    /// Latency of a message, such as 50us [default: measured]
+    /// Latency of a message [default: measured]
+    ///
+    /// Such as 50us.
     #[arg(long, value_name = "TIME", value_parser = units::time, allow_hyphen_values = true)]
     pub(crate) latency: Option<f64>,
     /// Network, in place of bandwidth and latency
     #[arg(long, value_enum, conflicts_with_all = ["bandwidth", "latency", "node_bandwidth", "node_latency"])]
     pub(crate) network: Option<NetworkName>,
-    /// Ranks per node [default: all, or those of --network]
+    /// Ranks per node [default: --network's, or all]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
     pub(crate) ranks_per_node: Option<usize>,
-    /// Bandwidth of a rank to other nodes [default: --bandwidth]
+    /// Between nodes [default: --bandwidth]
+    ///
+    /// Bandwidth of a rank to other nodes.
     #[arg(long, value_name = "BYTES/s", value_parser = units::bandwidth, allow_hyphen_values = true, requires = "ranks_per_node")]
     pub(crate) node_bandwidth: Option<f64>,
-    /// Latency of a message to other nodes [default: --latency]
+    /// Between nodes [default: --latency]
+    ///
+    /// Latency of a message to other nodes.
     #[arg(long, value_name = "TIME", value_parser = units::time, allow_hyphen_values = true, requires = "ranks_per_node")]
     pub(crate) node_latency: Option<f64>,
-    /// Speed of a rank, such as 80GFLOP/s [default: measured]
+    /// Speed of a rank [default: measured]
+    ///
+    /// Such as 80GFLOP/s.
     #[arg(long, value_name = "FLOP/s", value_parser = units::flops, allow_hyphen_values = true)]
     pub(crate) flops: Option<f64>,
-    /// Optimizer's memory traffic, such as 20GB/s [default: measured]
+    /// Memory bandwidth of a rank [default: measured]
     ///
-    /// It is measured together with bandwidth, latency and operations; if those are all given, the optimizer is taken to need no time.
+    /// Such as 20GB/s: the optimizer's traffic. It is measured together with bandwidth, latency and operations; if those are all given, the optimizer is taken to need no time.
     #[arg(long, value_name = "BYTES/s", value_parser = units::bandwidth, allow_hyphen_values = true)]
     pub(crate) memory_bandwidth: Option<f64>,
-    /// Samples per step, over all ranks [default: 16; 8 with --model]
+    /// Samples per step [default: 16; 8 with --model]
+    ///
+    /// Over all ranks.
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
     pub(crate) batch_size: Option<usize>,
     /// Micro-batches of a pipeline
@@ -156,12 +168,14 @@ pub struct PlanOptions {
     /// That is adam for fsdp-mlp, tensor-parallel-mlp and tensor-parallel-transformer, and sgd for the others.
     #[arg(long, value_enum)]
     pub(crate) optimizer: Option<OptimizerName>,
-    /// Bytes of a number, such as 2 for f16 and bf16
+    /// Bytes of a number
+    ///
+    /// Such as 2 for f16 and bf16.
     #[arg(long, value_name = "N", default_value = "4", value_parser = count, allow_negative_numbers = true)]
     pub(crate) element_bytes: usize,
-    /// Bytes of a number that FSDP gathers [default: --element-bytes]
+    /// The same for FSDP [default: --element-bytes]
     ///
-    /// It is 2 for the default of `fsdp-mlp`, f16.
+    /// Bytes of a number that FSDP gathers. It is 2 for the default of `fsdp-mlp`, f16.
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
     pub(crate) gathered_bytes: Option<usize>,
     /// File to write the plan to, as JSON
@@ -188,13 +202,15 @@ pub struct PlanOptions {
     /// Layers
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     pub(crate) num_layers: Option<usize>,
-    /// Positions: the longest row of tokens that the model takes
+    /// Positions: the longest row that the model takes
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     pub(crate) max_len: Option<usize>,
     /// Tokens in a row; the last one is only predicted
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true, help_heading = "Model")]
     pub(crate) length: Option<usize>,
-    /// Dropout; above 0 its results take memory [default: the command's]
+    /// Dropout [default: the command's]
+    ///
+    /// Above 0 its results take memory.
     #[arg(long, value_name = "P", value_parser = probability, allow_negative_numbers = true, help_heading = "Model")]
     pub(crate) dropout: Option<f64>,
 }

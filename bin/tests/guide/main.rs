@@ -6,6 +6,8 @@
 mod common;
 mod console;
 mod links;
+mod messages;
 mod pages;
 mod sources;
+mod texts;
 mod words;

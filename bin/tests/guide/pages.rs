@@ -99,3 +99,31 @@ fn every_chapter_is_in_the_contents_and_its_code_is_tested() {
         }
     }
 }
+
+/// What mdBook would refuse or read in another way than it is meant, since it is not run with the tests: `mdbook build book` passes where this
+/// does.
+#[test]
+fn mdbook_can_read_the_contents() {
+    let contents = page("book/src/SUMMARY.md").text;
+    let mut lines = contents.lines().filter(|line| !line.is_empty());
+    assert_eq!(lines.next(), Some("# Summary"));
+    let (mut has_parts, mut files) = (false, vec![]);
+    for line in lines {
+        has_parts |= line.starts_with("# ");
+        let chapter = if has_parts { line.strip_prefix("- ") } else { Some(line) };
+        let link =
+            chapter.and_then(|chapter| chapter.strip_prefix('[')?.strip_suffix(".md)")?.split_once("]("));
+        assert!(link.is_some() || line.starts_with("# "), "SUMMARY.md: {line}");
+        files.extend(link.map(|(_, file)| format!("{file}.md")));
+    }
+    let mut once = files.clone();
+    once.sort_unstable();
+    once.dedup();
+    assert_eq!(once.len(), files.len(), "a chapter is in SUMMARY.md twice: {files:?}");
+    for file in files {
+        let page = page(&format!("book/src/{file}"));
+        assert!(page.text.starts_with("# "), "{file} does not begin with its title");
+        // Directives, such as `include`, that mdBook replaces.
+        assert!(!page.text.contains("{{#"), "{file} has a directive of mdBook");
+    }
+}

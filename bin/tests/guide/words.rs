@@ -1,7 +1,9 @@
 //! Sentences that have to be read twice.
 
 use crate::common::{girandole, succeed, text};
-use crate::pages::{all, page};
+use crate::messages::SOURCES;
+use crate::pages::{all, page, root};
+use crate::texts::{rust_files, texts};
 
 /// Each with what says it at once.
 const RIDDLES: [(&str, &str); 36] = [
@@ -70,4 +72,21 @@ fn there_are_none_in_the_help() {
         seen += 1;
     }
     assert!(seen > 20, "{seen} commands: {program}");
+}
+
+/// In what programs and libraries say: errors, warnings and notes, and whatever else is text in their code.
+#[test]
+fn there_are_none_in_messages() {
+    let mut seen = 0;
+    for folder in SOURCES {
+        for code in rust_files(&root().join(folder)) {
+            // Tests speak to nobody.
+            let code = code.split("#[cfg(test)]").next().unwrap_or_default();
+            for text in texts(code) {
+                check(folder, &text);
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 3000, "{seen} texts");
 }

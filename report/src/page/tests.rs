@@ -186,7 +186,7 @@ fn losses_that_are_not_finite_are_told() {
         ..RunSeries::default()
     };
     let html = Report { runs: vec![run], ..Report::default() }.render().unwrap();
-    assert!(html.contains("ddp: 2 of 4 losses are not finite, the first (NaN) at step 1."));
+    assert!(html.contains("ddp: 2 of 4 losses are not finite, the first (NaN) at step 2."));
 }
 
 #[test]

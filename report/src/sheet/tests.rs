@@ -5,7 +5,8 @@ fn curve(points: Vec<(f64, f64)>, line: Line) -> Curve {
 }
 
 fn sheet(figures: Vec<Figure>) -> Sheet {
-    let table = Table { heads: vec!["a".into(), "b".into()], rows: vec![vec!["<c>".into(), "1".into()]] };
+    let (heads, rows) = (vec!["a".into(), "b".into()], vec![vec!["<c>".into(), "1".into()]]);
+    let table = Table { caption: "<d>".into(), heads, rows };
     let (heading, text) = ("<h>".into(), vec!["<p>".into()]);
     let section = Section { heading, text, figures, tables: vec![table] };
     Sheet { title: "t".into(), sections: vec![section], ..Sheet::default() }
@@ -26,6 +27,7 @@ fn every_figure_is_drawn_and_nothing_is_loaded() {
     assert_eq!(html.matches("class=\"plot\"").count(), 4);
     assert_eq!(html.matches("<svg").count(), 5, "the broad one once more for a narrow page");
     assert!(html.contains("&#60;ddp&#62;") && html.contains("&#60;p&#62;") && html.contains("&#60;c&#62;"));
+    assert!(html.contains("<h3>&#60;d&#62;</h3>"));
     let links = html.replace("xmlns=\"http://www.w3.org/2000/svg\"", "");
     for link in ["http", "href", "src=", "url(", "@import", "<script", "<link", "<ddp>"] {
         assert!(!links.contains(link), "{link}");

@@ -92,7 +92,8 @@ fn table(compared: &[Compared]) -> Table {
         ]
     };
     let heads = ["strategy", "ranks", "rows", "measured", "predicted", "difference"];
-    Table { heads: heads.map(String::from).to_vec(), rows: compared.iter().map(row).collect() }
+    let rows = compared.iter().map(row).collect();
+    Table { heads: heads.map(String::from).to_vec(), rows, ..Table::default() }
 }
 
 /// Ranks that are not there.
@@ -141,8 +142,7 @@ fn most(forecast: &Forecast) -> Table {
             format!("{:.1} GB", point.prediction.state_bytes * GB),
         ]
     };
-    let name = forecast.network.name.as_str();
-    let heads = [name, "ranks", "step", "computing", "efficiency", "weights, gradients, Adam"];
+    let heads = ["layout", "ranks", "step", "computing", "efficiency", "weights, gradients, Adam"];
     let rows = forecast.points.iter().filter(|point| point.ranks == most).map(row).collect();
-    Table { heads: heads.map(String::from).to_vec(), rows }
+    Table { caption: forecast.network.name.clone(), heads: heads.map(String::from).to_vec(), rows }
 }

@@ -96,14 +96,20 @@ pub struct FsdpMlpOptions {
         help_heading = "Sharding"
     )]
     pub(crate) shard_ranks: Option<usize>,
-    /// Type that layers compute in; shards and Adam's state are f32
-    #[arg(long, value_enum, default_value = "f16", help_heading = "Sharding")]
+    /// Type that layers compute in
+    ///
+    /// Shards and Adam's state are f32.
+    #[arg(long, value_name = "TYPE", value_enum, default_value = "f16", help_heading = "Sharding")]
     pub(crate) param_dtype: FloatKind,
-    /// Type that gradients are averaged in [default: that of --param-dtype]
-    #[arg(long, value_enum, help_heading = "Sharding")]
+    /// Type of averages [default: --param-dtype]
+    ///
+    /// Gradients are averaged in it.
+    #[arg(long, value_name = "TYPE", value_enum, help_heading = "Sharding")]
     pub(crate) reduce_dtype: Option<FloatKind>,
-    /// Type of buffers (state that is not trained); this model has none
-    #[arg(long, value_enum, default_value = "f32", help_heading = "Sharding")]
+    /// Type of buffers
+    ///
+    /// They are state that is not trained; this model has none.
+    #[arg(long, value_name = "TYPE", value_enum, default_value = "f32", help_heading = "Sharding")]
     pub(crate) buffer_dtype: FloatKind,
     /// Scale the loss, at first by this factor (such as 65536)
     ///
