@@ -11,6 +11,8 @@
 //! The proof in the first message, the knock, tells nothing of who has overheard and repeats it. But whoever only knows the protocol
 //! is sent away at once and takes no place from a rank, and who repeats takes one place only.
 //!
+//! A client that encrypts says so in its opening, and all after that is encrypted.
+//!
 //! In the place of an answer, a claim that proves nothing gets bytes that say so: a connection that merely ends is one to be
 //! made again.
 //!
@@ -33,10 +35,12 @@ const MAGIC: [u8; 8] = *b"girandle";
 const ENCRYPTED: u16 = u16::MAX;
 /// There, too: the client's opening shows that it does not hold the job's secret.
 const NO_SECRET: u16 = u16::MAX - 1;
+/// Added to the version in a client's opening: what comes after it is encrypted.
+const ENCRYPTS: u16 = 1 << 15;
 /// Where the knock is in a client's opening.
 const KNOCK: usize = 26;
 
-const OPENING: usize = 42;
+pub(crate) const OPENING: usize = 42;
 pub(crate) type Opening = [u8; OPENING];
 /// What anybody can send who knows the protocol.
 #[cfg(test)]
@@ -152,23 +156,41 @@ pub(crate) struct Verdict {
     pub(crate) world_size: u32,
 }
 
-fn opening() -> Try<Opening> {
+/// An opening with `word` in the place of the version.
+fn opening(word: u16) -> Try<Opening> {
     let mut message = [0; OPENING];
     message[..8].copy_from_slice(&MAGIC);
-    message[8..10].copy_from_slice(&VERSION.to_le_bytes());
+    message[8..10].copy_from_slice(&word.to_le_bytes());
     getrandom::fill(&mut message[10..]).map_err(|_| Fault::NoRandomness)?;
     Ok(message)
 }
 
-fn check_opening(theirs: &Opening, ours: Option<&Opening>) -> Try<()> {
-    let version = u16::from_le_bytes([theirs[8], theirs[9]]);
-    match () {
-        () if theirs[..8] != MAGIC => Err(Fault::NotOurs),
-        () if version == ENCRYPTED => Err(Fault::Encryption { theirs: true }),
-        () if version == NO_SECRET => Err(Fault::ProofRefused),
-        () if version != VERSION => Err(Fault::Version(version)),
-        () if ours == Some(theirs) => Err(Fault::NotOurs),
-        () => Ok(()),
+fn word(opening: &Opening) -> u16 {
+    u16::from_le_bytes([opening[8], opening[9]])
+}
+
+/// Whether all that this client sends after its opening is encrypted.
+pub(crate) fn encrypts(client: &Opening) -> bool {
+    word(client) & ENCRYPTS != 0
+}
+
+/// What a server says to the client with the opening `ours`.
+fn check_server(theirs: &Opening, ours: &Opening) -> Try<()> {
+    match word(theirs) {
+        _ if theirs[..8] != MAGIC => Err(Fault::NotOurs),
+        ENCRYPTED => Err(Fault::Encryption { theirs: true }),
+        NO_SECRET => Err(Fault::ProofRefused),
+        VERSION if ours == theirs => Err(Fault::NotOurs),
+        VERSION => Ok(()),
+        version => Err(Fault::Version(version)),
+    }
+}
+
+fn check_client(theirs: &Opening) -> Try<()> {
+    match word(theirs) & !ENCRYPTS {
+        _ if theirs[..8] != MAGIC => Err(Fault::NotOurs),
+        VERSION => Ok(()),
+        version => Err(Fault::Version(version)),
     }
 }
 
@@ -190,7 +212,15 @@ pub(crate) struct Client<'a> {
 
 impl<'a> Client<'a> {
     pub(crate) fn new(credentials: &'a Credentials, caller: Caller) -> Try<Self> {
-        let mut opening = opening()?;
+        Self::opened(credentials, caller, opening(VERSION)?)
+    }
+
+    /// One that encrypts all after its opening.
+    pub(crate) fn encrypting(credentials: &'a Credentials, caller: Caller) -> Try<Self> {
+        Self::opened(credentials, caller, opening(VERSION | ENCRYPTS)?)
+    }
+
+    fn opened(credentials: &'a Credentials, caller: Caller, mut opening: Opening) -> Try<Self> {
         let knock = credentials.knock(&opening).finalize().into_bytes();
         opening[KNOCK..].copy_from_slice(&knock[..OPENING - KNOCK]);
         Ok(Self { credentials, caller, opening })
@@ -200,9 +230,14 @@ impl<'a> Client<'a> {
         &self.opening
     }
 
+    /// What it means that the server says this, and does not encrypt it.
+    pub(crate) fn refused(&self, server: &Opening) -> Fault {
+        check_server(server, &self.opening).err().unwrap_or(Fault::Encryption { theirs: false })
+    }
+
     /// The claim to send in reply to the server's opening, and who checks the answer.
     pub(crate) fn claim(self, server: Opening) -> Try<(Claim, Claimed<'a>)> {
-        check_opening(&server, Some(&self.opening))?;
+        check_server(&server, &self.opening)?;
         let mut claim = [0; 41];
         claim[..4].copy_from_slice(&self.caller.rank.to_le_bytes());
         claim[4..8].copy_from_slice(&self.caller.world_size.to_le_bytes());
@@ -250,10 +285,10 @@ pub(crate) struct Server<'a> {
 
 impl<'a> Server<'a> {
     pub(crate) fn new(credentials: &'a Credentials, client: Opening) -> Try<Self> {
-        check_opening(&client, None)?;
+        check_client(&client)?;
         let knock = credentials.knock(&client).verify_truncated_left(&client[KNOCK..]);
         knock.map_err(|_| Fault::BadProof)?;
-        Ok(Self { credentials, client, opening: opening()? })
+        Ok(Self { credentials, client, opening: opening(VERSION)? })
     }
 
     /// The same after both openings.
@@ -261,25 +296,19 @@ impl<'a> Server<'a> {
         Self { credentials, client, opening }
     }
 
-    /// What to send to a client of another version, so that it can tell its user.
+    /// What to send to a client of another version, or one that encrypts and should not, so that it can tell its user.
     pub(crate) fn other_version() -> Try<Opening> {
-        opening()
+        opening(VERSION)
     }
 
     /// What to send to a client that should encrypt and does not.
     pub(crate) fn encrypted() -> Try<Opening> {
-        Self::in_place_of_version(ENCRYPTED)
+        opening(ENCRYPTED)
     }
 
     /// What to send to a client whose opening shows that it does not hold the job's secret.
     pub(crate) fn no_secret() -> Try<Opening> {
-        Self::in_place_of_version(NO_SECRET)
-    }
-
-    fn in_place_of_version(word: u16) -> Try<Opening> {
-        let mut message = opening()?;
-        message[8..10].copy_from_slice(&word.to_le_bytes());
-        Ok(message)
+        opening(NO_SECRET)
     }
 
     /// What to send to a client that does not hold the job's secret, so that it can tell its user.

@@ -18,7 +18,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use self::proof::Proof;
 pub(crate) use self::proof::Step;
 use super::fault::{Fault, Try};
-use super::handshake::{Caller, Client, Credentials, Verdict, is_plain};
+use super::handshake::{Caller, Client, Credentials, OPENING, Verdict, is_plain};
 use super::stream::Stream;
 use crate::base::fingerprint;
 use crate::base::last_words::LastWords;
@@ -64,7 +64,6 @@ fn shake(session: &mut Session, stream: &Stream) -> Try<Option<PollFlags>> {
     loop {
         match session.shake(stream.socket()) {
             Ok(()) => return Ok(None),
-            Err(_) if is_plain(session.strange()) => return Err(Fault::Encryption { theirs: false }),
             Err(error) => {
                 if must_wait(error)? {
                     let flags = if session.has_outgoing() { PollFlags::OUT } else { PollFlags::IN };
@@ -103,7 +102,7 @@ pub(crate) struct Wire {
 
 impl From<Arc<Stream>> for Wire {
     fn from(stream: Arc<Stream>) -> Self {
-        Self { stream, stop: None, proof: Proof::Awaited }
+        Self { stream, stop: None, proof: Proof::default() }
     }
 }
 
@@ -156,22 +155,40 @@ impl Wire {
         caller: Caller,
         deadline: Instant,
     ) -> Try<Verdict> {
-        if let Some(identity) = credentials.tls(self.is_local()?) {
-            self.secure(Session::new(identity.client().map_err(unusable)?), deadline)?;
-        }
-        let client = Client::new(credentials, caller)?;
-        self.write(client.opening(), deadline)?;
+        let client = match credentials.tls(self.is_local()?) {
+            Some(identity) => {
+                let client = Client::encrypting(credentials, caller)?;
+                self.write(client.opening(), deadline)?;
+                self.secure(Session::new(identity.client().map_err(unusable)?), &client, deadline)?;
+                client
+            }
+            None => {
+                let client = Client::new(credentials, caller)?;
+                self.write(client.opening(), deadline)?;
+                client
+            }
+        };
         let (claim, claimed) = client.claim(self.read(deadline)?)?;
         self.write(&claim, deadline)?;
         claimed.check(&self.read(deadline)?)
     }
 
     /// Encrypts from here on.
-    fn secure(&mut self, mut session: Session, deadline: Instant) -> Try<()> {
-        while let Some(flags) = shake(&mut session, &self.stream)? {
-            self.wait(flags, deadline)?;
+    fn secure(&mut self, mut session: Session, client: &Client<'_>, deadline: Instant) -> Try<()> {
+        loop {
+            match shake(&mut session, &self.stream) {
+                Ok(None) => break self.stream.secure(session),
+                Ok(Some(flags)) => self.wait(flags, deadline)?,
+                Err(_) if is_plain(session.strange()) => {
+                    let (mut opening, first) = ([0; OPENING], session.strange());
+                    let known = first.len().min(OPENING);
+                    opening[..known].copy_from_slice(&first[..known]);
+                    self.fill(&mut opening[known..], deadline)?;
+                    return Err(client.refused(&opening));
+                }
+                Err(fault) => return Err(fault),
+            }
         }
-        self.stream.secure(session);
         Ok(())
     }
 

@@ -9,8 +9,8 @@ use std::sync::mpsc;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use socket2::{Domain, Socket, Type};
 
-use crate::Secret;
 use crate::rendezvous::connection::handshake::{Caller, Client, KNOWN, Purpose};
+use crate::{Secret, TcpConfig, Tls};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const LIMITS: Limits = Limits { handshake: HOUR, at_once: 2, silence: HOUR, patience: HOUR };
@@ -45,9 +45,13 @@ impl Greet for Host {
 }
 
 fn serve(limits: Limits) -> (Acceptor, SocketAddr, mpsc::Receiver<Came>) {
+    serve_as(Credentials::new(None, ""), limits)
+}
+
+fn serve_as(credentials: Credentials, limits: Limits) -> (Acceptor, SocketAddr, mpsc::Receiver<Came>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, (here, came)) = (listener.local_addr().unwrap(), mpsc::channel());
-    let host = Arc::new(Host(Credentials::new(None, ""), here));
+    let host = Arc::new(Host(credentials, here));
     (Acceptor::start(listener, limits, host).unwrap(), address, came)
 }
 
@@ -165,6 +169,36 @@ fn who_does_not_hold_the_secret_takes_no_place() {
         assert_closed(&mut stranger);
     }
     assert!(is_open(&speak(address).unwrap()));
+}
+
+/// A hello of TLS is no knock; and what was overheard does not become another one by being encrypted further.
+#[test]
+fn encryption_begins_after_the_knock() {
+    let secret = Some(Secret::from_hex(&"a".repeat(64)).unwrap());
+    let credentials = Credentials::of(&TcpConfig { secret, tls: Tls::All, ..TcpConfig::default() }).unwrap();
+    let (acceptor, address, came) = serve_as(credentials.clone(), Limits { at_once: 1, ..LIMITS });
+    let hello = [&[22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3][..], &[7; 506]].concat();
+    for bytes in [&hello[..], &KNOWN] {
+        let mut stranger = connect(address);
+        stranger.write_all(bytes).unwrap();
+        assert_eq!(came.recv(), Ok(Came::TurnedAway));
+        let mut rest = Vec::new();
+        let _ = stranger.read_to_end(&mut rest);
+    }
+    let overheard = *Client::encrypting(&credentials, CALLER).unwrap().opening();
+    let repeat = || {
+        let mut stream = connect(address);
+        stream.write_all(&[&overheard[..], &hello].concat()).unwrap();
+        stream
+    };
+    // A hello that means nothing is the end of it.
+    assert!(matches!(repeat().read_to_end(&mut Vec::new()), Ok(_) | Err(_)));
+    assert_eq!(came.recv(), Ok(Came::TurnedAway));
+    let rank = thread::spawn(move || Wire::connect(address, &credentials, CALLER, Instant::now() + HOUR));
+    assert_eq!(came.recv(), Ok(Came::Rank(1)));
+    // Nobody answers it here.
+    drop(acceptor);
+    assert!(rank.join().unwrap().is_err());
 }
 
 #[test]

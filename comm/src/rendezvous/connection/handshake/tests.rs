@@ -93,7 +93,7 @@ fn nothing_can_be_sent_back_to_whom_it_came_from() {
     assert!(matches!(client.claim(opening), Err(Fault::NotOurs)));
 
     let client = Client::new(&credentials, CALLER).unwrap();
-    let (claim, claimed) = client.claim(super::opening().unwrap()).unwrap();
+    let (claim, claimed) = client.claim(super::opening(VERSION).unwrap()).unwrap();
     assert!(matches!(claimed.check(&claim), Err(Fault::BadProof)));
 }
 
@@ -110,7 +110,7 @@ fn who_knocks_without_the_secret_is_told_so() {
 #[test]
 fn another_version_is_told_apart_from_rubbish() {
     let credentials = credentials("a", "job");
-    let mut opening = super::opening().unwrap();
+    let mut opening = super::opening(VERSION).unwrap();
     opening[8] += 1;
     let theirs = crate::rendezvous::connection::fault::VERSION + 1;
     assert!(matches!(Server::new(&credentials, opening), Err(Fault::Version(version)) if version == theirs));
@@ -139,7 +139,7 @@ proptest! {
             Ok(server) => prop_assert!(is_ours && server.check(claim).is_err()),
             Err(_) => prop_assert!(!is_ours),
         }
-        let (_, claimed) = Client::new(&credentials, CALLER).unwrap().claim(super::opening().unwrap()).unwrap();
+        let (_, claimed) = Client::new(&credentials, CALLER).unwrap().claim(super::opening(VERSION).unwrap()).unwrap();
         prop_assert!(claimed.check(&claim).is_err());
     }
 }

@@ -11,7 +11,9 @@ use std::fmt;
 use std::str::FromStr;
 
 pub(crate) use identity::Identity;
-pub(crate) use session::{HELLO, Session};
+#[cfg(test)]
+use session::HELLO;
+pub(crate) use session::Session;
 
 use crate::Error;
 

@@ -16,7 +16,7 @@ const MAX_HANDSHAKE: usize = 4096;
 /// Encrypted at once: enough for few calls of the system, little enough to stay in the processor's cache.
 const CHUNK: usize = 64 * 1024;
 /// The first byte of a client's first message, and of the answer; what comes later is data or one of the two others.
-pub(crate) const HELLO: u8 = 22;
+pub(super) const HELLO: u8 = 22;
 const CHANGE_OF_CIPHER: u8 = 20;
 const ALERT: u8 = 21;
 const DATA: u8 = 23;

@@ -5,25 +5,34 @@ use std::time::Instant;
 
 use rustix::event::PollFlags;
 
-use super::{Wire, must_wait, shake, unusable};
+use super::{Wire, shake, unusable};
 use crate::rendezvous::connection::fault::{Fault, Try};
-use crate::rendezvous::connection::handshake::{Admission, Credentials, Opening, Server};
+use crate::rendezvous::connection::handshake::{Admission, Credentials, OPENING, Opening, Server, encrypts};
 use crate::rendezvous::connection::stream::Stream;
-use crate::rendezvous::connection::tls::{HELLO, Session};
+use crate::rendezvous::connection::tls::Session;
 
 /// How far a client has come.
 #[derive(Debug)]
 pub(super) enum Proof {
-    /// It has said nothing yet.
-    Awaited,
-    Encrypting(Box<Session>),
-    Opening(Part<42>),
+    Opening(Part<OPENING>),
+    /// The client's opening has come, and the server's will be encrypted.
+    Encrypting {
+        client: Opening,
+        server: Opening,
+        session: Box<Session>,
+    },
     /// Both have sent their openings.
     Claim {
         client: Opening,
         server: Opening,
         claim: Part<41>,
     },
+}
+
+impl Default for Proof {
+    fn default() -> Self {
+        Self::Opening(Part::new())
+    }
 }
 
 /// The first bytes of a message of `N`.
@@ -79,46 +88,24 @@ impl Wire {
     pub(crate) fn step<'a>(&mut self, credentials: &'a Credentials) -> Try<Step<'a>> {
         loop {
             self.proof = match &mut self.proof {
-                Proof::Awaited => {
-                    let mut first = [0];
-                    match self.stream.socket().peek(&mut first) {
-                        Ok(0) => return Err(Fault::Closed),
-                        Ok(_) => self.agree_on_encryption(credentials, first[0])?,
-                        Err(error) => match must_wait(error)? {
-                            true => return Ok(Step::Waits(PollFlags::IN)),
-                            false => continue,
-                        },
-                    }
-                }
-                Proof::Encrypting(session) => {
+                Proof::Opening(part) => match part.whole(&self.stream)? {
+                    Some(client) => self.open(credentials, client)?,
+                    None => return Ok(Step::Waits(PollFlags::IN)),
+                },
+                Proof::Encrypting { client, server, session } => {
                     let stranger =
                         |fault| if matches!(fault, Fault::ProofRefused) { Fault::BadProof } else { fault };
                     if let Some(flags) = shake(session, &self.stream).map_err(stranger)? {
                         return Ok(Step::Waits(flags));
                     }
-                    let opening = Proof::Opening(Part::new());
-                    if let Proof::Encrypting(session) = std::mem::replace(&mut self.proof, opening) {
+                    let claim = Proof::Claim { client: *client, server: *server, claim: Part::new() };
+                    if let Proof::Encrypting { server, session, .. } =
+                        std::mem::replace(&mut self.proof, claim)
+                    {
                         self.stream.secure(*session);
+                        self.stream.say(&server);
                     }
                     continue;
-                }
-                Proof::Opening(part) => {
-                    let Some(client) = part.whole(&self.stream)? else {
-                        return Ok(Step::Waits(PollFlags::IN));
-                    };
-                    let server = match Server::new(credentials, client) {
-                        Err(fault @ Fault::Version(_)) => {
-                            self.stream.say(&Server::other_version()?);
-                            return Err(fault);
-                        }
-                        Err(Fault::BadProof) => {
-                            self.stream.say(&Server::no_secret()?);
-                            return Err(Fault::BadProof);
-                        }
-                        other => *other?.opening(),
-                    };
-                    self.stream.say(&server);
-                    Proof::Claim { client, server, claim: Part::new() }
                 }
                 Proof::Claim { client, server, claim } => {
                     let Some(claim) = claim.whole(&self.stream)? else {
@@ -134,40 +121,50 @@ impl Wire {
         }
     }
 
-    /// Whether the other side has said anything.
-    pub(crate) fn has_spoken(&self) -> bool {
-        !matches!(self.proof, Proof::Awaited)
+    /// Answers a client's opening.
+    fn open(&mut self, credentials: &Credentials, client: Opening) -> Try<Proof> {
+        let server = match Server::new(credentials, client) {
+            Ok(server) => *server.opening(),
+            Err(fault @ Fault::Version(_)) => return Err(self.refuse(&Server::other_version()?, fault)),
+            Err(fault @ Fault::BadProof) => return Err(self.refuse(&Server::no_secret()?, fault)),
+            Err(fault) => return Err(fault),
+        };
+        match (credentials.tls(self.is_local()?), encrypts(&client)) {
+            (Some(identity), true) => {
+                let session = Box::new(Session::new(identity.server().map_err(unusable)?));
+                Ok(Proof::Encrypting { client, server, session })
+            }
+            (None, false) => {
+                self.stream.say(&server);
+                Ok(Proof::Claim { client, server, claim: Part::new() })
+            }
+            (Some(_), false) => Err(self.refuse(&Server::encrypted()?, Fault::Encryption { theirs: false })),
+            (None, true) => Err(self.refuse(&Server::other_version()?, Fault::Encryption { theirs: true })),
+        }
     }
 
-    /// Whether it has said as much as a rank says at once: all that a stranger may not know, or the beginning of encryption.
+    /// Ends the connection with these words, and what has come is read first: otherwise the system might cut them off.
+    fn refuse(&mut self, words: &Opening, fault: Fault) -> Fault {
+        self.stream.say(words);
+        self.hang_up();
+        fault
+    }
+
+    /// Whether the other side has said anything.
+    pub(crate) fn has_spoken(&self) -> bool {
+        !matches!(&self.proof, Proof::Opening(part) if part.filled == 0)
+    }
+
+    /// Whether it has said as much as a rank says at once: all that a stranger may not know.
     pub(crate) fn has_knocked(&self) -> bool {
-        !matches!(self.proof, Proof::Awaited | Proof::Opening(_))
+        !matches!(self.proof, Proof::Opening(_))
     }
 
     /// What it has knocked with, different each time unless somebody has overheard and repeats it.
     pub(crate) fn knock(&self) -> Option<&Opening> {
         match &self.proof {
-            Proof::Claim { client, .. } => Some(client),
-            _ => None,
-        }
-    }
-
-    /// The listening side encrypts what begins with a client's hello, and refuses what should.
-    fn agree_on_encryption(&self, credentials: &Credentials, first: u8) -> Try<Proof> {
-        let identity = credentials.tls(self.is_local()?);
-        match (identity, first == HELLO) {
-            (Some(identity), true) => {
-                Ok(Proof::Encrypting(Box::new(Session::new(identity.server().map_err(unusable)?))))
-            }
-            (None, false) => Ok(Proof::Opening(Part::new())),
-            (Some(_), false) => {
-                self.stream.say(&Server::encrypted()?);
-                Err(Fault::Encryption { theirs: false })
-            }
-            (None, true) => {
-                self.stream.say(&Server::other_version()?);
-                Err(Fault::Encryption { theirs: true })
-            }
+            Proof::Opening(_) => None,
+            Proof::Encrypting { client, .. } | Proof::Claim { client, .. } => Some(client),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::rendezvous::connection::fault::Try;
-use crate::rendezvous::connection::handshake::{Caller, Purpose, Status, Verdict};
+use crate::rendezvous::connection::handshake::{Caller, OPENING, Purpose, Status, Verdict};
 use crate::rendezvous::connection::wire::Wire;
 
 /// Bytes of the four messages; the client's first.
@@ -115,9 +115,19 @@ fn what_a_rank_has_said_is_of_no_use_to_others() {
     }
 }
 
-/// Passes records on, one way, each as `change` leaves it.
-fn relay_records(mut from: TcpStream, mut to: TcpStream, mut change: impl FnMut(usize, &mut [u8])) {
-    for number in 0.. {
+/// Passes records on, one way, each as `change` leaves it, after `plain` bytes that are none.
+fn relay_records(
+    mut from: TcpStream,
+    mut to: TcpStream,
+    plain: usize,
+    mut change: impl FnMut(usize, &mut [u8]),
+) {
+    let mut opening = vec![0; plain];
+    if from.read_exact(&mut opening).is_ok() && plain > 0 {
+        change(0, &mut opening);
+        let _ = to.write_all(&opening);
+    }
+    for number in plain.min(1).. {
         let mut record = vec![0; 5];
         if from.read_exact(&mut record).is_err() {
             break;
@@ -162,8 +172,8 @@ fn shake_encrypted(
             let server = TcpStream::connect(("127.0.0.1", port)).unwrap();
             let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
             let change = &change;
-            scope.spawn(move || relay_records(back.0, back.1, |number, record| change(1, number, record)));
-            relay_records(client, server, |number, record| change(0, number, record));
+            scope.spawn(move || relay_records(back.0, back.1, 0, |number, record| change(1, number, record)));
+            relay_records(client, server, OPENING, |number, record| change(0, number, record));
         });
         let address = ([127, 0, 0, 1], entrance).into();
         let client = Wire::connect(address, credentials, caller, Instant::now() + patience).is_ok();
