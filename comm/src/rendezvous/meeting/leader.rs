@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::meeting_point::OpenMeetingPoint;
-use super::message::{Entry, Failure, LIMIT, Table, ToLeader, ToMember};
+use super::message::{Entry, Failure, LIMIT, Table, ToLeader, ToMember, milliseconds};
 use super::roster::{Roster, bad_news, gave_up, protocol};
 use super::{Lines, Meeting, Plan, random_nonce};
 use crate::rendezvous::connection::acceptor::Acceptor;
@@ -54,7 +54,8 @@ pub(super) fn conclude(
     let (host, pid, site, door) = (plan.own.host.clone(), plan.own.pid, plan.site(), plan.door);
     let own = Entry { address, host, pid, site, door };
     let ranks = std::iter::once(own).chain(members.iter().map(|(.., entry)| entry.clone())).collect();
-    let table = Table { session, ranks };
+    let patience_ms = milliseconds(until.saturating_duration_since(Instant::now()));
+    let table = Table { session, patience_ms, ranks };
     let peers = table.ranks.iter().map(Entry::info).collect();
     let lines = plan.open_lines(listener, (credentials, session), peers)?;
     connect_all(plan, members, table, until)?;
@@ -81,10 +82,9 @@ fn connect_all(plan: &Plan<'_>, members: &mut Members, table: Table, until: Inst
                 (1..).zip(&connected).filter(|(_, done)| !**done).map(|(rank, _)| rank).collect();
             // Who is after one that is late waits for it.
             let first = late.iter().copied().filter(|rank| !late.contains(&(rank - 1)));
+            // Whoever cannot connect would have said so by now.
             let late = plan.name(&first.collect::<Vec<_>>());
-            return Err(
-                plan.failed(format!("all ranks are here, but {late} could not connect to the rank before"))
-            );
+            return Err(plan.failed(format!("all ranks are here, but nothing is heard of {late} any more")));
         }
         // A rank that has died explains what others complain of.
         if let Some((rank, _, entry)) = members.iter().find(|(_, wire, _)| !wire.is_open()) {

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use super::machine::Machine;
 use super::meeting_point::MeetingPoint;
-use super::message::{Entry, Failure, HELLO_LIMIT, Hello, LIMIT, Table, ToLeader, ToMember};
+use super::message::{
+    Entry, Failure, HELLO_LIMIT, Hello, LIMIT, Table, ToLeader, ToMember, before_the_end_of, milliseconds,
+};
 use super::{BackOff, Lines, Meeting, Plan};
 use crate::rendezvous::connection::fault::{Fault, Try};
 use crate::rendezvous::connection::handshake::{Credentials, Purpose, Status, Verdict};
@@ -36,15 +38,14 @@ pub(super) fn join(plan: &Plan<'_>) -> Result<Meeting> {
 /// What a rank says of itself, with the port at which it takes data connections.
 pub(super) fn hello(plan: &Plan<'_>, port: u16) -> Hello {
     // Rank 0 knows who is missing: it shall say so before this rank's own time is over.
-    let left = plan.deadline.saturating_duration_since(Instant::now());
-    let patience = left - (left / 4).min(Duration::from_millis(500));
+    let patience = before_the_end_of(plan.deadline.saturating_duration_since(Instant::now()));
     Hello {
         ip: plan.published_ip(),
         port,
         host: plan.own.host.clone(),
         pid: plan.own.pid,
         site: plan.site(),
-        patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
+        patience_ms: milliseconds(patience),
         door: plan.door,
         machine: Machine::own(),
     }
@@ -70,11 +71,7 @@ fn find_leader(plan: &Plan<'_>) -> Result<(Wire, Credentials)> {
         }
         settled = if fault.is_settled() { settled + 1 } else { 0 };
         let now = Instant::now();
-        // A try that was cut short by the deadline says less than the one before it.
-        let fault = match (fault, last) {
-            (Fault::TimedOut, Some(last)) if now >= plan.deadline => last,
-            (fault, _) => fault,
-        };
+        let fault = before_cut_short(fault, last, plan.deadline);
         let sure = settled >= SETTLED && matches!(plan.place, MeetingPoint::Address { .. });
         if sure || now >= plan.deadline {
             return Err(plan.failed(format!("rank {leader} was not found there: {fault}")));
@@ -85,6 +82,14 @@ fn find_leader(plan: &Plan<'_>) -> Result<(Wire, Credentials)> {
         }
         last = Some(fault);
         back_off.pause(plan.deadline);
+    }
+}
+
+/// A try that was cut short by the deadline says less than the one before it.
+fn before_cut_short(fault: Fault, last: Option<Fault>, deadline: Instant) -> Fault {
+    match (fault, last) {
+        (Fault::TimedOut, Some(last)) if Instant::now() >= deadline => last,
+        (fault, _) => fault,
     }
 }
 
@@ -171,11 +176,15 @@ impl Leader<'_> {
     pub(super) fn conclude(mut self, listener: TcpListener, credentials: &Credentials) -> Result<Meeting> {
         let plan = self.plan;
         let table = self.hear_table()?;
+        // Rank 0 shall hear whom this one cannot reach before it has waited long enough.
+        let patience = before_the_end_of(Duration::from_millis(table.patience_ms));
+        let until =
+            Instant::now().checked_add(patience).map_or(plan.deadline, |until| until.min(plan.deadline));
         let peers = self.peers(&table)?;
         let own_ip = peers[plan.config.rank].address.ip();
         let opened = plan.open_lines(listener, (credentials, table.session), peers);
         let lines = opened.map_err(|error| self.give_up(error))?;
-        self.reach(plan.config.rank - 1, &lines)?;
+        self.reach(plan.config.rank - 1, &lines, until)?;
         self.wait_for_all()?;
 
         let mut control: Vec<_> = (0..plan.config.world_size).map(|_| None).collect();
@@ -207,11 +216,13 @@ impl Leader<'_> {
 
     /// Connects to the rank before this one, and meanwhile listens to what rank 0 says. So each rank but the last is reached
     /// once: an address that nobody can reach shows at the meeting, not in the middle of the work.
-    fn reach(&mut self, rank: usize, lines: &Lines) -> Result<()> {
+    fn reach(&mut self, rank: usize, lines: &Lines, deadline: Instant) -> Result<()> {
         let plan = self.plan;
         let mut back_off = BackOff::new();
+        let mut last = None;
         loop {
-            let Err(fault) = lines.switchboard.dial(rank) else { return Ok(()) };
+            let Err(fault) = lines.switchboard.dial(rank, deadline) else { return Ok(()) };
+            let fault = before_cut_short(fault, last, deadline);
             plan.check_parent().map_err(|error| self.give_up(error))?;
             // It has listened since before it was in the table.
             let gone = matches!(&fault, Fault::Io(error) if error.kind() == ErrorKind::ConnectionRefused);
@@ -221,11 +232,11 @@ impl Leader<'_> {
                 return Err(self.lost(Fault::Malformed("something before its time".into())));
             }
             plan.check_parent().map_err(|error| self.give_up(error))?;
-            if rank == 0 && Instant::now() >= plan.deadline && matches!(fault, Fault::TimedOut) {
+            if rank == 0 && Instant::now() >= deadline && matches!(fault, Fault::TimedOut) {
                 return Err(self.lost(fault));
             }
             let settled = gone || fault.is_exhausted() || matches!(fault, Fault::NoMemory(_));
-            if settled || Instant::now() >= plan.deadline {
+            if settled || Instant::now() >= deadline {
                 let (own, PeerInfo { host, address, .. }) = (plan.config.rank, lines.switchboard.peer(rank));
                 let [own, rank] = [own, rank].map(|rank| plan.number(rank));
                 let error = plan.failed(format!(
@@ -234,7 +245,8 @@ impl Leader<'_> {
                 ));
                 return Err(self.give_up(error));
             }
-            back_off.pause(plan.deadline);
+            last = Some(fault);
+            back_off.pause(deadline);
         }
     }
 

@@ -1,6 +1,7 @@
 //! What ranks tell each other once they have proved who they are.
 
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +18,16 @@ pub(super) const HELLO_LIMIT: usize = 1024;
 /// Characters of a host's name. One takes up to 6 bytes in JSON.
 pub(super) const MAX_HOST: usize = 128;
 const MAX_DETAIL: usize = 600;
+
+/// How long a rank waits for something of which it shall tell another that waits for `left`: a little less, so that it is heard.
+pub(super) fn before_the_end_of(left: Duration) -> Duration {
+    left - (left / 4).min(Duration::from_millis(500))
+}
+
+/// A time as it is told to others.
+pub(super) fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
 
 /// A rank introduces itself to rank 0.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -62,6 +73,8 @@ pub(super) enum ToMember {
 pub(super) struct Table {
     /// Goes into the handshakes of the data connections.
     pub(super) session: [u8; 32],
+    /// How long rank 0 will wait until all are connected.
+    pub(super) patience_ms: u64,
     /// By rank.
     pub(super) ranks: Vec<Entry>,
 }
@@ -104,7 +117,7 @@ impl Failure {
             other => (tidy(&other.to_string(), MAX_DETAIL), None),
         };
         let waited_ms = match error {
-            Error::Rendezvous { waited, .. } => u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
+            Error::Rendezvous { waited, .. } => milliseconds(*waited),
             _ => 0,
         };
         Self { detail, died, waited_ms }

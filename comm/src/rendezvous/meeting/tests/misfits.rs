@@ -39,24 +39,31 @@ pub(super) fn introduced(rank: u32, world_size: u32, port: u16) -> Wire {
 
 /// One that says that it will wait so long.
 pub(super) fn introduced_for(rank: u32, world_size: u32, port: u16, patience: Duration) -> Wire {
-    introduced_as(rank, world_size, port, patience, Machine::own())
+    let hello = Hello { patience_ms: patience.as_millis() as u64, ..hello() };
+    introduced_with(rank, world_size, port, hello)
 }
 
-/// One whose program was built for such a machine.
-fn introduced_as(rank: u32, world_size: u32, port: u16, patience: Duration, machine: Machine) -> Wire {
-    let mut wire = admitted(rank, world_size, port);
-    let nobody = point().1;
-    let (host, site) = ("elsewhere".into(), Site::own(Some(Obstacle::Unwanted)));
-    let hello = Hello {
+/// What a rank says of itself at whose port nobody listens.
+pub(super) fn hello() -> Hello {
+    Hello {
         ip: None,
-        port: nobody,
-        host,
+        port: point().1,
+        host: "elsewhere".into(),
         pid: 77,
-        site,
-        patience_ms: patience.as_millis() as u64,
+        site: Site::own(Some(Obstacle::Unwanted)),
+        patience_ms: LONG.as_millis() as u64,
         door: 0,
-        machine,
-    };
+        machine: Machine::own(),
+    }
+}
+
+/// What one says whose program is older.
+fn old() -> Hello {
+    Hello { machine: Machine::of_version("9.8.7"), ..hello() }
+}
+
+pub(super) fn introduced_with(rank: u32, world_size: u32, port: u16, hello: Hello) -> Wire {
+    let mut wire = admitted(rank, world_size, port);
     wire.send(&hello, Instant::now() + LONG).unwrap();
     wire
 }
@@ -123,7 +130,7 @@ fn a_missing_rank_0_is_said_to_be_missing() {
 fn a_rank_of_another_version_is_refused_and_the_group_goes_on() {
     let (listener, port) = point();
     let leader = leading(tcp(0, 2, port), listener);
-    let mut other = introduced_as(1, 2, port, LONG, Machine::of_version("9.8.7"));
+    let mut other = introduced_with(1, 2, port, old());
     let own = format!("version {} (", env!("CARGO_PKG_VERSION"));
     match other.receive(LIMIT, Instant::now() + LONG).unwrap() {
         ToMember::Refused(reason) => {
@@ -137,7 +144,7 @@ fn a_rank_of_another_version_is_refused_and_the_group_goes_on() {
     // Rank 0 says it, too, where nobody else comes.
     let (listener, port) = point();
     let leader = leading(short(tcp(0, 2, port)), listener);
-    drop(introduced_as(1, 2, port, LONG, Machine::of_version("9.8.7")));
+    drop(introduced_with(1, 2, port, old()));
     let message = text(&leader.join().unwrap());
     assert!(
         message.contains("rank 1 is missing; refused: rank 1 (host elsewhere) runs version 9.8.7"),

@@ -1,6 +1,6 @@
 //! A rank falls silent while the ranks meet, as one does that is stopped: its connections stay open.
 
-use super::misfits::{introduced, introduced_for};
+use super::misfits::{hello, introduced, introduced_for, introduced_with};
 use super::*;
 use crate::rendezvous::connection::handshake::{Status, Verdict};
 use crate::rendezvous::connection::wire::Wire;
@@ -57,7 +57,9 @@ fn rank_0_when_all_are_here() {
             site: site(),
             door: 0,
         };
-        let table = Table { session: [7; 32], ranks: vec![entry(port), entry(hello.port), entry(port)] };
+        let patience_ms = u64::MAX;
+        let table =
+            Table { session: [7; 32], patience_ms, ranks: vec![entry(port), entry(hello.port), entry(port)] };
         wire.send(&ToMember::Table(table), Instant::now() + LONG).unwrap();
         // It listens as long as the rank tries.
         std::mem::forget(silent);
@@ -80,13 +82,35 @@ fn another_rank_when_all_are_here() {
     for wire in [&mut first, &mut other] {
         match wire.receive(LIMIT, until).unwrap() {
             ToMember::Failed(failure) => {
-                assert_eq!(
-                    failure.detail,
-                    "all ranks are here, but rank 1 could not connect to the rank before"
-                );
+                assert_eq!(failure.detail, "all ranks are here, but nothing is heard of rank 1 any more");
             }
             other => panic!("{other:?}"),
         }
     }
     assert!(matches!(leader.join().unwrap(), Err(Error::Rendezvous { rank: 0, .. })));
+}
+
+/// One that has come, and maybe said that it is connected, does not answer the rank after it, whose system takes the
+/// connection: that rank, which is well, says so before rank 0 has waited long enough.
+#[test]
+fn a_neighbour_when_all_are_here() {
+    for connected in [false, true] {
+        let (listener, port) = point();
+        let leader = leading(tcp(0, 3, port), listener);
+        let (_silent, own_port) = point();
+        let mut stopped = introduced_with(1, 3, port, Hello { port: own_port, ..hello() });
+        let other = joining(TcpConfig { timeout: Duration::from_secs(2), ..tcp(2, 3, port) });
+        if connected {
+            assert!(matches!(stopped.receive(LIMIT, Instant::now() + LONG), Ok(ToMember::Table(_))));
+            stopped.send(&ToLeader::Connected, Instant::now() + LONG).unwrap();
+        }
+        for end in [leader, other] {
+            let error = end.join().unwrap().unwrap_err().to_string();
+            assert!(
+                error.contains(") cannot reach rank 1 (host ") && error.ends_with(": no answer came"),
+                "{error}"
+            );
+            assert!(!error.contains("nothing is heard"), "{error}");
+        }
+    }
 }

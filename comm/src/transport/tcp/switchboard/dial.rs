@@ -74,7 +74,7 @@ impl Switchboard {
     /// The life of the thread.
     fn make_connections(&self) {
         while let Some(peer) = self.next_wish() {
-            if let Err(fault) = self.dial(peer) {
+            if let Err(fault) = self.dial(peer, Instant::now() + self.setup.timeout) {
                 self.note(peer, &fault);
             }
         }
@@ -133,7 +133,7 @@ impl Switchboard {
     }
 
     /// Dials once. Fine where there is a connection in the end, whichever side has made it.
-    pub(crate) fn dial(&self, peer: usize) -> Try<()> {
+    pub(crate) fn dial(&self, peer: usize, deadline: Instant) -> Try<()> {
         let mut state = self.state();
         if state.closed {
             return Err(Fault::Stopped);
@@ -146,14 +146,14 @@ impl Switchboard {
         drop(state);
         // That this rank's connection was admitted means that the peer has given up its own.
         let is_mine = |line: &Line| !matches!(line, Line::Open { .. });
-        match self.connect(peer) {
+        match self.connect(peer, deadline) {
             Ok(connection) => self.conclude(peer, is_mine, Ok(connection)),
             Err(fault) => self.conclude(peer, |line| matches!(line, Line::Dialing), Err(fault)),
         }
     }
 
-    fn connect(&self, peer: usize) -> Try<(Wire, Option<crate::transport::shm::Pair>)> {
-        let until = Instant::now() + self.setup.handshake.min(self.setup.timeout);
+    fn connect(&self, peer: usize, deadline: Instant) -> Try<(Wire, Option<crate::transport::shm::Pair>)> {
+        let until = deadline.min(Instant::now() + self.setup.handshake);
         let mut wire = Wire::dial(self.setup.peers[peer].address, Some(self.stopped.clone()), until)?;
         let Verdict { status, rank, .. } = wire.introduce(&self.setup.credentials, self.setup.own, until)?;
         match status {
