@@ -73,12 +73,17 @@ impl Hall {
             }
             pause = (pause * 2).min(self.silence());
         }
-        match wire.receive(LIMIT, deadline.min(Instant::now() + self.silence())) {
+        // At the deadline the leader, which may have begun a little later, is about to say why there is no group.
+        match wire.receive(LIMIT, Instant::now() + self.silence()) {
             Ok(Reply::Seat(seat)) if seat.rank > 0 && seat.rank < seat.people.len() => Ok(Some(seat)),
             Ok(Reply::Excluded) => Err(Miss::Final(excluded(self.own))),
             Ok(Reply::Refused(reason)) => {
                 let address = wire.peer().map_or_else(|_| leader.into(), |peer| peer.to_string());
                 Err(Miss::Final(Error::Refused { rank: self.own, address, reason }))
+            }
+            Ok(Reply::Over(detail)) => {
+                let waited = self.config.bounded_timeout();
+                Err(Miss::Final(Error::Regroup { rank: self.own, waited, detail }))
             }
             Ok(_) => Ok(None),
             Err(Fault::TimedOut) => {

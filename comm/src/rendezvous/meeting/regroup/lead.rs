@@ -13,7 +13,6 @@ use super::history::History;
 use super::message::{Card, LIMIT, Promise, Reply, Seat};
 use super::search::{Search, excluded};
 use super::{Attempt, Hall, Miss, Regrouped};
-use crate::Error;
 use crate::rendezvous::connection::fault::Fault;
 
 /// How often the leader looks who has come and who is gone.
@@ -120,15 +119,7 @@ impl Hall {
             .chain([self.own])
             .collect();
         if !history.may_go_on(&here) {
-            let detail = why_not(&history, &here);
-            return match Instant::now() >= search.deadline {
-                true => Err(Miss::Final(Error::Regroup {
-                    rank: self.own,
-                    waited: self.config.bounded_timeout(),
-                    detail,
-                })),
-                false => Err(Miss::Again(detail)),
-            };
+            return Err(Miss::Again(why_not(&history, &here)));
         }
         let (members, others) =
             std::mem::take(&mut state.guests).into_iter().partition(|guest| is_member(guest));
@@ -151,6 +142,12 @@ impl Hall {
         state.promised = number;
         let members = guests.iter().map(|guest| guest.card.number).chain([self.own]).collect();
         Ok(Crew { guests, history: history.with(number, members) })
+    }
+
+    /// There will be no new group: those who wait at this door hear why.
+    pub(super) fn tell_guests(&self, why: &str) {
+        let guests = std::mem::take(&mut self.state().guests);
+        guests.into_iter().for_each(|guest| guest.send_away(&Reply::Over(why.into())));
     }
 
     fn send_away_the_excluded(&self) {

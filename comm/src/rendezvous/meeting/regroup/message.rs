@@ -60,6 +60,8 @@ pub(super) enum Reply {
     Elsewhere,
     /// The group goes on without the one who asks.
     Excluded,
+    /// There will be no new group, for this reason.
+    Over(String),
     /// The one who asks can never be let in as it is, for this reason.
     Refused(String),
 }

@@ -267,7 +267,9 @@ impl Hall {
         let started = Instant::now();
         let deadline = started + self.config.bounded_timeout();
         let mut search = Search::new(self, blamed, deadline);
+        let mut last = None;
         loop {
+            let began = Instant::now();
             let outcome = match search.find_leader() {
                 Ok(Some((leader, address))) => self.follow(&mut search, leader, address),
                 Ok(None) => self.lead(&mut search, room),
@@ -277,11 +279,19 @@ impl Hall {
             match outcome {
                 Ok(regrouped) => return Ok(regrouped),
                 Err(Miss::Final(error)) => return Err(error),
-                Err(Miss::Again(why)) if Instant::now() >= deadline => {
-                    return Err(Error::Regroup { rank: self.own, waited: started.elapsed(), detail: why });
-                }
                 Err(Miss::Again(why)) => {
+                    // A try that the deadline cuts short says less than the one before it.
+                    let why = last.filter(|_| began + self.silence() >= deadline).unwrap_or(why);
+                    if Instant::now() >= deadline {
+                        self.tell_guests(&why);
+                        return Err(Error::Regroup {
+                            rank: self.own,
+                            waited: started.elapsed(),
+                            detail: why,
+                        });
+                    }
                     tracing::debug!(rank = self.own, "coming together again: {why}");
+                    last = Some(why);
                     std::thread::sleep(PAUSE);
                 }
             }

@@ -231,6 +231,29 @@ fn ranks_that_cannot_be_reached_count_as_alive_unless_a_launcher_has_seen_them_e
     assert_eq!(without_a_host(b"1\n0\n").unwrap(), [2]);
 }
 
+/// The losing side of a cut: all say whom they miss, and not each other, whoever's time is over first.
+#[test]
+fn those_who_are_not_enough_miss_the_same_ranks() {
+    let doors = doors(5);
+    let people = cards(&doors);
+    let mut doors = doors.into_iter();
+    let _still: Vec<TcpListener> = doors.by_ref().take(3).collect();
+    let open = |number: usize, door| {
+        let config = TcpConfig { timeout: Duration::from_secs(4), world_size: 5, ..config() };
+        let lobby = Lobby::open(door, &config, &Elastic::default(), number, [7; 32]).unwrap();
+        lobby.settle_first(&people).unwrap();
+        lobby
+    };
+    let [third, fourth] = [3, 4].map(|number| open(number, doors.next().unwrap()));
+    let follower = regroup(&fourth);
+    sleep(Duration::from_millis(500));
+    for outcome in [regroup(&third), follower] {
+        let Err(Error::Regroup { detail, .. }) = outcome.join().unwrap() else { panic!("they went on") };
+        let missed = ["ranks 0, 1 and 2 may still be there and did not come", "rank 0 cannot be reached"];
+        assert!(missed.iter().any(|missed| detail.starts_with(missed)), "{detail}");
+    }
+}
+
 #[test]
 fn ranks_that_stand_still_are_waited_for_together() {
     // One after the other they would take all of the time.
