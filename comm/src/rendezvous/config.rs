@@ -171,6 +171,7 @@ impl TcpConfig {
             Error::InvalidArgument { what, .. } if what == TIMEOUT && timeout.is_none() => {
                 named(error, "GIRANDOLE_TIMEOUT")
             }
+            Error::InvalidArgument { what, .. } if what == BIND => named(error, "GIRANDOLE_BIND"),
             _ => error,
         })?;
         match &found {
@@ -215,6 +216,10 @@ impl TcpConfig {
         }
         if self.timeout.is_zero() {
             return Err(Error::invalid(TIMEOUT, "0 s", give(TIMEOUT_HELP)));
+        }
+        if let Some(what) = no_hosts_address(self.bind) {
+            let help = format!("{what}; give an address of this host in the network that connects the ranks");
+            return Err(Error::invalid(BIND, self.bind, help));
         }
         if self.tls != Tls::Off && self.secret.is_none() && (world_size > 1 || self.elastic.is_some()) {
             let help = "its keys come from the job's secret: set GIRANDOLE_SECRET_FILE or GIRANDOLE_SECRET on every rank";
@@ -266,6 +271,7 @@ fn elastic(env: &Variables<'_>) -> Result<Option<Elastic>> {
 
 const RANK: &str = "the rank";
 const WORLD_SIZE: &str = "the world size";
+const BIND: &str = "bind (GIRANDOLE_BIND)";
 const TIMEOUT: &str = "the time-out";
 const TIMEOUT_HELP: &str = "a number of seconds greater than 0, such as 300";
 
@@ -278,6 +284,18 @@ fn named(error: Error, name: &str) -> Error {
     match error {
         Error::InvalidArgument { got, help, .. } => Error::invalid(name, got, help),
         other => other,
+    }
+}
+
+/// Why no rank can be reached at this address.
+fn no_hosts_address(ip: IpAddr) -> Option<&'static str> {
+    match ip {
+        _ if ip.is_multicast() => Some("it is the address of a multicast group"),
+        IpAddr::V4(ip) if ip.is_broadcast() => Some("it is the address of all hosts of a network"),
+        IpAddr::V6(ip) if ip.is_unicast_link_local() => {
+            Some("it is a link-local address, which differs between the interfaces of a host")
+        }
+        _ => None,
     }
 }
 
@@ -352,6 +370,10 @@ mod tests {
             ("MASTER_PORT", "+80"),
             ("MASTER_PORT", "99999"),
             ("GIRANDOLE_BIND", "localhost"),
+            ("GIRANDOLE_BIND", "224.0.0.1"),
+            ("GIRANDOLE_BIND", "255.255.255.255"),
+            ("GIRANDOLE_BIND", "ff02::1"),
+            ("GIRANDOLE_BIND", "fe80::1"),
             ("GIRANDOLE_TIMEOUT", "soon"),
             ("GIRANDOLE_TIMEOUT", "-1"),
             ("GIRANDOLE_TIMEOUT", "NaN"),
