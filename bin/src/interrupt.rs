@@ -1,6 +1,8 @@
 //! Signals that come while a command has no ranks: its first moments, and what it does alone.
 
 use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use comm::{Error, Place};
@@ -28,14 +30,29 @@ pub(crate) fn tell() -> Result<()> {
 /// How long the terminal may take to show the line.
 const SHOWN: Duration = Duration::from_secs(1);
 
+/// Files of this process that its end by a signal removes.
+static FILES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Removes this file, too, when a signal ends this process.
+pub(crate) fn removes(file: &Path) {
+    FILES.lock().unwrap_or_else(PoisonError::into_inner).push(file.into());
+}
+
+fn remove_files() {
+    training::remove_drafts();
+    if let Ok(files) = FILES.try_lock() {
+        files.iter().for_each(|file| drop(std::fs::remove_file(file)));
+    }
+}
+
 /// A rank ends of the signal itself, and leaves no file that it has begun.
 fn end_rank(signal: i32) {
-    training::remove_drafts();
+    remove_files();
     let _ = low_level::emulate_default_handler(signal);
 }
 
 fn end(signal: i32) {
-    training::remove_drafts();
+    remove_files();
     let code = i32::from(Error::Interrupted { signal }.exit_code());
     // What this process prints may be stuck in a pipe that nobody reads, with the bar and the terminal in its hands.
     std::thread::spawn(move || {

@@ -1,7 +1,7 @@
 //! How ranks meet: each way in turn, one rank that does not come, and what becomes of the meeting place.
 
 use std::net::{SocketAddr, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use candle_core::{Device, Tensor};
@@ -9,6 +9,7 @@ use comm::{Communicator, InitMethod, ReduceOp, Tcp, TcpConfig, broadcast_object}
 use launch::ReservedPort;
 
 use crate::error::Result;
+use crate::interrupt;
 
 use super::stage::{Stage, numbers};
 
@@ -51,7 +52,7 @@ fn by_tcp(stage: &Stage<'_>, config: &TcpConfig) -> Result<()> {
 }
 
 fn by_file(stage: &Stage<'_>, config: &TcpConfig) -> Result<()> {
-    let path = broadcast_object(stage.comm, &meeting_file(), 0)?;
+    let path = meeting_file(stage, config)?;
     let group = Tcp::connect(&at(config, InitMethod::File(path.clone())))?;
     stage.say(format_args!("file://: {0} of {0} ranks have met", config.world_size))?;
     not_needed(stage, &group, "file://", if path.exists() { "the file is there" } else { "the file is gone" })
@@ -67,7 +68,7 @@ fn not_needed(stage: &Stage<'_>, group: &Tcp, method: &str, state: &str) -> Resu
 
 /// A group that waits for one rank more than there are.
 fn late(stage: &Stage<'_>, config: &TcpConfig) -> Result<()> {
-    let path = broadcast_object(stage.comm, &meeting_file(), 0)?;
+    let path = meeting_file(stage, config)?;
     let (come, world_size) = (config.world_size, config.world_size + 1);
     let timeout = config.timeout.min(SHORT);
     let config = TcpConfig { world_size, timeout, ..at(config, InitMethod::File(path)) };
@@ -90,10 +91,14 @@ fn at(config: &TcpConfig, init_method: InitMethod) -> TcpConfig {
 }
 
 /// A path that no other job uses. The ranks of the job share a host, or a folder for temporary files.
-fn meeting_file() -> PathBuf {
+fn meeting_file(stage: &Stage<'_>, config: &TcpConfig) -> Result<PathBuf> {
     let number = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |since| since.as_nanos());
-    let name = format!("girandole-{}-{number:x}", std::process::id());
-    Path::new(&std::env::temp_dir()).join(name)
+    let path = std::env::temp_dir().join(format!("girandole-{}-{number:x}", std::process::id()));
+    let path = broadcast_object(stage.comm, &path, 0)?;
+    if config.rank == 0 {
+        interrupt::removes(&path);
+    }
+    Ok(path)
 }
