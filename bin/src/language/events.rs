@@ -53,6 +53,7 @@ fn scalars(report: &StepReport, details: &StepDetails) -> Vec<(&'static str, f64
             ("speed/mfu", speed.mfu),
             ("speed/compute_seconds", speed.compute_seconds),
             ("speed/communication_seconds", speed.communication_seconds),
+            ("speed/waiting_seconds", speed.waiting_seconds),
         ];
         times.into_iter().chain(held)
     };

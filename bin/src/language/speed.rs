@@ -49,12 +49,16 @@ impl Speed {
             grad_norm: report.grad_norm,
             tokens_per_second: report.targets as f64 / report.seconds,
             loss_scale: (report.loss_scale != 1.0).then_some(report.loss_scale),
-            speed: Some(self.of_step(report.seconds, report.communication_seconds)),
+            speed: Some(self.of_step(report.seconds, (report.communication_seconds, report.waiting_seconds))),
         }
     }
 
-    /// Of a step that took so long, of which this rank was in collectives for some time.
-    pub(super) fn of_step(&self, seconds: f64, communication_seconds: f64) -> StepSpeed {
+    /// Of a step that took so long, of which this rank was in collectives for some time, and of that waited for others.
+    pub(super) fn of_step(
+        &self,
+        seconds: f64,
+        (communication_seconds, waiting_seconds): (f64, f64),
+    ) -> StepSpeed {
         let (model_flops_per_second, mfu) = self.of(1, seconds);
         StepSpeed {
             model_flops_per_second,
@@ -62,6 +66,7 @@ impl Speed {
             seconds,
             compute_seconds: (seconds - communication_seconds).max(0.0),
             communication_seconds,
+            waiting_seconds,
             peak_rss_bytes: comm::peak_rss_bytes(),
         }
     }
@@ -89,7 +94,7 @@ mod tests {
     #[test]
     fn a_step_at_the_peak_is_all_of_it() {
         let speed = Speed { step: 6e9, peak: 2e9 };
-        let step = speed.of_step(6.0, 1.5);
+        let step = speed.of_step(6.0, (1.5, 0.5));
         assert_eq!((step.model_flops_per_second, step.mfu, step.compute_seconds), (1e9, 0.5, 4.5));
         assert_eq!(speed.of(2, 6.0), (2e9, 1.0));
         assert!(peak(DType::F32, &Device::Cpu).unwrap() > 1e6);

@@ -127,7 +127,7 @@ fn steps(lines: &[Value]) -> Vec<&Value> {
 }
 
 /// What events and metrics call the same.
-const PAIRS: [(&str, &str); 9] = [
+const PAIRS: [(&str, &str); 10] = [
     ("train/loss", "loss"),
     ("train/learning_rate", "learning_rate"),
     ("train/gradient_norm", "grad_norm"),
@@ -136,6 +136,7 @@ const PAIRS: [(&str, &str); 9] = [
     ("speed/mfu", "mfu"),
     ("speed/compute_seconds", "compute_seconds"),
     ("speed/communication_seconds", "communication_seconds"),
+    ("speed/waiting_seconds", "waiting_seconds"),
     ("memory/peak_rss_bytes", "peak_rss_bytes"),
 ];
 
@@ -146,6 +147,7 @@ fn assert_times(lines: &[Value]) {
         assert!(number("mfu") > 0.0 && number("model_flops_per_second") > 0.0, "{line}");
         let (all, both) = (number("seconds"), number("compute_seconds") + number("communication_seconds"));
         assert!(both >= 0.999 * all && number("communication_seconds") > 0.0, "{line}");
+        assert!((0.0..=number("communication_seconds")).contains(&number("waiting_seconds")), "{line}");
     }
 }
 

@@ -11,6 +11,8 @@ pub struct Stats {
     pub bytes_received: u64,
     /// Time spent inside operations, in nanoseconds.
     pub busy_ns: u64,
+    /// The part of `busy_ns` in which a rank that this one was to receive from had not begun the same operation yet.
+    pub waited_ns: u64,
 }
 
 impl std::ops::Add for Stats {
@@ -23,6 +25,7 @@ impl std::ops::Add for Stats {
             bytes_sent: self.bytes_sent + other.bytes_sent,
             bytes_received: self.bytes_received + other.bytes_received,
             busy_ns: self.busy_ns + other.busy_ns,
+            waited_ns: self.waited_ns + other.waited_ns,
         }
     }
 }

@@ -9,7 +9,7 @@ mod receiving;
 pub(crate) use exchange::Parcel;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use candle_core::DType;
 
@@ -46,6 +46,10 @@ pub(crate) struct Executor<L> {
     waits: Vec<Wait>,
     pump: Option<Pump>,
     patience: Patience,
+    /// Since when a rank that this one is to receive from has not begun the call.
+    waiting_since: Option<Instant>,
+    /// How long that was so, in all calls.
+    pub(crate) waited: Duration,
     /// Payload so far.
     pub(crate) bytes_sent: u64,
     pub(crate) bytes_received: u64,
@@ -105,6 +109,8 @@ impl<L: Links> Executor<L> {
             waits,
             pump,
             patience,
+            waiting_since: None,
+            waited: Duration::ZERO,
             bytes_sent,
             bytes_received,
         }
@@ -170,6 +176,7 @@ impl<L: Links> Executor<L> {
     /// mismatch shows on both.
     fn greet(&mut self, task: &Task<'_>, schedule: &Schedule) {
         self.patience.begin(self.links.spins());
+        self.waiting_since = None;
         self.call.fingerprint = task.fingerprint;
         (self.call.op, self.call.dtype) = (task.op, task.dtype);
         self.call.peers.clear();
@@ -264,10 +271,11 @@ impl<L: Links> Executor<L> {
     }
 
     fn receive_some(&mut self, memory: &mut Memory<'_>) -> Result<bool> {
-        let mut moved = false;
+        let (mut moved, mut unheard) = (false, false);
         for index in 0..self.receives.len() {
             let from = self.receives[index].from;
             let heard = self.hear(from)?;
+            unheard |= heard.is_none();
             if heard.is_none() || self.receives[index].got < self.receives[index].len {
                 let got = if heard.is_some() { self.receive(index, memory)? } else { 0 };
                 moved |= got > 0 || heard == Some(true);
@@ -275,6 +283,14 @@ impl<L: Links> Executor<L> {
                     self.waits.push(Wait { peer: from, read: true, write: false });
                 }
             }
+        }
+        match (unheard, self.waiting_since) {
+            (true, None) => self.waiting_since = Some(Instant::now()),
+            (false, Some(since)) => {
+                self.waited += since.elapsed();
+                self.waiting_since = None;
+            }
+            (true, Some(_)) | (false, None) => {}
         }
         Ok(moved)
     }

@@ -224,6 +224,7 @@ impl<L: Links> Run for Runner<L> {
         Stats {
             bytes_sent: self.executor.bytes_sent,
             bytes_received: self.executor.bytes_received,
+            waited_ns: self.executor.waited.as_nanos() as u64,
             ..self.stats
         }
     }

@@ -105,6 +105,8 @@ pub struct StepReport {
     pub seconds: f64,
     /// Time that this rank's groups were inside collectives in this step, waiting for others included; it may overlap with computing.
     pub communication_seconds: f64,
+    /// The part of it in which another rank had not begun the same collective yet ([`Stats::waited_ns`](comm::Stats::waited_ns)).
+    pub waiting_seconds: f64,
 }
 
 /// What a checkpoint keeps of an [`Observer`].

@@ -15,6 +15,8 @@ pub struct StepSpeed {
     pub compute_seconds: f64,
     /// Time that this rank was in collectives, waiting for others included; the two overlap where gradients leave during backward.
     pub communication_seconds: f64,
+    /// Of these, those in which a rank that this one was to receive from had not begun the same collective.
+    pub waiting_seconds: f64,
     /// The most memory that this rank has held so far, where known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_rss_bytes: Option<u64>,

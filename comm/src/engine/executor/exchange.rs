@@ -61,6 +61,7 @@ impl<L: Links> Executor<L> {
     /// Sets up the messages, by peer and direction.
     pub(super) fn lanes(&mut self, parcels: Vec<Parcel>, first: Fingerprint) -> Vec<Lane> {
         self.patience.begin(self.links.spins());
+        self.waiting_since = None;
         self.sends.clear();
         self.receives.clear();
         self.call.peers.clear();

@@ -11,12 +11,15 @@ use crate::base::fingerprint::LEN;
 use crate::base::members::Members;
 use crate::engine::runner::{Run, Runner};
 use crate::transport::links::Closed;
-use crate::{Operation, Topology};
+use crate::{Operation, Stats, Topology};
 
 /// A peer that makes the same calls, takes everything, and sends zeros: so many bytes after so many, and so long after them.
 struct Peer {
     pieces: fn(u64) -> (usize, Duration),
     announcement: Vec<u8>,
+    /// How long after it is listened to it begins the call; when that is, once it is listened to.
+    late: Duration,
+    begins: Option<Instant>,
     sent: u64,
     due: Instant,
 }
@@ -28,6 +31,10 @@ impl Links for Peer {
     }
 
     fn try_recv(&mut self, _: usize, into: &mut [u8]) -> std::result::Result<usize, Closed> {
+        let begins = *self.begins.get_or_insert_with(|| Instant::now() + self.late);
+        if Instant::now() < begins {
+            return Ok(0);
+        }
         if !self.announcement.is_empty() {
             let said: Vec<u8> = self.announcement.drain(..into.len()).collect();
             into.copy_from_slice(&said);
@@ -95,14 +102,26 @@ impl Supervisor for Alone {
 
 /// An all_reduce of so many bytes with such a peer.
 fn all_reduce(bytes: usize, timeout: Duration, pieces: fn(u64) -> (usize, Duration)) -> Result<()> {
-    let peer = Peer { pieces, announcement: Vec::with_capacity(LEN), sent: 0, due: Instant::now() };
+    all_reduce_with(bytes, timeout, pieces, Duration::ZERO).0
+}
+
+/// The same with a peer that comes so late; and what the runner tells then.
+fn all_reduce_with(
+    bytes: usize,
+    timeout: Duration,
+    pieces: fn(u64) -> (usize, Duration),
+    late: Duration,
+) -> (Result<()>, Stats) {
+    let announcement = Vec::with_capacity(LEN);
+    let peer = Peer { pieces, announcement, late, begins: None, sent: 0, due: Instant::now() };
     let supervisor = Arc::new(Alone(Members::world(2), timeout));
     let mut runner = Runner::new(0, Topology::one_host(2), peer, supervisor);
     let operation = Operation::AllReduce {
         tensor: Tensor::zeros(bytes, DType::U8, &Device::Cpu).unwrap(),
         op: ReduceOp::Max,
     };
-    runner.run(&operation, &Before::of(&operation).unwrap())
+    let outcome = runner.run(&operation, &Before::of(&operation).unwrap());
+    (outcome, runner.stats())
 }
 
 fn assert_late(outcome: Result<()>) {
@@ -110,6 +129,21 @@ fn assert_late(outcome: Result<()>) {
 }
 
 const MS: Duration = Duration::from_millis(1);
+
+/// What the data take is no waiting.
+#[test]
+fn waiting_ends_when_the_peer_begins() {
+    let slow = |_| (1000, 10 * MS);
+    let run = |late| all_reduce_with(4000, 60_000 * MS, slow, late);
+    let ((punctual, on_time), (late, waiting)) = (run(Duration::ZERO), run(50 * MS));
+    punctual.unwrap();
+    late.unwrap();
+    assert_eq!(on_time.waited_ns, 0);
+    // It is listened to a moment before that is noted.
+    assert!(waiting.waited_ns >= 25_000_000, "{waiting:?}");
+    let data = 30_000_000;
+    assert!(on_time.busy_ns >= data && waiting.busy_ns >= waiting.waited_ns + data, "{waiting:?}");
+}
 
 #[test]
 fn a_byte_now_and_then_is_no_progress() {

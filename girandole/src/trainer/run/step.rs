@@ -35,7 +35,7 @@ impl<M: Model> Trainer<'_, M> {
     }
 
     fn step_once(&mut self) -> Result<StepReport> {
-        let (epoch, busy_before) = (self.order.epoch(), self.model.stats().busy_ns);
+        let (epoch, before) = (self.order.epoch(), self.model.stats());
         let data = self.model.data_ranks();
         let rows = self.order.batch(self.config.batch_size, data.world_size(), data.rank());
         let rows = rows.map_err(|error| Error::invalid("the data", "rows", error.to_string()))?;
@@ -50,6 +50,8 @@ impl<M: Model> Trainer<'_, M> {
             false => self.change(&step.grads, learning_rate)?,
         };
         self.step += 1;
+        let stats = self.model.stats();
+        let seconds = |after: u64, before: u64| after.saturating_sub(before) as f64 * 1e-9;
         Ok(StepReport {
             step: self.step,
             epoch,
@@ -60,7 +62,8 @@ impl<M: Model> Trainer<'_, M> {
             learning_rate,
             targets: step.targets,
             seconds: 0.0,
-            communication_seconds: self.model.stats().busy_ns.saturating_sub(busy_before) as f64 * 1e-9,
+            communication_seconds: seconds(stats.busy_ns, before.busy_ns),
+            waiting_seconds: seconds(stats.waited_ns, before.waited_ns),
         })
     }
 
