@@ -19,6 +19,11 @@ const KEYS: usize = 512;
 /// Multiplications below which other threads are not woken.
 const SMALL: usize = 1 << 18;
 
+/// Where some keys are among others.
+fn within(seen: &Range<usize>, near: &Range<usize>) -> Range<usize> {
+    seen.start - near.start..seen.end - near.start
+}
+
 impl Sizes {
     /// One head's rows of a tensor with `len` positions and `heads` heads.
     fn head<T>(self, numbers: &[T], index: usize, len: usize, heads: usize) -> Matrix<'_, T> {
@@ -87,23 +92,25 @@ impl Call {
         let q = sizes.head(q, index, queries, heads);
         let (k, v) = (sizes.head(k, shared, keys, kv_heads), sizes.head(v, shared, keys, kv_heads));
         scores.resize(sizes.scores(), T::zero());
-        k.transpose_into(k_by_dims);
-        let k_by_dims = Matrix::new(k_by_dims, dims, keys, keys);
-        let blocks = out.chunks_mut(QUERIES * dims).zip(log_sums.chunks_mut(QUERIES));
-        for (at, (out, log_sums)) in blocks.enumerate() {
-            let rows = at * QUERIES..at * QUERIES + log_sums.len();
-            let mut running = Running::new();
-            for block in self.blocks(index, rows.clone()) {
+        let mut running: Vec<Running<T>> = log_sums.chunks(QUERIES).map(|_| Running::new()).collect();
+        for near in self.near_keys() {
+            k.rows(near.clone()).transpose_into(k_by_dims);
+            let k_by_dims = Matrix::new(&*k_by_dims, dims, near.len(), near.len());
+            let blocks = out.chunks_mut(QUERIES * dims).zip(&mut running);
+            for (at, (out, running)) in blocks.enumerate() {
+                let rows = at * QUERIES..at * QUERIES + out.len() / dims;
+                let Some(block) = self.block(index, &rows, &near) else { continue };
                 let seen = block.seen.clone();
                 let scores = &mut scores[..rows.len() * seen.len()];
-                let pair = (q.rows(rows.clone()), k_by_dims.columns(seen.clone()));
+                let pair = (q.rows(rows.clone()), k_by_dims.columns(within(&seen, &near)));
                 multiply(scores, pair, T::from_f64(self.scale), false, self.how)?;
-                vectorized!({ self.weigh(scores, &block, &mut running, out) });
+                vectorized!({ self.weigh(scores, &block, running, out) });
                 let weights = Matrix::new(&*scores, rows.len(), seen.len(), seen.len());
                 multiply(out, (weights, v.rows(seen)), T::one(), true, self.how)?;
             }
-            running.finish(out, log_sums);
         }
+        let blocks = out.chunks_mut(QUERIES * dims).zip(log_sums.chunks_mut(QUERIES));
+        blocks.zip(&running).for_each(|((out, log_sums), running)| running.finish(out, log_sums));
         Ok(())
     }
 
@@ -150,20 +157,21 @@ impl Call {
         let (k, v) = (sizes.head(k, group, keys, kv_heads), sizes.head(v, group, keys, kv_heads));
         weights.resize(sizes.scores(), T::zero());
         of_scores.resize(sizes.scores(), T::zero());
-        k.transpose_into(k_by_dims);
-        v.transpose_into(v_by_dims);
-        let by_dims = [k_by_dims, v_by_dims].map(|x| Matrix::new(&*x, dims, keys, keys));
         let (scale, one) = (T::from_f64(self.scale), T::one());
-        for (member, of_q) in of_q.chunks_mut(queries * dims).enumerate() {
-            let index = group * (heads / kv_heads) + member;
-            let of_head = [q, mixed, gradient].map(|x| sizes.head(x, index, queries, heads));
-            for (at, of_q) in of_q.chunks_mut(QUERIES * dims).enumerate() {
-                let rows = at * QUERIES..at * QUERIES + of_q.len() / dims;
-                let [q, mixed, gradient] = of_head.map(|x| x.rows(rows.clone()));
-                let log_sums = &log_sums[index * queries + rows.start..index * queries + rows.end];
-                for block in self.blocks(index, rows.clone()) {
+        for near in self.near_keys() {
+            k.rows(near.clone()).transpose_into(k_by_dims);
+            v.rows(near.clone()).transpose_into(v_by_dims);
+            let by_dims = [&*k_by_dims, &*v_by_dims].map(|x| Matrix::new(x, dims, near.len(), near.len()));
+            for (member, of_q) in of_q.chunks_mut(queries * dims).enumerate() {
+                let index = group * (heads / kv_heads) + member;
+                let of_head = [q, mixed, gradient].map(|x| sizes.head(x, index, queries, heads));
+                for (at, of_q) in of_q.chunks_mut(QUERIES * dims).enumerate() {
+                    let rows = at * QUERIES..at * QUERIES + of_q.len() / dims;
+                    let Some(block) = self.block(index, &rows, &near) else { continue };
+                    let [q, mixed, gradient] = of_head.map(|x| x.rows(rows.clone()));
+                    let log_sums = &log_sums[index * queries + rows.start..index * queries + rows.end];
                     let (m, n, seen) = (rows.len(), block.seen.len(), block.seen.clone());
-                    let [k_by_dims, v_by_dims] = by_dims.map(|x| x.columns(seen.clone()));
+                    let [k_by_dims, v_by_dims] = by_dims.map(|x| x.columns(within(&seen, &near)));
                     let (weights, of_scores) = (&mut weights[..m * n], &mut of_scores[..m * n]);
                     multiply(weights, (q, k_by_dims), scale, false, self.how)?;
                     multiply(of_scores, (gradient, v_by_dims), one, false, self.how)?;
@@ -181,10 +189,17 @@ impl Call {
         Ok(())
     }
 
-    /// Blocks of the keys that some queries of a head see.
-    fn blocks(&self, index: usize, rows: Range<usize>) -> impl Iterator<Item = Block> + use<> {
+    /// The keys, so many at a time that they, their values and the gradients of both stay in a core's cache while all queries
+    /// that see them are gone through.
+    fn near_keys(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let keys = self.sizes.keys;
+        (0..keys).step_by(KEYS).map(move |start| start..keys.min(start + KEYS))
+    }
+
+    /// Those of some keys that some queries of a head see.
+    fn block(&self, index: usize, rows: &Range<usize>, near: &Range<usize>) -> Option<Block> {
         let seen = self.mask.union(rows.clone(), self.sizes.queries, self.sizes.keys);
-        let (first, end) = (rows.start, seen.end);
-        seen.step_by(KEYS).map(move |start| Block { index, first, seen: start..end.min(start + KEYS) })
+        let seen = seen.start.max(near.start)..seen.end.min(near.end);
+        (!seen.is_empty()).then_some(Block { index, first: rows.start, seen })
     }
 }
