@@ -4,6 +4,8 @@
 #   scripts/test-aarch64.sh            all tests of the workspace; hours on 2 cores
 #   scripts/test-aarch64.sh --quick    what is most the processor's own: shared memory, sums, the crates' own arithmetic, and
 #                                      one of the README's commands; a job of this machine's processor and one of ARM
+#   scripts/test-aarch64.sh --documents  the commands that follow the documents, on this machine's processor and on ARM: prints how far
+#                                      losses and weights are apart, and fails where a loss is by more than 1e-6
 #   scripts/test-aarch64.sh ARG...     what `cargo test` is to do, as `-p girandole-sampler`
 #
 # Needs Rust's library for that system, a cross compiler, and qemu, which the kernel starts for programs of that processor, so
@@ -50,6 +52,11 @@ case ${1-} in
     cargo test --locked --target $target -p girandole-sampler --lib
     cargo run --locked --target $target -p bin -- ddp-linear
     scripts/test-mixed.sh --arm
+    ;;
+--documents)
+    cargo build --locked --target $target -p bin
+    GIRANDOLE_OTHER=$(realpath "${CARGO_TARGET_DIR:-target}/$target/debug/girandole") \
+        cargo test --locked -p bin --test program -- processors:: --nocapture
     ;;
 '') cargo test --workspace --locked --target $target ;;
 *) cargo test --locked --target $target "$@" ;;

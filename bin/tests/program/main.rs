@@ -26,6 +26,7 @@ mod pipeline_transformer;
 mod plan;
 #[cfg(target_os = "linux")]
 mod process_groups;
+mod processors;
 mod recipe;
 mod report;
 mod sampler;
