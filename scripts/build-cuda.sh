@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the program with CUDA and NCCL on a machine that needs neither a GPU nor any software of NVIDIA's; see --help.
-# It takes a quarter of an hour on 2 cores, too long for CI: there, `--help` alone is run, and scripts/check-cuda.sh looks at
+# It takes a quarter of an hour on 2 cores, too long for CI: there, `--help` alone is run, and scripts/check-lints.sh looks at
 # the types.
 set -euo pipefail
 repository=$(cd "$(dirname "$0")/.." && pwd)

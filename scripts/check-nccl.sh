@@ -5,21 +5,14 @@
 # live long enough and errors are named in time. It shows nothing of a GPU: that is scripts/gpu-check.sh's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-. scripts/cuda-stand-in/env.sh
+. scripts/features.sh
 
-libraries=$PWD/target/cuda-stand-in
-scripts/cuda-stand-in/build.sh "$libraries"
-export LIBRARY_PATH=$libraries LD_LIBRARY_PATH=$libraries
+scripts/cuda-stand-in/build.sh "$stand_ins"
 TMPDIR=$(mktemp -d)
 export TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
 
-selection="--locked -p girandole-comm -p bin --features girandole-comm/nccl,bin/nccl"
-# Quickly built: it is not their arithmetic that is tested.
-for package in girandole-{comm,launch,tape,training,sampler,tensor-parallel} candle-{core,nn}; do
-    selection+=" --config profile.dev.package.$package.opt-level=1"
-done
-# Both at once: what they are built of has the same features then.
+# All at once: what they are built of has the same features then.
 cargo build $selection --bin girandole --test cuda_conformance
 cargo test $selection --test cuda_conformance
 # What else is behind the feature.
@@ -55,14 +48,18 @@ compare() {
         timeout 300 "$girandole" "$@" --world-size "${world:-2}" --metrics "$TMPDIR/$name" --save "$TMPDIR/$name.safetensors" \
             >/dev/null 2>"$TMPDIR/said"
     }
-    { run cpu "$@" --device cpu && run cuda "$@" --device cuda --backend "$backend"; } ||
+    # On the CPU once for both back ends.
+    local cpu
+    cpu=cpu-$(cksum <<<"${world:-2} $*" | cut -d' ' -f1)
+    { { [ -e "$TMPDIR/$cpu.done" ] || { run "$cpu" "$@" --device cpu && touch "$TMPDIR/$cpu.done"; }; } &&
+        run cuda "$@" --device cuda --backend "$backend"; } ||
         { tail -n 5 "$TMPDIR/said" >&2; echo "check-nccl: $* fails over $backend" >&2; exit 1; }
-    paste <(losses "$TMPDIR/cpu") <(losses "$TMPDIR/cuda") |
+    paste <(losses "$TMPDIR/$cpu") <(losses "$TMPDIR/cuda") |
         awk 'NF != 2 || ($1 - $2) ^ 2 > 1e-6 * (1 + $1 ^ 2) { exit wrong = 1 } END { exit wrong || !NR }' ||
         { echo "check-nccl: $* has other losses over $backend than on the CPU" >&2; exit 1; }
     # Adam makes a step of full length of any gradient, however small.
-    cmp <(heading "$TMPDIR/cpu.safetensors") <(heading "$TMPDIR/cuda.safetensors") &&
-        paste <(numbers "$TMPDIR/cpu.safetensors") <(numbers "$TMPDIR/cuda.safetensors") |
+    cmp <(heading "$TMPDIR/$cpu.safetensors") <(heading "$TMPDIR/cuda.safetensors") &&
+        paste <(numbers "$TMPDIR/$cpu.safetensors") <(numbers "$TMPDIR/cuda.safetensors") |
         awk 'NF != 2 { exit wrong = 1 } { far += ($1 - $2) ^ 2 > 1e-6 * (1 + $1 ^ 2) } END { exit wrong || !NR || far * 1000 > NR }' ||
         { echo "check-nccl: $* saves other weights over $backend than on the CPU" >&2; exit 1; }
     echo "$backend, ${world:-2} ranks: $*: the losses and the weights of the CPU"

@@ -1,0 +1,15 @@
+# Sourced by scripts that look at what is behind the features `nccl` and `mpi`: one build has both where Open MPI and MPICH are installed.
+# Sets `features` (a list for cargo) and `selection` (packages, features and levels of optimisation for a quick build).
+. scripts/cuda-stand-in/env.sh
+features=girandole-comm/nccl,bin/nccl
+if command -v mpicc.openmpi >/dev/null && command -v mpicc.mpich >/dev/null; then
+    features+=,girandole-comm/mpi,bin/mpi
+    export MPICC=${MPICC:-mpicc.openmpi}
+fi
+# Both packages, so that nothing is built anew; quickly built: it is not their arithmetic or their speed that is tested.
+selection="--locked -p girandole-comm -p bin --features $features"
+for package in girandole-{comm,launch,tape,training,sampler,tensor-parallel} candle-{core,nn}; do
+    selection+=" --config profile.dev.package.$package.opt-level=1"
+done
+stand_ins=${CARGO_TARGET_DIR:-$PWD/target}/cuda-stand-in
+export LIBRARY_PATH=$stand_ins LD_LIBRARY_PATH=$stand_ins
