@@ -51,40 +51,45 @@ struct Row {
     waiting: f64,
 }
 
-/// An object on several lines, with a newline at its end.
-pub(crate) fn text(table: &Table<'_>, all: &[Planned]) -> Result<String> {
-    let &Table { model, setting, optimizer, hardware, memory, .. } = table;
-    let name = |planned: &Planned| planned.estimate.strategy.name(setting.ranks);
-    let row = |planned: &Planned| {
-        let lacks = planned.estimate.lack(setting, memory);
-        Row {
-            strategy: name(planned),
-            fits: lacks.is_none(),
-            lacks,
-            memory: planned.estimate.memory,
-            sent: planned.estimate.sent,
-            seconds: planned.seconds,
-            waiting: planned.waiting,
-        }
-    };
-    let network = &hardware.network;
-    let plan = Plan {
-        model: &model.name,
-        parameters: model.parameters(),
-        ranks: setting.ranks,
-        batch_size: setting.batch_size,
-        memory,
-        bandwidth: network.inside.s_per_byte.recip(),
-        latency: network.inside.latency,
-        ranks_per_node: (network.per_node < setting.ranks).then_some(network.per_node),
-        node_bandwidth: network.between.s_per_byte.recip(),
-        node_latency: network.between.latency,
-        flops: hardware.flops,
-        memory_bandwidth: Some(hardware.memory_bandwidth).filter(|rate| rate.is_finite()),
-        optimizer,
-        strategies: all.iter().map(row).collect(),
-        left_out: Strategy::left_out(model, setting),
-        recommended: recommended(all, setting, memory).map(name),
-    };
-    Ok(serde_json::to_string_pretty(&plan)? + "\n")
+impl Table<'_> {
+    /// An object with all numbers, on several lines, with a newline at its end.
+    ///
+    /// # Errors
+    /// A number that JSON does not have.
+    pub fn json(&self, all: &[Planned]) -> Result<String> {
+        let &Table { model, setting, optimizer, hardware, memory, .. } = self;
+        let name = |planned: &Planned| planned.estimate.strategy.name(setting.ranks);
+        let row = |planned: &Planned| {
+            let lacks = planned.estimate.lack(setting, memory);
+            Row {
+                strategy: name(planned),
+                fits: lacks.is_none(),
+                lacks,
+                memory: planned.estimate.memory,
+                sent: planned.estimate.sent,
+                seconds: planned.seconds,
+                waiting: planned.waiting,
+            }
+        };
+        let network = &hardware.network;
+        let plan = Plan {
+            model: &model.name,
+            parameters: model.parameters(),
+            ranks: setting.ranks,
+            batch_size: setting.batch_size,
+            memory,
+            bandwidth: network.inside.s_per_byte.recip(),
+            latency: network.inside.latency,
+            ranks_per_node: (network.per_node < setting.ranks).then_some(network.per_node),
+            node_bandwidth: network.between.s_per_byte.recip(),
+            node_latency: network.between.latency,
+            flops: hardware.flops,
+            memory_bandwidth: Some(hardware.memory_bandwidth).filter(|rate| rate.is_finite()),
+            optimizer,
+            strategies: all.iter().map(row).collect(),
+            left_out: Strategy::left_out(model, setting),
+            recommended: recommended(all, setting, memory).map(name),
+        };
+        Ok(serde_json::to_string_pretty(&plan)? + "\n")
+    }
 }

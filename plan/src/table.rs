@@ -2,7 +2,6 @@
 
 use crate::error::Result;
 use crate::forecast::Link;
-use crate::json;
 use crate::model::Model;
 use crate::optimizer::Optimizer;
 use crate::step::{Hardware, Planned, planned, recommended};
@@ -61,14 +60,6 @@ impl Hardware {
 }
 
 impl Table<'_> {
-    /// An object with all numbers, on several lines.
-    ///
-    /// # Errors
-    /// A number that JSON does not have.
-    pub fn json(&self, all: &[Planned]) -> Result<String> {
-        json::text(self, all)
-    }
-
     /// A heading, a line for each strategy, those that are not possible, and which to take.
     ///
     /// # Errors

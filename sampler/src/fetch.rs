@@ -11,6 +11,12 @@ use crate::{BoxError, Dataset, SamplerError};
 /// A function that makes a batch of samples.
 pub(crate) type Collate<T, B> = dyn Fn(Vec<T>) -> Result<B, BoxError> + Send + Sync;
 
+/// A batch or why there is none, and how many samples it has.
+pub(crate) struct Loaded<B> {
+    pub(crate) batch: Result<B, SamplerError>,
+    pub(crate) samples: usize,
+}
+
 /// Loads batches; the workers share it.
 pub(crate) struct Fetch<D: Dataset, B> {
     pub(crate) dataset: Arc<D>,

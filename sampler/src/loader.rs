@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::fetch::{Collate, Fetch};
+use crate::fetch::{Collate, Fetch, Loaded};
 use crate::workers::Workers;
 use crate::{BatchIndices, BatchSampler, BoxError, Dataset, Sampler, SamplerError};
 
@@ -153,12 +153,6 @@ pub struct Batches<D: Dataset, B> {
 enum Source<D: Dataset, B> {
     Caller { fetch: Fetch<D, B>, indices: BatchIndices, batch: usize, buffer: Vec<usize> },
     Workers(Workers<D, B>),
-}
-
-/// A batch or why there is none, and how many samples it has.
-pub(crate) struct Loaded<B> {
-    pub(crate) batch: Result<B, SamplerError>,
-    pub(crate) samples: usize,
 }
 
 impl<D: Dataset, B> Batches<D, B> {

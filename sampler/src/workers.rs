@@ -9,8 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
-use crate::fetch::Fetch;
-use crate::loader::Loaded;
+use crate::fetch::{Fetch, Loaded};
 use crate::{BatchIndices, Dataset, SamplerError};
 
 /// The worker threads of one epoch. Dropping it ends and joins them.

@@ -11,7 +11,7 @@ use ddp::{Ddp, DdpConfig};
 use training::{Adam, AdamConfig, TorchInit};
 
 use super::model::{generator, loss, share};
-use super::run::{Train, timed};
+use super::train::{Train, timed};
 use super::{Strategy, Training};
 
 pub(super) struct Job {

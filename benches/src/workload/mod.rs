@@ -6,6 +6,7 @@ mod pipeline;
 mod run;
 mod sharded;
 mod tensor_parallel;
+mod train;
 
 use ::pipeline::ScheduleKind;
 use serde::{Deserialize, Serialize};

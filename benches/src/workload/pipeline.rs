@@ -12,7 +12,7 @@ use comm::Communicator;
 use training::{Adam, AdamConfig, TorchInit};
 
 use super::model::{generator, loss};
-use super::run::Train;
+use super::train::Train;
 use super::{Strategy, Training};
 
 pub(super) struct Job {

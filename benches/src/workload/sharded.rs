@@ -13,7 +13,7 @@ use training::{Adam, AdamConfig, Linear, TorchInit, linear};
 
 use super::Training;
 use super::model::{generator, loss, share};
-use super::run::{Train, timed};
+use super::train::{Train, timed};
 
 /// Embedding and positions.
 struct Front(Embedding, PositionalEncoding);

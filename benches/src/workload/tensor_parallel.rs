@@ -10,7 +10,7 @@ use training::{Adam, AdamConfig};
 
 use super::Training;
 use super::model::generator;
-use super::run::{Train, timed};
+use super::train::{Train, timed};
 
 pub(super) struct Job {
     model: TensorParallel<LanguageModel>,

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Result as CandleResult, Shape, Tensor};
-use candle_nn::var_builder::SimpleBackend;
-use candle_nn::{Init, VarBuilder, VarMap};
+use candle_core::Result as CandleResult;
+use candle_nn::{VarBuilder, VarMap};
 use comm::{Communicator, Mesh};
 use ddp::Ddp;
 use fsdp::{Fsdp, UnitBuilder};
@@ -15,6 +14,7 @@ use training::{LossScaler, OnMissingGradient};
 
 use super::norm::roots;
 use super::stages::Stages;
+use super::trained::trained;
 use super::{Kind, Parallel, ParallelConfig};
 use crate::{Error, Layout, Result};
 
@@ -128,20 +128,6 @@ fn make<M: Model + Send + 'static>(
     Ok(Kind::Whole { model: in_builder(shards.var_builder(&vars))?, vars })
 }
 
-/// Takes parameters that are trained from `hooked`, and all others from `whole`.
-pub(super) fn trained(
-    hooked: VarBuilder<'static>,
-    whole: VarBuilder<'static>,
-    config: &ParallelConfig,
-) -> VarBuilder<'static> {
-    if config.is_trained.is_none() {
-        return hooked;
-    }
-    let (dtype, device) = (whole.dtype(), whole.device().clone());
-    let config = config.clone();
-    VarBuilder::from_backend(Box::new(Trained { hooked, whole, config }), dtype, device)
-}
-
 /// Sharded units: what is not trained is sharded as well.
 struct TrainedUnits {
     units: UnitBuilder<'static>,
@@ -155,29 +141,6 @@ impl UnitSource for TrainedUnits {
         build: &mut dyn FnMut(VarBuilder<'static>) -> CandleResult<()>,
     ) -> CandleResult<UnitPlace> {
         UnitSource::unit(&self.units, name, &mut |vb| build(trained(vb.clone(), vb, &self.config)))
-    }
-}
-
-struct Trained {
-    hooked: VarBuilder<'static>,
-    whole: VarBuilder<'static>,
-    config: ParallelConfig,
-}
-
-impl SimpleBackend for Trained {
-    fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, _: &Device) -> CandleResult<Tensor> {
-        match self.config.is_trained(name) || self.config.is_buffer(name) {
-            true => self.hooked.get_with_hints_dtype(shape, name, init, dtype),
-            false => Ok(self.whole.get_with_hints_dtype(shape, name, init, dtype)?.detach()),
-        }
-    }
-
-    fn get_unchecked(&self, name: &str, dtype: DType, _: &Device) -> CandleResult<Tensor> {
-        self.hooked.get_unchecked_dtype(name, dtype)
-    }
-
-    fn contains_tensor(&self, name: &str) -> bool {
-        self.whole.contains_tensor(name)
     }
 }
 

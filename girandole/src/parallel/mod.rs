@@ -9,6 +9,7 @@ mod norm;
 mod pieces;
 mod stages;
 mod step;
+mod trained;
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -12,9 +12,9 @@ use training::RowKeys;
 use training::build::{Model, whole_rows};
 
 use super::ParallelConfig;
-use super::build::trained;
 use super::flat_shards::FlatShards;
 use super::step::{nothing_of, number, weighted};
+use super::trained::trained;
 use crate::{Error, Result};
 
 /// This rank's stages.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use comm::{EXIT_PEER_FAILED, ExitKind, NodeName, WorkerFailure};
 
-use super::losses::Losses;
+use super::losses::{Failed, Losses};
 use super::message::{Ending, Order, Round, Verdict, Word};
 use crate::failure::CLOSE;
 
@@ -24,21 +24,6 @@ enum Stage {
     Ended,
     /// There is no connection to its launcher any more.
     Gone,
-}
-
-/// A rank's failure, as the council knows it.
-#[derive(Debug, Clone)]
-pub(super) struct Failed {
-    pub(super) failure: WorkerFailure,
-    at: Instant,
-    is_final: bool,
-}
-
-impl Failed {
-    /// It is not put down to another rank.
-    fn is_own(&self) -> bool {
-        self.failure.status != ExitKind::Code(EXIT_PEER_FAILED)
-    }
 }
 
 /// Listens to all nodes and decides.

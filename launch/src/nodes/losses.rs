@@ -1,8 +1,24 @@
 //! Ranks that a job on several nodes has lost, where it goes on without some.
 
 use std::collections::BTreeSet;
+use std::time::Instant;
 
-use super::council::Failed;
+use comm::{EXIT_PEER_FAILED, ExitKind, WorkerFailure};
+
+/// A rank's failure, as the council knows it.
+#[derive(Debug, Clone)]
+pub(super) struct Failed {
+    pub(super) failure: WorkerFailure,
+    pub(super) at: Instant,
+    pub(super) is_final: bool,
+}
+
+impl Failed {
+    /// It is not put down to another rank.
+    pub(super) fn is_own(&self) -> bool {
+        self.failure.status != ExitKind::Code(EXIT_PEER_FAILED)
+    }
+}
 
 /// What is known of the ranks that one round has lost.
 #[derive(Default)]

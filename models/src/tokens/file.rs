@@ -11,11 +11,13 @@ use crate::{Error, Result};
 
 use super::bits;
 use super::digest::Hash;
-use super::open;
 use super::rows::{NOT_COUNTED, Row};
 
 /// Bytes that are read at a time, where all are.
 pub(super) const CHUNK: usize = 1 << 20;
+
+/// What the file's `format` is.
+pub(super) const FORMAT: &str = "girandole-tokens-1";
 
 /// A file of tokens, of which only what is asked for is read: one that [`TokenWriter`](super::TokenWriter) wrote, or a safetensors file
 /// with a tensor `tokens`, i64 (rows, length), whose rows are rows to train on.
@@ -45,14 +47,6 @@ pub(super) enum Layout {
 }
 
 impl TokenFile {
-    /// Opens a file, and checks its header. Of a file of rows, all tokens are read once.
-    ///
-    /// # Errors
-    /// A file that cannot be read, is no regular file or no whole safetensors file, or holds something else; a negative token.
-    pub fn open(path: &Path) -> Result<Self> {
-        open::open(path)
-    }
-
     /// The file.
     pub fn path(&self) -> &Path {
         &self.path

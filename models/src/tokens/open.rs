@@ -14,13 +14,18 @@ use crate::{Error, Result, folder};
 use super::TokenFile;
 use super::bits;
 use super::digest::Hash;
-use super::file::{CHUNK, Layout};
-use super::writer::FORMAT;
+use super::file::{CHUNK, FORMAT, Layout};
 
 const HELP: &str = "expected are a file of `girandole tokenize`, or a tensor `tokens` of I64 (rows, length)";
 
-pub(super) fn open(path: &Path) -> Result<TokenFile> {
-    of(path, folder::open(path)?)
+impl TokenFile {
+    /// Opens a file, and checks its header. Of a file of rows, all tokens are read once.
+    ///
+    /// # Errors
+    /// A file that cannot be read, is no regular file or no whole safetensors file, or holds something else; a negative token.
+    pub fn open(path: &Path) -> Result<Self> {
+        of(path, folder::open(path)?)
+    }
 }
 
 /// A file without a name, which is open; `path` is what it is called in errors.

@@ -14,12 +14,11 @@ use crate::{Error, Result};
 use super::TokenFile;
 use super::bits::{self, Bits};
 use super::digest::Hash;
+use super::file::FORMAT;
 use super::open;
 
 /// Bytes before the tokens: a header of that length is written last, when it is known what it says.
 const HEADER: usize = 1024;
-/// What the file's `format` is.
-pub(super) const FORMAT: &str = "girandole-tokens-1";
 
 /// Writes a token file, token by token, in memory of constant size: a safetensors file that takes its place once it is whole
 /// ([`AtomicFile`]).

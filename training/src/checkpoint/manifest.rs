@@ -1,10 +1,13 @@
 //! `checkpoint.json`: what is in a checkpoint, with the hashes of all files and of itself.
 
 use std::collections::BTreeMap;
+use std::io::Read;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+
+use crate::open_input;
 
 pub(super) const FILE: &str = "checkpoint.json";
 
@@ -37,7 +40,16 @@ impl FileHash {
     /// # Errors
     /// A file that cannot be read.
     pub fn of(path: &std::path::Path) -> std::io::Result<Self> {
-        super::write::hash(path)
+        let (mut file, mut hasher, mut bytes) = (open_input(path)?, Sha256::new(), 0);
+        let mut block = vec![0; 1 << 18];
+        loop {
+            let count = file.read(&mut block)?;
+            if count == 0 {
+                return Ok(FileHash { bytes, sha256: hex(&hasher.finalize()) });
+            }
+            hasher.update(&block[..count]);
+            bytes += count as u64;
+        }
     }
 }
 

@@ -34,7 +34,7 @@ pub(super) fn contents(folder: &Path, expected: Option<&str>) -> Result<Contents
 /// Whether a file of a checkpoint is as it was written.
 pub(super) fn check_file(folder: &Path, name: &str, expected: &FileHash) -> Result<()> {
     let file = folder.join(tensors_file(name));
-    let problem = match super::write::hash(&file) {
+    let problem = match FileHash::of(&file) {
         Ok(got) if got == *expected => return Ok(()),
         Ok(got) if got.bytes != expected.bytes => {
             format!("it has {} bytes, {} were written", got.bytes, expected.bytes)

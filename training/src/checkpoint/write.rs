@@ -2,15 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use candle_core::Tensor;
-use sha2::{Digest, Sha256};
 
-use super::manifest::{self, FileHash, Manifest, hex, is_name};
+use super::manifest::{self, FileHash, Manifest, is_name};
 use super::{Checkpoint, CheckpointConfig, Checkpoints, io, name, numbers};
-use crate::{Error, Result, open_input, write_tensors};
+use crate::{Error, Result, write_tensors};
 
 const UNFINISHED: &str = Checkpoints::UNFINISHED;
 pub(super) const LATEST: &str = "latest";
@@ -134,7 +132,7 @@ impl Writer<'_> {
             .map_err(io("write", path))?;
         (self.watch)(Change::Wrote(path.to_path_buf()))?;
         self.sync(path)?;
-        hash(path).map_err(io("read", path))
+        FileHash::of(path).map_err(io("read", path))
     }
 
     fn text(&self, path: &Path, text: &str) -> Result<()> {
@@ -207,17 +205,4 @@ fn told(removed: Result<()>) -> Result<()> {
 
 pub(super) fn tensors_file(name: &str) -> String {
     format!("{name}.safetensors")
-}
-
-pub(super) fn hash(path: &Path) -> std::io::Result<FileHash> {
-    let (mut file, mut hasher, mut bytes) = (open_input(path)?, Sha256::new(), 0);
-    let mut block = vec![0; 1 << 18];
-    loop {
-        let count = file.read(&mut block)?;
-        if count == 0 {
-            return Ok(FileHash { bytes, sha256: hex(&hasher.finalize()) });
-        }
-        hasher.update(&block[..count]);
-        bytes += count as u64;
-    }
 }

@@ -6,7 +6,9 @@ use crate::op::real::{Real, ln, max, sum, sum_pairs};
 use crate::product::Matrix;
 
 use super::super::{Call, Sizes};
-use super::heads::QUERIES;
+
+/// Queries and keys of a block: its scores, with those of backward, fit the caches of a core.
+pub(super) const QUERIES: usize = 64;
 
 /// Which scores a block has.
 pub(super) struct Block {

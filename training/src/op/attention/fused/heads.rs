@@ -10,10 +10,8 @@ use crate::vectors::vectorized;
 
 use super::super::{Call, Sizes};
 use super::Inputs;
-use super::block::{Block, Running};
+use super::block::{Block, QUERIES, Running};
 
-/// Queries and keys of a block: its scores, with those of backward, fit the caches of a core.
-pub(super) const QUERIES: usize = 64;
 const KEYS: usize = 512;
 
 /// Multiplications below which other threads are not woken.
