@@ -147,7 +147,11 @@ impl Error {
 
 impl From<Error> for candle_core::Error {
     fn from(error: Error) -> Self {
-        comm::carry(error)
+        match error {
+            // Whoever knows nothing of this crate finds out that another rank failed.
+            Error::Comm(error) => comm::carry(error),
+            other => comm::carry(other),
+        }
     }
 }
 
@@ -194,6 +198,8 @@ mod tests {
             assert!(matches!(&back, Error::Comm(comm::Error::PeerLeft { rank: 1, .. })), "{back}");
             assert!(back.is_peer_failure());
         }
+        let through = candle_core::Error::from(Error::Comm(left())).bt();
+        assert!(matches!(comm::carried(&through), Some(comm::Error::PeerLeft { rank: 1, .. })));
         let ours = candle_core::Error::from(Error::Panicked).bt();
         assert!(matches!(Error::from(ours), Error::Panicked));
     }

@@ -265,7 +265,11 @@ impl Error {
 
 impl From<Error> for candle_core::Error {
     fn from(error: Error) -> Self {
-        comm::carry(error)
+        match error {
+            // Whoever knows nothing of this crate finds out that another rank failed.
+            Error::Comm(error) => comm::carry(error),
+            other => comm::carry(other),
+        }
     }
 }
 
@@ -316,6 +320,7 @@ mod tests {
     fn errors_survive_candle_and_comm() {
         let left = || comm::Error::PeerLeft { rank: 1, host: "a".into(), operation: "barrier #1".into() };
         let through = candle_core::Error::from(Error::Comm(left())).context("in the model").bt();
+        assert!(matches!(comm::carried(&through), Some(comm::Error::PeerLeft { rank: 1, .. })));
         assert!(matches!(Error::from(through), Error::Comm(comm::Error::PeerLeft { rank: 1, .. })));
         assert!(matches!(Error::from(candle_core::Error::from(Error::Panicked).bt()), Error::Panicked));
         assert!(matches!(comm::Error::from(Error::Comm(left())), comm::Error::PeerLeft { rank: 1, .. }));

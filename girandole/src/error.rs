@@ -102,7 +102,14 @@ impl From<candle_core::Error> for Error {
 
 impl From<Error> for candle_core::Error {
     fn from(error: Error) -> Self {
-        comm::carry(error)
+        match error {
+            // Whoever knows nothing of this crate finds out that another rank failed.
+            Error::Comm(error) => error.into(),
+            Error::Ddp(error) => error.into(),
+            Error::Fsdp(error) => error.into(),
+            Error::TensorParallel(error) => error.into(),
+            other => comm::carry(other),
+        }
     }
 }
 

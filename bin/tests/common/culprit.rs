@@ -18,8 +18,9 @@ pub(crate) fn all_name_the_culprit(command: &Girandole, arguments: &[&str], seed
         let (victim, signal) = (random(4) as usize, [Signal::KILL, Signal::STOP][round % 2]);
         let folder = Folder::new();
         let lines = folder.argument("m.jsonl");
-        let all = ["--world-size", "4", "--epochs", "1000000", "--timeout", "3", "--metrics", &lines];
-        let mut session = Session::start(command, &[arguments, &all].concat());
+        let all = ["--world-size", "4", "--timeout", "3", "--metrics", &lines];
+        let long = if arguments.contains(&"--steps") { &[][..] } else { &["--epochs", "1000000"] };
+        let mut session = Session::start(command, &[arguments, &all, long].concat());
         session.until("steps", || std::fs::metadata(&lines).is_ok_and(|file| file.len() > 0));
         std::thread::sleep(std::time::Duration::from_micros(random(50_000).into()));
         kill_process(session.ranks()[victim], signal).unwrap();

@@ -2,7 +2,7 @@
 
 use rustix::process::{Signal, kill_process};
 
-use crate::common::{Folder, Session, losses, text};
+use crate::common::{Folder, Session, all_name_the_culprit, losses, text};
 use crate::fsdp_mlp::FSDP;
 
 #[test]
@@ -24,6 +24,14 @@ fn all_others_name_it() {
             assert!(own.is_some_and(|line| line.contains(&format!("rank {which} "))), "rank {other}: {said}");
         }
     }
+}
+
+/// Also where a rank is missed in the middle of the model: what its layers fail with comes through candle.
+#[test]
+fn all_others_name_one_that_is_killed_or_stopped() {
+    let size = ["--features", "64", "--hidden", "256", "--steps", "1000000"];
+    let hybrid = ["--sharding", "hybrid-shard", "--shard-ranks", "2"];
+    all_name_the_culprit(&FSDP, &[&size[..], &hybrid].concat(), 5, 6);
 }
 
 /// Every step once in the metrics, and the weights of a run that nobody disturbed.
