@@ -21,6 +21,7 @@ pub use crate::rendezvous::launched::{
     ELASTIC_MIN, LISTENER, LISTENER_STDIN, MASTER_PORT, MET_PREFIX, SPAWNER_PID, elastic_min,
     inherited_listener, is_worker,
 };
+pub use crate::rendezvous::meeting::meeting_point::HOST as MEETING_HOST;
 pub use crate::rendezvous::meeting::obituary::Announcement;
 pub use crate::rendezvous::scheduler::{address_towards, addresses, seen_by_others};
 

@@ -179,6 +179,11 @@ fn of_nodes(error: Error) -> Error {
             Error::NodeRefused { node: rank, address, reason: say(reason) }
         }
         Error::PeerDied { rank, host, .. } => Error::NodeGone(NodeName { node: rank, host }),
+        Error::InvalidArgument { what, got, .. } if what == launcher::MEETING_HOST => Error::invalid(
+            "master_addr",
+            got,
+            "this machine does not have that address; give one that node 0 has",
+        ),
         error => error,
     }
 }

@@ -98,7 +98,7 @@ fn what_ranks_would_refuse_is_told_before_any_training() {
     assert!(line.contains(refused) && code == 2, "{line}");
     let (line, code) = refuse_with(&mut LINEAR.command(), &["--init-method", "tcp://192.0.2.1:444"]);
     assert!(
-        line.contains("the meeting point must be an address of the host of rank 0") && code == 1,
+        line.contains("this host has no such address; give an address of the host of rank 0") && code == 2,
         "{line}"
     );
 }

@@ -16,6 +16,9 @@ use crate::rendezvous::connection::handshake::Credentials;
 use crate::rendezvous::scheduler::{self, seen_by_others};
 use crate::{Error, InitMethod, Result, TcpConfig};
 
+/// What an error calls the host that an init method names.
+pub const HOST: &str = "the meeting point's host";
+
 /// An init method with all its blanks filled in.
 #[derive(Debug, Clone)]
 pub(super) enum MeetingPoint {
@@ -171,9 +174,8 @@ fn check_one_address(config: &TcpConfig) -> Result<()> {
 
 /// The addresses of this host's name.
 fn own_addresses(host: &str, port: u16, deadline: Instant) -> Result<Vec<SocketAddr>> {
-    resolve(host, port, deadline).map_err(|reason| {
-        Error::invalid("the meeting point's host", host, format!("{reason}; give an address of this host"))
-    })
+    resolve(host, port, deadline)
+        .map_err(|reason| Error::invalid(HOST, host, format!("{reason}; give an address of this host")))
 }
 
 fn resolve(host: &str, port: u16, deadline: Instant) -> std::result::Result<Vec<SocketAddr>, String> {
@@ -186,10 +188,6 @@ fn resolve(host: &str, port: u16, deadline: Instant) -> std::result::Result<Vec<
 
 /// Listens on the first address that is this host's. One that is taken is an error: the others would look there.
 fn listen_on_first(addresses: &[SocketAddr]) -> Result<TcpListener> {
-    let foreign = |address: String| {
-        let reason = "the meeting point must be an address of the host of rank 0".into();
-        Error::Listen { address, reason }
-    };
     for &address in addresses {
         match TcpListener::bind(address) {
             Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {}
@@ -197,7 +195,9 @@ fn listen_on_first(addresses: &[SocketAddr]) -> Result<TcpListener> {
         }
     }
     let names: Vec<_> = addresses.iter().map(SocketAddr::to_string).collect();
-    Err(foreign(names.join(", ")))
+    // Another port would be of no help.
+    let help = "this host has no such address; give an address of the host of rank 0";
+    Err(Error::invalid(HOST, names.join(", "), help))
 }
 
 #[cfg(test)]
@@ -209,7 +209,8 @@ mod tests {
         let foreign: SocketAddr = "192.0.2.1:0".parse().unwrap();
         let own: SocketAddr = "127.0.0.1:0".parse().unwrap();
         let message = listen_on_first(&[foreign]).unwrap_err().to_string();
-        assert!(message.contains("192.0.2.1") && message.contains("host of rank 0"), "{message}");
+        assert!(message.contains("got 192.0.2.1:0; this host has no such address"), "{message}");
+        assert!(!message.contains("another port"), "{message}");
         assert!(listen_on_first(&[foreign, own]).unwrap().local_addr().unwrap().ip().is_loopback());
     }
 
