@@ -195,6 +195,8 @@ impl Error {
                 ExitKind::Signal(signal) => (128 + signal).clamp(1, 255) as u8,
             },
             Error::TooFewRanks { .. } => EXIT_PEER_FAILED as u8,
+            // What a rank of this command found that cannot be used.
+            Error::Comm(comm::Error::Worker(failure)) if failure.status == ExitKind::Code(2) => 2,
             Error::Comm(error) => error.exit_code(),
             Error::Pipeline(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::Ddp(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,

@@ -71,10 +71,10 @@ pub(super) trait Ending: Experiment + Job {
         rank: &Rank,
     ) -> Result<()> {
         let Some(contents) = found(&self.options().checkpoints, rank)? else { return Ok(()) };
-        trainer.resume(&contents)?;
+        trainer.resume(&contents).map_err(offer)?;
         self.check_steps(trainer.step())?;
         if let Some(log) = &mut log {
-            kept::resume(log, trainer.step(), trainer::observer_state(&contents)?)?;
+            kept::resume(log, trainer.step(), trainer::observer_state(&contents).map_err(offer)?)?;
         }
         if let (Some(log), true) = (log, rank.is_first()) {
             log.cut(trainer.epoch() as usize, trainer.step())?;

@@ -25,7 +25,7 @@ pub(super) fn of(log: &RunLog<'_>) -> girandole::Result<ObserverState> {
     // JSON has no others.
     let evaluations = log.evaluations().iter().filter(|evaluation| evaluation.loss.is_finite());
     let kept = Kept { log: state, evaluations: evaluations.cloned().collect() };
-    let values = serde_json::to_value(kept).map_err(candle_core::Error::wrap)?;
+    let values = serde_json::to_value(kept).map_err(comm::carry)?;
     let mut tensors = HashMap::new();
     if !losses.is_empty() {
         tensors.insert(LOSSES.to_string(), Tensor::new(losses, &Device::Cpu)?);

@@ -213,6 +213,6 @@ impl Observer<CausalLm> for Watch<'_> {
 pub(super) fn told(error: Error) -> girandole::Error {
     match error {
         Error::Comm(error) => error.into(),
-        error => candle_core::Error::wrap(error).into(),
+        error => comm::carry(error).into(),
     }
 }

@@ -9,7 +9,7 @@ fn on_full_disk(blocks: usize, arguments: &[&str]) -> Output {
     let mut command = Command::new("sh");
     let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
     // Memory that ranks share counts as a file.
-    clean(&mut command).env("GIRANDOLE_TRANSPORT", "tcp").stdin(Stdio::null());
+    clean(&mut command).env("GIRANDOLE_TRANSPORT", "tcp").env("RUST_BACKTRACE", "1").stdin(Stdio::null());
     command.args(["-c", &script, env!("CARGO_BIN_EXE_girandole")]).args(arguments).output().unwrap()
 }
 
@@ -49,6 +49,21 @@ fn an_earlier_file_is_as_it_was() {
         assert_ne!(std::fs::read_to_string(&path).unwrap_or_default(), "earlier", "{arguments:?} {option}");
         assert_eq!(std::fs::read_dir(folder.path("")).unwrap().count(), 1, "{arguments:?} {option}");
     }
+}
+
+/// The rank's words are in the launcher's line, and no backtrace is in their way.
+#[test]
+fn a_language_model_tells_the_reason_in_one_line() {
+    let folder = Folder::new();
+    let [path, text_file, out] = ["m.jsonl", "text", "out"].map(|name| folder.argument(name));
+    std::fs::write(&text_file, "a text of some words\n".repeat(50)).unwrap();
+    let size = ["--layers", "1", "--hidden", "16", "--heads", "2", "--length", "16", "--steps", "1000"];
+    let files = ["pretrain", "--data", &text_file, "--out", &out, "--metrics", &path];
+    let output = on_full_disk(64, &[&files[..], &size].concat());
+    let said = text(&output.stderr);
+    let last = said.lines().last().unwrap();
+    assert!(last.contains(&format!("exited with code 1: cannot write {path}: File too large")), "{said}");
+    assert!(!said.contains("candle_core::"), "{said}");
 }
 
 #[test]

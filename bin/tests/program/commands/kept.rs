@@ -48,6 +48,29 @@ fn a_damaged_file_is_named_before_any_rank_is_started() {
     }
 }
 
+/// Its parts may be large: the rank that needs one reads it, and says the same.
+#[test]
+fn a_damaged_part_of_a_language_model_is_named_by_the_rank_that_reads_it() {
+    let folder = Folder::new();
+    let [dir, data, out] = ["c", "text", "out"].map(|name| folder.argument(name));
+    std::fs::write(&data, "a text of some words\n".repeat(50)).unwrap();
+    let size = ["--layers", "1", "--hidden", "16", "--heads", "2", "--length", "16", "--world-size", "2"];
+    let files = ["pretrain", "--data", &data, "--out", &out, "--checkpoint-dir", &dir];
+    let run = [&files[..], &size, &["--mesh", "shard=2", "--checkpoint-every", "1", "--steps"]].concat();
+    succeed(girandole().args(&run).arg("2"));
+    let file = Path::new(&dir).join("checkpoint-00000002/rank-00001.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let output = girandole().args(&run).args(["3", "--resume"]).output().unwrap();
+    let said = text(&output.stderr);
+    let last = said.lines().last().unwrap();
+    assert!(last.contains(&format!("`{}` cannot be trusted: ", file.display())), "{said}");
+    assert!(last.ends_with(&format!("--resume={dir}/checkpoint-00000001 goes on from it")), "{said}");
+    assert_eq!(output.status.code(), Some(2), "{said}");
+}
+
 /// What the error calls it, and how it is made.
 #[cfg(unix)]
 type Replace = (&'static str, fn(&Path));
