@@ -4,13 +4,14 @@ mod help;
 mod setup;
 
 use std::io::Write;
-use std::process::ExitCode;
+use std::process::{ExitCode, exit};
 
 use ::launch::worker_guard;
+use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::comm_bench::{self, CommBenchOptions};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::experiment;
 use crate::experiments::cifar10::Cifar10Options;
 use crate::experiments::ddp_linear::DdpLinearOptions;
@@ -146,7 +147,20 @@ fn parse() -> Result<Cli> {
     let is_short = arguments.iter().skip(1).take_while(|word| *word != "--").any(|word| word == "-h");
     let commands = if is_short { commands.mut_subcommands(help::short) } else { commands };
     let parsed = commands.try_get_matches_from(arguments).and_then(|found| Cli::from_arg_matches(&found));
-    parsed.map_err(|error| recipe::own(&error).unwrap_or_else(|| error.exit()))
+    parsed.map_err(|error| recipe::own(&error).unwrap_or_else(|| told(error)))
+}
+
+/// What the parser has to say is said, help included; the process ends, unless it cannot be said.
+fn told(mut error: clap::Error) -> Error {
+    // The parser knows an option by both of its names; the one with hyphens is documented.
+    if let Some(ContextValue::String(name)) = error.get(ContextKind::SuggestedArg) {
+        let name = ContextValue::String(name.replace('_', "-"));
+        error.insert(ContextKind::SuggestedArg, name);
+    }
+    match error.print() {
+        Ok(()) => exit(error.exit_code()),
+        Err(error) => Error::Output(error),
+    }
 }
 
 /// What comes before anything else in every process.

@@ -64,12 +64,21 @@ fn an_unknown_shell_is_refused() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_script_that_cannot_be_written_is_an_error_of_one_line() {
-    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let output = girandole().args(["completions", "bash"]).stdout(full).output().unwrap();
-    let err = text(&output.stderr);
-    assert!(!output.status.success() && err.starts_with("error: cannot write to standard output: "), "{err}");
-    assert_eq!(err.lines().count(), 1, "{err}");
+fn a_script_or_help_that_cannot_be_written_is_an_error_of_one_line() {
+    for arguments in [&["completions", "bash"][..], &["--help"], &["ddp-linear", "-h"], &["--version"]] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = girandole().args(arguments).stdout(full).output().unwrap();
+        let err = text(&output.stderr);
+        let is_told = err.starts_with("error: cannot write to standard output: ");
+        assert!(!output.status.success() && is_told, "{arguments:?}: {err}");
+        assert_eq!(err.lines().count(), 1, "{arguments:?}: {err}");
+    }
+}
+
+#[test]
+fn the_name_that_is_documented_is_suggested() {
+    let (line, _) = refuse_with(girandole().arg("tensor-parallel-mlp"), &["--hidden", "8"]);
+    assert!(line.contains("'--hidden-size'") && !line.contains("hidden_size"), "{line}");
 }
 
 #[test]
