@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests on Linux with the ways that macOS takes (`--cfg portable`; what differs is in comm/src/platform,
-# launch/src/platform, training/src/platform and comm/src/transport/shm): no shared memory, no handles of processes, no signal at the parent's death, no files
-# without a name.
+# launch/src/platform and training/src/platform): shared memory with a name for a moment, sockets with a file, no handles of
+# processes, no signal at the parent's death, no files without a name.
 #
 #   scripts/test-portable.sh            all tests of the workspace: as long as `cargo test --workspace`
 #   scripts/test-portable.sh --quick    a part of it, about 5 minutes on 2 cores where the dependencies are built

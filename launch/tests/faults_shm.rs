@@ -1,6 +1,6 @@
 //! What happens when something goes wrong between ranks: every test starts real processes that share memory, hurts
 //! one of them, and reads what each of the others reports. Ranks are this test binary, started anew with a script.
-#![cfg(all(target_os = "linux", not(portable)))]
+#![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 /// What carries the data, unless a test says otherwise.

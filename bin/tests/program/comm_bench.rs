@@ -13,10 +13,7 @@ fn the_table_and_the_file_have_a_line_for_each_operation_and_size() {
     let file = folder.argument("bench.jsonl");
     let all =
         "all_reduce,all_gather,reduce_scatter,broadcast,reduce,gather,scatter,all_to_all,send_recv,barrier";
-    // Where the system shares memory.
-    let transports =
-        if cfg!(all(target_os = "linux", not(portable))) { &["tcp", "shm"][..] } else { &["tcp"] };
-    for &transport in transports {
+    for transport in ["tcp", "shm"] {
         let arguments = ["--world-size", "3", "--ops", all, "--sizes", "0,400,64K", "--calls", "2"];
         let output = BENCH.succeed(&[&arguments[..], &["--transport", transport, "--json", &file]].concat());
         let table = text(&output.stdout);

@@ -17,4 +17,4 @@ use portable as system;
 
 pub use memory::{available_memory_bytes, peak_rss_bytes, reset_peak_rss, total_memory_bytes};
 pub(crate) use system::machine::{boot_id, network};
-pub(crate) use system::socket;
+pub(crate) use system::{bell, local, shared, socket};

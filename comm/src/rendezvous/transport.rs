@@ -10,12 +10,12 @@ use crate::Error;
 pub enum Transport {
     /// Shared memory between ranks of one host, TCP between all others. Two ranks are of one host where the kernel is the
     /// same one (by its boot id, not by a name), and where memory that one hands over arrives at the other: containers with
-    /// networks or users of their own talk over TCP, whatever their hosts are called. On Linux; elsewhere the same as `Tcp`.
+    /// networks or users of their own talk over TCP, whatever their hosts are called.
     #[default]
     Auto,
     /// TCP between all ranks.
     Tcp,
-    /// Shared memory between all ranks (Linux): an error that says why where that cannot be.
+    /// Shared memory between all ranks: an error that says why where that cannot be.
     Shm,
 }
 

@@ -161,9 +161,19 @@ pub(crate) fn files(folder: &Path) -> Vec<String> {
 
 /// Shared memory with a name of this project.
 pub(crate) fn memory_left() -> Vec<String> {
-    let mut names = files(Path::new("/dev/shm"));
-    names.retain(|name| name.contains("girandole"));
-    names
+    let names = || {
+        let mut names = files(Path::new("/dev/shm"));
+        names.retain(|name| name.contains("girandole"));
+        names
+    };
+    let mut left = names();
+    if !left.is_empty() {
+        // Where memory has a name, that is so while it is made.
+        std::thread::sleep(Duration::from_millis(100));
+        let still = names();
+        left.retain(|name| still.contains(name));
+    }
+    left
 }
 
 impl Member {

@@ -120,7 +120,6 @@ fn ranks_are_counted_node_by_node() {
     assert_eq!(lines, expected.collect::<Vec<_>>());
 }
 
-#[cfg(not(portable))]
 #[test]
 fn the_transport_is_the_one_that_is_asked_for() {
     for (transport, expected) in [("tcp", "over TCP with [1]"), ("shm", "through shared memory with [1]")] {

@@ -1,5 +1,9 @@
 //! What Linux offers beside POSIX.
 
+pub(crate) mod bell;
+pub(crate) mod local;
 pub(crate) mod machine;
 pub(crate) mod memory;
+pub(crate) mod shared;
 pub(crate) mod socket;
+mod user;

@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "the system's C functions have no safe form")]
 
 use std::net::TcpStream;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::null_mut;
 
 use socket2::SockRef;
@@ -24,4 +25,12 @@ pub(super) fn boot_id() -> Option<Vec<u8>> {
 pub(super) fn without_signals(stream: &TcpStream) {
     // Fails where the other side has ended it; programs in Rust ignore the signal unless they ask for it.
     let _ = SockRef::from(stream).set_nosigpipe(true);
+}
+
+/// False where another user's process is at the other end of a unix socket, or that cannot be told.
+pub(crate) fn is_of_this_user(socket: BorrowedFd<'_>) -> bool {
+    let (mut user, mut group) = (libc::uid_t::MAX, libc::gid_t::MAX);
+    // SAFETY: the system writes these two numbers.
+    let status = unsafe { libc::getpeereid(socket.as_raw_fd(), &raw mut user, &raw mut group) };
+    status == 0 && user == rustix::process::geteuid().as_raw()
 }

@@ -1,6 +1,11 @@
 //! What Apple's systems do in ways of their own, by Linux's means: so the rest of the portable way can be tested there.
 
+#[path = "../linux/user.rs"]
+mod user;
+
 use std::net::TcpStream;
+
+pub(crate) use user::is_of_this_user;
 
 /// What differs from boot to boot.
 pub(super) fn boot_id() -> Option<Vec<u8>> {

@@ -1,4 +1,4 @@
-//! Giving memory to another process of this host, and taking it: by file descriptors over a unix socket without a file.
+//! Giving memory to another process of this host, and taking it: by file descriptors over a unix socket.
 //!
 //! The socket's name and the token that a giver shows have gone over the connection between the two ranks before, which
 //! has proved on both sides that they belong to the job.
@@ -9,15 +9,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::cmsg_space;
-use rustix::io::{Errno, Result};
+use rustix::io::{Errno, FdFlags, Result, fcntl_setfd};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
-    listen, recvmsg, sendmsg, socket_with,
+    RecvAncillaryBuffer, RecvAncillaryMessage, SendAncillaryBuffer, SendAncillaryMessage, recvmsg, sendmsg,
 };
 
-use super::user::is_of_this_user;
 use super::{Name, Token};
+use crate::platform::local::{Listener, NOT_INHERITED, connect, is_of_this_user};
+use crate::platform::socket::NO_SIGNAL;
 use crate::rendezvous::obstacle::Obstacle;
 
 /// Connections that are accepted and have not said anything yet; further ones are closed.
@@ -29,18 +28,19 @@ type Gift = [OwnedFd; 2];
 
 /// Where this rank takes what others give.
 pub(super) struct Handover {
-    listener: OwnedFd,
+    listener: Listener,
     /// Givers that have not shown anything yet.
     pending: Vec<OwnedFd>,
     arrived: Vec<(Token, Gift)>,
+    /// Connections over which something was given, open until it was taken: one that has ended before it was accepted is not
+    /// everywhere what it was.
+    given: Vec<OwnedFd>,
 }
 
 impl Handover {
     pub(super) fn open(name: &Name) -> Result<Self> {
-        let listener = socket()?;
-        bind(&listener, &SocketAddrUnix::new_abstract_name(name)?)?;
-        listen(&listener, 4096)?;
-        Ok(Self { listener, pending: Vec::new(), arrived: Vec::new() })
+        let listener = Listener::open(name)?;
+        Ok(Self { listener, pending: Vec::new(), arrived: Vec::new(), given: Vec::new() })
     }
 
     /// Gives to the process that listens under `name`. Meanwhile takes what comes, so that two that give to each other do
@@ -54,8 +54,11 @@ impl Handover {
     ) -> std::result::Result<(), Obstacle> {
         loop {
             match try_give(name, token, &gift) {
-                Ok(true) => return Ok(()),
-                Ok(false) => return Err(Obstacle::OtherUser),
+                Ok(Some(connection)) => {
+                    self.given.push(connection);
+                    return Ok(());
+                }
+                Ok(None) => return Err(Obstacle::OtherUser),
                 // Its queue is full, or too many descriptors are on their way.
                 Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::INTR) if Instant::now() < deadline => {}
                 Err(_) => return Err(Obstacle::Unreachable),
@@ -80,8 +83,7 @@ impl Handover {
     }
 
     fn accept_all(&mut self) {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        while let Ok(giver) = accept_with(&self.listener, flags) {
+        while let Ok(giver) = self.listener.accept() {
             if is_of_this_user(giver.as_fd()) && self.pending.len() < MAX_PENDING {
                 self.pending.push(giver);
             }
@@ -97,23 +99,17 @@ impl Handover {
     }
 }
 
-fn socket() -> Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-}
-
-/// False where another user listens there.
-fn try_give(name: &Name, token: &Token, gift: &[BorrowedFd<'_>]) -> Result<bool> {
-    let taker = socket()?;
-    connect(&taker, &SocketAddrUnix::new_abstract_name(name)?)?;
+/// The connection over which it goes; None where another user listens there.
+fn try_give(name: &Name, token: &Token, gift: &[BorrowedFd<'_>]) -> Result<Option<OwnedFd>> {
+    let taker = connect(name)?;
     if !is_of_this_user(taker.as_fd()) {
-        return Ok(false);
+        return Ok(None);
     }
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
     let mut rights = SendAncillaryBuffer::new(&mut space);
     rights.push(SendAncillaryMessage::ScmRights(gift));
-    sendmsg(&taker, &[IoSlice::new(token)], &mut rights, SendFlags::NOSIGNAL)?;
-    Ok(true)
+    sendmsg(&taker, &[IoSlice::new(token)], &mut rights, NO_SIGNAL)?;
+    Ok(Some(taker))
 }
 
 /// None where it is nothing that a rank gives.
@@ -121,13 +117,15 @@ fn receive(giver: BorrowedFd<'_>) -> Result<Option<(Token, Gift)>> {
     let mut token = Token::default();
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
     let mut rights = RecvAncillaryBuffer::new(&mut space);
-    let message = recvmsg(giver, &mut [IoSliceMut::new(&mut token)], &mut rights, RecvFlags::CMSG_CLOEXEC)?;
+    let message = recvmsg(giver, &mut [IoSliceMut::new(&mut token)], &mut rights, NOT_INHERITED)?;
     let mut fds = Vec::new();
     for part in rights.drain() {
         if let RecvAncillaryMessage::ScmRights(some) = part {
             fds.extend(some);
         }
     }
+    // Where no flag has done it.
+    fds.iter().try_for_each(|fd| fcntl_setfd(fd, FdFlags::CLOEXEC))?;
     let gift = <[OwnedFd; 2]>::try_from(fds).ok().filter(|_| message.bytes == token.len());
     Ok(gift.map(|gift| (token, gift)))
 }

@@ -1,4 +1,4 @@
-//! What a rank shares with the other ranks of its host, on Linux.
+//! What a rank shares with the other ranks of its host.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ impl Counter {
         deadline: Instant,
     ) -> Result<StreamMemory, Obstacle> {
         let (region, file) = Region::create(token).map_err(|_| Obstacle::NotHandedOver)?;
-        self.handover.give(to, token, [file.as_fd(), self.bell.fd()], deadline)?;
+        self.handover.give(to, token, [file.as_fd(), self.bell.handle()], deadline)?;
         Ok(StreamMemory(region))
     }
 

@@ -7,33 +7,26 @@
 //! memory itself is made with the connection between the two, when that is first needed ([`share`]). The connection stays
 //! open beside the memory: its end tells that the other is gone.
 //!
-//! Nothing here has a name in the file system, so nothing is left of it when the ranks are gone, whatever ended them.
+//! What differs between systems is in `platform`: how memory is made that has no name in the file system, so that nothing is left of it
+//! when the ranks are gone, whatever ended them; the socket; and the bell.
 
 mod agreement;
-#[cfg(all(target_os = "linux", not(portable)))]
-mod bell;
-#[cfg(all(target_os = "linux", not(portable)))]
 mod handover;
-#[cfg_attr(not(all(target_os = "linux", not(portable))), path = "nowhere/host.rs")]
 mod host;
-#[cfg_attr(not(all(target_os = "linux", not(portable))), path = "nowhere/links.rs")]
 mod links;
-#[cfg(all(target_os = "linux", not(portable)))]
 mod region;
-#[cfg(all(target_os = "linux", not(portable)))]
 mod ring;
-#[cfg(all(target_os = "linux", not(portable)))]
-mod user;
 
 pub(crate) use agreement::share;
 pub(crate) use host::{Host, Pair};
 pub(crate) use links::join;
+
+use crate::platform::bell;
 
 /// The name of a rank's socket.
 type Name = [u8; 16];
 /// What tells the memory of one ring from all others, and nobody can guess.
 type Token = [u8; 32];
 
-#[cfg(all(target_os = "linux", not(portable)))]
 #[cfg(test)]
 mod tests;

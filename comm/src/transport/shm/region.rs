@@ -7,11 +7,11 @@ use std::ptr::{NonNull, copy_nonoverlapping, null_mut};
 use std::sync::atomic::AtomicU64;
 pub(super) use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::io::{Errno, Result};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use super::Token;
+use crate::platform::shared;
 
 /// Bytes that a ring holds. A power of two, and a multiple of every page size.
 pub(super) const CAPACITY: usize = 512 * 1024;
@@ -19,8 +19,6 @@ pub(super) const CAPACITY: usize = 512 * 1024;
 const HEADER: usize = 64 * 1024;
 const FILE: usize = HEADER + CAPACITY;
 const MAPPED: usize = FILE + CAPACITY;
-/// Nobody can make the memory go away under those who have mapped it.
-const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// One value on cache lines of its own (processors fetch them in pairs).
 #[derive(Debug)]
@@ -55,9 +53,7 @@ impl Region {
     /// New memory, all zeros but for the token, and the file through which another process can map it. The file has no
     /// name: the memory is gone with the last process that holds it, however that one ends.
     pub(super) fn create(token: &Token) -> Result<(Self, OwnedFd)> {
-        let file = memfd_create("girandole", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        ftruncate(&file, FILE as u64)?;
-        fcntl_add_seals(&file, SEALS)?;
+        let file = shared::create(FILE)?;
         let region = Self::map(&file)?;
         for (word, bytes) in region.header().token.0.iter().zip(token.as_chunks::<8>().0) {
             word.store(u64::from_le_bytes(*bytes), Ordering::SeqCst);
@@ -67,10 +63,7 @@ impl Region {
 
     /// The memory that another process has made; refused where it is not such memory.
     pub(super) fn open(file: &OwnedFd) -> Result<Self> {
-        let size = fstat(file)?.st_size;
-        if !fcntl_get_seals(file)?.contains(SEALS) || usize::try_from(size) != Ok(FILE) {
-            return Err(Errno::INVAL);
-        }
+        shared::check(file, FILE)?;
         Self::map(file)
     }
 

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::dup;
 
 use super::bell::Bell;
@@ -15,6 +14,7 @@ use super::host::Pair;
 use super::links::HybridLinks;
 use super::region::{CAPACITY, Region};
 use super::ring::{Reader, Writer};
+use crate::platform::shared;
 use crate::rendezvous::obstacle::Obstacle;
 use crate::transport::links::{Closed, Links, Wait};
 use crate::transport::tcp::links::TcpLinks;
@@ -48,18 +48,18 @@ fn sockets() -> [TcpStream; 2] {
 
 /// The links of ranks 0 and 1, and what holds the connections beside their memory.
 fn links(crowded: bool) -> [(HybridLinks, Arc<Switchboard>); 2] {
-    let bells: [OwnedFd; 2] = [0, 1].map(|_| dup(Bell::new().unwrap().fd()).unwrap());
+    let bells = [0, 1].map(|_| Arc::new(Bell::new().unwrap()));
     let [first, second] = [0, 1].map(|_| Region::create(&[7; 32]).unwrap());
     let files = [&second.1, &first.1].map(|file| Region::open(file).unwrap());
     let ends = [(first.0, 0), (second.0, 1)].into_iter().zip(files).zip(sockets());
     let links = ends.map(|(((inbox, rank), outbox), socket)| {
-        let bell = Arc::new(Bell::of(dup(&bells[1 - rank]).unwrap()));
+        let bell = Arc::new(Bell::of(dup(bells[1 - rank].handle()).unwrap()));
         let pair =
             Pair { reader: Reader::new(inbox, bell.clone()), writer: Writer::new(outbox, bell), gone: false };
         let mut connections = vec![None, None];
         connections[1 - rank] = Some((socket, Some(pair)));
         let switchboard = Switchboard::with(rank, connections);
-        let bell = Arc::new(Bell::of(dup(&bells[rank]).unwrap()));
+        let bell = bells[rank].clone();
         let sockets = TcpLinks::new(switchboard.clone(), 1);
         let mut links = HybridLinks::new(sockets, bell, crowded);
         assert!(links.open(1 - rank).unwrap());
@@ -230,13 +230,10 @@ fn positions_that_cannot_be_end_the_stream() {
 }
 
 #[test]
-fn only_sealed_memory_of_the_right_size_is_mapped() {
+fn only_memory_of_the_right_size_is_mapped() {
     let (_, file) = Region::create(&[9; 32]).unwrap();
     assert_eq!(Region::open(&file).unwrap().token(), [9; 32]);
-    assert!(ftruncate(&file, 4096).is_err(), "it can be made smaller under those who use it");
-    let unsealed = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
-    ftruncate(&unsealed, 64 * 1024 + CAPACITY as u64).unwrap();
-    assert!(Region::open(&unsealed).is_err());
+    assert!(Region::open(&shared::create(CAPACITY).unwrap()).is_err());
     assert!(Region::open(&OwnedFd::from(tempfile::tempfile().unwrap())).is_err());
 }
 
@@ -248,12 +245,12 @@ fn gifts_find_their_way_by_their_tokens_among_strangers() {
     let mut giver = Handover::open(&name.map(|byte| !byte)).unwrap();
     let bell = Bell::new().unwrap();
     for token in [[1; 32], [2; 32]] {
-        giver.give(&name, &token, [bell.fd(), bell.fd()], soon).unwrap();
+        giver.give(&name, &token, [bell.handle(), bell.handle()], soon).unwrap();
     }
     assert!(taker.take(&[2; 32], soon).is_ok());
     assert!(taker.take(&[1; 32], soon).is_ok());
     assert_eq!(taker.take(&[3; 32], Instant::now()).err(), Some(Obstacle::NotHandedOver));
     drop(taker);
-    let gone = giver.give(&name, &[1; 32], [bell.fd(), bell.fd()], soon);
+    let gone = giver.give(&name, &[1; 32], [bell.handle(), bell.handle()], soon);
     assert_eq!(gone, Err(Obstacle::Unreachable));
 }

@@ -5,7 +5,7 @@
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// False where another user's process is at the other end, or that cannot be told.
-pub(super) fn is_of_this_user(socket: BorrowedFd<'_>) -> bool {
+pub(crate) fn is_of_this_user(socket: BorrowedFd<'_>) -> bool {
     let mut other = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: 0 };
     let mut size = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: the system writes at most `size` bytes, the size of `other`, which is made of numbers only.

@@ -7,29 +7,35 @@ use rustix::io::{Result, read, write};
 
 /// An event counter that others hold as well.
 #[derive(Debug)]
-pub(super) struct Bell(OwnedFd);
+pub(crate) struct Bell(OwnedFd);
 
 impl Bell {
-    pub(super) fn new() -> Result<Self> {
+    pub(crate) fn new() -> Result<Self> {
         eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Self)
     }
 
     /// A bell that another process has made.
-    pub(super) fn of(fd: OwnedFd) -> Self {
+    pub(crate) fn of(fd: OwnedFd) -> Self {
         Self(fd)
     }
 
     /// Wakes its owner, now or when it next wants to sleep.
-    pub(super) fn ring(&self) {
+    pub(crate) fn ring(&self) {
         // One that cannot count any higher rings already.
         let _ = write(&self.0, &1u64.to_ne_bytes());
     }
 
-    pub(super) fn silence(&self) {
+    pub(crate) fn silence(&self) {
         let _ = read(&self.0, &mut [0; 8]);
     }
 
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+    /// What its owner sleeps on.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    /// What is given to others, who ring it ([`Bell::of`]).
+    pub(crate) fn handle(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }

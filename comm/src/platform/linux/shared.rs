@@ -1,0 +1,38 @@
+//! Memory that processes share, as a file without a name: it is gone with the last process that holds it, however that one ends.
+
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::io::{Errno, Result};
+
+/// Nobody can make the memory go away under those who have mapped it.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// New memory of this size, all zeros.
+pub(crate) fn create(size: usize) -> Result<OwnedFd> {
+    let file = memfd_create("girandole", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&file, size as u64)?;
+    fcntl_add_seals(&file, SEALS)?;
+    Ok(file)
+}
+
+/// Fails where it is no such memory of this size.
+pub(crate) fn check(file: &OwnedFd, size: usize) -> Result<()> {
+    let sealed = fcntl_get_seals(file)?.contains(SEALS);
+    let is_such = sealed && usize::try_from(fstat(file)?.st_size) == Ok(size);
+    is_such.then_some(()).ok_or(Errno::INVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_can_make_it_smaller() {
+        let file = create(8192).unwrap();
+        assert!(ftruncate(&file, 4096).is_err() && check(&file, 8192).is_ok());
+        let unsealed = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&unsealed, 8192).unwrap();
+        assert!(check(&unsealed, 8192).is_err());
+    }
+}
