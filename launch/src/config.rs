@@ -69,8 +69,9 @@ pub struct SpawnConfig {
     /// Who listens there. Default: [`MasterPort::Inherited`].
     pub port_kind: MasterPort,
     /// End also what the ranks' programs have started and left behind, however this process ends. A second process of
-    /// this program sees to that, so it needs [`worker_guard`](crate::worker_guard) first thing in `main`. It knows a
-    /// process of the job by its environment. (macOS keeps that of its own programs, as `sh`, to itself; these are left.)
+    /// this program sees to that, so it needs [`worker_guard`](crate::worker_guard) first thing in `main`. It knows the
+    /// ranks, and what they have started by its environment. (macOS keeps that of its own programs, as `sleep`, to itself; these
+    /// are left.)
     /// Default: false.
     pub sweep: bool,
     /// Gets the notes of the ranks. Default: `None`, and the ranks send none.

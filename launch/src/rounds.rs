@@ -1,5 +1,6 @@
 //! A job from its first start to its last: the ranks of this node are started, ended, and perhaps started again.
 
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
@@ -108,8 +109,8 @@ impl Rounds<'_> {
         };
         let job: &Job = self.job.insert(job);
         // Dropped last: what it ends has lost its rank by then.
-        let _warden = config.sweep.then(|| Warden::start(job.spawn_id())).transpose()?;
-        let mut workers = start::start(config, job, master, &self.events)?;
+        let warden = config.sweep.then(|| Warden::start(job.spawn_id())).transpose()?.map(Arc::new);
+        let mut workers = start::start(config, job, (master, warden.clone()), &self.events)?;
         let output = Output::start(&mut workers, config, job, &self.events)?;
         Ok(Supervisor::new((config, job), workers, output, &mut self.inbox, &self.nodes).run())
     }

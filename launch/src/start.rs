@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind, PipeReader, PipeWriter};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use comm::launcher::{LISTENER, LISTENER_STDIN};
@@ -15,6 +16,7 @@ use super::environment::{Job, NEWCOMER};
 use super::event::Event;
 use super::master::Master;
 use super::reserved::ReservedPort;
+use super::warden::Warden;
 use super::watch::Watch;
 use crate::SpawnConfig;
 use crate::platform::{program, tie};
@@ -24,6 +26,8 @@ pub(super) struct Worker {
     /// Among all ranks of the job.
     pub(super) rank: usize,
     child: Child,
+    /// Ends it should the launcher be killed.
+    warden: Option<Arc<Warden>>,
     pub(super) pid: u32,
     /// Once it was reaped.
     pub(super) ended: Option<ExitKind>,
@@ -53,6 +57,7 @@ impl Worker {
 
     /// Takes note of how it ended. Blocks until it has.
     pub(super) fn reap(&mut self) -> io::Result<ExitKind> {
+        self.warden.iter().for_each(|warden| warden.remove(Pid::from_child(&self.child)));
         let status = ExitKind::from(self.child.wait()?);
         self.ended = Some(status);
         Ok(status)
@@ -63,6 +68,7 @@ impl Worker {
 pub(super) struct Workers {
     pub(super) list: Vec<Worker>,
     watch: Watch,
+    warden: Option<Arc<Warden>>,
     /// Keeps the port to meet at, where rank 0 does not hold it from the start.
     _reserved: Option<ReservedPort>,
     /// For ranks that may be started later.
@@ -150,10 +156,12 @@ impl Workers {
         let is_newcomer = local_rank >= config.local_world_size();
         let child = command.spawn().map_err(|e| refused(rank, config.world_size, program.as_ref(), &e))?;
         let (pid, handle) = (child.id(), Pid::from_child(&child));
+        self.warden.iter().for_each(|warden| warden.add(handle));
         tracing::debug!(rank, pid, "started");
         self.list.push(Worker {
             rank,
             child,
+            warden: self.warden.clone(),
             pid,
             ended: None,
             told: false,
@@ -207,13 +215,19 @@ impl Spare {
 pub(super) fn start(
     config: &SpawnConfig,
     job: &Job,
-    master: Option<Master>,
+    (master, warden): (Option<Master>, Option<Arc<Warden>>),
     events: &Sender<Event>,
 ) -> Result<Workers> {
     let (mut listener, reserved) = master.map_or((None, None), Master::split);
     let spares = (0..config.spares()).map(|_| Spare::new()).collect::<Result<_>>()?;
-    let mut workers =
-        Workers { list: Vec::new(), watch: Watch::new(events), _reserved: reserved, spares, given_up: false };
+    let mut workers = Workers {
+        list: Vec::new(),
+        watch: Watch::new(events),
+        warden,
+        _reserved: reserved,
+        spares,
+        given_up: false,
+    };
     for local_rank in 0..config.local_world_size() {
         let mut command = command(config, job, local_rank)?;
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

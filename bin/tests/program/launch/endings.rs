@@ -84,6 +84,14 @@ fn when_the_launcher_is_killed() {
     job.nothing_is_left();
 }
 
+/// Nobody knows these by their environment.
+#[test]
+fn when_the_launcher_of_programs_without_an_environment_is_killed() {
+    let mut job = Job::start("exec env -i sh -c 'echo $$; exec sleep 1000'", 2);
+    assert!(!job.end(Signal::KILL).success());
+    job.nothing_is_left();
+}
+
 #[test]
 fn when_it_is_stopped_by_a_signal() {
     for (signal, name, number) in [(Signal::INT, "SIGINT", 2), (Signal::TERM, "SIGTERM", 15)] {

@@ -2,6 +2,6 @@
 
 use std::process::Command;
 
-/// There is nothing that does it: a rank that guards itself notices the launcher's end, and the others are ended by the process
-/// that tidies up after the launcher (`warden.rs`).
+/// There is nothing that does it: a rank that guards itself notices the launcher's end, and all are ended by the process that
+/// tidies up after the launcher (`warden.rs`).
 pub(crate) fn to_this_thread(_: &mut Command) {}
