@@ -3,10 +3,12 @@
 #   scripts/cuda-stand-in/build.sh FOLDER
 # They run candle's own kernels, compiled for the host, on streams that are threads, and NCCL's calls between processes.
 # What they check is the program's side: order, lifetimes, sizes, errors. They say nothing of what a GPU does, or how fast.
-# Needs a C and C++ compiler (12 or later) and the sources of the dependencies (`cargo fetch`).
+# Needs a C and C++ compiler (12 or later), and the sources of the dependencies, which it fetches.
 set -euo pipefail
 folder=${1:?usage: build.sh FOLDER}
 here=$(cd "$(dirname "$0")" && pwd)
+# Their sources are looked at before anything that needs them is built.
+ls -d "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/{candle-kernels,cudarc}-[0-9]* >/dev/null 2>&1 || (cd "$here" && cargo fetch --locked --quiet)
 source_of() { ls -d "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/"$1"-[0-9]* | sort -V | tail -n 1; }
 kernels=$(source_of candle-kernels)/src
 cudarc=$(source_of cudarc)/src
