@@ -9,10 +9,12 @@ use serde::de::DeserializeOwned;
 
 use crate::console::note;
 use crate::error::{Error, Result};
-use crate::options::{CommonOptions, DeviceKind, ElasticOptions, PrecisionOption};
+use crate::options::{
+    CheckpointOptions, CommonOptions, DeviceKind, ElasticOptions, ElasticRanks, PrecisionOption, keeps_losses,
+};
 use crate::rank::{Outcome, Rank, Stage};
 use crate::start::{self, Start, host_name};
-use crate::trainer::{CheckpointOptions, ElasticRanks, RunIdentity, find};
+use crate::trainer::{RunConfig, RunEnd, RunIdentity, begin_anew, find};
 
 /// One tutorial's experiment. [`run`] calls the parts in the order in which they stand here.
 pub trait Experiment: Sized {
@@ -56,9 +58,39 @@ pub trait Experiment: Sized {
         None
     }
 
+    /// Options of its own, with their values, that must be equal for a run to go on from a checkpoint.
+    fn settings(&self, world_size: usize) -> Vec<(&'static str, String)> {
+        let _ = world_size;
+        Vec::new()
+    }
+
+    /// Where its training ends, if it trains.
+    fn end(&self) -> Option<RunEnd> {
+        None
+    }
+
+    /// How many of these ranks have different data.
+    fn copies(&self, world_size: usize) -> usize {
+        world_size
+    }
+
     /// What must be equal for a run to go on from a checkpoint.
     fn identity(&self, world_size: usize) -> RunIdentity {
-        RunIdentity::of(self, world_size, [])
+        let settings =
+            self.common().settings(self.checkpoints()).into_iter().chain(self.settings(world_size));
+        RunIdentity { end: self.end(), ..RunIdentity::new(Self::NAME, self.copies(world_size), settings) }
+    }
+
+    /// How it trains, as one of its ranks.
+    fn run_config<'a>(
+        &'a self,
+        checkpoints: &'a CheckpointOptions,
+        epochs: usize,
+        rank: &Rank,
+    ) -> RunConfig<'a> {
+        let report = keeps_losses(self.common(), checkpoints);
+        let (run, elastic) = (self.identity(rank.comm.world_size()), self.elastic());
+        RunConfig { epochs, report, checkpoints, run, elastic }
     }
 
     /// Looks whether there is a checkpoint to go on from, if that is asked for, and whether it is of this run.
@@ -264,7 +296,7 @@ fn train<E: Experiment>(
             Ok(trained) => return Ok(trained),
             Err(error) => error,
         };
-        rank.begin_anew(experiment.elastic(), error)?;
+        begin_anew(rank, experiment.elastic(), error)?;
         setup = experiment.setup()?;
     }
 }

@@ -1,5 +1,7 @@
 //! The options that every experiment takes.
 
+mod asked;
+mod checkpoints;
 mod elastic;
 mod loader;
 mod transport;
@@ -15,12 +17,16 @@ use training::{FileHash, Precision};
 
 use crate::devices;
 use crate::error::Error;
-use crate::trainer::{CheckpointOptions, NO_INIT};
 
-pub use elastic::ElasticOptions;
+pub use checkpoints::CheckpointOptions;
+pub(crate) use checkpoints::{keeps_losses, offer};
+pub use elastic::{ElasticOptions, ElasticRanks};
 pub use loader::LoaderOptions;
 pub(crate) use loader::workers;
 pub use transport::TransportOption;
+
+/// What `--init` stands for where no file is given.
+pub(crate) const NO_INIT: &str = "random weights";
 
 /// How ranks talk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -13,12 +13,10 @@ use report::trace::{self, TraceRecorder};
 use sampler::{DistributedSampler, DistributedSamplerConfig};
 use serde::{Deserialize, Serialize};
 
-use crate::console::note;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::options::Backend;
 use crate::outputs;
 use crate::start::host_name;
-use crate::trainer::{ElasticRanks, join_again};
 use crate::{backends, devices};
 
 /// Longer than anybody waits.
@@ -191,41 +189,6 @@ impl Rank {
             newcomer,
             newcomers_within,
             stage,
-        }
-    }
-
-    /// After the loss of a rank before the first step: the others, if they are enough, are one group again and begin anew. Any
-    /// other error is the end.
-    pub(crate) fn begin_anew(&mut self, elastic: Option<ElasticRanks>, mut error: Error) -> Result<()> {
-        if self.stage == Stage::New {
-            return join_again(self, elastic, error);
-        }
-        loop {
-            if matches!(error, Error::BeginAnew) {
-                // The others are not as far, and know that from the same group.
-                self.stage = Stage::Told;
-                return Ok(());
-            }
-            let may = !self.newcomer && self.stage < Stage::AtWork;
-            let (Some(ElasticRanks { min, .. }), Some(lost), true) = (elastic, error.loss().cloned(), may)
-            else {
-                return Err(error);
-            };
-            self.comm = self.comm.elastic()?.shrink()?;
-            let left = self.comm.world_size();
-            if left < min {
-                return Err(Error::TooFewRanks { left, min, lost });
-            }
-            error = match all_gather_object(&*self.comm, &self.stage) {
-                Ok(stages) => {
-                    self.stage = stages.into_iter().max().unwrap_or(self.stage).min(Stage::Told);
-                    if self.is_first() {
-                        note(format_args!("{lost}; {left} of the ranks start again, before the first step"));
-                    }
-                    return Ok(());
-                }
-                Err(error) => error.into(),
-            };
         }
     }
 

@@ -11,9 +11,9 @@ use training::{Checkpoints, Contents};
 use crate::console::{note, say};
 use crate::error::{Error, Result};
 use crate::experiment::Experiment;
+use crate::options::{CheckpointOptions, keeps_losses, offer};
 use crate::rank::Rank;
 use crate::run_log::{LogConfig, RunLog};
-use crate::trainer::{CheckpointOptions, keeps_losses, offer};
 
 use super::job::{Job, Subject};
 use super::kept;

@@ -15,12 +15,12 @@ use crate::console::{note, say};
 use crate::error::{Error, Result};
 use crate::experiment::{self, Experiment};
 use crate::file_error::FileError;
-use crate::options::{CommonOptions, ElasticOptions};
+use crate::options::{CheckpointOptions, CommonOptions, ElasticOptions};
 use crate::outputs;
 use crate::rank::{Outcome, Rank, Stage};
 use crate::run_log::RunLog;
 use crate::tensorboard;
-use crate::trainer::{CheckpointOptions, agree_on_command};
+use crate::trainer::agree_on_command;
 
 use super::ending::{Ending, choose};
 use super::memory;

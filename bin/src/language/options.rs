@@ -15,9 +15,9 @@ use training::{AdamConfig, LossScalerConfig};
 
 use crate::error::{Error, Result};
 use crate::options::{
-    CommonOptions, DeviceKind, ElasticOptions, PrecisionOption, RankOptions, count, learning_rate, seed,
+    CheckpointOptions, CommonOptions, DeviceKind, ElasticOptions, PrecisionOption, RankOptions, count,
+    learning_rate, seed,
 };
-use crate::trainer::CheckpointOptions;
 
 use super::sample::SampleOptions;
 

@@ -9,8 +9,7 @@ use comm::Tls;
 use launch::ElasticJob;
 
 use crate::error::{Error, Result};
-use crate::options::{TransportOption, seconds};
-use crate::trainer::ElasticRanks;
+use crate::options::{ElasticRanks, TransportOption, seconds};
 
 use super::nproc::ProcessCount;
 use super::pet::Pet;

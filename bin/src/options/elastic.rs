@@ -8,7 +8,16 @@ use launch::{ElasticJob, SpawnConfig};
 
 use crate::error::{Error, Result};
 use crate::options::RankOptions;
-use crate::trainer::ElasticRanks;
+
+/// How many ranks a run may have: it begins with the most, goes on as long as there are `min`, and lets new ones in up to
+/// `max`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ElasticRanks {
+    /// The fewest.
+    pub min: usize,
+    /// The most.
+    pub max: usize,
+}
 
 /// Whether a run goes on when ranks are lost.
 #[derive(Debug, Clone, Copy, Default, Args)]

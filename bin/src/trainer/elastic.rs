@@ -11,21 +11,12 @@ use training::OptimizerState;
 
 use crate::console::note;
 use crate::error::{Error, Result};
+use crate::options::ElasticRanks;
 use crate::rank::{Rank, Stage, Stopwatch};
 use crate::run_log::RunLog;
 
 use super::newcomer::ahead;
 use super::{Keeper, Observer, Position, RunConfig, RunIdentity, Step, Trainer, saying, share};
-
-/// How many ranks a run may have: it begins with the most, goes on as long as there are `min`, and lets new ones in up to
-/// `max`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ElasticRanks {
-    /// The fewest.
-    pub min: usize,
-    /// The most.
-    pub max: usize,
-}
 
 /// How often a group that is too small looks whether a newcomer has come.
 const LOOK: Duration = Duration::from_millis(5);

@@ -6,7 +6,7 @@ use candle_nn::VarMap;
 use serde::{Deserialize, Serialize};
 use training::Checkpoints;
 
-use crate::experiment::Experiment;
+use crate::options::NO_INIT;
 
 use super::Position;
 
@@ -45,8 +45,6 @@ impl RunEnd {
 
 /// The option whose file a run that goes on does not read.
 pub(super) const INIT: &str = "--init";
-/// Its value where no file is given.
-pub(crate) const NO_INIT: &str = "random weights";
 /// The value of an option that a checkpoint, or a run, knows nothing of.
 const UNKNOWN: &str = "nothing";
 
@@ -59,21 +57,6 @@ impl RunIdentity {
     ) -> Self {
         let settings = settings.into_iter().map(|(option, value)| (option.to_string(), value)).collect();
         Self { command: command.into(), world_size, settings, end: None }
-    }
-
-    /// Of an experiment: its name, the options that all have, and these of its own.
-    pub fn of<E: Experiment>(
-        experiment: &E,
-        world_size: usize,
-        own: impl IntoIterator<Item = (&'static str, String)>,
-    ) -> Self {
-        let common = experiment.common().settings(experiment.checkpoints());
-        Self::new(E::NAME, world_size, common.into_iter().chain(own))
-    }
-
-    /// The same for a run that ends there.
-    pub fn ending(self, end: RunEnd) -> Self {
-        Self { end: Some(end), ..self }
     }
 
     /// The first option in which `self`, this run, differs from the one that was saved: its name, its value, the saved one.

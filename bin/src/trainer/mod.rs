@@ -1,12 +1,10 @@
 //! A training loop that can be taken over: the Trainer tutorial's `Trainer`.
 
-mod asked;
 mod checkpoint;
 mod elastic;
 mod keeper;
 mod newcomer;
 mod observer;
-mod options;
 pub(crate) mod parts;
 mod random;
 mod run;
@@ -25,13 +23,9 @@ use crate::error::Result;
 use crate::held::{bytes, gradient_bytes};
 use crate::run_log::RunLog;
 
-pub use elastic::ElasticRanks;
-pub(crate) use keeper::NO_INIT;
 pub use keeper::{Keeper, RunEnd, RunIdentity};
-pub(crate) use newcomer::join_again;
+pub(crate) use newcomer::begin_anew;
 pub use observer::{Epoch, Observer, Step};
-pub use options::CheckpointOptions;
-pub(crate) use options::{keeps_losses, offer};
 pub use random::StepRandom;
 pub use run::RunConfig;
 pub(crate) use run::{agree, agree_on_command, find};

@@ -1,11 +1,13 @@
-//! A rank that was let in and has not got the run's state when another one is lost.
+//! Ranks that are lost before a rank has the run's state: before the first step, or when it was let in and has not got it yet.
 
 use comm::{Communicator, all_gather_object};
 
+use crate::console::note;
 use crate::error::{Error, Result};
+use crate::options::ElasticRanks;
 use crate::rank::{Rank, Stage};
 
-use super::{ElasticRanks, share};
+use super::share;
 
 /// Of ranks that are so many steps far, of which those that have no state are none: one that is ahead of others, if there is
 /// any.
@@ -15,8 +17,42 @@ pub(super) fn ahead(steps: &[Option<usize>]) -> Option<usize> {
     steps.iter().position(|step| step.as_ref() == Some(most)).filter(|_| differ)
 }
 
+/// After the loss of a rank before the first step: the others, if they are enough, are one group again and begin anew. Any
+/// other error is the end.
+pub(crate) fn begin_anew(rank: &mut Rank, elastic: Option<ElasticRanks>, mut error: Error) -> Result<()> {
+    if rank.stage == Stage::New {
+        return join_again(rank, elastic, error);
+    }
+    loop {
+        if matches!(error, Error::BeginAnew) {
+            // The others are not as far, and know that from the same group.
+            rank.stage = Stage::Told;
+            return Ok(());
+        }
+        let may = !rank.newcomer && rank.stage < Stage::AtWork;
+        let (Some(ElasticRanks { min, .. }), Some(lost), true) = (elastic, error.loss().cloned(), may) else {
+            return Err(error);
+        };
+        rank.comm = rank.comm.elastic()?.shrink()?;
+        let left = rank.comm.world_size();
+        if left < min {
+            return Err(Error::TooFewRanks { left, min, lost });
+        }
+        error = match all_gather_object(&*rank.comm, &rank.stage) {
+            Ok(stages) => {
+                rank.stage = stages.into_iter().max().unwrap_or(rank.stage).min(Stage::Told);
+                if rank.is_first() {
+                    note(format_args!("{lost}; {left} of the ranks start again, before the first step"));
+                }
+                return Ok(());
+            }
+            Err(error) => error.into(),
+        };
+    }
+}
+
 /// Goes on with the others after the loss of a rank, as one that has no state and is given it then.
-pub(crate) fn join_again(rank: &mut Rank, elastic: Option<ElasticRanks>, mut error: Error) -> Result<()> {
+fn join_again(rank: &mut Rank, elastic: Option<ElasticRanks>, mut error: Error) -> Result<()> {
     loop {
         let (Some(_), Some(lost)) = (elastic, error.loss().cloned()) else { return Err(error) };
         rank.comm = rank.comm.elastic()?.shrink()?;

@@ -9,10 +9,11 @@ use training::{Checkpoint, Checkpoints, Contents};
 
 use crate::console::note;
 use crate::error::{Error, Result};
+use crate::options::{CheckpointOptions, offer};
 use crate::rank::Rank;
 use crate::run_log::{LogState, RunLog};
 
-use super::{CheckpointOptions, Position, RunIdentity, agree, agree_on_command, offer};
+use super::{Position, RunIdentity, agree, agree_on_command};
 
 const LOG: &str = "log";
 const LOSSES: &str = "losses";

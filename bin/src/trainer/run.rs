@@ -9,16 +9,14 @@ use training::{Checkpoint, OptimizerState};
 
 use crate::console::note;
 use crate::error::{Error, Result};
-use crate::experiment::Experiment;
+use crate::options::{CheckpointOptions, ElasticRanks};
 use crate::rank::{Rank, Stage};
 use crate::run_log::{LogConfig, RunLog};
 
 use super::checkpoint::Extra;
 use super::elastic::Run;
 use super::keeper::INIT;
-use super::{
-    CheckpointOptions, ElasticRanks, Keeper, Observer, Position, RunIdentity, Trainer, keeps_losses, share,
-};
+use super::{Keeper, Observer, Position, RunIdentity, Trainer, share};
 
 /// A run of an experiment.
 #[derive(Debug)]
@@ -33,20 +31,6 @@ pub struct RunConfig<'a> {
     pub run: RunIdentity,
     /// How many ranks there may be, where their number may change. Default: `None`.
     pub elastic: Option<ElasticRanks>,
-}
-
-impl<'a> RunConfig<'a> {
-    /// What an experiment's options say, as one of its ranks.
-    pub fn of<E: Experiment>(
-        experiment: &'a E,
-        checkpoints: &'a CheckpointOptions,
-        epochs: usize,
-        rank: &Rank,
-    ) -> Self {
-        let report = keeps_losses(experiment.common(), checkpoints);
-        let (run, elastic) = (experiment.identity(rank.comm.world_size()), experiment.elastic());
-        Self { epochs, report, checkpoints, run, elastic }
-    }
 }
 
 impl<M, D, B, O, L> Trainer<M, D, B, O, L>

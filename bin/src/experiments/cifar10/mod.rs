@@ -24,10 +24,10 @@ use crate::console::{note, say};
 use crate::error::Result;
 use crate::experiment::Experiment;
 use crate::models::convnet::ConvNet;
-use crate::options::{CommonOptions, contents_of};
+use crate::options::{CheckpointOptions, CommonOptions, contents_of};
 use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
-use crate::trainer::{CheckpointOptions, RunConfig, RunEnd, RunIdentity, Trainer, TrainerConfig};
+use crate::trainer::{RunEnd, Trainer, TrainerConfig};
 use crate::validation::Validation;
 
 use pictures::Batch;
@@ -59,7 +59,11 @@ impl Experiment for Cifar10Options {
         Some(&self.checkpoints)
     }
 
-    fn identity(&self, world_size: usize) -> RunIdentity {
+    fn end(&self) -> Option<RunEnd> {
+        Some(RunEnd::Epochs(self.epochs))
+    }
+
+    fn settings(&self, _: usize) -> Vec<(&'static str, String)> {
         let pictures = match &self.data_dir {
             None => "none".into(),
             Some(dir) if self.checkpoints.keeps() => contents_of("a folder", records::files(dir)),
@@ -72,8 +76,7 @@ impl Experiment for Cifar10Options {
             ("--data-dir", pictures),
         ];
         let drawn = self.draws().then(|| ("--samples", self.samples.to_string()));
-        let settings = settings.into_iter().chain(drawn);
-        RunIdentity::of(self, world_size, settings).ending(RunEnd::Epochs(self.epochs))
+        settings.into_iter().chain(drawn).collect()
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
@@ -116,7 +119,7 @@ impl Experiment for Cifar10Options {
         let config = SgdConfig { learning_rate: self.lr, momentum: self.momentum, ..SgdConfig::default() };
         let optimizer = Sgd::named(ddp.named_vars(), config)?;
         let mut trainer = Trainer::new(ddp, loader, optimizer, loss, TrainerConfig::default());
-        let config = RunConfig::of(self, &self.checkpoints, self.epochs, rank);
+        let config = self.run_config(&self.checkpoints, self.epochs, rank);
         let mut running = RunningLoss::new(rank.is_first().then(|| self.print_every()));
         let series = trainer.run(rank, &variables.map, &config, &mut running)?;
 

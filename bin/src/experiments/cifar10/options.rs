@@ -5,9 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::error::Result;
-use crate::options::{CommonOptions, LoaderOptions, count, learning_rate};
+use crate::options::{CheckpointOptions, CommonOptions, LoaderOptions, count, learning_rate};
 use crate::room;
-use crate::trainer::CheckpointOptions;
 
 use super::pictures::PICTURE;
 

@@ -16,13 +16,11 @@ use crate::console::{note, say};
 use crate::error::Result;
 use crate::experiment::Experiment;
 use crate::models::mlp::{CLASSES, Mlp};
-use crate::options::CommonOptions;
+use crate::options::{CheckpointOptions, CommonOptions};
 use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
 use crate::room;
-use crate::trainer::{
-    CheckpointOptions, Epoch, Observer, RunConfig, RunEnd, RunIdentity, Step, Trainer, TrainerConfig,
-};
+use crate::trainer::{Epoch, Observer, RunEnd, Step, Trainer, TrainerConfig};
 use crate::validation::{Validation, ValidationConfig, validate};
 use crate::variables::Variables;
 use crate::weights::TensorFile;
@@ -64,13 +62,17 @@ impl Experiment for DdpMlpOptions {
         Some(&self.checkpoints)
     }
 
-    fn identity(&self, world_size: usize) -> RunIdentity {
+    fn end(&self) -> Option<RunEnd> {
+        Some(RunEnd::Epochs(self.epochs))
+    }
+
+    fn settings(&self, world_size: usize) -> Vec<(&'static str, String)> {
         let mut settings = vec![("--lr", self.lr.to_string()), ("--batch-size", self.batch_size.to_string())];
         if self.common.data.is_none() {
             // Each rank draws its own batch, so another number of ranks has other data.
             settings.push(("--world-size", world_size.to_string()));
         }
-        RunIdentity::of(self, world_size, settings).ending(RunEnd::Epochs(self.epochs))
+        settings
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
@@ -111,7 +113,7 @@ impl Experiment for DdpMlpOptions {
         let optimizer = Sgd::named(ddp.named_vars(), config)?;
         let loss = |model: &Mlp, (x, y): &Batch| cross_entropy(&model.forward(x)?, y, None);
         let mut trainer = Trainer::new(ddp, loader, optimizer, loss, TrainerConfig::default());
-        let config = RunConfig::of(self, &self.checkpoints, self.epochs, rank);
+        let config = self.run_config(&self.checkpoints, self.epochs, rank);
         let series = trainer.run(
             rank,
             &variables.map,

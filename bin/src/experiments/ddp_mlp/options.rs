@@ -2,8 +2,7 @@
 
 use clap::Args;
 
-use crate::options::{CommonOptions, LoaderOptions, count, learning_rate};
-use crate::trainer::CheckpointOptions;
+use crate::options::{CheckpointOptions, CommonOptions, LoaderOptions, count, learning_rate};
 
 /// Options of `ddp-mlp`.
 #[derive(Debug, Clone, Args)]

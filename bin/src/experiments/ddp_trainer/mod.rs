@@ -17,12 +17,10 @@ pub use options::{DdpTrainerOptions, LossKind};
 use crate::console::note;
 use crate::error::Result;
 use crate::experiment::Experiment;
-use crate::options::CommonOptions;
+use crate::options::{CheckpointOptions, CommonOptions};
 use crate::rank::{Outcome, Rank};
 use crate::room::{self, PLACE};
-use crate::trainer::{
-    CheckpointOptions, Epoch, Observer, RunConfig, RunEnd, RunIdentity, Trainer, TrainerConfig,
-};
+use crate::trainer::{Epoch, Observer, RunEnd, Trainer, TrainerConfig};
 use crate::variables::Variables;
 use crate::weights::TensorFile;
 
@@ -53,14 +51,17 @@ impl Experiment for DdpTrainerOptions {
         Some(&self.checkpoints)
     }
 
-    fn identity(&self, world_size: usize) -> RunIdentity {
-        let settings = [
+    fn end(&self) -> Option<RunEnd> {
+        Some(RunEnd::Epochs(self.epochs))
+    }
+
+    fn settings(&self, _: usize) -> Vec<(&'static str, String)> {
+        vec![
             ("--lr", self.lr.to_string()),
             ("--batch-size", self.batch_size.to_string()),
             ("--loss", format!("{:?}", self.loss).to_lowercase()),
             ("--samples", self.samples.to_string()),
-        ];
-        RunIdentity::of(self, world_size, settings).ending(RunEnd::Epochs(self.epochs))
+        ]
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
@@ -107,7 +108,7 @@ impl Experiment for DdpTrainerOptions {
             LossKind::Document => cross_entropy_with_shares,
         };
         let mut trainer = Trainer::new(ddp, loader, optimizer, loss, TrainerConfig::default());
-        let config = RunConfig::of(self, &self.checkpoints, self.epochs, rank);
+        let config = self.run_config(&self.checkpoints, self.epochs, rank);
         let series = trainer.run(rank, &variables.map, &config, &mut Workload { rank: rank.comm.rank() })?;
         variables.save(&self.common, rank)?;
         Ok(series)

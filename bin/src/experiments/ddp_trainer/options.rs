@@ -2,8 +2,7 @@
 
 use clap::{Args, ValueEnum};
 
-use crate::options::{CommonOptions, LoaderOptions, count, learning_rate};
-use crate::trainer::CheckpointOptions;
+use crate::options::{CheckpointOptions, CommonOptions, LoaderOptions, count, learning_rate};
 
 /// What is minimised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -19,13 +19,11 @@ use crate::console::{note, say};
 use crate::error::Result;
 use crate::experiment::Experiment;
 use crate::models::transformer::Transformer;
-use crate::options::{CommonOptions, ElasticOptions};
+use crate::options::{CheckpointOptions, CommonOptions, ElasticOptions};
 use crate::python::{Float, IntTensor};
 use crate::rank::{Outcome, Rank};
 use crate::tokens::{self, Batch, Row};
-use crate::trainer::{
-    CheckpointOptions, Observer, RunConfig, RunEnd, RunIdentity, Step, StepRandom, Trainer, TrainerConfig,
-};
+use crate::trainer::{Observer, RunEnd, Step, StepRandom, Trainer, TrainerConfig};
 use crate::variables::Variables;
 
 /// What a process begins with.
@@ -63,8 +61,18 @@ impl Experiment for DdpTransformerOptions {
         Some(())
     }
 
-    fn identity(&self, world_size: usize) -> RunIdentity {
-        RunIdentity::of(self, world_size, self.settings()).ending(RunEnd::Epochs(self.epochs))
+    fn end(&self) -> Option<RunEnd> {
+        Some(RunEnd::Epochs(self.epochs))
+    }
+
+    fn settings(&self, _: usize) -> Vec<(&'static str, String)> {
+        let own = [
+            ("--lr", self.lr.to_string()),
+            ("--batch-size", self.batch_size.to_string()),
+            ("--mask", format!("{:?}", self.mask).to_lowercase()),
+            ("--reshuffle", self.reshuffle.to_string()),
+        ];
+        own.into_iter().chain(self.sizes.settings()).collect()
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
@@ -98,7 +106,7 @@ impl Experiment for DdpTransformerOptions {
             (self.sizes.dropout > 0.0).then_some(StepRandom { generator: random, seed: self.common.seed });
         let config = TrainerConfig { reshuffle: self.reshuffle, random };
         let mut trainer = Trainer::new(ddp, loader, optimizer, next_token_loss, config);
-        let config = RunConfig::of(self, &self.checkpoints, self.epochs, rank);
+        let config = self.run_config(&self.checkpoints, self.epochs, rank);
         let series = trainer.run(rank, &variables.map, &config, &mut Losses { prints: rank.is_first() })?;
         trainer.conclude(rank, self.elastic(), |rank| variables.save(&self.common, rank))?;
         Ok(series)

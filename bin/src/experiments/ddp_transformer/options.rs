@@ -4,8 +4,7 @@ use clap::{Args, ValueEnum};
 use training::AttentionMask;
 
 use crate::models::transformer::{TransformerConfig, TransformerOptions};
-use crate::options::{CommonOptions, ElasticOptions, LoaderOptions, count, learning_rate};
-use crate::trainer::CheckpointOptions;
+use crate::options::{CheckpointOptions, CommonOptions, ElasticOptions, LoaderOptions, count, learning_rate};
 
 /// Tokens that a token attends to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -74,16 +73,5 @@ pub struct DdpTransformerOptions {
 impl DdpTransformerOptions {
     pub(super) fn model(&self) -> TransformerConfig {
         TransformerConfig { visible: self.mask.into(), ..self.sizes.config() }
-    }
-
-    /// What a checkpoint must agree in.
-    pub(super) fn settings(&self) -> Vec<(&'static str, String)> {
-        let own = [
-            ("--lr", self.lr.to_string()),
-            ("--batch-size", self.batch_size.to_string()),
-            ("--mask", format!("{:?}", self.mask).to_lowercase()),
-            ("--reshuffle", self.reshuffle.to_string()),
-        ];
-        own.into_iter().chain(self.sizes.settings()).collect()
     }
 }

@@ -4,9 +4,9 @@ use fsdp::{LossScaler, LossScalerState};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
+use crate::options::offer;
 use crate::rank::Rank;
 use crate::run_log::RunLog;
-use crate::trainer::offer;
 use crate::trainer::parts::{Keeping, Kept};
 
 use super::step::Trainee;

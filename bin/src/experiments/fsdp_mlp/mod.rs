@@ -23,12 +23,12 @@ use crate::console::say;
 use crate::error::Result;
 use crate::experiment::Experiment;
 use crate::models::large::LargeModel;
-use crate::options::CommonOptions;
+use crate::options::{CheckpointOptions, CommonOptions, keeps_losses};
 use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
 use crate::run_log::{LogConfig, RunLog};
+use crate::trainer::RunEnd;
 use crate::trainer::parts::{self, Keeping};
-use crate::trainer::{CheckpointOptions, RunEnd, RunIdentity, keeps_losses};
 use crate::weights::TensorFile;
 
 use data::{Batches, Samples};
@@ -72,8 +72,12 @@ impl Experiment for FsdpMlpOptions {
         Some(&self.checkpoints)
     }
 
-    fn identity(&self, world_size: usize) -> RunIdentity {
-        let settings = [
+    fn end(&self) -> Option<RunEnd> {
+        Some(RunEnd::Steps(self.steps))
+    }
+
+    fn settings(&self, _: usize) -> Vec<(&'static str, String)> {
+        vec![
             ("--lr", self.lr.to_string()),
             ("--batch-size", self.batch_size.to_string()),
             ("--features", self.features.to_string()),
@@ -81,8 +85,7 @@ impl Experiment for FsdpMlpOptions {
             ("--param-dtype", format!("{:?}", self.param_dtype)),
             ("--reduce-dtype", format!("{:?}", self.reduce_dtype.unwrap_or(self.param_dtype))),
             ("--loss-scale", self.loss_scale.map_or("none".into(), |scale| scale.to_string())),
-        ];
-        RunIdentity::of(self, world_size, settings).ending(RunEnd::Steps(self.steps))
+        ]
     }
 
     fn check_checkpoint(&self, world_size: usize) -> Result<()> {

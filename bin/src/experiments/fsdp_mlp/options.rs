@@ -6,9 +6,8 @@ use fsdp::{FsdpConfig, MixedPrecision, Strategy};
 
 use crate::error::{Error, Result};
 use crate::models::large::{CLASSES, LargeConfig};
-use crate::options::{CommonOptions, count, learning_rate};
+use crate::options::{CheckpointOptions, CommonOptions, count, learning_rate};
 use crate::room;
-use crate::trainer::CheckpointOptions;
 
 /// What is sharded, by the names of PyTorch's `ShardingStrategy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 use training::Sgd;
 
 use crate::error::Result;
+use crate::options::offer;
 use crate::rank::Rank;
 use crate::run_log::RunLog;
-use crate::trainer::offer;
 use crate::trainer::parts::{Keeping, Kept};
 
 /// What a checkpoint keeps beside tensors and what all runs keep.

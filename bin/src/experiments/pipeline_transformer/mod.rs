@@ -28,7 +28,7 @@ use crate::experiment::{self, Experiment};
 use crate::file_error::FileError;
 use crate::held::{bytes, gradient_bytes};
 use crate::models::transformer::Transformer;
-use crate::options::CommonOptions;
+use crate::options::{CheckpointOptions, CommonOptions, keeps_losses};
 use crate::python::{Float, IntTensor};
 use crate::rank::{Outcome, Rank};
 use crate::result_line;
@@ -36,7 +36,7 @@ use crate::run_log::{LogConfig, RunLog};
 use crate::start::check_world_size;
 use crate::tokens::{self, Batch, Row};
 use crate::trainer::parts::{self, Keeping};
-use crate::trainer::{CheckpointOptions, RunEnd, RunIdentity, StepRandom, keeps_losses};
+use crate::trainer::{RunEnd, StepRandom};
 use crate::variables::Variables;
 use crate::weights::save_weights;
 
@@ -87,8 +87,20 @@ impl Experiment for PipelineTransformerOptions {
         Some(&self.checkpoints)
     }
 
-    fn identity(&self, world_size: usize) -> RunIdentity {
-        RunIdentity::of(self, world_size, self.settings()).ending(RunEnd::Epochs(self.epochs))
+    fn end(&self) -> Option<RunEnd> {
+        Some(RunEnd::Epochs(self.epochs))
+    }
+
+    fn settings(&self, _: usize) -> Vec<(&'static str, String)> {
+        // Not the stages and their ranks: on them no number depends.
+        let own = [
+            ("--lr", self.lr.to_string()),
+            ("--batch-size", self.batch_size.to_string()),
+            ("--micro-batches", self.micro_batches.to_string()),
+            ("--schedule", self.schedule.to_string()),
+            ("--dp", self.dp.to_string()),
+        ];
+        own.into_iter().chain(self.sizes.settings()).collect()
     }
 
     fn check_checkpoint(&self, world_size: usize) -> Result<()> {

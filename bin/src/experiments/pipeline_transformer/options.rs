@@ -5,8 +5,7 @@ use pipeline::{Cost, PipelineConfig, Schedule, ScheduleKind, Split};
 
 use crate::error::{Error, Result};
 use crate::models::transformer::TransformerOptions;
-use crate::options::{CommonOptions, count, learning_rate};
-use crate::trainer::CheckpointOptions;
+use crate::options::{CheckpointOptions, CommonOptions, count, learning_rate};
 
 /// Options of `pipeline-transformer`.
 #[derive(Debug, Clone, Args)]
@@ -88,18 +87,6 @@ fn refuse<T>(option: &'static str, got: impl ToString, help: String) -> Result<T
 }
 
 impl PipelineTransformerOptions {
-    /// What the numbers of a run depend on: not the stages and their ranks.
-    pub(super) fn settings(&self) -> Vec<(&'static str, String)> {
-        let own = [
-            ("--lr", self.lr.to_string()),
-            ("--batch-size", self.batch_size.to_string()),
-            ("--micro-batches", self.micro_batches.to_string()),
-            ("--schedule", self.schedule.to_string()),
-            ("--dp", self.dp.to_string()),
-        ];
-        own.into_iter().chain(self.sizes.settings()).collect()
-    }
-
     /// Ranks of one copy of the model.
     pub(super) fn ranks(&self, world_size: usize) -> usize {
         world_size / self.dp

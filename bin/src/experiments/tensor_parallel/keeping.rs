@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 use training::Contents;
 
 use crate::error::{Error, Result};
+use crate::options::offer;
 use crate::rank::Rank;
 use crate::run_log::RunLog;
-use crate::trainer::offer;
 use crate::trainer::parts::{Keeping, Kept};
 
 use super::run::{Job, Task};

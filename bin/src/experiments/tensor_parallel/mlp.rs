@@ -13,12 +13,12 @@ use crate::console::note;
 use crate::error::{Error, Result};
 use crate::experiment::Experiment;
 use crate::file_error::FileError;
-use crate::options::{CommonOptions, count, learning_rate};
+use crate::options::{CheckpointOptions, CommonOptions, count, learning_rate};
 use crate::python::Float;
 use crate::rank::{Outcome, Rank};
 use crate::room;
 use crate::start::MOST_RANKS;
-use crate::trainer::{CheckpointOptions, RunEnd, RunIdentity, parts};
+use crate::trainer::{RunEnd, parts};
 use crate::weights::TensorFile;
 
 use super::mesh::MeshOptions;
@@ -90,14 +90,21 @@ impl Experiment for TensorParallelMlpOptions {
         Some(&self.checkpoints)
     }
 
-    fn identity(&self, world_size: usize) -> RunIdentity {
-        let settings = [
+    fn end(&self) -> Option<RunEnd> {
+        Some(RunEnd::Epochs(self.epochs))
+    }
+
+    fn settings(&self, _: usize) -> Vec<(&'static str, String)> {
+        vec![
             ("--lr", self.lr.to_string()),
             ("--batch-size", self.batch_size.to_string()),
             ("--hidden-size", self.hidden_size.to_string()),
             ("--samples", self.samples.to_string()),
-        ];
-        RunIdentity::of(self, self.mesh.copies(world_size), settings).ending(RunEnd::Epochs(self.epochs))
+        ]
+    }
+
+    fn copies(&self, world_size: usize) -> usize {
+        self.mesh.copies(world_size)
     }
 
     fn check_checkpoint(&self, world_size: usize) -> Result<()> {

@@ -13,10 +13,11 @@ use training::{Adam, AdamConfig, OptimizerState, activation_bytes};
 
 use crate::error::Result;
 use crate::held::{bytes, gradient_bytes};
+use crate::options::{CheckpointOptions, keeps_losses};
 use crate::rank::{Measured, Rank};
 use crate::run_log::{LogConfig, RunLog};
+use crate::trainer::RunIdentity;
 use crate::trainer::parts::Keeping;
-use crate::trainer::{CheckpointOptions, RunIdentity, keeps_losses};
 
 use super::OnMesh;
 use super::batches::Batches;

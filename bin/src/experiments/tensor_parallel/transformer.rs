@@ -16,10 +16,10 @@ pub use options::TensorParallelTransformerOptions;
 
 use crate::error::Result;
 use crate::experiment::Experiment;
-use crate::options::CommonOptions;
+use crate::options::{CheckpointOptions, CommonOptions};
 use crate::python::Float;
 use crate::rank::{Outcome, Rank};
-use crate::trainer::{CheckpointOptions, RunEnd, RunIdentity, parts};
+use crate::trainer::{RunEnd, parts};
 
 use super::mesh::MeshOptions;
 use super::run::{self, RunConfig, Task, Trained};
@@ -56,8 +56,12 @@ impl Experiment for TensorParallelTransformerOptions {
         Some(&self.checkpoints)
     }
 
-    fn identity(&self, world_size: usize) -> RunIdentity {
-        let settings = [
+    fn end(&self) -> Option<RunEnd> {
+        Some(RunEnd::Epochs(self.epochs))
+    }
+
+    fn settings(&self, _: usize) -> Vec<(&'static str, String)> {
+        vec![
             ("--lr", self.lr.to_string()),
             ("--batch-size", self.batch_size.to_string()),
             ("--samples", self.samples.to_string()),
@@ -70,8 +74,11 @@ impl Experiment for TensorParallelTransformerOptions {
             ("--d-ff", self.model().hidden().to_string()),
             ("--num-layers", self.num_layers.to_string()),
             ("--max-len", self.max_len.to_string()),
-        ];
-        RunIdentity::of(self, self.mesh.copies(world_size), settings).ending(RunEnd::Epochs(self.epochs))
+        ]
+    }
+
+    fn copies(&self, world_size: usize) -> usize {
+        self.mesh.copies(world_size)
     }
 
     fn check_checkpoint(&self, world_size: usize) -> Result<()> {

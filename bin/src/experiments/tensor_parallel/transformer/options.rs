@@ -5,10 +5,9 @@ use tensor_parallel::LanguageModelConfig;
 use training::AttentionMask;
 
 use crate::error::{Error, Result};
-use crate::options::{CommonOptions, count, learning_rate, probability};
+use crate::options::{CheckpointOptions, CommonOptions, count, learning_rate, probability};
 use crate::room;
 use crate::tokens::{check_length, check_room};
-use crate::trainer::CheckpointOptions;
 
 use super::super::mesh::MeshOptions;
 use super::super::needed;

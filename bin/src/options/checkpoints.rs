@@ -182,7 +182,7 @@ impl CheckpointOptions {
     }
 
     /// The option that names what is gone on from, and its value.
-    pub(super) fn source(&self) -> (&'static str, &Path) {
+    pub(crate) fn source(&self) -> (&'static str, &Path) {
         match self.asked() {
             Some(resume) => ("--resume", resume),
             None => ("--checkpoint-dir", self.dir()),
