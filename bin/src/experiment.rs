@@ -6,11 +6,13 @@ use report::metrics::MetricsWriter;
 use report::{Report, command_line, fact, now_rfc3339, trace};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use training::Contents;
 
 use crate::console::note;
 use crate::error::{Error, Result};
 use crate::options::{
-    CheckpointOptions, CommonOptions, DeviceKind, ElasticOptions, ElasticRanks, PrecisionOption, keeps_losses,
+    CheckpointOptions, CommonOptions, DeviceKind, ElasticOptions, ElasticRanks, PrecisionOption,
+    keeps_losses, offer,
 };
 use crate::rank::{Outcome, Rank, Stage};
 use crate::start::{self, Start, host_name};
@@ -82,26 +84,49 @@ pub trait Experiment: Sized {
     }
 
     /// How it trains, as one of its ranks.
-    fn run_config<'a>(
-        &'a self,
-        checkpoints: &'a CheckpointOptions,
-        epochs: usize,
-        rank: &Rank,
-    ) -> RunConfig<'a> {
-        let report = keeps_losses(self.common(), checkpoints);
-        let (run, elastic) = (self.identity(rank.comm.world_size()), self.elastic());
-        RunConfig { epochs, report, checkpoints, run, elastic }
+    fn run_config(&self, rank: &Rank) -> RunConfig<'_> {
+        let world_size = rank.comm.world_size();
+        let checkpoints = self.checkpoints().cloned().unwrap_or_default();
+        RunConfig {
+            name: None,
+            end: self.end().unwrap_or(RunEnd::Steps(0)),
+            report: keeps_losses(self.common(), &checkpoints),
+            checkpoints,
+            run: self.identity(world_size),
+            find: Box::new(move |run| self.find_checkpoint(run, world_size)),
+            elastic: self.elastic(),
+            reporter: self.reporter(world_size),
+        }
     }
 
-    /// Looks whether there is a checkpoint to go on from, if that is asked for, and whether it is of this run.
+    /// The checkpoint that this run is to go on from, if that is asked for and there is one.
+    ///
+    /// # Errors
+    /// One whose manifest is damaged, or of another run.
+    fn find_checkpoint(&self, run: &RunIdentity, world_size: usize) -> Result<Option<Contents>> {
+        let found = self.checkpoints().map_or(Ok(None), |checkpoints| find(checkpoints, run))?;
+        found.iter().try_for_each(|contents| self.check_left(contents, world_size))?;
+        Ok(found)
+    }
+
+    /// Looks whether a run can go on from there with so many ranks, in what is left of the data.
+    ///
+    /// # Errors
+    /// It cannot.
+    fn check_left(&self, contents: &Contents, world_size: usize) -> Result<()> {
+        let _ = (contents, world_size);
+        Ok(())
+    }
+
+    /// Looks whether there is a checkpoint to go on from, if that is asked for, and whether it is whole and of this run.
     ///
     /// # Errors
     /// One that is damaged, or of another run.
     fn check_checkpoint(&self, world_size: usize) -> Result<()> {
-        match self.checkpoints() {
-            Some(checkpoints) => find(checkpoints, &self.identity(world_size)).map(drop),
-            None => Ok(()),
-        }
+        let Some(contents) = self.find_checkpoint(&self.identity(world_size), world_size)? else {
+            return Ok(());
+        };
+        contents.files.keys().try_for_each(|name| contents.check(name).map_err(offer))
     }
 
     /// The rank that prints, and writes `--metrics`.

@@ -85,12 +85,7 @@ impl Stopwatch {
     }
 
     /// Time since the start, and how much of it was spent in collectives.
-    pub fn stop(self) -> Measured {
-        self.measured()
-    }
-
-    /// The same, while it goes on.
-    pub(crate) fn measured(&self) -> Measured {
+    pub fn measured(&self) -> Measured {
         let seconds = self.began.elapsed().as_secs_f64();
         let busy_ns = self.before_ns + busy_ns(&self.comms) - self.busy_ns;
         Measured { seconds, communication_s: busy_ns as f64 * 1e-9 }
@@ -257,26 +252,11 @@ impl Rank {
         Stopwatch { busy_ns: busy_ns(&comms), comms, began: Instant::now(), before_ns: 0 }
     }
 
-    /// Tells the others what was measured, on every rank; the one that has the metrics writes it there. The seconds of this rank's
-    /// training loop, with those `before` it went on from a checkpoint.
+    /// Tells the others what was measured, on every rank. The seconds of this rank's training loop.
     ///
     /// # Errors
-    /// A rank that failed; metrics that cannot be written.
-    pub fn measured(
-        &mut self,
-        measured: Measured,
-        run: Option<&str>,
-        (steps, before): (usize, f64),
-    ) -> Result<f64> {
-        let seconds = self.gather_measured(measured, steps)? + before;
-        let mut metrics = self.metrics.take();
-        self.write_summary_of(run, metrics.as_mut(), seconds)?;
-        self.metrics = metrics;
-        Ok(seconds)
-    }
-
-    /// The same without writing it.
-    pub(crate) fn gather_measured(&mut self, measured: Measured, steps: usize) -> Result<f64> {
+    /// A rank that failed.
+    pub fn gather_measured(&mut self, measured: Measured, steps: usize) -> Result<f64> {
         let Measured { seconds, communication_s } = measured;
         let (peak_rss_bytes, held) = (peak_rss_bytes(), self.held.take());
         let own = RankSummary { seconds, communication_s, steps, peak_rss_bytes, held };
@@ -285,11 +265,7 @@ impl Rank {
     }
 
     /// Writes what was gathered, on the rank that has the metrics.
-    pub(crate) fn write_summary(&self, metrics: Option<&mut MetricsWriter>, seconds: f64) -> Result<()> {
-        self.write_summary_of(None, metrics, seconds)
-    }
-
-    fn write_summary_of(
+    pub(crate) fn write_summary(
         &self,
         run: Option<&str>,
         metrics: Option<&mut MetricsWriter>,

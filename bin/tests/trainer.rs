@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use bin::error::Result;
 use bin::run_log::{LogConfig, RunLog};
-use bin::trainer::{Epoch, Keeper, Observer, RunIdentity, Step, StepRandom, Trainer, TrainerConfig};
+use bin::trainer::{
+    DataParallel, Epoch, Epochs, Keeper, Observer, RunEnd, RunIdentity, Saved, Step, StepRandom, Trainer,
+};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, Module, ModuleT, VarMap, linear, loss};
 use comm::{Communicator, Local, LocalConfig};
@@ -83,20 +85,21 @@ fn train(comm: Local, reshuffle: bool, keep: &Path, from: Option<&Path>) -> Resu
     let loss = |Model(layer, dropout): &Model, x: &Tensor| {
         loss::mse(&layer.forward(&dropout.forward_t(x, true)?)?, &x.sum_keepdim(1)?)
     };
-    let config = TrainerConfig { reshuffle, random: Some(StepRandom { generator: random, seed: 9 }) };
-    let mut trainer = Trainer::new(ddp, loader, optimizer, loss, config);
+    let random = StepRandom { generator: random, seed: 9 };
+    let model = DataParallel::new(ddp, optimizer, loss, &vars).drawing(Some(random), rank);
+    let mut trainer = Trainer::new(model, Epochs { reshuffle, ..Epochs::new(loader) });
     let mut log = RunLog::new(&LogConfig { keep: true, ..LogConfig::default() }, None);
     let mut observer = Sum::default();
     let open = |dir: &Path| Checkpoints::open(CheckpointConfig { dir: dir.to_path_buf(), keep: 1000 });
     if let Some(folder) = from {
         let checkpoint = open(folder.parent().unwrap())?.load(folder, &Device::Cpu)?;
-        trainer.restore(&checkpoint, &vars, Some(&mut log), &mut observer)?;
+        trainer.restore(&Saved::Whole(checkpoint), Some(&mut log), &mut observer)?;
     }
     // Each rank keeps its own here, since their sums differ. What goes on keeps none: thousands of them reach the disk slowly.
     if from.is_none() {
-        trainer.keep_checkpoints(Keeper::new(open(keep)?, Some(1), vars.clone(), RunIdentity::default()));
+        trainer.keep_checkpoints(Keeper::new(open(keep)?, Some(1), RunIdentity::default()));
     }
-    trainer.train(EPOCHS, Some(&mut log), &mut observer)?;
+    trainer.train(RunEnd::Epochs(EPOCHS), Some(&mut log), &mut observer)?;
     let mut weights = Vec::new();
     for (_, var) in training::named_vars(&vars) {
         weights.extend(var.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f32::to_bits));
@@ -162,9 +165,9 @@ fn a_checkpoint_of_another_model_is_refused() {
         DistributedSampler::new(DistributedSamplerConfig { dataset_len: 14, ..Default::default() }).unwrap();
     let loader = DataLoader::new(Arc::new(vec![0u8; 14]), sampler, Ok, DataLoaderConfig::default()).unwrap();
     let loss = |_: &Linear, _: &Vec<u8>| Tensor::new(0f32, &Device::Cpu);
-    let mut trainer = Trainer::new(ddp, loader, optimizer, loss, TrainerConfig::default());
+    let mut trainer = Trainer::new(DataParallel::new(ddp, optimizer, loss, &vars), Epochs::new(loader));
     let before = vars.all_vars()[0].flatten_all().unwrap().to_vec1::<f32>().unwrap();
-    let line = trainer.restore(&checkpoint, &vars, None, &mut ()).unwrap_err().to_string();
+    let line = trainer.restore(&Saved::Whole(checkpoint), None, &mut ()).unwrap_err().to_string();
     assert_eq!(
         line,
         "the checkpoint does not fit: its tensor `weight` is F32 [1, 4], the model's is F32 [1, 3]"

@@ -270,7 +270,7 @@ impl<J: Job> Experiment for J {
         let seconds = seconds + series.seconds;
         rank.checkpoints = trained::checkpoint_times(&summary);
         let mut metrics = metrics.filter(|_| rank.is_first());
-        rank.write_summary(metrics.as_mut(), seconds)?;
+        rank.write_summary(None, metrics.as_mut(), seconds)?;
         rank.metrics = metrics;
         if rank.is_first() {
             self.tell_end(&summary, &speed)?;

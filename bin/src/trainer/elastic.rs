@@ -4,10 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
-use candle_nn::{Optimizer, VarMap};
 use comm::{Communicator, Operation, ReduceOp, all_gather_object};
-use sampler::{Dataset, DistributedSampler, DistributedSamplerConfig};
-use training::OptimizerState;
 
 use crate::console::note;
 use crate::error::{Error, Result};
@@ -16,7 +13,10 @@ use crate::rank::{Rank, Stage, Stopwatch};
 use crate::run_log::RunLog;
 
 use super::newcomer::ahead;
-use super::{Keeper, Observer, Position, RunConfig, RunIdentity, Step, Trainer, saying, share};
+use super::{
+    Kept, Observer, Position, RunConfig, RunIdentity, Saved, Source, Step, Strategy, Trainer, Whole, saying,
+    share,
+};
 
 /// How often a group that is too small looks whether a newcomer has come.
 const LOOK: Duration = Duration::from_millis(5);
@@ -31,24 +31,28 @@ pub(super) struct Door {
 
 /// What a run has beside its trainer.
 pub(super) struct Run<'a, 'l> {
-    pub(super) vars: &'a VarMap,
     pub(super) config: &'a RunConfig<'a>,
     pub(super) log: Option<RunLog<'l>>,
     pub(super) observer: &'a mut dyn Observer,
     pub(super) watch: Stopwatch,
 }
 
-impl<M, D, B, O, L> Trainer<M, D, B, O, L>
-where
-    D: Dataset + 'static,
-    B: Send + 'static,
-    O: Optimizer + OptimizerState,
-    L: Fn(&M, &B) -> candle_core::Result<Tensor>,
-{
+impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     /// From now on newcomers are seen, if the group can have any.
     pub(super) fn watch_door(&mut self, rank: &Rank, elastic: Option<ElasticRanks>) {
         self.door =
             elastic.map(|ElasticRanks { max, .. }| Door { comm: rank.comm.clone(), max, open: false });
+    }
+
+    /// The model as each rank has it; what has parts is not elastic.
+    fn whole(&mut self) -> Result<&mut dyn Whole> {
+        match self.strategy.kept() {
+            Kept::Whole(model) => Ok(model),
+            _ => Err(Error::Unavailable {
+                wanted: "--elastic".into(),
+                help: "each rank has a part of the model only".into(),
+            }),
+        }
     }
 
     /// Whether somebody waits to be let in; the same on every rank.
@@ -75,10 +79,10 @@ where
         loop {
             let outcome = match self.is_paused() {
                 true => self.let_in(rank, run),
-                false => self.train(run.config.epochs, run.log.as_mut(), run.observer),
+                false => self.train(run.config.end, run.log.as_mut(), run.observer),
             };
             match outcome {
-                Ok(()) if self.is_paused() || self.position().epoch < run.config.epochs => {}
+                Ok(()) if self.is_paused() || !run.config.end.is_reached(self.at) => {}
                 Ok(()) => return Ok(()),
                 Err(error) => self.recover(rank, run, error)?,
             }
@@ -180,7 +184,7 @@ where
         let comm = &rank.comm;
         if self.at.batch > 0 && self.at.batch == self.steps {
             // Some may have learnt at the very end of an epoch that nobody waits, and others not: all begin the next one.
-            self.end_epoch(self.batch_size(), run.log.as_mut(), run.observer)?;
+            self.end_epoch(run.log.as_mut(), run.observer)?;
         }
         run.watch.regroup(comm);
         self.watch_door(rank, run.config.elastic);
@@ -198,15 +202,9 @@ where
             let of_new = comm.world_ranks().iter().zip(stages).filter(|(_, stage)| *stage == Stage::New);
             new = of_new.map(|(number, _)| *number).collect();
         }
-        let state = self.sampler_state(self.taken);
-        let (num_replicas, rank_of) = (comm.world_size(), comm.rank());
-        let config = self.loader.sampler().config().clone();
-        let mut sampler =
-            DistributedSampler::new(DistributedSamplerConfig { num_replicas, rank: rank_of, ..config })?;
-        sampler.resume(&state)?;
-        *self.loader.sampler_mut() = sampler;
+        self.source.regroup(&**comm, self.at, self.taken)?;
         self.taken = 0;
-        self.ddp.regroup(comm.clone())?;
+        self.whole()?.regroup(comm.clone())?;
         self.take_charge(rank, run)?;
         if new.is_empty() { Ok(()) } else { self.hand_over(rank, &new, run) }
     }
@@ -215,11 +213,11 @@ where
     fn hand_over(&mut self, rank: &Rank, new: &[usize], run: &mut Run<'_, '_>) -> Result<()> {
         let identity = RunIdentity { world_size: rank.comm.world_size(), ..run.config.run.clone() };
         let own = match rank.is_first() {
-            true => Some(self.snapshot((run.vars, &identity), 0, run.log.as_mut(), run.observer)?),
+            true => Some(self.snapshot(&identity, 0, run.log.as_mut(), run.observer)?),
             false => None,
         };
         share::share(&*rank.comm, own, 0)?;
-        self.ddp.check_parameters()?;
+        self.whole()?.check()?;
         if rank.is_first() {
             let Position { epoch, batch, step } = self.position();
             let names: Vec<String> = new.iter().map(|number| format!("rank {number}")).collect();
@@ -238,22 +236,17 @@ where
         let steps: Vec<Option<usize>> = all_gather_object(comm, &Some(self.position().step))?;
         let Some(ahead) = ahead(&steps) else { return Ok(()) };
         let own = match comm.rank() == ahead {
-            true => Some(self.snapshot(
-                (run.vars, &run.config.run),
-                self.taken,
-                run.log.as_mut(),
-                run.observer,
-            )?),
+            true => Some(self.snapshot(&run.config.run, self.taken, run.log.as_mut(), run.observer)?),
             false => None,
         };
         let shared = share::share(comm, own, ahead)?;
         match shared.filter(|_| steps[comm.rank()] < steps[ahead]) {
             Some(checkpoint) => {
                 // This rank was in that step, and knows its loss; only the others' part of it did not come.
-                if let Some((_, loss)) = self.latest.clone().filter(|(at, _)| *at == self.at) {
-                    self.tell(&loss, run.log.as_mut(), run.observer)?;
+                if let Some((_, loss)) = self.whole()?.latest().cloned().filter(|(at, _)| *at == self.at) {
+                    self.tell(Some(&loss), run.log.as_mut(), run.observer)?;
                 }
-                self.restore(&checkpoint, run.vars, None, run.observer)?;
+                self.restore(&Saved::Whole(checkpoint), None, run.observer)?;
                 self.taken = 0;
                 Ok(())
             }
@@ -275,21 +268,17 @@ where
         if run.log.as_ref().is_some_and(RunLog::is_muted) {
             self.take_over(run)?;
         }
-        if let Some(checkpoints) = run.config.checkpoints.open()? {
-            let every = run.config.checkpoints.checkpoint_every;
-            self.keep_checkpoints(Keeper::new(checkpoints, every, run.vars.clone(), identity));
-        }
-        Ok(())
+        self.keep(run.config, identity)
     }
 
     /// Goes on telling where another rank was lost, perhaps before it had told of the last step.
-    fn take_over(&self, run: &mut Run<'_, '_>) -> Result<()> {
+    fn take_over(&mut self, run: &mut Run<'_, '_>) -> Result<()> {
         let Some(log) = &mut run.log else { return Ok(()) };
         let Position { epoch, batch, step } = self.at;
         log.take_over(step, (epoch, batch))?;
-        let untold = self.latest.as_ref().filter(|(at, _)| self.told < step && at.step + 1 == step);
-        let Some((Position { epoch, batch, .. }, tensor)) = untold else { return Ok(()) };
-        let (epoch, batch) = (*epoch, *batch);
+        let told = self.told;
+        let untold = self.whole()?.latest().filter(|(at, _)| told < step && at.step + 1 == step);
+        let Some((Position { epoch, batch, .. }, tensor)) = untold.cloned() else { return Ok(()) };
         if log.has(epoch, batch)? == Some(true) {
             return Ok(());
         }
@@ -299,7 +288,7 @@ where
         run.observer.stepped(&Step {
             epoch,
             batch,
-            tensor,
+            tensor: &tensor,
             value: Some(loss),
             say: &saying(run.log.as_ref()),
         })

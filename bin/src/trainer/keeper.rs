@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use candle_nn::VarMap;
 use serde::{Deserialize, Serialize};
 use training::Checkpoints;
 
@@ -34,6 +33,14 @@ pub enum RunEnd {
 }
 
 impl RunEnd {
+    /// Whether a run that stands there is over.
+    pub(super) fn is_reached(self, at: Position) -> bool {
+        match self {
+            Self::Epochs(epochs) => at.epoch >= epochs,
+            Self::Steps(steps) => at.step >= steps,
+        }
+    }
+
     /// The option and its value, where a run that stands there is beyond its end.
     pub(super) fn passed(self, at: Position) -> Option<(&'static str, usize)> {
         match self {
@@ -83,15 +90,16 @@ fn is_unsaid(own: &str, saved: &str) -> bool {
     own == NO_INIT || saved == UNKNOWN
 }
 
-/// Writes a trainer's checkpoints. See [`Trainer::keep_checkpoints`](super::Trainer::keep_checkpoints).
+/// Steps from one checkpoint to the next where there are no epochs, unless told otherwise: the help of `--checkpoint-every` says so, too.
+pub(super) const EVERY: usize = 20;
+
+/// When a trainer's checkpoints are written. See [`Trainer::keep_checkpoints`](super::Trainer::keep_checkpoints).
 #[derive(Clone)]
 pub struct Keeper {
     /// The folder.
     pub checkpoints: Checkpoints,
     /// Steps from one checkpoint to the next; none: one at the end of each epoch.
     pub every: Option<usize>,
-    /// The model's variables, buffers too.
-    pub vars: VarMap,
     /// What the run is.
     pub run: RunIdentity,
     /// The step of the last checkpoint.
@@ -100,17 +108,13 @@ pub struct Keeper {
 
 impl Keeper {
     /// A keeper that has written nothing yet.
-    pub fn new(checkpoints: Checkpoints, every: Option<usize>, vars: VarMap, run: RunIdentity) -> Self {
-        Self { checkpoints, every, vars, run, kept: None }
+    pub fn new(checkpoints: Checkpoints, every: Option<usize>, run: RunIdentity) -> Self {
+        Self { checkpoints, every, run, kept: None }
     }
 
-    /// Whether one is due in the middle of an epoch.
-    pub(super) fn is_due(&self, step: usize) -> bool {
-        self.every.is_some_and(|every| step.is_multiple_of(every))
-    }
-
-    pub(super) fn is_due_after_epoch(&self, step: usize) -> bool {
-        self.every.is_none_or(|every| step.is_multiple_of(every))
+    /// Whether one is due after so many steps, the last of which may end an epoch.
+    pub(super) fn is_due(&self, step: usize, epoch_ends: bool) -> bool {
+        self.every.map_or(epoch_ends, |every| step.is_multiple_of(every))
     }
 
     pub(super) fn is_kept(&self, step: usize) -> bool {

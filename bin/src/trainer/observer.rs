@@ -89,11 +89,7 @@ pub struct Epoch<'a> {
     pub(super) say: Say<'a>,
 }
 
-impl<'a> Epoch<'a> {
-    pub(super) fn new((epoch, batch, batch_size, steps): (usize, usize, usize, usize), say: Say<'a>) -> Self {
-        Self { epoch, batch, batch_size, steps, say }
-    }
-
+impl Epoch<'_> {
     /// Prints a line on standard output, with the progress bar out of its way.
     ///
     /// # Errors

@@ -1,124 +1,148 @@
 //! A trainer at work as a rank of an experiment: resumed, logged, measured.
 
-use candle_core::{Device, Tensor};
-use candle_nn::{Optimizer, VarMap};
+use comm::Stats;
 use report::RunSeries;
-use sampler::Dataset;
-use serde_json::Value;
-use training::{Checkpoint, OptimizerState};
+use report::metrics::Held;
+use training::Contents;
 
 use crate::console::note;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::options::{CheckpointOptions, ElasticRanks};
 use crate::rank::{Rank, Stage};
 use crate::run_log::{LogConfig, RunLog};
 
-use super::checkpoint::Extra;
 use super::elastic::Run;
-use super::keeper::INIT;
-use super::{Keeper, Observer, Position, RunIdentity, Trainer, share};
+use super::keeper::EVERY;
+use super::{Keeper, Kept, Observer, Position, RunEnd, RunIdentity, Saved, Source, Strategy, Trainer};
+
+/// Finds the checkpoint of a run that it is to go on from.
+pub type Find<'a> = Box<dyn Fn(&RunIdentity) -> Result<Option<Contents>> + 'a>;
 
 /// A run of an experiment.
-#[derive(Debug)]
 pub struct RunConfig<'a> {
-    /// Epochs in all, those before a resume counted.
-    pub epochs: usize,
+    /// Which one it is, where the experiment has several.
+    pub name: Option<&'static str>,
+    /// Where it ends.
+    pub end: RunEnd,
     /// Whether losses are kept for a report: of this run, or of one that goes on from its checkpoints.
     pub report: bool,
     /// Where checkpoints are, and whether to go on from one.
-    pub checkpoints: &'a CheckpointOptions,
+    pub checkpoints: CheckpointOptions,
     /// What must be equal for that.
     pub run: RunIdentity,
+    /// The one to go on from, if that is asked for and there is one.
+    pub find: Find<'a>,
     /// How many ranks there may be, where their number may change. Default: `None`.
     pub elastic: Option<ElasticRanks>,
+    /// The rank that prints, and writes metrics.
+    pub reporter: usize,
 }
 
-impl<M, D, B, O, L> Trainer<M, D, B, O, L>
-where
-    D: Dataset + 'static,
-    B: Send + 'static,
-    O: Optimizer + OptimizerState,
-    L: Fn(&M, &B) -> candle_core::Result<Tensor>,
-{
+/// What a run came to.
+#[derive(Debug)]
+pub struct Ran {
+    /// Its losses, where this rank has kept them for the report.
+    pub series: RunSeries,
+    /// Time of this rank's training loop, without what was before a resume.
+    pub seconds: f64,
+    /// Steps in that time.
+    pub steps: usize,
+    /// What this rank held, and sent in a step.
+    pub held: Held,
+}
+
+impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     /// Trains as one rank, to the end: goes on from a checkpoint if that is asked for, keeps checkpoints, writes metrics, and
-    /// measures. Gives the losses that this rank has kept for the report.
+    /// measures.
     ///
     /// # Errors
     /// A checkpoint that is damaged or of another run; those of [`train`](Self::train).
     pub fn run(
         &mut self,
         rank: &mut Rank,
-        vars: &VarMap,
         config: &RunConfig<'_>,
         observer: &mut dyn Observer,
-    ) -> Result<RunSeries> {
-        let own = match rank.is_first() {
-            true => find(config.checkpoints, &config.run)?,
-            false => None,
+    ) -> Result<Ran> {
+        let saved = self.found(rank, config)?;
+        let (prints, per_epoch) = (rank.comm.rank() == config.reporter, self.source.remaining(self.at));
+        let (steps, steps_per_epoch) = match config.end {
+            RunEnd::Epochs(epochs) => (epochs.saturating_mul(per_epoch), per_epoch),
+            RunEnd::Steps(steps) => (steps, 0),
         };
-        let resumed = share::share(&*rank.comm, own, 0)?;
-        let (first, steps_per_epoch) = (rank.is_first(), self.remaining());
+        let (keep, at_once) = (config.report, config.elastic.is_some());
+        let log = LogConfig { run: config.name, keep, steps, muted: !prints, at_once };
         let mut metrics = rank.metrics.take();
-        let log = LogConfig {
-            run: None,
-            keep: config.report,
-            steps: config.epochs.saturating_mul(steps_per_epoch),
-            muted: !first,
-            at_once: config.elastic.is_some(),
-        };
         // Where the first rank may be lost, each of the others can take its place.
-        let log = (first || config.elastic.is_some()).then(|| RunLog::new(&log, metrics.as_mut()));
-        let mut run = Run { vars, config, log, observer, watch: rank.stopwatch() };
-        self.begin(resumed.as_ref(), first, &mut run)?;
-        if rank.newcomer {
+        let log = (prints || at_once).then(|| RunLog::new(&log, metrics.as_mut()));
+        let mut run = Run { config, log, observer, watch: rank.stopwatch() };
+        self.begin(saved.as_ref(), rank, &mut run)?;
+        if let (true, Kept::Whole(model)) = (rank.newcomer, self.strategy.kept()) {
             // The others do so, too.
-            self.ddp.check_parameters()?;
+            model.check()?;
         }
         self.watch_door(rank, config.elastic);
-        let begun = self.position().step;
-        run.watch = rank.stopwatch();
+        let begun = (self.at.step, self.strategy.stats());
+        run.watch = rank.stopwatch_over(&self.strategy.groups());
         rank.stage = Stage::AtWork;
         self.train_elastic(rank, &mut run)?;
-        let seconds = self.measure(rank, begun, &mut run)?;
+        let ran = self.measure(rank, begun, &mut run)?;
         let series = run.log.map(RunLog::finish).unwrap_or_default();
         rank.metrics = metrics;
         let world_size = rank.comm.world_size();
-        let name = format!("DDP, {world_size} {}", if world_size == 1 { "rank" } else { "ranks" });
-        Ok(RunSeries { name, seconds, world_size, steps_per_epoch, ..series })
+        let (name, seconds) = (self.strategy.name(world_size), ran.series.seconds);
+        Ok(Ran { series: RunSeries { name, seconds, world_size, steps_per_epoch, ..series }, ..ran })
     }
 
     /// Goes on from a checkpoint, if there is one, and begins to keep others.
-    fn begin(&mut self, resumed: Option<&Checkpoint>, first: bool, run: &mut Run<'_, '_>) -> Result<()> {
-        let Run { vars, config, log, observer, .. } = run;
-        if let Some(checkpoint) = resumed {
-            self.restore(checkpoint, vars, log.as_mut(), *observer)?;
+    fn begin(&mut self, saved: Option<&Saved>, rank: &Rank, run: &mut Run<'_, '_>) -> Result<()> {
+        let Run { config, log, observer, .. } = run;
+        let then = saved.map(|saved| self.restore(saved, log.as_mut(), *observer)).transpose()?;
+        if let (Some(log), true) = (log.as_mut().filter(|log| !log.is_muted()), config.checkpoints.resumes())
+        {
+            log.cut(self.at.epoch, self.at.batch)?;
+            note(format_args!("{}", self.told(config, then)));
         }
-        if let (Some(log), true, true) = (log, first, config.checkpoints.resumes()) {
-            log.cut(self.position().epoch, self.position().batch)?;
-            note(format_args!("{}", self.told(config, resumed)?));
+        if rank.is_first() || matches!(self.strategy.kept(), Kept::Parts(_)) {
+            self.keep(config, config.run.clone())?;
         }
-        if let (true, Some(checkpoints)) = (first, config.checkpoints.open()?) {
-            let every = config.checkpoints.checkpoint_every;
-            let mut keeper = Keeper::new(checkpoints, every, vars.clone(), config.run.clone());
-            keeper.kept = resumed.map(|checkpoint| checkpoint.step as usize);
-            self.keep_checkpoints(keeper);
+        if let (Some(_), Some(keeper)) = (saved, &mut self.keeper) {
+            keeper.kept = Some(self.at.step);
         }
         Ok(())
     }
 
-    /// Tells what was measured; the seconds of this rank's training loop, with those before it went on.
-    fn measure(&mut self, rank: &mut Rank, begun: usize, run: &mut Run<'_, '_>) -> Result<f64> {
-        let steps = self.position().step - begun;
-        let measured = run.watch.measured();
+    /// Keeps checkpoints from now on, if that is asked for.
+    pub(super) fn keep(&mut self, config: &RunConfig<'_>, run: RunIdentity) -> Result<()> {
+        let Some(checkpoints) = config.checkpoints.open()? else { return Ok(()) };
+        let every = match config.end {
+            RunEnd::Epochs(_) => config.checkpoints.checkpoint_every,
+            RunEnd::Steps(_) => Some(config.checkpoints.checkpoint_every.unwrap_or(EVERY)),
+        };
+        self.keep_checkpoints(Keeper::new(checkpoints, every, run));
+        Ok(())
+    }
+
+    /// Tells what was measured, with the seconds before this rank went on from a checkpoint.
+    fn measure(
+        &mut self,
+        rank: &mut Rank,
+        (begun, before): (usize, Stats),
+        run: &mut Run<'_, '_>,
+    ) -> Result<Ran> {
+        let steps = self.at.step - begun;
+        let measured = self.strategy.measured(run.watch.measured(), &before);
         loop {
-            rank.held = Some(self.held(steps, run.vars)?);
+            let sent = (self.strategy.stats().bytes_sent - before.bytes_sent) as f64 / steps.max(1) as f64;
+            let held = Held { sent, ..self.strategy.held()? };
+            rank.held = Some(held);
             let error = match rank.gather_measured(measured, steps) {
                 Ok(seconds) => {
-                    let seconds = seconds + run.log.as_ref().map_or(0.0, RunLog::before);
+                    let whole = seconds + run.log.as_ref().map_or(0.0, RunLog::before);
                     if let Some(log) = &mut run.log {
-                        rank.write_summary(log.metrics(), seconds)?;
+                        rank.write_summary(run.config.name, log.metrics(), whole)?;
                     }
-                    return Ok(seconds);
+                    let series = RunSeries { seconds: whole, ..RunSeries::default() };
+                    return Ok(Ran { series, seconds, steps, held });
                 }
                 Err(error) => error,
             };
@@ -126,84 +150,19 @@ where
         }
     }
 
-    /// What is to be said of a run that was asked to go on.
-    fn told(&self, config: &RunConfig<'_>, resumed: Option<&Checkpoint>) -> Result<String> {
+    /// What is to be said of a run that was asked to go on; from what, and from how many ranks' run.
+    fn told(&self, config: &RunConfig<'_>, then: Option<usize>) -> String {
         let dir = config.checkpoints.dir().display();
-        let Some(checkpoint) = resumed else {
-            return Ok(format!("no checkpoint in {dir} yet: starting from the beginning"));
+        let Some(then) = then else {
+            return format!("no checkpoint in {dir} yet: starting from the beginning");
         };
-        let Position { epoch, batch, step } = self.position();
-        let (then, now) = (Extra::of(checkpoint)?.run.world_size, config.run.world_size);
-        let dealt = match then == now {
-            true => String::new(),
-            false => format!(
-                "; it was made with world size {then}, so what is left of the data is distributed again, and the numbers are \
-                 those of neither"
-            ),
-        };
-        Ok(format!("going on from {dir} at epoch {epoch}, batch {batch} (step {step}){dealt}"))
-    }
-}
-
-/// The checkpoint that a run is to go on from, if it is to and there is one.
-///
-/// # Errors
-/// One that is damaged, or of another run.
-pub(crate) fn find(options: &CheckpointOptions, run: &RunIdentity) -> Result<Option<Checkpoint>> {
-    let found = options.choose(
-        |checkpoints| checkpoints.load_latest(&Device::Cpu),
-        |checkpoints, folder| checkpoints.load(folder, &Device::Cpu),
-    )?;
-    if let Some(checkpoint) = &found {
-        agree_on_command(&run.command, &checkpoint.extra, options)?;
-        let extra = Extra::of(checkpoint)?;
-        let at =
-            Position { epoch: checkpoint.epoch as usize, batch: extra.batch, step: checkpoint.step as usize };
-        agree(run, (&extra.run, at), options)?;
-    }
-    Ok(found)
-}
-
-/// Refuses a checkpoint of another of this program's commands, whatever else that keeps.
-pub(crate) fn agree_on_command(own: &str, extra: &Value, options: &CheckpointOptions) -> Result<()> {
-    // Where each rank writes a part, what the run keeps is below what the parts are.
-    // Language models keep it among their settings.
-    let places = ["/run/command", "/extra/run/command", "/extra/settings/command"];
-    let command = places.iter().find_map(|at| extra.pointer(at)?.as_str());
-    let Some(command) = command.filter(|command| *command != own) else { return Ok(()) };
-    let (option, got) = options.source();
-    let help = format!("that is of the command {command}, and this is {own}");
-    Err(Error::Contradiction { option: option.into(), got: got.display().to_string(), help })
-}
-
-/// Refuses a checkpoint of another run, and one that is further than this run is to go.
-pub(crate) fn agree(
-    own: &RunIdentity,
-    (saved, at): (&RunIdentity, Position),
-    options: &CheckpointOptions,
-) -> Result<()> {
-    let dir = options.dir().display();
-    if let Some((option, got, then)) = own.difference(saved) {
-        let help = match option {
-            INIT => format!(
-                "the run in {dir} began with {then}, and goes on with the weights of its checkpoint; leave it out, or give \
-                 another --checkpoint-dir"
-            ),
-            _ => {
-                format!("the run in {dir} began with {then}; give that to go on, or another --checkpoint-dir")
+        let changed = if then == config.run.world_size { String::new() } else { self.source.changed(then) };
+        let Position { epoch, batch, step } = self.at;
+        match config.end {
+            RunEnd::Epochs(_) => {
+                format!("going on from {dir} at epoch {epoch}, batch {batch} (step {step}){changed}")
             }
-        };
-        return Err(Error::Contradiction { option: option.into(), got: got.into(), help });
+            RunEnd::Steps(_) => format!("going on from {dir} at step {step}{changed}"),
+        }
     }
-    let Some((option, end)) = own.end.and_then(|end| end.passed(at)) else { return Ok(()) };
-    let Position { epoch, batch, step } = at;
-    let place = match option {
-        "--steps" => format!("step {step}"),
-        _ => format!("epoch {epoch}, batch {batch} (step {step})"),
-    };
-    let help = format!(
-        "the checkpoint in {dir} is at {place} already; give more, --resume=CHECKPOINT with an earlier one, or another \
-         --checkpoint-dir"
-    );
-    Err(Error::Contradiction { option: option.into(), got: end.to_string(), help })
 }

@@ -27,7 +27,7 @@ use crate::models::convnet::ConvNet;
 use crate::options::{CheckpointOptions, CommonOptions, contents_of};
 use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
-use crate::trainer::{RunEnd, Trainer, TrainerConfig};
+use crate::trainer::{DataParallel, Epochs, RunEnd, Trainer};
 use crate::validation::Validation;
 
 use pictures::Batch;
@@ -118,10 +118,10 @@ impl Experiment for Cifar10Options {
         let ddp = Ddp::new(rank.comm.clone(), variables.builder(), &DdpConfig::default(), ConvNet::new)?;
         let config = SgdConfig { learning_rate: self.lr, momentum: self.momentum, ..SgdConfig::default() };
         let optimizer = Sgd::named(ddp.named_vars(), config)?;
-        let mut trainer = Trainer::new(ddp, loader, optimizer, loss, TrainerConfig::default());
-        let config = self.run_config(&self.checkpoints, self.epochs, rank);
         let mut running = RunningLoss::new(rank.is_first().then(|| self.print_every()));
-        let series = trainer.run(rank, &variables.map, &config, &mut running)?;
+        let model = DataParallel::new(ddp, optimizer, loss, &variables.map);
+        let mut trainer = Trainer::new(model, Epochs::new(loader));
+        let series = trainer.run(rank, &self.run_config(rank), &mut running)?.series;
 
         if rank.is_first() {
             say(format_args!("finish"))?;
@@ -129,7 +129,7 @@ impl Experiment for Cifar10Options {
         let pictures = (&*test, device);
         variables.save(&self.common, rank)?;
         let tested = match &self.common.save {
-            None => testing::test(self, rank, trainer.ddp(), pictures)?,
+            None => testing::test(self, rank, trainer.model().ddp(), pictures)?,
             Some(path) => testing::test(self, rank, &testing::load(path, rank, device)?, pictures)?,
         };
         Ok(Trained { series, tested })

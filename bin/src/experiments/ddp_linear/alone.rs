@@ -13,10 +13,12 @@ use crate::console::say;
 use crate::error::Result;
 use crate::launch::gpu_count;
 use crate::models::linear::SimpleModel;
+use crate::run_log::{LogConfig, RunLog};
+use crate::trainer::{Alone, RunEnd, Trainer};
 
-use super::data::Setup;
+use super::data::{Batch, Setup};
 use super::options::DdpLinearOptions;
-use super::training::train;
+use super::training::Means;
 
 const RUN: &str = "single";
 
@@ -33,17 +35,22 @@ pub(super) fn run(
     say(format_args!("\n===== single-process training ====="))?;
     let model = SimpleModel::new(setup.builder())?;
     let sampler = RandomSampler::new(setup.len(), setup.generator.clone());
-    let mut loader = setup.loader(Box::new(sampler), options.batch_size, options.loader)?;
+    let loader = setup.loader(sampler, options.batch_size, options.loader)?;
     let mut optimizer =
         Sgd::new(setup.vars.all_vars(), SgdConfig { learning_rate: options.lr, ..SgdConfig::default() })?;
 
     let began = Instant::now();
-    let mut log = options.log(RUN, loader.len(), metrics.as_deref_mut());
-    train(&mut loader, options.epochs, Some(&mut log), |(x, y)| {
+    let steps_per_epoch = loader.len();
+    let (keep, steps) = (options.common.report.is_some(), options.epochs.saturating_mul(steps_per_epoch));
+    let log = LogConfig { run: Some(RUN), keep, steps, ..LogConfig::default() };
+    let mut log = RunLog::new(&log, metrics.as_deref_mut());
+    let step = |(x, y): &Batch| {
         let loss = loss::mse(&model.forward(x)?, y)?;
         optimizer.step(&loss.backward()?)?;
         Ok(loss)
-    })?;
+    };
+    let mut trainer = Trainer::new(Alone::new(step), loader);
+    trainer.train(RunEnd::Epochs(options.epochs), Some(&mut log), &mut Means { prints: true, sum: 0.0 })?;
     let seconds = began.elapsed().as_secs_f64();
     let series = log.finish();
 
@@ -59,6 +66,5 @@ pub(super) fn run(
     }
     say(format_args!("single-process training done, total time: {seconds:.2} s"))?;
     setup.say_parameters()?;
-    let (name, steps_per_epoch) = ("one process".into(), loader.len());
-    Ok(RunSeries { name, seconds, world_size: 1, steps_per_epoch, ..series })
+    Ok(RunSeries { name: "one process".into(), seconds, world_size: 1, steps_per_epoch, ..series })
 }

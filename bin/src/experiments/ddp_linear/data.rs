@@ -19,7 +19,7 @@ use crate::weights::{TensorFile, load_weights};
 use super::options::DdpLinearOptions;
 
 /// One x with its y.
-type Sample = (f32, f32);
+pub(super) type Sample = (f32, f32);
 
 /// Bytes that a process has of each.
 pub(super) const SAMPLE_BYTES: usize = size_of::<Sample>() + PLACE;
@@ -36,9 +36,6 @@ pub struct Setup {
 
 /// The inputs and labels of one step, each of shape (batch, 1).
 pub(super) type Batch = (Tensor, Tensor);
-
-/// Batches in the order of a sampler.
-pub(super) type Loader = DataLoader<Vec<Sample>, Batch>;
 
 impl Setup {
     pub(super) fn new(options: &DdpLinearOptions) -> Result<Self> {
@@ -67,12 +64,13 @@ impl Setup {
         self.samples.len()
     }
 
-    pub(super) fn loader(
+    /// Batches in the order of a sampler.
+    pub(super) fn loader<S: Sampler>(
         &self,
-        sampler: Box<dyn Sampler>,
+        sampler: S,
         batch_size: usize,
         options: LoaderOptions,
-    ) -> Result<Loader> {
+    ) -> Result<DataLoader<Vec<Sample>, Batch, S>> {
         options.loader(self.samples.clone(), sampler, (batch_size, &self.device), |samples, device| {
             let shape = (samples.len(), 1);
             let (x, y): (Vec<f32>, Vec<f32>) = samples.into_iter().unzip();

@@ -18,6 +18,7 @@ use crate::experiment::Experiment;
 use crate::options::CommonOptions;
 use crate::rank::{Outcome, Rank};
 use crate::room;
+use crate::trainer::RunEnd;
 
 impl Experiment for DdpLinearOptions {
     const NAME: &'static str = "ddp-linear";
@@ -33,6 +34,10 @@ impl Experiment for DdpLinearOptions {
 
     fn with_common(&self, common: CommonOptions) -> Self {
         Self { common, ..self.clone() }
+    }
+
+    fn end(&self) -> Option<RunEnd> {
+        Some(RunEnd::Epochs(self.epochs))
     }
 
     fn check(&self, world_size: usize) -> Result<()> {

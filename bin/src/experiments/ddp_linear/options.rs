@@ -1,11 +1,9 @@
 //! The options of `ddp-linear`.
 
 use clap::Args;
-use report::metrics::MetricsWriter;
 
 use crate::error::{Error, Result};
 use crate::options::{CommonOptions, LoaderOptions, count, learning_rate};
-use crate::run_log::{LogConfig, RunLog};
 
 /// Options of `ddp-linear`.
 #[derive(Debug, Clone, Args)]
@@ -70,19 +68,5 @@ impl DdpLinearOptions {
 
     pub(super) fn ddp_lr(&self, world_size: usize) -> f64 {
         if self.keep_total_batch { self.lr } else { self.lr * world_size as f64 }
-    }
-
-    /// The log of one run, on the process that prints.
-    pub(super) fn log<'a>(
-        &self,
-        run: &'static str,
-        steps_per_epoch: usize,
-        metrics: Option<&'a mut MetricsWriter>,
-    ) -> RunLog<'a> {
-        let steps = self.epochs.saturating_mul(steps_per_epoch);
-        RunLog::new(
-            &LogConfig { run: Some(run), keep: self.common.report.is_some(), steps, ..LogConfig::default() },
-            metrics,
-        )
     }
 }

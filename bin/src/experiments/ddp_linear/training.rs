@@ -1,37 +1,34 @@
-//! The training loop of the from-scratch tutorial, for one process and for a rank.
-
-use candle_core::Tensor;
+//! The means that the from-scratch tutorial prints.
 
 use crate::error::Result;
 use crate::python::Fixed;
-use crate::run_log::RunLog;
-
-use super::data::{Batch, Loader};
+use crate::trainer::{Epoch, Observer, Step};
 
 /// The tutorial prints the mean loss of this many batches.
 const PRINT_EVERY: usize = 100;
 
-/// Trains. `step` takes a step on a batch and gives its loss; the rank that prints has a log.
-pub(super) fn train(
-    loader: &mut Loader,
-    epochs: usize,
-    mut log: Option<&mut RunLog<'_>>,
-    mut step: impl FnMut(&Batch) -> Result<Tensor>,
-) -> Result<()> {
-    for epoch in 0..epochs {
-        loader.set_epoch(epoch as u64);
-        let mut running = 0.0;
-        for (batch, loaded) in loader.batches()?.enumerate() {
-            let loss = step(&loaded?)?.to_scalar::<f32>()?;
-            let Some(log) = log.as_deref_mut() else { continue };
-            log.step(epoch, batch, loss)?;
-            running += f64::from(loss);
-            if (batch + 1).is_multiple_of(PRINT_EVERY) {
-                let mean = Fixed::<5>(running / PRINT_EVERY as f64);
-                log.say(format_args!("[{}, {}] loss: {mean}", epoch + 1, batch + 1))?;
-                running = 0.0;
-            }
-        }
+/// Adds up losses where they are printed.
+pub(super) struct Means {
+    pub(super) prints: bool,
+    pub(super) sum: f64,
+}
+
+impl Observer for Means {
+    fn epoch_begins(&mut self, _: &Epoch<'_>) -> Result<()> {
+        self.sum = 0.0;
+        Ok(())
     }
-    Ok(())
+
+    fn stepped(&mut self, step: &Step<'_>) -> Result<()> {
+        if !self.prints {
+            return Ok(());
+        }
+        self.sum += f64::from(step.loss()?);
+        let (epoch, batch) = (step.epoch + 1, step.batch + 1);
+        if batch.is_multiple_of(PRINT_EVERY) {
+            let mean = Fixed::<5>(std::mem::take(&mut self.sum) / PRINT_EVERY as f64);
+            step.say(format_args!("[{epoch}, {batch}] loss: {mean}"))?;
+        }
+        Ok(())
+    }
 }

@@ -20,7 +20,7 @@ use crate::options::{CheckpointOptions, CommonOptions};
 use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
 use crate::room;
-use crate::trainer::{Epoch, Observer, RunEnd, Step, Trainer, TrainerConfig};
+use crate::trainer::{DataParallel, Epoch, Epochs, Observer, RunEnd, Step, Trainer};
 use crate::validation::{Validation, ValidationConfig, validate};
 use crate::variables::Variables;
 use crate::weights::TensorFile;
@@ -112,16 +112,12 @@ impl Experiment for DdpMlpOptions {
         let config = SgdConfig { learning_rate: self.lr, ..SgdConfig::default() };
         let optimizer = Sgd::named(ddp.named_vars(), config)?;
         let loss = |model: &Mlp, (x, y): &Batch| cross_entropy(&model.forward(x)?, y, None);
-        let mut trainer = Trainer::new(ddp, loader, optimizer, loss, TrainerConfig::default());
-        let config = self.run_config(&self.checkpoints, self.epochs, rank);
-        let series = trainer.run(
-            rank,
-            &variables.map,
-            &config,
-            &mut Losses { prints: rank.is_first(), last: None },
-        )?;
+        let model = DataParallel::new(ddp, optimizer, loss, &variables.map);
+        let mut losses = Losses { prints: rank.is_first(), last: None };
+        let mut trainer = Trainer::new(model, Epochs::new(loader));
+        let series = trainer.run(rank, &self.run_config(rank), &mut losses)?.series;
         variables.save(&self.common, rank)?;
-        let model = trainer.ddp().model()?;
+        let model = trainer.model().ddp().model()?;
         let whole = ValidationConfig {
             samples: sets.validation_len(),
             batch_size: VALIDATION_BATCH,

@@ -20,7 +20,7 @@ use crate::experiment::Experiment;
 use crate::options::{CheckpointOptions, CommonOptions};
 use crate::rank::{Outcome, Rank};
 use crate::room::{self, PLACE};
-use crate::trainer::{Epoch, Observer, RunEnd, Trainer, TrainerConfig};
+use crate::trainer::{DataParallel, Epoch, Epochs, Observer, RunEnd, Trainer};
 use crate::variables::Variables;
 use crate::weights::TensorFile;
 
@@ -107,9 +107,10 @@ impl Experiment for DdpTrainerOptions {
             LossKind::Mse => squared_error,
             LossKind::Document => cross_entropy_with_shares,
         };
-        let mut trainer = Trainer::new(ddp, loader, optimizer, loss, TrainerConfig::default());
-        let config = self.run_config(&self.checkpoints, self.epochs, rank);
-        let series = trainer.run(rank, &variables.map, &config, &mut Workload { rank: rank.comm.rank() })?;
+        let model = DataParallel::new(ddp, optimizer, loss, &variables.map);
+        let mut workload = Workload { rank: rank.comm.rank() };
+        let mut trainer = Trainer::new(model, Epochs::new(loader));
+        let series = trainer.run(rank, &self.run_config(rank), &mut workload)?.series;
         variables.save(&self.common, rank)?;
         Ok(series)
     }

@@ -23,7 +23,7 @@ use crate::options::{CheckpointOptions, CommonOptions, ElasticOptions};
 use crate::python::{Float, IntTensor};
 use crate::rank::{Outcome, Rank};
 use crate::tokens::{self, Batch, Row};
-use crate::trainer::{Observer, RunEnd, Step, StepRandom, Trainer, TrainerConfig};
+use crate::trainer::{DataParallel, Epochs, Observer, RunEnd, Step, StepRandom, Trainer};
 use crate::variables::Variables;
 
 /// What a process begins with.
@@ -104,10 +104,11 @@ impl Experiment for DdpTransformerOptions {
         let optimizer = Sgd::named(ddp.named_vars(), config)?;
         let random =
             (self.sizes.dropout > 0.0).then_some(StepRandom { generator: random, seed: self.common.seed });
-        let config = TrainerConfig { reshuffle: self.reshuffle, random };
-        let mut trainer = Trainer::new(ddp, loader, optimizer, next_token_loss, config);
-        let config = self.run_config(&self.checkpoints, self.epochs, rank);
-        let series = trainer.run(rank, &variables.map, &config, &mut Losses { prints: rank.is_first() })?;
+        let model = DataParallel::new(ddp, optimizer, next_token_loss, &variables.map)
+            .drawing(random, rank.comm.rank());
+        let epochs = Epochs { reshuffle: self.reshuffle, ..Epochs::new(loader) };
+        let (mut trainer, mut losses) = (Trainer::new(model, epochs), Losses { prints: rank.is_first() });
+        let series = trainer.run(rank, &self.run_config(rank), &mut losses)?.series;
         trainer.conclude(rank, self.elastic(), |rank| variables.save(&self.common, rank))?;
         Ok(series)
     }

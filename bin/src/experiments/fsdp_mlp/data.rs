@@ -4,11 +4,13 @@ use std::collections::VecDeque;
 
 use candle_core::{DType, Device, Tensor};
 use sampler::{DistributedSampler, Generator, Sampler};
+use serde_json::Value;
 
 use crate::error::Result;
 use crate::file_error::FileError;
 use crate::models::large::CLASSES;
 use crate::rank::Rank;
+use crate::trainer::{self, Position, Source};
 use crate::weights::TensorFile;
 
 use super::options::FsdpMlpOptions;
@@ -39,31 +41,61 @@ impl Samples {
     }
 }
 
-/// Where a rank's batches come from, without end.
+/// Where a rank's batches come from: one after the other, without epochs.
+#[derive(Clone)]
 pub(super) struct Batches {
-    source: Source,
+    origin: Origin,
     batch_size: usize,
+    steps: usize,
     device: Device,
 }
 
-enum Source {
+#[derive(Clone)]
+enum Origin {
     Drawn { generator: Box<Generator>, features: usize },
     Read { samples: Samples, sampler: DistributedSampler, epoch: u64, left: VecDeque<u32> },
 }
 
+impl Source for Batches {
+    type Batch = (Tensor, Tensor);
+
+    fn remaining(&self, at: Position) -> usize {
+        self.steps.saturating_sub(at.step)
+    }
+
+    fn batch_size(&self) -> usize {
+        self.batch_size
+    }
+
+    fn batches(&mut self, at: Position) -> Result<trainer::Batches<(Tensor, Tensor)>> {
+        let mut all = self.clone();
+        Ok(Box::new((at.step..self.steps).map(move |_| Ok((all.next()?, 0)))))
+    }
+
+    /// The batches that have been learnt from are drawn once more, and passed over.
+    fn resume(&mut self, _: &Value, at: Position) -> Result<()> {
+        (0..at.step).try_for_each(|_| self.next().map(drop))
+    }
+
+    fn changed(&self, then: usize) -> String {
+        format!("; it was made with world size {then}, so the data are others from here on")
+    }
+}
+
 impl Batches {
     pub(super) fn new(options: &FsdpMlpOptions, samples: Option<Samples>, rank: &Rank) -> Result<Self> {
-        let source = match samples {
+        let origin = match samples {
             Some(samples) => {
                 let sampler = rank.sampler(samples.x.dim(0)?, true)?;
-                Source::Read { samples, sampler, epoch: 0, left: VecDeque::new() }
+                Origin::Read { samples, sampler, epoch: 0, left: VecDeque::new() }
             }
             None => {
                 let seed = options.common.seed.wrapping_add(rank.comm.rank() as u64);
-                Source::Drawn { generator: Box::new(Generator::new(seed)), features: options.features }
+                Origin::Drawn { generator: Box::new(Generator::new(seed)), features: options.features }
             }
         };
-        Ok(Self { source, batch_size: options.batch_size, device: options.common.device()? })
+        let &FsdpMlpOptions { batch_size, steps, .. } = options;
+        Ok(Self { origin, batch_size, steps, device: options.common.device()? })
     }
 
     /// Inputs and classes.
@@ -74,14 +106,14 @@ impl Batches {
 
     fn on_host(&mut self) -> Result<(Tensor, Tensor)> {
         let len = self.batch_size;
-        match &mut self.source {
-            Source::Drawn { generator, features } => {
+        match &mut self.origin {
+            Origin::Drawn { generator, features } => {
                 let x = generator.randn(len.saturating_mul(*features))?;
                 let y = generator.randint(len, 0, CLASSES as i64)?;
                 let y: Vec<u32> = y.into_iter().map(|class| class as u32).collect();
                 Ok((Tensor::from_vec(x, (len, *features), &Device::Cpu)?, Tensor::new(y, &Device::Cpu)?))
             }
-            Source::Read { samples, sampler, epoch, left } => {
+            Origin::Read { samples, sampler, epoch, left } => {
                 if left.is_empty() {
                     sampler.set_epoch(*epoch);
                     left.extend(sampler.iter()?.map(|index| index as u32));

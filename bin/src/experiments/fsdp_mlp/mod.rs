@@ -1,7 +1,6 @@
 //! `fsdp-mlp`, the sharded example of the PyTorch handbook: a model of which each rank keeps a part.
 
 mod data;
-mod keeping;
 mod memory;
 mod options;
 mod step;
@@ -9,7 +8,7 @@ mod step;
 mod tests;
 
 use candle_core::DType;
-use comm::{Mesh, all_gather_object, peak_rss_bytes};
+use comm::{Mesh, all_gather_object};
 use fsdp::Fsdp;
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, fact};
@@ -23,12 +22,10 @@ use crate::console::say;
 use crate::error::Result;
 use crate::experiment::Experiment;
 use crate::models::large::LargeModel;
-use crate::options::{CheckpointOptions, CommonOptions, keeps_losses};
+use crate::options::{CheckpointOptions, CommonOptions};
 use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
-use crate::run_log::{LogConfig, RunLog};
-use crate::trainer::RunEnd;
-use crate::trainer::parts::{self, Keeping};
+use crate::trainer::{Observer, RunEnd, Step, Trainer};
 use crate::weights::TensorFile;
 
 use data::{Batches, Samples};
@@ -88,10 +85,6 @@ impl Experiment for FsdpMlpOptions {
         ]
     }
 
-    fn check_checkpoint(&self, world_size: usize) -> Result<()> {
-        parts::check(&self.checkpoints, &self.identity(world_size)).map(drop)
-    }
-
     fn check(&self, world_size: usize) -> Result<()> {
         self.check_sizes(world_size)
     }
@@ -115,48 +108,15 @@ impl Experiment for FsdpMlpOptions {
         if let Some(path) = &self.common.init {
             fsdp.load_full(path)?;
         }
-        let mut batches = Batches::new(self, setup.samples, rank)?;
-        let mut trainee = Trainee::new(fsdp, self)?;
-        let run = self.identity(rank.comm.world_size());
-        let mut keeping = Keeping::new(&self.checkpoints, run);
-        let prints = rank.is_first();
-        let log = LogConfig {
-            run: None,
-            keep: keeps_losses(&self.common, &self.checkpoints),
-            steps: self.steps,
-            ..LogConfig::default()
-        };
-        let mut metrics = rank.metrics.take();
-        let mut log = prints.then(|| RunLog::new(&log, metrics.as_mut()));
-        let begun = keeping::resume(&mut keeping, rank, &mut trainee, log.as_mut())?;
-        // The batches that have been learnt from are drawn once more, and passed over.
-        (0..begun).try_for_each(|_| batches.next().map(drop))?;
-        let watch = rank.stopwatch();
-        let (before, mut activations) = (trainee.fsdp.stats(), 0);
-        for step in begun..self.steps {
-            let (x, y) = batches.next()?;
-            let stepped = trainee.step((&x, &y))?;
-            activations = activations.max(stepped.activations);
-            if let Some(log) = log.as_mut() {
-                tell(log, step, stepped.loss.to_scalar()?)?;
-            }
-            keeping::keep(&mut keeping, (step + 1, step + 1 == self.steps), &trainee, log.as_mut())?;
-        }
-        // In all groups of the model, which are more than that of all ranks.
-        let stats = trainee.fsdp.stats();
-        let measured = watch.stop().communicating(stats.busy_ns - before.busy_ns);
-        let series = log.map(RunLog::finish).unwrap_or_default();
-        rank.metrics = metrics;
-        let held = held(&trainee, activations);
-        let steps = self.steps.saturating_sub(begun);
-        rank.held = Some(held.split(&trainee, stats.bytes_sent - before.bytes_sent, steps));
-        let seconds = rank.measured(measured, None, (steps, series.seconds))?;
-        let held = all_gather_object(&*rank.comm, &held)?;
+        let batches = Batches::new(self, setup.samples, rank)?;
+        let mut trainer = Trainer::new(Trainee::new(fsdp, self)?, batches);
+        let series =
+            trainer.run(rank, &self.run_config(rank), &mut Losses { prints: rank.is_first() })?.series;
+        let trainee = trainer.model();
+        let held = all_gather_object(&*rank.comm, &Held::of(trainee))?;
         if let Some(path) = &self.common.save {
             trainee.fsdp.save_full(path)?;
         }
-        let world_size = rank.comm.world_size();
-        let series = RunSeries { name: "FSDP".into(), seconds, world_size, ..series };
         Ok(Trained { series, held, scaling: trainee.scaling() })
     }
 
@@ -214,22 +174,16 @@ impl FsdpMlpOptions {
     }
 }
 
-/// A step's loss, on the rank that prints.
-fn tell(log: &mut RunLog<'_>, step: usize, loss: f32) -> Result<()> {
-    log.step(0, step, loss)?;
-    if step.is_multiple_of(PRINTED) {
-        log.say(format_args!("Step {step}, Loss: {}", Fixed::<4>(loss.into())))?;
-    }
-    Ok(())
+/// Prints the loss of every tenth step, on rank 0.
+struct Losses {
+    prints: bool,
 }
 
-fn held(trainee: &Trainee, activations: usize) -> Held {
-    let memory = trainee.fsdp.memory();
-    Held {
-        parameters: memory.parameters.peak,
-        gradients: memory.gradients.peak,
-        optimizer: trainee.optimizer.state_bytes(),
-        activations: Some(activations),
-        process: peak_rss_bytes(),
+impl Observer for Losses {
+    fn stepped(&mut self, step: &Step<'_>) -> Result<()> {
+        if !self.prints || !step.batch.is_multiple_of(PRINTED) {
+            return Ok(());
+        }
+        step.say(format_args!("Step {}, Loss: {}", step.batch, Fixed::<4>(step.loss()?.into())))
     }
 }

@@ -1,42 +1,44 @@
-//! One step: forward, backward over shards, and the optimizer's.
+//! One step: forward, backward over shards, and the optimizer's; and what a checkpoint keeps.
 
 use candle_core::Tensor;
 use candle_nn::{Module, Optimizer};
-use fsdp::{Fsdp, LossScaler, LossScalerConfig};
-use training::{Adam, AdamConfig, cross_entropy};
+use comm::Stats;
+use fsdp::{Fsdp, LossScaler, LossScalerConfig, LossScalerState};
+use training::{Adam, AdamConfig, Checkpoint, Checkpoints, Contents, cross_entropy};
 
 use crate::error::Result;
 use crate::models::large::LargeModel;
+use crate::options::offer;
+use crate::rank::Measured;
+use crate::trainer::{Kept, Parts, Position, Strategy, misfit};
 
+use super::memory::Held;
 use super::options::FsdpMlpOptions;
+
+/// Where a checkpoint keeps the loss's factor.
+const SCALE: &str = "scale";
 
 /// A model with what trains it.
 pub(super) struct Trainee {
     pub(super) fsdp: Fsdp<LargeModel>,
     pub(super) optimizer: Adam,
-    pub(super) scaler: Option<LossScaler>,
-}
-
-/// What a step gave.
-pub(super) struct Stepped {
-    pub(super) loss: Tensor,
-    /// Bytes that the layers had computed for backward.
+    scaler: Option<LossScaler>,
+    /// Bytes that the layers have computed for backward, at most.
     pub(super) activations: usize,
 }
 
-impl Trainee {
-    pub(super) fn new(fsdp: Fsdp<LargeModel>, options: &FsdpMlpOptions) -> Result<Self> {
-        let config = AdamConfig { learning_rate: options.lr, ..AdamConfig::default() };
-        let optimizer = Adam::named(fsdp.named_vars(), config)?;
-        let scaler = |scale| LossScaler::new(LossScalerConfig { scale, ..LossScalerConfig::default() });
-        Ok(Self { fsdp, optimizer, scaler: options.loss_scale.map(scaler).transpose()? })
+impl Strategy for Trainee {
+    /// Inputs of shape (batch, features) and their classes.
+    type Batch = (Tensor, Tensor);
+
+    fn name(&self, _: usize) -> String {
+        "FSDP".into()
     }
 
-    /// Learns from one batch: inputs of shape (batch, features) and their classes.
-    pub(super) fn step(&mut self, (x, y): (&Tensor, &Tensor)) -> Result<Stepped> {
-        let Self { fsdp, optimizer, scaler } = self;
+    fn step(&mut self, _: Position, (x, y): &(Tensor, Tensor)) -> Result<Option<Tensor>> {
+        let Self { fsdp, optimizer, scaler, activations } = self;
         let loss = tracing::info_span!("forward").in_scope(|| cross_entropy(&fsdp.forward(x)?, y, None))?;
-        let activations = fsdp.activation_bytes(&loss);
+        *activations = fsdp.activation_bytes(&loss).max(*activations);
         let (grads, sound) = match scaler {
             None => (fsdp.backward(&loss)?, true),
             Some(scaler) => {
@@ -48,7 +50,55 @@ impl Trainee {
         if sound {
             tracing::info_span!("optimizer").in_scope(|| optimizer.step(&grads))?;
         }
-        Ok(Stepped { loss, activations })
+        Ok(Some(loss))
+    }
+
+    fn held(&self) -> Result<report::metrics::Held> {
+        Ok(Held::of(self).split(self))
+    }
+
+    fn stats(&self) -> Stats {
+        self.fsdp.stats()
+    }
+
+    /// In all groups of the model, which are more than that of all ranks.
+    fn measured(&self, measured: Measured, begun: &Stats) -> Measured {
+        measured.communicating(self.fsdp.stats().busy_ns - begun.busy_ns)
+    }
+
+    fn kept(&mut self) -> Kept<'_> {
+        Kept::Parts(self)
+    }
+}
+
+impl Parts for Trainee {
+    fn save(&self, to: &Checkpoints, mut checkpoint: Checkpoint) -> Result<()> {
+        if let Some(scaler) = &self.scaler {
+            let state = serde_json::to_value(scaler.state());
+            checkpoint.extra[SCALE] =
+                state.map_err(|reason| misfit(format!("its state cannot be written: {reason}")))?;
+        }
+        self.fsdp.save_checkpoint(to, Some(&self.optimizer), &checkpoint)?;
+        Ok(())
+    }
+
+    fn load(&mut self, from: &Contents) -> Result<()> {
+        let extra = self.fsdp.load_checkpoint(from, Some(&mut self.optimizer)).map_err(offer)?;
+        let state: Option<LossScalerState> = serde_json::from_value(extra[SCALE].clone())
+            .map_err(|reason| misfit(format!("it was not written by this program: {reason}")))?;
+        if let (Some(scaler), Some(state)) = (&mut self.scaler, state) {
+            scaler.resume(state);
+        }
+        Ok(())
+    }
+}
+
+impl Trainee {
+    pub(super) fn new(fsdp: Fsdp<LargeModel>, options: &FsdpMlpOptions) -> Result<Self> {
+        let config = AdamConfig { learning_rate: options.lr, ..AdamConfig::default() };
+        let optimizer = Adam::named(fsdp.named_vars(), config)?;
+        let scaler = |scale| LossScaler::new(LossScalerConfig { scale, ..LossScalerConfig::default() });
+        Ok(Self { fsdp, optimizer, scaler: options.loss_scale.map(scaler).transpose()?, activations: 0 })
     }
 
     /// What there is to say of the loss's factor in the end, where it has one.

@@ -1,23 +1,21 @@
 //! `pipeline-transformer`, the pipeline tutorial: the Transformer cut into stages, micro-batches flowing through.
 
 mod compare;
-mod keeping;
 mod options;
+mod staged;
 mod stages;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{DType, Device, Tensor};
-use candle_nn::Optimizer;
 use comm::{Communicator, Mesh, Operation, all_gather_object};
 use pipeline::{Pipeline, PipelineConfig, Plan};
-use report::metrics::Held;
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, Timeline, fact};
 use sampler::{Generator, SharedGenerator};
 use serde::{Deserialize, Serialize};
-use training::{OptimizerState, Sgd, SgdConfig, cross_entropy};
+use training::cross_entropy;
 
 pub use compare::Use;
 pub use options::PipelineTransformerOptions;
@@ -26,21 +24,18 @@ use crate::console::{note, say};
 use crate::error::Result;
 use crate::experiment::{self, Experiment};
 use crate::file_error::FileError;
-use crate::held::{bytes, gradient_bytes};
 use crate::models::transformer::Transformer;
-use crate::options::{CheckpointOptions, CommonOptions, keeps_losses};
+use crate::options::{CheckpointOptions, CommonOptions};
 use crate::python::{Float, IntTensor};
 use crate::rank::{Outcome, Rank};
 use crate::result_line;
-use crate::run_log::{LogConfig, RunLog};
 use crate::start::check_world_size;
 use crate::tokens::{self, Batch, Row};
-use crate::trainer::parts::{self, Keeping};
-use crate::trainer::{RunEnd, StepRandom};
+use crate::trainer::{Observer, RunEnd, Step, StepRandom, Trainer};
 use crate::variables::Variables;
 use crate::weights::save_weights;
 
-use keeping::Course;
+use staged::{Batches, Staged};
 use stages::Weights;
 
 /// Steps of which the quickest is shown in a report.
@@ -103,10 +98,6 @@ impl Experiment for PipelineTransformerOptions {
         own.into_iter().chain(self.sizes.settings()).collect()
     }
 
-    fn check_checkpoint(&self, world_size: usize) -> Result<()> {
-        parts::check(&self.checkpoints, &self.identity(world_size)).map(drop)
-    }
-
     fn reporter(&self, world_size: usize) -> usize {
         // The last stage's, in the first copy of the model.
         let schedule = self.pipeline_schedule(world_size).ok();
@@ -156,25 +147,31 @@ impl Experiment for PipelineTransformerOptions {
         let config = PipelineConfig { data_parallel: copies, ..self.config(world_size) };
         let batches = self.batches(&setup, copy)?;
         let made = |config: &PipelineConfig| self.make(&stages, &setup, config, copy);
-        let run = made(&config)?;
-        let (mut run, series) = self.run_epochs(run, &batches, rank)?;
-        let measured = match (&self.common.report, batches.first()) {
-            (Some(_), Some(batch)) => quickest(&*stages, &mut run.pipeline, batch)?,
+        let first = batches.first().cloned();
+        let name = format!("{}, {} micro-batches", self.schedule, self.micro_batches);
+        let (reporter, me) = (self.reporter(world_size), world.rank());
+        let staged = Staged::new(made(&config)?, self.lr, name, (world.clone(), reporter))?;
+        let mut trainer = Trainer::new(staged, Batches(batches));
+        let series =
+            trainer.run(rank, &self.run_config(rank), &mut Losses { prints: me == reporter })?.series;
+        let Made { mut pipeline, .. } = trainer.into_model().made;
+        let measured = match (&self.common.report, &first) {
+            (Some(_), Some(batch)) => quickest(&*stages, &mut pipeline, batch)?,
             _ => Plan::default(),
         };
-        let own = if copy == 0 { run.pipeline.named_vars() } else { Vec::new() };
+        let own = if copy == 0 { pipeline.named_vars() } else { Vec::new() };
         if let Some(path) = &self.common.save
             && let Some(vars) = stages::gather(&*world, &own, &setup.device)?
         {
             save_weights(path, &vars)?;
         }
-        let uses = match (self.compare, batches.first()) {
+        let uses = match (self.compare, &first) {
             (true, Some(batch)) => compare::measure(&stages, &config, batch, &made)?,
             _ => Vec::new(),
         };
         // Not as JSON, which has no infinite losses.
         let lines = all_gather_object(&*world, &result_line::write(&series)?)?;
-        let series = result_line::read(&lines[self.reporter(world_size)])?;
+        let series = result_line::read(&lines[reporter])?;
         Ok(Trained { series, uses, measured })
     }
 
@@ -291,57 +288,19 @@ impl PipelineTransformerOptions {
         }
         Ok(Made { pipeline, step })
     }
+}
 
-    /// Trains; gives the pipeline back, and the losses of the rank that reports.
-    fn run_epochs(&self, mut made: Made, batches: &[Batch], rank: &mut Rank) -> Result<(Made, RunSeries)> {
-        let pipeline = &mut made.pipeline;
-        let config = SgdConfig { learning_rate: self.lr, ..SgdConfig::default() };
-        let mut optimizer = Sgd::named(pipeline.named_vars(), config)?;
-        let world_size = rank.comm.world_size();
-        let (steps_per_epoch, reporter) = (batches.len(), self.reporter(world_size));
-        let steps = self.epochs.saturating_mul(steps_per_epoch);
-        let log = LogConfig {
-            run: None,
-            keep: keeps_losses(&self.common, &self.checkpoints),
-            steps,
-            ..LogConfig::default()
-        };
-        let mut metrics = rank.metrics.take();
-        let mut log = (rank.comm.rank() == reporter).then(|| RunLog::new(&log, metrics.as_mut()));
-        let (options, run) = (&self.checkpoints, self.identity(world_size));
-        let (mut keeping, course) = (Keeping::new(options, run), Course { steps_per_epoch, reporter });
-        let begun = keeping::resume(&mut keeping, course, rank, (pipeline, &mut optimizer), log.as_mut())?;
-        let mut held = Held::default();
-        let (watch, mut busy, sent) = (rank.stopwatch(), 0.0, pipeline.stats().bytes_sent);
-        for at in begun..steps {
-            let (epoch, batch) = (at / steps_per_epoch, at % steps_per_epoch);
-            made.step.store(at, Ordering::Relaxed);
-            let (input, target) = &batches[batch];
-            pipeline.measure_activations(at == begun);
-            let step = pipeline.step(Some(input), Some(target))?;
-            if at == begun {
-                held.activations = step.activation_bytes.unwrap_or_default() as u64;
-                held.gradients = gradient_bytes(&pipeline.vars(), &step.grads);
-            }
-            optimizer.step(&step.grads)?;
-            busy += step.spans.iter().map(|span| span.end - span.start).sum::<f64>();
-            if let (Some(loss), Some(log)) = (step.loss, &mut log) {
-                log.step(epoch, batch, loss)?;
-                log.say(format_args!("Epoch {epoch}, Batch {batch}, Loss: {}", Float(loss.into())))?;
-            }
-            let (done, model) = ((at + 1, at + 1 == steps), (&*pipeline, &optimizer));
-            keeping::keep(&mut keeping, course, done, rank, model, log.as_mut())?;
+/// Prints the loss of every step, on the rank that knows it.
+struct Losses {
+    prints: bool,
+}
+
+impl Observer for Losses {
+    fn stepped(&mut self, step: &Step<'_>) -> Result<()> {
+        if !self.prints {
+            return Ok(());
         }
-        let measured = watch.stop().computing(busy);
-        held.weights = bytes(pipeline.vars().iter().map(|var| var.as_tensor()));
-        held.optimizer = bytes(optimizer.state()?.iter().map(|(_, tensor)| tensor));
-        held.sent = (pipeline.stats().bytes_sent - sent) as f64 / steps.saturating_sub(begun).max(1) as f64;
-        rank.held = Some(held);
-        let series = log.map(RunLog::finish).unwrap_or_default();
-        rank.metrics = metrics;
-        let seconds = rank.measured(measured, None, (steps.saturating_sub(begun), series.seconds))?;
-        let name = format!("{}, {} micro-batches", self.schedule, self.micro_batches);
-        let series = RunSeries { name, seconds, world_size, steps_per_epoch, ..series };
-        Ok((made, series))
+        let loss = Float(step.loss()?.into());
+        step.say(format_args!("Epoch {}, Batch {}, Loss: {loss}", step.epoch, step.batch))
     }
 }

@@ -8,6 +8,7 @@ use sampler::Generator;
 use tensor_parallel::{
     Context, ParallelMlp, Result as LayerResult, ShardBuilder, TensorParallel, TensorParallelConfig, Weights,
 };
+use training::Contents;
 
 use crate::console::note;
 use crate::error::{Error, Result};
@@ -18,12 +19,12 @@ use crate::python::Float;
 use crate::rank::{Outcome, Rank};
 use crate::room;
 use crate::start::MOST_RANKS;
-use crate::trainer::{RunEnd, parts};
+use crate::trainer::{RunEnd, sampler_state};
 use crate::weights::TensorFile;
 
 use super::mesh::MeshOptions;
-use super::run::{self, RunConfig, Task, Trained};
-use super::{OnMesh, keeping, needed, table, weights};
+use super::run::{self, DividedConfig, Task, Trained};
+use super::{OnMesh, needed, table, weights};
 
 /// Options of `tensor-parallel-mlp`.
 #[derive(Debug, Clone, Args)]
@@ -107,12 +108,10 @@ impl Experiment for TensorParallelMlpOptions {
         self.mesh.copies(world_size)
     }
 
-    fn check_checkpoint(&self, world_size: usize) -> Result<()> {
-        let Some(contents) = parts::check(&self.checkpoints, &self.identity(world_size))? else {
-            return Ok(());
-        };
-        let left = keeping::left(&keeping::state(&contents)?);
-        self.check_left((contents.epoch as usize, left), self.mesh.sizes(world_size)?)
+    fn check_left(&self, contents: &Contents, world_size: usize) -> Result<()> {
+        let state = sampler_state(&contents.sampler)?;
+        let left = state.dataset_len.saturating_sub(state.consumed);
+        self.check_rest((contents.epoch as usize, left), self.mesh.sizes(world_size)?)
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
@@ -183,14 +182,9 @@ impl Experiment for TensorParallelMlpOptions {
     }
 
     fn train(&self, setup: Setup, rank: &mut Rank) -> Result<Trained> {
-        let config = RunConfig::of(
-            self,
-            &self.checkpoints,
-            setup.weights.clone(),
-            (self.epochs, self.batch_size, self.lr),
-            rank,
-        )?;
-        run::train(&Regression { setup, options: self, sizes: config.sizes }, &config, rank)
+        let weights = setup.weights.clone();
+        let config = DividedConfig::of(self, weights, (self.batch_size, self.lr), rank)?;
+        run::train(self, &Regression(setup), &config, rank)
     }
 
     fn conclude(&self, world_size: &usize, outcome: &Outcome<Trained>) -> Result<()> {
@@ -213,7 +207,7 @@ impl TensorParallelMlpOptions {
     }
 
     /// Refuses to go on in an epoch with so many samples left of it, where their last batch cannot be divided.
-    fn check_left(&self, (epoch, samples): (usize, usize), (dp, tp): (usize, usize)) -> Result<()> {
+    fn check_rest(&self, (epoch, samples): (usize, usize), (dp, tp): (usize, usize)) -> Result<()> {
         let last = self.last_batch(samples, dp);
         if !self.mesh.sequence_parallel || epoch >= self.epochs || last.is_multiple_of(tp) {
             return Ok(());
@@ -278,34 +272,25 @@ impl Mlp {
     }
 }
 
-struct Regression<'a> {
-    setup: Setup,
-    options: &'a TensorParallelMlpOptions,
-    /// Data-parallel and tensor-parallel ranks.
-    sizes: (usize, usize),
-}
+struct Regression(Setup);
 
-impl Task for Regression<'_> {
+impl Task for Regression {
     type Model = Mlp;
 
     fn model(&self, builder: ShardBuilder) -> LayerResult<Mlp> {
-        Mlp::new(self.options.hidden_size, &builder)
+        Mlp::new(self.0.x.dims()[1], &builder)
     }
 
     fn loss(&self, parallel: &TensorParallel<Mlp>, samples: &[usize]) -> Result<Tensor> {
         let places: Vec<u32> = samples.iter().map(|place| *place as u32).collect();
-        let Setup { x, y, .. } = &self.setup;
+        let Setup { x, y, .. } = &self.0;
         let places = Tensor::from_vec(places, samples.len(), x.device())?;
         let (x, y) = (x.index_select(&places, 0)?, y.index_select(&places, 0)?);
         Ok((parallel.model().forward(&x)? - y)?.sqr()?.mean_all()?)
     }
 
     fn samples(&self) -> usize {
-        self.setup.x.dims()[0]
-    }
-
-    fn check_left(&self, epoch: usize, samples: usize) -> Result<()> {
-        self.options.check_left((epoch, samples), self.sizes)
+        self.0.x.dims()[0]
     }
 
     fn line(&self, _: usize, _: usize, loss: f32) -> String {

@@ -2,9 +2,7 @@
 //! saves and
 //! costs beside copies of the whole model.
 
-mod batches;
 mod figures;
-mod keeping;
 mod mesh;
 mod mlp;
 mod run;

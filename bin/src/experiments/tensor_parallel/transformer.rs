@@ -19,10 +19,10 @@ use crate::experiment::Experiment;
 use crate::options::{CheckpointOptions, CommonOptions};
 use crate::python::Float;
 use crate::rank::{Outcome, Rank};
-use crate::trainer::{RunEnd, parts};
+use crate::trainer::RunEnd;
 
 use super::mesh::MeshOptions;
-use super::run::{self, RunConfig, Task, Trained};
+use super::run::{self, DividedConfig, Task, Trained};
 use super::{OnMesh, table, weights};
 
 /// Rows of tokens, one longer than what the model is shown; where weights come from.
@@ -81,10 +81,6 @@ impl Experiment for TensorParallelTransformerOptions {
         self.mesh.copies(world_size)
     }
 
-    fn check_checkpoint(&self, world_size: usize) -> Result<()> {
-        parts::check(&self.checkpoints, &self.identity(world_size)).map(drop)
-    }
-
     fn check(&self, world_size: usize) -> Result<()> {
         let (_, tp) = self.mesh.sizes(world_size)?;
         self.check_sizes((world_size, tp))
@@ -109,15 +105,9 @@ impl Experiment for TensorParallelTransformerOptions {
         if let (true, Some(row)) = (self.mesh.sequence_parallel, setup.rows.first()) {
             MeshOptions::divides("--data", row.len() - 1, sizes.1)?;
         }
-        let config = RunConfig::of(
-            self,
-            &self.checkpoints,
-            setup.weights,
-            (self.epochs, self.batch_size, self.lr),
-            rank,
-        )?;
+        let config = DividedConfig::of(self, setup.weights, (self.batch_size, self.lr), rank)?;
         let device = config.parallel.device.clone();
-        run::train(&NextToken { rows: setup.rows, device, model: self.model() }, &config, rank)
+        run::train(self, &NextToken { rows: setup.rows, device, model: self.model() }, &config, rank)
     }
 
     fn conclude(&self, world_size: &usize, outcome: &Outcome<Trained>) -> Result<()> {

@@ -1,0 +1,207 @@
+//! Copies of a model on all ranks, whose gradients are averaged; and the model of one process.
+
+use std::collections::HashMap;
+use std::marker::PhantomData;
+use std::sync::{Arc, PoisonError};
+
+use candle_core::{Tensor, Var};
+use candle_nn::{Optimizer, VarMap};
+use comm::{Communicator, Stats};
+use ddp::Ddp;
+use report::metrics::Held;
+use training::{OptimizerState, activation_bytes, named_vars};
+
+use crate::error::Result;
+use crate::held::{bytes, gradient_bytes};
+
+use super::misfit;
+use super::{Kept, Position, Sets, StepRandom, Strategy, Whole};
+
+const MODEL: &str = "model";
+const OPTIMIZER: &str = "optimizer";
+
+/// A data-parallel model with its optimizer and its loss.
+pub struct DataParallel<M, B, O, L> {
+    ddp: Ddp<M>,
+    optimizer: O,
+    loss: L,
+    batch: PhantomData<fn(&B)>,
+    /// All of the model, buffers too.
+    vars: VarMap,
+    /// What steps draw from, and this rank.
+    random: Option<(StepRandom, usize)>,
+    /// Of the first step: its activations, and its gradients.
+    first: Option<(u64, u64)>,
+    /// Bytes sent in steps.
+    sent: u64,
+    latest: Option<(Position, Tensor)>,
+}
+
+impl<M, B, O, L> DataParallel<M, B, O, L>
+where
+    O: Optimizer + OptimizerState,
+    L: Fn(&M, &B) -> candle_core::Result<Tensor>,
+{
+    /// `loss` computes the loss of the model (`&M`) on a batch (`&B`); `vars` are all of the model, buffers too.
+    pub fn new(ddp: Ddp<M>, optimizer: O, loss: L, vars: &VarMap) -> Self {
+        let (vars, batch) = (vars.clone(), PhantomData);
+        Self { ddp, optimizer, loss, batch, vars, random: None, first: None, sent: 0, latest: None }
+    }
+
+    /// Steps draw random numbers, dropout's for one, as this rank.
+    #[must_use]
+    pub fn drawing(self, random: Option<StepRandom>, rank: usize) -> Self {
+        Self { random: random.map(|random| (random, rank)), ..self }
+    }
+
+    /// The model on all ranks.
+    pub fn ddp(&self) -> &Ddp<M> {
+        &self.ddp
+    }
+}
+
+impl<M, B, O, L> Strategy for DataParallel<M, B, O, L>
+where
+    O: Optimizer + OptimizerState,
+    L: Fn(&M, &B) -> candle_core::Result<Tensor>,
+{
+    type Batch = B;
+
+    fn name(&self, world_size: usize) -> String {
+        format!("DDP, {world_size} {}", if world_size == 1 { "rank" } else { "ranks" })
+    }
+
+    fn step(&mut self, at: Position, batch: &B) -> Result<Option<Tensor>> {
+        if let Some((random, rank)) = &self.random {
+            random.begin(*rank, at.step);
+        }
+        let loss = tracing::info_span!("forward")
+            .in_scope(|| Ok::<_, ddp::Error>((self.loss)(self.ddp.model()?, batch)));
+        let loss = loss??;
+        let activations = match self.first {
+            Some((activations, _)) => activations,
+            None => {
+                let copies = self.ddp.parameters().iter().map(|parameter| parameter.tensor());
+                activation_bytes(&loss, copies) as u64
+            }
+        };
+        self.latest = Some((at, loss.detach()));
+        let sent = self.ddp.stats().bytes_sent;
+        let grads = self.ddp.backward(&loss)?;
+        self.sent += self.ddp.stats().bytes_sent - sent;
+        if self.first.is_none() {
+            self.first = Some((activations, gradient_bytes(&self.ddp.vars(), &grads)));
+        }
+        tracing::info_span!("optimizer").in_scope(|| self.optimizer.step(&grads))?;
+        Ok(Some(loss))
+    }
+
+    fn held(&self) -> Result<Held> {
+        let parameters = self.ddp.parameters();
+        let (activations, gradients) = self.first.unwrap_or_default();
+        Ok(Held {
+            weights: bytes(named_vars(&self.vars).iter().map(|(_, var)| var.as_tensor())),
+            copies: bytes(parameters.iter().map(|parameter| parameter.tensor())),
+            gradients,
+            optimizer: bytes(self.optimizer.state()?.iter().map(|(_, tensor)| tensor)),
+            activations,
+            sent: 0.0,
+        })
+    }
+
+    fn stats(&self) -> Stats {
+        Stats { bytes_sent: self.sent, ..Stats::default() }
+    }
+
+    fn kept(&mut self) -> Kept<'_> {
+        Kept::Whole(self)
+    }
+}
+
+impl<M, B, O, L> Whole for DataParallel<M, B, O, L>
+where
+    O: Optimizer + OptimizerState,
+{
+    fn tensors(&self) -> Result<Sets> {
+        let vars = self.vars.data().lock().unwrap_or_else(PoisonError::into_inner);
+        let vars = vars.iter().map(|(name, var)| (name.clone(), var.as_detached_tensor())).collect();
+        Ok(Sets::from([
+            (MODEL.to_string(), vars),
+            (OPTIMIZER.to_string(), self.optimizer.state()?.into_iter().collect()),
+        ]))
+    }
+
+    fn set(&mut self, sets: &Sets) -> Result<()> {
+        let model = sets.get(MODEL).ok_or_else(|| misfit("it holds no model".to_string()))?;
+        set_all(&self.vars, model)?;
+        Ok(self.optimizer.load_state(sets.get(OPTIMIZER).unwrap_or(&HashMap::new()))?)
+    }
+
+    fn regroup(&mut self, comm: Arc<dyn Communicator>) -> Result<()> {
+        if let Some((_, rank)) = &mut self.random {
+            *rank = comm.rank();
+        }
+        Ok(self.ddp.regroup(comm)?)
+    }
+
+    fn check(&self) -> Result<()> {
+        Ok(self.ddp.check_parameters()?)
+    }
+
+    fn latest(&self) -> Option<&(Position, Tensor)> {
+        self.latest.as_ref()
+    }
+}
+
+/// Gives every variable its saved value, if all fit.
+fn set_all(vars: &VarMap, saved: &HashMap<String, Tensor>) -> Result<()> {
+    let vars = vars.data().lock().unwrap_or_else(PoisonError::into_inner);
+    let mut names: Vec<&String> = vars.keys().chain(saved.keys()).collect();
+    names.sort();
+    names.dedup();
+    let mut pairs: Vec<(&Var, &Tensor)> = Vec::with_capacity(names.len());
+    for name in names {
+        match (vars.get(name), saved.get(name)) {
+            (Some(var), Some(value)) if var.shape() == value.shape() && var.dtype() == value.dtype() => {
+                pairs.push((var, value));
+            }
+            (Some(var), Some(value)) => {
+                let (own, saved) = (describe(var), describe(value));
+                return Err(misfit(format!("its tensor `{name}` is {saved}, the model's is {own}")));
+            }
+            (Some(_), None) => return Err(misfit(format!("it has no tensor `{name}`"))),
+            (None, _) => return Err(misfit(format!("it has a tensor `{name}`, which the model has not"))),
+        }
+    }
+    pairs.into_iter().try_for_each(|(var, value)| var.set(&value.to_device(var.device())?))?;
+    Ok(())
+}
+
+fn describe(tensor: &Tensor) -> String {
+    format!("{:?} {:?}", tensor.dtype(), tensor.dims())
+}
+
+/// What one process trains without others: a step on a batch, which gives the loss.
+pub struct Alone<B, F> {
+    step: F,
+    batch: PhantomData<fn(&B)>,
+}
+
+impl<B, F: FnMut(&B) -> Result<Tensor>> Alone<B, F> {
+    /// With this step.
+    pub fn new(step: F) -> Self {
+        Self { step, batch: PhantomData }
+    }
+}
+
+impl<B, F: FnMut(&B) -> Result<Tensor>> Strategy for Alone<B, F> {
+    type Batch = B;
+
+    fn name(&self, _: usize) -> String {
+        "one process".into()
+    }
+
+    fn step(&mut self, _: Position, batch: &B) -> Result<Option<Tensor>> {
+        (self.step)(batch).map(Some)
+    }
+}

@@ -1,0 +1,131 @@
+//! Batches of a data set, in the order of a sampler.
+
+use comm::Communicator;
+use sampler::{
+    DataLoader, Dataset, DistributedSampler, DistributedSamplerConfig, RandomSampler, Sampler, SamplerState,
+};
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+
+use super::{Batches, Position, Source};
+
+/// Batches of a rank's part of a data set.
+pub type Loader<D, B> = DataLoader<D, B, DistributedSampler>;
+
+/// A rank's part of a data set, epoch after epoch.
+pub struct Epochs<D: Dataset, B> {
+    /// Loads its batches.
+    pub loader: Loader<D, B>,
+    /// Whether each epoch has an order of its own (`set_epoch`). Without, all are in the order of the first.
+    pub reshuffle: bool,
+    /// What is counted by [`Source::changed`].
+    pub ranks: &'static str,
+}
+
+impl<D: Dataset + 'static, B: Send + 'static> Epochs<D, B> {
+    /// Each in an order of its own, over all ranks.
+    pub fn new(loader: Loader<D, B>) -> Self {
+        Self { loader, reshuffle: true, ranks: "world size {}" }
+    }
+
+    fn stands(&self, at: Position, taken: usize) -> SamplerState {
+        let state = self.loader.sampler().state(taken);
+        match at.batch {
+            0 => {
+                let epoch = if self.reshuffle { at.epoch as u64 } else { 0 };
+                SamplerState { epoch, consumed: 0, ..state }
+            }
+            _ => state,
+        }
+    }
+}
+
+impl<D: Dataset + 'static, B: Send + 'static> Source for Epochs<D, B> {
+    type Batch = B;
+
+    fn remaining(&self, _: Position) -> usize {
+        self.loader.len()
+    }
+
+    fn batch_size(&self) -> usize {
+        self.loader.config().batch_size.min(self.loader.sampler().len())
+    }
+
+    /// Puts the sampler at the epoch's start, unless it stands in its middle.
+    fn batches(&mut self, at: Position) -> Result<Batches<B>> {
+        if at.batch == 0 {
+            let state = self.stands(at, 0);
+            self.loader.sampler_mut().resume(&state)?;
+        }
+        counted(&mut self.loader)
+    }
+
+    fn state(&self, at: Position, taken: usize) -> Result<Value> {
+        let state = serde_json::to_value(self.stands(at, taken));
+        state
+            .map_err(|reason| Error::Checkpoint { problem: format!("its state cannot be written: {reason}") })
+    }
+
+    fn resume(&mut self, state: &Value, _: Position) -> Result<()> {
+        Ok(self.loader.sampler_mut().resume(&sampler_state(state)?)?)
+    }
+
+    fn regroup(&mut self, comm: &dyn Communicator, at: Position, taken: usize) -> Result<()> {
+        let state = self.stands(at, taken);
+        let (num_replicas, rank) = (comm.world_size(), comm.rank());
+        let config = self.loader.sampler().config().clone();
+        let mut sampler = DistributedSampler::new(DistributedSamplerConfig { num_replicas, rank, ..config })?;
+        sampler.resume(&state)?;
+        *self.loader.sampler_mut() = sampler;
+        Ok(())
+    }
+
+    fn changed(&self, then: usize) -> String {
+        let ranks = self.ranks.replace("{}", &then.to_string());
+        format!(
+            "; it was made with {ranks}, so what is left of the data is distributed again, and the numbers are those of neither"
+        )
+    }
+}
+
+/// How far a checkpoint is in the data.
+pub(crate) fn sampler_state(state: &Value) -> Result<SamplerState> {
+    serde_json::from_value(state.clone()).map_err(|reason| Error::Checkpoint {
+        problem: format!("its sampler's state cannot be read: {reason}"),
+    })
+}
+
+/// All of a data set, in random order: for one process.
+impl<D: Dataset + 'static, B: Send + 'static> Source for DataLoader<D, B, RandomSampler> {
+    type Batch = B;
+
+    fn remaining(&self, _: Position) -> usize {
+        self.len()
+    }
+
+    fn batch_size(&self) -> usize {
+        self.config().batch_size.min(self.sampler().len())
+    }
+
+    fn batches(&mut self, _: Position) -> Result<Batches<B>> {
+        counted(self)
+    }
+
+    fn changed(&self, _: usize) -> String {
+        String::new()
+    }
+}
+
+fn counted<D, B, S>(loader: &mut DataLoader<D, B, S>) -> Result<Batches<B>>
+where
+    D: Dataset + 'static,
+    B: Send + 'static,
+    S: Sampler,
+{
+    let mut batches = loader.batches()?;
+    Ok(Box::new(std::iter::from_fn(move || {
+        let batch = batches.next()?;
+        Some(batch.map(|batch| (batch, batches.samples())).map_err(Error::from))
+    })))
+}
