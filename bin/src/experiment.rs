@@ -18,6 +18,36 @@ use crate::rank::{Outcome, Rank, Stage};
 use crate::start::{self, Start, host_name};
 use crate::trainer::{RunConfig, RunEnd, RunIdentity, begin_anew, find};
 
+/// Methods of an [`Experiment`] that give options by their usual names: `common`, `checkpoints`, and `epochs` or `steps` as its end.
+macro_rules! options_of {
+    (@common) => {
+        fn common(&self) -> &$crate::options::CommonOptions {
+            &self.common
+        }
+
+        fn with_common(&self, common: $crate::options::CommonOptions) -> Self {
+            Self { common, ..self.clone() }
+        }
+    };
+    (@checkpoints) => {
+        fn checkpoints(&self) -> Option<&$crate::options::CheckpointOptions> {
+            Some(&self.checkpoints)
+        }
+    };
+    (@epochs) => {
+        fn end(&self) -> Option<$crate::trainer::RunEnd> {
+            Some($crate::trainer::RunEnd::Epochs(self.epochs))
+        }
+    };
+    (@steps) => {
+        fn end(&self) -> Option<$crate::trainer::RunEnd> {
+            Some($crate::trainer::RunEnd::Steps(self.steps))
+        }
+    };
+    ($($name:ident),*) => { $($crate::experiment::options_of!(@$name);)* };
+}
+pub(crate) use options_of;
+
 /// One tutorial's experiment. [`run`] calls the parts in the order in which they stand here.
 pub trait Experiment: Sized {
     /// The command's name.
@@ -173,7 +203,10 @@ pub trait Experiment: Sized {
     ///
     /// # Errors
     /// Standard output that cannot be written.
-    fn conclude(&self, alone: &Self::Alone, outcome: &Outcome<Self::Trained>) -> Result<()>;
+    fn conclude(&self, alone: &Self::Alone, outcome: &Outcome<Self::Trained>) -> Result<()> {
+        let _ = (alone, outcome);
+        Ok(())
+    }
 
     /// What `--report` shows of it: runs, speed-up, and facts beyond those of every experiment.
     fn report(&self, alone: Self::Alone, outcome: Outcome<Self::Trained>) -> Report;

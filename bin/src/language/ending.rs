@@ -1,6 +1,5 @@
 //! What comes before the first step and after the last one.
 
-use comm::broadcast_object;
 use girandole::Parallel;
 use girandole::trainer::{self, Summary, Trainer};
 use models::tokens::Rows;
@@ -11,9 +10,10 @@ use training::{Checkpoints, Contents};
 use crate::console::{note, say};
 use crate::error::{Error, Result};
 use crate::experiment::Experiment;
-use crate::options::{CheckpointOptions, keeps_losses, offer};
+use crate::options::{CheckpointOptions, keeps_losses};
 use crate::rank::Rank;
 use crate::run_log::{LogConfig, RunLog};
+use crate::trainer::first_choice;
 
 use super::job::{Job, Subject};
 use super::kept;
@@ -107,17 +107,9 @@ pub(super) fn choose(options: &CheckpointOptions) -> Result<Option<Contents>> {
 
 /// The same as rank 0 chooses it, on every rank.
 fn found(options: &CheckpointOptions, rank: &Rank) -> Result<Option<Contents>> {
-    let (true, Some(checkpoints)) = (options.resumes(), options.open()?) else { return Ok(None) };
-    let own = if rank.is_first() { choose(options)? } else { None };
-    let place = own.map(|contents| options.place(&contents.folder));
-    let Some(place) = broadcast_object(&*rank.comm, &place, 0)? else {
-        if rank.is_first() {
-            note(format_args!(
-                "no checkpoint in {} yet: starting from the beginning",
-                options.dir().display()
-            ));
-        }
-        return Ok(None);
-    };
-    Ok(Some(checkpoints.contents(&options.at(&place)).map_err(offer)?))
+    let found = first_choice(options, rank, || choose(options))?;
+    if found.is_none() && options.resumes() && rank.is_first() {
+        note(format_args!("no checkpoint in {} yet: starting from the beginning", options.dir().display()));
+    }
+    Ok(found)
 }

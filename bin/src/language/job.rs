@@ -284,10 +284,6 @@ impl<J: Job> Experiment for J {
         Ok(Trained { series, facts: trained::facts(&summary, &speed) })
     }
 
-    fn conclude(&self, _: &Self::Alone, _: &Outcome<Trained>) -> Result<()> {
-        Ok(())
-    }
-
     fn report(&self, mut begun: Begun, outcome: Outcome<Trained>) -> Report {
         begun.facts.extend(outcome.trained.facts);
         Report { facts: begun.facts, runs: vec![outcome.trained.series], ..Report::default() }

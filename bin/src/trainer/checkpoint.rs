@@ -155,13 +155,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
                 let own = own()?.map_or(Ok(None), read)?;
                 Ok(share::share(&*rank.comm, own, 0)?.map(Saved::Whole))
             }
-            Kept::Parts(_) => {
-                let (true, Some(checkpoints)) = (options.resumes(), options.open()?) else { return Ok(None) };
-                let place = own()?.map(|contents| options.place(&contents.folder));
-                let place = broadcast_object(&*rank.comm, &place, 0)?;
-                let open = |place| checkpoints.contents(&options.at(&place)).map_err(offer).map(Saved::Parts);
-                place.map(open).transpose()
-            }
+            Kept::Parts(_) => Ok(first_choice(options, rank, own)?.map(Saved::Parts)),
         }
     }
 }
@@ -179,6 +173,22 @@ pub(crate) fn find(options: &CheckpointOptions, run: &RunIdentity) -> Result<Opt
         agree(run, (&saved, at), options)?;
     }
     Ok(found)
+}
+
+/// What the first rank finds to go on from, on every rank: for each to read a part of it.
+///
+/// # Errors
+/// Those of `find`; a checkpoint that not all ranks see.
+pub(crate) fn first_choice(
+    options: &CheckpointOptions,
+    rank: &Rank,
+    find: impl FnOnce() -> Result<Option<Contents>>,
+) -> Result<Option<Contents>> {
+    let (true, Some(checkpoints)) = (options.resumes(), options.open()?) else { return Ok(None) };
+    let own = if rank.is_first() { find()? } else { None };
+    let place = own.map(|contents| options.place(&contents.folder));
+    let place = broadcast_object(&*rank.comm, &place, 0)?;
+    place.map(|place| checkpoints.contents(&options.at(&place)).map_err(offer)).transpose()
 }
 
 /// Refuses a checkpoint of another of this program's commands, whatever else that keeps.

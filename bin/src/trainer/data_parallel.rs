@@ -197,10 +197,6 @@ impl<B, F: FnMut(&B) -> Result<Tensor>> Alone<B, F> {
 impl<B, F: FnMut(&B) -> Result<Tensor>> Strategy for Alone<B, F> {
     type Batch = B;
 
-    fn name(&self, _: usize) -> String {
-        "one process".into()
-    }
-
     fn step(&mut self, _: Position, batch: &B) -> Result<Option<Tensor>> {
         (self.step)(batch).map(Some)
     }

@@ -256,7 +256,6 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
 
     /// The first of those that are left prints, writes the metrics, and keeps checkpoints.
     fn take_charge(&mut self, rank: &Rank, run: &mut Run<'_, '_>) -> Result<()> {
-        run.observer.regrouped(rank.comm.rank());
         let identity = RunIdentity { world_size: rank.comm.world_size(), ..run.config.run.clone() };
         if let Some(keeper) = &mut self.keeper {
             keeper.run = identity;

@@ -20,11 +20,11 @@ use crate::error::Result;
 use crate::run_log::RunLog;
 
 pub use checkpoint::Saved;
-pub(crate) use checkpoint::{agree_on_command, find, misfit};
+pub(crate) use checkpoint::{agree_on_command, find, first_choice, misfit};
 pub use data_parallel::{Alone, DataParallel};
 pub use keeper::{Keeper, RunEnd, RunIdentity};
 pub(crate) use newcomer::begin_anew;
-pub use observer::{Epoch, Observer, Step};
+pub use observer::{Epoch, Losses, Means, Observer, Step};
 pub use random::StepRandom;
 pub use run::{Find, Ran, RunConfig};
 pub(crate) use source::sampler_state;

@@ -57,11 +57,6 @@ pub trait Observer {
         Ok(())
     }
 
-    /// The group has changed: this process is that rank now. The first one prints.
-    fn regrouped(&mut self, rank: usize) {
-        let _ = rank;
-    }
-
     /// What a checkpoint is to keep of this observer: a running loss, for one. Numbers that must come back to the bit as their
     /// bits ([`f64::to_bits`]). Asked on rank 0.
     fn state(&self) -> Value {
@@ -75,6 +70,57 @@ pub trait Observer {
 }
 
 impl Observer for () {}
+
+/// Does this after each step, with its loss, on the rank that prints.
+pub struct Losses<F>(pub F);
+
+impl<F: FnMut(&Step<'_>, f32) -> Result<()>> Observer for Losses<F> {
+    fn stepped(&mut self, step: &Step<'_>) -> Result<()> {
+        step.value.map_or(Ok(()), |loss| (self.0)(step, loss))
+    }
+}
+
+/// Prints the mean loss of every so many batches of an epoch, on the rank that prints.
+pub struct Means<F> {
+    every: usize,
+    sum: f64,
+    line: F,
+}
+
+impl<F: Fn(usize, usize, f64) -> String> Means<F> {
+    /// Prints a line of epoch and batch, from 1, and mean.
+    pub fn new(every: usize, line: F) -> Self {
+        Self { every, sum: 0.0, line }
+    }
+}
+
+impl<F: Fn(usize, usize, f64) -> String> Observer for Means<F> {
+    fn epoch_begins(&mut self, epoch: &Epoch<'_>) -> Result<()> {
+        if epoch.batch == 0 {
+            self.sum = 0.0;
+        }
+        Ok(())
+    }
+
+    fn stepped(&mut self, step: &Step<'_>) -> Result<()> {
+        let Some(loss) = step.value else { return Ok(()) };
+        self.sum += f64::from(loss);
+        let (epoch, batch) = (step.epoch + 1, step.batch + 1);
+        if !batch.is_multiple_of(self.every) {
+            return Ok(());
+        }
+        let mean = std::mem::take(&mut self.sum) / self.every as f64;
+        step.say(format_args!("{}", (self.line)(epoch, batch, mean)))
+    }
+
+    fn state(&self) -> Value {
+        self.sum.to_bits().into()
+    }
+
+    fn load_state(&mut self, state: &Value) {
+        self.sum = f64::from_bits(state.as_u64().unwrap_or_default());
+    }
+}
 
 /// An epoch that begins or ends.
 pub struct Epoch<'a> {
@@ -107,12 +153,17 @@ pub struct Step<'a> {
     pub batch: usize,
     /// The loss of this rank's batch.
     pub tensor: &'a Tensor,
-    /// The same, where it has been read.
+    /// The same, where it has been read: on a rank with a log.
     pub(super) value: Option<f32>,
     pub(super) say: Say<'a>,
 }
 
 impl Step<'_> {
+    /// The loss, on a rank with a log: the one that prints.
+    pub fn value(&self) -> Option<f32> {
+        self.value
+    }
+
     /// The loss of this rank's batch. On an accelerator this waits for it.
     ///
     /// # Errors

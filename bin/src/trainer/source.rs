@@ -104,16 +104,8 @@ impl<D: Dataset + 'static, B: Send + 'static> Source for DataLoader<D, B, Random
         self.len()
     }
 
-    fn batch_size(&self) -> usize {
-        self.config().batch_size.min(self.sampler().len())
-    }
-
     fn batches(&mut self, _: Position) -> Result<Batches<B>> {
         counted(self)
-    }
-
-    fn changed(&self, _: usize) -> String {
-        String::new()
     }
 }
 

@@ -20,7 +20,10 @@ pub trait Strategy {
     type Batch;
 
     /// What a report calls a run on so many ranks.
-    fn name(&self, world_size: usize) -> String;
+    fn name(&self, world_size: usize) -> String {
+        let _ = world_size;
+        String::new()
+    }
 
     /// One step: forward, backward with all that ranks exchange, and the optimizer's step. Gives the loss of this rank's batch, on
     /// a rank that knows it.
@@ -128,8 +131,10 @@ pub trait Source {
     /// Batches that are left of the epoch.
     fn remaining(&self, at: Position) -> usize;
 
-    /// Samples in the next batch of this rank.
-    fn batch_size(&self) -> usize;
+    /// Samples in the next batch of this rank, for those who tell of it.
+    fn batch_size(&self) -> usize {
+        0
+    }
 
     /// The batches that are left of the epoch.
     ///
@@ -165,5 +170,8 @@ pub trait Source {
     }
 
     /// What is to be said of a run that goes on with another number of ranks with data of their own than it had then.
-    fn changed(&self, then: usize) -> String;
+    fn changed(&self, then: usize) -> String {
+        let _ = then;
+        String::new()
+    }
 }

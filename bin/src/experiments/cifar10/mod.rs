@@ -5,7 +5,6 @@ mod grid;
 mod options;
 mod pictures;
 mod records;
-mod running;
 mod synthetic;
 mod testing;
 
@@ -22,16 +21,15 @@ pub use options::Cifar10Options;
 
 use crate::console::{note, say};
 use crate::error::Result;
-use crate::experiment::Experiment;
+use crate::experiment::{Experiment, options_of};
 use crate::models::convnet::ConvNet;
-use crate::options::{CheckpointOptions, CommonOptions, contents_of};
+use crate::options::contents_of;
 use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
-use crate::trainer::{DataParallel, Epochs, RunEnd, Trainer};
+use crate::trainer::{DataParallel, Epochs, Means, Trainer};
 use crate::validation::Validation;
 
 use pictures::Batch;
-use running::RunningLoss;
 
 /// What a rank has learnt.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -47,21 +45,7 @@ impl Experiment for Cifar10Options {
     type Alone = ();
     type Trained = Trained;
 
-    fn common(&self) -> &CommonOptions {
-        &self.common
-    }
-
-    fn with_common(&self, common: CommonOptions) -> Self {
-        Self { common, ..self.clone() }
-    }
-
-    fn checkpoints(&self) -> Option<&CheckpointOptions> {
-        Some(&self.checkpoints)
-    }
-
-    fn end(&self) -> Option<RunEnd> {
-        Some(RunEnd::Epochs(self.epochs))
-    }
+    options_of!(common, checkpoints, epochs);
 
     fn settings(&self, _: usize) -> Vec<(&'static str, String)> {
         let pictures = match &self.data_dir {
@@ -118,10 +102,12 @@ impl Experiment for Cifar10Options {
         let ddp = Ddp::new(rank.comm.clone(), variables.builder(), &DdpConfig::default(), ConvNet::new)?;
         let config = SgdConfig { learning_rate: self.lr, momentum: self.momentum, ..SgdConfig::default() };
         let optimizer = Sgd::named(ddp.named_vars(), config)?;
-        let mut running = RunningLoss::new(rank.is_first().then(|| self.print_every()));
+        let mut means = Means::new(self.print_every(), |epoch, batch, mean| {
+            format!("[{epoch}, {batch:5}] loss: {}", Fixed::<3>(mean))
+        });
         let model = DataParallel::new(ddp, optimizer, loss, &variables.map);
         let mut trainer = Trainer::new(model, Epochs::new(loader));
-        let series = trainer.run(rank, &self.run_config(rank), &mut running)?.series;
+        let series = trainer.run(rank, &self.run_config(rank), &mut means)?.series;
 
         if rank.is_first() {
             say(format_args!("finish"))?;
@@ -133,10 +119,6 @@ impl Experiment for Cifar10Options {
             Some(path) => testing::test(self, rank, &testing::load(path, rank, device)?, pictures)?,
         };
         Ok(Trained { series, tested })
-    }
-
-    fn conclude(&self, _: &(), _: &Outcome<Trained>) -> Result<()> {
-        Ok(())
     }
 
     fn report(&self, _: (), outcome: Outcome<Trained>) -> Report {

@@ -14,11 +14,11 @@ use crate::error::Result;
 use crate::launch::gpu_count;
 use crate::models::linear::SimpleModel;
 use crate::run_log::{LogConfig, RunLog};
-use crate::trainer::{Alone, RunEnd, Trainer};
+use crate::trainer::{Alone, Means, RunEnd, Trainer};
 
 use super::data::{Batch, Setup};
 use super::options::DdpLinearOptions;
-use super::training::Means;
+use super::{PRINT_EVERY, line};
 
 const RUN: &str = "single";
 
@@ -50,7 +50,7 @@ pub(super) fn run(
         Ok(loss)
     };
     let mut trainer = Trainer::new(Alone::new(step), loader);
-    trainer.train(RunEnd::Epochs(options.epochs), Some(&mut log), &mut Means { prints: true, sum: 0.0 })?;
+    trainer.train(RunEnd::Epochs(options.epochs), Some(&mut log), &mut Means::new(PRINT_EVERY, line))?;
     let seconds = began.elapsed().as_secs_f64();
     let series = log.finish();
 

@@ -10,12 +10,12 @@ use crate::error::Result;
 use crate::experiment::Experiment;
 use crate::models::linear::SimpleModel;
 use crate::rank::Rank;
-use crate::trainer::{DataParallel, Epochs, RunConfig, Trainer};
+use crate::trainer::{DataParallel, Epochs, Means, RunConfig, Trainer};
 use crate::weights::save_weights;
 
 use super::data::{Batch, Setup};
 use super::options::DdpLinearOptions;
-use super::training::Means;
+use super::{PRINT_EVERY, line};
 
 const RUN: &str = "ddp";
 
@@ -30,7 +30,7 @@ pub(super) fn run(options: &DdpLinearOptions, setup: &Setup, rank: &mut Rank) ->
     let loss = |model: &SimpleModel, (x, y): &Batch| loss::mse(&model.forward(x)?, y);
     let mut trainer = Trainer::new(DataParallel::new(ddp, optimizer, loss, &setup.vars), Epochs::new(loader));
     let config = RunConfig { name: Some(RUN), ..options.run_config(rank) };
-    let series = trainer.run(rank, &config, &mut Means { prints: rank.is_first(), sum: 0.0 })?.series;
+    let series = trainer.run(rank, &config, &mut Means::new(PRINT_EVERY, line))?.series;
 
     if rank.is_first() {
         say(format_args!("DDP training done, total time: {:.2} s", series.seconds))?;

@@ -4,7 +4,6 @@ mod alone;
 mod data;
 mod ddp;
 mod options;
-mod training;
 
 pub use data::Setup;
 pub use options::DdpLinearOptions;
@@ -14,11 +13,18 @@ use report::{Report, RunSeries, Speedup, fact};
 
 use crate::console::{note, say};
 use crate::error::Result;
-use crate::experiment::Experiment;
-use crate::options::CommonOptions;
+use crate::experiment::{Experiment, options_of};
+use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
 use crate::room;
-use crate::trainer::RunEnd;
+
+/// The tutorial prints the mean loss of this many batches.
+const PRINT_EVERY: usize = 100;
+
+/// What it prints of them.
+fn line(epoch: usize, batch: usize, mean: f64) -> String {
+    format!("[{epoch}, {batch}] loss: {}", Fixed::<5>(mean))
+}
 
 impl Experiment for DdpLinearOptions {
     const NAME: &'static str = "ddp-linear";
@@ -28,17 +34,7 @@ impl Experiment for DdpLinearOptions {
     type Alone = RunSeries;
     type Trained = RunSeries;
 
-    fn common(&self) -> &CommonOptions {
-        &self.common
-    }
-
-    fn with_common(&self, common: CommonOptions) -> Self {
-        Self { common, ..self.clone() }
-    }
-
-    fn end(&self) -> Option<RunEnd> {
-        Some(RunEnd::Epochs(self.epochs))
-    }
+    options_of!(common, epochs);
 
     fn check(&self, world_size: usize) -> Result<()> {
         self.check_batch(world_size)?;

@@ -14,13 +14,12 @@ pub use options::DdpMlpOptions;
 
 use crate::console::{note, say};
 use crate::error::Result;
-use crate::experiment::Experiment;
+use crate::experiment::{Experiment, options_of};
 use crate::models::mlp::{CLASSES, Mlp};
-use crate::options::{CheckpointOptions, CommonOptions};
 use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
 use crate::room;
-use crate::trainer::{DataParallel, Epoch, Epochs, Observer, RunEnd, Step, Trainer};
+use crate::trainer::{DataParallel, Epoch, Epochs, Observer, Step, Trainer};
 use crate::validation::{Validation, ValidationConfig, validate};
 use crate::variables::Variables;
 use crate::weights::TensorFile;
@@ -50,21 +49,7 @@ impl Experiment for DdpMlpOptions {
     type Alone = ();
     type Trained = Trained;
 
-    fn common(&self) -> &CommonOptions {
-        &self.common
-    }
-
-    fn with_common(&self, common: CommonOptions) -> Self {
-        Self { common, ..self.clone() }
-    }
-
-    fn checkpoints(&self) -> Option<&CheckpointOptions> {
-        Some(&self.checkpoints)
-    }
-
-    fn end(&self) -> Option<RunEnd> {
-        Some(RunEnd::Epochs(self.epochs))
-    }
+    options_of!(common, checkpoints, epochs);
 
     fn settings(&self, world_size: usize) -> Vec<(&'static str, String)> {
         let mut settings = vec![("--lr", self.lr.to_string()), ("--batch-size", self.batch_size.to_string())];
@@ -113,9 +98,8 @@ impl Experiment for DdpMlpOptions {
         let optimizer = Sgd::named(ddp.named_vars(), config)?;
         let loss = |model: &Mlp, (x, y): &Batch| cross_entropy(&model.forward(x)?, y, None);
         let model = DataParallel::new(ddp, optimizer, loss, &variables.map);
-        let mut losses = Losses { prints: rank.is_first(), last: None };
         let mut trainer = Trainer::new(model, Epochs::new(loader));
-        let series = trainer.run(rank, &self.run_config(rank), &mut losses)?.series;
+        let series = trainer.run(rank, &self.run_config(rank), &mut LastLoss(None))?.series;
         variables.save(&self.common, rank)?;
         let model = trainer.model().ddp().model()?;
         let whole = ValidationConfig {
@@ -156,21 +140,16 @@ impl Experiment for DdpMlpOptions {
 }
 
 /// Prints the last loss of every epoch, on rank 0.
-struct Losses {
-    prints: bool,
-    last: Option<f32>,
-}
+struct LastLoss(Option<f32>);
 
-impl Observer for Losses {
+impl Observer for LastLoss {
     fn stepped(&mut self, step: &Step<'_>) -> Result<()> {
-        if self.prints {
-            self.last = Some(step.loss()?);
-        }
+        self.0 = step.value();
         Ok(())
     }
 
     fn epoch_ends(&mut self, epoch: &Epoch<'_>) -> Result<()> {
-        let Some(loss) = self.last.take() else { return Ok(()) };
+        let Some(loss) = self.0.take() else { return Ok(()) };
         epoch.say(format_args!("Epoch {}, Loss: {}", epoch.epoch, Fixed::<4>(loss.into())))
     }
 }

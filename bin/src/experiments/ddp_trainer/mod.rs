@@ -16,11 +16,10 @@ pub use options::{DdpTrainerOptions, LossKind};
 
 use crate::console::note;
 use crate::error::Result;
-use crate::experiment::Experiment;
-use crate::options::{CheckpointOptions, CommonOptions};
+use crate::experiment::{Experiment, options_of};
 use crate::rank::{Outcome, Rank};
 use crate::room::{self, PLACE};
-use crate::trainer::{DataParallel, Epoch, Epochs, Observer, RunEnd, Trainer};
+use crate::trainer::{DataParallel, Epoch, Epochs, Observer, Trainer};
 use crate::variables::Variables;
 use crate::weights::TensorFile;
 
@@ -39,21 +38,7 @@ impl Experiment for DdpTrainerOptions {
     type Alone = ();
     type Trained = RunSeries;
 
-    fn common(&self) -> &CommonOptions {
-        &self.common
-    }
-
-    fn with_common(&self, common: CommonOptions) -> Self {
-        Self { common, ..self.clone() }
-    }
-
-    fn checkpoints(&self) -> Option<&CheckpointOptions> {
-        Some(&self.checkpoints)
-    }
-
-    fn end(&self) -> Option<RunEnd> {
-        Some(RunEnd::Epochs(self.epochs))
-    }
+    options_of!(common, checkpoints, epochs);
 
     fn settings(&self, _: usize) -> Vec<(&'static str, String)> {
         vec![
@@ -113,10 +98,6 @@ impl Experiment for DdpTrainerOptions {
         let series = trainer.run(rank, &self.run_config(rank), &mut workload)?.series;
         variables.save(&self.common, rank)?;
         Ok(series)
-    }
-
-    fn conclude(&self, _: &(), _: &Outcome<RunSeries>) -> Result<()> {
-        Ok(())
     }
 
     fn report(&self, _: (), outcome: Outcome<RunSeries>) -> Report {

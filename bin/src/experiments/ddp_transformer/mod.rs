@@ -1,6 +1,5 @@
 //! `ddp-transformer`, the DDP tutorial: a Transformer that learns to repeat a token.
 
-mod data;
 mod options;
 
 use std::sync::Arc;
@@ -17,13 +16,13 @@ pub use options::{DdpTransformerOptions, Mask};
 
 use crate::console::{note, say};
 use crate::error::Result;
-use crate::experiment::Experiment;
+use crate::experiment::{Experiment, options_of};
 use crate::models::transformer::Transformer;
-use crate::options::{CheckpointOptions, CommonOptions, ElasticOptions};
+use crate::options::ElasticOptions;
 use crate::python::{Float, IntTensor};
 use crate::rank::{Outcome, Rank};
 use crate::tokens::{self, Batch, Row};
-use crate::trainer::{DataParallel, Epochs, Observer, RunEnd, Step, StepRandom, Trainer};
+use crate::trainer::{DataParallel, Epochs, Losses, Step, StepRandom, Trainer};
 use crate::variables::Variables;
 
 /// What a process begins with.
@@ -41,17 +40,7 @@ impl Experiment for DdpTransformerOptions {
     type Alone = ();
     type Trained = RunSeries;
 
-    fn common(&self) -> &CommonOptions {
-        &self.common
-    }
-
-    fn with_common(&self, common: CommonOptions) -> Self {
-        Self { common, ..self.clone() }
-    }
-
-    fn checkpoints(&self) -> Option<&CheckpointOptions> {
-        Some(&self.checkpoints)
-    }
+    options_of!(common, checkpoints, epochs);
 
     fn elastic_options(&self) -> Option<ElasticOptions> {
         Some(self.elastic)
@@ -59,10 +48,6 @@ impl Experiment for DdpTransformerOptions {
 
     fn stand_in(&self) -> Option<()> {
         Some(())
-    }
-
-    fn end(&self) -> Option<RunEnd> {
-        Some(RunEnd::Epochs(self.epochs))
     }
 
     fn settings(&self, _: usize) -> Vec<(&'static str, String)> {
@@ -96,7 +81,8 @@ impl Experiment for DdpTransformerOptions {
     fn train(&self, setup: Setup, rank: &mut Rank) -> Result<RunSeries> {
         let Setup { rows, variables, random } = setup;
         let (sampler, batches) = (rank.sampler(rows.len(), true)?, (self.batch_size, &variables.device));
-        let loader = data::loader(rows, sampler, batches, self.loader)?;
+        let loader =
+            self.loader.loader(rows, sampler, batches, |rows, device| tokens::batch(&rows, device))?;
         let config = DdpConfig { buffers: vec!["pe".into()], ..DdpConfig::default() };
         let model = |builder| Transformer::new(builder, &self.model(), &random);
         let ddp = Ddp::new(rank.comm.clone(), variables.builder(), &config, model)?;
@@ -107,14 +93,14 @@ impl Experiment for DdpTransformerOptions {
         let model = DataParallel::new(ddp, optimizer, next_token_loss, &variables.map)
             .drawing(random, rank.comm.rank());
         let epochs = Epochs { reshuffle: self.reshuffle, ..Epochs::new(loader) };
-        let (mut trainer, mut losses) = (Trainer::new(model, epochs), Losses { prints: rank.is_first() });
+        let mut losses = Losses(|step: &Step<'_>, loss: f32| {
+            let loss = Float(loss.into());
+            step.say(format_args!("Epoch {}, Batch {}, Loss: {loss}", step.epoch, step.batch))
+        });
+        let mut trainer = Trainer::new(model, epochs);
         let series = trainer.run(rank, &self.run_config(rank), &mut losses)?.series;
         trainer.conclude(rank, self.elastic(), |rank| variables.save(&self.common, rank))?;
         Ok(series)
-    }
-
-    fn conclude(&self, _: &(), _: &Outcome<RunSeries>) -> Result<()> {
-        Ok(())
     }
 
     fn report(&self, _: (), outcome: Outcome<RunSeries>) -> Report {
@@ -158,23 +144,4 @@ impl DdpTransformerOptions {
 /// Cross-entropy of each token's prediction of the one after it.
 fn next_token_loss(model: &Transformer, (tokens, next): &Batch) -> candle_core::Result<Tensor> {
     cross_entropy(&model.forward_t(tokens, true)?, next, None)
-}
-
-/// Prints the loss of every step, on rank 0.
-struct Losses {
-    prints: bool,
-}
-
-impl Observer for Losses {
-    fn regrouped(&mut self, rank: usize) {
-        self.prints = rank == 0;
-    }
-
-    fn stepped(&mut self, step: &Step<'_>) -> Result<()> {
-        if !self.prints {
-            return Ok(());
-        }
-        let loss = Float(step.loss()?.into());
-        step.say(format_args!("Epoch {}, Batch {}, Loss: {loss}", step.epoch, step.batch))
-    }
 }

@@ -63,10 +63,6 @@ impl Source for Batches {
         self.steps.saturating_sub(at.step)
     }
 
-    fn batch_size(&self) -> usize {
-        self.batch_size
-    }
-
     fn batches(&mut self, at: Position) -> Result<trainer::Batches<(Tensor, Tensor)>> {
         let mut all = self.clone();
         Ok(Box::new((at.step..self.steps).map(move |_| Ok((all.next()?, 0)))))

@@ -20,12 +20,11 @@ pub use options::{FloatKind, FsdpMlpOptions, Sharding};
 
 use crate::console::say;
 use crate::error::Result;
-use crate::experiment::Experiment;
+use crate::experiment::{Experiment, options_of};
 use crate::models::large::LargeModel;
-use crate::options::{CheckpointOptions, CommonOptions};
 use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
-use crate::trainer::{Observer, RunEnd, Step, Trainer};
+use crate::trainer::{Losses, Step, Trainer};
 use crate::weights::TensorFile;
 
 use data::{Batches, Samples};
@@ -57,21 +56,7 @@ impl Experiment for FsdpMlpOptions {
     type Alone = ();
     type Trained = Trained;
 
-    fn common(&self) -> &CommonOptions {
-        &self.common
-    }
-
-    fn with_common(&self, common: CommonOptions) -> Self {
-        Self { common, ..self.clone() }
-    }
-
-    fn checkpoints(&self) -> Option<&CheckpointOptions> {
-        Some(&self.checkpoints)
-    }
-
-    fn end(&self) -> Option<RunEnd> {
-        Some(RunEnd::Steps(self.steps))
-    }
+    options_of!(common, checkpoints, steps);
 
     fn settings(&self, _: usize) -> Vec<(&'static str, String)> {
         vec![
@@ -110,8 +95,11 @@ impl Experiment for FsdpMlpOptions {
         }
         let batches = Batches::new(self, setup.samples, rank)?;
         let mut trainer = Trainer::new(Trainee::new(fsdp, self)?, batches);
-        let series =
-            trainer.run(rank, &self.run_config(rank), &mut Losses { prints: rank.is_first() })?.series;
+        let mut losses = Losses(|step: &Step<'_>, loss: f32| match step.batch.is_multiple_of(PRINTED) {
+            true => step.say(format_args!("Step {}, Loss: {}", step.batch, Fixed::<4>(loss.into()))),
+            false => Ok(()),
+        });
+        let series = trainer.run(rank, &self.run_config(rank), &mut losses)?.series;
         let trainee = trainer.model();
         let held = all_gather_object(&*rank.comm, &Held::of(trainee))?;
         if let Some(path) = &self.common.save {
@@ -171,19 +159,5 @@ impl FsdpMlpOptions {
             [(format!("{name}.weight"), vec![outputs, inputs]), (format!("{name}.bias"), vec![outputs])]
         };
         self.model().layers().into_iter().enumerate().flat_map(layer).collect()
-    }
-}
-
-/// Prints the loss of every tenth step, on rank 0.
-struct Losses {
-    prints: bool,
-}
-
-impl Observer for Losses {
-    fn stepped(&mut self, step: &Step<'_>) -> Result<()> {
-        if !self.prints || !step.batch.is_multiple_of(PRINTED) {
-            return Ok(());
-        }
-        step.say(format_args!("Step {}, Loss: {}", step.batch, Fixed::<4>(step.loss()?.into())))
     }
 }

@@ -22,16 +22,15 @@ pub use options::PipelineTransformerOptions;
 
 use crate::console::{note, say};
 use crate::error::Result;
-use crate::experiment::{self, Experiment};
+use crate::experiment::{self, Experiment, options_of};
 use crate::file_error::FileError;
 use crate::models::transformer::Transformer;
-use crate::options::{CheckpointOptions, CommonOptions};
 use crate::python::{Float, IntTensor};
 use crate::rank::{Outcome, Rank};
 use crate::result_line;
 use crate::start::check_world_size;
 use crate::tokens::{self, Batch, Row};
-use crate::trainer::{Observer, RunEnd, Step, StepRandom, Trainer};
+use crate::trainer::{Losses, Step, StepRandom, Trainer};
 use crate::variables::Variables;
 use crate::weights::save_weights;
 
@@ -70,21 +69,7 @@ impl Experiment for PipelineTransformerOptions {
     type Alone = ();
     type Trained = Trained;
 
-    fn common(&self) -> &CommonOptions {
-        &self.common
-    }
-
-    fn with_common(&self, common: CommonOptions) -> Self {
-        Self { common, ..self.clone() }
-    }
-
-    fn checkpoints(&self) -> Option<&CheckpointOptions> {
-        Some(&self.checkpoints)
-    }
-
-    fn end(&self) -> Option<RunEnd> {
-        Some(RunEnd::Epochs(self.epochs))
-    }
+    options_of!(common, checkpoints, epochs);
 
     fn settings(&self, _: usize) -> Vec<(&'static str, String)> {
         // Not the stages and their ranks: on them no number depends.
@@ -149,11 +134,14 @@ impl Experiment for PipelineTransformerOptions {
         let made = |config: &PipelineConfig| self.make(&stages, &setup, config, copy);
         let first = batches.first().cloned();
         let name = format!("{}, {} micro-batches", self.schedule, self.micro_batches);
-        let (reporter, me) = (self.reporter(world_size), world.rank());
+        let reporter = self.reporter(world_size);
         let staged = Staged::new(made(&config)?, self.lr, name, (world.clone(), reporter))?;
         let mut trainer = Trainer::new(staged, Batches(batches));
-        let series =
-            trainer.run(rank, &self.run_config(rank), &mut Losses { prints: me == reporter })?.series;
+        let mut losses = Losses(|step: &Step<'_>, loss: f32| {
+            let loss = Float(loss.into());
+            step.say(format_args!("Epoch {}, Batch {}, Loss: {loss}", step.epoch, step.batch))
+        });
+        let series = trainer.run(rank, &self.run_config(rank), &mut losses)?.series;
         let Made { mut pipeline, .. } = trainer.into_model().made;
         let measured = match (&self.common.report, &first) {
             (Some(_), Some(batch)) => quickest(&*stages, &mut pipeline, batch)?,
@@ -287,20 +275,5 @@ impl PipelineTransformerOptions {
             });
         }
         Ok(Made { pipeline, step })
-    }
-}
-
-/// Prints the loss of every step, on the rank that knows it.
-struct Losses {
-    prints: bool,
-}
-
-impl Observer for Losses {
-    fn stepped(&mut self, step: &Step<'_>) -> Result<()> {
-        if !self.prints {
-            return Ok(());
-        }
-        let loss = Float(step.loss()?.into());
-        step.say(format_args!("Epoch {}, Batch {}, Loss: {loss}", step.epoch, step.batch))
     }
 }

@@ -114,10 +114,6 @@ impl Source for Batches {
         self.0.len().saturating_sub(at.batch)
     }
 
-    fn batch_size(&self) -> usize {
-        self.0.first().map_or(0, |(input, _)| input.dims()[0])
-    }
-
     fn batches(&mut self, at: Position) -> Result<trainer::Batches<Batch>> {
         let left: Vec<Batch> = self.0.iter().skip(at.batch).cloned().collect();
         Ok(Box::new(left.into_iter().map(|batch| Ok((batch, 0)))))

@@ -12,14 +12,14 @@ use training::Contents;
 
 use crate::console::note;
 use crate::error::{Error, Result};
-use crate::experiment::Experiment;
+use crate::experiment::{Experiment, options_of};
 use crate::file_error::FileError;
 use crate::options::{CheckpointOptions, CommonOptions, count, learning_rate};
 use crate::python::Float;
 use crate::rank::{Outcome, Rank};
 use crate::room;
 use crate::start::MOST_RANKS;
-use crate::trainer::{RunEnd, sampler_state};
+use crate::trainer::sampler_state;
 use crate::weights::TensorFile;
 
 use super::mesh::MeshOptions;
@@ -79,21 +79,7 @@ impl Experiment for TensorParallelMlpOptions {
     type Alone = usize;
     type Trained = Trained;
 
-    fn common(&self) -> &CommonOptions {
-        &self.common
-    }
-
-    fn with_common(&self, common: CommonOptions) -> Self {
-        Self { common, ..self.clone() }
-    }
-
-    fn checkpoints(&self) -> Option<&CheckpointOptions> {
-        Some(&self.checkpoints)
-    }
-
-    fn end(&self) -> Option<RunEnd> {
-        Some(RunEnd::Epochs(self.epochs))
-    }
+    options_of!(common, checkpoints, epochs);
 
     fn settings(&self, _: usize) -> Vec<(&'static str, String)> {
         vec![

@@ -16,7 +16,7 @@ use crate::error::Result;
 use crate::held::{bytes, gradient_bytes};
 use crate::options::offer;
 use crate::rank::Rank;
-use crate::trainer::{Epochs, Kept, Observer, Parts, Position, Source, Step, Strategy, Trainer};
+use crate::trainer::{Epochs, Kept, Losses, Parts, Position, Source, Step, Strategy, Trainer};
 
 use super::OnMesh;
 use super::figures::Figures;
@@ -92,8 +92,10 @@ pub(super) fn train<E: OnMesh, T: Task>(
 ) -> Result<Trained> {
     let mesh = mesh(&rank.comm, config.sizes)?;
     let mut trainer = Trainer::new(Divided::new(task, config, &mesh)?, epochs(&mesh, task, config)?);
-    let mut lines = Lines { task, prints: rank.is_first() };
-    let ran = trainer.run(rank, &experiment.run_config(rank), &mut lines)?;
+    let mut losses = Losses(|step: &Step<'_>, loss: f32| {
+        step.say(format_args!("{}", task.line(step.epoch, step.batch, loss)))
+    });
+    let ran = trainer.run(rank, &experiment.run_config(rank), &mut losses)?;
     let step_s = ran.seconds / ran.steps.max(1) as f64;
     let own = Figures { held: ran.held, peak_rss: peak_rss_bytes(), step_s };
     if let Some(path) = &experiment.common().save {
@@ -229,20 +231,5 @@ impl<T: Task> Parts for Divided<'_, T> {
     fn load(&mut self, from: &Contents) -> Result<()> {
         self.parallel.load_checkpoint(from, &mut self.optimizer).map_err(offer)?;
         Ok(())
-    }
-}
-
-/// Prints a line after every step, on rank 0.
-struct Lines<'a, T> {
-    task: &'a T,
-    prints: bool,
-}
-
-impl<T: Task> Observer for Lines<'_, T> {
-    fn stepped(&mut self, step: &Step<'_>) -> Result<()> {
-        if !self.prints {
-            return Ok(());
-        }
-        step.say(format_args!("{}", self.task.line(step.epoch, step.batch, step.loss()?)))
     }
 }

@@ -15,11 +15,9 @@ use tensor_parallel::{
 pub use options::TensorParallelTransformerOptions;
 
 use crate::error::Result;
-use crate::experiment::Experiment;
-use crate::options::{CheckpointOptions, CommonOptions};
+use crate::experiment::{Experiment, options_of};
 use crate::python::Float;
 use crate::rank::{Outcome, Rank};
-use crate::trainer::RunEnd;
 
 use super::mesh::MeshOptions;
 use super::run::{self, DividedConfig, Task, Trained};
@@ -44,21 +42,7 @@ impl Experiment for TensorParallelTransformerOptions {
     type Alone = usize;
     type Trained = Trained;
 
-    fn common(&self) -> &CommonOptions {
-        &self.common
-    }
-
-    fn with_common(&self, common: CommonOptions) -> Self {
-        Self { common, ..self.clone() }
-    }
-
-    fn checkpoints(&self) -> Option<&CheckpointOptions> {
-        Some(&self.checkpoints)
-    }
-
-    fn end(&self) -> Option<RunEnd> {
-        Some(RunEnd::Epochs(self.epochs))
-    }
+    options_of!(common, checkpoints, epochs);
 
     fn settings(&self, _: usize) -> Vec<(&'static str, String)> {
         vec![
