@@ -106,6 +106,27 @@ impl TensorFile {
         view.load(device).map_err(|error| FileError::tensor(&self.path, name, error))
     }
 
+    /// Samples of so many f32 each, of which there is at least one.
+    pub(crate) fn samples(&self, name: &str, features: usize, device: &Device) -> Result<Tensor> {
+        let samples = self.tensor(name, &[None, Some(features)], DType::F32, device)?;
+        match samples.elem_count() {
+            0 => Err(FileError::tensor(&self.path, name, "it has no samples; give at least 1")),
+            _ => Ok(samples),
+        }
+    }
+
+    /// The classes of so many samples, i64, of which there are this many.
+    pub(crate) fn classes(&self, name: &str, samples: usize, count: usize) -> Result<Vec<u32>> {
+        let classes = self.tensor(name, &[Some(samples)], DType::I64, &Device::Cpu)?;
+        let classes = classes.to_vec1::<i64>().map_err(|error| FileError::tensor(&self.path, name, error))?;
+        let known = |class: &i64| usize::try_from(*class).is_ok_and(|class| class < count);
+        if let Some(place) = classes.iter().position(|class| !known(class)) {
+            let reason = format!("number {place} is {}; the classes are 0 to {}", classes[place], count - 1);
+            return Err(FileError::tensor(&self.path, name, reason));
+        }
+        Ok(classes.into_iter().map(|class| class as u32).collect())
+    }
+
     fn missing(&self, name: &str, expected: String) -> FileError {
         let mut held = listing(&self.names());
         if self.tensors.get(&format!("module.{name}")).is_ok() {

@@ -9,7 +9,6 @@ use training::TorchInit;
 
 use crate::console::say;
 use crate::error::Result;
-use crate::file_error::FileError;
 use crate::models::linear::SimpleModel;
 use crate::options::LoaderOptions;
 use crate::python::Fixed;
@@ -96,11 +95,8 @@ fn draw(generator: &mut Generator, len: usize) -> Result<Vec<Sample>> {
 }
 
 fn read(file: &TensorFile, device: &Device) -> Result<Vec<Sample>> {
-    let x = file.tensor("x", &[None, Some(1)], DType::F32, device)?;
+    let x = file.samples("x", 1, device)?;
     file.only(&["x", "y"])?;
-    if x.elem_count() == 0 {
-        return Err(FileError::tensor(file.path(), "x", "it has no samples; give at least 1").into());
-    }
     let y = file.tensor("y", &[Some(x.dim(0)?), Some(1)], DType::F32, device)?;
     let values = |tensor: Tensor| tensor.flatten_all()?.to_vec1::<f32>();
     Ok(values(x)?.into_iter().zip(values(y)?).collect())

@@ -3,11 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 use sampler::{BoxError, Dataset, Generator};
 
 use crate::error::Result;
-use crate::file_error::FileError;
 use crate::models::mlp::{CLASSES, FEATURES};
 use crate::rank::Rank;
 use crate::trainer::Loader;
@@ -106,17 +105,9 @@ fn draw(generator: &mut Generator, len: usize) -> Result<Vec<Sample>> {
 }
 
 fn read(file: &TensorFile, x_name: &str, y_name: &str) -> Result<Vec<Sample>> {
-    let x = file.tensor(x_name, &[None, Some(FEATURES)], DType::F32, &Device::Cpu)?;
-    if x.elem_count() == 0 {
-        return Err(FileError::tensor(file.path(), x_name, "it has no samples; give at least 1").into());
-    }
-    let y = file.tensor(y_name, &[Some(x.dim(0)?)], DType::I64, &Device::Cpu)?.to_vec1::<i64>()?;
-    let known = |class: &i64| usize::try_from(*class).is_ok_and(|class| class < CLASSES);
-    if let Some(place) = y.iter().position(|class| !known(class)) {
-        let reason = format!("number {place} is {}; the classes are 0 to {}", y[place], CLASSES - 1);
-        return Err(FileError::tensor(file.path(), y_name, reason).into());
-    }
+    let x = file.samples(x_name, FEATURES, &Device::Cpu)?;
+    let y = file.classes(y_name, x.dim(0)?, CLASSES)?;
     let x = x.flatten_all()?.to_vec1()?;
     let (x, _) = x.as_chunks::<FEATURES>();
-    Ok(x.iter().copied().zip(y.into_iter().map(|class| class as u32)).collect())
+    Ok(x.iter().copied().zip(y).collect())
 }

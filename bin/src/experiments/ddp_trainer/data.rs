@@ -6,7 +6,6 @@ use candle_core::{DType, Device, Tensor};
 use sampler::{DistributedSampler, Generator, SamplerError};
 
 use crate::error::Result;
-use crate::file_error::FileError;
 use crate::options::LoaderOptions;
 use crate::trainer::Loader;
 use crate::weights::TensorFile;
@@ -35,11 +34,8 @@ pub(super) fn draw(generator: &mut Generator, len: usize) -> Result<Vec<Sample>>
 
 pub(super) fn read(file: &TensorFile) -> Result<Vec<Sample>> {
     let device = Device::Cpu;
-    let x = file.tensor("x", &[None, Some(FEATURES)], DType::F32, &device)?;
+    let x = file.samples("x", FEATURES, &device)?;
     file.only(&["x", "y"])?;
-    if x.elem_count() == 0 {
-        return Err(FileError::tensor(file.path(), "x", "it has no samples; give at least 1").into());
-    }
     let y = file.tensor("y", &[Some(x.dim(0)?), Some(1)], DType::F32, &device)?;
     let (x, y) = (x.flatten_all()?.to_vec1()?, y.flatten_all()?.to_vec1()?);
     let (x, _) = x.as_chunks::<FEATURES>();

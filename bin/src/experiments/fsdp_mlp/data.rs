@@ -2,12 +2,11 @@
 
 use std::collections::VecDeque;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 use sampler::{DistributedSampler, Generator, Sampler};
 use serde_json::Value;
 
 use crate::error::Result;
-use crate::file_error::FileError;
 use crate::models::large::CLASSES;
 use crate::rank::Rank;
 use crate::trainer::{self, Position, Source};
@@ -25,19 +24,9 @@ pub(super) struct Samples {
 impl Samples {
     pub(super) fn read(file: &TensorFile, features: usize) -> Result<Self> {
         file.only(&["x", "y"])?;
-        let x = file.tensor("x", &[None, Some(features)], DType::F32, &Device::Cpu)?;
-        if x.elem_count() == 0 {
-            return Err(FileError::tensor(file.path(), "x", "it has no samples; give at least 1").into());
-        }
-        let y = file.tensor("y", &[Some(x.dim(0)?)], DType::I64, &Device::Cpu)?;
-        let classes = y.to_vec1::<i64>()?;
-        let known = |class: &i64| usize::try_from(*class).is_ok_and(|class| class < CLASSES);
-        if let Some(place) = classes.iter().position(|class| !known(class)) {
-            let reason =
-                format!("number {place} is {}; the classes are 0 to {}", classes[place], CLASSES - 1);
-            return Err(FileError::tensor(file.path(), "y", reason).into());
-        }
-        Ok(Self { x, y: y.to_dtype(DType::U32)? })
+        let x = file.samples("x", features, &Device::Cpu)?;
+        let y = Tensor::new(file.classes("y", x.dim(0)?, CLASSES)?, &Device::Cpu)?;
+        Ok(Self { x, y })
     }
 }
 

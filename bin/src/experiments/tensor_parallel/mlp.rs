@@ -222,10 +222,7 @@ impl TensorParallelMlpOptions {
 
 fn read(file: &TensorFile, hidden_size: usize) -> Result<(Tensor, Tensor)> {
     file.only(&["x", "y"])?;
-    let x = file.tensor("x", &[None, Some(hidden_size)], DType::F32, &Device::Cpu)?;
-    if x.dim(0)? == 0 {
-        return Err(FileError::tensor(file.path(), "x", "it has no samples; give at least 1").into());
-    }
+    let x = file.samples("x", hidden_size, &Device::Cpu)?;
     let y = file.tensor("y", &[Some(x.dim(0)?), Some(hidden_size)], DType::F32, &Device::Cpu)?;
     Ok((x, y))
 }
