@@ -10,7 +10,7 @@ use training::{Checkpoints, Contents};
 use crate::console::{note, say};
 use crate::error::{Error, Result};
 use crate::experiment::Experiment;
-use crate::options::{CheckpointOptions, keeps_losses};
+use crate::options::{CheckpointOptions, keeps_losses, offer};
 use crate::rank::Rank;
 use crate::run_log::{LogConfig, RunLog};
 use crate::trainer::first_choice;
