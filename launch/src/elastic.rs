@@ -7,8 +7,6 @@ use std::time::Duration;
 
 use comm::{Error, Result};
 
-use super::random::random_hex;
-
 /// Lets a job go on when ranks fail: the others meet anew ([`ElasticGroup::shrink`](comm::ElasticGroup::shrink)), which their
 /// program must do; they find `GIRANDOLE_ELASTIC` and `GIRANDOLE_ELASTIC_MIN` in their environment.
 ///
@@ -50,12 +48,17 @@ pub fn elastic_min() -> Option<usize> {
     comm::launcher::elastic_min()
 }
 
-/// A folder of this job's own, gone when this is dropped.
+/// A folder of this job's own, gone when this is dropped; where the launcher is killed, the warden removes it.
 pub(super) struct JobFolder(PathBuf);
 
 impl JobFolder {
-    pub(super) fn new() -> Result<Self> {
-        let folder = std::env::temp_dir().join(format!("girandole-{}", random_hex::<8>()?));
+    /// Where that of a job is which has this id.
+    pub(super) fn place(spawn_id: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("girandole-{spawn_id}"))
+    }
+
+    pub(super) fn new(spawn_id: &str) -> Result<Self> {
+        let folder = Self::place(spawn_id);
         let made = DirBuilder::new().mode(0o700).create(&folder);
         made.map_err(|e| Error::system(format!("cannot make the folder {}", folder.display()), e))?;
         Ok(Self(folder))

@@ -99,7 +99,7 @@ impl Rounds<'_> {
     fn round(&mut self, round: &Round, master: Option<Master>) -> Result<Finished> {
         let config = self.config;
         let job = Job::new(config, round, self.nodes.address)?;
-        let folder = config.elastic.is_some().then(JobFolder::new).transpose()?;
+        let folder = config.elastic.is_some().then(|| JobFolder::new(job.spawn_id())).transpose()?;
         let job = match (&folder, &config.elastic) {
             (Some(folder), Some(elastic)) => {
                 let job = job.vouched_in(folder.file("ended"));

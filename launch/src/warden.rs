@@ -13,6 +13,7 @@ use comm::launcher::{LISTENER, SPAWNER_PID};
 use comm::{Error, Result};
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::elastic::JobFolder;
 use super::environment::SPAWN_ID;
 use crate::platform::{processes, program};
 
@@ -75,6 +76,8 @@ pub(super) fn serve_if_asked() {
         let _ = kill_process(process, Signal::KILL);
     }
     end_all_with(&[SPAWN_ID.as_bytes(), b"=", spawn_id.as_encoded_bytes()].concat());
+    // A launcher that was killed has left it. There may be none.
+    let _ = std::fs::remove_dir_all(JobFolder::place(&spawn_id.to_string_lossy()));
     std::process::exit(0)
 }
 

@@ -1,12 +1,12 @@
 //! However a job ends, nothing of it is left: neither the ranks nor what they have started.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::common::{is_ignored, text};
+use crate::common::{Folder, girandole, is_ignored, text};
 use crate::launch::shell::shell;
 
 /// Nothing that is waited for takes this long, not even on a busy machine.
@@ -27,7 +27,11 @@ struct Process {
 impl Job {
     /// Two ranks; each line that they print first is the number of a process.
     fn start(script: &str, lines: usize) -> Self {
-        let mut launcher = shell(2, script).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        Self::started(shell(2, script), lines)
+    }
+
+    fn started(mut command: Command, lines: usize) -> Self {
+        let mut launcher = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let stdout = BufReader::new(launcher.stdout.take().unwrap());
         let pids = stdout.lines().take(lines).map(|line| line.unwrap().parse::<i32>().unwrap());
         let processes = pids
@@ -82,6 +86,37 @@ fn when_the_launcher_is_killed() {
     let mut job = Job::start(FAMILY, 4);
     assert!(!job.end(Signal::KILL).success());
     job.nothing_is_left();
+}
+
+/// What an elastic job has in the folder for temporary files goes, too.
+#[test]
+fn when_the_launcher_of_an_elastic_job_is_killed() {
+    let folder = Folder::new();
+    let mut command = girandole();
+    command.args([
+        "launch",
+        "--nproc-per-node",
+        "2",
+        "--elastic",
+        "1:2",
+        "--replace",
+        "1",
+        "--",
+        "sh",
+        "-c",
+        FAMILY,
+    ]);
+    command.env("TMPDIR", folder.path(""));
+    let left = || std::fs::read_dir(folder.path("")).unwrap().count();
+    let mut job = Job::started(command, 4);
+    assert_eq!(left(), 1);
+    assert!(!job.end(Signal::KILL).success());
+    job.nothing_is_left();
+    let began = Instant::now();
+    while left() > 0 {
+        assert!(began.elapsed() < LIMIT, "the job's folder is left");
+        std::thread::yield_now();
+    }
 }
 
 /// Nobody knows these by their environment.
