@@ -93,19 +93,7 @@ fn when_the_launcher_is_killed() {
 fn when_the_launcher_of_an_elastic_job_is_killed() {
     let folder = Folder::new();
     let mut command = girandole();
-    command.args([
-        "launch",
-        "--nproc-per-node",
-        "2",
-        "--elastic",
-        "1:2",
-        "--replace",
-        "1",
-        "--",
-        "sh",
-        "-c",
-        FAMILY,
-    ]);
+    command.args(["launch", "--nproc-per-node", "2", "--elastic", "1:2", "--", "sh", "-c", FAMILY]);
     command.env("TMPDIR", folder.path(""));
     let left = || std::fs::read_dir(folder.path("")).unwrap().count();
     let mut job = Job::started(command, 4);
