@@ -18,7 +18,7 @@ use crate::rank::{Outcome, Rank, Stage};
 use crate::start::{self, Start, host_name};
 use crate::trainer::{RunConfig, RunEnd, RunIdentity, begin_anew, find};
 
-/// Methods of an [`Experiment`] that give options by their usual names: `common`, `checkpoints`, and `epochs` or `steps` as its end.
+/// Methods of an [`Experiment`] that give options by their usual names: `common`, `checkpoints`, `elastic`, and `epochs` or `steps` as its end.
 macro_rules! options_of {
     (@common) => {
         fn common(&self) -> &$crate::options::CommonOptions {
@@ -32,6 +32,15 @@ macro_rules! options_of {
     (@checkpoints) => {
         fn checkpoints(&self) -> Option<&$crate::options::CheckpointOptions> {
             Some(&self.checkpoints)
+        }
+    };
+    (@elastic) => {
+        fn elastic_options(&self) -> Option<$crate::options::ElasticOptions> {
+            Some(self.elastic)
+        }
+
+        fn stand_in(&self) -> Option<()> {
+            Some(())
         }
     };
     (@epochs) => {

@@ -29,6 +29,31 @@ pub(super) struct Door {
     open: bool,
 }
 
+/// Does what comes after training: what the first rank does alone, and what all do. Where a rank is lost meanwhile, those that are
+/// left do it again.
+///
+/// # Errors
+/// What `work` fails with; the loss of a rank, where the number of ranks does not change.
+pub fn conclude<T>(
+    rank: &mut Rank,
+    elastic: Option<ElasticRanks>,
+    work: impl Fn(&Rank) -> Result<T>,
+) -> Result<T> {
+    loop {
+        // Who is done stays until all are.
+        let done = work(rank).and_then(|done| match elastic {
+            None => Ok(done),
+            Some(_) => Ok(rank.comm.run(Operation::Barrier).map(|_| done)?),
+        });
+        match done {
+            Err(error) if elastic.is_some() && error.loss().is_some() => {
+                rank.comm = rank.comm.elastic()?.shrink()?;
+            }
+            done => return done,
+        }
+    }
+}
+
 /// What a run has beside its trainer.
 pub(super) struct Run<'a, 'l> {
     pub(super) config: &'a RunConfig<'a>,
@@ -119,30 +144,6 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
                 }
                 Err(error) => error,
             };
-        }
-    }
-
-    /// Does what the first rank does at the end, and makes sure that it was done: where that rank is lost meanwhile, the one
-    /// that takes its place does it again.
-    ///
-    /// # Errors
-    /// What `work` fails with; too few ranks that are left.
-    pub fn conclude(
-        &mut self,
-        rank: &mut Rank,
-        elastic: Option<ElasticRanks>,
-        work: impl Fn(&Rank) -> Result<()>,
-    ) -> Result<()> {
-        loop {
-            work(rank)?;
-            if elastic.is_none() {
-                return Ok(());
-            }
-            let Err(error) = rank.comm.run(Operation::Barrier) else { return Ok(()) };
-            if !error.is_loss() {
-                return Err(error.into());
-            }
-            rank.comm = rank.comm.elastic()?.shrink()?;
         }
     }
 

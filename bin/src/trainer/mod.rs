@@ -22,6 +22,7 @@ use crate::run_log::RunLog;
 pub use checkpoint::Saved;
 pub(crate) use checkpoint::{agree_on_command, find, first_choice, misfit};
 pub use data_parallel::{Alone, DataParallel};
+pub use elastic::conclude;
 pub use keeper::{Keeper, RunEnd, RunIdentity};
 pub(crate) use newcomer::begin_anew;
 pub use observer::{Epoch, Losses, Means, Observer, Step};

@@ -8,6 +8,8 @@ mod common;
 mod cifar10;
 mod comm_bench;
 mod commands;
+#[cfg(target_os = "linux")]
+mod copies;
 mod ddp_linear;
 mod ddp_mlp;
 mod ddp_trainer;
@@ -35,3 +37,5 @@ mod tensor_parallel;
 mod tensorboard;
 mod text;
 mod tokenize;
+#[cfg(target_os = "linux")]
+mod watched;

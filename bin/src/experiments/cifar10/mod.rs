@@ -26,7 +26,7 @@ use crate::models::convnet::ConvNet;
 use crate::options::contents_of;
 use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
-use crate::trainer::{DataParallel, Epochs, Means, Trainer};
+use crate::trainer::{DataParallel, Epochs, Means, Trainer, conclude};
 use crate::validation::Validation;
 
 use pictures::Batch;
@@ -45,7 +45,7 @@ impl Experiment for Cifar10Options {
     type Alone = ();
     type Trained = Trained;
 
-    options_of!(common, checkpoints, epochs);
+    options_of!(common, checkpoints, elastic, epochs);
 
     fn settings(&self, _: usize) -> Vec<(&'static str, String)> {
         let pictures = match &self.data_dir {
@@ -113,11 +113,13 @@ impl Experiment for Cifar10Options {
             say(format_args!("finish"))?;
         }
         let pictures = (&*test, device);
-        variables.save(&self.common, rank)?;
-        let tested = match &self.common.save {
-            None => testing::test(self, rank, trainer.model().ddp(), pictures)?,
-            Some(path) => testing::test(self, rank, &testing::load(path, rank, device)?, pictures)?,
-        };
+        let tested = conclude(rank, self.elastic(), |rank| {
+            variables.save(&self.common, rank)?;
+            match &self.common.save {
+                None => testing::test(self, rank, trainer.model().ddp(), pictures),
+                Some(path) => testing::test(self, rank, &testing::load(path, rank, device)?, pictures),
+            }
+        })?;
         Ok(Trained { series, tested })
     }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::error::Result;
-use crate::options::{CheckpointOptions, CommonOptions, LoaderOptions, count, learning_rate};
+use crate::options::{CheckpointOptions, CommonOptions, ElasticOptions, LoaderOptions, count, learning_rate};
 use crate::room;
 
 use super::pictures::PICTURE;
@@ -33,6 +33,8 @@ pub struct Cifar10Options {
     pub(super) common: CommonOptions,
     #[command(flatten)]
     pub(super) checkpoints: CheckpointOptions,
+    #[command(flatten)]
+    pub(super) elastic: ElasticOptions,
     /// Folder with the binary version of CIFAR-10
     #[arg(long, value_name = "DIR", conflicts_with_all = ["data", "samples", "test_samples"], help_heading = "Files")]
     pub(super) data_dir: Option<PathBuf>,

@@ -19,7 +19,7 @@ use crate::models::mlp::{CLASSES, Mlp};
 use crate::python::Fixed;
 use crate::rank::{Outcome, Rank};
 use crate::room;
-use crate::trainer::{DataParallel, Epoch, Epochs, Observer, Step, Trainer};
+use crate::trainer::{DataParallel, Epoch, Epochs, Observer, Step, Trainer, conclude};
 use crate::validation::{Validation, ValidationConfig, validate};
 use crate::variables::Variables;
 use crate::weights::TensorFile;
@@ -49,7 +49,7 @@ impl Experiment for DdpMlpOptions {
     type Alone = ();
     type Trained = Trained;
 
-    options_of!(common, checkpoints, epochs);
+    options_of!(common, checkpoints, elastic, epochs);
 
     fn settings(&self, world_size: usize) -> Vec<(&'static str, String)> {
         let mut settings = vec![("--lr", self.lr.to_string()), ("--batch-size", self.batch_size.to_string())];
@@ -100,16 +100,18 @@ impl Experiment for DdpMlpOptions {
         let model = DataParallel::new(ddp, optimizer, loss, &variables.map);
         let mut trainer = Trainer::new(model, Epochs::new(loader));
         let series = trainer.run(rank, &self.run_config(rank), &mut LastLoss(None))?.series;
-        variables.save(&self.common, rank)?;
         let model = trainer.model().ddp().model()?;
         let whole = ValidationConfig {
             samples: sets.validation_len(),
             batch_size: VALIDATION_BATCH,
             classes: CLASSES,
         };
-        let validation = validate(&*rank.comm, &whole, |range| {
-            let (x, y) = sets.validation(range, &variables.device)?;
-            Ok((model.forward(&x)?.detach(), y))
+        let validation = conclude(rank, self.elastic(), |rank| {
+            variables.save(&self.common, rank)?;
+            validate(&*rank.comm, &whole, |range| {
+                let (x, y) = sets.validation(range, &variables.device)?;
+                Ok((model.forward(&x)?.detach(), y))
+            })
         })?;
         Ok(Trained { series, validation })
     }

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use crate::options::{CheckpointOptions, CommonOptions, LoaderOptions, count, learning_rate};
+use crate::options::{CheckpointOptions, CommonOptions, ElasticOptions, LoaderOptions, count, learning_rate};
 
 /// Options of `ddp-mlp`.
 #[derive(Debug, Clone, Args)]
@@ -20,6 +20,8 @@ pub struct DdpMlpOptions {
     pub(crate) common: CommonOptions,
     #[command(flatten)]
     pub(crate) checkpoints: CheckpointOptions,
+    #[command(flatten)]
+    pub(crate) elastic: ElasticOptions,
     /// How batches are loaded.
     #[command(flatten)]
     pub(crate) loader: LoaderOptions,

@@ -19,7 +19,7 @@ use crate::error::Result;
 use crate::experiment::{Experiment, options_of};
 use crate::rank::{Outcome, Rank};
 use crate::room::{self, PLACE};
-use crate::trainer::{DataParallel, Epoch, Epochs, Observer, Trainer};
+use crate::trainer::{DataParallel, Epoch, Epochs, Observer, Trainer, conclude};
 use crate::variables::Variables;
 use crate::weights::TensorFile;
 
@@ -38,7 +38,7 @@ impl Experiment for DdpTrainerOptions {
     type Alone = ();
     type Trained = RunSeries;
 
-    options_of!(common, checkpoints, epochs);
+    options_of!(common, checkpoints, elastic, epochs);
 
     fn settings(&self, _: usize) -> Vec<(&'static str, String)> {
         vec![
@@ -96,7 +96,7 @@ impl Experiment for DdpTrainerOptions {
         let mut workload = Workload { rank: rank.comm.rank() };
         let mut trainer = Trainer::new(model, Epochs::new(loader));
         let series = trainer.run(rank, &self.run_config(rank), &mut workload)?.series;
-        variables.save(&self.common, rank)?;
+        conclude(rank, self.elastic(), |rank| variables.save(&self.common, rank))?;
         Ok(series)
     }
 
@@ -130,6 +130,7 @@ fn cross_entropy_with_shares(model: &Linear, (x, y): &Batch) -> candle_core::Res
 
 /// The line that every rank prints at the beginning of an epoch.
 struct Workload {
+    /// Its number at the start: it keeps it in what it prints when others are lost.
     rank: usize,
 }
 

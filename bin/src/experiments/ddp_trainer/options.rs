@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 
-use crate::options::{CheckpointOptions, CommonOptions, LoaderOptions, count, learning_rate};
+use crate::options::{CheckpointOptions, CommonOptions, ElasticOptions, LoaderOptions, count, learning_rate};
 
 /// What is minimised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -26,6 +26,8 @@ pub struct DdpTrainerOptions {
     pub(crate) common: CommonOptions,
     #[command(flatten)]
     pub(crate) checkpoints: CheckpointOptions,
+    #[command(flatten)]
+    pub(crate) elastic: ElasticOptions,
     /// How batches are loaded.
     #[command(flatten)]
     pub(crate) loader: LoaderOptions,

@@ -18,11 +18,10 @@ use crate::console::{note, say};
 use crate::error::Result;
 use crate::experiment::{Experiment, options_of};
 use crate::models::transformer::Transformer;
-use crate::options::ElasticOptions;
 use crate::python::{Float, IntTensor};
 use crate::rank::{Outcome, Rank};
 use crate::tokens::{self, Batch, Row};
-use crate::trainer::{DataParallel, Epochs, Losses, Step, StepRandom, Trainer};
+use crate::trainer::{DataParallel, Epochs, Losses, Step, StepRandom, Trainer, conclude};
 use crate::variables::Variables;
 
 /// What a process begins with.
@@ -40,15 +39,7 @@ impl Experiment for DdpTransformerOptions {
     type Alone = ();
     type Trained = RunSeries;
 
-    options_of!(common, checkpoints, epochs);
-
-    fn elastic_options(&self) -> Option<ElasticOptions> {
-        Some(self.elastic)
-    }
-
-    fn stand_in(&self) -> Option<()> {
-        Some(())
-    }
+    options_of!(common, checkpoints, elastic, epochs);
 
     fn settings(&self, _: usize) -> Vec<(&'static str, String)> {
         let own = [
@@ -99,7 +90,7 @@ impl Experiment for DdpTransformerOptions {
         });
         let mut trainer = Trainer::new(model, epochs);
         let series = trainer.run(rank, &self.run_config(rank), &mut losses)?.series;
-        trainer.conclude(rank, self.elastic(), |rank| variables.save(&self.common, rank))?;
+        conclude(rank, self.elastic(), |rank| variables.save(&self.common, rank))?;
         Ok(series)
     }
 

@@ -1,125 +1,29 @@
 //! Runs that go on when ranks are lost, and take in new ones.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 use sampler::Generator;
 
-use crate::common::{Folder, Session, losses, metrics, refuse_with, text};
+use crate::common::{Folder, losses, metrics, refuse_with, text};
 use crate::ddp_transformer::TRANSFORMER;
+use crate::watched::{Job, Watched, places, replayed};
 
 /// 40 rows in another order in each epoch, with dropout: whatever a rank or a step has to do with it shows.
-const RUN: [&str; 5] = ["--samples", "40", "--reshuffle", "--lr", "0.001"];
-
-/// A run of some ranks that is being watched.
-struct Watched {
-    session: Session,
-    folder: Folder,
-    ranks: Vec<Pid>,
-}
-
-impl Watched {
-    fn start(elastic: &str, more: &[&str]) -> Self {
-        let folder = Folder::new();
-        let (lines, saved) = (folder.argument("m.jsonl"), folder.argument("saved"));
-        let own = ["--elastic", elastic, "--metrics", &lines, "--save", &saved];
-        let mut session = Session::start(&TRANSFORMER, &[&RUN[..], &own, more].concat());
-        let path = folder.path("m.jsonl");
-        session.until("60 steps", || steps(&path) >= 60);
-        let ranks = session.ranks();
-        Self { session, folder, ranks }
-    }
-
-    fn kill(&self, rank: usize) {
-        kill_process(self.ranks[rank], Signal::KILL).unwrap();
-    }
-
-    /// Waits until it has done so many more steps than it has now.
-    fn more(&mut self, more: usize) {
-        let path = self.folder.path("m.jsonl");
-        let now = steps(&path);
-        self.session.until("more steps", || steps(&path) >= now + more);
-    }
-
-    fn end(self) -> (Output, Folder) {
-        let output = self.session.end();
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        (output, self.folder)
-    }
-}
-
-fn steps(path: &Path) -> usize {
-    std::fs::read(path).map_or(0, |text| text.iter().filter(|byte| **byte == b'\n').count())
-}
-
-/// Where the ranks went on, as they say: step, epoch.
-fn places(output: &Output) -> Vec<(usize, usize)> {
-    let number = |line: &str, before: &str| -> Option<usize> {
-        line.split(before).nth(1)?.split([',', ')']).next()?.parse().ok()
-    };
-    let remarks = text(&output.stderr);
-    let place = |line: &str| Some((number(line, "(step ")?, number(line, "go on at epoch ")?));
-    remarks.lines().filter(|line| line.contains("go on at epoch")).filter_map(place).collect()
-}
-
-/// Weights of a run that had so many ranks up to this place, and others from there on, in as many runs, each of which goes on
-/// from the checkpoint of the one before.
-fn replayed(stages: &[(usize, (usize, usize))], last: usize, epochs: usize, folder: &Folder) -> Vec<u8> {
-    let (dir, saved) = (folder.argument("checkpoints"), folder.argument("replayed"));
-    let mut resume = String::from("--resume");
-    let mut reached = 0;
-    for (world_size, (step, epoch)) in stages {
-        if std::mem::replace(&mut reached, *step) == *step {
-            // No step was taken by these ranks.
-            continue;
-        }
-        let (every, until) = (step.to_string(), (epoch + 1).to_string());
-        let (world_size, keep) =
-            (world_size.to_string(), ["--checkpoint-dir", &dir, "--checkpoint-every", &every]);
-        let own = ["--world-size", &world_size, "--epochs", &until, &resume];
-        TRANSFORMER.succeed(&[&RUN[..], &keep, &own].concat());
-        resume = format!("--resume={}", checkpoint_of(&folder.path("checkpoints"), *step).display());
-    }
-    let (world_size, epochs) = (last.to_string(), epochs.to_string());
-    let own = [
-        "--world-size",
-        &world_size,
-        "--epochs",
-        &epochs,
-        &resume,
-        "--checkpoint-dir",
-        &dir,
-        "--save",
-        &saved,
-    ];
-    TRANSFORMER.succeed(&[&RUN[..], &own].concat());
-    std::fs::read(saved).unwrap()
-}
-
-/// The checkpoint after so many steps.
-fn checkpoint_of(dir: &Path, step: usize) -> PathBuf {
-    let folders =
-        std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
-    let wanted = format!("\"step\": {step},");
-    let is_it = |folder: &PathBuf| {
-        std::fs::read_to_string(folder.join("checkpoint.json"))
-            .is_ok_and(|manifest| manifest.contains(&wanted))
-    };
-    folders.into_iter().find(is_it).unwrap_or_else(|| panic!("no checkpoint of step {step}"))
-}
+const JOB: Job =
+    Job { command: "ddp-transformer", options: &["--samples", "40", "--reshuffle", "--lr", "0.001"] };
 
 #[test]
 fn after_a_loss_the_numbers_are_those_of_a_run_that_goes_on_with_fewer_ranks() {
     for lost in 0..3 {
-        let run = Watched::start("1:3", &["--epochs", "150"]);
+        let run = Watched::start(&JOB, "1:3", &["--epochs", "150"]);
         run.kill(lost);
         let (output, folder) = run.end();
         let remarks = text(&output.stderr);
         assert!(remarks.contains("was killed by signal SIGKILL; the others go on"), "{remarks}");
         let places = places(&output);
         assert_eq!(places.len(), 1, "{remarks}");
-        let whole = replayed(&[(3, places[0])], 2, 150, &folder);
+        let whole = replayed(&JOB, &[(3, places[0])], (2, 150), &folder);
         assert!(
             std::fs::read(folder.path("saved")).unwrap() == whole,
             "rank {lost}: other weights\n{remarks}"
@@ -134,7 +38,7 @@ fn after_a_loss_the_numbers_are_those_of_a_run_that_goes_on_with_fewer_ranks() {
 #[test]
 fn one_that_joins_goes_on_from_the_state_of_the_others() {
     for lost in [0, 2] {
-        let run = Watched::start("2:3", &["--epochs", "300", "--replace", "1"]);
+        let run = Watched::start(&JOB, "2:3", &["--epochs", "300", "--replace", "1"]);
         run.kill(lost);
         let (output, folder) = run.end();
         let remarks = text(&output.stderr);
@@ -144,7 +48,7 @@ fn one_that_joins_goes_on_from_the_state_of_the_others() {
         );
         let places = places(&output);
         assert_eq!(places.len(), 2, "{remarks}");
-        let whole = replayed(&[(3, places[0]), (2, places[1])], 3, 300, &folder);
+        let whole = replayed(&JOB, &[(3, places[0]), (2, places[1])], (3, 300), &folder);
         assert!(
             std::fs::read(folder.path("saved")).unwrap() == whole,
             "rank {lost}: other weights\n{remarks}"
@@ -159,7 +63,7 @@ fn ranks_may_be_lost_one_after_the_other_and_at_once() {
     let mut generator = Generator::new(7);
     let mut random = |below: u32| generator.next_u32() % below;
     for round in 0..3 {
-        let mut run = Watched::start("1:4", &["--epochs", "300"]);
+        let mut run = Watched::start(&JOB, "1:4", &["--epochs", "300"]);
         let mut left: Vec<usize> = (0..4).collect();
         for _ in 0..3 {
             let lost = left.remove(random(left.len() as u32) as usize);
@@ -182,7 +86,7 @@ fn ranks_may_be_lost_one_after_the_other_and_at_once() {
 #[test]
 fn ranks_may_be_lost_where_one_epoch_ends_and_the_next_begins() {
     // Each epoch is one step.
-    let mut run = Watched::start("1:6", &["--batch-size", "40", "--epochs", "1500"]);
+    let mut run = Watched::start(&JOB, "1:6", &["--batch-size", "40", "--epochs", "1500"]);
     for lost in [3, 0, 5, 1, 4] {
         run.kill(lost);
         run.more(25);
@@ -194,7 +98,7 @@ fn ranks_may_be_lost_where_one_epoch_ends_and_the_next_begins() {
 
 #[test]
 fn one_that_stands_still_is_ended_and_named_when_the_others_are_done() {
-    let run = Watched::start("1:2", &["--epochs", "40", "--timeout", "5"]);
+    let run = Watched::start(&JOB, "1:2", &["--epochs", "40", "--timeout", "5"]);
     kill_process(run.ranks[1], Signal::STOP).unwrap();
     let pid = run.ranks[1].as_raw_nonzero();
     let (output, folder) = run.end();
@@ -207,7 +111,7 @@ fn one_that_stands_still_is_ended_and_named_when_the_others_are_done() {
 
 #[test]
 fn fewer_than_the_least_are_not_enough() {
-    let run = Watched::start("2:2", &["--epochs", "1000000"]);
+    let run = Watched::start(&JOB, "2:2", &["--epochs", "1000000"]);
     run.kill(1);
     let output = run.session.end();
     let remarks = text(&output.stderr);
@@ -221,15 +125,18 @@ fn fewer_than_the_least_are_not_enough() {
 fn checkpoints_go_on_when_the_first_rank_is_lost() {
     let folder = Folder::new();
     let dir = folder.argument("checkpoints");
-    let mut run =
-        Watched::start("1:3", &["--epochs", "150", "--checkpoint-dir", &dir, "--checkpoint-every", "50"]);
+    let mut run = Watched::start(
+        &JOB,
+        "1:3",
+        &["--epochs", "150", "--checkpoint-dir", &dir, "--checkpoint-every", "50"],
+    );
     run.kill(0);
     run.more(100);
     let (_, of_run) = run.end();
     let last = folder.argument("last");
     let resume =
         ["--checkpoint-dir", &dir, "--resume", "--epochs", "150", "--world-size", "2", "--save", &last];
-    TRANSFORMER.succeed(&[&RUN[..], &resume].concat());
+    TRANSFORMER.succeed(&[JOB.options, &resume].concat());
     assert!(std::fs::read(last).unwrap() == std::fs::read(of_run.path("saved")).unwrap());
 }
 
