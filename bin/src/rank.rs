@@ -136,9 +136,9 @@ pub struct Rank {
     pub comm: Arc<dyn Communicator>,
     /// Where `--metrics` go; the rank that prints alone has it.
     pub metrics: Option<MetricsWriter>,
-    /// What it holds of the model and sends, for [`measured`](Self::measured) to tell.
+    /// What it holds of the model and sends, for the summary.
     pub held: Option<Held>,
-    /// What checkpoints took, for [`measured`](Self::measured) to tell.
+    /// What checkpoints took, for the summary.
     pub checkpoints: Option<CheckpointTimes>,
     device: &'static str,
     summaries: Vec<RankSummary>,
