@@ -8,7 +8,7 @@ use std::path::Path;
 
 pub(crate) use choice::{check, config, connect};
 
-use crate::launch::{gpu_count, in_path};
+use crate::machine::{gpu_count, in_path};
 
 /// Where Linux systems keep libraries, beside `LD_LIBRARY_PATH`.
 const LIBRARY_FOLDERS: [&str; 8] = [

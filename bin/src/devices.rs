@@ -80,7 +80,7 @@ mod with_cuda {
 
     use crate::console::note;
     use crate::file_error::first_line;
-    use crate::launch::gpu_count;
+    use crate::machine::gpu_count;
 
     const ALTERNATIVE: &str = "use --device cpu";
 

@@ -9,7 +9,7 @@ use signal_hook::consts::SIGPIPE;
 use training::Fallback;
 
 use crate::file_error::FileError;
-use crate::recipe;
+use crate::origin::origin;
 
 /// Lines of a rank's standard error that are repeated; they have been forwarded before.
 const LINES_SHOWN: usize = 5;
@@ -265,10 +265,8 @@ impl Error {
             Error::InRank { .. } => Some(self.to_string()),
             Error::Comm(comm::Error::Worker(failure)) | Error::Launched(failure) => Some(told(failure)),
             // What was not typed is not looked for on the command line.
-            Error::Option { option, .. } | Error::SameFile { option, .. }
-                if recipe::origin(option).is_some() =>
-            {
-                recipe::origin(option).map(|place| format!("error: {place}: {self}"))
+            Error::Option { option, .. } | Error::SameFile { option, .. } if origin(option).is_some() => {
+                origin(option).map(|place| format!("error: {place}: {self}"))
             }
             _ => Some(format!("error: {self}")),
         }

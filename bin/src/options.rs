@@ -3,6 +3,7 @@
 mod asked;
 mod checkpoints;
 mod elastic;
+mod files;
 mod loader;
 mod transport;
 

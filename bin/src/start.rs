@@ -11,8 +11,8 @@ use serde::de::DeserializeOwned;
 use crate::backends;
 use crate::error::{Error, Result};
 use crate::options::RankOptions;
+use crate::origin;
 use crate::progress::RanksBar;
-use crate::recipe;
 use crate::result_line;
 use crate::threads;
 
@@ -130,7 +130,7 @@ pub fn spawn_told<T: DeserializeOwned>(
 ) -> Result<T> {
     let env = std::iter::once((SPAWNED_FOR.into(), command.into())).chain(told).collect();
     // The ranks do not read a recipe again, which may have changed meanwhile.
-    let args = recipe::arguments();
+    let args = origin::arguments();
     handed_over(spawn_with_bar(SpawnConfig { world_size, args, env, elastic, ..SpawnConfig::default() })?)
 }
 

@@ -24,9 +24,6 @@ use program::Program;
 
 pub use options::LaunchOptions;
 
-pub(crate) use nproc::gpu_count;
-pub(crate) use program::in_path;
-
 /// What a command of this program exits with where it was called wrongly: it would be the next time, too.
 const WRONG_OPTION: i32 = 2;
 /// Where the launchers of several nodes meet, `torchrun`'s.

@@ -2,10 +2,11 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::Result;
+use crate::machine::in_path;
 
 use super::no_program;
 
@@ -37,14 +38,6 @@ impl Program {
     }
 }
 
-pub(crate) fn in_path(name: &OsStr, search: &OsStr) -> Option<PathBuf> {
-    let runs = |path: &PathBuf| {
-        fs::metadata(path).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
-    };
-    let folders = std::env::split_paths(search);
-    folders.filter(|_| !name.is_empty()).map(|folder| folder.join(name)).find(runs)
-}
-
 fn same_file(a: &Path, b: &Path) -> bool {
     let identity = |path| fs::metadata(path).map(|file| (file.dev(), file.ino())).ok();
     identity(a).is_some_and(|a| Some(a) == identity(b))
@@ -53,21 +46,6 @@ fn same_file(a: &Path, b: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_name_is_looked_for_in_path_where_it_can_be_run() {
-        let folder = tempfile::tempdir().unwrap();
-        let [first, second] = ["first", "second"].map(|name| folder.path().join(name));
-        for (folder, mode) in [(&first, 0o644), (&second, 0o755)] {
-            fs::create_dir(folder).unwrap();
-            fs::write(folder.join("train"), "").unwrap();
-            fs::set_permissions(folder.join("train"), fs::Permissions::from_mode(mode)).unwrap();
-        }
-        let search = std::env::join_paths([&first, &second]).unwrap();
-        assert_eq!(in_path("train".as_ref(), &search), Some(second.join("train")));
-        assert_eq!(in_path("".as_ref(), &search), None);
-        assert_eq!(in_path("other".as_ref(), &search), None);
-    }
 
     #[test]
     fn this_program_is_known_under_any_path() {

@@ -6,30 +6,18 @@ use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
 use clap::error::ContextValue;
 use clap::{Arg, Command, value_parser};
 
 use crate::error::{Error, Result};
+use crate::origin::{self, Recipe, origin};
 use crate::text::read_text;
 
 use entries::Entry;
 
 /// The option's name.
 const NAME: &str = "recipe";
-
-/// The recipe of this process, where it has one.
-static RECIPE: OnceLock<Recipe> = OnceLock::new();
-
-/// The options of a file, and the arguments that they make together with those of the command line.
-#[derive(Debug)]
-pub(crate) struct Recipe {
-    path: PathBuf,
-    /// Options that come from the file, by their long names, and their lines.
-    options: Vec<(String, usize)>,
-    arguments: Vec<OsString>,
-}
 
 /// A command with the option.
 pub(crate) fn with_option(command: Command) -> Command {
@@ -60,21 +48,8 @@ pub(crate) fn expand(commands: &Command, typed: Vec<OsString>) -> Result<Vec<OsS
     }
     arguments.extend(named.others);
     let all = typed[..1].iter().chain(&arguments).cloned().collect();
-    // Set once: a process parses its command line once.
-    let _ = RECIPE.set(Recipe { path: named.path, options, arguments });
+    origin::keep(Recipe { path: named.path, options, arguments });
     Ok(all)
-}
-
-/// The arguments for ranks, which are started with what the recipe said when it was read here.
-pub(crate) fn arguments() -> Option<Vec<OsString>> {
-    RECIPE.get().map(|recipe| recipe.arguments.clone())
-}
-
-/// Where the value of an option comes from, if it is from the recipe; the option is named as it is typed.
-pub(crate) fn origin(option: &str) -> Option<String> {
-    let recipe = RECIPE.get()?;
-    let (_, line) = recipe.options.iter().find(|(name, _)| option.strip_prefix("--") == Some(name))?;
-    Some(format!("{}: line {line}", recipe.path.display()))
 }
 
 /// The parser's error, where it is of an option that the recipe gives: in one line, with the file.

@@ -11,7 +11,7 @@ use training::{Sgd, SgdConfig};
 
 use crate::console::say;
 use crate::error::Result;
-use crate::launch::gpu_count;
+use crate::machine::gpu_count;
 use crate::models::linear::SimpleModel;
 use crate::run_log::{LogConfig, RunLog};
 use crate::trainer::{Alone, Means, RunEnd, Trainer};

@@ -1,12 +1,8 @@
 //! What each rank held at most, by kind: measured, and as formulas say.
 
-use comm::peak_rss_bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::held::bytes;
-
 use super::options::{FsdpMlpOptions, Sharding};
-use super::step::Trainee;
 
 /// Bytes of each kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -18,32 +14,6 @@ pub(super) struct Held {
     pub(super) activations: Option<usize>,
     /// Of the whole process, where known.
     pub(super) process: Option<u64>,
-}
-
-impl Held {
-    pub(super) fn of(trainee: &Trainee) -> Self {
-        let memory = trainee.fsdp.memory();
-        Self {
-            parameters: memory.parameters.peak,
-            gradients: memory.gradients.peak,
-            optimizer: trainee.optimizer.state_bytes(),
-            activations: Some(trainee.activations),
-            process: peak_rss_bytes(),
-        }
-    }
-
-    /// The same as `--metrics` have it.
-    pub(super) fn split(&self, trainee: &Trainee) -> report::metrics::Held {
-        let weights = bytes(trainee.fsdp.vars().iter().map(|var| var.as_tensor()));
-        report::metrics::Held {
-            weights,
-            copies: (self.parameters as u64).saturating_sub(weights),
-            gradients: self.gradients as u64,
-            optimizer: self.optimizer as u64,
-            activations: self.activations.unwrap_or_default() as u64,
-            sent: 0.0,
-        }
-    }
 }
 
 const COLUMNS: [&str; 5] = ["parameters", "gradients", "optimizer", "activations", "process"];

@@ -2,11 +2,12 @@
 
 use candle_core::Tensor;
 use candle_nn::{Module, Optimizer};
-use comm::Stats;
+use comm::{Stats, peak_rss_bytes};
 use fsdp::{Fsdp, LossScaler, LossScalerConfig, LossScalerState};
 use training::{Adam, AdamConfig, Checkpoint, Checkpoints, Contents, cross_entropy};
 
 use crate::error::Result;
+use crate::held::bytes;
 use crate::models::large::LargeModel;
 use crate::options::offer;
 use crate::rank::Measured;
@@ -25,6 +26,32 @@ pub(super) struct Trainee {
     scaler: Option<LossScaler>,
     /// Bytes that the layers have computed for backward, at most.
     pub(super) activations: usize,
+}
+
+impl Held {
+    pub(super) fn of(trainee: &Trainee) -> Self {
+        let memory = trainee.fsdp.memory();
+        Self {
+            parameters: memory.parameters.peak,
+            gradients: memory.gradients.peak,
+            optimizer: trainee.optimizer.state_bytes(),
+            activations: Some(trainee.activations),
+            process: peak_rss_bytes(),
+        }
+    }
+
+    /// The same as `--metrics` have it.
+    pub(super) fn split(&self, trainee: &Trainee) -> report::metrics::Held {
+        let weights = bytes(trainee.fsdp.vars().iter().map(|var| var.as_tensor()));
+        report::metrics::Held {
+            weights,
+            copies: (self.parameters as u64).saturating_sub(weights),
+            gradients: self.gradients as u64,
+            optimizer: self.optimizer as u64,
+            activations: self.activations.unwrap_or_default() as u64,
+            sent: 0.0,
+        }
+    }
 }
 
 impl Strategy for Trainee {

@@ -1,0 +1,55 @@
+//! The files that options name: whether results can be written is found out before any work is done.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::options::CommonOptions;
+use crate::outputs::{check_in_place, place};
+use crate::weights;
+
+impl CommonOptions {
+    /// Checks that all results can be written, and that none would destroy another or an input.
+    pub(crate) fn check_files(&self) -> Result<()> {
+        let (inputs, outputs) = (self.inputs(), self.outputs());
+        let mut seen: Vec<(&str, PathBuf)> = Vec::new();
+        for (option, path) in inputs.into_iter().chain(outputs) {
+            let Some(place) = path.as_deref().and_then(place) else { continue };
+            let is_input = inputs.iter().any(|(input, _)| *input == option);
+            if let Some((other, _)) = seen.iter().find(|(_, taken)| *taken == place).filter(|_| !is_input) {
+                // Weights that are saved where they came from are a run that goes on.
+                if (*other, option) != ("--init", "--save") {
+                    return Err(Error::SameFile { option, other: other.to_string(), path: place });
+                }
+            }
+            seen.push((option, place));
+        }
+        for path in [&self.metrics, &self.trace, &self.report].into_iter().flatten() {
+            check_in_place(path)?;
+        }
+        Ok(self.save.as_deref().map_or(Ok(()), weights::check_writable)?)
+    }
+
+    /// The same of one more file that an experiment writes.
+    pub(crate) fn check_output(&self, option: &'static str, path: &Path) -> Result<()> {
+        let found = place(path);
+        for (other, path) in self.inputs().into_iter().chain(self.outputs()) {
+            if let (Some(found), true) = (&found, path.as_deref().and_then(place) == found) {
+                return Err(Error::SameFile { option, other: other.to_string(), path: found.clone() });
+            }
+        }
+        Ok(check_in_place(path)?)
+    }
+
+    fn inputs(&self) -> [(&'static str, &Option<PathBuf>); 2] {
+        [("--data", &self.data), ("--init", &self.init)]
+    }
+
+    fn outputs(&self) -> [(&'static str, &Option<PathBuf>); 4] {
+        [
+            ("--metrics", &self.metrics),
+            ("--trace", &self.trace),
+            ("--report", &self.report),
+            ("--save", &self.save),
+        ]
+    }
+}
