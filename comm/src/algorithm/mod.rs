@@ -4,9 +4,6 @@ pub mod binomial_broadcast;
 pub mod binomial_reduce;
 pub mod chain_broadcast;
 pub mod chain_reduce;
-pub mod direct_all_gather;
-pub mod direct_barrier;
-pub mod direct_broadcast;
 pub mod direct_gather;
 pub mod direct_scatter;
 pub mod dissemination_barrier;
@@ -48,29 +45,10 @@ pub fn all_reduce(rank: usize, topology: &Topology, len: usize, element_bytes: u
     }
 }
 
-/// Up to so many ranks of one host, each talks to each other one where that saves steps. Measured through shared memory on 2 cores
-/// with other programs beside, 3 ranks gain by it. Among 4 or more, a message to each of many that sleep, which has to wake every one
-/// of them, costs as much as the step that it saves, or more.
-pub const DIRECT_RANKS: usize = 3;
-
-fn is_direct(topology: &Topology) -> bool {
-    topology.hosts().len() <= 1 && topology.world_size() <= DIRECT_RANKS
-}
-
-/// The barrier: among few ranks of one host direct.
-pub fn barrier(rank: usize, topology: &Topology) -> Schedule {
-    match is_direct(topology) {
-        true => direct_barrier::schedule(rank, topology.world_size()),
-        false => dissemination_barrier::schedule(rank, topology.world_size()),
-    }
-}
-
-/// The all-gather of these parts, on the output: between hosts side by side, see [`hierarchical_all_gather`]; among few ranks of
-/// one host direct.
+/// The all-gather of these parts, on the output: between hosts side by side, see [`hierarchical_all_gather`].
 pub fn all_gather(rank: usize, topology: &Topology, parts: &Parts) -> Schedule {
     match topology.is_regular() {
         true => hierarchical_all_gather::schedule(rank, topology, parts),
-        false if is_direct(topology) => direct_all_gather::schedule(rank, parts),
         false => ring_all_gather::schedule(rank, parts),
     }
 }
@@ -111,20 +89,10 @@ pub fn chain_segments(world_size: usize, len: usize, element_bytes: usize) -> Op
     (world_size > 2 && segments >= world_size).then_some(segments)
 }
 
-/// The broadcast for a buffer of `len` elements of `element_bytes` each; a short one among few ranks of one host is direct.
-pub fn broadcast(
-    rank: usize,
-    topology: &Topology,
-    len: usize,
-    element_bytes: usize,
-    root: usize,
-) -> Schedule {
-    let world_size = topology.world_size();
+/// The broadcast for a buffer of `len` elements of `element_bytes` each.
+pub fn broadcast(rank: usize, world_size: usize, len: usize, element_bytes: usize, root: usize) -> Schedule {
     match chain_segments(world_size, len, element_bytes) {
         Some(segments) => chain_broadcast::schedule(rank, world_size, len, root, segments),
-        None if is_direct(topology) && len.saturating_mul(element_bytes) <= LATENCY_BYTES => {
-            direct_broadcast::schedule(rank, world_size, len, root)
-        }
         None => binomial_broadcast::schedule(rank, world_size, len, root),
     }
 }

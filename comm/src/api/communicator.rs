@@ -172,7 +172,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     ///
     /// # Cost
     /// Binomial tree: log2(P) steps; the root sends S log2(P) bytes. Large tensors: pipelined chain, in which no rank sends
-    /// more than S bytes. Up to 64 KiB among up to 3 ranks of one host: 1 step, in which the root sends S(P-1) bytes.
+    /// more than S bytes.
     ///
     /// # Errors
     /// Those of [`Communicator::submit`].
@@ -187,8 +187,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// otherwise.
     ///
     /// # Cost
-    /// Ring: P-1 steps and S(P-1)/P bytes sent by each rank, where S is the size of `output`. Among up to 3 ranks of one host: 1 step,
-    /// as many bytes.
+    /// Ring: P-1 steps and S(P-1)/P bytes sent by each rank, where S is the size of `output`.
     ///
     /// # Errors
     /// Those of [`Communicator::submit`].
@@ -378,9 +377,6 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     }
 
     /// No rank's barrier is done before every rank has called it.
-    ///
-    /// # Cost
-    /// log2(P) steps, rounded up. Among up to 3 ranks of one host: 1 step of P-1 messages.
     ///
     /// # Errors
     /// Those of [`Communicator::submit`].

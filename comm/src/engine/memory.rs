@@ -11,8 +11,8 @@ use crate::Result;
 use crate::base::buffer::staging::Stage;
 use crate::base::buffer::storage;
 
-/// Bytes that are copied at a time: they stay in the nearest cache of the processor in between.
-const CHUNK: usize = 16 * 1024;
+/// Bytes that are copied at a time: they stay in the processor's cache in between.
+const CHUNK: usize = 64 * 1024;
 
 #[derive(Default)]
 pub(crate) struct Memory<'a> {

@@ -60,7 +60,7 @@ impl<'t> Planner<'t> {
                 self.all_to_all(output, input, output_counts, input_counts)
             }
             Operation::Barrier => {
-                let schedule = algorithm::barrier(self.rank, self.topology);
+                let schedule = algorithm::dissemination_barrier::schedule(self.rank, self.world_size);
                 let memory = Memory::default().room(1);
                 Plan { memory, schedule, dtype: DType::U8, op: ReduceOp::Max, pairs: Vec::new() }
             }
@@ -68,7 +68,7 @@ impl<'t> Planner<'t> {
             Operation::BroadcastCoalesced { tensors, root } => {
                 // Of several dtypes maybe: as bytes.
                 let memory = tensors.iter().fold(Memory::default(), Memory::tensor);
-                let schedule = algorithm::broadcast(self.rank, self.topology, memory.len(), 1, *root);
+                let schedule = algorithm::broadcast(self.rank, self.world_size, memory.len(), 1, *root);
                 Plan { memory, schedule, dtype: DType::U8, op: ReduceOp::Sum, pairs: Vec::new() }
             }
             // Messages need no plan.
@@ -114,7 +114,7 @@ impl<'t> Planner<'t> {
 
     fn broadcast<'a>(&self, tensor: &'a Tensor, root: usize) -> Plan<'a> {
         let (len, size) = (tensor.elem_count(), tensor.dtype().size_in_bytes());
-        let schedule = algorithm::broadcast(self.rank, self.topology, len, size, root);
+        let schedule = algorithm::broadcast(self.rank, self.world_size, len, size, root);
         Plan::copying(Memory::of(tensor), schedule, tensor)
     }
 

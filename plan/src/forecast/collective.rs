@@ -57,7 +57,7 @@ impl Collective {
                 schedule
             }
             Self::ReduceScatter => algorithm::reduce_scatter(rank, topology, &parts, ELEMENT).0,
-            Self::Broadcast => algorithm::broadcast(rank, topology, len, ELEMENT, 0),
+            Self::Broadcast => algorithm::broadcast(rank, ranks, len, ELEMENT, 0),
             Self::SendRecv => {
                 let (to, from) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
                 let transfers = vec![
@@ -66,7 +66,7 @@ impl Collective {
                 ];
                 Schedule { steps: vec![Step { transfers, finished: 0..0 }] }
             }
-            Self::Barrier => algorithm::barrier(rank, topology),
+            Self::Barrier => algorithm::dissemination_barrier::schedule(rank, ranks),
         }
     }
 }
@@ -172,15 +172,12 @@ mod tests {
             let ring = seconds(&network(0.0, 1.0, 0.0), Collective::AllReduce, ranks, bytes);
             assert!((ring / (steps * part) - 1.0).abs() < 1e-9, "{ranks}: {ring}");
             let gather = seconds(&network(1.0, 1.0, 0.0), Collective::AllGather, ranks, bytes);
-            // Few ranks send at the same time, so that there is one latency for all parts.
-            let latencies = if ranks <= algorithm::DIRECT_RANKS { 1.0 } else { p - 1.0 };
-            assert!((gather - latencies - (p - 1.0) * part).abs() < 1e-6 * gather, "{ranks}: {gather}");
+            assert!((gather - (p - 1.0) * (1.0 + part)).abs() < 1e-6 * gather, "{ranks}: {gather}");
             let scatter = seconds(&network(0.0, 0.0, 1.0), Collective::ReduceScatter, ranks, bytes);
             assert!((scatter - (p - 1.0) * part).abs() < 1e-6 * scatter, "{ranks}: {scatter}");
             let few = seconds(&network(1.0, 0.0, 0.0), Collective::AllReduce, ranks, 64);
             assert!(few >= (p.log2()).floor() && few <= p.log2().ceil() + 2.0, "{ranks}: {few}");
-            let steps = if ranks <= algorithm::DIRECT_RANKS { 1.0 } else { p.log2().ceil() };
-            assert_eq!(seconds(&network(1.0, 0.0, 0.0), Collective::Barrier, ranks, 0), steps);
+            assert_eq!(seconds(&network(1.0, 0.0, 0.0), Collective::Barrier, ranks, 0), p.log2().ceil());
         }
         assert_eq!(seconds(&network(1.0, 1.0, 1.0), Collective::AllReduce, 1, 400), 0.0);
         assert_eq!(seconds(&network(1.0, 1.0, 1.0), Collective::SendRecv, 2, 400), 401.0);

@@ -1,7 +1,7 @@
 //! Operations whose data a carrier moves: the ranks agree over the links, the carrier does the rest.
 
 use crate::algorithm::schedule::{Parts, Schedule};
-use crate::algorithm::{self, pairwise_all_to_all};
+use crate::algorithm::{dissemination_barrier, pairwise_all_to_all};
 use crate::base::buffer::staging::Before;
 use crate::base::fingerprint::Fingerprint;
 use crate::blame::patience::blame_library;
@@ -101,7 +101,7 @@ impl<L: Links> Runner<L> {
 
     /// Who tells whom of a call: a barrier, so that nobody begins before all have come and agree.
     fn agreement(&self, operation: &Operation) -> Result<(Schedule, Vec<u64>)> {
-        let barrier = algorithm::barrier(self.rank, &self.topology);
+        let barrier = dissemination_barrier::schedule(self.rank, self.topology.world_size());
         let uneven = match operation {
             Operation::AllToAll { input_counts, output_counts, .. } => {
                 input_counts.is_some() || output_counts.is_some()
