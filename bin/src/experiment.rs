@@ -1,5 +1,7 @@
 //! What every experiment has in common: the order of its parts, in a launcher and in a rank.
 
+mod usual;
+
 use std::ffi::OsString;
 
 use report::metrics::MetricsWriter;
@@ -18,44 +20,7 @@ use crate::rank::{Outcome, Rank, Stage};
 use crate::start::{self, Start, host_name};
 use crate::trainer::{RunConfig, RunEnd, RunIdentity, begin_anew, find};
 
-/// Methods of an [`Experiment`] that give options by their usual names: `common`, `checkpoints`, `elastic`, and `epochs` or `steps` as its end.
-macro_rules! options_of {
-    (@common) => {
-        fn common(&self) -> &$crate::options::CommonOptions {
-            &self.common
-        }
-
-        fn with_common(&self, common: $crate::options::CommonOptions) -> Self {
-            Self { common, ..self.clone() }
-        }
-    };
-    (@checkpoints) => {
-        fn checkpoints(&self) -> Option<&$crate::options::CheckpointOptions> {
-            Some(&self.checkpoints)
-        }
-    };
-    (@elastic) => {
-        fn elastic_options(&self) -> Option<$crate::options::ElasticOptions> {
-            Some(self.elastic)
-        }
-
-        fn stand_in(&self) -> Option<()> {
-            Some(())
-        }
-    };
-    (@epochs) => {
-        fn end(&self) -> Option<$crate::trainer::RunEnd> {
-            Some($crate::trainer::RunEnd::Epochs(self.epochs))
-        }
-    };
-    (@steps) => {
-        fn end(&self) -> Option<$crate::trainer::RunEnd> {
-            Some($crate::trainer::RunEnd::Steps(self.steps))
-        }
-    };
-    ($($name:ident),*) => { $($crate::experiment::options_of!(@$name);)* };
-}
-pub(crate) use options_of;
+pub(crate) use usual::options_of;
 
 /// One tutorial's experiment. [`run`] calls the parts in the order in which they stand here.
 pub trait Experiment: Sized {

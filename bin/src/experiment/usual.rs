@@ -1,0 +1,40 @@
+//! Options of an experiment by their usual names.
+
+/// Methods of an [`Experiment`](super::Experiment) that give options by their usual names: `common`, `checkpoints`, `elastic`, and `epochs` or `steps` as its end.
+macro_rules! options_of {
+    (@common) => {
+        fn common(&self) -> &$crate::options::CommonOptions {
+            &self.common
+        }
+
+        fn with_common(&self, common: $crate::options::CommonOptions) -> Self {
+            Self { common, ..self.clone() }
+        }
+    };
+    (@checkpoints) => {
+        fn checkpoints(&self) -> Option<&$crate::options::CheckpointOptions> {
+            Some(&self.checkpoints)
+        }
+    };
+    (@elastic) => {
+        fn elastic_options(&self) -> Option<$crate::options::ElasticOptions> {
+            Some(self.elastic)
+        }
+
+        fn stand_in(&self) -> Option<()> {
+            Some(())
+        }
+    };
+    (@epochs) => {
+        fn end(&self) -> Option<$crate::trainer::RunEnd> {
+            Some($crate::trainer::RunEnd::Epochs(self.epochs))
+        }
+    };
+    (@steps) => {
+        fn end(&self) -> Option<$crate::trainer::RunEnd> {
+            Some($crate::trainer::RunEnd::Steps(self.steps))
+        }
+    };
+    ($($name:ident),*) => { $($crate::experiment::options_of!(@$name);)* };
+}
+pub(crate) use options_of;
