@@ -9,6 +9,8 @@ cd "$(dirname "$0")/.."
 
 program=$(realpath "${1:-${CARGO_TARGET_DIR:-target}/debug/girandole}")
 dir=$(mktemp -d /tmp/girandole-hosts.XXXXXX)
+# Jobs are killed here together with whoever would clean up after them.
+export TMPDIR=$dir
 # Names and addresses are of this run alone, and of no network outside.
 a=gir-a-$$ b=gir-b-$$ dev=gir$$
 children=()
