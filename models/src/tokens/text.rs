@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use minijinja::Value;
+use minijinja::value::ValueKind;
 
 use crate::{Error, Result};
 
@@ -242,6 +243,9 @@ impl TextSource {
             }
             let record: Value = serde_json::from_slice(&bytes)
                 .map_err(|error| self.refuse(format!("it is no JSON object of its own: {error}")))?;
+            if record.kind() != ValueKind::Map {
+                return Err(self.refuse(format!("it is no JSON object of its own, but a {}", record.kind())));
+            }
             if let Some(piece) = self.piece(&record)? {
                 return Ok(Some(piece));
             }
