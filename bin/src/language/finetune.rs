@@ -37,6 +37,7 @@ pub struct FinetuneOptions {
     #[arg(
         long,
         value_name = "A",
+        value_parser = finite,
         requires = "lora_rank",
         allow_negative_numbers = true,
         help_heading = "Adapters"
@@ -123,4 +124,8 @@ impl Job for FinetuneOptions {
     fn folder(&self) -> Option<&Path> {
         Some(&self.model)
     }
+}
+
+fn finite(text: &str) -> std::result::Result<f64, &'static str> {
+    text.parse().ok().filter(|number: &f64| number.is_finite()).ok_or("give a finite number")
 }

@@ -104,6 +104,8 @@ fn dropout_is_the_same_in_every_layout() {
     assert!(config.contains("\"lora_dropout\": 0.25"), "{config}");
     let (said, _) = refuse_with(FINETUNE.command().args(tune), &["--lora-dropout", "0.25"]);
     assert!(said.contains("--lora-rank"), "{said}");
+    let (said, _) = refuse_with(FINETUNE.command().args(tune), &["--lora-rank", "2", "--lora-alpha", "nan"]);
+    assert!(said.contains("--lora-alpha") && said.contains("finite"), "{said}");
 }
 
 #[test]

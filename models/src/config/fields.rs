@@ -133,6 +133,26 @@ impl<'a> Fields<'a> {
         value.as_f64().map(Some).ok_or_else(|| self.refuse(name, value, "it must be a number"))
     }
 
+    /// A finite number above 0.
+    pub(crate) fn above_zero(&mut self, name: &str) -> Result<Option<f64>> {
+        self.within(name, |got| got > 0.0, "it must be a finite number above 0")
+    }
+
+    /// A finite number, 0 or more.
+    pub(crate) fn from_zero(&mut self, name: &str) -> Result<Option<f64>> {
+        self.within(name, |got| got >= 0.0, "it must be a finite number, 0 or more")
+    }
+
+    /// A number of which a test holds; it is finite in the 32 bits that models compute with.
+    fn within(&mut self, name: &str, holds: impl Fn(f64) -> bool, help: &str) -> Result<Option<f64>> {
+        match self.number(name)? {
+            Some(got) if !(got as f32).is_finite() || !holds(got) => {
+                Err(self.config(name, &got.to_string(), help))
+            }
+            got => Ok(got),
+        }
+    }
+
     /// A number from 0 to 1.
     pub(crate) fn probability(&mut self, name: &str, default: f64) -> Result<f64> {
         let got = self.number(name)?.unwrap_or(default);

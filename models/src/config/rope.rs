@@ -6,11 +6,12 @@ use training::{RotaryConfig, RotaryScaling};
 use super::fields::Fields;
 use crate::Result;
 
+const ORIGINAL: &str = "original_max_position_embeddings";
 const SUPPORTED: &str = "supported are default, linear, llama3 and yarn";
 
 /// Reads `rope_parameters`, or what came before it: `rope_theta` and `rope_scaling`.
 pub(super) fn read(fields: &mut Fields<'_>, head_dim: usize, max_len: usize) -> Result<RotaryConfig> {
-    let theta = fields.number("rope_theta")?;
+    let theta = fields.above_zero("rope_theta")?;
     // Pairs of numbers that lie apart are the only layout of these models' files.
     fields.only("rope_interleaved", &json!(false))?;
     fields.only("partial_rotary_factor", &json!(1.0))?;
@@ -20,7 +21,7 @@ pub(super) fn read(fields: &mut Fields<'_>, head_dim: usize, max_len: usize) -> 
     let Some(mut rope) = fields.object(name)? else {
         return Ok(RotaryConfig { theta: theta.unwrap_or(10_000.0), ..RotaryConfig::new(head_dim, max_len) });
     };
-    let own_theta = rope.number("rope_theta")?;
+    let own_theta = rope.above_zero("rope_theta")?;
     rope.only("partial_rotary_factor", &json!(1.0))?;
     let old = rope.text("type")?;
     let kind = rope.text("rope_type")?.or(old).unwrap_or("default");
@@ -31,27 +32,41 @@ pub(super) fn read(fields: &mut Fields<'_>, head_dim: usize, max_len: usize) -> 
 }
 
 fn scaling(kind: &str, rope: &mut Fields<'_>, max_len: usize) -> Result<RotaryScaling> {
-    let needed = |rope: &mut Fields<'_>, name: &str| match rope.number(name)? {
+    let needed = |rope: &mut Fields<'_>, name: &str| match rope.above_zero(name)? {
         Some(number) => Ok(number),
         None => Err(rope.config(name, "missing", "give a number")),
     };
     Ok(match kind {
         "default" => RotaryScaling::None,
         "linear" => RotaryScaling::Linear { factor: needed(rope, "factor")? },
-        "llama3" => RotaryScaling::Llama3 {
-            factor: needed(rope, "factor")?,
-            low_freq_factor: needed(rope, "low_freq_factor")?,
-            high_freq_factor: needed(rope, "high_freq_factor")?,
-            original_max_len: rope.size("original_max_position_embeddings")?,
-        },
+        "llama3" => {
+            let low_freq_factor = needed(rope, "low_freq_factor")?;
+            let high_freq_factor = needed(rope, "high_freq_factor")?;
+            if high_freq_factor <= low_freq_factor {
+                let help = format!("it must be above low_freq_factor, {low_freq_factor}");
+                return Err(rope.config("high_freq_factor", &high_freq_factor.to_string(), &help));
+            }
+            let factor = needed(rope, "factor")?;
+            let missing = rope.config(ORIGINAL, "missing", "give a whole number");
+            let original_max_len = original_max_len(rope)?.ok_or(missing)?;
+            RotaryScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_len }
+        }
         "yarn" => RotaryScaling::Yarn {
             factor: needed(rope, "factor")?,
-            original_max_len: rope.optional_size("original_max_position_embeddings")?.unwrap_or(max_len),
-            beta_fast: rope.number("beta_fast")?.unwrap_or(32.0),
-            beta_slow: rope.number("beta_slow")?.unwrap_or(1.0),
-            attention_factor: rope.number("attention_factor")?,
+            original_max_len: original_max_len(rope)?.unwrap_or(max_len),
+            beta_fast: rope.above_zero("beta_fast")?.unwrap_or(32.0),
+            beta_slow: rope.above_zero("beta_slow")?.unwrap_or(1.0),
+            attention_factor: rope.above_zero("attention_factor")?,
             truncate: rope.flag("truncate", true)?,
         },
         other => return Err(rope.config("rope_type", &format!("{other:?}"), SUPPORTED)),
     })
+}
+
+/// The longest row of the model that was stretched.
+fn original_max_len(rope: &mut Fields<'_>) -> Result<Option<usize>> {
+    match rope.optional_size(ORIGINAL)? {
+        Some(0) => Err(rope.config(ORIGINAL, "0", "it must be above 0")),
+        len => Ok(len),
+    }
 }

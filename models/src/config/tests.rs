@@ -59,6 +59,33 @@ fn what_is_not_supported_is_named() {
         (vec![("vocab_size", json!("many"))], ["vocab_size is \"many\"", "whole number"]),
         (vec![("vocab_size", Value::Null)], ["vocab_size is missing", "give"]),
         (vec![("model_type", json!("bert"))], ["\"bert\"", "llama, mistral, qwen2, qwen3, gpt2"]),
+        (vec![("initializer_range", json!(-1))], ["initializer_range is -1", "0 or more"]),
+        (vec![("initializer_range", json!(1e39))], ["initializer_range is 1000", "finite"]),
+        (vec![("rms_norm_eps", json!(-1e-6))], ["rms_norm_eps is -0.000001", "0 or more"]),
+        (vec![("rope_scaling", Value::Null), ("rope_theta", json!(0))], ["rope_theta is 0", "above 0"]),
+        (
+            vec![("rope_scaling", json!({"type": "linear", "factor": -2}))],
+            ["rope_scaling.factor is -2", "above 0"],
+        ),
+        (
+            vec![("rope_scaling", json!({"type": "yarn", "factor": 2.0, "beta_fast": 0}))],
+            ["rope_scaling.beta_fast is 0", "above 0"],
+        ),
+        (
+            vec![(
+                "rope_scaling",
+                json!({"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 0}),
+            )],
+            ["rope_scaling.original_max_position_embeddings is 0", "above 0"],
+        ),
+        (
+            vec![(
+                "rope_scaling",
+                json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16}),
+            )],
+            ["rope_scaling.high_freq_factor is 4", "low_freq_factor"],
+        ),
         (vec![("head_dim", json!(7))], ["head_dim is 7", "even"]),
         (vec![("tie_word_embeddings", json!(1))], ["tie_word_embeddings is 1", "true or false"]),
         (vec![("is_causal", json!(false))], ["is_causal is false", "true"]),

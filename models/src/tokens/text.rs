@@ -9,12 +9,14 @@ use minijinja::value::ValueKind;
 
 use crate::{Error, Result};
 
-use super::Chat;
+use super::chat::{Chat, json_kind};
 
 /// Bytes of text that are made tokens of at once, about.
 const PIECE: usize = 1 << 18;
 /// As far as the end of a line is looked for.
 const LONGEST_PIECE: usize = 64 * PIECE;
+/// What a file may begin with that is no part of its text.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// The fields of a record that are looked for unless another one is named.
 const NAMES: [&str; 2] = ["text", "messages"];
 /// The longest line of JSON.
@@ -116,7 +118,12 @@ impl TextSource {
             true => Kind::Lines { line: 0, field: field.map(str::to_string) },
             false => Kind::Plain { rest: Vec::new(), begun: false },
         };
-        Ok(Self { path: path.into(), file: BufReader::with_capacity(1 << 18, file), bytes, done: 0, kind })
+        let mut file = BufReader::with_capacity(1 << 18, file);
+        // Some editors mark files of UTF-8 by it.
+        let has_mark = file.fill_buf().map_err(Error::io("read", path))?.starts_with(BYTE_ORDER_MARK);
+        let done = if has_mark { BYTE_ORDER_MARK.len() } else { 0 };
+        file.consume(done);
+        Ok(Self { path: path.into(), file, bytes, done: done as u64, kind })
     }
 
     #[cfg(feature = "parquet")]
@@ -182,7 +189,7 @@ impl TextSource {
     pub(super) fn place(&self) -> FileLocation {
         let part = match &self.kind {
             Kind::Plain { .. } => None,
-            Kind::Lines { line, .. } => Some(("line", *line)),
+            Kind::Lines { line, .. } => (*line > 0).then_some(("line", *line)),
             #[cfg(feature = "parquet")]
             Kind::Table { table, .. } => Some(("row", table.row())),
         };
@@ -244,7 +251,9 @@ impl TextSource {
             let record: Value = serde_json::from_slice(&bytes)
                 .map_err(|error| self.refuse(format!("it is no JSON object of its own: {error}")))?;
             if record.kind() != ValueKind::Map {
-                return Err(self.refuse(format!("it is no JSON object of its own, but a {}", record.kind())));
+                return Err(
+                    self.refuse(format!("it is no JSON object of its own, but {}", json_kind(&record)))
+                );
             }
             if let Some(piece) = self.piece(&record)? {
                 return Ok(Some(piece));

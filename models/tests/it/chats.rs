@@ -211,7 +211,7 @@ fn lines_that_cannot_be_are_told_with_their_number() {
         ),
         ("7", None, "line 1: it is no JSON object of its own, but a number"),
         ("\"some text\"", None, "line 1: it is no JSON object of its own, but a string"),
-        ("[{\"text\": \"a\"}]", None, "line 1: it is no JSON object of its own, but a sequence"),
+        ("[{\"text\": \"a\"}]", None, "line 1: it is no JSON object of its own, but a list"),
         ("{\"messages\": [{\"content\": \"a\"}]}", None, "line 1: field `messages`: message 0 has no `role`"),
         ("{\"messages\": [{\"role\": \"user\"}]}", None, "no message is of the role `assistant`"),
         ("{\"text\": \"\\ud800\"}", None, "line 1: it is no JSON object"),
@@ -227,6 +227,20 @@ fn lines_that_cannot_be_are_told_with_their_number() {
     assert!(line.contains("line 2: ") && line.contains("needs chat_template.jinja"), "{line}");
     let file = write(chat, None, true).unwrap();
     assert_eq!(file.documents(), 2);
+}
+
+#[test]
+fn a_byte_order_mark_is_no_text() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, rest) in [("a.txt", "one"), ("a.jsonl", "{\"text\": \"one\"}")] {
+        let path = folder.path().join(name);
+        fs::write(&path, format!("\u{feff}{rest}")).unwrap();
+        let mut source = TextSource::open(&path, None).unwrap();
+        let piece = source.next_piece().unwrap();
+        assert!(matches!(&piece, Some(Piece::Text { text, .. }) if text == "one"), "{piece:?}");
+        assert!(source.next_piece().unwrap().is_none());
+        assert_eq!(source.bytes_read(), source.bytes());
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use minijinja::syntax::SyntaxConfig;
+use minijinja::value::ValueKind;
 use minijinja::{Environment, Value, context};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
@@ -29,6 +30,18 @@ pub struct Chat {
     tools: Option<Value>,
 }
 
+/// What a value is called in JSON.
+pub(super) fn json_kind(value: &Value) -> &'static str {
+    match value.kind() {
+        ValueKind::Undefined | ValueKind::None => "null",
+        ValueKind::Bool => "true or false",
+        ValueKind::Number => "a number",
+        ValueKind::String => "a string",
+        ValueKind::Seq => "a list",
+        _ => "an object",
+    }
+}
+
 impl Chat {
     /// Checks that it is a list of objects with a role, and that there is something to learn.
     pub(super) fn new(messages: Value, tools: Option<Value>) -> std::result::Result<Self, String> {
@@ -41,8 +54,9 @@ impl Chat {
 
     /// Checks that it is a list of objects with a role.
     fn any(messages: Value, tools: Option<Value>) -> std::result::Result<Self, String> {
-        if messages.kind() != minijinja::value::ValueKind::Seq {
-            return Err(format!("expected is a text or a list of messages, and it is a {}", messages.kind()));
+        if messages.kind() != ValueKind::Seq {
+            let kind = json_kind(&messages);
+            return Err(format!("expected is a text or a list of messages, and it is {kind}"));
         }
         let messages: Vec<Value> = messages.try_iter().map_err(|error| error.to_string())?.collect();
         for (place, message) in messages.iter().enumerate() {
