@@ -139,7 +139,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A finite number, 0 or more.
-    pub(crate) fn from_zero(&mut self, name: &str) -> Result<Option<f64>> {
+    pub(crate) fn not_negative(&mut self, name: &str) -> Result<Option<f64>> {
         self.within(name, |got| got >= 0.0, "it must be a finite number, 0 or more")
     }
 

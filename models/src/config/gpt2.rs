@@ -24,7 +24,7 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Result<ModelConfig> {
         num_kv_heads: num_heads,
         head_dim: hidden_size.checked_div(num_heads).unwrap_or(0),
         max_len: fields.size("n_positions")?,
-        norm_eps: fields.from_zero("layer_norm_epsilon")?.unwrap_or(1e-5),
+        norm_eps: fields.not_negative("layer_norm_epsilon")?.unwrap_or(1e-5),
         activation: activation(fields, "activation_function", "gelu_new")?,
         rotary: None,
         windows: vec![None; num_layers],
@@ -38,7 +38,7 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Result<ModelConfig> {
             attention: fields.probability("attn_pdrop", 0.1)?,
             residual: fields.probability("resid_pdrop", 0.1)?,
         },
-        initializer_range: fields.from_zero("initializer_range")?.unwrap_or(0.02),
+        initializer_range: fields.not_negative("initializer_range")?.unwrap_or(0.02),
         json: Map::new(),
         notes: Vec::new(),
     })

@@ -50,7 +50,7 @@ pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfi
         num_kv_heads,
         head_dim,
         max_len,
-        norm_eps: fields.from_zero("rms_norm_eps")?.unwrap_or(1e-6),
+        norm_eps: fields.not_negative("rms_norm_eps")?.unwrap_or(1e-6),
         activation: activation(fields, "hidden_act", "silu")?,
         rotary: Some(rope::read(fields, head_dim, max_len)?),
         windows,
@@ -63,7 +63,7 @@ pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfi
             attention: fields.probability("attention_dropout", 0.0)?,
             ..DropoutConfig::default()
         },
-        initializer_range: fields.from_zero("initializer_range")?.unwrap_or(0.02),
+        initializer_range: fields.not_negative("initializer_range")?.unwrap_or(0.02),
         json: Map::new(),
         notes: padding(fields).into_iter().collect(),
     })
