@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use models::Tokenizer;
 use models::tokens::{ChatTemplate, TextEncoder, TextSource, TokenFile, TokenWriter};
 
@@ -28,6 +28,7 @@ pub enum MadeTokenizer {
 
 /// Options of `tokenize`.
 #[derive(Debug, Clone, Args)]
+#[command(group = ArgGroup::new("tokens").args(["model", "tokenizer"]).required(true))]
 #[command(after_help = "\
 A .jsonl, .ndjson or .json file has one JSON object per line, each a document: a text in its field
 `text`, or a conversation in its field `messages`. The chat template of --model formats conversations,
@@ -46,7 +47,7 @@ pub struct TokenizeOptions {
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     /// Folder with tokenizer.json, and with a chat template for conversations
-    #[arg(long, value_name = "DIR", required_unless_present = "tokenizer", conflicts_with = "tokenizer")]
+    #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
     /// Tokenizer to make, in place of a folder's
     #[arg(long, value_enum, value_name = "KIND")]

@@ -100,7 +100,7 @@ fn what_cannot_be_used_is_told_in_one_line() {
             "build it with `--features parquet`",
         );
     }
-    refuse(&["--out", &out, &a], "--model");
+    refuse(&["--out", &out, &a], "--model <DIR>|--tokenizer <KIND>");
     refuse(&["--tokenizer", "bytes", "--out", &out], "FILE");
     refuse(&["--tokenizer", "characters", "--out", &out, &a], "give --save-tokenizer DIR");
     refuse(&["--model", &folder.argument("none"), "--out", &out, &a], "none: ");

@@ -38,7 +38,10 @@ pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfi
     let windows = match family {
         Family::Mistral => mistral_windows(fields, num_layers)?,
         Family::Qwen2 | Family::Qwen3 => qwen_windows(fields, num_layers)?,
-        _ => vec![None; num_layers],
+        _ => {
+            fields.only("layer_types", &json!(vec!["full_attention"; num_layers]))?;
+            vec![None; num_layers]
+        }
     };
     Ok(ModelConfig {
         family,

@@ -51,14 +51,23 @@ fn scaling(kind: &str, rope: &mut Fields<'_>, max_len: usize) -> Result<RotarySc
             let original_max_len = original_max_len(rope)?.ok_or(missing)?;
             RotaryScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_len }
         }
-        "yarn" => RotaryScaling::Yarn {
-            factor: needed(rope, "factor")?,
-            original_max_len: original_max_len(rope)?.unwrap_or(max_len),
-            beta_fast: rope.above_zero("beta_fast")?.unwrap_or(32.0),
-            beta_slow: rope.above_zero("beta_slow")?.unwrap_or(1.0),
-            attention_factor: rope.above_zero("attention_factor")?,
-            truncate: rope.flag("truncate", true)?,
-        },
+        "yarn" => {
+            let original = original_max_len(rope)?;
+            let factor = match (original, rope.above_zero("factor")?) {
+                (_, Some(factor)) => factor,
+                // Null, as opposed to what is not there.
+                (Some(original), None) if rope.has("factor") => max_len as f64 / original as f64,
+                (_, None) => return Err(rope.config("factor", "missing", "give a number")),
+            };
+            RotaryScaling::Yarn {
+                factor,
+                original_max_len: original.unwrap_or(max_len),
+                beta_fast: rope.above_zero("beta_fast")?.unwrap_or(32.0),
+                beta_slow: rope.above_zero("beta_slow")?.unwrap_or(1.0),
+                attention_factor: rope.above_zero("attention_factor")?,
+                truncate: rope.flag("truncate", true)?,
+            }
+        }
         other => return Err(rope.config("rope_type", &format!("{other:?}"), SUPPORTED)),
     })
 }

@@ -107,6 +107,18 @@ fn what_is_null_or_whole_is_read_as_transformers_reads_it() {
         |name: &str, value: Value| with(llama(), &[("model_type", json!("mistral")), (name, value)]);
     assert_eq!(mistral("num_key_value_heads", Value::Null).unwrap().num_kv_heads, 4);
     assert!(with(llama(), &[("partial_rotary_factor", json!(1))]).is_ok());
+    assert!(with(llama(), &[("layer_types", json!(["full_attention", "full_attention"]))]).is_ok());
+    assert!(with(llama(), &[("layer_types", json!(["full_attention", "sliding_attention"]))]).is_err());
+    let yarn = |original: Value| {
+        let rope = json!({"type": "yarn", "factor": null, "original_max_position_embeddings": original});
+        with(llama(), &[("rope_scaling", rope)])
+    };
+    let config = yarn(json!(16)).unwrap();
+    let Some(RotaryScaling::Yarn { factor, .. }) = config.rotary.map(|rotary| rotary.scaling) else {
+        panic!()
+    };
+    assert_eq!(factor, config.max_len as f64 / 16.0);
+    assert!(yarn(Value::Null).unwrap_err().to_string().contains("rope_scaling.factor is missing"));
     assert!(with(llama(), &[("partial_rotary_factor", json!(0.5))]).is_err());
     let padded = with(llama(), &[("pad_token_id", json!(3))]).unwrap();
     assert!(padded.notes()[0].starts_with("pad_token_id of 3: "), "{:?}", padded.notes());
