@@ -162,6 +162,12 @@ impl Graph {
         self.find(node.id()).is_some()
     }
 
+    /// True where the unit ran once, and not in a part that backward computes again.
+    pub(super) fn has_one_run(&self, unit: usize) -> bool {
+        let mut runs = self.runs.iter().filter(|run| run.unit == unit);
+        runs.next().is_some_and(|run| run.part.is_none()) && runs.next().is_none()
+    }
+
     /// Backward has come to this node; it may be of another graph, that of what is computed again.
     pub(super) fn come_to(&mut self, node: TensorId) {
         self.place = self.find(node).unwrap_or(self.place);

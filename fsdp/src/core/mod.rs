@@ -77,7 +77,9 @@ struct UnitState {
     grads: Vec<Option<Tensor>>,
     /// By parameter: the graph of the loss has it, and its gradient is still to come.
     awaited: Vec<bool>,
-    /// Where all parameters are in the graph, nothing more is to come after the last gradient.
+    /// Where the graph has all parameters, in one run that is not computed again, nothing more is to come after the last gradient.
+    /// Where a part that is computed again may use them, too, only some ranks might have all in their graph: these would communicate
+    /// once more than the others.
     all_in_graph: bool,
     /// This backward has gathered it and not yet let go of it.
     in_use: bool,
@@ -227,9 +229,9 @@ impl Core {
         state.present.fill(false);
         let params = self.units.iter().map(|unit| unit.params.iter().map(|param| &param.tensor));
         state.graph = Graph::new(loss, params, &state.runs);
-        for (unit, built) in state.units.iter_mut().zip(&self.units) {
+        for (index, (unit, built)) in state.units.iter_mut().zip(&self.units).enumerate() {
             unit.awaited = built.params.iter().map(|param| state.graph.contains(&param.tensor)).collect();
-            unit.all_in_graph = !unit.awaited.contains(&false);
+            unit.all_in_graph = !unit.awaited.contains(&false) && state.graph.has_one_run(index);
             unit.in_use = false;
         }
     }

@@ -44,7 +44,9 @@ impl Core {
         self.gradients.add(bytes(&grad));
         self.gradients.sub(before.as_ref().map_or(0, bytes));
         unit.grads[place.param] = Some(grad);
-        let was_awaited = std::mem::take(&mut unit.awaited[place.param]);
+        // The gradient of what is computed again is not that which the loss's graph shows.
+        let was_awaited =
+            training::recomputed_node().is_none() && std::mem::take(&mut unit.awaited[place.param]);
         let is_last = was_awaited && unit.all_in_graph && !unit.awaited.contains(&true);
         if is_last { self.reduce(state, place.unit) } else { Ok(()) }
     }

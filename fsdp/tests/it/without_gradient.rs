@@ -1,6 +1,7 @@
 //! A parameter that got no gradient on any rank has none: optimizers leave it alone, as they do in one process.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use crate::common::{Comm, assert_close, numbers, on_all_ranks, parameters, values};
 use candle_core::{DType, Device, Result, Tensor, Var};
@@ -8,7 +9,7 @@ use candle_nn::{AdamW, Module, Optimizer, ParamsAdamW, VarBuilder};
 use comm::Mesh;
 use fsdp::{Fsdp, FsdpConfig, Strategy, Unit, UnitBuilder};
 use proptest::prelude::*;
-use training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints};
+use training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, recompute};
 
 /// Experts of each of two units, of which a batch uses some.
 const EXPERTS: usize = 4;
@@ -246,6 +247,49 @@ fn a_checkpoint_keeps_what_optimizers_remember_of_some_and_goes_on_at_other_numb
         });
         let expected = Alone::new().train(true, &usage, 1, 1).expect("one process trains");
         assert_close(&ends[0], &expected, 1e-9);
+    }
+}
+
+/// A unit runs twice, of which one run is computed again in backward; each rank uses other experts.
+#[test]
+fn ranks_that_use_other_experts_agree_on_a_unit_that_is_computed_again_and_not() {
+    let run = |first: &Unit<Vec<Tensor>>, used: u8, x: &Tensor| first.run(|experts| mix(experts, used, x));
+    for (in_part, plain) in [([0b0001, 0b0001], [0b1111, 0b0101]), ([0b1111, 0b0001], [0b0011, 0b1111])] {
+        for part_comes_first in [true, false] {
+            let grads = on_all_ranks(2, |comm| {
+                let rank = comm.rank();
+                let one = |units: UnitBuilder<'_>| Ok(Arc::new(build(units)?));
+                let fsdp =
+                    Fsdp::new(comm, vb(), &FsdpConfig { pack_elements: 0, ..FsdpConfig::default() }, one)?;
+                let net = Arc::clone(fsdp.model()?);
+                let again = |x: &Tensor| {
+                    let net = Arc::clone(&net);
+                    recompute(x, move |x| run(&net[0], in_part[rank], x))
+                };
+                let x = Var::from_tensor(&values(rank as u64, &[4, WIDTH], DType::F64))?;
+                let y = match part_comes_first {
+                    true => run(&net[0], plain[rank], &again(&x)?.tanh()?)?,
+                    false => again(&run(&net[0], plain[rank], &x)?.tanh()?)?,
+                };
+                let grads = fsdp.backward(&y.sqr()?.sum_all()?)?;
+                Ok(fsdp.vars()[..EXPERTS].iter().map(|var| numbers(grads.get(var))).collect::<Vec<_>>())
+            });
+            let alone = Alone::new();
+            let experts: Vec<_> = alone.0[..EXPERTS].iter().map(|var| var.as_tensor().clone()).collect();
+            let loss = |rank: usize| {
+                let [first, second] = if part_comes_first { [in_part, plain] } else { [plain, in_part] };
+                let y = mix(&experts, first[rank], &values(rank as u64, &[4, WIDTH], DType::F64))?.tanh()?;
+                mix(&experts, second[rank], &y)?.sqr()?.sum_all()
+            };
+            let total = loss(0).and_then(|own| (own + loss(1)?)? * 0.5).expect("computed");
+            let expected = total.backward().expect("backward");
+            for (expert, var) in alone.0[..EXPERTS].iter().enumerate() {
+                let whole: Vec<f64> = grads.iter().flat_map(|rank| rank[expert].clone()).collect();
+                let expected = numbers(expected.get(var));
+                // The last part is padded.
+                assert_close(&whole[..expected.len()], &expected, 1e-9);
+            }
+        }
     }
 }
 
