@@ -6,6 +6,7 @@ use std::io::{self, ErrorKind, PipeReader, PipeWriter, Read, pipe};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 
@@ -86,6 +87,7 @@ impl Output {
         let (out, err) = Sink::standard(&abandon, config.program.is_none())?;
         let log_path = |source: &Source| source.log.as_ref().map(|log| log.path().to_path_buf());
         let logs = sources[1].1.iter().map(log_path).collect();
+        let unread = Arc::new(AtomicBool::new(false));
         let mut output =
             Self { threads: Vec::new(), finish: Some(finish_writer), abandon: Some(abandon_writer), logs };
         for ((stream, sources), sink) in sources.into_iter().zip([out, err]) {
@@ -97,6 +99,7 @@ impl Output {
                 finish: finish.try_clone()?,
                 abandon: abandon.try_clone()?,
                 events: events.clone(),
+                unread: unread.clone(),
                 notes: config.notes.clone(),
                 reports: stream == Stream::Out,
                 captured: Captured::default(),
@@ -170,6 +173,8 @@ struct Forwarder {
     finish: PipeReader,
     abandon: PipeReader,
     events: Sender<Event>,
+    /// Nobody reads standard output any more, which ends the job: what ranks say of each other's end is not shown.
+    unread: Arc<AtomicBool>,
     notes: Option<Arc<dyn Notes>>,
     reports: bool,
     captured: Captured,
@@ -275,7 +280,7 @@ impl Forwarder {
                     keep(tail, text);
                 }
                 let is_kept = log.is_some_and(|log| log.write(text));
-                if self.shown || !is_kept {
+                if (self.shown || !is_kept) && !self.unread.load(SeqCst) {
                     self.put(|sink| sink.write(id, text));
                 }
             }
@@ -300,6 +305,7 @@ impl Forwarder {
         self.sink = None;
         // Without standard error a job still does its work; without standard output it does not.
         if self.reports {
+            self.unread.store(error.kind() == ErrorKind::BrokenPipe, SeqCst);
             let _ = self.events.send(Event::OutputFailed(error));
         }
     }

@@ -79,7 +79,7 @@ fn a_message_outlives_its_sender() {
     let mut group = Group::start(&scripts, &Setup::default());
     group.finish(0).assert_done();
     group.tell_all(1..4);
-    group.finish_all().iter().for_each(|ending| ending.assert_done());
+    group.assert_all_done();
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn without_rank_0_ranks_still_connect() {
     group.finish(0).assert_done();
     group.ready(1..5);
     group.tell_all(1..5);
-    group.finish_all().iter().for_each(|ending| ending.assert_done());
+    group.assert_all_done();
 }
 
 /// Nobody can be asked any more; that it is gone shows all the same.
@@ -111,7 +111,7 @@ fn without_rank_0_one_that_is_gone_is_named() {
         group.finish(4);
         group.tell_all(1..4);
         group.finish(1).assert_blames("PeerLeft", 4, "message #1 (from rank 4, f32, 10 elements)");
-        group.finish_all().iter().for_each(|ending| ending.assert_done());
+        group.assert_all_done();
     }
 }
 
@@ -151,7 +151,7 @@ fn one_that_is_stopped_for_a_while_is_waited_for() {
         // Longer than a handshake may take.
         std::thread::sleep(Duration::from_secs(6));
         group.signal(*victim, Signal::CONT);
-        group.finish_all().iter().for_each(|ending| ending.assert_done());
+        group.assert_all_done();
     });
 }
 

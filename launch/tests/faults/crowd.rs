@@ -159,7 +159,7 @@ fn a_job_among_strangers_ends_well_and_needs_no_more_memory() {
     quiet.ready(0..4);
     let normal = *peaks(&quiet).iter().max().unwrap();
     quiet.tell_all(0..4);
-    quiet.finish_all().iter().for_each(|ending| ending.assert_done());
+    quiet.assert_all_done();
 
     let (count, began) = (strangers(), Instant::now());
     let script = "some 7 300; polite 7";
@@ -181,7 +181,7 @@ fn a_job_among_strangers_ends_well_and_needs_no_more_memory() {
         began.elapsed().as_secs_f64()
     );
     group.tell_all(0..4);
-    group.finish_all().iter().for_each(|ending| ending.assert_done());
+    group.assert_all_done();
     assert!(
         peaks.iter().all(|peak| *peak <= normal + MEMORY_KIB),
         "{peaks:?} KiB, without strangers {normal}"

@@ -56,9 +56,13 @@ impl Ending {
         Self { rank, at, code, signal, failure, closed, stderr, done, threads }
     }
 
+    pub(crate) fn is_done(&self) -> bool {
+        self.done && self.code == Some(0)
+    }
+
     /// It has done its script and closed its group without an error or a warning.
     pub(crate) fn assert_done(&self) {
-        assert!(self.done && self.code == Some(0), "{self:#?}");
+        assert!(self.is_done(), "{self:#?}");
         assert!(!self.stderr.contains("panicked"), "{self:#?}");
         self.assert_closed(Duration::from_secs(5));
     }

@@ -144,6 +144,14 @@ impl Group {
         assert_eq!(memory_left(), [""; 0], "memory is left");
         endings
     }
+
+    /// Waits until all have ended, each with its script done.
+    pub(crate) fn assert_all_done(self) {
+        let endings = self.finish_all();
+        // Where one has failed, all tell why.
+        assert!(endings.iter().all(Ending::is_done), "{endings:#?}");
+        endings.iter().for_each(Ending::assert_done);
+    }
 }
 
 fn transport(setup: &Setup, rank: usize) -> &'static str {

@@ -51,7 +51,7 @@ fn rank_0_may_be_the_first_to_end() {
     let mut group = Group::start(&scripts, &Setup::default());
     group.finish(0).assert_done();
     group.tell_all(1..3);
-    group.finish_all().iter().for_each(|ending| ending.assert_done());
+    group.assert_all_done();
 }
 
 /// Rank 0 is gone as it should; then another one goes too early, or dies.

@@ -71,7 +71,7 @@ impl Team {
     fn finish(&self, mut group: Group) {
         let outsiders: Vec<usize> = group.all().filter(|rank| !self.members.contains(rank)).collect();
         group.tell_all(outsiders);
-        group.finish_all().iter().for_each(|ending| ending.assert_done());
+        group.assert_all_done();
     }
 
     /// An error of this kind, that says whom, in what, and in which group.

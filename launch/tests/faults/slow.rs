@@ -69,7 +69,7 @@ fn a_message_that_never_comes() {
     group.finish(0).assert_blames("Timeout", 1, "message #1 (from rank 1, f32, 10 elements)");
     group.tell_all(1..3);
     // They wanted nothing more of the group.
-    group.finish_all().iter().for_each(|ending| ending.assert_done());
+    group.assert_all_done();
 }
 
 /// Ranks that wait for each other in different ways, and would for ever: the message tells what the culprit does.

@@ -57,7 +57,7 @@ fn visit<T>(again: bool, strangers: impl Fn(&Group, &[SocketAddr]) -> T) {
     assert_eq!(ports.len(), 4);
     let held = (held, again.then(|| strangers(&group, &ports)));
     group.tell_all(0..4);
-    group.finish_all().iter().for_each(|ending| ending.assert_done());
+    group.assert_all_done();
     assert!(ports.iter().all(|port| TcpStream::connect(port).is_err()));
     drop(held);
 }

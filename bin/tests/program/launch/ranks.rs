@@ -1,7 +1,8 @@
 //! What ranks of any program are given, and how they fail.
 
+use std::io::Read;
 use std::net::TcpListener;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use crate::common::{free_port, girandole, sorted, succeed, text};
 use crate::launch::shell::shell;
@@ -171,6 +172,15 @@ fn a_rank_whose_pipe_broke_is_told_as_long_as_somebody_reads() {
         assert_eq!(output.status.code(), Some(141), "{remarks}");
         assert!(remarks.contains("error: rank 1 (pid ") && remarks.contains(said), "{remarks}");
     }
+}
+
+#[test]
+fn what_ranks_say_of_their_end_is_not_shown_once_nobody_reads() {
+    let mut command = shell(2, "trap 'echo noise >&2; exit 3' TERM; while :; do echo line; done");
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdout.take().unwrap().read_exact(&mut [0; 5]).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((text(&output.stderr).as_str(), output.status.code()), ("", Some(141)));
 }
 
 #[test]
