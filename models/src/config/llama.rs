@@ -24,13 +24,7 @@ pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfi
             ));
         }
     };
-    let num_kv_heads = match (fields.optional_size("num_key_value_heads")?, family) {
-        (Some(heads), _) => heads,
-        (None, Family::Llama) => num_heads,
-        // Null, as opposed to what is not there.
-        (None, _) if fields.has("num_key_value_heads") => num_heads,
-        (None, _) => return Err(fields.config("num_key_value_heads", "missing", "give a whole number")),
-    };
+    let num_kv_heads = kv_heads(family, fields, num_heads)?;
     let attention_bias = match family {
         Family::Llama | Family::Qwen3 => fields.flag("attention_bias", false)?,
         _ => false,
@@ -70,6 +64,16 @@ pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfi
         json: Map::new(),
         notes: padding(fields).into_iter().collect(),
     })
+}
+
+/// As many as there are heads where it is null; only Llama's may be missing.
+fn kv_heads(family: Family, fields: &mut Fields<'_>, num_heads: usize) -> Result<usize> {
+    match (fields.optional_size("num_key_value_heads")?, family) {
+        (Some(heads), _) => Ok(heads),
+        (None, Family::Llama) => Ok(num_heads),
+        (None, _) if fields.has("num_key_value_heads") => Ok(num_heads),
+        (None, _) => Err(fields.config("num_key_value_heads", "missing", "give a whole number")),
+    }
 }
 
 /// transformers gives that token's embedding no gradient.
