@@ -29,8 +29,14 @@ impl Greet for Switchboard {
         if outcome.is_err() {
             self.part_with(&wire);
         }
-        let is_mine = |line: &Line| matches!(line, Line::Answering(latest) if *latest == number);
-        self.conclude(peer, is_mine, outcome.map(|pair| (wire, pair)))
+        match outcome {
+            // The peer has seen the answer and is bound to this connection: it has given up whatever else was admitted, before or after.
+            Ok(pair) => self.conclude(peer, |line| !matches!(line, Line::Open { .. }), Ok((wire, pair))),
+            Err(fault) => {
+                let is_mine = |line: &Line| matches!(line, Line::Answering(latest) if *latest == number);
+                self.conclude(peer, is_mine, Err(fault))
+            }
+        }
     }
 }
 

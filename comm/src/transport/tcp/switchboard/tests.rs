@@ -125,6 +125,22 @@ fn who_gives_up_before_it_has_seen_the_answer_leaves_no_trace() {
     ranks.iter().for_each(|(switchboard, _)| switchboard.end());
 }
 
+/// On a busy machine the threads that answer get their turns in any order.
+#[test]
+fn one_that_was_given_up_and_is_answered_late_leaves_no_trace() {
+    let ranks = both();
+    let address = ranks[0].0.peers()[0].address;
+    let until = Instant::now() + LONG;
+    let dial = || Wire::connect(address, &credentials(), caller(1), until).unwrap();
+    let ((mut kept, _), (given_up, verdict)) = (dial(), dial());
+    assert_eq!(verdict.status, Status::Admitted);
+    drop(given_up);
+    kept.write(&[1], until).unwrap();
+    let there = connect(&ranks[0].0, 1).unwrap();
+    assert_connected([&kept.into_data_stream(), &there]);
+    ranks.iter().for_each(|(switchboard, _)| switchboard.end());
+}
+
 #[test]
 fn where_nobody_or_somebody_else_listens_the_peer_is_unreachable() {
     let ((gone, nobody), (taken, own)) = (listener(), listener());
