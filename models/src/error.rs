@@ -26,9 +26,9 @@ pub enum Error {
         problem: String,
     },
     /// A model that this crate does not have.
-    #[error("model_type {got:?} is not supported; supported are {supported}")]
+    #[error("model_type {got} is not supported; supported are {supported}")]
     Architecture {
-        /// The `model_type` of the configuration.
+        /// The `model_type` of the configuration, as JSON.
         got: String,
         /// Those that there are.
         supported: String,

@@ -151,10 +151,13 @@ impl ModelConfig {
     pub fn from_json(text: &str) -> Result<Self> {
         let json: Map<String, Value> = serde_json::from_str(text)
             .map_err(|error| Error::Format { path: "config.json".into(), problem: error.to_string() })?;
-        let got = json.get("model_type").and_then(Value::as_str).unwrap_or_default();
-        let Some(family) = Family::ALL.into_iter().find(|family| family.model_type() == got) else {
+        let got = json.get("model_type");
+        let Some(family) =
+            Family::ALL.into_iter().find(|family| got.is_some_and(|got| got == family.model_type()))
+        else {
+            let got = got.map_or_else(|| "that is missing".to_string(), Value::to_string);
             let supported = Family::ALL.map(Family::model_type).join(", ");
-            return Err(Error::Architecture { got: got.into(), supported });
+            return Err(Error::Architecture { got, supported });
         };
         let mut fields = Fields::of_model(family, &json);
         let mut config = match family {

@@ -7,7 +7,7 @@ use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::{Error, ModelConfig, Result};
 
@@ -111,7 +111,7 @@ impl Tokenizer {
             return Ok(None);
         }
         let bytes = Error::read(&path)?;
-        let json: Value = serde_json::from_slice(&bytes)
+        let json: Map<String, Value> = serde_json::from_slice(&bytes)
             .map_err(|error| Error::Format { path, problem: error.to_string() })?;
         let token =
             json.get("eos_token").and_then(|token| token.as_str().or_else(|| token.get("content")?.as_str()));
