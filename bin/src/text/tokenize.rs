@@ -66,7 +66,16 @@ impl TokenizeOptions {
     /// # Errors
     /// Files, a folder or a template that cannot be used; a token file that cannot be written.
     pub fn run(&self) -> Result<()> {
-        self.check_files()?;
+        let is_there = self.save_tokenizer.as_ref().is_some_and(|folder| folder.exists());
+        let written = self.check_files().and_then(|()| self.write_all());
+        if let (Err(_), Some(folder), false) = (&written, &self.save_tokenizer, is_there) {
+            // Only where it is empty.
+            let _ = std::fs::remove_dir(folder);
+        }
+        written
+    }
+
+    fn write_all(&self) -> Result<()> {
         let began = Instant::now();
         let tokenizer = self.tokenizer()?;
         let (file, bytes) = self.write(&tokenizer)?;

@@ -103,6 +103,9 @@ fn what_cannot_be_used_is_told_in_one_line() {
     refuse(&["--out", &out, &a], "--model <DIR>|--tokenizer <KIND>");
     refuse(&["--tokenizer", "bytes", "--out", &out], "FILE");
     refuse(&["--tokenizer", "characters", "--out", &out, &a], "give --save-tokenizer DIR");
+    let (saved, empty) = (folder.argument("saved"), folder.argument("empty"));
+    refuse(&["--tokenizer", "characters", "--save-tokenizer", &saved, "--out", &out, &empty], "empty");
+    assert!(!folder.path("saved").exists());
     refuse(&["--model", &folder.argument("none"), "--out", &out, &a], "none: ");
     refuse(&["--tokenizer", "bytes", "--out", &a, &a], "--out");
     symlink("text", folder.path("link")).unwrap();
