@@ -23,7 +23,8 @@ impl<M> TensorParallel<M> {
     ///
     /// # Errors
     /// On every rank, if the file cannot be written; those of communication.
-    pub fn save(&self, path: &Path) -> Result<()> {
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
         let dp = self.dp();
         let outcome = match dp.is_none_or(|dp| dp.rank() == 0) {
             true => self.write(path)?,

@@ -21,7 +21,8 @@ impl<M> Fsdp<M> {
     ///
     /// # Errors
     /// [`Error::File`], on every rank, where the file cannot be written; failures of communication.
-    pub fn save_full(&self, path: &Path) -> Result<()> {
+    pub fn save_full(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
         let is_first = self.core().groups.world.rank() == 0;
         let tensors = || [self.described(), self.described_buffers()].concat();
         let draft = if is_first { Some(Draft::begin(path, &tensors())) } else { None };
