@@ -7,18 +7,12 @@ use candle_core::{
     CpuStorage, CudaStorage, CustomOp1, DType, Layout, MetalStorage, Result, Shape, Tensor, Var, bail,
 };
 
+use crate::built::ParamIndex;
 use crate::core::{Core, Run};
 use crate::storage;
 
 /// Leads to what comes into being after the model. It keeps nothing alive: a loss may outlive its [`crate::Fsdp`].
 pub(crate) type Link = Arc<OnceLock<Weak<Core>>>;
-
-/// Which parameter.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ParamIndex {
-    pub(crate) unit: usize,
-    pub(crate) param: usize,
-}
 
 /// A parameter's tensor, released. It hangs on a variable of one element, so that backward comes to it.
 pub(crate) fn parameter(

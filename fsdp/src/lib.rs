@@ -91,6 +91,7 @@
 #![forbid(unsafe_code)]
 
 mod builder;
+mod built;
 mod clip;
 mod config;
 mod core;

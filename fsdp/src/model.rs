@@ -9,10 +9,12 @@ use candle_nn::{Module, ModuleT, VarBuilder};
 use comm::{Communicator, Mesh, Stats, line_difference};
 use training::AuditConfig;
 
-use crate::builder::{Built, Model, Plan, UnitBuilder};
+use crate::builder::UnitBuilder;
+use crate::built::{Built, Model};
 use crate::clip::Norm;
 use crate::core::Core;
 use crate::groups::Groups;
+use crate::sharding::Plan;
 use crate::storage::is_trainable;
 use crate::{Error, FsdpConfig, Memory, Result, lock};
 

@@ -10,15 +10,28 @@ use candle_nn::{Init, VarBuilder};
 use comm::Digest;
 use training::build::PartSource;
 
-use crate::builder::{Built, Param, Plan};
-use crate::hook::{ParamIndex, parameter};
+use crate::built::{Built, Model, Param, ParamIndex};
+use crate::hook::{Link, parameter};
 use crate::layout::{Layout, piece};
 use crate::storage::{is_supported, is_trainable};
 use crate::values::cut;
-use crate::{Error, Strategy, UnitConfig, lock};
+use crate::{Error, FsdpConfig, Strategy, UnitConfig, lock};
 
 /// Where only what a rank keeps is read, all ranks compare so many first numbers of each parameter.
 const COMPARED: usize = 64;
+
+/// What all units are built by.
+pub(crate) struct Plan {
+    pub(crate) config: FsdpConfig,
+    pub(crate) shards: usize,
+    pub(crate) shard_rank: usize,
+    /// Whether other ranks keep the same part.
+    pub(crate) has_copies: bool,
+    pub(crate) link: Link,
+    /// What every parameter's tensor hangs on in the graph, of one element.
+    pub(crate) anchor: Var,
+    pub(crate) model: Mutex<Model>,
+}
 
 /// What a unit has asked for while it is built.
 #[derive(Default)]

@@ -5,7 +5,7 @@ use comm::Operation;
 
 use super::{Core, Held, State};
 use crate::Result;
-use crate::builder::Built;
+use crate::built::Built;
 use crate::layout::Part;
 use crate::storage::{exchange, piece, take};
 

@@ -13,7 +13,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use comm::{Digest, Work};
 
-use crate::builder::{Built, Model, Param};
+use crate::built::{Built, Model, Param};
 use crate::groups::Groups;
 use crate::memory::{Memory, Meter};
 use crate::storage::Pool;

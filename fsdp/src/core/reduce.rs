@@ -4,8 +4,7 @@ use candle_core::{DType, Tensor};
 use comm::{Operation, ReduceOp, Work};
 
 use super::{Core, PASS, State};
-use crate::builder::Built;
-use crate::hook::ParamIndex;
+use crate::built::{Built, ParamIndex};
 use crate::layout::Part;
 use crate::{Error, Result, lock, storage};
 

@@ -10,7 +10,7 @@ use training::{Checkpoint, Checkpoints, Contents, FileHash, OptimizerState};
 use super::saved::{
     Description, Extra, Kind, OPTIMIZER, Saved, UnitDescription, buffer_key, set_name, shard_key,
 };
-use crate::builder::Param;
+use crate::built::Param;
 use crate::{Error, Fsdp, Result};
 
 impl<M> Fsdp<M> {

@@ -6,7 +6,7 @@ use candle_core::DType;
 use comm::Communicator;
 
 use super::TensorFile;
-use crate::builder::Param;
+use crate::built::Param;
 use crate::{Error, Fsdp, Result};
 
 impl<M> Fsdp<M> {

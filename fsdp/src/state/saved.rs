@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use training::Contents;
 
 use super::{TensorFile, file};
-use crate::builder::Built;
+use crate::built::Built;
 use crate::layout::Layout;
 use crate::{Error, Result};
 
