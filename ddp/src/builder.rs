@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Result, Shape, Tensor, TensorId, Var};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 
-use crate::hook::Link;
+use crate::hook::{Hook, Link};
 use crate::parameter::Parameter;
 use crate::{DdpConfig, Error, lock};
 
@@ -59,7 +59,10 @@ impl Registry {
             Some(&index) => index,
             None => {
                 let index = self.parameters.len();
-                self.parameters.push(Parameter::new(name, &given, index, link.clone())?);
+                // The user's own variable where it is one, else a new one with its values.
+                let var = Var::from_tensor(&given)?;
+                let tensor = tape::apply_op1(&var, Hook { index, link: link.clone() })?;
+                self.parameters.push(Parameter::new(name, var, tensor, given.is_variable())?);
                 self.variables.insert(given.id(), index);
                 index
             }

@@ -2,7 +2,6 @@
 
 use candle_core::{DType, DeviceLocation, Result, Tensor, Var};
 
-use crate::hook::{Hook, Link};
 use crate::plan::Item;
 
 /// A parameter of the model.
@@ -18,11 +17,8 @@ pub struct Parameter {
 }
 
 impl Parameter {
-    /// Hooks a tensor that the user's builder gave: its own variable where it is one, else a new one with its values.
-    pub(crate) fn new(name: &str, given: &Tensor, index: usize, link: Link) -> Result<Self> {
-        let shared = given.is_variable();
-        let var = Var::from_tensor(given)?;
-        let tensor = tape::apply_op1(&var, Hook { index, link })?;
+    /// `tensor` is a copy of `var`'s values; `shared`: the variable was there before.
+    pub(crate) fn new(name: &str, var: Var, tensor: Tensor, shared: bool) -> Result<Self> {
         let elements = var.elem_count();
         let flat = |tensor: &Tensor| tensor.detach().reshape(elements);
         let copy = if elements == 0 { None } else { Some((flat(&var)?, flat(&tensor)?)) };
