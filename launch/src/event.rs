@@ -5,7 +5,7 @@ use std::io;
 use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
-use super::nodes::Order;
+use super::nodes::message::Order;
 
 /// What the launcher's threads have to say.
 pub(super) enum Event {

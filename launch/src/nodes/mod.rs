@@ -9,7 +9,7 @@ mod fuzz;
 mod line;
 mod link;
 mod losses;
-mod message;
+pub(super) mod message;
 
 use std::net::IpAddr;
 use std::sync::mpsc::Sender;
