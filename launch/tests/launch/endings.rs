@@ -2,7 +2,7 @@
 
 use std::os::unix::process::ExitStatusExt;
 
-use rustix::process::{Signal, kill_process};
+use rustix::process::Signal;
 
 use crate::job::{Job, is_ignored};
 
@@ -78,7 +78,7 @@ fn no_rank_outlives_a_killed_launcher() {
 fn not_even_one_that_is_stopped() {
     let job = Job::start("wait", 3);
     let pids = job.ready(3);
-    kill_process(pids[1], Signal::STOP).unwrap();
+    rustix::process::kill_process(pids[1], Signal::STOP).unwrap();
     job.kill_and_expect_no_orphan();
 }
 
