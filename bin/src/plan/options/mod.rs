@@ -1,5 +1,7 @@
 //! The options of `plan`.
 
+mod language;
+
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -10,7 +12,7 @@ use plan::{Extent, MlpLoss, Model, Optimizer, TransformerSizes, units};
 use crate::error::{Error, Result};
 use crate::options::{count, probability};
 
-use super::language::LanguagePlanOptions;
+use language::LanguagePlanOptions;
 
 /// The model of an experiment, by the command that trains it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -65,7 +67,7 @@ pub enum NetworkName {
 }
 
 impl NetworkName {
-    pub(super) fn network(self) -> Network {
+    pub(in crate::plan) fn network(self) -> Network {
         match self {
             Self::Nvlink => Network::nvlink(),
             Self::Infiniband => Network::infiniband(),
@@ -323,17 +325,17 @@ impl PlanOptions {
     }
 
     /// Bytes of a rank: what is given, or its part of this machine's.
-    pub(super) fn memory(&self, ranks: usize) -> f64 {
+    pub(in crate::plan) fn memory(&self, ranks: usize) -> f64 {
         self.memory.unwrap_or_else(|| total_memory_bytes().unwrap_or(0) as f64 / ranks as f64)
     }
 
     /// What is given, or else that of the experiments, or of `pretrain` and `finetune`.
-    pub(super) fn batch_size(&self) -> usize {
+    pub(in crate::plan) fn batch_size(&self) -> usize {
         self.batch_size.unwrap_or(if self.language.folder.is_some() { 8 } else { 16 })
     }
 
     /// What is given, or what the command has.
-    pub(super) fn optimizer(&self) -> Optimizer {
+    pub(in crate::plan) fn optimizer(&self) -> Optimizer {
         let own = match self.model {
             ModelName::FsdpMlp | ModelName::TensorParallelMlp | ModelName::TensorParallelTransformer => {
                 Optimizer::Adam
@@ -358,7 +360,7 @@ impl PlanOptions {
     }
 
     /// Refuses numbers that no machine has.
-    pub(super) fn check(&self) -> Result<()> {
+    pub(in crate::plan) fn check(&self) -> Result<()> {
         let most = |option, got: usize, most: usize| match got > most {
             true => refuse(option, got, format!("give at most {most}")),
             false => Ok(()),
