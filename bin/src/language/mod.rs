@@ -12,13 +12,14 @@ mod sample;
 mod settings;
 mod shared;
 mod speed;
+mod train;
 mod trained;
 mod watch;
 
-pub(crate) use job::check_divisible;
 pub(crate) use options::{layout_of, ranks_of};
 
 pub use finetune::FinetuneOptions;
-pub use job::run;
 pub(crate) use options::{ParametersDtype, recompute, schedule};
 pub use pretrain::PretrainOptions;
+pub(crate) use train::check_divisible;
+pub use train::run;

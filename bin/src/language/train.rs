@@ -1,0 +1,328 @@
+//! What both commands do: read data, spread the model, train, save.
+
+use std::ffi::OsString;
+
+use candle_core::{DType, Device, Tensor};
+use girandole::trainer::{self, TrainConfig, Trainer};
+use girandole::{Layout, Parallel, ParallelConfig};
+use models::tokens::{Data, DataConfig, DataFile, Rows};
+use models::{CausalLm, Lora, ModelConfig};
+use report::metrics::MetricsWriter;
+use report::{Report, RunSeries, fact};
+
+use crate::console::{note, say};
+use crate::error::{Error, Result};
+use crate::experiment::{self, Experiment};
+use crate::file_error::FileError;
+use crate::options::{CheckpointOptions, CommonOptions, ElasticOptions};
+use crate::outputs;
+use crate::rank::{Outcome, Rank, Stage};
+use crate::run_log::RunLog;
+use crate::tensorboard;
+use crate::trainer::agree_on_command;
+
+use super::ending::{Ending, choose};
+use super::job::{Job, Subject};
+use super::memory;
+use super::options::TrainOptions;
+use super::sample::Sample;
+use super::settings::{tell_changes, train_config};
+use super::shared::{self, SharedRows};
+use super::speed::Speed;
+use super::trained::{self, Trained};
+use super::watch::{Watch, told};
+
+/// What a process begins with.
+pub struct Setup {
+    subject: Subject,
+    rows: Rows,
+    evaluation: Option<Rows>,
+    sample: Option<Sample>,
+}
+
+/// What one process has found out before there are ranks.
+pub struct Begun {
+    facts: Vec<(String, String)>,
+    /// Open as long as there are ranks.
+    data: SharedRows,
+}
+
+/// Runs one of the commands.
+///
+/// # Errors
+/// A wrong option, a file that cannot be used, a rank that failed.
+pub fn run<J: Job>(job: &J) -> Result<()> {
+    experiment::run(job)
+}
+
+impl<J: Job> Experiment for J {
+    const NAME: &'static str = J::NAME;
+    const WORLD_SIZE: usize = 1;
+    type Setup = Setup;
+    type Alone = Begun;
+    type Trained = Trained;
+
+    fn common(&self) -> &CommonOptions {
+        self.options().common()
+    }
+
+    fn with_common(&self, common: CommonOptions) -> Self {
+        self.with_options(self.options().with_common(common))
+    }
+
+    fn checkpoints(&self) -> Option<&CheckpointOptions> {
+        Some(&self.options().checkpoints)
+    }
+
+    fn elastic_options(&self) -> Option<ElasticOptions> {
+        self.options().elastic()
+    }
+
+    /// What it was trained on and how far is compared where the data are: in `alone`.
+    fn check_checkpoint(&self, _: usize) -> Result<()> {
+        choose(&self.options().checkpoints).map(drop)
+    }
+
+    fn check(&self, world_size: usize) -> Result<()> {
+        let options = self.options();
+        let layout = options.layout(world_size)?;
+        options.check_elastic(&layout)?;
+        let (parts, micro_batches) = (layout.data_ranks(), options.micro_batches(&layout));
+        if !options.batch_size.is_multiple_of(parts.saturating_mul(micro_batches)) {
+            let cut = if micro_batches > 1 {
+                format!(", each in {micro_batches} equal parts")
+            } else {
+                String::new()
+            };
+            let multiple = parts.saturating_mul(micro_batches);
+            let help = format!("give a multiple of {multiple}: {parts} ranks have different rows{cut}");
+            return Err(Error::Option { option: "--batch-size", got: options.batch_size.to_string(), help });
+        }
+        options.tensorboard.as_deref().map_or(Ok(()), tensorboard::check)?;
+        let out = &options.out;
+        check_free(options)?;
+        let made = std::fs::create_dir_all(out).and_then(|()| outputs::check_folder(out));
+        Ok(made.map_err(|error| FileError::write(out, error))?)
+    }
+
+    fn setup(&self) -> Result<Setup> {
+        let (options, subject) = (self.options(), self.subject()?);
+        if let Some(layout) = &options.mesh {
+            check_divisible(layout, subject.weights.config())?;
+        }
+        let longest = subject.weights.config().max_len;
+        if let Some(length) = options.length.filter(|length| *length > longest) {
+            let help = format!("the model has {longest} positions");
+            return Err(Error::Option { option: "--length", got: length.to_string(), help });
+        }
+        let open = |files: &[DataFile], length| {
+            let model = subject.weights.config();
+            let config = DataConfig {
+                tokenizer: subject.tokenizer.as_ref(),
+                folder: self.folder(),
+                field: options.field.as_deref(),
+                length,
+                vocab_size: model.vocab_size,
+                max_len: model.max_len,
+            };
+            Data::open(files, &config)
+        };
+        let (data, evaluate) = shared::told(&options.data, options.evaluate.as_ref());
+        let rows = open(&data, options.length)?;
+        let (tp, len) = (options.mesh.map_or(1, |layout| layout.tp), rows.row_len());
+        if options.sequence_parallel && !len.is_multiple_of(tp) {
+            let help =
+                format!("the {tp} ranks of tp do not divide rows of {len} tokens: give another --length");
+            return Err(Error::Option { option: "--sequence-parallel", got: "true".into(), help });
+        }
+        let evaluation = match &evaluate {
+            Some(file) => Some(open(std::slice::from_ref(file), Some(rows.row_len()))?),
+            None => None,
+        };
+        if let Some(evaluation) = evaluation.as_ref().filter(|rows| rows.len() < options.batch_size) {
+            let got = format!("{} rows of {} tokens", evaluation.len(), evaluation.row_len());
+            let help =
+                format!("give a longer text: an evaluation needs {} rows, as a step", options.batch_size);
+            return Err(Error::Option { option: "--evaluate", got, help });
+        }
+        let model = subject.weights.config();
+        let sample = Sample::new(&options.sample, subject.tokenizer.as_ref(), &rows, model, options.seed)?;
+        Ok(Setup { subject, rows, evaluation, sample })
+    }
+
+    fn alone(&self, setup: Setup, world_size: usize, _: Option<&mut MetricsWriter>) -> Result<Self::Alone> {
+        let (options, model) = (self.options(), setup.subject.weights.config());
+        let shapes = setup.subject.weights.shapes().values();
+        let parameters: usize = shapes.map(|dims| dims.iter().product::<usize>()).sum();
+        let layout = options.layout(world_size)?;
+        if let Some(contents) = choose(&options.checkpoints)? {
+            agree_on_command(J::NAME, &contents.extra, &options.checkpoints)?;
+            self.check_steps(contents.step as usize)?;
+            let config = train_config(J::NAME, options, setup.subject.lora.as_ref());
+            tell_changes(&trainer::check_resume(&contents, &setup.rows, &config)?);
+        }
+        let planned = plan::language::Subject::new(model.clone(), setup.subject.lora.clone());
+        memory::check(options, &planned, &layout, setup.rows.row_len())?;
+        model.notes().iter().for_each(|line| note(format_args!("{line}")));
+        say(format_args!(
+            "model: {}, {parameters} parameters; data: {} rows of {} tokens; layout: {layout}",
+            model.family,
+            setup.rows.len(),
+            setup.rows.row_len()
+        ))?;
+        let mut facts = vec![
+            fact("model", format!("{}, {parameters} parameters", model.family)),
+            fact("data", format!("{} rows of {} tokens", setup.rows.len(), setup.rows.row_len())),
+            fact("layout", layout),
+            fact("rows of a step", options.batch_size),
+        ];
+        if let Some(lora) = &setup.subject.lora {
+            let adapters: usize = lora.shapes().values().map(|dims| dims.iter().product::<usize>()).sum();
+            say(format_args!("adapters: rank {}, {adapters} parameters are trained", lora.config().rank))?;
+            facts.push(fact("adapters", format!("rank {}, {adapters} parameters", lora.config().rank)));
+        }
+        Ok(Begun { facts, data: SharedRows::new(setup.rows, setup.evaluation) })
+    }
+
+    fn for_ranks(&self, begun: &Begun) -> Vec<(OsString, OsString)> {
+        begun.data.variable().into_iter().collect()
+    }
+
+    fn train(&self, setup: Setup, rank: &mut Rank) -> Result<Trained> {
+        let options = self.options();
+        let Setup { subject, rows, evaluation, sample } = setup;
+        let elastic = self.elastic();
+        let layout = match elastic {
+            // As many as are left where others were lost before the first step.
+            Some(_) => Layout::copies(rank.comm.world_size()),
+            None => options.layout(rank.comm.world_size())?,
+        };
+        let fewest_ranks = elastic.filter(|_| layout.ranks() > 1).map(|elastic| elastic.min);
+        let device = self.common().device()?;
+        let mut model = spread(options, &subject, &layout, &rows, (rank, &device))?;
+        let flops = self.step_flops(&subject, &rows)?;
+        let speed = Speed::measured(rank, (options.dtype(), &device), flops)?;
+        let config = TrainConfig { fewest_ranks, ..train_config(J::NAME, options, subject.lora.as_ref()) };
+        let mut trainer = Trainer::new(&mut model, &rows, config)?;
+        let mut metrics = rank.metrics.take();
+        let mut log = self.log(rank.is_first(), fewest_ranks.is_some(), metrics.as_mut());
+        self.resume(&mut trainer, log.as_mut(), rank)?;
+        if let Some(evaluation) = &evaluation {
+            trainer = trainer.evaluating(evaluation);
+        }
+        let (mut watch, begun) = (rank.stopwatch(), trainer.step());
+        let samples = subject.tokenizer.as_ref().zip(sample.as_ref());
+        let mut observer = Watch::new(options, log, samples, (speed, begun, trainer.epoch() as usize));
+        rank.stage = Stage::AtWork;
+        let steps = options.steps() - begun;
+        let (mut seconds, mut measured) = (0.0, None);
+        let mut measure = |model: &mut Parallel<CausalLm>| {
+            let world = model.mesh().world();
+            if world.world_size() != rank.comm.world_size() {
+                watch.regroup(world);
+                rank.comm = world.clone();
+            }
+            let measured = *measured.get_or_insert_with(|| watch.measured());
+            seconds = rank.gather_measured(measured, steps).map_err(told)?;
+            Ok(())
+        };
+        let mut save = |model: &mut Parallel<CausalLm>| self.save(model, &subject);
+        let summary = trainer.run_and(&mut observer, &mut [&mut measure, &mut save]);
+        if let Some(left) = observer.group() {
+            rank.comm = left.clone();
+        }
+        let summary = summary.map_err(|error| observer.cause(error))?;
+        let (log, speed) = observer.finish();
+        let series = log.map(RunLog::finish).unwrap_or_default();
+        let seconds = seconds + series.seconds;
+        rank.checkpoints = trained::checkpoint_times(&summary);
+        let mut metrics = metrics.filter(|_| rank.is_first());
+        rank.write_summary(None, metrics.as_mut(), seconds)?;
+        rank.metrics = metrics;
+        if rank.is_first() {
+            self.tell_end(&summary, &speed)?;
+        }
+        let series = RunSeries {
+            name: model.layout().to_string(),
+            seconds,
+            world_size: rank.comm.world_size(),
+            ..series
+        };
+        Ok(Trained { series, facts: trained::facts(&summary, &speed) })
+    }
+
+    fn report(&self, mut begun: Begun, outcome: Outcome<Trained>) -> Report {
+        begun.facts.extend(outcome.trained.facts);
+        Report { facts: begun.facts, runs: vec![outcome.trained.series], ..Report::default() }
+    }
+}
+
+/// Refuses a folder with a model, unless that is to be replaced, or is that of the run that goes on.
+fn check_free(options: &TrainOptions) -> Result<()> {
+    let out = &options.out;
+    let Some(file) = models::weights_in(out).filter(|_| !options.overwrite) else { return Ok(()) };
+    if options.checkpoints.goes_on()? {
+        return Ok(());
+    }
+    let help = format!(
+        "it holds a model already ({file}): give another folder, or --overwrite to replace the model"
+    );
+    Err(Error::Option { option: "--out", got: out.display().to_string(), help })
+}
+
+/// Refuses a layout that the model's sizes do not allow.
+pub(crate) fn check_divisible(layout: &Layout, model: &ModelConfig) -> Result<()> {
+    let refuse = |help: String| Err(Error::Option { option: "--mesh", got: layout.to_string(), help });
+    let sizes = [
+        ("heads", model.num_heads),
+        ("heads of keys and values", model.num_kv_heads),
+        ("features of feed-forward layers", model.intermediate_size),
+    ];
+    if let Some((what, size)) = sizes.into_iter().find(|(_, size)| !size.is_multiple_of(layout.tp)) {
+        return refuse(format!("the model's {size} {what} cannot be divided over tp={} ranks", layout.tp));
+    }
+    let units = model.num_layers + 2;
+    if layout.pp > units {
+        return refuse(format!(
+            "the model has {units} parts to cut between, {} blocks among them",
+            model.num_layers
+        ));
+    }
+    Ok(())
+}
+
+/// The model in its layout.
+fn spread(
+    options: &TrainOptions,
+    subject: &Subject,
+    layout: &Layout,
+    rows: &Rows,
+    (rank, device): (&Rank, &Device),
+) -> Result<Parallel<CausalLm>> {
+    let micro_batches = options.micro_batches(layout);
+    let rows_each = options.batch_size / layout.data_ranks() / micro_batches;
+    let is_adapter = |name: &str| Lora::is_adapter(name);
+    let config = ParallelConfig {
+        dtype: options.dtype(),
+        device: device.clone(),
+        micro_batches,
+        example: Some(Tensor::zeros((rows_each, rows.row_len()), DType::U32, device)?),
+        schedule: options.pipeline_schedule,
+        recompute: options.recompute(),
+        sequence_parallel: options.sequence_parallel,
+        loss_scale: options.loss_scale(),
+        seed: options.seed,
+        is_trained: subject.lora.as_ref().map(|_| std::sync::Arc::new(is_adapter) as _),
+        ..ParallelConfig::default()
+    };
+    let (model, lora) = (subject.weights.config().clone(), subject.lora.clone());
+    let model = match options.dropout {
+        Some(p) => model.with_dropout(p)?,
+        None => model,
+    };
+    let build = move |builder: &training::build::Builder| match &lora {
+        Some(lora) => CausalLm::new(&model, &lora.adapt(builder.clone())),
+        None => CausalLm::new(&model, builder),
+    };
+    Ok(Parallel::new(rank.comm.clone(), layout, subject.weights.parts(), &config, build)?)
+}
