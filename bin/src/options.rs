@@ -127,14 +127,6 @@ impl RankOptions {
         matches!(self.backend, Backend::Auto | Backend::Tcp)
     }
 
-    /// Checks what can be checked before any work: what this build and this machine have.
-    ///
-    /// # Errors
-    /// A back end that they have not.
-    pub fn check(&self) -> Result<(), Error> {
-        crate::backends::check(self)
-    }
-
     /// Checks that there is such a device, without a touch: what uses one keeps some of its memory.
     ///
     /// # Errors
@@ -228,12 +220,11 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, &'static str> {
 }
 
 impl CommonOptions {
-    /// Checks what can be checked before any work: what this build has, and that results can be written.
+    /// Checks what can be checked before any work: that there is such a device, and that results can be written.
     ///
     /// # Errors
     /// The first option that cannot be used.
     pub fn check(&self) -> Result<(), Error> {
-        self.ranks.check()?;
         self.ranks.check_device(self.device)?;
         self.check_files()
     }

@@ -44,7 +44,7 @@ impl Start {
     /// # Errors
     /// An environment that makes no sense, or that the options contradict.
     pub fn find(options: &RankOptions, command: &str, default_world_size: usize) -> Result<Self> {
-        options.check()?;
+        backends::check(options)?;
         if let Some(config) = backends::config(options)? {
             return Ok(Start::Rank { config: Box::new(config), spawned: false });
         }

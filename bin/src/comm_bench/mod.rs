@@ -36,7 +36,6 @@ pub fn run(options: &CommBenchOptions) -> Result<()> {
         Start::Launcher { world_size } => *world_size,
         Start::Rank { config, .. } => config.world_size,
     })?;
-    options.ranks.check()?;
     options.ranks.check_device(options.device)?;
     options.json.as_deref().map_or(Ok(()), check_in_place)?;
     trace::install(false)?;
