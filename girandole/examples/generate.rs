@@ -40,7 +40,7 @@ fn run() -> Result<()> {
             ControlFlow::Break(())
         }
     })?;
-    println!();
+    println!("{}", text.rest()?);
     problem.map_or(Ok(()), |error| Err(error.into()))
 }
 

@@ -85,6 +85,9 @@ pub enum Error {
         /// What would be accepted.
         help: &'static str,
     },
+    /// Messages that are no conversation; what is wrong with them.
+    #[error("no conversation: {0}; give a list of objects with `role` and `content`")]
+    Conversation(String),
     /// candle's, and those of layers.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),

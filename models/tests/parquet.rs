@@ -93,7 +93,7 @@ fn each_row_is_a_document() {
         "{line}"
     );
     let line = texts(&path, Some("number")).unwrap_err().to_string();
-    assert!(line.contains("row 1: field `number`: expected is a text or a list of messages"), "{line}");
+    assert!(line.contains("row 1: field `number`: expected a text or a list of messages"), "{line}");
     // Training takes it, too: 14 bytes and the end of each of three texts.
     let tokenizer = Tokenizer::bytes().unwrap();
     let config = DataConfig {

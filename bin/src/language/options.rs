@@ -142,7 +142,7 @@ pub struct TrainOptions {
     /// Largest norm of all gradients together; 0 turns clipping off
     #[arg(long, value_name = "NORM", default_value = "1", value_parser = learning_rate, allow_negative_numbers = true, help_heading = "Optimizer")]
     clip: f64,
-    /// Take rows in the order of the files
+    /// Take rows in the files' order; several files alternate
     #[arg(long, help_heading = "Training")]
     no_shuffle: bool,
     /// Probability of dropout [default: config.json's]

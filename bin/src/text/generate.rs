@@ -243,7 +243,7 @@ impl GenerateOptions {
         if let Some(problem) = problem {
             return Err(problem);
         }
-        print("\n")?;
+        print(&(text.rest()? + "\n"))?;
         if comm.rank() != 0 {
             return Ok(());
         }

@@ -140,8 +140,8 @@ fn a_message_is_answered() {
     };
     for (messages, says) in [
         ("[]", "there is no message"),
-        ("{", "the messages is "),
-        ("{}", "expected is a text or a list of messages"),
+        ("{", "no conversation: EOF while parsing"),
+        ("{}", "expected a text or a list of messages"),
         (r#"[{"content": "x"}]"#, "message 0 has no `role`"),
         (r#"[{"role": "assistant", "content": "x"}]"#, "the last message is the assistant's own"),
     ] {

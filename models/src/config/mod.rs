@@ -151,13 +151,18 @@ impl ModelConfig {
     pub fn from_json(text: &str) -> Result<Self> {
         let json: Map<String, Value> = serde_json::from_str(text)
             .map_err(|error| Error::Format { path: "config.json".into(), problem: error.to_string() })?;
-        let got = json.get("model_type");
-        let Some(family) =
-            Family::ALL.into_iter().find(|family| got.is_some_and(|got| got == family.model_type()))
-        else {
-            let got = got.map_or_else(|| "that is missing".to_string(), Value::to_string);
+        let got = json.get("model_type").unwrap_or(&Value::Null);
+        let Some(family) = Family::ALL.into_iter().find(|family| got == family.model_type()) else {
             let supported = Family::ALL.map(Family::model_type).join(", ");
-            return Err(Error::Architecture { got, supported });
+            return Err(match got {
+                Value::Null => Error::Config {
+                    file: "config.json",
+                    field: "model_type".into(),
+                    got: "missing".into(),
+                    help: format!("supported are {supported}"),
+                },
+                got => Error::Architecture { got: got.to_string(), supported },
+            });
         };
         let mut fields = Fields::of_model(family, &json);
         let mut config = match family {

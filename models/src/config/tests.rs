@@ -59,7 +59,7 @@ fn what_is_not_supported_is_named() {
         (vec![("vocab_size", json!("many"))], ["vocab_size is \"many\"", "whole number"]),
         (vec![("vocab_size", Value::Null)], ["vocab_size is missing", "give"]),
         (vec![("model_type", json!("bert"))], ["\"bert\"", "llama, mistral, qwen2, qwen3, gpt2"]),
-        (vec![("model_type", Value::Null)], ["model_type null", "llama, mistral, qwen2, qwen3, gpt2"]),
+        (vec![("model_type", Value::Null)], ["model_type is missing", "llama, mistral, qwen2, qwen3, gpt2"]),
         (vec![("initializer_range", json!(-1))], ["initializer_range is -1", "0 or more"]),
         (vec![("initializer_range", json!(1e39))], ["initializer_range is 1000", "finite"]),
         (vec![("rms_norm_eps", json!(-1e-6))], ["rms_norm_eps is -0.000001", "0 or more"]),

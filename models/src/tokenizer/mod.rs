@@ -1,6 +1,7 @@
 //! Text to tokens and back.
 
 mod made;
+mod stream;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,6 +13,7 @@ use serde_json::{Map, Value};
 use crate::{Error, ModelConfig, Result};
 
 use made::{byte_alphabet, description};
+pub use stream::TextStream;
 
 pub(crate) const FILE: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
@@ -220,7 +222,7 @@ impl Tokenizer {
 
     /// Text as tokens come.
     pub fn stream(&self) -> TextStream<'_> {
-        TextStream(self.inner.decode_stream(true))
+        TextStream::new(self)
     }
 
     /// Whether a model has all the tokens.
@@ -260,42 +262,6 @@ impl Tokenizer {
 impl fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Tokenizer({} tokens)", self.len())
-    }
-}
-
-/// Text of tokens that come one after the other: a character of several tokens is given with the last.
-pub struct TextStream<'a>(
-    tokenizers::tokenizer::DecodeStream<
-        'a,
-        tokenizers::ModelWrapper,
-        tokenizers::NormalizerWrapper,
-        tokenizers::PreTokenizerWrapper,
-        tokenizers::PostProcessorWrapper,
-        tokenizers::DecoderWrapper,
-    >,
-);
-
-impl TextStream<'_> {
-    /// What there is to read with another token, if anything.
-    ///
-    /// # Errors
-    /// What the tokenizer fails with.
-    ///
-    /// ```
-    /// let tokenizer = models::Tokenizer::bytes()?;
-    /// let mut stream = tokenizer.stream();
-    /// assert_eq!(stream.push(0xc3)?, None);
-    /// assert_eq!(stream.push(0xa9)?, Some("é".to_string()));
-    /// # Ok::<(), models::Error>(())
-    /// ```
-    pub fn push(&mut self, token: u32) -> Result<Option<String>> {
-        self.0.step(token).map_err(|error| failed(&*error))
-    }
-}
-
-impl fmt::Debug for TextStream<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TextStream").finish_non_exhaustive()
     }
 }
 

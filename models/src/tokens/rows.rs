@@ -10,6 +10,9 @@ use super::TokenFile;
 use super::digest::Hash;
 use super::mixture::Mixture;
 
+/// A shuffled epoch of so many begins after three quarters of a minute.
+const MOST_ROWS: u128 = u32::MAX as u128;
+
 /// The target of a token on which no loss is taken, as PyTorch's `ignore_index`.
 pub const NOT_COUNTED: i64 = -100;
 
@@ -27,7 +30,7 @@ pub struct Row {
 /// - Row i of a file has its tokens from i times the length on, whatever the documents: each token but the first is a target exactly
 ///   once, but for the last ones where they do not fill a row.
 /// - Rows of a file of rows are its rows: all tokens but the last are inputs, all but the first targets.
-/// - A weight of 2 takes each row of a file twice in an epoch, one of 1/2 takes half of its rows, evenly spread.
+/// - A weight of 2 takes each row of a file twice in an epoch, one of 1/2 takes half of its rows, evenly spread, the same in every epoch.
 /// - Several files are evenly interleaved.
 ///
 /// # Cost
@@ -52,7 +55,7 @@ impl Rows {
     ///
     /// # Errors
     /// No files; a length of 0; a file too short for a row, or of rows of another length; a weight that gives no row, or that is not
-    /// finite and above 0.
+    /// finite and above 0; an epoch of 2^32 rows or more.
     pub fn new(files: Vec<(TokenFile, f64)>, len: usize) -> Result<Self> {
         let refuse =
             |field, got: String, help| Err(Error::Invalid { what: "rows of tokens", field, got, help });
@@ -66,9 +69,13 @@ impl Rows {
             .into_iter()
             .map(|(file, weight)| Source::new(file, weight, len))
             .collect::<Result<Vec<_>>>()?;
+        let total: u128 = files.iter().map(|source| u128::from(source.taken)).sum();
         match Mixture::new(files.iter().map(|source| source.taken).collect()) {
-            Some(mixture) if usize::try_from(mixture.len()).is_ok() => Ok(Self { files, mixture, len }),
-            _ => refuse("the weights", "too large".into(), "an epoch has more rows than can be counted"),
+            Some(mixture) if total <= MOST_ROWS => Ok(Self { files, mixture, len }),
+            _ => {
+                let help = "give smaller weights, or longer rows: an epoch may have 4294967295";
+                refuse("the rows of an epoch", total.to_string(), help)
+            }
         }
     }
 

@@ -204,11 +204,7 @@ fn lines_that_cannot_be_are_told_with_their_number() {
             "line 1: there is no field `text` or `messages`, but content, id; name one with --field",
         ),
         ("{\"text\": \"a\"}\n{\"txt\": 1}", Some("text"), "line 2: there is no field `text`, but txt"),
-        (
-            "{\"text\": 5}",
-            None,
-            "line 1: field `text`: expected is a text or a list of messages, and it is a number",
-        ),
+        ("{\"text\": 5}", None, "line 1: field `text`: expected a text or a list of messages, got a number"),
         ("7", None, "line 1: it is no JSON object of its own, but a number"),
         ("\"some text\"", None, "line 1: it is no JSON object of its own, but a string"),
         ("[{\"text\": \"a\"}]", None, "line 1: it is no JSON object of its own, but a list"),

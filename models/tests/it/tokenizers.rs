@@ -23,12 +23,54 @@ fn tokens_are_pythons_and_rows_are_not_cut() {
         assert_eq!(tokenizer.decode(&ids).unwrap(), plain);
         let mut stream = tokenizer.stream();
         let pieces: String = ids.iter().filter_map(|id| stream.push(*id).unwrap()).collect();
-        assert_eq!(pieces, plain);
+        assert_eq!(pieces + &stream.rest().unwrap(), plain);
     }
     assert_eq!((tokenizer.end_of_text(), tokenizer.token("<s>"), tokenizer.len()), (Some(1), Some(0), 300));
     let model = ModelConfig::from_folder(&folder("llama")).unwrap();
     let line = tokenizer.check(&model).unwrap_err().to_string();
     assert!(line.contains("300 tokens for a model of 96"), "{line}");
+}
+
+/// Tokens that are no text by themselves, as a model may give them.
+#[test]
+fn nothing_is_lost_where_bytes_are_no_text() {
+    let cases = [
+        // Each token is a whole character and the beginning of one that never ends.
+        (
+            r#"{"type": "ByteLevel"}"#,
+            ["aØ", "a", "Ã", "©"],
+            vec![0, 0, 0],
+            ["a", "\u{fffd}a", "\u{fffd}a"],
+            "\u{fffd}",
+        ),
+        // A character of two tokens; then half of one, and an end.
+        (r#"{"type": "ByteLevel"}"#, ["aØ", "a", "Ã", "©"], vec![2, 3, 2], ["", "é", ""], "\u{fffd}"),
+        // What a stray byte makes of the character before it, which was given.
+        (
+            r#"{"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]}"#,
+            ["<0xC3>", "<0xA9>", "<0xD8>", "b"],
+            vec![0, 1, 2, 3],
+            ["é", "", "\u{fffd}b"],
+            "",
+        ),
+    ];
+    for (decoder, vocabulary, tokens, pieces, rest) in cases {
+        let vocabulary: Vec<String> =
+            vocabulary.iter().enumerate().map(|(id, token)| format!("{token:?}: {id}")).collect();
+        let json = format!(
+            r#"{{"version": "1.0", "added_tokens": [], "decoder": {decoder},
+                "model": {{"type": "WordLevel", "vocab": {{{}}}, "unk_token": "a"}}}}"#,
+            vocabulary.join(", ")
+        );
+        let out = tempfile::tempdir().unwrap();
+        fs::write(out.path().join("tokenizer.json"), json).unwrap();
+        let tokenizer = Tokenizer::from_folder(out.path()).unwrap();
+        let mut stream = tokenizer.stream();
+        let got: Vec<String> =
+            tokens.iter().map(|token| stream.push(*token).unwrap().unwrap_or_default()).collect();
+        assert_eq!(got[got.len() - pieces.len()..], pieces);
+        assert_eq!(stream.rest().unwrap(), rest);
+    }
 }
 
 #[test]

@@ -56,7 +56,7 @@ impl Chat {
     fn any(messages: Value, tools: Option<Value>) -> std::result::Result<Self, String> {
         if messages.kind() != ValueKind::Seq {
             let kind = json_kind(&messages);
-            return Err(format!("expected is a text or a list of messages, and it is {kind}"));
+            return Err(format!("expected a text or a list of messages, got {kind}"));
         }
         let messages: Vec<Value> = messages.try_iter().map_err(|error| error.to_string())?.collect();
         for (place, message) in messages.iter().enumerate() {
@@ -107,12 +107,7 @@ impl Chat {
     ) -> Result<Self> {
         let messages: std::result::Result<Value, String> =
             serde_json::from_str(text).map_err(|error| error.to_string());
-        messages.and_then(|messages| new(messages, None)).map_err(|got| Error::Invalid {
-            what: "a conversation",
-            field: "the messages",
-            got,
-            help: "give a list of objects with `role` and `content`",
-        })
+        messages.and_then(|messages| new(messages, None)).map_err(Error::Conversation)
     }
 }
 
@@ -165,10 +160,10 @@ impl ChatTemplate {
     /// Files that cannot be read, and templates that are not Jinja's.
     pub fn from_folder(folder: &Path) -> Result<Option<Self>> {
         let (own, config) = (folder.join(FILE), folder.join(CONFIG));
-        let json: serde_json::Value = match config.exists() {
+        let json: serde_json::Map<String, serde_json::Value> = match config.exists() {
             true => serde_json::from_slice(&Error::read(&config)?)
                 .map_err(|error| Error::Format { path: config.clone(), problem: error.to_string() })?,
-            false => serde_json::Value::Null,
+            false => serde_json::Map::new(),
         };
         let (path, text) = if own.exists() {
             let text = String::from_utf8(Error::read(&own)?);
@@ -180,7 +175,7 @@ impl ChatTemplate {
         } else {
             return Ok(None);
         };
-        let special = json.as_object().into_iter().flatten().filter(|(name, _)| name.ends_with("_token"));
+        let special = json.iter().filter(|(name, _)| name.ends_with("_token"));
         let text_of = |value: &serde_json::Value| {
             Some(value.as_str().or_else(|| value.get("content")?.as_str())?.to_string())
         };
@@ -266,7 +261,7 @@ impl ChatTemplate {
 }
 
 /// The template of a configuration: one text, or several with names.
-fn of_config(json: &serde_json::Value) -> Option<&str> {
+fn of_config(json: &serde_json::Map<String, serde_json::Value>) -> Option<&str> {
     let template = json.get("chat_template")?;
     let named = |named: &&serde_json::Value| named.get("name").is_some_and(|name| name == "default");
     template.as_str().or_else(|| template.as_array()?.iter().find(named)?.get("template")?.as_str())
