@@ -65,7 +65,7 @@ fn option<'a>(command: &'a Command, key: &str) -> Result<&'a Arg, String> {
 }
 
 /// An option that is there or not.
-fn is_flag(option: &Arg) -> bool {
+pub(super) fn is_flag(option: &Arg) -> bool {
     matches!(option.get_action(), clap::ArgAction::SetTrue)
 }
 

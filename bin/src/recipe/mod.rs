@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::origin::{self, Recipe, origin};
 use crate::text::read_text;
 
-use entries::Entry;
+use entries::{Entry, is_flag};
 
 /// The option's name.
 const NAME: &str = "recipe";
@@ -106,10 +106,15 @@ impl Typed {
                 others.push(word.clone());
                 break;
             }
-            let option = long_name(word).and_then(|name| option_of(command, &name)?.get_long());
-            if option != Some(NAME) {
-                options.extend(option.map(str::to_string));
-                others.push(word.clone());
+            let option = long_name(word).and_then(|name| option_of(command, &name));
+            let long = option.and_then(Arg::get_long);
+            if long != Some(NAME) {
+                options.extend(long.map(str::to_string));
+                // What the recipe turns on can be turned off.
+                match option.is_some_and(is_flag) && word.as_bytes().ends_with(b"=false") {
+                    true => others.retain(|other| long_name(other).as_deref() != long),
+                    false => others.push(word.clone()),
+                }
                 continue;
             }
             let begin = "--recipe=".as_bytes();
@@ -162,6 +167,13 @@ mod tests {
             assert_eq!(found.options, HashSet::from(["steps".to_string(), "on".to_string()]));
             assert!(found.others.len() >= words.len() - 2, "{:?}", found.others);
         }
+    }
+
+    #[test]
+    fn a_flag_of_the_recipe_can_be_turned_off() {
+        let found = find(&["--recipe=a.toml", "--on", "--steps", "3", "--on=false"]).unwrap();
+        assert!(found.options.contains("on"));
+        assert_eq!(found.others, ["--steps", "3"]);
     }
 
     #[test]

@@ -68,6 +68,7 @@ fn a_recipe_is_as_if_it_were_typed_and_the_command_line_wins() {
     let recipe = format!("--recipe={path}");
     // Underscores as everywhere; ranks have the same options.
     assert_eq!(losses_of(&["--batch_size", "4", &recipe, "--steps", "3", "--world-size=1"]).len(), 3);
+    assert_eq!(losses_of(&[&recipe, "--no-shuffle=false", "--world-size=1"]), typed("4", &[]));
 }
 
 #[test]
