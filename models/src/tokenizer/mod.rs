@@ -16,7 +16,7 @@ use made::{byte_alphabet, description};
 pub use stream::TextStream;
 
 pub(crate) const FILE: &str = "tokenizer.json";
-const CONFIG: &str = "tokenizer_config.json";
+pub(crate) const CONFIG: &str = "tokenizer_config.json";
 
 /// What ends a text for tokenizers that are made here.
 const END: &str = "<|endoftext|>";
@@ -108,15 +108,8 @@ impl Tokenizer {
 
     /// What the folder says that ends a text.
     fn end_of(&self, folder: &Path) -> Result<Option<u32>> {
-        let path = folder.join(CONFIG);
-        if !path.exists() {
-            return Ok(None);
-        }
-        let bytes = Error::read(&path)?;
-        let json: Map<String, Value> = serde_json::from_slice(&bytes)
-            .map_err(|error| Error::Format { path, problem: error.to_string() })?;
-        let token =
-            json.get("eos_token").and_then(|token| token.as_str().or_else(|| token.get("content")?.as_str()));
+        let config = read_config(folder)?;
+        let token = config.get("eos_token").and_then(text_of_token);
         Ok(token.and_then(|token| self.inner.token_to_id(token)))
     }
 
@@ -263,6 +256,21 @@ impl fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Tokenizer({} tokens)", self.len())
     }
+}
+
+/// A folder's `tokenizer_config.json`; nothing where there is none.
+pub(crate) fn read_config(folder: &Path) -> Result<Map<String, Value>> {
+    let path = folder.join(CONFIG);
+    if !path.exists() {
+        return Ok(Map::new());
+    }
+    serde_json::from_slice(&Error::read(&path)?)
+        .map_err(|error| Error::Format { path, problem: error.to_string() })
+}
+
+/// A special token, as that file has it: its text, or an object with it.
+pub(crate) fn text_of_token(token: &Value) -> Option<&str> {
+    token.as_str().or_else(|| token.get("content")?.as_str())
 }
 
 fn failed(error: &(dyn std::error::Error + Send + Sync)) -> Error {

@@ -138,6 +138,10 @@ fn files_are_interleaved_and_weighted() {
         let line = Rows::new(vec![(fixture.counting("a", 0, 9), weight)], 2).unwrap_err().to_string();
         assert!(line.contains("takes a row at least"), "{line}");
     }
+    for weight in [2e9, 1e15] {
+        let line = Rows::new(vec![(fixture.counting("a", 0, 9), weight)], 2).unwrap_err().to_string();
+        assert!(line.contains("give smaller weights, or longer rows"), "{line}");
+    }
 }
 
 #[test]

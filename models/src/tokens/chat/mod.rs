@@ -13,12 +13,12 @@ use minijinja::value::ValueKind;
 use minijinja::{Environment, Value, context};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
+use crate::tokenizer::{CONFIG, read_config, text_of_token};
 use crate::{Error, Result, Tokenizer};
 
 use generation::{BEGIN, END};
 
 const FILE: &str = "chat_template.jinja";
-const CONFIG: &str = "tokenizer_config.json";
 const NAME: &str = "chat_template";
 /// What a template may do for one conversation: some ten million steps, about a second.
 const FUEL: u64 = 20_000_000;
@@ -160,11 +160,7 @@ impl ChatTemplate {
     /// Files that cannot be read, and templates that are not Jinja's.
     pub fn from_folder(folder: &Path) -> Result<Option<Self>> {
         let (own, config) = (folder.join(FILE), folder.join(CONFIG));
-        let json: serde_json::Map<String, serde_json::Value> = match config.exists() {
-            true => serde_json::from_slice(&Error::read(&config)?)
-                .map_err(|error| Error::Format { path: config.clone(), problem: error.to_string() })?,
-            false => serde_json::Map::new(),
-        };
+        let json = read_config(folder)?;
         let (path, text) = if own.exists() {
             let text = String::from_utf8(Error::read(&own)?);
             let text =
@@ -176,10 +172,9 @@ impl ChatTemplate {
             return Ok(None);
         };
         let special = json.iter().filter(|(name, _)| name.ends_with("_token"));
-        let text_of = |value: &serde_json::Value| {
-            Some(value.as_str().or_else(|| value.get("content")?.as_str())?.to_string())
-        };
-        let special = special.filter_map(|(name, value)| Some((name.clone(), text_of(value)?))).collect();
+        let special =
+            special.filter_map(|(name, value)| Some((name.clone(), text_of_token(value)?.to_string())));
+        let special = special.collect();
         Self::new(&text, special, path).map(Some)
     }
 
